@@ -6,7 +6,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # Code that touches torch has to work on the oldest supported torch; other rooms do not depend on its version.
 OLDEST_TESTS := $(foreach room,frameworks gpu launch rank record world,tests/unit/$(room)) tests/unit/test_importing.py \
 	tests/unit/test_package.py tests/unit/test_patch.py \
-	$(foreach name,examples measured_path profiler,tests/integration/test_$(name).py)
+	$(foreach name,compiled_programs examples measured_path profiler,tests/integration/test_$(name).py)
 # What `make torch` adds: the value contract, replay exactness, compiled graphs, and that recording changes nothing.
 TORCH_TESTS := $(OLDEST_TESTS) $(foreach name,compiled recording_changes_nothing replay_exact values values_agree values_in_training, \
 	tests/integration/test_$(name).py)
@@ -27,7 +27,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery gpu calibrate oldest torch python matrix dist clean
+.PHONY: help setup demo test test-long test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery gpu calibrate oldest torch python matrix dist clean
 .PHONY: frameworks clients clients-new clients-fast test-page plotly
 
 help: ## list the targets
@@ -62,6 +62,9 @@ test-page: ## the pages' JavaScript, by node's own test runner
 
 mutants: setup ## change one thing at a time in rooms that compute figures: do their unit tests notice? ARGS=--sample 500
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+nightly: frameworks ## what takes too long for CI: other torches and Pythons, poisoned memory, fuzzers, mutants; ONLY=text chooses
+	$(BIN)/python -m tests.nightly --torches '$(TORCHES)' --pythons '$(PYTHONS)' --only '$(ONLY)'
 
 lint: setup $(if $(NPM),node_modules/.installed)
 	$(BIN)/ruff check .

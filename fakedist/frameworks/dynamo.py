@@ -3,7 +3,7 @@
 A call on a C++ group breaks the graph and runs uncompiled. Dynamo would trace into a Python group, with every tape and
 value behind it. Two things keep it out, and neither adds any cost to a call: Dynamo's list of files to skip, and a mark
 on each of our functions. Without the mark, Dynamo compiles a frame of ours that starts between two graphs of the
-script. Below a call on a group, nothing at all is compiled.
+script. Below our functions nothing at all is compiled, except where they run the script's own.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ import torch
 from fakedist.patch import present
 
 _PACKAGE = Path(__file__).parent.parent
-#: Packages that a script calls. The recorder's is not one of them: Dynamo looks into its module hooks to see that they
-#: do nothing in a graph. If they were skipped, it would break the graph at each hook.
+#: Packages that a script calls. The recorder's is not one of them: its global hooks are hidden from Dynamo, but Dynamo
+#: looks into the call of a module with ``module.compile()``, to see that it does nothing in a graph.
 _CALLED = ("world", "frameworks", "gpu")
-_WORLD = (f"{_PACKAGE.name}.world.", f"{_PACKAGE.name}.frameworks.")
+#: Modules whose functions run the script's own: backwards, modules that it compiled, operations of tensor subclasses.
+_RUN_THE_SCRIPTS = tuple(
+    f"{_PACKAGE.name}.{name}"
+    for name in ("record.dispatch", "record.hooks", "record.unseen", "record.compiled", "gpu.extension_calls")
+)
 
 
 def nothing_of_ours(module: ModuleType) -> dict[str, object]:
@@ -32,11 +36,11 @@ def nothing_of_ours(module: ModuleType) -> dict[str, object]:
 
 
 def _mark_frames() -> None:
-    """Run frames of our functions uncompiled; below the world's functions, everything they call too."""
+    """Run frames of our functions uncompiled, and everything that they call, unless they run the script's own code."""
     dynamo = torch._C._dynamo.eval_frame
     action = dynamo._FrameAction
     for code, name in codes_of_ours():
-        below = action.SKIP if name.startswith(_WORLD) else action.DEFAULT  # the recorder runs custom operators
+        below = action.DEFAULT if name in _RUN_THE_SCRIPTS else action.SKIP
         dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, below))
 
 

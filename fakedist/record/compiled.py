@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
@@ -59,7 +58,6 @@ def compiled_graphs(graph: Around, watched: Watched) -> Iterator[None]:
         if _OUTPUT_CODE in sys.modules:
             watch()
         undo.enter_context(patched(torch, "compile", compile_))
-        undo.enter_context(_own_hooks_are_no_news())
         yield
 
 
@@ -75,16 +73,3 @@ def _inductor_graphs(graph: Around) -> Iterator[None]:
 
     with patched(output_code.CompiledFxGraph, "__call__", call):
         yield
-
-
-@contextmanager
-def _own_hooks_are_no_news() -> Iterator[None]:
-    """Suppress torch's warning about global module hooks. They are the recorder's, which stay out of graphs."""
-    before = warnings.filters[:]
-    warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
-    ours = warnings.filters[0]
-    try:
-        yield
-    finally:
-        if ours not in before and ours in warnings.filters:
-            warnings.filters.remove(ours)  # type: ignore[attr-defined, unused-ignore]

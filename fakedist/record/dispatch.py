@@ -18,6 +18,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import torch
@@ -236,18 +237,20 @@ class _Beneath(TorchDispatchMode):
         if is_tracing():
             # DTensor asks a FakeTensorMode for shapes. That mode is below this one whenever it was entered, so pass on.
             return func(*args, **(kwargs or {}))
-        if is_followed():
-            return self._below_torchs_own(func, args, kwargs or {})
-        if isinstance(func, HigherOrderOperator):
-            return self._run_higher_order(func, args, kwargs or {})
+        if is_followed() or isinstance(func, HigherOrderOperator):
+            return self._as_without_modes(func, args, kwargs or {})
         if types and any(t.__torch_dispatch__ is not _PLAIN for t in types):
             return NotImplemented
         return self._run(func, args, kwargs or {})
 
-    def _below_torchs_own(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """Run one operation after torch's own modes, such as ``make_fx``, which are below this one and record it.
+    @staticmethod
+    def _as_without_modes(
+        func: OpOverload | HigherOrderOperator, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        """Run one operation by the key, as where no mode is active.
 
-        What they leave of it reaches the function as if no mode were active.
+        Torch's own modes that record operations, such as ``make_fx``, are below this one. What they leave of it comes
+        by the key. An operator that runs operators is none itself: those inside come by the key.
         """
         key = _unused_key()
         torch._C._dispatch_tls_set_dispatch_key_included(key, True)
@@ -256,25 +259,13 @@ class _Beneath(TorchDispatchMode):
         finally:
             torch._C._dispatch_tls_set_dispatch_key_included(key, False)
 
-    def _run_higher_order(
-        self, func: HigherOrderOperator, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
-        """Run an operator that runs operators. Only those inside count as operations.
-
-        This is ``torch._ops.HigherOrderOperator.__call__`` without its first step, which would come back here.
-        """
-        key = _ops._compute_keyset(args, kwargs, func.non_fallthrough_keys).highestPriorityTypeId()
-        if key == _PYTHON:
-            return func(*args, **kwargs)
-        with self:
-            return func.dispatch(key, *args, **kwargs)
-
 
 @contextmanager
 def _beneath_others(beneath: _Beneath, key: DispatchKey) -> Iterator[None]:
     """While a thread with the key is in a mode of other code, keep ``beneath`` beneath it and the key off."""
     is_on, switch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_tls_set_dispatch_key_included
     threads = threading.local()
+    needs_table = not hasattr(TorchDispatchMode, "supports_higher_order_operators")  # before torch 2.9
 
     def enter_(mode: TorchDispatchMode) -> object:
         entered = threads.__dict__.setdefault("entered", [])
@@ -282,6 +273,8 @@ def _beneath_others(beneath: _Beneath, key: DispatchKey) -> Iterator[None]:
         entered.append(first)
         if first:
             switch(key, False)
+            if needs_table:
+                _allow_in_higher_order_operators()
             enter(beneath)
         return enter(mode)
 
@@ -312,15 +305,33 @@ def _unused_key() -> DispatchKey:
 def _higher_order_operators_without(key: DispatchKey) -> Iterator[None]:
     """Hide our key from higher-order operators. They choose their kernel in Python, where the key has none.
 
+    Each keeps the keys that it has a kernel for. Nothing is patched that Dynamo would trace.
+
     Raises:
         RecordingError: In this version of torch they choose it in another way.
     """
-
-    def compute_keyset(*args: object) -> object:
-        return original(*args).remove(key)
-
-    with patched(_ops, "_compute_keyset", compute_keyset) as original:
+    passed_by = present(_ops, "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS")
+    operators = present(_ops, "_higher_order_ops")
+    passed_by.append(key)  # for those that are yet to be made
+    for operator_ in operators.values():
+        operator_.fallthrough(key)
+    try:
         yield
+    finally:
+        passed_by.remove(key)
+        for operator_ in operators.values():
+            operator_.non_fallthrough_keys = operator_.non_fallthrough_keys.add(key)
+
+
+def _allow_in_higher_order_operators() -> None:
+    """Have higher-order operators of torch 2.8 come to ``_Beneath``. They look each mode up in a table of their own."""
+    for operator_ in present(_ops, "_higher_order_ops").values():
+        if _Beneath not in operator_.python_key_table:
+            operator_.python_key_table[_Beneath] = partial(_run_by_mode, operator_)
+
+
+def _run_by_mode(operator_: HigherOrderOperator, mode: _Beneath, *args: object, **kwargs: object) -> object:
+    return mode.__torch_dispatch__(cast(OpOverload, operator_), (), args, kwargs)
 
 
 @contextmanager

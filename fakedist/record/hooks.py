@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
 
 from fakedist.patch import patched, present
+from fakedist.record.unseen import Unseen
 
 _ENGINE = "_execution_engine"
 
@@ -42,11 +43,11 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
 
 @contextmanager
 def module_hooks(
-    begins: Callable[[nn.Module, tuple[object, ...]], None], ended: Callable[[nn.Module], None]
+    begins: Callable[[nn.Module, tuple[object, ...]], None], ended: Callable[[nn.Module], None], unseen: Unseen
 ) -> Iterator[None]:
     """Call ``begins`` (with the positional arguments) before and ``ended`` after every forward, even one that raises.
 
-    ``torch.compile`` traces hooks with the modules. These hooks are empty to it, so that it compiles the same graphs.
+    ``torch.compile`` does not see these hooks, so that it compiles the same graphs, which do not call them.
     ``module.compile()`` compiles the hooks with the module, so its calls are reported from outside the compiled code.
     """
     watching = True
@@ -74,22 +75,23 @@ def module_hooks(
 
         module._compiled_call_impl = call
 
-    before = nn_module.register_module_forward_pre_hook(before_forward)
-    after = nn_module.register_module_forward_hook(after_forward, always_call=True)
+    remove_before = unseen.add(nn_module.register_module_forward_pre_hook(before_forward))
+    remove_after = unseen.add(nn_module.register_module_forward_hook(after_forward, always_call=True))
     try:
         with patched(nn.Module, "compile", compile_) as original:
             yield
     finally:
         watching = False
-        before.remove()
-        after.remove()
+        remove_before()
+        remove_after()
 
 
 @contextmanager
-def backward_hook(backward: Callable[[object, bool], AbstractContextManager[None]]) -> Iterator[None]:
-    """Wrap every run of the autograd engine that Python starts in ``backward(outputs, creates_graph)``.
+def backward_hook(begins: Callable[[bool], bool], ended: Callable[[], None]) -> Iterator[None]:
+    """Call ``begins(creates_graph)`` before and ``ended`` after every run of the autograd engine that Python starts.
 
-    The hook is on the engine itself, because some callers (Megatron) bypass ``torch.autograd``.
+    ``ended`` is not called for a run of which ``begins`` returns False. The hook is on the engine itself, because some
+    callers (Megatron) bypass ``torch.autograd``.
     """
     engine: Any = type(present(Variable, _ENGINE))  # a class that only this torch knows
 
@@ -105,8 +107,12 @@ def backward_hook(backward: Callable[[object, bool], AbstractContextManager[None
             *args: object,
             **kwargs: object,
         ) -> object:
-            with backward(tensors, create_graph):
+            reported = begins(create_graph)
+            try:
                 return super().run_backward(tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs)
+            finally:
+                if reported:
+                    ended()
 
     with patched(Variable, _ENGINE, WatchedEngine()):
         yield
@@ -114,16 +120,23 @@ def backward_hook(backward: Callable[[object, bool], AbstractContextManager[None
 
 @contextmanager
 def optimizer_hooks(
-    begins: Callable[[torch.optim.Optimizer], None], ended: Callable[[torch.optim.Optimizer], None]
+    begins: Callable[[torch.optim.Optimizer], None], ended: Callable[[torch.optim.Optimizer], None], unseen: Unseen
 ) -> Iterator[None]:
     """Call ``begins`` before and ``ended`` after every ``optimizer.step()``. A step that raises skips ``ended``."""
-    before = torch_optimizer.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: begins(optimizer))
-    after = torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: ended(optimizer))
-    try:
+
+    def before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if not unseen.is_reported(optimizer):
+            begins(optimizer)
+
+    def after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if not unseen.is_reported(optimizer):
+            ended(optimizer)
+
+    with ExitStack() as stack:
+        stack.callback(unseen.add(torch_optimizer.register_optimizer_step_pre_hook(before_step)))
+        stack.callback(unseen.add(torch_optimizer.register_optimizer_step_post_hook(after_step)))
+        stack.enter_context(unseen.from_dynamo(begins, ended))
         yield
-    finally:
-        before.remove()
-        after.remove()
 
 
 FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"

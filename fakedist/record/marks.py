@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from fakedist.record.marker import WHAT_BITS, Marker, PythonMarker, What
 from fakedist.record.module_names import OUTSIDE, LayerTable, modules_of
 from fakedist.record.pieces import PLAIN, Piece, device_pieces
 from fakedist.record.position import Position
+from fakedist.record.unseen import put_back, take
 from fakedist.run.memory_records import MarksRecord
 from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
@@ -186,6 +187,23 @@ class Marks:
         else:
             return known[1]
         return layer
+
+    def compiled_backward(self) -> Callable[[], None]:
+        """A backward begins that torch compiles with the hooks of its parameters: take ours off.
+
+        Returns a function to call when it has ended. It marks the gradients.
+        """
+        taken = take(self._handles)
+
+        def ended() -> None:
+            put_back(taken)
+            for known, layer in list(self._owners.values()):
+                parameter = known()
+                if parameter is not None and parameter.grad is not None:
+                    self._where_it_is(parameter, layer)
+            self._flush()
+
+        return ended
 
     def _watch(self, parameter: torch.Tensor) -> None:
         """Watch a tensor without a module. If a backward adds a gradient to it, it is a parameter and not a copy."""

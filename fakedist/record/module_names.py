@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
+from fakedist.record.unseen import Unseen
 from fakedist.run.rows import LayerRow
 
 #: Attributes in which torch.compile, activation checkpointing and FSDP1 keep what they wrap. DDP's is "module".
@@ -232,11 +233,14 @@ def _named(root: nn.Module, name: str = "", path: tuple[int, ...] = ()) -> Itera
 
 
 @contextmanager
-def remember_parents(table: LayerTable, in_forward: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def remember_parents(
+    table: LayerTable, in_forward: Callable[[], bool] = lambda: False, unseen: Unseen | None = None
+) -> Iterator[None]:
     """Report every registered module to ``table``, so that names are known before the model first runs.
 
     Args:
         table: Receives them, and the modules that get their parts inside a forward.
+        unseen: Hides the hooks from Dynamo. By default they are not hidden.
         in_forward: Whether a module's forward is running.
     """
 
@@ -249,8 +253,9 @@ def remember_parents(table: LayerTable, in_forward: Callable[[], bool] = lambda:
         if not torch.compiler.is_compiling() and in_forward():
             table.remember_made(module)
 
+    unseen = unseen or Unseen()
     with ExitStack() as stack:
-        stack.callback(nn_module.register_module_module_registration_hook(registered).remove)
-        stack.callback(nn_module.register_module_parameter_registration_hook(got_a_part).remove)
-        stack.callback(nn_module.register_module_buffer_registration_hook(got_a_part).remove)
+        stack.callback(unseen.add(nn_module.register_module_module_registration_hook(registered)))
+        stack.callback(unseen.add(nn_module.register_module_parameter_registration_hook(got_a_part)))
+        stack.callback(unseen.add(nn_module.register_module_buffer_registration_hook(got_a_part)))
         yield

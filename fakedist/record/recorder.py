@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Literal
 
@@ -41,6 +41,7 @@ from fakedist.record.timed_step.later_step import LaterStep
 from fakedist.record.timed_step.recorded_step import RecordedStep
 from fakedist.record.timed_step.tracer import OperationTracer, Tracer
 from fakedist.record.training import Training
+from fakedist.record.unseen import Unseen, compiles_backwards
 from fakedist.run import notes
 from fakedist.run.memory_records import FailedRequestRecord
 from fakedist.run.outcome import Ending
@@ -131,6 +132,7 @@ class Recorder:
         self._drain = Drain(journal, self._position, sources, progress or (lambda phase, step, allocated_bytes: None))
         self._scanned: set[int] = set()
         self._watches_fsdp = False
+        self._backwards: list[Callable[[], None] | None] = []
 
     def __enter__(self) -> Recorder:
         global _active
@@ -141,10 +143,11 @@ class Recorder:
             memory.enter_context(allocator_history(self._history))
             memory.callback(self._marks.close)
             self._observe_failures = stack.enter_context(out_of_memory_observer(self._out_of_memory))
-            stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE))
-            stack.enter_context(module_hooks(self._module_begins, self._module_ended))
-            stack.enter_context(backward_hook(self._backward))
-            stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
+            unseen = Unseen()
+            stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
+            stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
+            stack.enter_context(backward_hook(self._backward_begins, self._backward_ended))
+            stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
             stack.enter_context(self._recorded_step.watching())
             stack.enter_context(self._later_step.watching())
@@ -284,18 +287,20 @@ class Recorder:
         if self._records:
             self._marks.parameter(parameter, self._layers.layer(module))
 
-    @contextmanager
-    def _backward(self, outputs: object, creates_graph: bool) -> Iterator[None]:
+    def _backward_begins(self, creates_graph: bool) -> bool:
         if is_tracing():
-            yield
-            return
+            return False
         if not self._position.in_backward():
             self._training.backward()
         self._position.backward_begins(creates_graph)
-        try:
-            yield
-        finally:
-            self._position.backward_ended()
+        is_compiled = self._records and compiles_backwards()
+        self._backwards.append(self._marks.compiled_backward() if is_compiled else None)
+        return True
+
+    def _backward_ended(self) -> None:
+        self._position.backward_ended()
+        if (compiled := self._backwards.pop()) is not None:
+            compiled()
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         self._training.optimizer_begins(optimizer)

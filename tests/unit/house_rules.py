@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "world": ("run", "patch", "frames"),
     "frameworks": ("world", "patch", "importing"),
     "gpu": ("run", "patch", "frames", "importing", "own_memory"),
-    "record": ("run", "frameworks", "patch", "frames", "own_memory"),
+    "record": ("run", "frameworks", "patch", "frames", "importing", "own_memory"),
     "nccl": ("run",),
     "time": ("run", "nccl"),
     "analysis": ("run", "nccl", "time"),

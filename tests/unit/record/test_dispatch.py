@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -179,6 +180,66 @@ def test_selective_checkpointing_works_and_is_seen() -> None:
         result.sum().backward()
     assert names.count("mm") == 3  # forward and two gradients; it is not computed again
     assert names.count("sin") == 2
+
+
+class _Passes(TorchDispatchMode):
+    """A mode that changes nothing, and passes higher-order operators on."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Twice(HigherOrderOperator):
+    """An operator that runs one, as ``cond`` does."""
+
+    def __init__(self) -> None:
+        super().__init__("fakedist_test_twice")
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return super().__call__(x)
+
+
+def _twice() -> _Twice:
+    operator = _Twice()
+
+    @operator.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)
+    def dense(x: torch.Tensor) -> torch.Tensor:
+        assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+        return x.sin().cos()
+
+    operator.py_impl(_Passes)(lambda mode, x: operator(x))
+    operator.py_autograd_impl(lambda x: x.sin().cos())
+    return operator
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+@pytest.mark.parametrize("under_a_mode", [False, True])
+def test_higher_order_operators_run_as_without_us_and_those_inside_are_seen(
+    made_before: bool, under_a_mode: bool
+) -> None:
+    operator = _twice() if made_before else None
+    with seen() as names:
+        operator = operator or _twice()
+        with _Passes() if under_a_mode else nullcontext():
+            operator(torch.ones(2))
+        assert names[-2:] == ["sin", "cos"]
+    assert torch._C._dispatch_keyset_full().has(_KEY) == operator.non_fallthrough_keys.has(_KEY)
+
+
+def test_nothing_that_dynamo_would_trace_is_replaced() -> None:
+    before = (
+        torch._ops._compute_keyset,
+        torch._ops.HigherOrderOperator.__call__,
+        torch._ops.HigherOrderOperator.dispatch,
+    )
+    with seen():
+        assert before == (
+            torch._ops._compute_keyset,
+            torch._ops.HigherOrderOperator.__call__,
+            torch._ops.HigherOrderOperator.dispatch,
+        )
 
 
 def test_shapes_alone_are_not_seen() -> None:

@@ -10,6 +10,7 @@ from fakedist.record.hooks import backward_hook, module_hooks, optimizer_hooks
 from fakedist.record.module_names import LayerTable
 from fakedist.record.operations import Operations
 from fakedist.record.position import Position
+from fakedist.record.unseen import Unseen
 
 Where = tuple[str, str, bool]
 
@@ -30,10 +31,11 @@ class Watch:
     @contextmanager
     def on(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(module_hooks(self._begins, self._ended))
-            stack.enter_context(backward_hook(self._backward))
+            position, unseen = self.position, Unseen()
+            stack.enter_context(module_hooks(self._begins, self._ended, unseen))
+            stack.enter_context(backward_hook(self._backward_begins, position.backward_ended))
             stack.enter_context(
-                optimizer_hooks(lambda o: self.position.optimizer_begins(), lambda o: self.position.optimizer_ended())
+                optimizer_hooks(lambda o: position.optimizer_begins(), lambda o: position.optimizer_ended(), unseen)
             )
             stack.enter_context(self.operations)
             yield
@@ -46,13 +48,9 @@ class Watch:
     def _ended(self, module: nn.Module) -> None:
         self.position.module_ended(self.layers.layer(module))
 
-    @contextmanager
-    def _backward(self, outputs: object, creates_graph: bool) -> Iterator[None]:
+    def _backward_begins(self, creates_graph: bool) -> bool:
         self.position.backward_begins(creates_graph)
-        try:
-            yield
-        finally:
-            self.position.backward_ended()
+        return True
 
     def where(self, operation: str) -> list[Where]:
         """(phase, layer, recompute) of each run of an operation, in order."""
