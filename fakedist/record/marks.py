@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from fakedist.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.marker import WHAT_BITS, Marker, PythonMarker, What
 from fakedist.record.module_names import OUTSIDE, LayerTable, modules_of
-from fakedist.record.pieces import PLAIN, Piece, device_pieces
+from fakedist.record.pieces import PLAIN, Piece, device_pieces, inside_transforms
 from fakedist.record.position import Position
 from fakedist.run.memory_records import MarksRecord
 from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
@@ -159,10 +160,12 @@ class Marks:
 
     def _module(self, module: nn.Module, layer: int) -> None:
         for parameter in module._parameters.values():
-            if parameter is not None:
+            if parameter is not None and not is_lazy(parameter):
+                parameter = inside_transforms(parameter)
                 self._where_it_is(parameter, self._owned(parameter, layer))
         for buffer in module._buffers.values():
-            self._want(buffer, What.PARAMETER, layer)
+            if buffer is not None and not is_lazy(buffer):
+                self._want(inside_transforms(buffer), What.PARAMETER, layer)
         for copy in module.__dict__.get(transformer_engine.COPIES, {}).values():
             # Not always a tensor: inside a module Transformer Engine keeps only the parts of one.
             for tensor in (copy,) if isinstance(copy, torch.Tensor) else vars(copy).values():

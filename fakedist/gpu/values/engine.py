@@ -219,6 +219,8 @@ class ValueEngine:
                 if isinstance(value, torch.Tensor):
                     if value.layout is not torch.strided or value.is_nested:
                         return operator.func(*args, **kwargs)
+                    if value._is_zerotensor():
+                        return self._inside.run(operator, args, kwargs)
                     if value.nbytes > LIMIT_BYTES and is_large(value):
                         return self._not_computed(operator, args, kwargs)
                 elif isinstance(value, (list, tuple)) and _any_large(value):

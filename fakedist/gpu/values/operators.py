@@ -18,6 +18,7 @@ _LIKE = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "ran
 _LIKE |= {"new_zeros", "new_ones", "new_full"}
 #: These return memory that holds nothing yet, or move a tensor's memory. Nothing is computed.
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"}
+_EMPTY |= {"_efficientzerotensor", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "empty_quantized"}
 #: How the names of operators on lists of tensors begin.
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")
 #: These compute nothing and run no operations: the profiler's marks, and the wait for a collective and its wrapper.
