@@ -126,6 +126,21 @@ def optimizer_hooks(
         after.remove()
 
 
+@contextmanager
+def tensor_swaps(released: Callable[[torch.Tensor, torch.Tensor], AbstractContextManager[None]]) -> Iterator[None]:
+    """Swap the contents of two tensors in ``released(first, second)``: ``swap_tensors`` refuses weak references.
+
+    ``nn.Module.to()`` swaps if the parameters are DTensors.
+    """
+
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        with released(t1, t2):
+            original(t1, t2)
+
+    with patched(torch.utils, "swap_tensors", swap_tensors) as original:
+        yield
+
+
 FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -200,6 +201,28 @@ class Marks:
     def _is_parameter(self, parameter: torch.Tensor) -> None:
         if self.owner(parameter) == KEEP_LAYER:
             self.parameter(parameter, OUTSIDE)
+
+    @contextmanager
+    def released(self, *tensors: torch.Tensor) -> Iterator[None]:
+        """Hold no weak reference to these tensors while their contents are swapped. Then their gradients' hooks are
+        gone, too: those went with the contents.
+        """
+        layers = [self._forget(tensor) for tensor in tensors]
+        watched = [self._watched.pop(id(tensor), None) is not None for tensor in tensors]
+        try:
+            yield
+        finally:
+            for tensor, layer, was_watched in zip(tensors, layers, watched, strict=True):
+                if layer != KEEP_LAYER:
+                    self._owned(tensor, layer)
+                elif was_watched:
+                    self._watch(tensor)
+
+    def _forget(self, tensor: torch.Tensor) -> int:
+        """The layer that owned a tensor, which none does any more; ``KEEP_LAYER`` if none did."""
+        layer = self.owner(tensor)
+        self._owners.pop(id(tensor), None)
+        return layer
 
     def owner(self, parameter: torch.Tensor | None) -> int:
         """The layer that owns a parameter, or ``KEEP_LAYER`` if none is known."""
