@@ -158,6 +158,10 @@ class Rank:
                     self._write_without_torch(ending, line)
             except JournalFailed as error:
                 self.give_up(error)
+            except Exception as error:  # else the script's exit code would be blamed
+                traceback.print_exc()
+                said = f"{type(error).__name__} while the recording was closed: {error}"
+                _tell_error(self._teller, said, "this is a bug in fakedist", before_start=False)
             else:
                 self._teller.tell(Ended(ending.outcome, ending.code or 0, ending.message, line))
 

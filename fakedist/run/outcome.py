@@ -19,6 +19,8 @@ class Outcome(StrEnum):
     EXIT = "exit"
     #: The script raised an error.
     EXCEPTION = "exception"
+    #: fakedist itself failed in the midst of the script, which is not to blame.
+    FAULT = "fakedist_failed"
     #: The rank does not fit the GPU.
     OUT_OF_MEMORY = "out_of_memory"
     #: Ctrl-C or SIGTERM.
