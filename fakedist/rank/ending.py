@@ -196,6 +196,45 @@ def watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
 
 
 @contextmanager
+def watched_signals(sends: Callable[[int], None]) -> Iterator[None]:
+    """Call ``sends(number)`` before the script sends a signal to this process or its group."""
+    own = os.getpid()
+
+    def is_here(process: int) -> bool:
+        return os.getpid() == own and process in (own, 0, -1, -os.getpgrp())
+
+    def kill(pid: int, signum: int, /) -> None:
+        if is_here(pid):
+            sends(signum)
+        original_kill(pid, signum)
+
+    def killpg(pgid: int, signum: int, /) -> None:
+        if is_here(-pgid):
+            sends(signum)
+        original_killpg(pgid, signum)
+
+    def raise_signal(signum: int, /) -> None:
+        sends(signum)
+        original_raise(signum)
+
+    def abort() -> NoReturn:
+        sends(signal.SIGABRT)
+        original_abort()
+
+    original_kill, original_killpg, original_abort, original_raise = os.kill, os.killpg, os.abort, signal.raise_signal
+    os.kill, os.killpg, os.abort, signal.raise_signal = kill, killpg, abort, raise_signal
+    try:
+        yield
+    finally:
+        os.kill, os.killpg, os.abort, signal.raise_signal = (
+            original_kill,
+            original_killpg,
+            original_abort,
+            original_raise,
+        )
+
+
+@contextmanager
 def quiet_stop_in_threads(stopped: Callable[[], None], failed: type[BaseException]) -> Iterator[None]:
     """Suppress the traceback of a training thread that was stopped, or that an error of type ``failed`` ended.
 

@@ -39,6 +39,12 @@ _BY_ITSELF = (Outcome.FINISHED, Outcome.EXIT)
 _OF_THE_SCRIPT = (Outcome.EXCEPTION, Outcome.EXIT, Outcome.TIMEOUT, Outcome.KILLED)
 
 
+#: What follows the name of a signal that the script sent to its own process.
+BY_ITSELF = ", which it sent itself"
+#: Signals by which limits of memory, time and files end a process.
+_OF_LIMITS = ("by SIGKILL", "by SIGXCPU", "by SIGXFSZ")
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How the rank ended.
@@ -62,6 +68,13 @@ class Ending:
     def ended_well(self) -> bool:
         """Whether the script ended without an error: at its end, after its last step, or by an exit with code 0."""
         return self.outcome in (Outcome.FINISHED, Outcome.STOPPED) or (self.outcome is Outcome.EXIT and self.code == 0)
+
+    @property
+    def is_accident(self) -> bool:
+        """Whether a signal killed it that neither it nor a limit had sent: it may end well the next time."""
+        if self.outcome is not Outcome.KILLED or self.message.startswith(_OF_LIMITS):
+            return False
+        return self.message.startswith("by SIG") and not self.message.endswith(BY_ITSELF)
 
     @property
     def failed(self) -> bool:

@@ -139,3 +139,23 @@ def test_an_error_at_a_frame_of_ours_is_our_fault_unless_it_is_raised_or_passed_
 def test_errors_that_say_what_to_do_are_no_faults() -> None:
     assert ending.fault_of(WorldError("it waits", "--rank 0")) == ""
     assert ending.fault_of(MemoryError()) == ""
+
+
+def test_signals_to_this_process_are_seen_before_they_are_sent_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, int]] = []
+    for owner, name in ((os, "kill"), (os, "killpg"), (os, "abort"), (signal, "raise_signal")):
+        monkeypatch.setattr(owner, name, lambda *args, name=name: sent.append((name, 0)))
+    originals = (os.kill, os.killpg, os.abort, signal.raise_signal)
+    with ending.watched_signals(lambda number: sent.append(("seen", number))):
+        os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getppid(), signal.SIGTERM)
+        os.killpg(os.getpgrp(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGBUS)
+        os.abort()
+    assert sent == [
+        *(("seen", signal.SIGSEGV), ("kill", 0), ("kill", 0)),
+        *(("seen", signal.SIGTERM), ("killpg", 0)),
+        *(("seen", signal.SIGBUS), ("raise_signal", 0)),
+        *(("seen", signal.SIGABRT), ("abort", 0)),
+    ]
+    assert (os.kill, os.killpg, os.abort, signal.raise_signal) == originals
