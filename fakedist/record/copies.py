@@ -135,7 +135,8 @@ def _shapes(module: nn.Module) -> Shapes:
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(nn.Module.named_parameters(module)), **dict(nn.Module.named_buffers(module))}
+    named = {**dict(nn.Module.named_parameters(module)), **dict(nn.Module.named_buffers(module))}
+    return {name: tensor for name, tensor in named.items() if not is_lazy(tensor)}
 
 
 def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:

@@ -40,6 +40,19 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
         watching = False
 
 
+class _beside_trace:  # noqa: N801 (a generator would cost every module 2 us)
+    """While ``torch.jit.trace`` runs a model, keep what we ask of tensors out of the graph that it writes."""
+
+    def __enter__(self) -> None:
+        self._state = torch._C._get_tracing_state()
+        if self._state is not None:
+            torch._C._set_tracing_state(None)
+
+    def __exit__(self, *_: object) -> None:
+        if self._state is not None:
+            torch._C._set_tracing_state(self._state)
+
+
 @contextmanager
 def module_hooks(
     begins: Callable[[nn.Module, tuple[object, ...]], None], ended: Callable[[nn.Module], None]
@@ -53,11 +66,13 @@ def module_hooks(
 
     def before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
         if not torch.compiler.is_compiling():
-            begins(module, args)
+            with _beside_trace():
+                begins(module, args)
 
     def after_forward(module: nn.Module, args: object, result: object) -> None:
         if not torch.compiler.is_compiling():
-            ended(module)
+            with _beside_trace():
+                ended(module)
 
     def compile_(module: nn.Module, *args: object, **kwargs: object) -> None:
         original(module, *args, **kwargs)

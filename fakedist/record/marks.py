@@ -162,8 +162,8 @@ class Marks:
     def _module(self, module: nn.Module, layer: int) -> None:
         for parameter in module._parameters.values():
             if parameter is not None and not is_lazy(parameter):
-                parameter = inside_transforms(parameter)
-                self._where_it_is(parameter, self._owned(parameter, layer))
+                tensor = inside_transforms(parameter)
+                self._where_it_is(tensor, self._owned(tensor, layer))
         for buffer in module._buffers.values():
             if buffer is not None and not is_lazy(buffer):
                 self._want(inside_transforms(buffer), What.PARAMETER, layer)

@@ -11,7 +11,7 @@ from torch import nn
 #: A tensor of one of these types is one piece of one storage, or a sparse one of several.
 PLAIN = frozenset((torch.Tensor, nn.Parameter))
 #: The operations that return the tensors of which a sparse one is made.
-_SPARSE_PARTS = {torch.sparse_coo: ("_indices", "_values")}
+_SPARSE_PARTS: dict[torch.layout, tuple[str, ...]] = {torch.sparse_coo: ("_indices", "_values")}
 _SPARSE_PARTS |= dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values"))
 _SPARSE_PARTS |= dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values"))
 _COO = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)

@@ -110,7 +110,7 @@ def _no_other_workers(registry: ModuleType) -> Iterator[None]:
     def init_process_group(store: object, rank: int, world_size: int) -> object:
         if world_size > 1:
             raise WorldError(
-                f"rpc.init_rpc waits for {world_size} workers, and only this rank runs: nothing can call it or answer it",
+                f"rpc.init_rpc waits for {world_size} workers, and only this rank runs: no other can call it or answer",
                 "collectives are simulated; RPC is only with world_size=1",
             )
         return original(store, rank, world_size)

@@ -24,6 +24,7 @@ from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
 from fakedist.gpu.values.host_reads import READS
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.sparse import is_sparse, parts
 from fakedist.gpu.values.storage import storage_of
 
 NAN = float("nan")
@@ -304,6 +305,8 @@ def memory_bytes(tensor: torch.Tensor) -> int:
     """A device tensor's bytes in memory: for an expanded tensor, no more than its storage has."""
     if tensor.is_cpu:
         return 0
+    if is_sparse(tensor):
+        return sum(map(memory_bytes, parts(tensor)))
     if tensor.layout is torch.strided and tensor.is_contiguous():
         return int(tensor.nbytes)
     return min(tensor.nbytes, storage_of(tensor)[1])

@@ -62,8 +62,8 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
 def _quantized_like(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor without elements that is quantized as a device tensor is."""
     if tensor.qscheme() == torch.per_tensor_affine:
-        how = {"scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
-        return torch._empty_affine_quantized((0,), **how, dtype=tensor.dtype)
+        scale, zero_point = tensor.q_scale(), tensor.q_zero_point()
+        return torch._empty_affine_quantized((0,), scale=scale, zero_point=zero_point, dtype=tensor.dtype)
     axis = tensor.q_per_channel_axis()
     scales, zero_points = host_view(tensor.q_per_channel_scales()), host_view(tensor.q_per_channel_zero_points())
     shape = [0] * tensor.dim()

@@ -13,12 +13,16 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords, device_tensors
+from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords, device_tensors, tensors
 from fakedist.gpu.values.operators import Operator
 
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _ON_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-_SPARSE = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)
+_SPARSE = dict.fromkeys(
+    (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc),
+    torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCUDA),
+)
+_SPARSE[torch.sparse_coo] = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)
 
 
 class Inside(TorchDispatchMode):
@@ -30,11 +34,11 @@ class Inside(TorchDispatchMode):
 
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation's device kernel with this mode on."""
-        sparse = any(isinstance(value, torch.Tensor) and value.is_cuda and value.is_sparse for value in args)
-        if not sparse and not device_tensors((args, tuple(kwargs.values()))):
+        kernels = next((_SPARSE[each.layout] for each in tensors(args) if each.is_cuda and each.layout in _SPARSE), None)
+        if kernels is None and not device_tensors((args, tuple(kwargs.values()))):
             return operator.func(*args, **kwargs)
         with self:
-            return operator.func.redispatch(_SPARSE if sparse else _ON_DEVICE, *args, **kwargs)
+            return operator.func.redispatch(kernels or _ON_DEVICE, *args, **kwargs)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -247,7 +247,6 @@ def test_what_went_wrong_is_a_row(tmp_path: Path) -> None:
     assert [argument(task, "--tp") for task in run(tmp_path / "s", text=text)[1].tasks] == [2, 2]
 
 
-@pytest.mark.usefixtures("priced")
 def test_a_rank_that_a_signal_killed_runs_once_more_and_the_row_says_so(tmp_path: Path) -> None:
     ran: Counter[tuple[int, int]] = Counter()
 
@@ -270,6 +269,7 @@ def test_a_rank_that_a_signal_killed_runs_once_more_and_the_row_says_so(tmp_path
     assert "2 ranks ran a second time: the first was killed by SIGSEGV" in list(reasons(sweep.rows))
 
 
+@pytest.mark.usefixtures("priced")
 def test_prices_make_rows_and_no_runs(tmp_path: Path) -> None:
     text = SWEEP.replace("mbs = [1, 2]", 'mbs = [1]\nfabric = ["p5-efa", "dgx-h100-ndr"]')
     text = text.replace("tp = [1, 2]", "tp = [1]").replace("[axes]", 'fabric = "{fabric}"\n[axes]')
