@@ -272,7 +272,8 @@ def _product_flops(args: Arguments, first: int) -> float:
     a, b = args[first], args[first + 1]
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return NAN
-    return (8.0 if a.is_complex() else 2.0) * a.numel() * b.shape[-1]
+    elements = (parts(a)[-1] if is_sparse(a) else a).numel()
+    return (8.0 if a.is_complex() else 2.0) * elements * b.shape[-1]
 
 
 def _scaling(args: Arguments) -> str:

@@ -18,11 +18,19 @@ from fakedist.gpu.values.operators import Operator
 
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _ON_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_QUANTIZED = torch._C.DispatchKeySet(torch._C.DispatchKey.QuantizedCUDA)
 _SPARSE = dict.fromkeys(
     (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc),
     torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCUDA),
 )
 _SPARSE[torch.sparse_coo] = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)
+
+
+def _special(tensor: torch.Tensor) -> torch._C.DispatchKeySet | None:
+    """The kernels for a device tensor of a special kind."""
+    if not tensor.is_cuda:
+        return None
+    return _QUANTIZED if tensor.is_quantized else _SPARSE.get(tensor.layout)
 
 
 class Inside(TorchDispatchMode):
@@ -34,7 +42,7 @@ class Inside(TorchDispatchMode):
 
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation's device kernel with this mode on."""
-        kernels = next((_SPARSE[each.layout] for each in tensors(args) if each.is_cuda and each.layout in _SPARSE), None)
+        kernels = next(filter(None, map(_special, tensors(args))), None)
         if kernels is None and not device_tensors((args, tuple(kwargs.values()))):
             return operator.func(*args, **kwargs)
         with self:

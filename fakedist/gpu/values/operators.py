@@ -20,7 +20,7 @@ _LIKE |= {"new_zeros", "new_ones", "new_full"}
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"}
 _EMPTY |= {"_efficientzerotensor", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "empty_quantized"}
 #: These check or read scales and zero points on the host, and then compute.
-_READ_MIDWAY = {"quantize_per_channel", "quantize_per_tensor", "quantize_per_tensor_dynamic"}
+_READ_MIDWAY = {"quantize_per_channel", "dequantize", "quantize_per_tensor", "quantize_per_tensor_dynamic"}
 _READ_MIDWAY |= {"fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper"}
 _READ_MIDWAY |= {"_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "fused_moving_avg_obs_fake_quant"}
 #: How the names of operators on lists of tensors begin.

@@ -87,9 +87,7 @@ def _linear(rank: Rank) -> nn.Linear:
 
 @case("test_nestedtensor.py: test_layer_norm_operate_on_non_ragged_dim", "a layer norm of each row")
 def normed(rank: Rank) -> None:
-    same(
-        functional.layer_norm(jagged(rank), (4,)).values(), functional.layer_norm(torch.cat(pieces(rank)), (4,))
-    )
+    same(functional.layer_norm(jagged(rank), (4,)).values(), functional.layer_norm(torch.cat(pieces(rank)), (4,)))
 
 
 @case("test_nestedtensor.py: test_op_dim_reduce_ragged_idx_1_different_output_shape", "sums over the ragged axis")
@@ -103,7 +101,11 @@ def softmax(rank: Rank) -> None:
     same(jagged(rank).softmax(-1).values().sum(-1), 1)
 
 
-@case("test_nestedtensor.py: test_sdpa", "attention within each part: shapes, and gradients", "the values are not looked at")
+@case(
+    "test_nestedtensor.py: test_sdpa",
+    "attention within each part: shapes, and gradients",
+    "the values are not looked at",
+)
 def attention(rank: Rank) -> None:
     torch.manual_seed(0)
     parts_ = [torch.randn(length, 2, 8).to(rank.device) for length in LENGTHS]

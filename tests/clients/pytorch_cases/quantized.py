@@ -36,14 +36,14 @@ def clone(rank: Rank) -> None:
     same(found.clone().dequantize(), found.dequantize())
 
 
-@case(TENSORS + "test_qtensor_to_device", "to the host with its scale and its values")
+@case(TENSORS + "test_per_tensor_to_device", "to the host with its scale and its values")
 def to_host(rank: Rank) -> None:
     found = torch.quantize_per_tensor(numbers(rank), 0.1, 0, torch.qint8).cpu()
     assert (found.device.type, found.q_scale()) == ("cpu", 0.1)
     same(found.dequantize()[0], torch.tensor([-1.0, 0.3, 0.5]))
 
 
-@case(TENSORS + "test_per_channel_qtensor_creation_cuda", "scales and zero points of each row, and the values again")
+@case(TENSORS + "test_per_channel_qtensor_creation", "scales and zero points of each row, and the values again")
 def rows(rank: Rank) -> None:
     scales = torch.tensor([0.1, 0.5], dtype=torch.double, device=rank.device)
     zeros = torch.tensor([0, 2], device=rank.device)
@@ -67,7 +67,7 @@ def fake_backward(rank: Rank) -> None:
     same(given.grad, torch.tensor([[1.0, 1, 1], [1, 1, 0]]))
 
 
-@case(OPS + "test_forward_backward_per_tensor_with_amp / tensor_qparams", "scale and zero point in tensors")
+@case(OPS + "test_forward_per_tensor (tensor_qparams)", "scale and zero point in tensors")
 def fake_with_tensors(rank: Rank) -> None:
     scale, zero = torch.tensor([0.1], device=rank.device), torch.tensor([0], dtype=torch.int32, device=rank.device)
     same(
@@ -76,7 +76,7 @@ def fake_with_tensors(rank: Rank) -> None:
     )
 
 
-@case(OPS + "test_forward_per_channel_cuda", "one scale for each row")
+@case(OPS + "test_forward_per_channel", "one scale for each row")
 def fake_rows(rank: Rank) -> None:
     scales = torch.tensor([0.1, 0.5], device=rank.device)
     zeros = torch.tensor([0, 2], dtype=torch.int32, device=rank.device)
@@ -119,6 +119,6 @@ def aware_training(rank: Rank) -> None:
     assert all(parameter.isfinite().all() for parameter in prepared.parameters())
 
 
-@case(TENSORS + "test_qtensor_unsupported...: test_qtensor_dtypes", "a type that cannot be quantized is refused")
+@case(TENSORS + "test_qtensor_dtypes", "a type that cannot be quantized is refused")
 def wrong_type(rank: Rank) -> None:
     raises(lambda: torch.quantize_per_tensor(numbers(rank), 0.1, 0, torch.float16), "dtype", "ScalarType", "qint")

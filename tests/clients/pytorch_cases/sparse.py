@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from cases import Rank, case, same
 from torch import nn
 from torch.nn import functional
@@ -157,23 +156,10 @@ def rows(rank: Rank) -> None:
     assert found._nnz() == 3
 
 
-@case("test_sparse_csr.py: test_csr_matvec", "compressed rows times a vector: the shape", "the values are not looked at")
+@case(
+    "test_sparse_csr.py: test_csr_matvec", "compressed rows times a vector: the shape", "the values are not looked at"
+)
 def rows_times_vector(rank: Rank) -> None:
     found = whole(rank).to_sparse_csr() @ torch.ones(4, device=rank.device)
     assert found.shape == (3,)
     assert torch.isfinite(found.cpu()).all()
-
-
-@case(
-    "distributed/test_c10d_nccl.py: test_sparse_allreduce_ops",
-    "NCCL refuses to reduce a sparse tensor, or all ranks' values add up",
-    "all ranks hold the same numbers",
-)
-def reduced(rank: Rank) -> None:
-    tensor = coordinates(rank, twice=False)
-    try:
-        dist.all_reduce(tensor)
-    except Exception as error:
-        assert "sparse" in str(error).lower() or "dense" in str(error).lower(), error
-        return
-    same(tensor.to_dense(), whole(rank) * rank.size)

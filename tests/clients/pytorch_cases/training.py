@@ -103,7 +103,7 @@ def packed(rank: Rank) -> None:
     assert lengths.tolist() == [3, 2]
 
 
-@case("nn/test_packed_sequence.py / test_nn.py: test_variable_sequence", "a packed batch trains an LSTM", UNSEEN)
+@case("test_nn.py: test_variable_sequence", "a packed batch trains an LSTM", UNSEEN)
 def packed_training(rank: Rank) -> None:
     net = nn.LSTM(4, 6).to(rank.device)
     out, _ = net(pack_padded_sequence(batch(rank, 3, 2, 4), torch.tensor([3, 2])))
@@ -155,7 +155,7 @@ def traced(rank: Rank) -> None:
     trained(recorded, recorded(batch(rank, 2, 4)))
 
 
-@case("test_torch.py: test_swap_basic", "two tensors swap what they hold; one with a weak reference does not")
+@case("test_torch.py: test_swap_basic", "two tensors swap what they hold and keep their identity")
 def swapped(rank: Rank) -> None:
     first, second = nn.Parameter(rank.full(1, 3)), nn.Parameter(rank.full(2, 4))
     ids = (id(first), id(second))
@@ -165,7 +165,7 @@ def swapped(rank: Rank) -> None:
     same(second, torch.full((3,), 1.0))
 
 
-@case("nn/test_convert... test_nn.py: test_swap_module_params_poisons_acc_grad", "to() swaps parameters after a step")
+@case("test_nn.py: test_swap_module_params_poisons_acc_grad", "to() swaps parameters after a step")
 def swapped_module(rank: Rank) -> None:
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:

@@ -33,7 +33,7 @@ def cubes(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor**3).sum()
 
 
-@case(EAGER + "test_primitive (TestGradTransform)", "the gradient of a function")
+@case(EAGER + "test_primitive", "the gradient of a function")
 def gradient(rank: Rank) -> None:
     same(grad(torch.Tensor.sin)(numbers(rank)[0]), numbers(rank)[0].cos())
     same(grad(cubes)(numbers(rank)), 3 * numbers(rank) ** 2)
@@ -51,7 +51,7 @@ def second(rank: Rank) -> None:
     same(grad(grad(torch.sin))(numbers(rank)[0]), -numbers(rank)[0].sin())
 
 
-@case(EAGER + "test_basic (TestVmapOfGrad: test_per_sample_grads_simple)", "each sample's gradient is its own")
+@case(EAGER + "test_per_sample_grads_simple", "each sample's gradient is its own")
 def per_sample(rank: Rank) -> None:
     torch.manual_seed(1)
     net, batch = nn.Linear(4, 2).to(rank.device), numbers(rank, 5, 4)
@@ -68,14 +68,14 @@ def per_sample(rank: Rank) -> None:
             same(found[name][place], wanted[name])
 
 
-@case(EAGER + "test_basic (TestVJP)", "the product of a vector with the Jacobian")
+@case(EAGER + "test_basic (vjp)", "the product of a vector with the Jacobian")
 def backwards(rank: Rank) -> None:
     out, pull = vjp(torch.sin, numbers(rank))
     same(out, numbers(rank).sin())
     same(pull(torch.ones_like(out))[0], numbers(rank).cos())
 
 
-@case(EAGER + "test_simple (TestJvp)", "the product of the Jacobian with a vector")
+@case(EAGER + "test_simple (jvp)", "the product of the Jacobian with a vector")
 def forwards(rank: Rank) -> None:
     out, tangent = jvp(torch.sin, (numbers(rank),), (torch.ones_like(numbers(rank)),))
     same(out, numbers(rank).sin())
@@ -89,12 +89,12 @@ def linear(rank: Rank) -> None:
     same(push(torch.ones_like(out)), numbers(rank).cos())
 
 
-@case(EAGER + "test_simple (TestJac: jacrev)", "a Jacobian by rows")
+@case(EAGER + "test_against_reference_simple (jacrev)", "a Jacobian by rows")
 def jacobian_backwards(rank: Rank) -> None:
     same(jacrev(torch.sin)(numbers(rank)), torch.diagflat(numbers(rank).cos()))
 
 
-@case(EAGER + "test_simple (TestJac: jacfwd)", "a Jacobian by columns")
+@case(EAGER + "test_against_reference_simple (jacfwd)", "a Jacobian by columns")
 def jacobian_forwards(rank: Rank) -> None:
     same(jacfwd(torch.sin)(numbers(rank)), torch.diagflat(numbers(rank).cos()))
 
@@ -104,7 +104,7 @@ def hessians(rank: Rank) -> None:
     same(hessian(cubes)(numbers(rank)), torch.diagflat(6 * numbers(rank)))
 
 
-@case(EAGER + "test_jac_with_non_tensor_args / vmap(hessian)", "a batch of second derivatives")
+@case(EAGER + "test_hessian_vectorize_correctness_simple", "a batch of second derivatives")
 def batch_of_hessians(rank: Rank) -> None:
     batch = numbers(rank, 4, 3)
     found = vmap(hessian(cubes))(batch)
@@ -139,7 +139,7 @@ def step_in_a_step(rank: Rank) -> None:
     same(grad(outer)(weight), grad(inner)(moved) * (1 - 0.1 * second_slope))
 
 
-@case(EAGER + "test_simple (TestFunctionalize)", "writes in place become copies")
+@case(EAGER + "test_simple_view (functionalize)", "writes in place become copies")
 def without_writes(rank: Rank) -> None:
     def written(tensor: torch.Tensor) -> torch.Tensor:
         twice = tensor.clone()
