@@ -16,6 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 from fakedist.patch import patched, present
 
 _ENGINE = "_execution_engine"
+_get_trace, _set_trace = present(torch._C, "_get_tracing_state"), present(torch._C, "_set_tracing_state")
 
 
 @contextmanager
@@ -44,13 +45,13 @@ class _beside_trace:  # noqa: N801 (a generator would cost every module 2 us)
     """While ``torch.jit.trace`` runs a model, keep what we ask of tensors out of the graph that it writes."""
 
     def __enter__(self) -> None:
-        self._state = torch._C._get_tracing_state()
+        self._state = _get_trace()
         if self._state is not None:
-            torch._C._set_tracing_state(None)
+            _set_trace(None)
 
     def __exit__(self, *_: object) -> None:
         if self._state is not None:
-            torch._C._set_tracing_state(self._state)
+            _set_trace(self._state)
 
 
 @contextmanager

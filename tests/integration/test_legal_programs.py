@@ -35,5 +35,5 @@ def test_rpc_among_several_workers_is_refused_by_name(tmp_path: Path, run_fakedi
     )
     ran = run_fakedist("profile", *OPTIONS, "--rank", "3", "-o", tmp_path / "run", script)
     assert ran.code == 1
-    assert "rpc.init_rpc waits for 8 workers, and only this rank runs" in ran.err
-    assert "bug in fakedist" not in ran.err
+    assert "rpc.init_rpc waits for 8 workers, and only this rank runs" in ran.stderr
+    assert "bug in fakedist" not in ran.stderr

@@ -101,12 +101,7 @@ class Sparse:
             return computed
         if computed.layout is torch.strided:
             return self._host.to_device(computed, device)
-        made = [self._host.to_device(part, device) for part in parts(computed)]
-        if computed.layout is torch.sparse_coo:
-            return torch.sparse_coo_tensor(
-                *made, computed.shape, is_coalesced=computed.is_coalesced(), check_invariants=False
-            )
-        return torch.sparse_compressed_tensor(*made, computed.shape, layout=computed.layout, check_invariants=False)
+        return _made_of([self._host.to_device(part, device) for part in parts(computed)], computed)
 
 
 def _device_of(args: Arguments) -> torch.device:
@@ -125,7 +120,15 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _on_host(value: object) -> torch.Tensor:
     """A sparse tensor on the host, over the same memory."""
     assert isinstance(value, torch.Tensor)
-    near = [host_view(part) for part in parts(value)]
-    if value.layout is torch.sparse_coo:
-        return torch.sparse_coo_tensor(*near, value.shape, is_coalesced=value.is_coalesced(), check_invariants=False)
-    return torch.sparse_compressed_tensor(*near, value.shape, layout=value.layout, check_invariants=False)
+    return _made_of([host_view(part) for part in parts(value)], value)
+
+
+def _made_of(dense: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor of these parts, with the shape and layout of another."""
+    size = list(like.shape)
+    if like.layout is torch.sparse_coo:
+        where, values = dense
+        whole: bool = like.is_coalesced()
+        return torch.sparse_coo_tensor(where, values, size, is_coalesced=whole, check_invariants=False)
+    first, second, values = dense
+    return torch.sparse_compressed_tensor(first, second, values, size, layout=like.layout, check_invariants=False)

@@ -15,6 +15,7 @@ def train(net, parameters, batch, steps=2, optimizer=torch.optim.SGD):
         net(batch()).sum().backward()
         stepper.step()
         stepper.zero_grad()
+    return stepper
 
 
 def main():
@@ -33,7 +34,7 @@ def main():
             return self.table(places, torch.arange(0, len(places), 10, device="cuda"))
 
     net = Recommender().cuda()
-    train(
+    kept = train(
         net,
         net.parameters(),
         lambda: torch.randint(0, 50_000, (1000,), device="cuda"),
@@ -57,14 +58,15 @@ def main():
     sharded(rows().bfloat16())
     sharded.float()
     torch.__future__.set_swap_module_params_on_conversion(True)
-    train(plain, plain.parameters(), rows)
-    train(plain.double(), plain.parameters(), lambda: rows().double())
+    swapped = nn.Linear(WIDTH, WIDTH).cuda()
+    train(swapped, swapped.parameters(), rows)
+    train(swapped.double(), swapped.parameters(), lambda: rows().double())
     import torch.distributed.rpc as rpc
 
     rpc.init_rpc("alone", rank=0, world_size=1)
     assert rpc.rpc_sync("alone", torch.add, (torch.ones(2), 1)).tolist() == [2, 2]
     rpc.shutdown()
-    print("the end")
+    print("the end", len(kept.state))
 
 
 main()
