@@ -127,6 +127,7 @@ def _failure(ending: Ending) -> str:
     message = f": {ending.message}" if ending.message else ""
     told = {
         Outcome.EXCEPTION: "the script failed",
+        Outcome.FAULT: "fakedist failed, not the script: this is a bug in fakedist",
         Outcome.EXIT: f"the script failed with exit code {ending.code}",
         Outcome.TIMEOUT: "the script did not end in time",
         Outcome.KILLED: "the script was killed",

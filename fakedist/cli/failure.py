@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fakedist.cli.say import last_line, remark, say
 from fakedist.job import Job, profile_command
+from fakedist.run.directory import MANIFEST_NAME
 from fakedist.run.outcome import Ending, Outcome
 
 if TYPE_CHECKING:
@@ -34,8 +35,16 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
         Outcome.KILLED: f"the script was killed {ending.message}",
         Outcome.INTERRUPTED: f"the script was interrupted ({ending.message})",
         Outcome.EXCEPTION: f"the script raised {ending.message}",
+        Outcome.FAULT: f"fakedist failed, not the script: {ending.message}",
     }
+    if ending.outcome is Outcome.FAULT:
+        say(f"fakedist: {fault_hint(run_directory)}", err=True)
     return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
+
+
+def fault_hint(run_directory: Path) -> str:
+    """The line that follows an error of fakedist's own."""
+    return f"this is a bug in fakedist: please report it with the traceback above and {run_directory / MANIFEST_NAME}"
 
 
 def _as_module(job: Job) -> str:
@@ -56,6 +65,8 @@ def say_first_failure(runs: Sequence[RankRun], job: Job) -> int:
     if failed is None or not failed.ending.code:
         return 0
     if failed.run_directory is not None:
+        if failed.ending.outcome is Outcome.FAULT:
+            say(f"fakedist: {fault_hint(failed.run_directory)}", err=True)
         one = dataclasses.replace(job, rank=failed.rank)
         _say_what_may_have_failed_it(failed.ending, one, failed.run_directory)
     return last_line(failed.ending.code, f"rank {failed.rank} ended as {failed.ending.outcome}")

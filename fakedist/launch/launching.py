@@ -28,11 +28,11 @@ from fakedist.launch.checked_script import check_script
 from fakedist.launch.children import Child, OwnChild
 from fakedist.launch.machine import count_real_gpus, first_visible_gpu
 from fakedist.launch.progress import Listener, ProgressLine
-from fakedist.rank.teller import PIPE_VARIABLE, Ended
+from fakedist.rank.teller import PIPE_VARIABLE
 from fakedist.run.allocator import refusal
 from fakedist.run.directory import MANIFEST_NAME, SMI_NAME
 from fakedist.run.nccl import check_variable
-from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.outcome import BY_ITSELF, Ending, Outcome
 from fakedist.world.environ import rank_environment
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class _Running:
             from fakedist.launch import under_nsys
 
             code = under_nsys.code_of_rank(returncode, listener.ended)
-        ending = _ending(code, watch, listener.ended)
+        ending = _ending(code, watch, listener)
         if listener.started is None:
             shutil.rmtree(run_directory, ignore_errors=True)
             if watch.interrupts:
@@ -334,8 +334,9 @@ class _Watch:
         return False
 
 
-def _ending(returncode: int, watch: _Watch, told: Ended | None) -> Ending:
+def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
     """How the rank ended: as this process saw it, else as the rank said itself."""
+    told = listener.ended
     if watch.timed_out:
         at = f", at {told.line}" if told is not None and told.line else ""
         return Ending(Outcome.TIMEOUT, ExitCode.TIMEOUT, f"the time limit given with --timeout was reached{at}")
@@ -346,7 +347,8 @@ def _ending(returncode: int, watch: _Watch, told: Ended | None) -> Ending:
     if returncode < 0:
         name = signal.Signals(-returncode).name
         hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
-        return Ending(Outcome.KILLED, 128 - returncode, f"by {name}{hint}")
+        sent = BY_ITSELF if listener.own_signal == -returncode else ""
+        return Ending(Outcome.KILLED, 128 - returncode, f"by {name}{sent or hint}")
     if told is None:
         return Ending(Outcome.EXIT, returncode)
     return Ending(told.outcome, returncode, told.message)

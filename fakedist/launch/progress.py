@@ -8,11 +8,13 @@ import select
 import shutil
 from typing import TextIO
 
-from fakedist.rank.teller import Ended, Failed, Message, Progress, Restarted, Started
+from fakedist.rank.teller import Ended, Failed, Message, Progress, Restarted, Signals, Started
 from fakedist.run.plain import PlainValueError, from_plain
 from fakedist.units import format_bytes
 
-_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Started, Progress, Ended, Restarted, Failed)}
+_MESSAGES: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Started, Progress, Ended, Restarted, Signals, Failed)
+}
 
 
 class Listener:
@@ -23,6 +25,7 @@ class Listener:
         progress: Where the script is.
         ended: How the script ended.
         restarted: The rank has to be started again, on its own.
+        own_signal: The last signal that the script sent to its own process; 0 without one.
         failed: The error of fakedist's own that ended the run.
     """
 
@@ -35,6 +38,7 @@ class Listener:
         self.progress: Progress | None = None
         self.ended: Ended | None = None
         self.restarted: Restarted | None = None
+        self.own_signal = 0
         self.failed: Failed | None = None
 
     def wait(self, seconds: float) -> None:
@@ -83,6 +87,8 @@ class Listener:
                 self.ended = message
             case Restarted():
                 self.restarted = message
+            case Signals():
+                self.own_signal = message.number
             case Failed():
                 self.failed = message
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import opcode
 import os
 import signal
 import sys
@@ -10,13 +12,18 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
-from fakedist.errors import ExitCode, chain_of
+from fakedist.errors import ExitCode, FakedistError, chain_of
 from fakedist.run.outcome import Ending, Outcome
 
+#: Instructions at which our frames raise what is not their own fault: ``raise``, and a call with ``*args``.
+_MEANT = {opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE", "CALL_FUNCTION_EX")}
+_ROOT = str(Path(__file__).parents[2]) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PF_EXITING = 4  # linux/sched.h
 
@@ -48,18 +55,56 @@ def how_it_ended(error: BaseException) -> Ending:
     out_of_memory = getattr(sys.modules.get("torch"), "OutOfMemoryError", ())
     if any(isinstance(link, out_of_memory) for link in chain):
         return Ending(Outcome.OUT_OF_MEMORY, ExitCode.OUT_OF_MEMORY, text)
+    if fault := next(filter(None, map(fault_of, chain)), ""):
+        return Ending(Outcome.FAULT, ExitCode.ERROR, f"{text}, in {fault}")
     return Ending(Outcome.EXCEPTION, ExitCode.ERROR, text)
+
+
+def fault_of(error: BaseException) -> str:
+    """The line of this package at which it failed by itself, as ``fakedist/file.py:line (function)``.
+
+    Empty for an error of the script or of torch on its behalf: one that code of the script raised below our frames, one
+    that we raise on purpose, as torch would, and one of a call that we pass on: with its ``*args``, or to ``original``.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or isinstance(error, (FakedistError, MemoryError)):
+        return ""
+    of_torch, fault = os.path.dirname(torch.__file__ or "") + os.sep, ""
+    link = error.__traceback__
+    while link is not None:
+        code = link.tb_frame.f_code
+        name = code.co_filename
+        if name.startswith(_OURS):
+            fault = "" if _is_meant(link) else f"{name.removeprefix(_ROOT)}:{link.tb_lineno} ({code.co_name})"
+        elif not name.startswith((of_torch, "<")) and not _is_of_library(name):
+            fault = ""
+        link = link.tb_next
+    return fault
 
 
 def line_of(error: BaseException) -> str:
     """The innermost traceback line outside the standard library, as ``file:line (function)``, or an empty string."""
-    library = sysconfig.get_path("stdlib")
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if not code.co_filename.startswith((library, "<")) or code.co_filename.startswith(f"{library}/site-packages"):
+        if not code.co_filename.startswith("<") and not _is_of_library(code.co_filename):
             line = f"{code.co_filename}:{number} ({code.co_name})"
     return line
+
+
+def _is_meant(link: TracebackType) -> bool:
+    """Whether our frame raises, or passes a call of the script on."""
+    code = link.tb_frame.f_code
+    if code.co_code[link.tb_lasti] in _MEANT:
+        return True
+    line, _, column, _ = next(islice(code.co_positions(), link.tb_lasti // 2, None))
+    return line is not None and linecache.getline(code.co_filename, line)[column or 0 :].startswith("original(")
+
+
+def _is_of_library(filename: str) -> bool:
+    """Whether code is the standard library's."""
+    library = sysconfig.get_path("stdlib")
+    return filename.startswith(library) and not filename.startswith(f"{library}/site-packages")
 
 
 def other_threads() -> bool:
@@ -148,6 +193,45 @@ def watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         os._exit = original
+
+
+@contextmanager
+def watched_signals(sends: Callable[[int], None]) -> Iterator[None]:
+    """Call ``sends(number)`` before the script sends a signal to this process or its group."""
+    own = os.getpid()
+
+    def is_here(process: int) -> bool:
+        return os.getpid() == own and process in (own, 0, -1, -os.getpgrp())
+
+    def kill(pid: int, signum: int, /) -> None:
+        if is_here(pid):
+            sends(signum)
+        original_kill(pid, signum)
+
+    def killpg(pgid: int, signum: int, /) -> None:
+        if is_here(-pgid):
+            sends(signum)
+        original_killpg(pgid, signum)
+
+    def raise_signal(signum: int, /) -> None:
+        sends(signum)
+        original_raise(signum)
+
+    def abort() -> NoReturn:
+        sends(signal.SIGABRT)
+        original_abort()
+
+    original_kill, original_killpg, original_abort, original_raise = os.kill, os.killpg, os.abort, signal.raise_signal
+    os.kill, os.killpg, os.abort, signal.raise_signal = kill, killpg, abort, raise_signal
+    try:
+        yield
+    finally:
+        os.kill, os.killpg, os.abort, signal.raise_signal = (
+            original_kill,
+            original_killpg,
+            original_abort,
+            original_raise,
+        )
 
 
 @contextmanager

@@ -34,10 +34,11 @@ from fakedist.rank.ending import (
     terminate,
     uninterrupted,
     watched_exit,
+    watched_signals,
 )
 from fakedist.rank.leaving import leave_at_once
 from fakedist.rank.script import run_as_main, without_our_frames
-from fakedist.rank.teller import Ended, Failed, Restarted, Started, Teller
+from fakedist.rank.teller import Ended, Failed, Restarted, Signals, Started, Teller
 from fakedist.rank.template.starting import Start
 from fakedist.run import notes
 from fakedist.run.collector import rare_collections
@@ -135,6 +136,7 @@ class Rank:
             self._gpu = enter(gpu)
         self._own_ranks = enter(own_ranks(job))
         enter(watched_exit(self._exits_at_once))
+        enter(watched_signals(lambda number: self._teller.tell(Signals(number))))
         enter(quiet_stop_in_threads(self._stopped_in_thread, SetupFailed))
         enter(when_imported(lambda name: name == "torch", self._torch_is_imported))
         enter(imported_within(_LARGE.__contains__, lambda module: rare_collections()))
@@ -158,6 +160,10 @@ class Rank:
                     self._write_without_torch(ending, line)
             except JournalFailed as error:
                 self.give_up(error)
+            except Exception as error:  # else the script's exit code would be blamed
+                traceback.print_exc()
+                said = f"{type(error).__name__} while the recording was closed: {error}"
+                _tell_error(self._teller, said, "this is a bug in fakedist", before_start=False)
             else:
                 self._teller.tell(Ended(ending.outcome, ending.code or 0, ending.message, line))
 

@@ -72,6 +72,17 @@ class Restarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Signals:
+    """The script sends a signal to its own process.
+
+    Attributes:
+        number: The signal.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """An error of fakedist's own ended the run.
 
@@ -86,7 +97,7 @@ class Failed:
     before_start: bool
 
 
-Message = Started | Progress | Ended | Restarted | Failed
+Message = Started | Progress | Ended | Restarted | Signals | Failed
 
 
 class Teller:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fakedist.record.alive import all_alive
 from fakedist.record.marks import Marks
@@ -130,19 +131,25 @@ def _is_like_one_of(module: nn.Module, trained: list[nn.Module]) -> bool:
 
 
 def _shapes(module: nn.Module) -> Shapes:
-    return {name: tuple(parameter.shape) for name, parameter in nn.Module.named_parameters(module)}
+    return {name: tuple(p.shape) for name, p in nn.Module.named_parameters(module) if not is_lazy(p)}
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(nn.Module.named_parameters(module)), **dict(nn.Module.named_buffers(module))}
+    named = {**dict(nn.Module.named_parameters(module)), **dict(nn.Module.named_buffers(module))}
+    return {name: tensor for name, tensor in named.items() if not is_lazy(tensor)}
 
 
 def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
     """Tensors per shape in a list of a model's parameters: of all, of the trained ones, and of all with buffers."""
-    parameters = list(nn.Module.parameters(root))
+    parameters = _made(nn.Module.parameters(root))
     yield Counter(tuple(p.shape) for p in parameters)
     yield Counter(tuple(p.shape) for p in parameters if p.requires_grad)
-    yield Counter(tuple(t.shape) for t in (*parameters, *nn.Module.buffers(root)))
+    yield Counter(tuple(t.shape) for t in (*parameters, *_made(nn.Module.buffers(root))))
+
+
+def _made(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """All but those of lazy modules that have not run: they have no shape yet."""
+    return [tensor for tensor in tensors if not is_lazy(tensor)]
 
 
 def _tensors_of(holder: object) -> list[torch.Tensor]:

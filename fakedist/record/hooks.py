@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from fakedist.patch import patched, present
 from fakedist.record.unseen import Unseen
 
 _ENGINE = "_execution_engine"
+_get_trace, _set_trace = present(torch._C, "_get_tracing_state"), present(torch._C, "_set_tracing_state")
 
 
 @contextmanager
@@ -41,6 +42,19 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
         watching = False
 
 
+class _beside_trace:  # noqa: N801 (a generator would cost every module 2 us)
+    """While ``torch.jit.trace`` runs a model, keep what we ask of tensors out of the graph that it writes."""
+
+    def __enter__(self) -> None:
+        self._state = _get_trace()
+        if self._state is not None:
+            _set_trace(None)
+
+    def __exit__(self, *_: object) -> None:
+        if self._state is not None:
+            _set_trace(self._state)
+
+
 @contextmanager
 def module_hooks(
     begins: Callable[[nn.Module, tuple[object, ...]], None], ended: Callable[[nn.Module], None], unseen: Unseen
@@ -54,11 +68,13 @@ def module_hooks(
 
     def before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
         if not torch.compiler.is_compiling():
-            begins(module, args)
+            with _beside_trace():
+                begins(module, args)
 
     def after_forward(module: nn.Module, args: object, result: object) -> None:
         if not torch.compiler.is_compiling():
-            ended(module)
+            with _beside_trace():
+                ended(module)
 
     def compile_(module: nn.Module, *args: object, **kwargs: object) -> None:
         original(module, *args, **kwargs)
@@ -136,6 +152,21 @@ def optimizer_hooks(
         stack.callback(unseen.add(torch_optimizer.register_optimizer_step_pre_hook(before_step)))
         stack.callback(unseen.add(torch_optimizer.register_optimizer_step_post_hook(after_step)))
         stack.enter_context(unseen.from_dynamo(begins, ended))
+        yield
+
+
+@contextmanager
+def tensor_swaps(released: Callable[[torch.Tensor, torch.Tensor], AbstractContextManager[None]]) -> Iterator[None]:
+    """Swap the contents of two tensors in ``released(first, second)``: ``swap_tensors`` refuses weak references.
+
+    ``nn.Module.to()`` swaps if the parameters are DTensors.
+    """
+
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        with released(t1, t2):
+            original(t1, t2)
+
+    with patched(torch.utils, "swap_tensors", swap_tensors) as original:
         yield
 
 

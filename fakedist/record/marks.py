@@ -5,17 +5,19 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from fakedist.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.marker import WHAT_BITS, Marker, PythonMarker, What
 from fakedist.record.module_names import OUTSIDE, LayerTable, modules_of
-from fakedist.record.pieces import PLAIN, Piece, device_pieces
+from fakedist.record.pieces import PLAIN, Piece, device_pieces, inside_transforms
 from fakedist.record.position import Position
 from fakedist.record.unseen import put_back, take
 from fakedist.run.memory_records import MarksRecord
@@ -160,10 +162,12 @@ class Marks:
 
     def _module(self, module: nn.Module, layer: int) -> None:
         for parameter in module._parameters.values():
-            if parameter is not None:
-                self._where_it_is(parameter, self._owned(parameter, layer))
+            if parameter is not None and not is_lazy(parameter):
+                tensor = inside_transforms(parameter)
+                self._where_it_is(tensor, self._owned(tensor, layer))
         for buffer in module._buffers.values():
-            self._want(buffer, What.PARAMETER, layer)
+            if buffer is not None and not is_lazy(buffer):
+                self._want(inside_transforms(buffer), What.PARAMETER, layer)
         for copy in module.__dict__.get(transformer_engine.COPIES, {}).values():
             # Not always a tensor: inside a module Transformer Engine keeps only the parts of one.
             for tensor in (copy,) if isinstance(copy, torch.Tensor) else vars(copy).values():
@@ -215,6 +219,28 @@ class Marks:
     def _is_parameter(self, parameter: torch.Tensor) -> None:
         if self.owner(parameter) == KEEP_LAYER:
             self.parameter(parameter, OUTSIDE)
+
+    @contextmanager
+    def released(self, *tensors: torch.Tensor) -> Iterator[None]:
+        """Hold no weak reference to these tensors while their contents are swapped. Then their gradients' hooks are
+        gone, too: those went with the contents.
+        """
+        layers = [self._forget(tensor) for tensor in tensors]
+        watched = [self._watched.pop(id(tensor), None) is not None for tensor in tensors]
+        try:
+            yield
+        finally:
+            for tensor, layer, was_watched in zip(tensors, layers, watched, strict=True):
+                if layer != KEEP_LAYER:
+                    self._owned(tensor, layer)
+                elif was_watched:
+                    self._watch(tensor)
+
+    def _forget(self, tensor: torch.Tensor) -> int:
+        """The layer that owned a tensor, which none does any more; ``KEEP_LAYER`` if none did."""
+        layer = self.owner(tensor)
+        self._owners.pop(id(tensor), None)
+        return layer
 
     def owner(self, parameter: torch.Tensor | None) -> int:
         """The layer that owns a parameter, or ``KEEP_LAYER`` if none is known."""

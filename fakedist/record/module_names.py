@@ -21,6 +21,8 @@ OUTSIDE = 0
 def class_name(module: nn.Module) -> str:
     """Name of the module's class, or of the author's class if FSDP2 made a subclass of it."""
     cls = type(module)
+    if isinstance(module, torch.jit.ScriptModule) and (scripted := getattr(module, "original_name", "")):
+        return str(scripted)
     if (
         cls.__name__.startswith("FSDP") and len(cls.__bases__) == 2
     ):  # fully_shard: type("FSDP" + name, (FSDPModule, cls))
@@ -30,7 +32,7 @@ def class_name(module: nn.Module) -> str:
 
 def _is_wrapper(module: nn.Module) -> bool:
     """Whether a module only wraps its single child."""
-    names = list(module._modules)
+    names = list(module._modules.keys())  # TorchScript's mapping cannot be iterated
     return len(names) == 1 and (names[0] in _WRAPPED or (names[0] == "module" and not module._parameters))
 
 

@@ -148,7 +148,7 @@ class Operations:
         if self._graph is not None:
             self._tell_allocator(self._graph)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
-            operands = [value.nbytes for value in args if isinstance(value, torch.Tensor)]
+            operands = [t.nbytes for t in args if isinstance(t, torch.Tensor) and t.layout is torch.strided]
             self.numbering.gemm(op, (result.data_ptr(), *operands))
         return result
 

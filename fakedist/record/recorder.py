@@ -27,6 +27,7 @@ from fakedist.record.hooks import (
     module_hooks,
     optimizer_hooks,
     out_of_memory_observer,
+    tensor_swaps,
 )
 from fakedist.record.inductor import Modules, Watched
 from fakedist.record.ledger import Journal, Ledger
@@ -147,6 +148,7 @@ class Recorder:
             stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
             stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
             stack.enter_context(backward_hook(self._backward_begins, self._backward_ended))
+            stack.enter_context(tensor_swaps(self._marks.released))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
             stack.enter_context(self._recorded_step.watching())

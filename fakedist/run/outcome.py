@@ -19,6 +19,8 @@ class Outcome(StrEnum):
     EXIT = "exit"
     #: The script raised an error.
     EXCEPTION = "exception"
+    #: fakedist itself failed in the midst of the script, which is not to blame.
+    FAULT = "fakedist_failed"
     #: The rank does not fit the GPU.
     OUT_OF_MEMORY = "out_of_memory"
     #: Ctrl-C or SIGTERM.
@@ -35,6 +37,12 @@ class Outcome(StrEnum):
 
 _BY_ITSELF = (Outcome.FINISHED, Outcome.EXIT)
 _OF_THE_SCRIPT = (Outcome.EXCEPTION, Outcome.EXIT, Outcome.TIMEOUT, Outcome.KILLED)
+
+
+#: What follows the name of a signal that the script sent to its own process.
+BY_ITSELF = ", which it sent itself"
+#: Signals by which limits of memory, time and files end a process.
+_OF_LIMITS = ("by SIGKILL", "by SIGXCPU", "by SIGXFSZ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,13 @@ class Ending:
     def ended_well(self) -> bool:
         """Whether the script ended without an error: at its end, after its last step, or by an exit with code 0."""
         return self.outcome in (Outcome.FINISHED, Outcome.STOPPED) or (self.outcome is Outcome.EXIT and self.code == 0)
+
+    @property
+    def is_accident(self) -> bool:
+        """Whether a signal killed it that neither it nor a limit had sent: it may end well the next time."""
+        if self.outcome is not Outcome.KILLED or self.message.startswith(_OF_LIMITS):
+            return False
+        return self.message.startswith("by SIG") and not self.message.endswith(BY_ITSELF)
 
     @property
     def failed(self) -> bool:

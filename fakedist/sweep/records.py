@@ -65,6 +65,7 @@ class RankResult:
         worker: The process on it that ran it for the executor.
         wall_s: Seconds that it took there.
         peak_rss_bytes: The most host memory that its processes held.
+        first_try: Why it ran a second time: how a signal killed it that was not the job's own. Empty if it ran once.
     """
 
     rank: int
@@ -86,6 +87,7 @@ class RankResult:
     worker: str = ""
     wall_s: float = 0.0
     peak_rss_bytes: int = 0
+    first_try: str = ""
 
     @property
     def total_bytes(self) -> int:

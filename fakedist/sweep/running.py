@@ -34,6 +34,7 @@ class _Run:
     every_stage: bool
     points: list[tuple[PointRun, str]] = field(default_factory=list)
     is_running: bool = False
+    first_tries: dict[int, str] = field(default_factory=dict)
 
 
 class SweepRunner:
@@ -205,7 +206,7 @@ class SweepRunner:
         before = [str(self._directory / each.directory) for each in one.results.values() if each.directory]
         job = dataclasses.replace(job, rank=rank, tapes=(*job.tapes, *before))
         directory = rank_directory(self._directory, one.key, rank)
-        key = f"{one.key}-rank{rank}"
+        key = f"{one.key}-rank{rank}{'-again' if rank in one.first_tries else ''}"
         self._in_flight[key] = (one, rank)
         return Task(
             key=key,
@@ -217,11 +218,16 @@ class SweepRunner:
     def _take(self, result: TaskResult) -> None:
         """Take in how a rank ended."""
         one, rank = self._in_flight.pop(result.key)
-        one.is_running = False
         if result.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt
+        if result.is_accident and rank not in one.first_tries:
+            one.first_tries[rank] = result.failure
+            self._ready.append((one, rank))
+            return
+        one.is_running = False
         directory = rank_directory(self._directory, one.key, rank)
         judged = judge(result, rank, directory, self._directory, self._plan.context_bytes)
+        judged = dataclasses.replace(judged, first_try=one.first_tries.get(rank, ""))
         self._journal.add_rank(one.key, judged)
         one.results[rank] = judged
         self._advance(one)

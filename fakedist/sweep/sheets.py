@@ -119,6 +119,9 @@ def reasons(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{times}{status}: {reason}{at} (first {first.label})"
         if len(counted) > _NUM_REASONS:
             yield f"{status}: {len(counted) - _NUM_REASONS} other reasons"
+    again = [each for row in rows for each in row.ranks if each.first_try]
+    for why, number in Counter(each.first_try for each in again).most_common(_NUM_REASONS):
+        yield f"{number:,} {'rank' if number == 1 else 'ranks'} ran a second time: the first was {why}"
     without = Counter(row.why_no_step for row in rows if row.why_no_step)
     for why, number in without.most_common(_NUM_REASONS):
         yield f"{number:,} without a step: {why}"

@@ -12,18 +12,22 @@ torch/distributed/distributed_c10d.py do it. A tape's objects contain only what 
 
 from __future__ import annotations
 
+import functools
 import io
 import reprlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from fakedist.patch import patched
+from fakedist.errors import WorldError
+from fakedist.patch import patched, present
 from fakedist.run.tape import ANY_RANK
 from fakedist.world.group import BareGroup
 from fakedist.world.tape_file import Where
@@ -39,6 +43,8 @@ _NUM_CALLS = {
     "send_object_list": 0,
 }
 
+#: The module that starts RPC.
+_RPC = "torch.distributed.rpc.backend_registry"
 #: Names of the bool type: Python's, and both of NumPy's.
 _BOOLS = ("bool", "bool_")
 #: Called with (operation, group, bytes sent, bytes received) for each call.
@@ -75,7 +81,41 @@ def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
     with ExitStack() as stack:
         for name in _NUM_CALLS:
             for owner in (c10d, dist):
-                stack.enter_context(patched(owner, name, getattr(answers, name)))
+                answer = _for_our_groups(getattr(answers, name), present(owner, name))
+                stack.enter_context(patched(owner, name, answer))
+        if _RPC in sys.modules:  # torch.distributed imports it, if torch was built with it
+            stack.enter_context(_no_other_workers(sys.modules[_RPC]))
+        yield
+
+
+def _for_our_groups(answer: Callable[..., object], original: Callable[..., object]) -> Callable[..., object]:
+    """``answer`` for groups of the job; torch's own for a bare backend, as ``rpc.init_rpc`` makes one."""
+
+    @functools.wraps(original)
+    def called(*args: object, **kwargs: object) -> object:
+        is_bare = any(isinstance(value, torch._C._distributed_c10d.Backend) for value in (*args, *kwargs.values()))
+        return (original if is_bare else answer)(*args, **kwargs)
+
+    return called
+
+
+@contextmanager
+def _no_other_workers(registry: ModuleType) -> Iterator[None]:
+    """Refuse RPC among several processes: the functions that others would run here, and this one there, do not run.
+
+    Raises:
+        RecordingError: This torch starts RPC in another way.
+    """
+
+    def init_process_group(store: object, rank: int, world_size: int) -> object:
+        if world_size > 1:
+            raise WorldError(
+                f"rpc.init_rpc waits for {world_size} workers, and only this rank runs: no other can call it or answer",
+                "collectives are simulated; RPC is only with world_size=1",
+            )
+        return original(store, rank, world_size)
+
+    with patched(registry, "_init_process_group", init_process_group) as original:
         yield
 
 

@@ -141,16 +141,18 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
     class TCPStore(RankStore):
         """Replaces torch.distributed.TCPStore."""
 
-        def __init__(self, host_name: str, port: int, *args: object, **kwargs: object) -> None:
-            super().__init__(num_ranks, tapes, f"{host_name}:{port}/")
+        def __init__(
+            self, host_name: str, port: int, world_size: int | None = None, *args: object, **kwargs: object
+        ) -> None:
+            super().__init__(_users(world_size, num_ranks), tapes, f"{host_name}:{port}/")
             self.host, self.port = host_name, port
             self._values = values.setdefault((host_name, port), {})
 
     class FileStore(RankStore):
         """Replaces torch.distributed.FileStore."""
 
-        def __init__(self, file_name: str, *args: object, **kwargs: object) -> None:
-            super().__init__(num_ranks, tapes, f"{file_name}/")
+        def __init__(self, file_name: str, world_size: int | None = None, *args: object, **kwargs: object) -> None:
+            super().__init__(_users(world_size, num_ranks), tapes, f"{file_name}/")
             self.path = file_name
             self._values = values.setdefault(file_name, {})
 
@@ -159,3 +161,8 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
             for owner in (dist, sys.modules["torch.distributed.rendezvous"]):
                 stack.enter_context(patched(owner, name, stand_in))
         yield
+
+
+def _users(given: int | None, num_ranks: int) -> int:
+    """Processes that use a store: as many as it was made for, else all ranks."""
+    return given if given is not None and given > 0 else num_ranks

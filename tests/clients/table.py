@@ -31,7 +31,7 @@ run with every change (`make clients-fast`).
 Wall time covers the whole command, including process start and report. Peak is the allocator's peak allocated memory
 (measured). Both are in the order of the ranks.
 
-[pytorch-tests.md](pytorch-tests.md) shows which assertions of PyTorch's own distributed tests hold here.
+[pytorch-tests.md](pytorch-tests.md) shows which assertions of PyTorch's own tests hold here.
 
 Not in the list: torchtune 0.6.1, which needs torchao 0.15 or older and so an environment of its own (its full finetune
 ran to the end on one rank there, unchecked); OLMo-core 3.0.0, which needs torch older than 2.14; notebooks, whose

@@ -101,7 +101,7 @@ def until(process: subprocess.Popen[str], line: str) -> str:
         pytest.param("os_exit", 7, "exit", "fakedist: exit 7: the script's own exit code", marks=pytest.mark.long),
         ("out_of_memory", 4, "out_of_memory", "fakedist: exit 4: the rank does not fit the GPU"),
         pytest.param("caught_out_of_memory", 0, "finished", "", marks=pytest.mark.long),
-        ("segfault", 139, "killed", "fakedist: exit 139: the script was killed by SIGSEGV"),
+        ("segfault", 139, "killed", "fakedist: exit 139: the script was killed by SIGSEGV, which it sent itself"),
     ],
 )
 def test_a_run_ends_as_its_script_does(tmp_path: Path, how: str, code: int, outcome: str, last: str) -> None:

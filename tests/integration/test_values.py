@@ -251,3 +251,87 @@ def test_a_replay_writes_what_its_capture_computed(engine: ValueEngine) -> None:
             seen = torch.as_tensor(type("Seen", (), {"__cuda_array_interface__": where})(), device="cuda")
             assert seen.sum(dim=0).tolist() == expected.sum(dim=0).tolist()
     assert invented_values(engine) == 0
+
+
+@on_virtual_gpu
+def test_lazy_conjugates_and_negatives_have_their_values(engine: ValueEngine) -> None:
+    import torch
+
+    a, b = torch.tensor([[1 + 2j, 3j], [2.0, 1 - 1j]]), torch.tensor([[1j, 1], [0, 2 - 1j]])
+    there = a.cuda(), b.cuda()
+    for run in (
+        lambda a, b: a.conj() @ b,
+        lambda a, b: b @ a.mH,
+        lambda a, b: a.conj().clone(),
+        lambda a, b: a.conj().imag.clone(),
+        lambda a, b: torch.empty_like(a).copy_(a.conj()),
+        lambda a, b: torch.zeros_like(a).conj().add_(b.conj()),
+    ):
+        expected = run(a, b).resolve_conj().resolve_neg()
+        assert torch.allclose(run(*there).cpu().resolve_conj().resolve_neg(), expected)
+    assert there[0].conj()[0, 0].item() == 1 - 2j
+    assert there[0].conj().tolist() == a.conj().tolist()
+    assert invented_values(engine) == 0
+
+
+@on_virtual_gpu
+def test_a_tensor_of_zeros_without_memory_is_zero(engine: ValueEngine) -> None:
+    import torch
+
+    nothing = torch._efficientzerotensor((3,), device="cuda")
+    assert nothing.data_ptr() == 0
+    assert nothing.cpu().tolist() == [0, 0, 0]
+    assert torch.ones(3, device="cuda").copy_(nothing).tolist() == [0, 0, 0]
+    assert (torch.ones(3, device="cuda") + nothing).tolist() == [1, 1, 1]
+    assert nothing.clone().tolist() == [0, 0, 0]
+    assert invented_values(engine) == 0
+
+
+@on_virtual_gpu
+def test_sparse_tensors_have_the_values_of_their_parts(engine: ValueEngine) -> None:
+    import torch
+
+    where = torch.tensor([[0, 1, 1], [2, 0, 0]])
+    near = torch.sparse_coo_tensor(where, torch.tensor([3.0, 4.0, 5.0]), (2, 4))
+    there = torch.sparse_coo_tensor(where.cuda(), torch.tensor([3.0, 4.0, 5.0], device="cuda"), (2, 4))
+    dense = torch.arange(8.0).view(2, 4)
+    assert there.to_dense().tolist() == near.to_dense().tolist()
+    assert there.coalesce()._nnz() == 2
+    assert (dense.cuda() + there).tolist() == (dense + near).tolist()
+    changed = dense.cuda()
+    changed.add_(there, alpha=-0.5)
+    assert changed.tolist() == dense.add(near, alpha=-0.5).tolist()
+    rows = there.to_dense().to_sparse_csr()
+    assert (rows @ torch.ones(4, device="cuda")).tolist() == [3, 9]
+    assert torch.sparse.sum(there.coalesce()).item() == 12
+    assert invented_values(engine) == 0
+    # Where the values are not known, what was written by them is not known either.
+    large = torch.sparse_coo_tensor(
+        torch.zeros(1, 1 << 20, dtype=torch.int64, device="cuda"), torch.randn(1 << 20, device="cuda"), (4,)
+    )
+    known = torch.ones(4, device="cuda")
+    known.add_(large)
+    known.tolist()
+    assert invented_values(engine) == 4
+
+
+@on_virtual_gpu
+def test_quantized_tensors_have_values_and_made_up_ones_are_counted(engine: ValueEngine) -> None:
+    import torch
+
+    numbers = torch.tensor([[-1.0, 0.26], [2.0, 30.0]])
+    for quantize in (
+        lambda x: torch.quantize_per_tensor(x, 0.1, 2, torch.qint8),
+        lambda x: torch.quantize_per_tensor(x, *(torch.tensor(v, device=x.device) for v in (0.1, 2)), torch.qint8),
+        lambda x: torch.quantize_per_channel(
+            x, torch.tensor([0.1, 0.5], device=x.device), torch.tensor([2, 0], device=x.device), 0, torch.qint8
+        ),
+    ):
+        there, near = quantize(numbers.cuda()), quantize(numbers)
+        assert there.dequantize().tolist() == near.dequantize().tolist()
+        assert there.int_repr().tolist() == near.int_repr().tolist()
+        assert there.clone().cpu().dequantize().tolist() == near.dequantize().tolist()
+    assert invented_values(engine) == 0
+    unknown = torch.quantize_per_tensor(torch.empty(300, 300, device="cuda"), 0.1, 0, torch.qint8)
+    unknown.int_repr()[0, :3].tolist()
+    assert invented_values(engine) == 3

@@ -41,7 +41,7 @@ def parts_function(name: str) -> Parts | None:
 
 
 def _bytes_of(value: object) -> float:
-    return float(sum(tensor.nbytes for tensor in tensors((value,))))
+    return float(sum(tensor.nbytes for tensor in tensors((value,)) if tensor.layout is torch.strided))
 
 
 def _is_long(rows: torch.Tensor, dim: object) -> bool:

@@ -24,6 +24,7 @@ from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
 from fakedist.gpu.values.host_reads import READS
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.sparse import is_sparse, parts
 from fakedist.gpu.values.storage import storage_of
 
 NAN = float("nan")
@@ -271,7 +272,8 @@ def _product_flops(args: Arguments, first: int) -> float:
     a, b = args[first], args[first + 1]
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return NAN
-    return (8.0 if a.is_complex() else 2.0) * a.numel() * b.shape[-1]
+    elements = (parts(a)[-1] if is_sparse(a) else a).numel()
+    return (8.0 if a.is_complex() else 2.0) * elements * b.shape[-1]
 
 
 def _scaling(args: Arguments) -> str:
@@ -304,6 +306,8 @@ def memory_bytes(tensor: torch.Tensor) -> int:
     """A device tensor's bytes in memory: for an expanded tensor, no more than its storage has."""
     if tensor.is_cpu:
         return 0
+    if is_sparse(tensor):
+        return sum(map(memory_bytes, parts(tensor)))
     if tensor.layout is torch.strided and tensor.is_contiguous():
         return int(tensor.nbytes)
     return min(tensor.nbytes, storage_of(tensor)[1])

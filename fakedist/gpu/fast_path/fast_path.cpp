@@ -124,6 +124,7 @@ bool is_plain(const at::Tensor &tensor) {
     const c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
     const DispatchKeySet keys = impl->key_set();
     if (keys.has(DispatchKey::Python) || keys.has(DispatchKey::NestedTensor) || !impl->has_storage()) return false;
+    if (keys.has(DispatchKey::ZeroTensor)) return false; // holds zeros, without memory
     if (impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides()) return false;
     if (tensor.is_cuda()) return true;
     if (!tensor.is_cpu()) return false;

@@ -65,7 +65,7 @@ def rule_of(operator: Operator, composites: Composites) -> Rule:
         return Rule(Method.PLAIN, Flag.MAKES_MASK)
     if operator.is_view or operator.empty or operator.is_idle:
         return Rule(Method.PLAIN)
-    if not operator.is_kernel:
+    if not operator.is_kernel or operator.reads_midway:
         return Rule(Method.PYTHON)
     overwrites = Flag.OVERWRITES if operator.overwrites else Flag.NONE
     if name.startswith(LISTED):

@@ -46,9 +46,31 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     num_bytes = storage_of(tensor)[1]
     if not num_bytes or not tensor.numel():
         return empty(tensor.shape, dtype=tensor.dtype)
+    if not (address := tensor.data_ptr()):  # a ZeroTensor, which forward-mode derivatives make, has no memory
+        return zeros((), dtype=tensor.dtype).expand(tensor.shape)
     offset = int(tensor.storage_offset())
-    storage = _host_storage(tensor.data_ptr() - offset * tensor.element_size(), _CPU, num_bytes)
-    return empty(0, dtype=tensor.dtype).set_(storage, offset, tensor.size(), tensor.stride())
+    storage = _host_storage(address - offset * tensor.element_size(), _CPU, num_bytes)
+    if tensor.is_quantized:
+        return _quantized_like(tensor).set_(storage, offset, tensor.size(), tensor.stride())
+    view = empty(0, dtype=tensor.dtype).set_(storage, offset, tensor.size(), tensor.stride())
+    # Views may be lazy: their memory holds the conjugate or the negative of their values.
+    if tensor.is_neg():
+        view = torch._neg_view(view)
+    return view.conj() if tensor.is_conj() else view
+
+
+def _quantized_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor without elements that is quantized as a device tensor is."""
+    if tensor.qscheme() == torch.per_tensor_affine:
+        scale, zero_point = tensor.q_scale(), tensor.q_zero_point()
+        return torch._empty_affine_quantized((0,), scale=scale, zero_point=zero_point, dtype=tensor.dtype)
+    axis = tensor.q_per_channel_axis()
+    scales, zero_points = host_view(tensor.q_per_channel_scales()), host_view(tensor.q_per_channel_zero_points())
+    shape = [0] * tensor.dim()
+    shape[axis] = len(scales)
+    return torch._empty_per_channel_affine_quantized(
+        shape, scales=scales, zero_points=zero_points, axis=axis, dtype=tensor.dtype
+    )
 
 
 def host_views(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -57,7 +79,7 @@ def host_views(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     last: tuple[int, torch.dtype] | None = None
     for tensor in tensors:
         this = (storage_of(tensor)[0], tensor.dtype)
-        if this != last or not tensor.numel():
+        if this != last or not tensor.numel() or tensor.is_neg() or tensor.is_complex():
             found.append(host_view(tensor))
             last = this if tensor.numel() else None
         else:
@@ -99,6 +121,8 @@ class Defined:
             return True
         if known is not None and known.flags is not None:
             return all_true(elements(known.flags, tensor))
+        if tensor._is_zerotensor():
+            return True
         return bool(self.replayed) and 0 < storage_of(tensor)[1] <= self.replayed.get(storage_address(tensor), 0)
 
     def _find_lost(self, known: Known, num_bytes: int) -> None:

@@ -42,6 +42,7 @@ from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
+from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.storage import answered_reads, find_cover, reads_told, storage_of
 from fakedist.run.notes import Note
 from fakedist.run.rows import InventedRow
@@ -76,6 +77,7 @@ class ValueEngine:
         self._following = Following(self.host)
         self._hollow = Hollow(self.host)
         self._inside = Inside(self.execute)
+        self._sparse = Sparse(self.host, self._inside.run)
         self.composites = Composites(self.host, self._inside.run, self._kernel)
 
     def execute(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
@@ -217,12 +219,19 @@ class ValueEngine:
         if not operator.like:
             for value in args:
                 if isinstance(value, torch.Tensor):
+                    if is_sparse(value):
+                        return self._sparse.run(operator, args, kwargs)
                     if value.layout is not torch.strided or value.is_nested:
                         return operator.func(*args, **kwargs)
+                    if value._is_zerotensor():
+                        return self._inside.run(operator, args, kwargs)
                     if value.nbytes > LIMIT_BYTES and is_large(value):
                         return self._not_computed(operator, args, kwargs)
-                elif isinstance(value, (list, tuple)) and _any_large(value):
-                    return self._not_computed(operator, args, kwargs)
+                elif isinstance(value, (list, tuple)):
+                    if any(map(is_sparse, value)):
+                        return self._sparse.run(operator, args, kwargs)
+                    if _any_large(value):
+                        return self._not_computed(operator, args, kwargs)
         inputs = self._inputs(operator, args, kwargs)
         complete = self._following.complete(operator, inputs)
         if complete is None:
@@ -234,7 +243,7 @@ class ValueEngine:
     def _computed(self, operator: Operator, args: Arguments, kwargs: Keywords, doubt: Doubt | None) -> object:
         """Run on the device, and on the host over the same memory. ``doubt`` is that of the values that are read."""
         drawn_at = self._drawn_at(args, kwargs) if operator.random else None
-        result = operator.func(*args, **kwargs)
+        result = self._on_device(operator, args, kwargs)
         outputs = device_tensors((result,))
         written = self._written(operator, args, kwargs) if operator.written else []
         if not outputs and not written:
@@ -267,7 +276,7 @@ class ValueEngine:
 
     def _not_computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run on the device alone."""
-        result = operator.func(*args, **kwargs)
+        result = self._on_device(operator, args, kwargs)
         if operator.followed or operator.written or operator.name in CHOOSING:
             written = self._written(operator, args, kwargs) if operator.written else []
             if operator.name in CHOOSING and not written:
@@ -277,9 +286,15 @@ class ValueEngine:
             self.host.shares.know_non_negative(result)
         return result
 
+    def _on_device(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """Run the device's kernel, which for some operations reads values midway."""
+        return self._inside.run(operator, args, kwargs) if operator.reads_midway else operator.func(*args, **kwargs)
+
     def _listed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """An operation on lists of tensors."""
         run = self._hollow.run if self._hollow.concerns(operator, args, kwargs) else self._foreach.run
+        if any(isinstance(value, (list, tuple)) and any(map(is_sparse, value)) for value in args):
+            run = self._inside.run
         return run(operator, args, kwargs)
 
     def _lifted(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:

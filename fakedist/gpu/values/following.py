@@ -81,6 +81,8 @@ class Following:
         return found
 
     def _can_be_made_up(self, tensor: torch.Tensor, limit: int) -> bool:
+        if tensor.is_quantized:  # all would be zero
+            return False
         return tensor.numel() <= limit and is_small(tensor) and self._host.shares.of(tensor) is None
 
     def mark(

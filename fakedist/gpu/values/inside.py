@@ -13,12 +13,24 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords, device_tensors
+from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords, device_tensors, tensors
 from fakedist.gpu.values.operators import Operator
 
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _ON_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-_SPARSE = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)
+_QUANTIZED = torch._C.DispatchKeySet(torch._C.DispatchKey.QuantizedCUDA)
+_SPARSE = dict.fromkeys(
+    (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc),
+    torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCUDA),
+)
+_SPARSE[torch.sparse_coo] = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)
+
+
+def _special(tensor: torch.Tensor) -> torch._C.DispatchKeySet | None:
+    """The kernels for a device tensor of a special kind."""
+    if not tensor.is_cuda:
+        return None
+    return _QUANTIZED if tensor.is_quantized else _SPARSE.get(tensor.layout)
 
 
 class Inside(TorchDispatchMode):
@@ -30,11 +42,11 @@ class Inside(TorchDispatchMode):
 
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation's device kernel with this mode on."""
-        sparse = any(isinstance(value, torch.Tensor) and value.is_cuda and value.is_sparse for value in args)
-        if not sparse and not device_tensors((args, tuple(kwargs.values()))):
+        kernels = next(filter(None, map(_special, tensors(args))), None)
+        if kernels is None and not device_tensors((args, tuple(kwargs.values()))):
             return operator.func(*args, **kwargs)
         with self:
-            return operator.func.redispatch(_SPARSE if sparse else _ON_DEVICE, *args, **kwargs)
+            return operator.func.redispatch(kernels or _ON_DEVICE, *args, **kwargs)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

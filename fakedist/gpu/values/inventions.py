@@ -43,6 +43,9 @@ class Inventions:
 
     def draw_missing(self, host: torch.Tensor, missing: torch.Tensor | None, *, non_negative: bool) -> None:
         """Make up a host tensor's missing elements, or all of them. They are counted when the script reads them."""
+        if host.is_quantized:
+            host.fill_(0.0) if missing is None else host.masked_fill_(missing, 0.0)
+            return
         vanishing = self._is_in_loop(script_line()) and host.is_floating_point()
         count = host.numel() if missing is None else int(missing.sum())
         drawn = _drawn(host.dtype, count, self._generator, non_negative=non_negative)

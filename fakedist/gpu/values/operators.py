@@ -18,6 +18,11 @@ _LIKE = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "ran
 _LIKE |= {"new_zeros", "new_ones", "new_full"}
 #: These return memory that holds nothing yet, or move a tensor's memory. Nothing is computed.
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"}
+_EMPTY |= {"_efficientzerotensor", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "empty_quantized"}
+#: These check or read scales and zero points on the host, and then compute.
+_READ_MIDWAY = {"quantize_per_channel", "dequantize", "quantize_per_tensor", "quantize_per_tensor_dynamic"}
+_READ_MIDWAY |= {"fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper"}
+_READ_MIDWAY |= {"_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "fused_moving_avg_obs_fake_quant"}
 #: How the names of operators on lists of tensors begin.
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")
 #: These compute nothing and run no operations: the profiler's marks, and the wait for a collective and its wrapper.
@@ -48,6 +53,7 @@ class Operator:
         dynamic: The size of its result, or what it returns to the host, depends on values.
         random: It draws random numbers.
         takes_generator: It has a ``generator`` argument.
+        reads_midway: Its device kernel reads values on the host before it computes.
         followed: Something may be known about its result even if the result holds no values.
     """
 
@@ -66,6 +72,7 @@ class Operator:
         "overwrites",
         "qualified_name",
         "random",
+        "reads_midway",
         "reshapes",
         "takes_generator",
         "written",
@@ -100,6 +107,7 @@ class Operator:
         self.dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.takes_generator = "generator" in self._positions
+        self.reads_midway = name in _READ_MIDWAY
         self.followed = followed_name(name) in FOLLOWED
 
     def argument(self, name: str, args: Arguments, kwargs: Keywords) -> object:

@@ -236,6 +236,7 @@ def _result(task: Task, ending: Ending, supervised: Supervised, log: Path) -> Ta
         worker=str(os.getpid()),
         wall_s=supervised.wall_s,
         peak_rss_bytes=supervised.peak_rss_bytes,
+        is_accident=ending.is_accident,
     )
 
 

@@ -86,6 +86,7 @@ class TaskResult:
         worker: ID of the process on that machine that ran it for the executor.
         wall_s: Seconds that it took there.
         peak_rss_bytes: The most resident host memory that its processes held together, sampled a few times a second.
+        is_accident: Whether a signal killed it that neither the job nor a limit had sent.
     """
 
     key: str
@@ -98,6 +99,7 @@ class TaskResult:
     worker: str
     wall_s: float
     peak_rss_bytes: int
+    is_accident: bool = False
 
     @property
     def ended_well(self) -> bool:

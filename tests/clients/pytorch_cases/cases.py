@@ -1,4 +1,4 @@
-"""What a case of PyTorch's distributed tests is here: a function of a rank, which asserts what PyTorch's test asserts.
+"""What a case of PyTorch's tests is here: a function of a rank, which asserts what PyTorch's test asserts.
 
 If PyTorch's test gives each rank different numbers, the case gives all ranks the same ones, so what it asserts is true
 in a real job too. If it looks at what only another rank holds, the case states that.
@@ -65,7 +65,7 @@ Function = Callable[[Rank], None]
 
 
 def case(source: str, asserts: str, adapted: str = "", why: str = "") -> Callable[[Function], Function]:
-    """A case of PyTorch's ``test/distributed/`` + source."""
+    """A case of PyTorch's ``test/distributed/`` + source, or ``test/`` + source if it needs no other rank."""
 
     def note(function: Function) -> Function:
         subject = function.__module__.rpartition(".")[2]

@@ -17,8 +17,13 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import collectives  # noqa: F401
 import functional  # noqa: F401
 import groups  # noqa: F401
+import nested  # noqa: F401
+import quantized  # noqa: F401
 import replicated  # noqa: F401
 import sharded  # noqa: F401
+import sparse  # noqa: F401
+import training  # noqa: F401
+import transforms  # noqa: F401
 from cases import CASES, Case, Rank
 
 RESULT = "CASE "

@@ -20,13 +20,15 @@ RESULTS = HERE / "results.json"
 PAGE = ROOT / "docs" / "pytorch-tests.md"
 #: (ranks, rank) of the jobs here; the fake backend runs the last one's.
 WORLDS = ((2, 1), (4, 0), (8, 5))
-_HEAD = """# PyTorch's own distributed tests
+_HEAD = """# PyTorch's own tests
 
-{count} of PyTorch's distributed tests, rewritten as small functions that do and assert the same. Each runs as one rank:
-on stock torch's `fake` backend (CPU tensors), and under `fakedist profile` on the virtual GPU (ranks {worlds}).
-A case passes here if it passes on each of these ranks. "Adapted" shows how a case differs from PyTorch's test. If
-PyTorch's test gives each rank different numbers, all ranks get the same ones here, so its assertions also hold in a
-real job.
+{count} of PyTorch's tests, rewritten as small functions that do and assert the same: distributed ones, and those of
+sparse and nested tensors, `torch.func`, compiled optimizers, quantized tensors and other kinds of modules. Sources of
+`sparse`, `nested`, `transforms`, `training` and `quantized` are in PyTorch's `test`, the others in `test/distributed`.
+Each runs as one rank: on stock torch's `fake` backend (CPU tensors), and under `fakedist profile` on the virtual GPU
+(ranks {worlds}). A case passes here if it passes on each of these ranks. "Adapted" shows how a case differs from
+PyTorch's test. If PyTorch's test gives each rank different numbers, all ranks get the same ones here, so its assertions
+also hold in a real job.
 
 {table}
 

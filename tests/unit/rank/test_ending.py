@@ -3,11 +3,13 @@ from __future__ import annotations
 import os
 import runpy
 import signal
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
+from fakedist.errors import WorldError
 from fakedist.rank import ending
 from fakedist.rank.ending import Terminated
 from fakedist.record.steps import StopRun
@@ -83,3 +85,77 @@ def test_signals_wait_until_the_records_are_written() -> None:
     with pytest.raises(KeyboardInterrupt):
         write()
     assert written
+
+
+def _ours(tmp_path: Path, name: str, source: str) -> types.ModuleType:
+    """A module as if it were one of fakedist's."""
+    path = tmp_path / f"{name}.py"
+    path.write_text(source)
+    module = types.ModuleType(name)
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    return module
+
+
+_OUR_CODE = """
+def hook(tensor): return {}[tensor]
+def calls_torch(tensor): return tensor.view(7)
+def refuses(tensor): raise ValueError("torch's own text")
+def passes_on(function, *args): return function(*args)
+def wraps(original, value):
+    return original(value)
+def calls_back(function): return sorted([1, 2], key=function)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("ours.hook(torch.ones(3))", "ours.py:2 (hook)"),
+        ("ours.calls_torch(torch.ones(3))", "ours.py:3 (calls_torch)"),
+        ("ours.refuses(torch.ones(3))", ""),
+        ("ours.passes_on(torch.ones(3).view, 7)", ""),
+        ("ours.wraps(torch.ones(3).view, 7)", ""),
+        ("ours.calls_back(lambda value: {}[value])", ""),
+        ("ours.passes_on(ours.hook, torch.ones(3))", "ours.py:2 (hook)"),
+        ("torch.ones(3).view(7)", ""),
+    ],
+)
+def test_an_error_at_a_frame_of_ours_is_our_fault_unless_it_is_raised_or_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, fault: str
+) -> None:
+    monkeypatch.setattr(ending, "_OURS", f"{tmp_path}{os.sep}")
+    monkeypatch.setattr(ending, "_ROOT", f"{tmp_path}{os.sep}")
+    ours = _ours(tmp_path, "ours", _OUR_CODE)
+    with pytest.raises((KeyError, ValueError, RuntimeError)) as caught:
+        exec(compile(call, "script.py", "exec"), {"ours": ours, "torch": torch})
+    assert ending.fault_of(caught.value) == fault
+    found = ending.how_it_ended(caught.value)
+    assert found.outcome is (Outcome.FAULT if fault else Outcome.EXCEPTION)
+    assert found.message.endswith(f", in {fault}") == bool(fault)
+    wrapped = _during(RuntimeError("the script's"), caught.value)
+    assert ending.how_it_ended(wrapped).outcome is found.outcome
+
+
+def test_errors_that_say_what_to_do_are_no_faults() -> None:
+    assert ending.fault_of(WorldError("it waits", "--rank 0")) == ""
+    assert ending.fault_of(MemoryError()) == ""
+
+
+def test_signals_to_this_process_are_seen_before_they_are_sent_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, int]] = []
+    for owner, name in ((os, "kill"), (os, "killpg"), (os, "abort"), (signal, "raise_signal")):
+        monkeypatch.setattr(owner, name, lambda *args, name=name: sent.append((name, 0)))
+    originals = (os.kill, os.killpg, os.abort, signal.raise_signal)
+    with ending.watched_signals(lambda number: sent.append(("seen", number))):
+        os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getppid(), signal.SIGTERM)
+        os.killpg(os.getpgrp(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGBUS)
+        os.abort()
+    assert sent == [
+        *(("seen", signal.SIGSEGV), ("kill", 0), ("kill", 0)),
+        *(("seen", signal.SIGTERM), ("killpg", 0)),
+        *(("seen", signal.SIGBUS), ("raise_signal", 0)),
+        *(("seen", signal.SIGABRT), ("abort", 0)),
+    ]
+    assert (os.kill, os.killpg, os.abort, signal.raise_signal) == originals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fakedist.record.marks import KEEP_LAYER, Marks, _OwnedMemory
@@ -136,3 +137,40 @@ def test_state_in_an_optimizers_own_lists_is_optimizer_state_of_the_parameters_l
     assert optimizer.flat.data_ptr() not in found
     assert all((tensor.data_ptr(), 0) not in claimed for tensor in kept)
     assert all((tensor.data_ptr(), 0) in marks.claimed() for tensor in kept)
+
+
+def test_swapped_tensors_have_no_weak_reference_of_ours_and_keep_their_layers() -> None:
+    marks = Marks(Position(), LayerTable())
+    first, second = (torch.nn.Parameter(torch.ones(size)) for size in (3, 4))
+    marks.parameter(first, 7)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(first, second)
+    with marks.released(first, second):
+        torch.utils.swap_tensors(first, second)
+    assert (first.shape, second.shape) == ((4,), (3,))
+    assert (marks.owner(first), marks.owner(second)) == (7, KEEP_LAYER)
+    first.sum().backward()  # its gradient is marked
+    assert marks.owner(first) == 7
+
+
+def test_lazy_parameters_are_left_until_they_have_a_shape() -> None:
+    marks = Marks(Position(), LayerTable())
+    net = torch.nn.LazyLinear(3)
+    marks.module(net, 5)
+    assert marks.owner(net.weight) == KEEP_LAYER
+    net(torch.ones(2, 4))
+    marks.module(net, 5)
+    assert marks.owner(net.weight) == 5
+
+
+def test_what_a_transform_wraps_is_marked_itself() -> None:
+    marks = Marks(Position(), LayerTable())
+    net, weights = torch.nn.Linear(4, 4), torch.ones(3, 4, 4)
+
+    def called(weight: torch.Tensor) -> torch.Tensor:
+        net._parameters["weight"] = weight  # type: ignore[assignment]
+        marks.module(net, 5)
+        return weight.sum()
+
+    torch.func.vmap(called)(weights)
+    assert marks.owner(weights) == 5

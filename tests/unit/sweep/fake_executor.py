@@ -10,18 +10,20 @@ from pathlib import Path
 from fakedist.analysis.building import build_tables
 from fakedist.launch.executors.task import Task, TaskResult
 from fakedist.run.manifest import load_manifest, write_manifest
-from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.outcome import BY_ITSELF, Ending, Outcome
 from tests.unit.analysis.recorded import new_run
 from tests.unit.report.handmade import recorded
 
 #: What a task comes to. "ran" is a run with a step whose pipeline has the ranks 0 and 4.
-RAN, OUT_OF_MEMORY, REFUSED, RAISED, LOST, INTERRUPTED = (
+RAN, OUT_OF_MEMORY, REFUSED, RAISED, LOST, INTERRUPTED, CRASHED, KILLED_ITSELF = (
     "ran",
     "out of memory",
     "refused",
     "raised",
     "lost",
     "interrupted",
+    "crashed",
+    "killed itself",
 )
 
 
@@ -65,7 +67,7 @@ class FakeExecutor:
         if not made.exists():
             make_failed(made, task.job.rank, (outcome, message, step))
         shutil.copytree(made, task.directory)
-        return result(task, outcome, message)
+        return result(task, outcome, f"killed {message}" if outcome is Outcome.KILLED else message)
 
 
 def result(task: Task, outcome: Outcome, failure: str = "") -> TaskResult:
@@ -80,6 +82,7 @@ def result(task: Task, outcome: Outcome, failure: str = "") -> TaskResult:
         worker="1",
         wall_s=1.5,
         peak_rss_bytes=1 << 30,
+        is_accident=Ending(outcome, 1, failure.removeprefix("killed ")).is_accident,
     )
 
 
@@ -87,6 +90,8 @@ _FAILURES = {
     OUT_OF_MEMORY: (Outcome.OUT_OF_MEMORY, "torch.OutOfMemoryError: CUDA out of memory", 1),
     REFUSED: (Outcome.EXCEPTION, "AssertionError: heads cannot be divided by tp", 0),
     RAISED: (Outcome.EXCEPTION, "RuntimeError: shapes differ", 0),
+    CRASHED: (Outcome.KILLED, "by SIGSEGV", 1),
+    KILLED_ITSELF: (Outcome.KILLED, f"by SIGSEGV{BY_ITSELF}", 1),
 }
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from fakedist.launch.executors.task import Task
 from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.reading import Given, sweep_of_file
 from fakedist.sweep.records import Row, Status, StepEstimate
+from fakedist.sweep.sheets import reasons
 from fakedist.sweep.step import estimate_step
 from fakedist.sweep.sweeping import Listener, run_sweep
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import (
+    CRASHED,
     INTERRUPTED,
+    KILLED_ITSELF,
     LOST,
     OUT_OF_MEMORY,
     RAISED,
@@ -241,6 +245,28 @@ def test_what_went_wrong_is_a_row(tmp_path: Path) -> None:
     assert ranks(executor.tasks) == [0, 0, 0, 0, 0, 4, 0, 4]
     # What could not start runs again. What failed by itself does not.
     assert [argument(task, "--tp") for task in run(tmp_path / "s", text=text)[1].tasks] == [2, 2]
+
+
+def test_a_rank_that_a_signal_killed_runs_once_more_and_the_row_says_so(tmp_path: Path) -> None:
+    ran: Counter[tuple[int, int]] = Counter()
+
+    def ends(task: Task) -> str:
+        tp = argument(task, "--tp")
+        ran[tp, task.job.rank] += 1
+        if tp == 1 and task.job.rank == 4:
+            return CRASHED if ran[tp, 4] == 1 else RAN
+        return {1: RAN, 2: CRASHED, 4: KILLED_ITSELF}[tp]
+
+    text = SWEEP.replace("mbs = [1, 2]", "mbs = [1]").replace("tp = [1, 2]", "tp = [1, 2, 4]")
+    sweep, executor, _ = run(tmp_path / "s", ends, text=text)
+    assert ran == {(1, 0): 1, (1, 4): 2, (2, 0): 2, (4, 0): 1}
+    assert len({task.key for task in executor.tasks}) == len(executor.tasks)
+    rows = {dict(row.values)["tp"]: row for row in sweep.rows}
+    assert [(each.rank, each.first_try) for each in rows[1].ranks] == [(0, ""), (4, "killed by SIGSEGV")]
+    assert rows[1].status is Status.FITS
+    assert (rows[2].status, rows[2].ranks[0].first_try) == (Status.FAILED, "killed by SIGSEGV")
+    assert (rows[4].status, rows[4].ranks[0].first_try) == (Status.FAILED, "")
+    assert "2 ranks ran a second time: the first was killed by SIGSEGV" in list(reasons(sweep.rows))
 
 
 @pytest.mark.usefixtures("priced")
