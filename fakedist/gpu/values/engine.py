@@ -40,6 +40,7 @@ from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.host_reads import INDEXING, READS, HostReads
 from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.large import Large
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
 from fakedist.gpu.values.storage import answered_reads, find_cover, reads_told, storage_of
@@ -75,6 +76,7 @@ class ValueEngine:
         self._foreach = Foreach(self.host)
         self._following = Following(self.host)
         self._hollow = Hollow(self.host)
+        self._large = Large(self.host)
         self._inside = Inside(self.execute)
         self.composites = Composites(self.host, self._inside.run, self._kernel)
 
@@ -152,15 +154,13 @@ class ValueEngine:
         return self.host.settle(tensor.detach(), "print") if is_small(tensor) else None
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A plain tensor's values, over the same memory; None if kernels did not compute all of them and the script
-        did not read them.
-        """
+        """A plain tensor's values; None if kernels did not compute all of them."""
         if not tensor.is_cuda:
             return None if is_hollow(tensor) else tensor
         if not self.host.holds(tensor):
-            return None
-        doubt = self.host.doubts.of(tensor)
-        return host_view(tensor.detach()) if doubt is None or doubt.teller else None
+            recipe = self.host.recipe(tensor)
+            return None if recipe is None or recipe.doubt is not None else self._large.value(tensor)
+        return host_view(tensor.detach()) if self.host.doubts.of(tensor) is None else None
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
@@ -242,7 +242,8 @@ class ValueEngine:
         if operator.is_view and storage_of(outputs[0]) == storage_of(tensor_at(args, 0)):
             return result  # reshape() had nothing to copy: the values are the argument's
         if not all(is_small(tensor) for tensor in outputs):
-            self._holds_nothing(operator, args, result, written)
+            if not self._follow_large(operator, args, kwargs, result, written):
+                self._holds_nothing(operator, args, result, written)
             return result
         if operator.zeros:
             self.host.zero(written or outputs)
@@ -268,14 +269,30 @@ class ValueEngine:
     def _not_computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run on the device alone."""
         result = operator.func(*args, **kwargs)
+        written = self._written(operator, args, kwargs) if operator.written else []
+        if self._follow_large(operator, args, kwargs, result, written):
+            return result
         if operator.followed or operator.written or operator.name in CHOOSING:
-            written = self._written(operator, args, kwargs) if operator.written else []
             if operator.name in CHOOSING and not written:
                 self._choose(operator, args, kwargs, result)
             self._holds_nothing(operator, args, result, written)
         if isinstance(result, torch.Tensor) and result.numel() == 1 and _is_loss(result, args):
             self.host.shares.know_non_negative(result)
         return result
+
+    def _follow_large(
+        self, operator: Operator, args: Arguments, kwargs: Keywords, result: object, written: list[torch.Tensor]
+    ) -> bool:
+        """Follow the values of large tensors that an operation has read or written. Return whether that was possible."""
+        reading = self._large.reads(operator, args, kwargs)
+        outputs = [] if reading is None else written or device_tensors((result,))
+        if reading is not None and outputs and self._large.follow(operator, args, kwargs, outputs, reading):
+            if not is_small(outputs[0]):
+                self._holds_nothing(operator, args, result, written)
+            return True
+        for tensor in written:
+            self.host.forget_recipe(tensor)
+        return False
 
     def _listed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """An operation on lists of tensors."""
@@ -377,9 +394,13 @@ class ValueEngine:
         constant = share in (0.0, 1.0) and operator.name not in _COUNTED
         if constant or (operator.name in _COUNTED and result.dtype != torch.bool):
             whole = not result.is_floating_point()
-            if not constant and self.host.shares.of(tensor_at(args, 0)) not in (0.0, 1.0):
+            shares, mask = self.host.shares, tensor_at(args, 0)
+            is_assumed = not constant and shares.is_assumed(mask)
+            if not constant and not is_assumed and shares.of(mask) not in (0.0, 1.0):
                 self.host.inventions.count(operator.full_name, result.numel())
             self.host.write(result, new_tensor(round(share) if whole else share))
+            if is_assumed:
+                self.host.doubts.mark(result, Doubt())
 
     def _choose(self, operator: Operator, args: Arguments, kwargs: Keywords, result: object) -> None:
         indices = next(reversed(device_tensors((result,))), None)
