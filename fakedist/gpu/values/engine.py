@@ -35,6 +35,7 @@ from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import LIMIT_BYTES, host_view, is_large, is_small
 from fakedist.gpu.values.following import Following
 from fakedist.gpu.values.foreach import Foreach
+from fakedist.gpu.values.graph_values import GraphValues
 from fakedist.gpu.values.hollow import Hollow, is_hollow
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.host_reads import INDEXING, READS, HostReads
@@ -65,6 +66,7 @@ class ValueEngine:
     Attributes:
         host: What is known of device memory.
         composites: Runs operations that read values midway.
+        graphs: Gives compiled graphs their integers.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
@@ -77,6 +79,7 @@ class ValueEngine:
         self._following = Following(self.host)
         self._hollow = Hollow(self.host)
         self._large = Large(self.host)
+        self.graphs = GraphValues(self.host)
         self._inside = Inside(self.execute)
         self.composites = Composites(self.host, self._inside.run, self._kernel)
 
@@ -161,6 +164,11 @@ class ValueEngine:
             recipe = self.host.recipe(tensor)
             return None if recipe is None or recipe.doubt is not None else self._large.value(tensor)
         return host_view(tensor.detach()) if self.host.doubts.of(tensor) is None else None
+
+    def settled(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """As :meth:`known`, and the made-up values that the script has read: it knows them."""
+        doubt = self.host.doubts.of(tensor) if tensor.is_cuda and self.host.holds(tensor) else None
+        return host_view(tensor.detach()) if doubt is not None and doubt.teller else self.known(tensor)
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
