@@ -32,7 +32,9 @@ def is_followed() -> bool:
 
 @contextmanager
 def compiled_graphs(graph: Around, watched: Watched) -> Iterator[None]:
-    """Run every graph that Inductor compiled inside ``graph(compiled, inputs)``, call what that gives with the results, and follow its compilation.
+    """Run every graph that Inductor compiled inside ``graph(compiled, inputs)``, and follow its compilation.
+
+    That context gives a function, which is called with the results.
 
     Inductor takes seconds to import, so it is patched when the script first calls ``torch.compile``.
 

@@ -1,8 +1,8 @@
 """The part of a compiled graph that computes integers and masks from its inputs, as text that generated code keeps.
 
-Kernels of compiled graphs do not run. Most of what a graph computes is large floats, which nobody needs. The counts of a
-block mask, offsets of packed sequences and flags are not: kernels do as much as these say. They follow from a few
-small operations, which :mod:`fakedist.gpu.values.graph_values` runs on the host.
+Kernels of compiled graphs do not run. Most of what a graph computes is large floats, which nobody needs. The counts of
+a block mask, offsets of packed sequences and flags are different: kernels do as much as these say. They follow from a
+few small operations, which :mod:`fakedist.gpu.values.graph_values` runs on the host.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class IntegerPart:
     """Operations of a graph, in order.
 
     Attributes:
-        nodes: For each: its name, its operation, its arguments and keyword arguments. A dict stands for what JSON lacks:
-            another node (``n``), a type (``d``), a memory format (``f``), a device (``c``).
+        nodes: For each: its name, its operation, its arguments and keyword arguments. A dict stands for what JSON
+            lacks: another node (``n``), a type (``d``), a memory format (``f``), a device (``c``).
         inputs: The place of each input among the graph's.
         outputs: The names of results, by place.
         buffers: The name of the node whose values each buffer of the generated code holds.
@@ -51,7 +51,7 @@ class IntegerPart:
         """The part from :meth:`as_json`."""
         assert isinstance(found, list)
         nodes, inputs, outputs, buffers = found
-        return cls([tuple(node) for node in nodes], inputs, {place: name for place, name in outputs}, buffers)
+        return cls([tuple(node) for node in nodes], inputs, dict(outputs), buffers)
 
 
 def integers_of(graph: fx.Graph, buffers: Mapping[str, object]) -> IntegerPart | None:
@@ -217,4 +217,3 @@ def _as_text(value: object) -> object:
     if isinstance(value, torch.layout):
         return None if value is torch.strided else _UNKNOWN
     return value if value is None or type(value) in (bool, int, float, str) else _UNKNOWN
-

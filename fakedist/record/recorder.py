@@ -362,9 +362,7 @@ class Recorder:
     def _compiles(self, modules: Modules) -> None:
         modules.layers = layers_of(modules, self._layers)
 
-    def _graph(
-        self, compiled: object, inputs: Sequence[object]
-    ) -> AbstractContextManager[Callable[[object], None]]:
+    def _graph(self, compiled: object, inputs: Sequence[object]) -> AbstractContextManager[Callable[[object], None]]:
         if not self._records:
             return nullcontext(lambda results: None)
         placed = self._operations.graph(lambda op: self._placing.begins(compiled, inputs, op, self._position.layer))

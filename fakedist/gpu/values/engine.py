@@ -291,7 +291,7 @@ class ValueEngine:
     def _follow_large(
         self, operator: Operator, args: Arguments, kwargs: Keywords, result: object, written: list[torch.Tensor]
     ) -> bool:
-        """Follow the values of large tensors that an operation has read or written. Return whether that was possible."""
+        """Follow large tensors that an operation has read or written. Return whether their values are known."""
         reading = self._large.reads(operator, args, kwargs)
         outputs = [] if reading is None else written or device_tensors((result,))
         if reading is not None and outputs and self._large.follow(operator, args, kwargs, outputs, reading):

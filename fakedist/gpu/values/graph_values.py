@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import empty, empty_strided
 from torch._ops import OpOverload
 
 from fakedist.gpu.values.contents import host_view, is_small
@@ -103,7 +104,7 @@ class GraphValues:
             recipe = self._host.recipe(value)
             if recipe is None:
                 return _Input(None, None)
-            return _Input(_Lazy(recipe, torch.empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))), recipe.doubt)
+            return _Input(_Lazy(recipe, empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))), recipe.doubt)
         if is_hollow(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return _Input(None, None)
         once = distinct(value.detach())
@@ -113,7 +114,7 @@ class GraphValues:
 
 def _lies(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, tuple[int, ...]]:
     """How a tensor lies, over memory that takes nothing."""
-    storage = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=_META).untyped_storage()
+    storage = empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=_META).untyped_storage()
     return storage, int(tensor.storage_offset()), tensor.size(), tensor.stride()
 
 
@@ -237,7 +238,7 @@ def _decoded(value: object, values: Mapping[str, object]) -> object:
         return [_decoded(each, values) for each in value]
     if not isinstance(value, dict):
         return value
-    (kind, text), = value.items()
+    ((kind, text),) = value.items()
     if kind == "n":
         found = values.get(text)
         if found is None:
@@ -316,7 +317,7 @@ def _on_meta(values: list[object]) -> list[object]:
         if isinstance(value, _Lazy):
             found.append(value.shape)
         elif isinstance(value, torch.Tensor):
-            found.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
+            found.append(empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
         elif isinstance(value, list):
             found.append(_on_meta(value))
         else:
@@ -332,5 +333,3 @@ def _operands(values: list[object]) -> list[object]:
         else:
             found.append(_operands(value) if isinstance(value, list) else value)
     return found
-
-

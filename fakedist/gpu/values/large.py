@@ -63,7 +63,7 @@ class Large:
     def follow(
         self, operator: Operator, args: Arguments, kwargs: Keywords, outputs: list[torch.Tensor], reading: Reading
     ) -> bool:
-        """Keep the recipes of an operation's results, or compute those that are small. Return whether that was possible.
+        """Keep the recipes of an operation's results, and compute those that are small. Return whether they are known.
 
         Args:
             operator: The operation.
@@ -89,7 +89,9 @@ class Large:
                 )
                 for place, output in enumerate(outputs)
             ]
-            values = [recipe.value() if is_small(output) else None for recipe, output in zip(recipes, outputs, strict=True)]
+            values = [
+                recipe.value() if is_small(output) else None for recipe, output in zip(recipes, outputs, strict=True)
+            ]
         except UnknownValueError:
             return False
         for output, recipe, value in zip(outputs, recipes, values, strict=True):
@@ -174,5 +176,3 @@ class Reading:
 
     def __init__(self, ignored: Iterable[int], doubt: Doubt | None) -> None:
         self.ignored, self.doubt = frozenset(ignored), doubt
-
-

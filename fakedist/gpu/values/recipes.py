@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import empty, full, stack, zeros
 
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.gpu.values.known import Doubt
@@ -127,7 +128,7 @@ class Recipe:
         self.kwargs = {name: value for name, value in kwargs.items() if name not in _PLACES}
         self.size, self.dtype, self.item, self.doubt = result.size, dtype, item, doubt
         self.order = _memory_order(result)
-        self.depth = 1 + max((part.recipe.depth for part in _parts((args, tuple(kwargs.values())))), default=0)
+        self.depth: int = 1 + max((part.recipe.depth for part in _parts((args, tuple(kwargs.values())))), default=0)
         if self.depth > _DEPTH:
             raise UnknownValueError
         self._rule = _rule(self)
@@ -208,7 +209,7 @@ def _read(operand: Operand, box: Box, pieces: _Pieces) -> torch.Tensor:
         return operand[tuple(slice(start, stop) for start, stop in box)]
     size = [stop - start for start, stop in box]
     if 0 in size:
-        return torch.empty(size, dtype=operand.recipe.dtype)
+        return empty(size, dtype=operand.recipe.dtype)
     first, end = operand.geometry.span(box)
     if end - first > 4 * PIECE:
         raise UnknownValueError
@@ -228,8 +229,8 @@ def _whole(operand: Operand, most: int) -> torch.Tensor:
     if math.prod(size) > most:
         raise UnknownValueError
     if 0 in size:
-        return torch.empty(size, dtype=operand.recipe.dtype)
-    found = torch.empty(size, dtype=operand.recipe.dtype)
+        return empty(size, dtype=operand.recipe.dtype)
+    found = empty(size, dtype=operand.recipe.dtype)
     for box in _divided(operand, tuple((0, n) for n in size)):
         found[tuple(slice(start, stop) for start, stop in box)] = _read(operand, box, {})
     return found
@@ -322,8 +323,8 @@ def _filled(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
         given = recipe.operator.argument("value", recipe.args, recipe.kwargs) if given is None else given
         if not isinstance(given, (bool, int, float)):
             raise UnknownValueError
-        return torch.full((), given).to(recipe.dtype).expand([stop - start for start, stop in box])
-    return torch.full((), value, dtype=recipe.dtype).expand([stop - start for start, stop in box])
+        return full((), given).to(recipe.dtype).expand([stop - start for start, stop in box])
+    return full((), value, dtype=recipe.dtype).expand([stop - start for start, stop in box])
 
 
 def _broadcast(size: tuple[int, ...], box: Box) -> Box:
@@ -349,9 +350,10 @@ def _padded(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     assert isinstance(source, (torch.Tensor, Part))
     assert isinstance(pads, (list, tuple))
     value = recipe.operator.argument("value", recipe.args, recipe.kwargs)
+    assert isinstance(value, (bool, int, float))
     size = _size(source)
     before = [0] * (len(size) - len(pads) // 2) + [int(pads[place]) for place in range(len(pads) - 2, -1, -2)]
-    found = torch.full([stop - start for start, stop in box], value, dtype=recipe.dtype)  # type: ignore[arg-type]
+    found = full([stop - start for start, stop in box], value, dtype=recipe.dtype)
     inner = [
         (min(max(start - pad, 0), n), min(max(stop - pad, 0), n))
         for (start, stop), pad, n in zip(box, before, size, strict=True)
@@ -420,20 +422,20 @@ def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch
     named = {"dtype": recipe.dtype} if reduce is torch.sum else {}
     size = [1 if dim in dims else stop - start for dim, (start, stop) in enumerate(box)]
     found: torch.Tensor | None = None
-    filled = torch.zeros(size, dtype=torch.bool)
+    filled = zeros(size, dtype=torch.bool)
     for part in _divided(source, box):
         values = _read(source, part, {})
         if is_count:
             values = values != 0
         some = reduce(values, dim=dims, keepdim=True, **named) if dims else values.to(recipe.dtype)
         if found is None:
-            found = torch.empty(size, dtype=some.dtype)
+            found = empty(size, dtype=some.dtype)
         places = tuple(
             slice(0, 1) if dim in dims else slice(part[dim][0] - box[dim][0], part[dim][1] - box[dim][0])
             for dim in range(len(box))
         )
         if filled[places].any():
-            some = reduce(torch.stack((found[places], some)), dim=0, **named)
+            some = reduce(stack((found[places], some)), dim=0, **named)
         found[places] = some
         filled[places] = True
     assert found is not None
