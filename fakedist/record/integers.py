@@ -1,6 +1,6 @@
 """The part of a compiled graph that computes integers and masks from its inputs, as text that generated code keeps.
 
-Kernels of compiled graphs do not run. Most of what a graph computes is large floats, which nobody needs. The counts of
+Kernels of compiled graphs do not run. Most of what a graph computes is large floats, which have no values. The counts of
 a block mask, offsets of packed sequences and flags are different: kernels do as much as these say. They follow from a
 few small operations, which :mod:`fakedist.gpu.values.graph_values` runs on the host.
 """

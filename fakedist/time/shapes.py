@@ -6,7 +6,7 @@ import pandas as pd
 
 _COLUMNS = (
     *("batch", "m", "n", "k", "groups", "layout", "attention", "heads", "queries", "keys", "width"),
-    *("value_width", "causal", "window"),
+    *("value_width", "causal", "window", "library"),
 )
 
 
