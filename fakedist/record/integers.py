@@ -1,8 +1,8 @@
 """The part of a compiled graph that computes integers and masks from its inputs, as text that generated code keeps.
 
-Kernels of compiled graphs do not run. Most of what a graph computes is large floats, which have no values. The counts of
-a block mask, offsets of packed sequences and flags are different: kernels do as much as these say. They follow from a
-few small operations, which :mod:`fakedist.gpu.values.graph_values` runs on the host.
+Kernels of compiled graphs do not run. Most of what a graph computes is large floats, which have no values. The counts
+of a block mask, offsets of packed sequences and flags are different: kernels do as much as these say. They follow from
+a few small operations, which :mod:`fakedist.gpu.values.graph_values` runs on the host.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 #: Of the text, for the keys of caches.
-VERSION = 1
+VERSION = 2
 #: The most operations, and the most elements of a float tensor, that are worth it.
 _MOST_NODES, _FLOATS = 4_000, 65_536
+#: The operation of a node that stands for a tensor of at most so many elements, which is part of the graph.
+CONSTANT, _CONSTANTS = "constant", 4_096
 _NAMESPACES = ("aten", "prims")
 _MODULES = ("_operator", "math", "torch")
 #: Stands for an argument that cannot be text.
@@ -86,6 +88,8 @@ class _Reader:
                 place += 1
             elif node.op == "call_function":
                 self._call(node)
+            elif node.op == "get_attr" and (constant := _constant(node)) is not None:
+                self._texts[node] = constant
 
     def part(self, buffers: Mapping[str, object]) -> IntegerPart | None:
         found = IntegerPart()
@@ -155,6 +159,17 @@ class _Reader:
         if any(value is _UNKNOWN for value in (*args, *kwargs.values())):
             return None
         return (node.name, name, args, kwargs)
+
+
+def _constant(node: fx.Node) -> tuple[str, str, list[object], dict[str, object]] | None:
+    """A small tensor of the host that is part of a graph; None if the node is another."""
+    value = getattr(node.graph.owning_module, str(node.target), None)
+    if type(value) is not torch.Tensor or value.device.type != "cpu" or value.numel() > _CONSTANTS:
+        return None
+    if value.is_complex() or value.layout is not torch.strided:
+        return None
+    text = [value.flatten().tolist(), _as_text(value.dtype), list(value.shape)]
+    return (node.name, CONSTANT, text, {})
 
 
 def _outputs(node: fx.Node) -> tuple[object, ...]:

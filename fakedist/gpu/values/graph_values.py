@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import empty, empty_strided
+from torch import empty, empty_strided, tensor
 from torch._ops import OpOverload
 
 from fakedist.gpu.values.contents import host_view, is_small
@@ -23,7 +23,10 @@ from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.recipes import PIECE, Geometry, Part, Recipe, UnknownValueError
 from fakedist.gpu.values.scans import distinct
+from fakedist.gpu.values.storage import storage_of
 
+#: As ``record.integers.CONSTANT``.
+CONSTANT = "constant"
 _META = torch.device("meta")
 
 
@@ -76,26 +79,28 @@ class GraphValues:
         self._last[id(part)] = (part, run)
         return run
 
-    def give(self, tensor: torch.Tensor, value: object, doubt: Doubt | None) -> None:
-        """Give a tensor the value of a node."""
+    def give(self, result: torch.Tensor, value: object, doubt: Doubt | None) -> None:
+        """Give a tensor the value of a node. If that is not known, a kernel wrote it that was not computed."""
+        if value is None:
+            self._host.spoil(result)
         if isinstance(value, _Lazy):
-            if not is_small(tensor) and value.shape.is_contiguous() and tensor.is_contiguous():
+            if not is_small(result) and value.shape.is_contiguous() and result.is_contiguous():
                 part = Geometry.of(value.shape)
                 if not part.offset and math.prod(part.size) == math.prod(value.recipe.size):
-                    self._host.know_recipe(tensor, value.recipe)
+                    self._host.know_recipe(result, value.recipe)
             return
-        if not isinstance(value, torch.Tensor) or value.dtype != tensor.dtype or value.numel() != tensor.numel():
+        if not isinstance(value, torch.Tensor) or value.dtype != result.dtype or value.numel() != result.numel():
             return
-        if not is_small(tensor):
+        if not is_small(result):
             return
-        if value.shape != tensor.shape:
-            if not tensor.is_contiguous():
+        if value.shape != result.shape:
+            if not result.is_contiguous():
                 return
-            value = value.reshape(tensor.shape)
-        self._host.write(tensor, value)
-        self._host.shares.forget(tensor)
+            value = value.reshape(result.shape)
+        self._host.write(result, value)
+        self._host.shares.forget(result)
         if doubt is not None:
-            self._host.doubts.mark(tensor, doubt)
+            self._host.doubts.mark(result, doubt)
 
     def _input(self, value: object) -> _Input:
         if not isinstance(value, torch.Tensor):
@@ -112,10 +117,10 @@ class GraphValues:
         return _Input(copy, self._host.doubt((value,)) if value.is_cuda else None)
 
 
-def _lies(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, tuple[int, ...]]:
+def _lies(value: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, tuple[int, ...]]:
     """How a tensor lies, over memory that takes nothing."""
-    storage = empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=_META).untyped_storage()
-    return storage, int(tensor.storage_offset()), tensor.size(), tensor.stride()
+    storage = empty(storage_of(value)[1], dtype=torch.uint8, device=_META).untyped_storage()
+    return storage, int(value.storage_offset()), value.size(), value.stride()
 
 
 class GraphRun:
@@ -152,8 +157,8 @@ class GraphRun:
 
     def settle(self, named: Iterable[tuple[torch.Tensor, str]]) -> None:
         """Give buffers their values, by the names of their nodes."""
-        for tensor, name in named:
-            self._give(tensor, *self.of(name))
+        for buffer, name in named:
+            self._give(buffer, *self.of(name))
 
     def returned(self, results: object) -> None:
         """The graph returned its results. Give them their values."""
@@ -247,6 +252,10 @@ def _decoded(value: object, values: Mapping[str, object]) -> object:
     return torch.device("cpu") if kind == "c" else getattr(torch, text)
 
 
+def _constant(values: list[float], dtype: torch.dtype, size: list[int]) -> torch.Tensor:
+    return tensor(values, dtype=dtype).reshape(size)
+
+
 _functions: dict[str, Callable[..., object]] = {}
 
 
@@ -254,7 +263,9 @@ def _function(target: str) -> Callable[..., object]:
     found = _functions.get(target)
     if found is None:
         module, _, name = target.partition(":")
-        if name:
+        if target == CONSTANT:
+            found = _constant
+        elif name:
             found = getattr(importlib.import_module(module), name)
         else:
             namespace, packet, overload = target.split(".")
@@ -303,8 +314,8 @@ def _flat(value: object) -> list[object]:
 def _most_elements(tensors: Sequence[torch.Tensor]) -> int:
     """Elements of a result at most, if it is as the tensors are together, broadcast."""
     sizes: list[int] = []
-    for tensor in tensors:
-        size = list(tensor.shape)
+    for each in tensors:
+        size = list(each.shape)
         sizes = [1] * (len(size) - len(sizes)) + sizes
         for place in range(1, len(size) + 1):
             sizes[-place] = max(sizes[-place], size[-place])

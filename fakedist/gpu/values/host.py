@@ -151,11 +151,13 @@ class Host:
                     even.add(key)
                 yield tensor
 
-    def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a device tensor with these values, or without values if it is not small."""
+    def to_device(self, values: torch.Tensor, device: torch.device, doubt: Doubt | None = None) -> torch.Tensor:
+        """Return a device tensor with these values and their doubt, or without values if it is not small."""
         result = torch.empty_like(values, device=device)
         if is_small(result):
             self.write(result, values)
+            if doubt is not None:
+                self.doubts.mark(result, doubt)
         return result
 
     def arguments(self, values: Iterable[object]) -> list[object]:
