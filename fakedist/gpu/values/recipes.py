@@ -352,6 +352,8 @@ def _padded(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     value = recipe.operator.argument("value", recipe.args, recipe.kwargs)
     assert isinstance(value, (bool, int, float))
     size = _size(source)
+    if not any(pads):
+        return _read(source, box, pieces).to(recipe.dtype)
     before = [0] * (len(size) - len(pads) // 2) + [int(pads[place]) for place in range(len(pads) - 2, -1, -2)]
     found = full([stop - start for start, stop in box], value, dtype=recipe.dtype)
     inner = [
@@ -427,7 +429,12 @@ def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch
         values = _read(source, part, {})
         if is_count:
             values = values != 0
-        some = reduce(values, dim=dims, keepdim=True, **named) if dims else values.to(recipe.dtype)
+        if not dims:
+            some = values.to(recipe.dtype)
+        elif reduce is torch.sum and values.dtype == torch.bool:
+            some = _count(values, dims).to(recipe.dtype)
+        else:
+            some = reduce(values, dim=dims, keepdim=True, **named)
         if found is None:
             found = empty(size, dtype=some.dtype)
         places = tuple(
@@ -440,6 +447,22 @@ def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch
         filled[places] = True
     assert found is not None
     return found.to(recipe.dtype)
+
+
+def _count(mask: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """The number of true elements along some dimensions, which remain with one element.
+
+    The plain sum of a mask converts each element to an integer. Sums of eight bytes at once, as one integer, take a
+    hundredth of the time; no byte overflows as long as there are no more than 255 of them.
+    """
+    last, others = mask.dim() - 1, [dim for dim in dims if dim != mask.dim() - 1]
+    numbers = mask.view(torch.uint8)
+    whole = mask.stride(last) == 1 and all(n % 8 == 0 for n in (mask.shape[last], *mask.stride()[:-1]))
+    if last in dims and others and whole and math.prod(mask.shape[dim] for dim in others) <= 255:
+        words = numbers if mask.storage_offset() % 8 == 0 else numbers.clone()
+        numbers = words.view(torch.int64).sum(others, keepdim=True).view(torch.uint8)
+        return numbers.sum(last, keepdim=True, dtype=torch.int64)
+    return numbers.sum(dims, keepdim=True, dtype=torch.int64)
 
 
 # ---- places in memory
