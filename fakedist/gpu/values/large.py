@@ -74,6 +74,8 @@ class Large:
         """
         if not any(output.dtype in _WHOLE_TYPES or is_small(output) for output in outputs):
             return False
+        if not all(is_small(output) or covers(output, storage_of(output)[1]) for output in outputs):
+            return False  # part of a tensor was written
         try:
             operands = self._operands(operator, args, reading)
             named = {name: self._operand(value, reading) for name, value in kwargs.items()}
@@ -148,8 +150,6 @@ class Large:
         return copy if once.shape == value.shape else copy.expand(value.shape)
 
     def _keep(self, tensor: torch.Tensor, recipe: Recipe) -> None:
-        if not covers(tensor, storage_of(tensor)[1]):
-            return
         self._host.know_recipe(tensor, recipe)
         self._kept.append((ref(recipe), recipe.own_bytes))
         self._bytes += recipe.own_bytes

@@ -84,7 +84,7 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda doc: and_masks(causal, or_masks(window, documents(doc))), DOCUMENTS, {"tokens": TOKENS - 37}),
         (of_heads, torch.tensor([64, 128, 300]), {"H": 3}),
         (of_sequences, torch.tensor([17, 400]), {"B": 2}),
-        (of_sequences, torch.tensor([17, 400]), {"B": 2, "H": 2, "separate_full_blocks": False}),
+        (of_sequences, torch.tensor([17, 400]), {"B": 2, "H": 2, "BLOCK_SIZE": (64, 128)}),
     ],
 )
 def test_a_block_mask_is_what_torch_makes_of_it(
