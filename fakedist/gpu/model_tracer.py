@@ -52,11 +52,13 @@ class ModelTracer:
     Attributes:
         inside: Returns the place of what a compiled graph is launching in this thread; None outside of one.
         place_of: Returns the place of a scope.
+        known_in_graph: Returns the values of a buffer of the compiled graph that runs; None if they are not known.
     """
 
     def __init__(self, known: Known = lambda tensor: None, numbers: Tags | None = None) -> None:
         self.inside: Callable[[], Place | None] = lambda: None
         self.place_of: Callable[[int], Place] = lambda scope: _Outside.place
+        self.known_in_graph: Known = lambda tensor: None
         self._known = known
         self._kernels: dict[str, TritonKernel] = {}
         self._log = LaunchLog()
@@ -255,7 +257,7 @@ class ModelTracer:
             function = launcher if hasattr(launcher, "arg_names") else getattr(launcher, "fn", None)
             given = dict(zip(getattr(function, "arg_names", ()), args, strict=False)) | kwargs
             kernel = self._kernel(function)
-            demand = kernel.demand(given, self._known)
+            demand = kernel.demand(given, self._known_to_kernel)
             inside = self.inside()
             place = self._place() if inside is None else inside
             tag = self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False))
@@ -270,6 +272,11 @@ class ModelTracer:
             return returned
 
         return run
+
+    def _known_to_kernel(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A tensor's values where a compiled graph launches a kernel: those of its buffers, or of its inputs."""
+        found = self.known_in_graph(tensor)
+        return self._known(tensor) if found is None else found
 
     def _kernel(self, function: object) -> TritonKernel:
         source = str(getattr(function, "src", ""))

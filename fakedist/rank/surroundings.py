@@ -186,6 +186,7 @@ class Surroundings:
             until=job.until,
             make_tracker=None if keeps_metadata() else EventTracker,
             fast_path=fast_path,
+            integers=None if self._values is None else self._values.graphs,
         )
         if tracer := _later_tracer(job):
             recorder.trace_later_step(tracer)
@@ -201,7 +202,7 @@ class Surroundings:
         """Make this rank's tape, and find the tapes it receives from."""
         job, known = self._job, None
         if self._values is not None:
-            known = self._values.known
+            known = self._values.settled
         elif job.device == "virtual":
             known = _unless_on_device
         self._process.tape.append(script_identity(job, os.getcwd()))

@@ -12,8 +12,8 @@ import torch
 from fakedist.patch import patched, present
 from fakedist.record.inductor import Watched
 
-#: Returns the context for a run of a compiled graph with these inputs.
-Around = Callable[[object, Sequence[object]], AbstractContextManager[None]]
+#: Returns the context for a run of a compiled graph with these inputs. It is called with the results.
+Around = Callable[[object, Sequence[object]], AbstractContextManager[Callable[[object], None]]]
 
 _OUTPUT_CODE = "torch._inductor.output_code"
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
@@ -33,6 +33,8 @@ def is_followed() -> bool:
 @contextmanager
 def compiled_graphs(graph: Around, watched: Watched) -> Iterator[None]:
     """Run every graph that Inductor compiled inside ``graph(compiled, inputs)``, and follow its compilation.
+
+    That context gives a function, which is called with the results.
 
     Inductor takes seconds to import, so it is patched when the script first calls ``torch.compile``.
 
@@ -68,8 +70,10 @@ def _inductor_graphs(graph: Around) -> Iterator[None]:
     original = present(present(output_code, "CompiledFxGraph"), "__call__")
 
     def call(self: object, inputs: Sequence[object]) -> object:
-        with graph(self, inputs):
-            return original(self, inputs)
+        with graph(self, inputs) as returned:
+            results = original(self, inputs)
+            returned(results)
+            return results
 
     with patched(output_code.CompiledFxGraph, "__call__", call):
         yield

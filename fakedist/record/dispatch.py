@@ -17,7 +17,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import cast
 
@@ -93,6 +93,14 @@ class Interception:
         """Have the operations of this thread run by the function, too."""
         self._threads.add(threading.current_thread())
         torch._C._dispatch_tls_set_dispatch_key_included(self._key, True)
+
+    def unseen(self) -> AbstractContextManager[object]:
+        """The context for what is not the job's: it reaches the devices' kernels alone."""
+        below = torch._C._dispatch_keyset_full_after(self._key)
+        guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(
+            torch._C._dispatch_keyset_full() - below
+        )
+        return guard
 
     def see_views(self, seen: bool) -> None:
         """Say whether the function also runs views. Call this while no other thread runs operations."""

@@ -1,4 +1,4 @@
-"""The Python code that Inductor generates for a graph: each line's module, and which buffer reuses which."""
+"""The Python code that Inductor generates for a graph: each line's module, which buffer reuses which, its integers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fakedist.record.integers import IntegerPart
 from fakedist.run.rows import HolderRow
 
 #: Start of the last line of generated code: for each buffer, the number of the module that computes it.
 MARK = "# fakedist: modules of buffers "
+#: Start of the line before it: the part of the graph that computes integers.
+INTEGERS = "# fakedist: integers "
 #: A buffer of no known module. It belongs to the module that was compiled.
 COMPILED = -1
 _FUNCTIONS = ("call", "partition_", "subgraph_")
@@ -23,24 +26,30 @@ class Generated:
     Attributes:
         lines: Line -> number of the module that it works for.
         holders: Where memory changes hands.
+        integers: The part of the graph that computes integers, if it has one.
     """
 
     lines: dict[int, int] = field(default_factory=dict)
     holders: list[HolderRow] = field(default_factory=list)
+    integers: IntegerPart | None = None
 
 
-def with_modules(source: str, modules: dict[str, int]) -> str:
-    """Append what :func:`parse_generated` needs to generated code, as a comment that caches keep."""
-    return f"{source.rstrip()}\n{MARK}{json.dumps(modules, separators=(',', ':'))}\n"
+def with_modules(source: str, modules: dict[str, int], integers: IntegerPart | None = None) -> str:
+    """Append what :func:`parse_generated` needs to generated code, as comments that caches keep."""
+    lines = [] if integers is None else [f"{INTEGERS}{json.dumps(integers.as_json(), separators=(',', ':'))}"]
+    return "\n".join([source.rstrip(), *lines, f"{MARK}{json.dumps(modules, separators=(',', ':'))}\n"])
 
 
 def parse_generated(source: str) -> Generated | None:
     """Read generated code. None for code that :func:`with_modules` did not write."""
-    marked = source.rstrip().rpartition("\n")[2]
+    before, _, marked = source.rstrip().rpartition("\n")
     if not marked.startswith(MARK):
         return None
     modules = json.loads(marked.removeprefix(MARK))
     found = Generated()
+    integers = before.rpartition("\n")[2]
+    if integers.startswith(INTEGERS):
+        found.integers = IntegerPart.from_json(json.loads(integers.removeprefix(INTEGERS)))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name.startswith(_FUNCTIONS):
             _Function(modules, found, is_whole=node.name == "call").read(node)

@@ -21,6 +21,7 @@ from torch import fx
 
 from fakedist.patch import patched, present
 from fakedist.record.generated import COMPILED, with_modules
+from fakedist.record.integers import VERSION, integers_of
 
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 #: The modules of a node, outermost first: (id of the module or 0, its name in the compiled function).
@@ -175,6 +176,7 @@ class Watched:
             original(details, graph, *args, **kwargs)
             if self._modules is not None and isinstance(graph, fx.GraphModule):
                 vars(details)["fakedist_modules"] = self._modules.division(graph)
+                vars(details)["fakedist_integers"] = VERSION
 
         return hash_details
 
@@ -183,7 +185,8 @@ class Watched:
             result = original(lowering, *args, **kwargs)
             code = result[0]
             if self._modules is not None and isinstance(source := getattr(code, "value", None), str):
-                code.value = with_modules(source, self._modules.of_buffers(lowering))
+                integers = integers_of(lowering.graph, lowering.name_to_buffer)
+                code.value = with_modules(source, self._modules.of_buffers(lowering), integers)
             return result
 
         return codegen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch._ops import OpOverload
@@ -55,6 +55,7 @@ class Operations:
     Attributes:
         names: Operations seen for the first time.
         numbering: Numbers the operations.
+        in_graph: Called with the arguments of each operation that a compiled graph runs.
         tracer: Receives each operation. None while no recorded step is timed.
     """
 
@@ -80,6 +81,7 @@ class Operations:
         self._tick = tick
         self._kinds: dict[OpOverload | str, _Kind] = {}
         self._tell_allocator = tell_allocator
+        self.in_graph: Callable[[tuple[object, ...]], None] = lambda args: None
         self._graph: str | None = None
         self._placed: Placed | None = None
         self._exit = ExitStack()
@@ -136,6 +138,8 @@ class Operations:
             kind = self._new_kind(func)
         scope = self._scope_now()
         op = self._number(kind, scope)
+        if self._placed is not None:
+            self.in_graph(args)
         if not op & 255:
             self._tick()  # may drain the numbers
         tracer = self.tracer
@@ -153,11 +157,14 @@ class Operations:
         return result
 
     @contextmanager
-    def graph(self, begins: Callable[[int], Placed | None]) -> Iterator[None]:
+    def graph(self, begins: Callable[[int], Placed | None]) -> Iterator[Placed | None]:
         """Number the run of a compiled graph. What it allocates between the operations that it calls is its own.
 
         Args:
             begins: Given the number of its call, returns what is known about it.
+
+        Yields:
+            What that is.
         """
         op = self._number_own(GRAPH)
         before, self._graph = self._graph, str(op)
@@ -165,11 +172,15 @@ class Operations:
         placed_before, self._placed = self._placed, begins(op)
         self._tell_tracer(op, GRAPH)
         try:
-            yield
+            yield self._placed
         finally:
             self._graph, self._placed = before, placed_before
             self._switch()
             self._tell_tracer(-1 if before is None else int(before), "" if before is None else GRAPH)
+
+    def unseen(self) -> AbstractContextManager[object]:
+        """The context for what is not the job's: it reaches torch's kernels alone."""
+        return nullcontext() if self._interception is None else self._interception.unseen()
 
     def place_in_graph(self) -> Place | None:
         """The place of what a compiled graph launches now in this thread. None outside one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -44,13 +44,31 @@ class Placed:
 
     def layer_here(self) -> int | None:
         """The layer of the line of generated code that runs in this thread. None outside that code."""
-        frame: FrameType | None = sys._getframe(1)
+        frame = self._frame(sys._getframe(1))
+        module = None if frame is None else self.generated.lines.get(frame.f_lineno)
+        return None if module is None else self.layers[module]
+
+    def buffers_here(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, str]]:
+        """The tensors that are buffers of integers in the generated code that runs in this thread, with their nodes."""
+        integers = self.generated.integers
+        frame = None if integers is None else self._frame(sys._getframe(1))
+        if integers is None or frame is None:
+            return
+        named = frame.f_locals
+        addresses = {
+            value.data_ptr(): node
+            for name, node in integers.buffers.items()
+            if isinstance(value := named.get(name), torch.Tensor)
+        }
+        for tensor in tensors:
+            if (node := addresses.get(tensor.data_ptr())) is not None:
+                yield tensor, node
+
+    def _frame(self, frame: FrameType | None) -> FrameType | None:
+        """The frame of the generated code that called this one."""
         for _ in range(_MOST_FRAMES):
-            if frame is None:
-                return None
-            if frame.f_code.co_filename == self.filename:
-                module = self.generated.lines.get(frame.f_lineno)
-                return None if module is None else self.layers[module]
+            if frame is None or frame.f_code.co_filename == self.filename:
+                return frame
             frame = frame.f_back
         return None
 

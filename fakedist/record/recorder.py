@@ -38,6 +38,7 @@ from fakedist.record.operations import Execute, Operations
 from fakedist.record.pieces import Piece
 from fakedist.record.placing import Placing, is_dynamos, layers_of
 from fakedist.record.position import Position
+from fakedist.record.running_graphs import GraphIntegers, RunningGraphs
 from fakedist.record.timed_step.later_step import LaterStep
 from fakedist.record.timed_step.recorded_step import RecordedStep
 from fakedist.record.timed_step.tracer import OperationTracer, Tracer
@@ -80,6 +81,7 @@ class Recorder:
         tracer: Traces the last of the steps. None traces no recorded step.
         until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
         fast_path: Runs operations that do not need Python. None runs all of them in Python.
+        integers: Gives compiled graphs their integers. None leaves them without.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.allocator_history.keeps_metadata` is
             false.
 
@@ -99,6 +101,7 @@ class Recorder:
         until: int | Until | None = None,
         make_tracker: Callable[[], EventTracker] | None = None,
         fast_path: FastPath | None = None,
+        integers: GraphIntegers | None = None,
     ) -> None:
         self._journal = journal
         self._layers = LayerTable()
@@ -114,7 +117,9 @@ class Recorder:
         )
         self._watched = Watched(self._compiles, lambda: self._position.layer)
         self._placing = Placing(self._layers, self._watched)
+        self._running = RunningGraphs(self._operations, integers)
         if tracer is not None:
+            tracer.known_in_graph = self._running.known
             tracer.inside, tracer.place_of = self._operations.place_in_graph, lambda scope: self._position.places[scope]
         self._history = AllocatorHistory(journal.append, self._operations.numbering.take_gemms, make_tracker, fast_path)
         self._history.on_workspace = self._workspace
@@ -359,10 +364,11 @@ class Recorder:
     def _compiles(self, modules: Modules) -> None:
         modules.layers = layers_of(modules, self._layers)
 
-    def _graph(self, compiled: object, inputs: Sequence[object]) -> AbstractContextManager[None]:
+    def _graph(self, compiled: object, inputs: Sequence[object]) -> AbstractContextManager[Callable[[object], None]]:
         if not self._records:
-            return nullcontext()
-        return self._operations.graph(lambda op: self._placing.begins(compiled, inputs, op, self._position.layer))
+            return nullcontext(lambda results: None)
+        placed = self._operations.graph(lambda op: self._placing.begins(compiled, inputs, op, self._position.layer))
+        return self._running.graph(placed, inputs)
 
     def _out_of_memory(self, device: int, requested: int, device_total: int, device_free: int) -> None:
         failed = FailedRequestRecord(

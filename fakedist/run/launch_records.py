@@ -64,7 +64,8 @@ class WorkRow(NamedTuple):
         width: Attention: width of a query's head. Norms and reductions: length of a row.
         value_width: Attention: width of a value's head.
         causal: Attention: whether each query meets only the keys before it.
-        window: Attention: the most keys that a query meets; 0 without a window.
+        window: Attention: the most keys that a query meets; 0 without a window. Of flex_attention: the mean of the
+            keys in the blocks that it visits.
         dropout: Attention: whether it leaves out scores at random.
         deterministic: Attention: whether its backward adds up gradients in a fixed order.
         is_dense: Attention: whether it counts as if every query met every key, because the mask's values are unknown.

@@ -115,24 +115,28 @@ def experts_load(imbalance: float) -> Note:
     return Note("experts_load", text)
 
 
-def attention_is_dense(num_launches: int) -> Note:
-    """flex_attention's masks have no values."""
+def attention_is_dense(launches: Mapping[str, int]) -> Note:
+    """flex_attention's masks have no values. Launches by kernel."""
+    num_launches = sum(launches.values())
     text = (
         f"{counted(num_launches, 'launch', 'launches')} of flex_attention {'is' if num_launches == 1 else 'are'} "
-        "estimated as if every query met every key, because "
-        "the values of their masks are unknown"
+        f"estimated as if every query met every key, because the values of their masks are unknown "
+        f"({_named(launches)}): the interval of the step reaches down to one block of keys for each query"
     )
     return Note("attention_is_dense", text)
 
 
 def not_estimated(launches: Mapping[str, int]) -> Note:
     """Launches, by kernel, whose work is not known."""
+    told = counted(sum(launches.values()), "launch has", "launches have")
+    return Note("not_estimated", f"{told} no estimate, because the work is unknown: {_named(launches)}")
+
+
+def _named(launches: Mapping[str, int]) -> str:
+    """The kernels with the most launches."""
     names = sorted(launches, key=lambda name: -launches[name])
     more = f" and {len(names) - _MOST_NAMED} others" if len(names) > _MOST_NAMED else ""
-    named = ", ".join(name[:80] or "unnamed" for name in names[:_MOST_NAMED])
-    total = sum(launches.values())
-    told = counted(total, "launch has", "launches have")
-    return Note("not_estimated", f"{told} no estimate, because the work is unknown: {named}{more}")
+    return ", ".join(name[:80] or "unnamed" for name in names[:_MOST_NAMED]) + more
 
 
 # ---- traced times

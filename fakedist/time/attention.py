@@ -13,7 +13,8 @@ What was measured, and how the kinds of kernels are estimated from it:
 
 Backward where no backward was measured (Ampere and Ada): FLOPs at the fraction of the forward's rate that the
 FlashAttention-2 paper gives for A100. A window counts with the keys that it leaves, at the rate of a causal sequence
-twice as long as the window. Queries and keys of different length count with the rate of their geometric mean.
+twice as long as the window; blocks of keys, at the rate of a sequence as long as all that a query meets. Queries and
+keys of different length count with the rate of their geometric mean.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class AttentionShapes:
         value_width: Width of a value's head.
         causal: Whether each query meets only the keys before it.
         window: The most keys that a query meets; 0 without a window.
+        in_blocks: Whether the keys are whole blocks, as many as each query meets on average, as flex_attention visits
+            them. No tile is cut.
     """
 
     batch: Integers
@@ -91,6 +94,7 @@ class AttentionShapes:
     value_width: Integers
     causal: npt.NDArray[np.bool_]
     window: Integers
+    in_blocks: npt.NDArray[np.bool_]
 
     @classmethod
     def of_itself(
@@ -98,7 +102,8 @@ class AttentionShapes:
     ) -> AttentionShapes:
         """Self-attentions without a window, as they were measured."""
         none = np.zeros_like(tokens)
-        return cls(batch, heads, kv_heads, tokens, tokens, width, width, np.full(len(tokens), causal), none)
+        flags = np.full(len(tokens), causal)
+        return cls(batch, heads, kv_heads, tokens, tokens, width, width, flags, none, np.full(len(tokens), False))
 
     def met_keys(self) -> Floats:
         """Average keys that a query meets. A causal mask is aligned to the upper left corner, as PyTorch's is."""
@@ -110,7 +115,7 @@ class AttentionShapes:
 
     def slowed_by_window(self) -> Floats:
         """How much slower a FLOP is, because tiles that a narrow window cuts are visited whole."""
-        narrow = (self.window > 0) & (self.window < self.keys)
+        narrow = (self.window > 0) & (self.window < self.keys) & ~self.in_blocks
         window = np.where(narrow, self.window, _WIDE_WINDOW)
         return np.asarray(np.maximum((_WIDE_WINDOW / window) ** _WINDOW_POWER, 1.0))
 
@@ -128,7 +133,8 @@ class AttentionShapes:
 
     def like_tokens(self) -> Floats:
         """Tokens of the self-attention whose rate counts."""
-        keys = np.where(self.window > 0, np.minimum(self.keys, 2 * self.window), self.keys).astype(float)
+        times = np.where(self.in_blocks, 1, 2)
+        keys = np.where(self.window > 0, np.minimum(self.keys, times * self.window), self.keys).astype(float)
         own = np.where(self.window > 0, keys, self.queries)
         return np.asarray(np.sqrt(keys * np.maximum(own, 1.0)))
 
@@ -197,7 +203,7 @@ class AttentionTimes:
         flops = shapes.flops("forward" if direction == "fwd" else "backward")
         width, tokens, rate = shapes.mean_width(), shapes.like_tokens(), np.zeros(len(flops))
         for causal in (False, True):
-            chosen = (shapes.causal | (shapes.window > 0)) == causal
+            chosen = (shapes.causal | ((shapes.window > 0) & ~shapes.in_blocks)) == causal
             grids = self._cudnn[direction, causal]
             fraction = grids.at(width[chosen], [tokens[chosen]])
             rate[chosen] = np.exp(fraction) * roof.peak_flops / self._narrower(grids, width[chosen], tokens[chosen])

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -13,7 +15,7 @@ from fakedist.time.attention import AttentionKernel, AttentionShapes, AttentionT
 from fakedist.time.gpus import MEASURED_GPUS, attention_roof, measured_spec
 from fakedist.time.measurements import Floats, load_measured
 from fakedist.time.rules import Rules
-from fakedist.time.work_arrays import Assumptions, Estimates, WorkArrays, which_limits
+from fakedist.time.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
 
 #: What ``WorkRow.library`` says -> the kernel that is estimated.
 _KERNELS: dict[str, AttentionKernel] = {
@@ -29,8 +31,9 @@ _TRAINING = ("h200-sxm", "gb200")
 #: Half widths of 90 % intervals (logarithms) that assumptions add.
 _OTHER_GPU, _FLASH_2, _FLEX, _EFFICIENT, _BACKWARD = 0.10, 0.12, 0.20, 0.35, 0.20
 _NO_LIBRARY, _WINDOW, _NARROW_WINDOW, _CROSS, _OTHER_TYPE, _NO_SHAPE = 0.25, 0.15, 0.40, 0.15, 0.35, 0.45
-_DENSE = 0.40
 _NARROW = 512
+#: The fewest keys that a query of flex_attention meets, in a mask that is not known: a block.
+_BLOCK = 128
 #: The fraction of the peak that is assumed where only the FLOPs are known.
 _ACHIEVED = 0.5
 _START_US = 4.0
@@ -100,7 +103,21 @@ class AttentionRules(Rules):
         basis = np.full(len(rows), f"measured: attention on {source}", object)
         accuracy = np.full(len(rows), family, object)
         bound = which_limits(compute, memory, _START_US)
-        return Estimates(time_us, assumed.spread(spread), bound, accuracy, assumed.basis(basis))
+        spare = self._spare(
+            rows.flags("is_dense"), shapes, price(shapes, kernel, roof), lambda s: price(s, kernel, roof)
+        )
+        return Estimates(time_us, assumed.spread(spread), bound, accuracy, assumed.basis(basis), spare)
+
+    @staticmethod
+    def _spare(
+        is_dense: Flags, shapes: AttentionShapes, dense_us: Floats, price: Callable[[AttentionShapes], Floats]
+    ) -> Floats | None:
+        """How much less (logarithm) attentions may take whose mask is not known: one block of keys for each query."""
+        if not is_dense.any():
+            return None
+        window = np.minimum(shapes.keys, _BLOCK)
+        sparse_us = price(replace(shapes, window=window, in_blocks=np.full(len(window), True)))
+        return np.asarray(np.where(is_dense, np.log(np.maximum(dense_us / sparse_us, 1.0)), 0.0))
 
     def _dropout_us(self, shapes: AttentionShapes, kernel: AttentionKernel) -> Floats:
         """What random numbers for the scores take."""
@@ -123,10 +140,13 @@ class AttentionRules(Rules):
         is_other = self.gpu.compute_capability != self.table.measured_on.compute_capability
         assumed.add(every & (not self.table.is_own), _OTHER_GPU * (1 + is_other), f"like {self.table.name}")
         cut = (shapes.window > 0) & (shapes.window < shapes.keys)
-        assumed.add(cut & (shapes.window >= _NARROW), _WINDOW, "a window costs what its keys do")
-        assumed.add(cut & (shapes.window < _NARROW), _NARROW_WINDOW, "a narrow window costs whole tiles")
+        blocks = cut & shapes.in_blocks
+        assumed.add(cut & (shapes.window >= _NARROW) & ~blocks, _WINDOW, "a window costs what its keys do")
+        assumed.add(cut & (shapes.window < _NARROW) & ~blocks, _NARROW_WINDOW, "a narrow window costs whole tiles")
+        assumed.add(blocks & (shapes.window >= _NARROW), _WINDOW, "a mask costs what its blocks do")
+        assumed.add(blocks & (shapes.window < _NARROW), _NARROW_WINDOW, "a mask of few blocks costs what they do")
         assumed.add(shapes.queries != shapes.keys, _CROSS, "queries and keys of different length like their mean")
-        assumed.add(rows.flags("is_dense"), _DENSE, "every query meets every key, as the mask is not known")
+        assumed.add(rows.flags("is_dense"), 0.0, "every query meets every key, as the mask is not known")
         assumed.add(rows.flags("deterministic"), _DETERMINISTIC, "a deterministic backward as much slower as on GB200")
         assumed.add(rows.flags("dropout"), _DROPOUT, "dropout takes integer instructions")
         assumed.add(rows.texts("dtype") != "bf16", _OTHER_TYPE, "the type's fraction of the peak is bf16's")
@@ -172,4 +192,5 @@ def _shapes(rows: WorkArrays) -> AttentionShapes:
         np.where(value_width > 0, value_width, width),
         rows.flags("causal"),
         rows.counts("window"),
+        rows.texts("library") == "flex",
     )

@@ -107,13 +107,14 @@ class KernelTimes:
         slower = self._power.slower(found.time_us, computes, self._clock)
         time_us = found.time_us * slower
         spread = np.sqrt(found.spread**2 + (CLOCK_SPREAD * np.log(slower)) ** 2)
-        least_us = roofline_us(work, self._gpu)
+        spare = np.zeros(len(time_us)) if found.spare is None else found.spare
+        least_us = roofline_us(work, self._gpu) * np.exp(-spare)
         is_unknown = np.isnan(time_us) & (work["kind"] != "collective").to_numpy(bool)
         most_us = self._most_us(work, np.nan_to_num(time_us))
         return pd.DataFrame(
             {
                 "time_us": time_us,
-                "low_us": np.where(is_unknown, least_us, np.maximum(time_us * np.exp(-spread), least_us)),
+                "low_us": np.where(is_unknown, least_us, np.maximum(time_us * np.exp(-spread - spare), least_us)),
                 "high_us": np.where(is_unknown, most_us, time_us * np.exp(spread)),
                 "least_us": least_us,
                 "bound": found.bound,

@@ -6,7 +6,7 @@ import pandas as pd
 
 _COLUMNS = (
     *("batch", "m", "n", "k", "groups", "layout", "attention", "heads", "queries", "keys", "width"),
-    *("value_width", "causal", "window"),
+    *("value_width", "causal", "window", "library"),
 )
 
 
@@ -31,6 +31,12 @@ def _shape(row: dict[str, int | str]) -> str:
     return f"{row['batch']} x ({product})" if row["batch"] not in (0, 1) else product
 
 
+def _window(row: dict[str, int | str]) -> str:
+    if not row["window"]:
+        return ""
+    return f"{row['window']} keys a query" if row["library"] == "flex" else f"window of {row['window']}"
+
+
 def _attention(row: dict[str, int | str]) -> str:
     queries, keys = row["queries"], row["keys"]
     tokens = (
@@ -43,6 +49,6 @@ def _attention(row: dict[str, int | str]) -> str:
         tokens,
         "" if not width else f"{width}" if value_width in (0, width) else f"{width} and {value_width}",
         "causal" if row["causal"] else "",
-        f"window of {row['window']}" if row["window"] else "",
+        _window(row),
     ]
     return ", ".join(filter(None, parts))

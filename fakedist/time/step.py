@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fakedist.run import time_notes
@@ -175,15 +176,20 @@ def _notes(
             found.append(time_notes.uneven_splits(num_uneven))
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
-    if dense := int(counts[work["is_dense"].to_numpy(bool)].sum()):
+    if dense := _by_name(work, np.where(work["is_dense"].to_numpy(bool), counts, 0)):
         found.append(time_notes.attention_is_dense(dense))
     unknown = of_work[(of_work >= 0) & np.isnan(time_us)]
     counts = np.bincount(unknown, minlength=len(work))
     counts[(work["kind"] == "collective").to_numpy(bool)] = 0
-    if rows := np.flatnonzero(counts).tolist():
-        names: dict[str, int] = {}
-        for row in rows:
-            name = str(work["name"].iloc[row])
-            names[name] = names.get(name, 0) + int(counts[row])
+    if names := _by_name(work, counts):
         found.append(time_notes.not_estimated(names))
+    return found
+
+
+def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int]:
+    """How many launches each kernel has, given those of each row."""
+    found: dict[str, int] = {}
+    for row in np.flatnonzero(counts).tolist():
+        name = str(work["name"].iloc[row])
+        found[name] = found.get(name, 0) + int(counts[row])
     return found

@@ -71,6 +71,8 @@ class Estimates:
         bound: "compute", "memory" or "launch"; empty if unknown.
         accuracy: The family of ``accuracy.json`` whose errors the interval is from; empty without one.
         basis: The measurement or the rule, in a few words.
+        spare: How much less (logarithm) it may take besides, where a mask that is not known may spare work. None: no
+            less.
     """
 
     time_us: Floats
@@ -78,6 +80,7 @@ class Estimates:
     bound: Texts
     accuracy: Texts
     basis: Texts
+    spare: Floats | None = None
 
     @classmethod
     def unknown(cls, number: int) -> Estimates:
@@ -89,6 +92,9 @@ class Estimates:
         """Fill in what was found for the chosen rows."""
         for name in ("time_us", "spread", "bound", "accuracy", "basis"):
             getattr(self, name)[chosen] = getattr(found, name)
+        if found.spare is not None:
+            self.spare = np.zeros(len(self.time_us)) if self.spare is None else self.spare
+            self.spare[chosen] = found.spare
 
 
 @dataclass

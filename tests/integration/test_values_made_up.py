@@ -49,6 +49,40 @@ def test_a_time_between_events_counts_as_made_up(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
+def test_what_follows_from_a_made_up_mask_is_never_known(engine: ValueEngine) -> None:
+    import torch
+
+    def blocks(mask: torch.Tensor) -> torch.Tensor:
+        counts = mask.view(16, 128, 16, 128).sum((1, 3))
+        return ((counts > 0) & (counts < 128 * 128)).sum(-1, dtype=torch.int32)
+
+    scores = torch.randn(2048, 2048, device="cuda") @ torch.randn(2048, 2048, device="cuda")
+    made_up = blocks(scores > 0)
+    assert engine.known(made_up) is None
+    assert made_up.tolist() == [16] * 16
+    assert invented_values(engine) > 0
+    assert engine.known(made_up) is None
+    assert engine.known(made_up + 1) is None
+    assert engine.known((scores > 0).nonzero()[:1]) is None
+
+    places = torch.arange(2048, device="cuda")
+    band = (places[:, None] >= places) & (places[:, None] - places < 300)
+    computed = blocks(band)
+    assert invented_values(engine) == 1  # the size of nonzero()
+    values = engine.known(computed)
+    assert values is not None
+    assert values.tolist() == [1, 1, 2] + [3] * 13 == computed.tolist()
+    band &= places > 1000
+    values = engine.known(blocks(band))
+    assert values is not None
+    host = torch.arange(2048)
+    expected = (host[:, None] >= host) & (host[:, None] - host < 300) & (host > 1000)
+    assert values.tolist() == blocks(expected).tolist()
+    band[0] = True  # a part of it: what the rest holds is not followed
+    assert engine.known(blocks(band)) is None
+
+
+@on_virtual_gpu
 def test_a_view_of_what_was_read_is_not_told_again(engine: ValueEngine) -> None:
     import torch
 

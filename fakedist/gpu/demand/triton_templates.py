@@ -96,10 +96,11 @@ def _attention(sizes: Mapping[str, int], arguments: Mapping[str, object], unknow
     )
     if blocks is None:
         return unknown._replace(flops=shape.flops(keys), attention=shape, is_dense=True)
-    most = max(blocks) * block
-    causal = len(blocks) > 1 and blocks == [float(row + 1) for row in range(len(blocks))] and most >= keys
+    causal = (
+        len(blocks) > 1 and blocks == [float(row + 1) for row in range(len(blocks))] and len(blocks) * block >= keys
+    )
     met = min(sum(blocks) / len(blocks) * block, keys)
-    shape = shape._replace(causal=causal, window=int(most) if most < keys else 0)
+    shape = shape._replace(causal=causal, window=0 if causal or met >= keys else max(round(met), 1))
     return unknown._replace(flops=shape.flops(met), attention=shape)
 
 

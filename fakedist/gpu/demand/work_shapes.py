@@ -64,7 +64,7 @@ class AttentionShape(NamedTuple):
         width: Width of a query's head.
         value_width: Width of a value's head.
         causal: Whether each query meets only the keys before it.
-        window: The most keys that a query meets; 0 without a window.
+        window: The most keys that a query meets; 0 without a window. Of flex_attention: the mean, in whole blocks.
         dropout: Whether it leaves out scores at random.
         deterministic: Whether its backward adds up gradients in a fixed order.
     """

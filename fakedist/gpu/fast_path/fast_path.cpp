@@ -149,6 +149,7 @@ bool look(const Rule &rule, size_t position, const at::Tensor &tensor, Seen &see
     seen.num_device++;
     const bool writes = rule.writes[position], is_positional = position < rule.num_positional;
     if (writes && (is_known(tensor) || (graphs_replay && is_small(tensor)))) return false;
+    if (!is_small(tensor) && !is_float(tensor) && is_known(tensor)) return false; // large.Large may follow it
     if (rule.flags & FOLLOWED && (!is_positional || !tensor.numel() || is_known(tensor))) return false;
     const int64_t bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
     const int64_t limit = is_float(tensor) ? limits.limit_bytes : limits.mask_limit_bytes;

@@ -35,11 +35,13 @@ from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import LIMIT_BYTES, host_view, is_large, is_small
 from fakedist.gpu.values.following import Following
 from fakedist.gpu.values.foreach import Foreach
+from fakedist.gpu.values.graph_values import GraphValues
 from fakedist.gpu.values.hollow import Hollow, is_hollow
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.host_reads import INDEXING, READS, HostReads
 from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.large import Large
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
 from fakedist.gpu.values.sparse import Sparse, is_sparse
@@ -65,6 +67,7 @@ class ValueEngine:
     Attributes:
         host: What is known of device memory.
         composites: Runs operations that read values midway.
+        graphs: Gives compiled graphs their integers.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
@@ -76,6 +79,8 @@ class ValueEngine:
         self._foreach = Foreach(self.host)
         self._following = Following(self.host)
         self._hollow = Hollow(self.host)
+        self._large = Large(self.host)
+        self.graphs = GraphValues(self.host)
         self._inside = Inside(self.execute)
         self._sparse = Sparse(self.host, self._inside.run)
         self.composites = Composites(self.host, self._inside.run, self._kernel)
@@ -154,15 +159,18 @@ class ValueEngine:
         return self.host.settle(tensor.detach(), "print") if is_small(tensor) else None
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A plain tensor's values, over the same memory; None if kernels did not compute all of them and the script
-        did not read them.
-        """
+        """A plain tensor's values; None if kernels did not compute all of them."""
         if not tensor.is_cuda:
             return None if is_hollow(tensor) else tensor
         if not self.host.holds(tensor):
-            return None
-        doubt = self.host.doubts.of(tensor)
-        return host_view(tensor.detach()) if doubt is None or doubt.teller else None
+            recipe = self.host.recipe(tensor)
+            return None if recipe is None or recipe.doubt is not None else self._large.value(tensor)
+        return host_view(tensor.detach()) if self.host.doubts.of(tensor) is None else None
+
+    def settled(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """As :meth:`known`, and the made-up values that the script has read: it knows them."""
+        doubt = self.host.doubts.of(tensor) if tensor.is_cuda and self.host.holds(tensor) else None
+        return host_view(tensor.detach()) if doubt is not None and doubt.teller else self.known(tensor)
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
@@ -251,7 +259,8 @@ class ValueEngine:
         if operator.is_view and storage_of(outputs[0]) == storage_of(tensor_at(args, 0)):
             return result  # reshape() had nothing to copy: the values are the argument's
         if not all(is_small(tensor) for tensor in outputs):
-            self._holds_nothing(operator, args, result, written)
+            if not self._follow_large(operator, args, kwargs, result, written):
+                self._holds_nothing(operator, args, result, written)
             return result
         if operator.zeros:
             self.host.zero(written or outputs)
@@ -277,8 +286,10 @@ class ValueEngine:
     def _not_computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run on the device alone."""
         result = self._on_device(operator, args, kwargs)
+        written = self._written(operator, args, kwargs) if operator.written else []
+        if self._follow_large(operator, args, kwargs, result, written):
+            return result
         if operator.followed or operator.written or operator.name in CHOOSING:
-            written = self._written(operator, args, kwargs) if operator.written else []
             if operator.name in CHOOSING and not written:
                 self._choose(operator, args, kwargs, result)
             self._holds_nothing(operator, args, result, written)
@@ -289,6 +300,20 @@ class ValueEngine:
     def _on_device(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run the device's kernel, which for some operations reads values midway."""
         return self._inside.run(operator, args, kwargs) if operator.reads_midway else operator.func(*args, **kwargs)
+
+    def _follow_large(
+        self, operator: Operator, args: Arguments, kwargs: Keywords, result: object, written: list[torch.Tensor]
+    ) -> bool:
+        """Follow large tensors that an operation has read or written. Return whether their values are known."""
+        reading = self._large.reads(operator, args, kwargs)
+        outputs = [] if reading is None else written or device_tensors((result,))
+        if reading is not None and outputs and self._large.follow(operator, args, kwargs, outputs, reading):
+            if not is_small(outputs[0]):
+                self._holds_nothing(operator, args, result, written)
+            return True
+        for tensor in written:
+            self.host.forget_recipe(tensor)
+        return False
 
     def _listed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """An operation on lists of tensors."""
@@ -392,9 +417,13 @@ class ValueEngine:
         constant = share in (0.0, 1.0) and operator.name not in _COUNTED
         if constant or (operator.name in _COUNTED and result.dtype != torch.bool):
             whole = not result.is_floating_point()
-            if not constant and self.host.shares.of(tensor_at(args, 0)) not in (0.0, 1.0):
+            shares, mask = self.host.shares, tensor_at(args, 0)
+            is_assumed = not constant and shares.is_assumed(mask)
+            if not constant and not is_assumed and shares.of(mask) not in (0.0, 1.0):
                 self.host.inventions.count(operator.full_name, result.numel())
             self.host.write(result, new_tensor(round(share) if whole else share))
+            if is_assumed:
+                self.host.doubts.mark(result, Doubt())
 
     def _choose(self, operator: Operator, args: Arguments, kwargs: Keywords, result: object) -> None:
         indices = next(reversed(device_tensors((result,))), None)

@@ -12,6 +12,7 @@ from fakedist.gpu.values.contents import LIMIT_BYTES, Defined, host_view, host_v
 from fakedist.gpu.values.doubts import Doubts
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.values.known import Doubt, Storages, Watch
+from fakedist.gpu.values.recipes import Recipe
 from fakedist.gpu.values.scans import distinct
 from fakedist.gpu.values.shares import Shares
 from fakedist.gpu.values.storage import Holding, is_computed, storage_of, tell_holding, zero_memory
@@ -30,11 +31,13 @@ class Host:
 
     Attributes:
         watch: Follows which storages something is known about.
+        sweep: Drops what is known about storages that were freed.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self.watch = Watch()
         self._storages = Storages(self.watch)
+        self.sweep = self._storages.sweep
         self.defined = Defined(self._storages)
         self.doubts = Doubts(self._storages)
         self.shares = Shares(self._seen, self._storages)
@@ -81,6 +84,22 @@ class Host:
         else:
             tell_holding(tensor, Holding.NOTHING)
         self.shares.forget(tensor)
+        self.forget_recipe(tensor)
+
+    def recipe(self, tensor: torch.Tensor) -> Recipe | None:
+        """What a large device tensor's values follow from; None if that is not known."""
+        known = self._storages.get(tensor) if tensor.is_cuda else None
+        return known.recipe if known is not None and isinstance(known.recipe, Recipe) else None
+
+    def know_recipe(self, tensor: torch.Tensor, recipe: Recipe) -> None:
+        """Record what the values of a large device tensor follow from."""
+        self._storages.make(tensor).recipe = recipe
+
+    def forget_recipe(self, tensor: torch.Tensor) -> None:
+        """Forget what a device tensor's values follow from: something was written to it."""
+        if (known := self._storages.get_moved(tensor)) is not None and known.recipe is not None:
+            known.recipe = None
+            self._storages.tidy(known)
 
     def settle(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
         """Return the host view of a small device tensor that the script reads, and count its made-up values."""
@@ -132,11 +151,13 @@ class Host:
                     even.add(key)
                 yield tensor
 
-    def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a device tensor with these values, or without values if it is not small."""
+    def to_device(self, values: torch.Tensor, device: torch.device, doubt: Doubt | None = None) -> torch.Tensor:
+        """Return a device tensor with these values and their doubt, or without values if it is not small."""
         result = torch.empty_like(values, device=device)
         if is_small(result):
             self.write(result, values)
+            if doubt is not None:
+                self.doubts.mark(result, doubt)
         return result
 
     def arguments(self, values: Iterable[object]) -> list[object]:

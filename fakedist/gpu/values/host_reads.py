@@ -73,7 +73,7 @@ class HostReads:
             return self._estimate(operator, args, kwargs)
         for tensor in tensors:
             self._host.settle(tensor, operator.full_name)
-        return self._on_host(operator, self._host.arguments(args), kwargs, tensors[0].device)
+        return self._on_host(operator, self._host.arguments(args), kwargs, tensors)
 
     def indices(self, operator: Operator, args: Arguments) -> Arguments:
         """Arguments of an indexing operation with positions instead of masks, as its kernel converts them first."""
@@ -100,14 +100,16 @@ class HostReads:
             return full(tensor.shape, share).to(tensor.dtype)
         return host.inventions.element(tensor, operation, non_negative=host.shares.is_non_negative(tensor))
 
-    def _on_host(self, operator: Operator, args: list[object], kwargs: Keywords, device: torch.device) -> object:
+    def _on_host(self, operator: Operator, args: list[object], kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
+        device = tensors[0].device
         computed = _selected(args) if operator.name == "masked_select" and not kwargs else None
         if computed is None:
             computed = operator.func(*args, **self._host.keywords(kwargs))
+        doubt = self._host.doubt(tensors)
         if isinstance(computed, torch.Tensor):
-            return self._host.to_device(computed, device)
+            return self._host.to_device(computed, device, doubt)
         if isinstance(computed, (tuple, list)):
-            return type(computed)(self._host.to_device(tensor, device) for tensor in computed)
+            return type(computed)(self._host.to_device(tensor, device, doubt) for tensor in computed)
         return computed
 
     def _positions(self, mask: torch.Tensor, operation: str, wanted: int | None) -> torch.Tensor:
@@ -115,7 +117,8 @@ class HostReads:
         if is_small(mask):
             if not mask.is_cuda:
                 return mask.nonzero()
-            return self._host.to_device(self._host.settle(mask, operation).nonzero(), mask.device)
+            doubt = self._host.doubt((mask,))
+            return self._host.to_device(self._host.settle(mask, operation).nonzero(), mask.device, doubt)
         count = self._count(mask, operation) if wanted is None else wanted
         rows = empty((count, mask.dim()), dtype=torch.int64, device=mask.device)
         if is_small(rows) and count:
@@ -153,7 +156,7 @@ class HostReads:
             even[: first.numel() % bins] += 1
             return self._host.to_device(even, first.device)
         stand_ins = [self._stand_in(value, operation, operator.name == "multinomial") for value in args]
-        return self._on_host(operator, stand_ins, kwargs, first.device)
+        return self._on_host(operator, stand_ins, kwargs, [first])
 
     def _stand_in(self, value: object, operation: str, ones: bool) -> object:
         """Return a host tensor for an argument. A large one repeats one number, which takes no memory."""

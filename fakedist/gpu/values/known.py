@@ -63,11 +63,15 @@ class Known:
         flags: One flag per byte, set where it holds a value, if it is not whole.
         doubted: Which values are made up, and by what (:mod:`fakedist.gpu.values.doubts`).
         share: The mean of all elements (:mod:`fakedist.gpu.values.shares`).
+        is_assumed: Whether that mean is made up: half of a mask that nothing is known about.
+        recipe: What the values of a large storage follow from (:mod:`fakedist.gpu.values.recipes`).
         losses: How many launches had taken values away when they were last found in place.
         is_positive: If nothing is negative, whether nothing is zero either.
     """
 
-    __slots__ = ("address", "doubted", "flags", "is_positive", "is_whole", "key", "losses", "share")
+    __slots__ = (
+        *("address", "doubted", "flags", "is_assumed", "is_positive", "is_whole", "key", "losses", "recipe", "share"),
+    )
 
     def __init__(self, key: int, address: int) -> None:
         self.key = key
@@ -81,12 +85,14 @@ class Known:
         self.flags: torch.Tensor | None = None
         self.doubted: DoubtedBytes | None = None
         self.share: float | None = None
+        self.is_assumed = False
+        self.recipe: object = None
         self.is_positive: bool | None = None
 
     @property
     def is_nothing(self) -> bool:
         """Whether nothing is known."""
-        is_empty = not self.is_whole and self.flags is None
+        is_empty = not self.is_whole and self.flags is None and self.recipe is None
         return is_empty and self.doubted is None and self.share is None and self.is_positive is None
 
     @property
@@ -158,7 +164,7 @@ class Storages:
 
     def _add(self, key: int, address: int) -> Known:
         if len(self._known) >= self._sweep_at:
-            self._sweep()
+            self.sweep()
         self.watch.told(key, 1)
         known = self._known[key] = Known(key, address)
         return known
@@ -173,7 +179,8 @@ class Storages:
             self.watch.told(key, -1)
             _free_weak_ref(key)
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Drop what is known about storages that were freed."""
         for key in [key for key in list(self._known) if _expired(key)]:
             self._remove(key)
         self._sweep_at = 2 * len(self._known) + 4096

@@ -88,6 +88,11 @@ class Shares:
         known = self._storages.get(tensor)
         return None if known is None else known.share
 
+    def is_assumed(self, tensor: torch.Tensor) -> bool:
+        """Whether the mean of all elements is made up, so that what follows from it is made up too."""
+        known = self._storages.get(tensor)
+        return known is not None and known.is_assumed
+
     def is_non_negative(self, tensor: torch.Tensor) -> bool:
         """Whether values made up for the tensor must not be negative."""
         known = self._storages.get(tensor)
@@ -117,19 +122,25 @@ class Shares:
         """Forget what is known about a tensor that was written to."""
         self._remember(tensor, None, None)
 
-    def _remember(self, tensor: torch.Tensor, share: float | None, is_positive: bool | None) -> None:
+    def _remember(
+        self, tensor: torch.Tensor, share: float | None, is_positive: bool | None, *, is_assumed: bool = False
+    ) -> None:
         if share is not None or is_positive is not None:
             known = self._storages.make(tensor)
-            known.share, known.is_positive = share, is_positive
+            known.share, known.is_positive, known.is_assumed = share, is_positive, is_assumed
         elif (known_before := self._storages.get_moved(tensor)) is not None:
             known_before.share = known_before.is_positive = None
+            known_before.is_assumed = False
             self._storages.tidy(known_before)
 
     def follow(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
         """Derive what is known about an operation's result from its arguments. Return its share, if known."""
         name = followed_name(name)
         share = self._share(name, args, result)
-        self._remember(result, share, self._sign(name, args))
+        is_assumed = share is not None and any(map(self.is_assumed, tensors(args)))
+        if share is None and name in _SAME and len(args) > 1:
+            share, is_assumed = 0.5, True  # a count of zero would divide losses by zero
+        self._remember(result, share, self._sign(name, args), is_assumed=is_assumed)
         return share
 
     def is_certain(self, name: str, args: Arguments, result: torch.Tensor) -> bool:
@@ -148,7 +159,8 @@ class Shares:
 
     def know(self, tensor: torch.Tensor, share: float) -> None:
         """Record that the mean of all elements will be ``share``."""
-        self._storages.make(tensor).share = share
+        known = self._storages.make(tensor)
+        known.share, known.is_assumed = share, False
 
     def know_non_negative(self, tensor: torch.Tensor) -> None:
         """Record that nothing in the tensor is negative."""
@@ -171,7 +183,8 @@ class Shares:
         if name in _SAME and len(args) > 1:
             return self._compared(name, tensor_at(args, 0), args[1])
         if name in COUNTING and (mask := tensor_at(args, 0)).dtype == torch.bool and self.of(mask) is None:
-            self.know(mask, 0.5)  # as where a mask decides the size of a selection
+            self._storages.make(mask).is_assumed = True
+            self._storages.make(mask).share = 0.5  # as where a mask decides the size of a selection
         shares: list[float] = []
         for value in tensors(args[1:] if name == "copy_" else args):
             if (share := self.of(value)) is None:
@@ -187,22 +200,22 @@ class Shares:
         replaced = min(1.0, float(index.numel() / target.numel()))
         return before + (float(value) - before) * replaced
 
-    def _compared(self, name: str, first: torch.Tensor, second: object) -> float:
-        """If nothing is known about a comparison, one half is true: a count of zero would divide losses by zero."""
+    def _compared(self, name: str, first: torch.Tensor, second: object) -> float | None:
+        """The share of a comparison; None if nothing is known about it."""
         if isinstance(second, torch.Tensor):
-            return _SAME[name] if first is second or _is_same(first, second) else 0.5
+            return _SAME[name] if first is second or _is_same(first, second) else None
         if isinstance(second, float) and math.isinf(second):
-            return {"eq": 0.0, "ne": 1.0}.get(name, 0.5)
+            return {"eq": 0.0, "ne": 1.0}.get(name)
         if second == 0 and name in ("lt", "ge") and self.is_non_negative(first):
             return _SAME[name]
         if second == 0 and name in _ABOVE_ZERO and self._is_positive(first):
             return _ABOVE_ZERO[name]
         share = self.of(first)
         if share is None or first.is_floating_point() or not 0 <= share <= 1:
-            return 0.5
+            return None
         if (name, second) in (("gt", 0), ("ne", 0), ("eq", 1), ("ge", 1)):
             return share
-        return 1 - share if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else 0.5
+        return 1 - share if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else None
 
     def _stays_non_negative(self, name: str, args: Arguments) -> bool:
         if name in NON_NEGATIVE or name in ZEROS or name in _ONES:

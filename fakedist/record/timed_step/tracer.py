@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import torch
 from torch._ops import OpOverload
 
 from fakedist.run.encoding import Record
@@ -43,11 +44,13 @@ class OperationTracer(Tracer, Protocol):
     Attributes:
         inside: Returns the place of what a compiled graph launches now in this thread. None outside one.
         place_of: Returns the place of a scope.
+        known_in_graph: Returns the values of a buffer of the compiled graph that runs; None if they are not known.
         is_compiled: Whether the fast path tells it of the operations that it runs.
     """
 
     inside: Callable[[], Place | None]
     place_of: Callable[[int], Place]
+    known_in_graph: Callable[[torch.Tensor], torch.Tensor | None]
 
     @property
     def is_compiled(self) -> bool:

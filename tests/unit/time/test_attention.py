@@ -20,11 +20,19 @@ def times() -> AttentionTimes:
 
 
 def shape(
-    tokens: int, *, heads: int = 64, causal: bool = True, batch: int = 1, width: int = 128, window: int = 0
+    tokens: int,
+    *,
+    heads: int = 64,
+    causal: bool = True,
+    batch: int = 1,
+    width: int = 128,
+    window: int = 0,
+    in_blocks: bool = False,
 ) -> AttentionShapes:
     sizes = (batch, heads, 8, tokens, tokens, width, width)
     columns = [np.array([size]) for size in sizes]
-    return AttentionShapes(*columns, causal=np.array([causal]), window=np.array([window]))
+    flags = {"causal": np.array([causal]), "in_blocks": np.array([in_blocks])}
+    return AttentionShapes(*columns, window=np.array([window]), **flags)
 
 
 # cudnn-frontend's table, H200, llama3.1, bfloat16: milliseconds of forward and backward.
@@ -93,9 +101,22 @@ def test_a_mask_and_a_window_never_cost_more(times: AttentionTimes, kernel: Atte
 
 def test_queries_after_the_last_key_meet_every_key() -> None:
     four = AttentionShapes(
-        *(np.array([size]) for size in (1, 1, 1, 4, 2, 8, 8)), causal=np.array([True]), window=np.array([0])
+        *(np.array([size]) for size in (1, 1, 1, 4, 2, 8, 8)),
+        causal=np.array([True]),
+        window=np.array([0]),
+        in_blocks=np.array([False]),
     )
     assert four.met_keys() == pytest.approx([(1 + 2 + 2 + 2) / 4])
+
+
+def test_blocks_of_keys_cost_what_they_hold(times: AttentionTimes) -> None:
+    """flex_attention visits whole blocks, so that no tile of them is cut, and as many keys take as long as one."""
+    long = times.forward_us(shape(8192, causal=False), "flex")[0]
+    blocks = [times.forward_us(shape(8192, causal=False, window=n, in_blocks=True), "flex")[0] for n in (512, 2048)]
+    assert long / 16 < blocks[0] < 1.6 * long / 16
+    assert long / 4 < blocks[1] < 1.3 * long / 4
+    cut = times.forward_us(shape(8192, causal=False, window=512), "flex")[0]
+    assert blocks[0] < cut
 
 
 def test_backward_has_five_products() -> None:

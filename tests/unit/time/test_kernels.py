@@ -95,6 +95,18 @@ def test_dropout_takes_as_long_for_each_score_whatever_the_width(h100: KernelTim
         assert more[2] == pytest.approx(more[1])
 
 
+@every_gpu
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_mask_that_is_not_known_may_be_anything_from_one_block_to_all_keys(name: str, direction: str) -> None:
+    times, masks = KernelTimes(GPUS[name]), {"library": "flex", "causal": False}
+    rows = [attention(16384, direction, **masks, **more) for more in ({"is_dense": True}, {}, {"window": 128})]
+    unknown, dense, sparse = priced(times, *rows).itertuples()
+    assert unknown.time_us == dense.time_us
+    assert unknown.high_us == dense.high_us
+    assert unknown.low_us <= sparse.time_us < dense.low_us
+    assert "mask is not known" in unknown.basis
+
+
 def test_dropout_of_cudnn_takes_longer_than_flash_attentions(h100: KernelTimes) -> None:
     rows = [attention(8192, library=library) for library in ("cudnn", "flash2")]
     plain, dropping = (times_us(h100, *(row._replace(dropout=value) for row in rows)) for value in (False, True))

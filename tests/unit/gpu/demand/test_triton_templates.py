@@ -93,6 +93,16 @@ def test_a_mask_whose_values_are_not_known_is_taken_for_dense_and_counted() -> N
     assert (demand.flops, demand.is_dense) == (2.0 * (2 * 8 * 1024) * 1024 * (64 + 32), True)
 
 
+def test_documents_of_several_lengths_cost_their_mean() -> None:
+    counts = {"arg_KV_NUM_BLKS": torch.ones(1, 1, 8, dtype=torch.int32)}
+    counts["arg_FULL_KV_NUM_BLKS"] = torch.tensor([0, 1, 2, 3, 4, 5, 0, 0], dtype=torch.int32).reshape(1, 1, 8)
+    demand = demand_of(FLEX, mask(**counts))
+    assert demand.attention is not None
+    met = 128 * 23 / 8
+    assert (demand.attention.causal, demand.attention.window) == (False, met)
+    assert demand.flops == 2.0 * (2 * 8 * 1024) * met * (64 + 32)
+
+
 def test_a_causal_mask_is_known_by_its_blocks() -> None:
     counts = {"arg_KV_NUM_BLKS": torch.ones(1, 1, 8, dtype=torch.int32)}
     counts["arg_FULL_KV_NUM_BLKS"] = torch.arange(8, dtype=torch.int32).reshape(1, 1, 8)

@@ -42,6 +42,21 @@ def test_a_routing_map_gives_every_expert_its_share(shares: Shares) -> None:
     assert shares.follow("any", (mask,), torch.empty((), dtype=torch.bool)) is None
 
 
+def test_half_of_a_mask_that_nothing_is_known_about_is_assumed(shares: Shares) -> None:
+    x, positive, both = torch.empty(8), *(torch.empty(8, dtype=torch.bool) for _ in range(2))
+    counts, routing = torch.empty((), dtype=torch.int64), torch.empty(8, 8, dtype=torch.bool)
+    assert shares.follow("gt", (x, 1.0), positive) == 0.5
+    assert shares.is_assumed(positive)
+    assert shares.follow("logical_not", (positive,), both) == 0.5
+    assert shares.follow("sum", (both,), counts) == 4.0
+    assert shares.is_assumed(counts)
+    shares.know(routing, 0.25)  # by how it was made
+    assert shares.follow("sum", (routing,), counts) == 16.0
+    assert not shares.is_assumed(counts)
+    shares.follow("isnan", (x,), positive)
+    assert not shares.is_assumed(positive)
+
+
 def test_what_is_written_over_is_not_known(shares: Shares) -> None:
     mask = torch.empty(8, dtype=torch.bool)
     shares.follow("isfinite", (torch.empty(8),), mask)

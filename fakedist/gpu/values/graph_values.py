@@ -1,0 +1,346 @@
+"""Runs the integer part of a compiled graph on the host, and gives the graph's buffers and results its values.
+
+The part is that of :class:`fakedist.record.integers.IntegerPart`: operations in order, with names. Large masks among
+them get recipes, as elsewhere (:mod:`fakedist.gpu.values.recipes`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import empty, empty_strided, tensor
+from torch._ops import OpOverload
+
+from fakedist.gpu.values.contents import host_view, is_small
+from fakedist.gpu.values.hollow import is_hollow
+from fakedist.gpu.values.host import Host
+from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.recipes import PIECE, Geometry, Part, Recipe, UnknownValueError
+from fakedist.gpu.values.scans import distinct
+from fakedist.gpu.values.storage import storage_of
+
+#: As ``record.integers.CONSTANT``.
+CONSTANT = "constant"
+_META = torch.device("meta")
+
+
+class Integers(Protocol):
+    """See :class:`fakedist.record.integers.IntegerPart`."""
+
+    nodes: list[tuple[str, str, list[object], dict[str, object]]]
+    inputs: dict[str, int]
+    outputs: dict[int, str]
+    buffers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Lazy:
+    """A tensor that has a recipe. ``shape`` is a tensor without memory, whose views show how theirs lie."""
+
+    recipe: Recipe
+    shape: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What is known of an input when the graph begins."""
+
+    value: object
+    doubt: Doubt | None
+
+
+class GraphValues:
+    """Gives compiled graphs their integers.
+
+    Args:
+        host: The device memory's values.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._last: dict[int, tuple[Integers, GraphRun]] = {}
+
+    def begin(self, part: Integers, inputs: Sequence[object]) -> GraphRun:
+        """A graph with this part begins with these inputs."""
+        given = {
+            name: self._input(inputs[place]) if place < len(inputs) else _Input(None, None)
+            for name, place in part.inputs.items()
+        }
+        last = self._last.get(id(part))
+        if last is not None and last[0] is part and last[1].is_of(given):
+            return last[1]
+        run = GraphRun(part, given, self.give)
+        self._last[id(part)] = (part, run)
+        return run
+
+    def give(self, result: torch.Tensor, value: object, doubt: Doubt | None) -> None:
+        """Give a tensor the value of a node. If that is not known, a kernel wrote it that was not computed."""
+        if value is None:
+            self._host.spoil(result)
+        if isinstance(value, _Lazy):
+            if not is_small(result) and value.shape.is_contiguous() and result.is_contiguous():
+                part = Geometry.of(value.shape)
+                if not part.offset and math.prod(part.size) == math.prod(value.recipe.size):
+                    self._host.know_recipe(result, value.recipe)
+            return
+        if not isinstance(value, torch.Tensor) or value.dtype != result.dtype or value.numel() != result.numel():
+            return
+        if not is_small(result):
+            return
+        if value.shape != result.shape:
+            if not result.is_contiguous():
+                return
+            value = value.reshape(result.shape)
+        self._host.write(result, value)
+        self._host.shares.forget(result)
+        if doubt is not None:
+            self._host.doubts.mark(result, doubt)
+
+    def _input(self, value: object) -> _Input:
+        if not isinstance(value, torch.Tensor):
+            return _Input(value if isinstance(value, (int, float)) else None, None)
+        if value.is_cuda and not self._host.holds(value):
+            recipe = self._host.recipe(value)
+            if recipe is None:
+                return _Input(None, None)
+            return _Input(_Lazy(recipe, empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))), recipe.doubt)
+        if is_hollow(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return _Input(None, None)
+        once = distinct(value.detach())
+        copy = (host_view(once) if once.is_cuda else once).clone().expand(value.shape)
+        return _Input(copy, self._host.doubt((value,)) if value.is_cuda else None)
+
+
+def _lies(value: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, tuple[int, ...]]:
+    """How a tensor lies, over memory that takes nothing."""
+    storage = empty(storage_of(value)[1], dtype=torch.uint8, device=_META).untyped_storage()
+    return storage, int(value.storage_offset()), value.size(), value.stride()
+
+
+class GraphRun:
+    """One run of a graph. Its operations run when the first value is asked for.
+
+    Args:
+        part: The operations.
+        inputs: What is known of the inputs.
+        give: Gives a tensor a value with a doubt.
+    """
+
+    def __init__(
+        self, part: Integers, inputs: Mapping[str, _Input], give: Callable[[torch.Tensor, object, Doubt | None], None]
+    ) -> None:
+        self._part, self._inputs, self._give = part, inputs, give
+        self._values: dict[str, object] | None = None
+        self._doubts: dict[str, Doubt] = {}
+
+    def is_of(self, inputs: Mapping[str, _Input]) -> bool:
+        """Whether these inputs have the same values."""
+        for name, given in inputs.items():
+            own = self._inputs[name]
+            if own.doubt is not None or given.doubt is not None or type(own.value) is not type(given.value):
+                return False
+            if isinstance(own.value, _Lazy):
+                return False
+            if isinstance(own.value, torch.Tensor):
+                assert isinstance(given.value, torch.Tensor)
+                if own.value.shape != given.value.shape or not torch.equal(own.value, given.value):
+                    return False
+            elif own.value != given.value:
+                return False
+        return True
+
+    def settle(self, named: Iterable[tuple[torch.Tensor, str]]) -> None:
+        """Give buffers their values, by the names of their nodes."""
+        for buffer, name in named:
+            self._give(buffer, *self.of(name))
+
+    def returned(self, results: object) -> None:
+        """The graph returned its results. Give them their values."""
+        if not isinstance(results, (list, tuple)):
+            return
+        for place, name in self._part.outputs.items():
+            result = results[place] if place < len(results) else None
+            if isinstance(result, torch.Tensor) and result.is_cuda:
+                self._give(result, *self.of(name))
+
+    def of(self, name: str) -> tuple[object, Doubt | None]:
+        """The value of a node, None if it is not known, and its doubt."""
+        if self._values is None:
+            self._run()
+        assert self._values is not None
+        return self._values.get(name), self._doubts.get(name)
+
+    def known(self, name: str) -> torch.Tensor | None:
+        """The values of a node; None if they are made up or not known."""
+        value, doubt = self.of(name)
+        return value if isinstance(value, torch.Tensor) and doubt is None else None
+
+    def _run(self) -> None:
+        values = self._values = {
+            # The operations may write to them, and the inputs are compared with those of the next run.
+            name: given.value.clone() if isinstance(given.value, torch.Tensor) else given.value
+            for name, given in self._inputs.items()
+        }
+        self._doubts = {name: given.doubt for name, given in self._inputs.items() if given.doubt is not None}
+        for name, target, args, kwargs in self._part.nodes:
+            doubts = {self._doubts[each] for each in _names((args, kwargs)) if each in self._doubts}
+            if doubts:
+                self._doubts[name] = doubts.pop() if len(doubts) == 1 else Doubt(tuple(doubts))
+            function = _function(target)
+            try:
+                given = [_decoded(value, values) for value in args]
+                named = {key: _decoded(value, values) for key, value in kwargs.items()}
+                values[name] = _computed(function, given, named)
+            except Exception:  # not known, or no kernel of the host's can compute it
+                values[name] = None
+            if isinstance(function, OpOverload) and function._schema.is_mutable:
+                self._wrote(next(iter(_names(args)), name), name)
+
+    def _wrote(self, target: str, name: str) -> None:
+        """An operation wrote to its first argument."""
+        assert self._values is not None
+        written = self._values.get(target)
+        for other, value in self._values.items():
+            if other == name or not _shares(value, written):
+                continue
+            if self._values[name] is None:
+                self._values[other] = None
+            elif name in self._doubts:
+                self._doubts[other] = self._doubts[name]
+
+
+def _shares(value: object, other: object) -> bool:
+    """Whether two values are in the same memory."""
+    if isinstance(value, _Lazy) or isinstance(other, _Lazy):
+        return value is other
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return value.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _names(value: object) -> list[str]:
+    """The names of nodes in an argument."""
+    if isinstance(value, dict):
+        if isinstance(name := value.get("n"), str):
+            return [name]
+        return [name for each in value.values() for name in _names(each)]
+    return [name for each in value for name in _names(each)] if isinstance(value, (list, tuple)) else []
+
+
+def _decoded(value: object, values: Mapping[str, object]) -> object:
+    """An argument.
+
+    Raises:
+        UnknownValueError: It is the value of a node, and not known.
+    """
+    if isinstance(value, list):
+        return [_decoded(each, values) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, text),) = value.items()
+    if kind == "n":
+        found = values.get(text)
+        if found is None:
+            raise UnknownValueError
+        return found
+    return torch.device("cpu") if kind == "c" else getattr(torch, text)
+
+
+def _constant(values: list[float], dtype: torch.dtype, size: list[int]) -> torch.Tensor:
+    return tensor(values, dtype=dtype).reshape(size)
+
+
+_functions: dict[str, Callable[..., object]] = {}
+
+
+def _function(target: str) -> Callable[..., object]:
+    found = _functions.get(target)
+    if found is None:
+        module, _, name = target.partition(":")
+        if target == CONSTANT:
+            found = _constant
+        elif name:
+            found = getattr(importlib.import_module(module), name)
+        else:
+            namespace, packet, overload = target.split(".")
+            found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        _functions[target] = found
+    return found
+
+
+def _computed(function: Callable[..., object], args: list[object], kwargs: dict[str, object]) -> object:
+    """The result of an operation: values, or a recipe if there are too many.
+
+    Raises:
+        UnknownValueError: It is not known.
+    """
+    lazy = [value for value in _flat((args, list(kwargs.values()))) if isinstance(value, _Lazy)]
+    if not isinstance(function, OpOverload):
+        if lazy:
+            raise UnknownValueError
+        return function(*args, **kwargs)
+    tensors = [value for value in _flat((args, list(kwargs.values()))) if isinstance(value, torch.Tensor)]
+    if not lazy and (function._schema.is_mutable or (tensors and _most_elements(tensors) <= PIECE)):
+        return function(*args, **kwargs)
+    if lazy and function._schema.is_mutable:
+        raise UnknownValueError
+    shape = function(*_on_meta(args), **{name: _on_meta([value])[0] for name, value in kwargs.items()})
+    if not isinstance(shape, torch.Tensor):
+        raise UnknownValueError
+    if not lazy and shape.numel() <= PIECE:
+        return function(*args, **kwargs)
+    for each in lazy:
+        if shape.untyped_storage()._cdata == each.shape.untyped_storage()._cdata:  # a view
+            return _Lazy(each.recipe, shape)
+    whole = shape.numel() <= PIECE
+    result = Geometry.contiguous(shape) if whole else Geometry.of(shape)
+    operands, named = _operands(args), {name: _operands([value])[0] for name, value in kwargs.items()}
+    recipe = Recipe(Operator(function), tuple(operands), named, result=result, dtype=shape.dtype)
+    return recipe.value() if whole else _Lazy(recipe, shape)
+
+
+def _flat(value: object) -> list[object]:
+    if isinstance(value, (list, tuple)):
+        return [each for part in value for each in _flat(part)]
+    return [value]
+
+
+def _most_elements(tensors: Sequence[torch.Tensor]) -> int:
+    """Elements of a result at most, if it is as the tensors are together, broadcast."""
+    sizes: list[int] = []
+    for each in tensors:
+        size = list(each.shape)
+        sizes = [1] * (len(size) - len(sizes)) + sizes
+        for place in range(1, len(size) + 1):
+            sizes[-place] = max(sizes[-place], size[-place])
+    return math.prod(sizes)
+
+
+def _on_meta(values: list[object]) -> list[object]:
+    found: list[object] = []
+    for value in values:
+        if isinstance(value, _Lazy):
+            found.append(value.shape)
+        elif isinstance(value, torch.Tensor):
+            found.append(empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
+        elif isinstance(value, list):
+            found.append(_on_meta(value))
+        else:
+            found.append(_META if isinstance(value, torch.device) else value)
+    return found
+
+
+def _operands(values: list[object]) -> list[object]:
+    found: list[object] = []
+    for value in values:
+        if isinstance(value, _Lazy):
+            found.append(Part(value.recipe, Geometry.of(value.shape)))
+        else:
+            found.append(_operands(value) if isinstance(value, list) else value)
+    return found

@@ -1,0 +1,98 @@
+"""The compiled graphs that run now, and the values of their integers (:mod:`fakedist.record.integers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+
+from fakedist.record.integers import IntegerPart
+from fakedist.record.operations import Operations
+from fakedist.record.placing import Placed
+
+
+class IntegerRun(Protocol):
+    """One run of the part of a graph that computes integers."""
+
+    def known(self, name: str) -> torch.Tensor | None:
+        """The values of a node; None if they are made up or not known."""
+
+    def settle(self, named: Iterable[tuple[torch.Tensor, str]]) -> None:
+        """Give buffers their values, by the names of their nodes."""
+
+    def returned(self, results: object) -> None:
+        """The graph returned its results. Give them their values."""
+
+
+class GraphIntegers(Protocol):
+    """Runs that part of compiled graphs."""
+
+    def begin(self, part: IntegerPart, inputs: Sequence[object]) -> IntegerRun:
+        """A graph with this part begins with these inputs."""
+
+
+class RunningGraphs:
+    """Gives a graph's integers to what it calls and returns.
+
+    Args:
+        operations: Numbers the operations.
+        integers: Runs a graph's integers. None leaves graphs without.
+    """
+
+    def __init__(self, operations: Operations, integers: GraphIntegers | None) -> None:
+        self._operations, self._integers = operations, integers
+        self._now: tuple[Placed, IntegerRun] | None = None
+        if integers is not None:
+            operations.in_graph = self._settle
+
+    @contextmanager
+    def graph(
+        self, placed: AbstractContextManager[Placed | None], inputs: Sequence[object]
+    ) -> Iterator[Callable[[object], None]]:
+        """Follow the run of a graph inside another context, which says what is known of it. Call what this gives with
+        the results.
+        """
+        with placed as known:
+            part = None if known is None else known.generated.integers
+            if known is None or part is None or self._integers is None:
+                yield lambda results: None
+                return
+            before = self._now
+            with self._operations.unseen():
+                run = self._integers.begin(part, inputs)
+
+            def returned(results: object) -> None:
+                with self._operations.unseen():
+                    run.returned(results)
+
+            self._now = (known, run)
+            try:
+                yield returned
+            finally:
+                self._now = before
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a buffer of the graph that runs now in this thread; None if they are not known."""
+        if self._now is None:
+            return None
+        placed, run = self._now
+        with self._operations.unseen():
+            for _, node in placed.buffers_here((tensor,)):
+                return run.known(node)
+        return None
+
+    def _settle(self, args: tuple[object, ...]) -> None:
+        if self._now is None:
+            return
+        placed, run = self._now
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        tensors += [value for each in args if isinstance(each, (list, tuple)) for value in each if _is_tensor(value)]
+        tensors = [value for value in tensors if value.is_cuda and not value.is_floating_point()]
+        if tensors:
+            run.settle(placed.buffers_here(tensors))
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
