@@ -52,10 +52,13 @@ class Sparse:
                 raise
             return self._made(computed, _device_of(args))
         for index in places:
+            written = tensor_at(args, index)
+            if not written.is_cuda or is_sparse(written):  # a sparse tensor's values are in its parts
+                continue
             if computed is None:
-                self._host.spoil(tensor_at(args, index))
-            elif tensor_at(args, index).is_cuda:
-                self._host.write(tensor_at(args, index), tensor_at(tuple(near), index))
+                self._host.spoil(written)
+            else:
+                self._host.write(written, tensor_at(tuple(near), index))
         return result if computed is None or places else self._filled(result, computed)
 
     def _near(self, value: object) -> object:
