@@ -45,9 +45,9 @@ def script_line() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def is_called_by(function: str) -> bool:
-    """Whether a function of this name is running in this thread."""
+def calling_file() -> str:
+    """The file of this thread's innermost frame outside this package; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != function:
+    while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
-    return frame is not None
+    return "" if frame is None else frame.f_code.co_filename

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+from torch import tensor as new_tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,6 +34,15 @@ def _special(tensor: torch.Tensor) -> torch._C.DispatchKeySet | None:
     return _QUANTIZED if tensor.is_quantized else _SPARSE.get(tensor.layout)
 
 
+def _numbers_as_tensors(operator: Operator, args: Arguments) -> Arguments:
+    """Arguments with tensors for the numbers that torch's own call would convert: ``sparse * 2``."""
+    wanted = [str(argument.type) == "Tensor" for argument in operator.func._schema.arguments]
+    return tuple(
+        new_tensor(value) if is_tensor and isinstance(value, (bool, int, float, complex)) else value
+        for value, is_tensor in zip(args, wanted, strict=False)
+    )
+
+
 class Inside(TorchDispatchMode):
     """Runs an operation and passes those inside it to ``execute``."""
 
@@ -45,6 +55,8 @@ class Inside(TorchDispatchMode):
         kernels = next(filter(None, map(_special, tensors(args))), None)
         if kernels is None and not device_tensors((args, tuple(kwargs.values()))):
             return operator.func(*args, **kwargs)
+        if kernels is not None:
+            args = _numbers_as_tensors(operator, args)
         with self:
             return operator.func.redispatch(kernels or _ON_DEVICE, *args, **kwargs)
 
