@@ -19,7 +19,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
 from fakedist.report.text.facts import run_facts
-from fakedist.results.opening import open_run
+from fakedist.results.opening import open_run, open_run_directory
 from fakedist.run.directory import JOURNAL_NAME, SNAPSHOT_NAME
 from fakedist.run.journal import MAGIC
 from fakedist.run.schema import ACTIONS, TABLES
@@ -371,18 +371,33 @@ def test_the_window_of_a_layers_most_is_the_last_step_that_ended(tmp_path: Path)
     assert [(row["name"], row["most_total_bytes"]) for row in layers] == [("head", 8 * KIB)]
 
 
-@pytest.mark.parametrize("tapes", [(), ("rank0",)])
-@pytest.mark.parametrize("bytes_in", [0, 24])
-def test_a_rank_that_left_after_a_broadcast_of_another_is_told_of_tapes(
-    tmp_path: Path, tapes: tuple[str, ...], bytes_in: int
-) -> None:
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_rank_that_trained_nothing_is_told_what_it_read_that_no_rank_sent(tmp_path: Path, is_read: bool) -> None:
     made = HandMade()
     made.op("other", 0)
-    made.record("calls", rows=[(1, "broadcast", 0, bytes_in, 24 - bytes_in, "int64", False, 0, 0, 0, -1, 0)])
+    for line, read in (("train.py:3 (main)", False), ("train.py:9 (main)", is_read)):
+        made.record("not_sent", line=line, call="broadcast", source=0, command="fakedist ...", is_read=read)
     made.record("outcome", outcome="finished", code=0, message="", last_phase="init", last_step=0)
-    (note,) = texts(built(made.write(new_run(tmp_path, "finished", tapes=tapes))))
-    assert note.startswith("no training step: no module ran and no optimizer stepped")
-    assert ("with --rank 0,1 if rank 0 sends" in note) == (not tapes and not bytes_in)
+    run = made.write(new_run(tmp_path, "finished"))
+    told, note = texts(built(run))
+    assert told.startswith("no training step: no module ran and no optimizer stepped")
+    assert "broadcast from rank 0 at train.py:3 (main), broadcast from rank 0 at train.py:9 (main)" in note
+    assert note.endswith("may be why it trained nothing. To receive them: fakedist ...")
+    left = open_run_directory(run).summary.left_during_init
+    assert left is not None
+    assert left.not_sent == f"broadcast from rank 0 at train.py:{9 if is_read else 3} (main)"
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_no_rank_sent_is_noted_in_training_only_where_the_script_reads_it(tmp_path: Path, is_read: bool) -> None:
+    made = HandMade()
+    made.op("forward", 1)
+    made.step(1)
+    made.record("not_sent", line="train.py:9 (main)", call="recv", source=-1, command="", is_read=is_read)
+    made.ended()
+    found = [text for text in texts(built(made.write(new_run(tmp_path)))) if "should have sent" in text]
+    assert len(found) == is_read
+    assert all("recv from any rank at train.py:9 (main)" in text and "To receive" not in text for text in found)
 
 
 def test_a_job_whose_own_times_have_gone_is_estimated_without_them_and_a_note_tells_it(tmp_path: Path) -> None:
