@@ -68,9 +68,8 @@ class Hollow:
 
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation and return its written arguments, or results of the right size."""
-        if operator.dynamic and not operator.name.startswith("_local_scalar"):
-            return operator.func(*args, **kwargs)  # the memory reads as zeros, which decide the size
-        if operator.reshapes:
+        # The memory reads as zeros, which decide the size of what is dynamic.
+        if operator.reshapes or (operator.dynamic and not operator.name.startswith("_local_scalar")):
             return operator.func(*args, **kwargs)
         self.count()
         if operator.written:
