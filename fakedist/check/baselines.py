@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from fakedist.check.measured import RankFigures, RankRecord
 from fakedist.errors import CheckError
 from fakedist.run.plain import PlainValueError, from_plain
 from fakedist.run.summary import Summary
+from fakedist.temporary import replacing
 
 SCHEMA_VERSION = 1
 _MAKES_ONE = "fakedist check --update {}"
@@ -139,20 +140,15 @@ def write_baselines(texts: Mapping[Path, str]) -> None:
     Raises:
         CheckError: They cannot be written. The old ones are unchanged.
     """
-    scratch = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
     try:
-        for path, text in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            scratch[path].write_text(text, encoding="utf-8")
-        for path in texts:
-            os.replace(scratch[path], path)
+        with ExitStack() as stack:  # on exit the new files replace the old ones, unless one could not be written
+            for path, text in texts.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(replacing(path)).write_text(text, encoding="utf-8")
     except OSError as error:
         raise CheckError(
             f"baselines cannot be written: {error}", "make room on the disk, or check its permissions"
         ) from error
-    finally:
-        for each in scratch.values():
-            each.unlink(missing_ok=True)
 
 
 def _text(value: object) -> str:

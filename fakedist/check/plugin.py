@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 from unittest import TestCase
 
 import pytest
+
+from fakedist.temporary import scratch_directory
 
 if TYPE_CHECKING:
     from fakedist.job import JobOptions
@@ -62,8 +63,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         pytest.fail("fakedist: the mark takes keywords only: fakedist(world_size=8)", pytrace=False)
     limits = _read_limits(mark)
     options = {name: value for name, value in mark.kwargs.items() if name not in _LIMITS}
-    with tempfile.TemporaryDirectory(prefix="fakedist-") as scratch:
-        run = _profiled(pyfuncitem, lambda: _run_marked(pyfuncitem, options, Path(scratch) / "run"))
+    with scratch_directory("test") as scratch:
+        run = _profiled(pyfuncitem, lambda: _run_marked(pyfuncitem, options, scratch / "run"))
         exceeded = _exceeded(run, limits)
     if exceeded:
         pytest.fail("\n".join(exceeded), pytrace=False)

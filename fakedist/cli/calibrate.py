@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import click
@@ -11,6 +10,7 @@ from fakedist.cli.damaged import reading
 from fakedist.cli.output import JSON, TEXT, chosen_output, force_option, format_options, output_option
 from fakedist.cli.say import say
 from fakedist.errors import JobError, ReportError
+from fakedist.temporary import scratch_directory
 
 _EXPORT_S = 3600.0
 
@@ -53,10 +53,10 @@ def calibrate(
         raise JobError(f"{target} exists", "--force replaces it, -o FILE writes another")
     see_that_it_can_be_written(target)
     _check(trace)
-    with tempfile.TemporaryDirectory(prefix="fakedist-calibrate-") as scratch:
+    with scratch_directory("calibrate") as scratch:
         exported = trace
         if trace.suffix == ".nsys-rep" and not is_sqlite(trace):
-            exported = Path(scratch) / "report.sqlite"
+            exported = scratch / "report.sqlite"
             export_sqlite(trace, exported, _EXPORT_S)
         with reading(trace, run):
             found = find_own_times(opened, exported, trace, process)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from fakedist.cli.executor_options import executor_options
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
 from fakedist.cli.say import last_line, remark, say
 from fakedist.errors import ExitCode, ScriptError
+from fakedist.temporary import scratch_directory
 
 if TYPE_CHECKING:
     from fakedist.check.checking import Checked
@@ -79,10 +79,10 @@ def check(
         see_that_it_can_be_written(path)
     if runs is not None:
         see_that_it_can_be_written(runs, is_directory=True)
-    with tempfile.TemporaryDirectory(prefix="fakedist-check-") as scratch:
+    with scratch_directory("check") as scratch:
         try:
             executor = make_executor(on, jobs, remark, cold=cold)
-            running = Running(runs or Path(scratch), executor, _say_finished)
+            running = Running(runs or scratch, executor, _say_finished)
             checked = run_check(configured, running, update=update)
         except ScriptError as error:
             click.echo(error.output, err=True)

@@ -27,6 +27,7 @@ from fakedist.cli.topology import topology
 from fakedist.cli.view import view
 from fakedist.errors import ExitCode, FakedistError
 from fakedist.launch.checked_script import ScriptSyntaxError
+from fakedist.temporary import remove_left_over
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -55,6 +56,7 @@ for _command in (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
+    remove_left_over()
     with plain_where_needed():
         return exit_code_of(lambda: cli.main(args=argv, prog_name="fakedist", standalone_mode=False))
 

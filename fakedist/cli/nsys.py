@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import click
@@ -11,6 +10,7 @@ from fakedist.cli.damaged import reading
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, chosen_output, format_options, run_directory_options
 from fakedist.cli.say import print_report
 from fakedist.errors import ReportError
+from fakedist.temporary import scratch_directory
 
 _SQLITE = b"SQLite format 3\0"
 _EXPORT_S = 3600.0
@@ -46,10 +46,10 @@ def nsys(
 
     output = chosen_output(form, as_json)
     _check_readable(report)
-    with tempfile.TemporaryDirectory(prefix="fakedist-nsys-") as scratch:
+    with scratch_directory("nsys") as scratch:
         exported = report
         if not _starts_with(report, _SQLITE) and report.suffix != ".sqlite":
-            exported = Path(scratch) / "report.sqlite"
+            exported = scratch / "report.sqlite"
             export_sqlite(report, exported, _EXPORT_S)
         with reading(report):
             found = read_report(report, exported, Choice(step=step, process=process))

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from fakedist.cli.damaged import reading
+from fakedist.temporary import kept_directory
 
-_TEMPORARY = "fakedist-view-"
-#: How long a page in a temporary directory is kept, in seconds.
+#: How long a page in a temporary directory is kept, in seconds: a browser may read it after this process has ended.
 _KEPT_S = 86_400
 
 
@@ -56,12 +52,7 @@ def _place(run: Path) -> Path:
     path = run / PAGE_NAME
     if run.is_dir() and os.access(run, os.W_OK) and not path.is_symlink():
         return path
-    folder = Path(tempfile.gettempdir())
-    for old in folder.glob(f"{_TEMPORARY}*"):  # of earlier calls; the browser has read them long ago
-        with suppress(OSError):
-            if old.lstat().st_uid == os.geteuid() and old.stat().st_mtime < time.time() - _KEPT_S:
-                shutil.rmtree(old)
-    return Path(tempfile.mkdtemp(prefix=_TEMPORARY)) / PAGE_NAME
+    return kept_directory("view", _KEPT_S) / PAGE_NAME
 
 
 def _open(url: str) -> None:

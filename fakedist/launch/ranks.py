@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -21,6 +20,7 @@ from fakedist.launch.templates import offered
 from fakedist.run.directory import MANIFEST_NAME, default_name, is_in_use
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import ANY_RANK, Awaited, Tape, find_tapes
+from fakedist.temporary import scratch_directory
 
 #: How many other ranks may run for one rank: a pipeline's stages, and as many again.
 MAX_PEERS = 32
@@ -82,8 +82,8 @@ def profile_ranks(
     with ExitStack() as stack:
         keeper = None
         if not cold:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="fakedist-template-"))
-            keeper = stack.enter_context(closing(TemplateKeeper(Path(scratch) / "learned.json", streams.child_stdout)))
+            scratch = stack.enter_context(scratch_directory("template"))
+            keeper = stack.enter_context(closing(TemplateKeeper(scratch / "learned.json", streams.child_stdout)))
         runner = stack.enter_context(closing(_Runner(job, directory, force, streams, keeper)))
         yield from _in_order(runner, ranks, more, jobs)
 

@@ -22,6 +22,7 @@ from fakedist.run.journal import JournalWriter
 from fakedist.run.notes import nsys_failed
 from fakedist.run.records import NoteRecord
 from fakedist.run.trace_records import HostRecord, KernelsRecord
+from fakedist.temporary import FRESH_PREFIX
 
 #: Seconds that nsys may take to write its report after the rank has ended.
 FINISH_S = 600.0
@@ -72,7 +73,7 @@ def join_report(run_directory: Path) -> None:
 def _step(run_directory: Path, report: Path) -> tuple[KernelsRecord, HostRecord]:
     from fakedist.analysis.nsys.imported import recorded_step
 
-    with tempfile.TemporaryDirectory(dir=run_directory, prefix=".nsys-") as scratch:
+    with tempfile.TemporaryDirectory(dir=run_directory, prefix=FRESH_PREFIX) as scratch:
         exported = Path(scratch) / "report.sqlite"
         export_sqlite(report, exported, FINISH_S)
         return recorded_step(run_directory, exported, report)

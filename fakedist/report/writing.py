@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from fakedist.errors import JobError
+from fakedist.temporary import replacing
 from fakedist.visible import visible
 
 _ELSEWHERE = "choose another place"
@@ -50,18 +50,9 @@ def replace_text(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():  # /dev/stdout
             path.write_text(text, encoding="utf-8", errors="replace")
         else:
-            _replace(path.resolve(), text)
+            with replacing(path.resolve()) as fresh:
+                fresh.write_text(text, encoding="utf-8", errors="replace")  # names may contain lone surrogates
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise JobError(f"{path} cannot be written: {error.strerror}", _ELSEWHERE) from error
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(text, encoding="utf-8", errors="replace")  # names may contain lone surrogates
-        scratch.replace(path)
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
+from fakedist.temporary import FRESH_PREFIX
 from fakedist.visible import visible
 
 #: What to type about a run directory that cannot be read.
@@ -33,6 +34,8 @@ NSYS_NAME = "nsight"
 SMI_NAME = "nvidia-smi.log"
 #: Prefix of the directories, next to the tables, that hold tables being written or replaced.
 SCRATCH_PREFIX = ".tables-"
+#: Prefixes of what a run that was killed may leave. Whoever holds the lock may remove it.
+_SCRATCH = (SCRATCH_PREFIX, FRESH_PREFIX)
 _OURS = (
     *(MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME),
     *(KERNELS_NAME, f"{NSYS_NAME}.nsys-rep", f"{NSYS_NAME}.qdstrm", SMI_NAME),
@@ -94,8 +97,9 @@ def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
     try:
         for name in set(_OURS) - {LOCK_NAME}:
             _remove(path / name)
-        for left in path.glob(f"{SCRATCH_PREFIX}*"):
-            _remove(left)
+        for left in path.iterdir():
+            if left.name.startswith(_SCRATCH):
+                _remove(left)
         yield path.resolve()
     finally:
         (path / LOCK_NAME).unlink(missing_ok=True)  # while still locked: later it could be another run's
@@ -105,7 +109,7 @@ def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
 def _check_replaceable(path: Path, force: bool) -> None:
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is a file", "choose another place with -o")
-    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(SCRATCH_PREFIX)}
+    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(_SCRATCH)}
     if not names:
         return
     if MANIFEST_NAME not in names:

@@ -21,6 +21,7 @@ from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.plain import PlainValueError, from_plain, to_plain
 from fakedist.run.schema import SCHEMA_VERSION
 from fakedist.run.summary import Summary
+from fakedist.temporary import replacing
 
 _PROVENANCE = {
     "memory": "measured: the caching allocator's own history and statistics",
@@ -166,12 +167,8 @@ def load_job(run_directory: Path) -> Job:
 
 def write_manifest(run_directory: Path, manifest: Manifest) -> None:
     """Write the manifest, in place of the one that the run directory has."""
-    scratch = run_directory / f".{MANIFEST_NAME}.{os.getpid()}"
-    try:
-        scratch.write_text(json.dumps(to_plain(manifest), indent=1, allow_nan=False) + "\n")
-        scratch.replace(run_directory / MANIFEST_NAME)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with replacing(run_directory / MANIFEST_NAME) as path:
+        path.write_text(json.dumps(to_plain(manifest), indent=1, allow_nan=False) + "\n")
 
 
 def _git_commit() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from fakedist.bounded import ForeignCodeError, UnreadableError, load_builtins, open_file
 from fakedist.errors import RunDirectoryError
 from fakedist.run.directory import SNAPSHOT_NAME
+from fakedist.temporary import replacing
 
 #: What to type about a file that is no snapshot.
 SNAPSHOT_HINT = "a snapshot is what torch.cuda.memory._dump_snapshot() writes"
@@ -21,14 +22,8 @@ def write_snapshot(run_directory: Path, pieces: Iterable[bytes]) -> None:
         run_directory: The run directory.
         pieces: The pickle, in pieces.
     """
-    path = run_directory / SNAPSHOT_NAME
-    scratch = path.with_name(f".{SNAPSHOT_NAME}.{os.getpid()}")
-    try:
-        with scratch.open("wb") as file:
-            file.writelines(pieces)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with replacing(run_directory / SNAPSHOT_NAME) as path, path.open("wb") as file:
+        file.writelines(pieces)
 
 
 def stack_frames(frames: Iterable[tuple[str, int, str]]) -> list[dict[str, object]]:

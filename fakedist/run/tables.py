@@ -14,6 +14,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.run.columns import Column, Table
 from fakedist.run.directory import DAMAGED, SCRATCH_PREFIX, TABLES_NAME
 from fakedist.run.schema import TABLES
+from fakedist.temporary import replacing
 
 #: The most rows of a table, for its bytes. The densest that was seen has one row in three bytes.
 _MOST_ROWS, _ROWS_OF_A_BYTE = 1_000, 20
@@ -80,14 +81,9 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -
         raise ValueError(f"table {name} has no column {sorted(extra)[0]}")
     path = _path(run_directory, name)
     path.parent.mkdir(exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}")
-    try:
-        made = pyarrow.Table.from_arrays(arrays, names=[column.name for column in table.columns])
-        with scratch.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-            pyarrow.parquet.write_table(made, file, compression="zstd", **_encoding(table))
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    made = pyarrow.Table.from_arrays(arrays, names=[column.name for column in table.columns])
+    with replacing(path) as fresh, fresh.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+        pyarrow.parquet.write_table(made, file, compression="zstd", **_encoding(table))
 
 
 def count_rows(run_directory: Path, name: str) -> int:

@@ -15,6 +15,7 @@ from fakedist.errors import SweepError
 from fakedist.run.plain import PlainValueError, from_plain, to_plain
 from fakedist.sweep.axes import Scalar
 from fakedist.sweep.journal import JOURNAL_NAME
+from fakedist.temporary import replacing
 
 ABOUT_NAME = "sweep.json"
 TABLE_NAME = "sweep.parquet"
@@ -122,12 +123,8 @@ def earlier_ground(directory: Path) -> Mapping[str, str]:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file, in place of an earlier one."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(text, encoding="utf-8", errors="replace")
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with replacing(path) as fresh:
+        fresh.write_text(text, encoding="utf-8", errors="replace")
 
 
 def rank_directory(sweep: Path, key: str, rank: int) -> Path:

@@ -18,6 +18,7 @@ from fakedist.sweep.journal import JOURNAL_NAME, read_known
 from fakedist.sweep.ranking import Ranking, rank_rows
 from fakedist.sweep.records import Row
 from fakedist.sweep.wording import sentences
+from fakedist.temporary import replacing
 
 
 class Sweep:
@@ -57,15 +58,11 @@ class Sweep:
     def write_table(self) -> Path:
         """Write the rows into ``sweep.parquet``. ``stages`` becomes JSON."""
         path = self.path / TABLE_NAME
-        scratch = path.with_name(f".{TABLE_NAME}.{os.getpid()}")
         frame = self.frame()
         frame["stages"] = frame["stages"].map(json.dumps)
         frame["ranks"] = frame["ranks"].map(lambda ranks: ",".join(map(str, ranks)))
-        try:
-            frame.to_parquet(scratch, index=False)
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        with replacing(path) as fresh:
+            frame.to_parquet(fresh, index=False)
         return path
 
     def __repr__(self) -> str:

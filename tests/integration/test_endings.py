@@ -173,6 +173,29 @@ def test_a_run_that_is_killed_itself_is_told_as_killed(tmp_path: Path) -> None:
     assert "killed (with fakedist profile, which was killed) after 1 step" in report.stdout, report.stderr
 
 
+def test_what_a_killed_run_leaves_in_the_temporary_directory_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of several ranks have a temporary directory."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    processes, left = [], []
+    for name in ("killed", "living"):
+        (tmp_path / name).mkdir()
+        processes.append(start(tmp_path / name, "terminate", "--rank", "12"))
+        until(processes[-1], "sleeping")
+        left.append((set((tmp_path / "tmp").glob("fakedist-*")) - {*left}).pop())
+    processes[0].kill()
+    processes[0].communicate()
+    assert left[0].is_dir()
+    (tmp_path / "next").mkdir()
+    assert finish(start(tmp_path / "next", "exit3"), tmp_path / "next").code == 3
+    assert (left[0].exists(), left[1].exists()) == (False, True)
+    processes[1].terminate()
+    processes[1].communicate()
+    assert not left[1].exists()
+
+
 def test_the_time_of_a_run_can_be_limited(tmp_path: Path) -> None:
     for seconds in (5, 20, 80, 320):  # it counts from the start, and a slow machine takes longer to come to the step
         process = start(tmp_path, "timeout", "--timeout", str(seconds), "--force")

@@ -22,7 +22,7 @@ LIBRARY_HOMES = {
 }
 
 EVERYWHERE = (
-    *("_version", "torch_releases", "errors", "units", "rank_list", "section", "bounded", "visible"),
+    *("_version", "torch_releases", "errors", "units", "rank_list", "section", "bounded", "visible", "temporary"),
     *("gpu_models", "job"),
 )
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of EVERYWHERE.
@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "section": (),
     "bounded": (),
     "visible": (),
+    "temporary": (),
     "gpu_models": (),
     "job": (),
     "importing": (),

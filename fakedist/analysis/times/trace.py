@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -29,6 +28,7 @@ from fakedist.run.plain import to_plain
 from fakedist.run.schema import FAMILIES, KINDS
 from fakedist.run.step_time import KernelSource
 from fakedist.run.summary import Summary
+from fakedist.temporary import replacing
 
 #: Limit for the bars of all streams together, and for the slices of layers. A browser opens this many in seconds.
 MOST_BARS = 300_000
@@ -56,20 +56,14 @@ def write_trace(
     Returns:
         Notes on what the trace leaves out. The trace contains their texts too.
     """
-    path = run_directory / TRACE_NAME
     left_out: list[Note] = []
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with gzip.open(scratch, "wb", compresslevel=4) as file:
-            file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-            events, before = trace_events(tables, source, left_out), ""
-            while some := list(islice(events, _MOST_TOGETHER)):
-                file.write((before + ",\n".join(some)).encode())
-                before = ",\n"
-            file.write(f'\n],"otherData":{json.dumps(_about(summary, source, left_out))}}}\n'.encode())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with replacing(run_directory / TRACE_NAME) as path, gzip.open(path, "wb", compresslevel=4) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        events, before = trace_events(tables, source, left_out), ""
+        while some := list(islice(events, _MOST_TOGETHER)):
+            file.write((before + ",\n".join(some)).encode())
+            before = ",\n"
+        file.write(f'\n],"otherData":{json.dumps(_about(summary, source, left_out))}}}\n'.encode())
     return left_out
 
 

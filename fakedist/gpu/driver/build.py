@@ -15,12 +15,12 @@ import platform
 import re
 import subprocess
 import sysconfig
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.errors import SetupError
 from fakedist.gpu.native import cache_directory, compile_native, find_c_compiler
+from fakedist.temporary import scratch_directory
 from fakedist.torch_releases import OLDEST, release_of
 
 SOURCE_DIRECTORY = Path(__file__).parent
@@ -220,10 +220,10 @@ def include_flags(cuda: CudaInstallation) -> list[str]:
 
 def _build(cuda: CudaInstallation, path: Path) -> None:
     compiler = find_c_compiler()
-    with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent.parent) as scratch:
-        made = Path(scratch) / "made"
+    with scratch_directory("build", path.parent.parent) as scratch:
+        made = scratch / "made"
         made.mkdir()
-        generated = Path(scratch) / "generated.c"
+        generated = scratch / "generated.c"
         generated.write_text(generated_source(cuda))
         driver = made / DRIVER_NAME
         inputs = [*include_flags(cuda), *map(str, sources()), str(generated)]
@@ -233,7 +233,7 @@ def _build(cuda: CudaInstallation, path: Path) -> None:
         for name, installed in further_libraries(cuda).items():
             behind = [str(driver)]
             if installed is not None:  # a library is depended on by its own name for itself; here that is its path
-                behind.append(str(Path(scratch) / "named.so"))
+                behind.append(str(scratch / "named.so"))
                 compile_native([compiler, "-shared", f"-Wl,-soname,{installed}", "-o", behind[-1]], DRIVER)
             empty = ["-shared", f"-Wl,-soname,{name}", "-Wl,--no-as-needed", *behind, "-o", str(made / name)]
             compile_native([compiler, *empty], DRIVER)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import tempfile
 from pathlib import Path
 
 from fakedist.errors import SetupError
 from fakedist.gpu.driver import build as driver
 from fakedist.gpu.native import cache_directory, compile_native, find_cpp_compiler
+from fakedist.temporary import scratch_directory
 from fakedist.torch_releases import ALLOCATOR_METADATA
 
 _NAMES = ("fast_path.cpp", "history.cpp", "marks.cpp", "objects.cpp", "trace.cpp")
@@ -53,8 +53,8 @@ def ensure_fast_path() -> Path:
     include = [f"-I{_TRACKER / 'include'}", f"-I{torch / 'include'}", f"-isystem{driver.find_cuda().include}"]
     include += ["-idirafter", str(driver.SOURCE_DIRECTORY)]
     libraries = [f"-L{torch / 'lib'}", "-lc10_cuda", "-lc10", "-ltorch_cpu"]
-    with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as scratch:
-        made = Path(scratch) / path.name
+    with scratch_directory("build", path.parent) as scratch:
+        made = scratch / path.name
         command = [compiler, *_FLAGS, *include, *map(str, _SOURCES), "-o", str(made), *libraries]
         try:
             compile_native(command, "the fast path of recorded operations")

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from fakedist.gpu.smi.fields import Machine
 from fakedist.gpu.smi.program import VARIABLE
 from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
+from fakedist.temporary import replacing
 
 # Without site-packages and PYTHONPATH it starts in 0.1 s, and no module of the script can shadow the library.
 _RUN = "import sys; sys.path.append({!r}); from fakedist.gpu.smi.program import main; sys.exit(main(sys.argv[1:]))"
@@ -64,10 +64,9 @@ def ensure_smi() -> Path:
         return program
     try:
         program.parent.mkdir(exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=program.parent, prefix=".", delete=False) as file:
-            file.write(text)
-        os.chmod(file.name, 0o755)
-        os.replace(file.name, program)  # in one step: another process sees all of it or none
+        with replacing(program) as fresh:
+            fresh.write_text(text)
+            fresh.chmod(0o755)
     except OSError as error:
         raise SetupError(
             f"{program} cannot be written: {error.strerror}", "free some disk space, or set FAKEDIST_CACHE"

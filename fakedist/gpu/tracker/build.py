@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import tempfile
 from pathlib import Path
 
 from fakedist.gpu.driver import build as driver
 from fakedist.gpu.native import cache_directory, compile_native, find_cpp_compiler
+from fakedist.temporary import scratch_directory
 
 _DIRECTORY = Path(__file__).parent
 _SOURCE = _DIRECTORY / "tracker.cpp"
@@ -34,8 +34,8 @@ def ensure_tracker() -> Path:
     include = [f"-I{_DIRECTORY / 'include'}", f"-I{torch / 'include'}", f"-isystem{cuda.include}"]
     include += ["-idirafter", str(driver.SOURCE_DIRECTORY)]
     libraries = [f"-L{torch / 'lib'}", "-lc10_cuda", "-lc10"]
-    with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as scratch:
-        made = Path(scratch) / path.name
+    with scratch_directory("build", path.parent) as scratch:
+        made = scratch / path.name
         compiler = find_cpp_compiler("torch 2.8 and 2.9 need one, to count the events of their allocator")
         command = [compiler, *_FLAGS, *include, str(_SOURCE), "-o", str(made), *libraries]
         compile_native(command, "the tracker of allocator events that torch 2.8 and 2.9 need")

@@ -9,10 +9,9 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from fakedist.launch.executors.task import Task, TaskResult
 from fakedist.rank.template.learned import key_of
 from fakedist.run.manifest import load_manifest
 from fakedist.run.outcome import Ending, Outcome
+from fakedist.temporary import scratch_directory
 from fakedist.units import format_bytes
 
 _OUTPUT_BYTES = 8_000
@@ -68,13 +68,13 @@ class TaskProcesses:
     def run(self, task: Task) -> TaskResult:
         """Run a task to its end. No process of it is left."""
         # Not next to the run directory: if that disk is full, the log holds the error.
-        with tempfile.TemporaryDirectory(prefix="fakedist-") as scratch:
-            log = Path(scratch) / "log"
+        with scratch_directory("task") as scratch:
+            log = scratch / "log"
             if not task.cwd.is_dir():
                 ending = Ending(Outcome.ERROR, ExitCode.ERROR, f"{platform.node()} has no directory {task.cwd}")
                 return _result(task, ending, Supervised("itself", 0, 0.0, 0), log)
             with self._supervisor() as supervisor:
-                said = b"" if supervisor is None else supervisor.ask(self._order(task, Path(scratch), log))
+                said = b"" if supervisor is None else supervisor.ask(self._order(task, scratch, log))
             if not said:
                 return _result(task, self._unsupervised(), Supervised("cancelled", 0, 0.0, 0), log)
             supervised = Supervised(**json.loads(said))
@@ -145,8 +145,8 @@ class _Supervisor:
     """A supervisor's process."""
 
     def __init__(self) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="fakedist-supervisor-")
-        self._process = start_supervisor(Path(self._scratch.name))
+        self._scratch = ExitStack()
+        self._process = start_supervisor(self._scratch.enter_context(scratch_directory("supervisor")))
         self.can_go_on = True
 
     def ask(self, order: Order) -> bytes:
@@ -167,7 +167,7 @@ class _Supervisor:
         self.cancel()
         self._process.wait()
         self._process.stdout.close()
-        self._scratch.cleanup()
+        self._scratch.close()
 
 
 def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:

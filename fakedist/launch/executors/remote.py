@@ -8,7 +8,6 @@ import os
 import platform
 import secrets
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,6 +19,7 @@ from fakedist.errors import ExitCode, RunDirectoryError
 from fakedist.launch.executors.process import TaskProcesses
 from fakedist.launch.executors.task import Task, TaskResult
 from fakedist.run.outcome import Outcome
+from fakedist.temporary import scratch_directory
 
 _MARK_PREFIX = ".fakedist-shared-"
 
@@ -58,8 +58,8 @@ def run_there(handed: Handed, environment: Mapping[str, str]) -> tuple[TaskResul
     processes = TaskProcesses(environment)
     if _shares(task.directory.parent / handed.mark, handed.inode):
         return processes.run(task), b""
-    with tempfile.TemporaryDirectory(prefix="fakedist-run-") as scratch:
-        here = dataclasses.replace(task, directory=Path(scratch) / "run")
+    with scratch_directory("run") as scratch:
+        here = dataclasses.replace(task, directory=scratch / "run")
         result = dataclasses.replace(processes.run(here), directory=task.directory)
         return result, pack(here.directory)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fakedist.job import Job
 from fakedist.rank.template.collector import OutermostImport, counts
+from fakedist.temporary import replacing
 
 #: Packages that a script may import at any time: their modules change nothing that a module of another package does.
 TORCH = frozenset({"torch", "torchgen", "functorch", "triton"})
@@ -78,9 +79,8 @@ class Learned:
 
 def write_learned(path: Path, learned: Learned) -> None:
     """Write what was learned. It replaces what was there, in one step."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(learned.to_json())
-    os.replace(scratch, path)
+    with replacing(path) as fresh:
+        fresh.write_text(learned.to_json())
 
 
 def key_of(job: Job) -> str:

@@ -1,0 +1,138 @@
+"""Temporary directories and files. Those of a process that was killed go when fakedist starts next.
+
+A process holds a lock (flock) on each of its temporary directories, and the kernel releases it when the process ends,
+however it ends. The lock is good in every container and PID namespace of a machine. On a network file system it may
+not reach other machines, so a directory's name has the boot ID of the kernel, and only directories of this boot are
+removed. No age is guessed, and no process ID, which another process may have by now.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fakedist.errors import SetupError
+
+#: Prefix of the files that are being written next to those that they will replace.
+FRESH_PREFIX = ".fakedist-"
+_PREFIX = "fakedist"
+
+
+@contextmanager
+def scratch_directory(of: str, within: Path | None = None) -> Iterator[Path]:
+    """A temporary directory that exists as long as the context. What killed processes left next to it goes first.
+
+    Args:
+        of: What it is for, one word of its name.
+        within: The directory to create it in. None for the directory for temporary files.
+
+    Raises:
+        SetupError: It cannot be written.
+    """
+    remove_left_over(within)
+    try:
+        path, lock = _locked_directory(f"{_PREFIX}-{of}-{_boot()}-", within)
+    except OSError as error:
+        where = "the directory for temporary files" if within is None else str(within)
+        raise SetupError(
+            f"{where} cannot be written: {error.strerror}", "TMPDIR=DIR names another directory for temporary files"
+        ) from error
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_directory(prefix: str, within: Path | None) -> tuple[Path, int]:
+    """A new directory, and the descriptor that holds its lock."""
+    while True:
+        path = tempfile.mkdtemp(prefix=prefix, dir=within)
+        with suppress(FileNotFoundError):  # another process saw it before it was locked, and removed it
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with suppress(OSError):  # a file system without locks: no other process can lock it either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.exists(path):
+                return Path(path), lock
+            os.close(lock)
+
+
+def remove_left_over(within: Path | None = None) -> None:
+    """Remove the temporary directories of this user's processes that were killed.
+
+    Args:
+        within: The directory to look in. None for the directory for temporary files.
+    """
+    ours = re.compile(rf"{_PREFIX}-\w+-{_boot()}-\w+")
+    with suppress(OSError):
+        folder = within or Path(tempfile.gettempdir())
+        with os.scandir(folder) as entries:
+            left = [Path(entry.path) for entry in entries if ours.fullmatch(entry.name)]
+        # Where anyone may rename anything, a name says nothing.
+        if left and _boot() and not is_open_to_all(os.stat(folder).st_mode):
+            for path in left:
+                _remove_if_left_over(path)
+
+
+def _remove_if_left_over(path: Path) -> None:
+    with suppress(OSError):
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(lock).st_uid == os.geteuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def kept_directory(of: str, seconds: float) -> Path:
+    """A temporary directory that outlives this process. Earlier ones go once they are older than so many seconds.
+
+    Args:
+        of: What it is for, one word of its name.
+        seconds: How long another program may need it.
+    """
+    folder = Path(tempfile.gettempdir())
+    for old in folder.glob(f"{_PREFIX}-{of}-*"):
+        with suppress(OSError):
+            if (found := old.lstat()).st_uid == os.geteuid() and found.st_mtime < time.time() - seconds:
+                shutil.rmtree(old)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{of}-"))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The path of a new file that takes the place of another, in one step, when the context exits without an error.
+
+    Its name cannot be guessed: where others may write, or in a directory that others made, a link could wait there.
+    """
+    fresh = path.with_name(f"{FRESH_PREFIX}{os.urandom(8).hex()}")
+    try:
+        yield fresh
+        fresh.replace(path)
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def is_open_to_all(mode: int) -> bool:
+    """Whether everybody may rename what is in a directory of this mode."""
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+
+
+@functools.cache
+def _boot() -> str:
+    """The kernel's boot, which all processes and containers of this machine share; empty if it is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:16]
+    except OSError:
+        return ""
