@@ -146,8 +146,9 @@ def write_baselines(texts: Mapping[Path, str]) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(replacing(path)).write_text(text, encoding="utf-8")
     except OSError as error:
+        path = error.filename2 or error.filename
         raise CheckError(
-            f"baselines cannot be written: {error}", "make room on the disk, or check its permissions"
+            f"{path} cannot be written: {error.strerror}", "make room on the disk, or check its permissions"
         ) from error
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fakedist.bounded import MOST_JSON_BYTES, UnreadableError, read_bytes
 from fakedist.check.baselines import (
     Baseline,
     baseline_path,
@@ -208,6 +209,6 @@ def _unlike_times(now: RankFigures, before: RankFigures) -> str:
 
 def _is_text(path: Path, text: str) -> bool:
     try:
-        return path.read_text(encoding="utf-8") == text
-    except (OSError, UnicodeDecodeError):
+        return read_bytes(path, MOST_JSON_BYTES) == text.encode()
+    except (OSError, UnreadableError):
         return False

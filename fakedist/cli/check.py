@@ -119,7 +119,7 @@ def _annotate(checked: Checked) -> None:
 
     sys.stdout.flush()
     for line in github_annotations(checked):
-        click.echo(line)
+        say(line)
 
 
 def _write_files(checked: Checked, junit: Path | None, sarif: Path | None) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
-from fakedist.visible import visible_lines
+from fakedist.visible import shortened, visible_lines
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 DEFAULT_TABLE = "layers"
+_MOST_OF_A_LINE = 2_000
 
 
 def print_report(run_directory: Path, output: Output, *, all_layers: bool, table: str = DEFAULT_TABLE) -> None:
@@ -65,7 +66,12 @@ def last_line(code: int, meaning: str) -> int:
 
 def print_error(message: str, hint: str, code: int) -> int:
     """Print what happened and what to type next, and return the exit code."""
-    say(f"fakedist: error: {message}", err=True)
+    say(f"fakedist: error: {_shortened_lines(message)}", err=True)
     if hint:
-        say(f"  {hint}", err=True)
+        say(f"  {_shortened_lines(hint)}", err=True)
     return code
+
+
+def _shortened_lines(text: str) -> str:
+    """Lines of which none is too long to read, whatever a file has for a number or a name."""
+    return "\n".join(shortened(line, _MOST_OF_A_LINE) for line in text.split("\n"))

@@ -24,6 +24,7 @@ from fakedist.run.records import RECORDS
 MAGIC = b"FDJ1"
 _HEAD = struct.Struct("<II")
 _PICKLE = b"\x80\x04"  # the first bytes of a protocol 4 pickle
+_MOST_OF_A_TAIL = 1 << 30  # bytes of a record that was cut off; the largest records have some 100 MB
 _MOST_CHECKS = 64  # how often the bytes after a broken record are read to find whole records in them
 
 
@@ -100,11 +101,10 @@ class JournalReader:
             while head := file.read(min(_HEAD.size, size - self.position)):
                 start = self.position + len(head)
                 length, crc = _HEAD.unpack(head) if len(head) == _HEAD.size else (-1, 0)
-                body = file.read(length) if 0 < length <= size - start else b""
+                body = file.read(length) if 0 < length <= min(size - start, _MOST_OF_A_TAIL) else b""
                 if not body or zlib.crc32(body) != crc:
-                    file.seek(start)
-                    if _has_record(file.read(size - start)):
-                        raise damaged(self._path, f"is broken at byte {self.position:,}, and whole records follow")
+                    if size - start > _MOST_OF_A_TAIL or _has_record(os.pread(file.fileno(), size - start, start)):
+                        raise damaged(self._path, f"is broken at byte {self.position:,}, and more records follow")
                     self.truncated = True
                     return
                 self.position = start + length

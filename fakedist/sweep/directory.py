@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakedist._version import __version__
+from fakedist.bounded import UnreadableError, read_json
 from fakedist.errors import SweepError
 from fakedist.run.plain import PlainValueError, from_plain, to_plain
 from fakedist.sweep.axes import Scalar
@@ -107,13 +108,14 @@ def read_about(directory: Path) -> About:
     """
     path = directory / ABOUT_NAME
     try:
-        return from_plain(About, json.loads(path.read_text()))
+        return from_plain(About, read_json(path))
     except (FileNotFoundError, NotADirectoryError):
         raise SweepError(
             f"{directory} is not the directory of a sweep", "fakedist sweep -o DIR ... makes one"
         ) from None
-    except (OSError, ValueError, PlainValueError) as error:
-        raise SweepError(f"{path} cannot be read: {error}", "run the sweep again") from None
+    except (OSError, UnreadableError, PlainValueError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise SweepError(f"{path} cannot be read: {told}", "run the sweep again") from None
 
 
 def earlier_ground(directory: Path) -> Mapping[str, str]:

@@ -10,11 +10,14 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import SweepError
 from fakedist.run.plain import PlainValueError, from_plain, to_plain
 from fakedist.sweep.records import RankResult, Row
 
 JOURNAL_NAME = "journal.jsonl"
+#: The most bytes of a line. A row of a thousand stages has 1 MB.
+_MOST_OF_A_LINE = 16 << 20
 _DAMAGED = "run the sweep again with --fresh, or into another directory with -o"
 
 
@@ -93,18 +96,26 @@ def _read(path: Path) -> tuple[Known, int]:
     """What a journal holds, and where its last whole line ends."""
     known, end = Known(), 0
     try:
-        data = path.read_bytes()
+        with open_file(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(_MOST_OF_A_LINE), b""), 1):
+                if len(line) == _MOST_OF_A_LINE:
+                    raise SweepError(f"{path}, line {number} has more than {_MOST_OF_A_LINE:,} bytes", _DAMAGED)
+                if line.endswith(b"\n"):
+                    _take_line(known, line, f"{path}, line {number}")
+                    end += len(line)
     except FileNotFoundError:
         return known, 0
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            _take(known, json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, PlainValueError) as error:
-            raise SweepError(f"{path}, line {number} cannot be read: {str(error)[:100]}", _DAMAGED) from None
-        end += len(line)
+    except (OSError, UnreadableError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise SweepError(f"{path} cannot be read: {told}", _DAMAGED) from None
     return known, end
+
+
+def _take_line(known: Known, line: bytes, where: str) -> None:
+    try:
+        _take(known, json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PlainValueError) as error:
+        raise SweepError(f"{where} cannot be read: {str(error)[:100]}", _DAMAGED) from None
 
 
 def _take(known: Known, entry: dict[str, object]) -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +23,8 @@ from fakedist.run.journal import read_journal
 from fakedist.run.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
 from fakedist.sweep.reading import Given, sweep_of_file
 from fakedist.time.fabric import read_fabric
-from tests.hostile.fuzzing import TEXTS, VALUES, bounded, bounded_growth, changed, damaged_bytes, reads, told
+from tests.hostile.damaging import damage
+from tests.hostile.fuzzing import bounded, bounded_growth, changed, damaged_bytes, reads, told
 from tests.hostile.runs import records
 from tests.unit.analysis.nsys.made_up import training
 from tests.unit.report.handmade import ranged, timed
@@ -84,56 +81,23 @@ def test_run_json(run: Path, copy: Path, data: st.DataObject) -> None:
         path.write_text(json.dumps(data.draw(changed(json.loads(path.read_text())))))
     else:
         path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
-    told(copy, *data.draw(COMMANDS))
-
-
-COLUMN = st.one_of(
-    st.integers(-3, 1 << 31).map(lambda number: pa.scalar(number, pa.int32() if number < 1 << 31 else pa.int64())),
-    st.sampled_from([-(1 << 63), (1 << 63) - 1, 0, -1]).map(lambda number: pa.scalar(number, pa.int64())),
-    st.sampled_from([float("nan"), float("inf"), -1e300, 0.5]).map(pa.scalar),
-    TEXTS.map(lambda text: pa.scalar(text.encode(errors="replace").decode())),
-    st.sampled_from([pa.scalar(None, pa.int64()), pa.scalar(True), pa.scalar([7], pa.list_(pa.int32()))]),
-)
-
-
-def damage_table(path: Path, data: st.DataObject) -> None:
-    """Change a column: other values of its type, or of another; or leave out rows, a column or bytes."""
-    table = pq.read_table(path)
-    name = data.draw(st.sampled_from(table.column_names))
-    place, how = table.schema.get_field_index(name), data.draw(st.integers(0, 4))
-    if how == 0:
-        path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
-        return
-    if how == 1:
-        table = table.remove_column(place)
-    elif how == 2:
-        table = table.slice(0, data.draw(st.integers(0, table.num_rows)))
-    else:
-        value = data.draw(COLUMN)
-        values = pa.array([value.as_py()] * table.num_rows, value.type)
-        if how == 3:
-            with suppress(pa.ArrowException):
-                values = values.cast(table.schema.field(place).type)
-        table = table.set_column(place, name, values)
-    pq.write_table(table, path, store_schema=False)
+    told(copy, *data.draw(COMMANDS), str(copy))
 
 
 @given(data=st.data())
 @bounded
 def test_columns_of_tables(run: Path, copy: Path, data: st.DataObject) -> None:
     paths = sorted((again(run, copy) / "tables").iterdir())
-    damage_table(data.draw(st.sampled_from(paths)), data)
-    told(copy, *data.draw(COMMANDS))
+    damage(data.draw(st.sampled_from(paths)), data)
+    told(copy, *data.draw(COMMANDS), str(copy))
 
 
 @given(data=st.data())
 @bounded
 def test_columns_of_launches(priced: Path, copy: Path, data: st.DataObject) -> None:
     tables = again(priced, copy) / "tables"
-    damage_table(
-        tables / f"{data.draw(st.sampled_from(['launches', 'work', 'layers', 'groups', 'calls']))}.parquet", data
-    )
-    told(copy, "time")
+    damage(tables / f"{data.draw(st.sampled_from(['launches', 'work', 'layers', 'groups', 'calls']))}.parquet", data)
+    told(copy, "time", str(copy))
 
 
 @given(data=st.data())
@@ -148,7 +112,7 @@ def test_snapshots(run: Path, copy: Path, data: st.DataObject) -> None:
         path.write_bytes(pickle.dumps(data.draw(changed(found)), data.draw(st.integers(2, 5))))
     else:
         path.write_bytes(data.draw(damaged_bytes(whole)))
-    told(path, *data.draw(st.sampled_from([["report"], ["report", "--format", "html"]])))
+    told(path, *data.draw(st.sampled_from([["report"], ["report", "--format", "html"]])), str(path))
 
 
 @given(data=st.data())
@@ -165,7 +129,7 @@ def test_journals(run: Path, copy: Path, data: st.DataObject) -> None:
         path.write_bytes(records(*plain))
     else:
         path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
-    told(copy, "report")
+    told(copy, "report", str(copy))
 
 
 def tape_records() -> list[dict[str, object]]:
@@ -196,29 +160,14 @@ def test_tapes(copy: Path, data: st.DataObject) -> None:
     reads(lambda: tape.has(awaited, 3), path)
 
 
-CELL = st.one_of(
-    st.none(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(), st.binary(max_size=9), st.text(max_size=9)
-)
-
-
 @given(data=st.data())
 @bounded
 def test_reports_of_nsight_systems(copy: Path, data: st.DataObject) -> None:
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
     path = training().write(copy / "report.sqlite")
-    if data.draw(st.booleans()):
-        with sqlite3.connect(path) as connection:
-            names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            table = data.draw(st.sampled_from(names))
-            columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
-            value = data.draw(CELL)
-            with suppress(UnicodeEncodeError):
-                connection.execute(f'UPDATE "{table}" SET "{data.draw(st.sampled_from(columns))}" = ?', (value,))
-        connection.close()
-    else:
-        path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
-    told(path, "nsys", "-o", str(copy / "run"))
+    damage(path, data)
+    told(path, "nsys", "-o", str(copy / "run"), str(path))
 
 
 @given(data=st.data())
@@ -243,16 +192,12 @@ TOMLS = {
     "fakedist.toml": '[check]\nmax_increase = "1%"\n[[check.jobs]]\nname = "a"\nscript = "t.py"\nworld_size = 8\n'
     'ranks = [0, 7]\ngpu_memory = "80GiB"\narguments = "--x 1"\nenv = { A = "1" }\n'
     'budgets = { peak_allocated = "7 GiB" }\n',
-    "gpu.toml": 'like = "h100-80g"\nwatts = 500\nmemory = "90 GiB"\n[peak_tflops]\nbfloat16 = 900\n',
+    "gpu.toml": 'like = "h100-80g"\nwatts = 500\nmemory = "90 GiB"\n[peak_tflops]\nbf16 = 900\n',
     "sweep.toml": 'script = "train.py"\narguments = "--tp {tp} --pp {pp}"\nworld_size = 64\nranks = "stages:5"\n'
     'keep = "best:3"\nheadroom = "8%"\ncontext = "600MiB"\ntokens_per_step = "4096 * pp"\nwhere = "tp * pp <= 8"\n'
     "[axes]\ntp = [1, 2, 4, 8]\npp = { from = 1, to = 8, factor = 2, monotone = true }\n",
     "fabric.toml": 'like = "p5-efa"\nnic_gbit_per_s = 100\nachieved = 0.9\n',
 }
-_VALUES_OF_TOML = st.one_of(
-    st.sampled_from(["nan", "inf", "-1", "10e400", "9" * 30, "[]", "{}", "[" * 3000, "1979-05-27", '"\\u001b[2J"']),
-    VALUES.map(lambda value: json.dumps(value)),
-)
 
 
 @pytest.mark.parametrize("name", TOMLS)
@@ -261,13 +206,9 @@ _VALUES_OF_TOML = st.one_of(
 def test_toml(name: str, copy: Path, data: st.DataObject) -> None:
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
-    lines = TOMLS[name].splitlines()
-    at = data.draw(st.integers(0, len(lines) - 1))
-    key, equals, _ = lines[at].partition(" = ")
-    lines[at] = f"{key} = {data.draw(_VALUES_OF_TOML)}" if equals else data.draw(TEXTS)
-    whole = "\n".join(lines).encode(errors="surrogateescape")
     path = copy / name
-    path.write_bytes(whole if data.draw(st.booleans()) else data.draw(damaged_bytes(whole)))
+    path.write_text(TOMLS[name])
+    damage(path, data)
     readers = {
         "fakedist.toml": lambda: read_config(path),
         "gpu.toml": lambda: asdict(read_gpu_file(path, GPUS)),

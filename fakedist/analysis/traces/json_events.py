@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Generator, Iterator
@@ -12,10 +13,13 @@ from pathlib import Path
 
 from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
+from fakedist.units import format_bytes
 
 _GZIP = b"\x1f\x8b"
 #: The most that a trace may have, unpacked. A step of a large model takes some 100 MB.
 _MAX_BYTES = 2 << 30
+#: The most that a byte of a compressed trace may unpack to, and what any may. Traces of torch have 10 to 30.
+_MAX_UNPACKED, _UNPACKED_AT_LEAST = 200, 16 << 20
 _SPACE = re.compile(r"[ \t\r\n]*")
 _EVENTS = "traceEvents"
 _EXPORT = "profiler.export_chrome_trace(FILE) writes one"
@@ -108,12 +112,17 @@ def _text(path: Path) -> str:
         with open_file(path) as raw:
             is_compressed = raw.read(2) == _GZIP
             raw.seek(0)
-            with gzip.open(raw) if is_compressed else nullcontext(raw) as file:
-                content = file.read(_MAX_BYTES + 1)
+            size = os.fstat(raw.fileno()).st_size
+            most = min(_MAX_BYTES, max(_MAX_UNPACKED * size, _UNPACKED_AT_LEAST)) if is_compressed else _MAX_BYTES
+            content = b""
+            if is_compressed or size <= most:
+                with gzip.open(raw) if is_compressed else nullcontext(raw) as file:
+                    content = file.read(most + 1)
+                size = len(content)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ReportError(f"{path} is damaged or cut off: {error}", "export or copy the trace again") from error
     except (OSError, UnreadableError) as error:
         raise ReportError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", _EXPORT) from error
-    if len(content) > _MAX_BYTES:
-        raise ReportError(f"{path} has more than {_MAX_BYTES >> 30} GiB", "trace fewer steps")
+    if size > most:
+        raise ReportError(f"{path} has more than {format_bytes(most)}, unpacked", "trace fewer steps")
     return content.decode("utf-8", "replace")
