@@ -30,7 +30,7 @@ from fakedist.launch.checked_script import ScriptSyntaxError
 from fakedist.temporary import remove_left_over
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: What a machine refuses that is no bug: a read-only file system, too few rights, a limit of size or number, a broken disk.
+#: What a machine refuses: a read-only file system, too few rights, a limit of size or number, a broken disk.
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 
 
