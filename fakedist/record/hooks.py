@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -152,6 +153,19 @@ def optimizer_hooks(
         stack.callback(unseen.add(torch_optimizer.register_optimizer_step_pre_hook(before_step)))
         stack.callback(unseen.add(torch_optimizer.register_optimizer_step_post_hook(after_step)))
         stack.enter_context(unseen.from_dynamo(begins, ended))
+        yield
+
+
+@contextmanager
+def made_optimizers(made: Callable[[torch.optim.Optimizer], None]) -> Iterator[None]:
+    """Call ``made`` with every optimizer that is made, once it has its parameters."""
+
+    @functools.wraps(present(torch.optim.Optimizer, "__init__"))
+    def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made(self)
+
+    with patched(torch.optim.Optimizer, "__init__", init) as original:
         yield
 
 

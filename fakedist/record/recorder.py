@@ -24,6 +24,7 @@ from fakedist.record.hooks import (
     backward_hook,
     fsdp_is_loaded,
     fsdp_unshard_hook,
+    made_optimizers,
     module_hooks,
     optimizer_hooks,
     out_of_memory_observer,
@@ -137,6 +138,7 @@ class Recorder:
         sources = Sources(self._layers, self._operations, self._history, self._marks, self._placing, ledger=self.ledger)
         self._drain = Drain(journal, self._position, sources, progress or (lambda phase, step, allocated_bytes: None))
         self._scanned: set[int] = set()
+        self._names_again = False  # what ran first was not the model that trains
         self._watches_fsdp = False
         self._backwards: list[Callable[[], None] | None] = []
 
@@ -154,6 +156,7 @@ class Recorder:
             stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
             stack.enter_context(backward_hook(self._backward_begins, self._backward_ended))
             stack.enter_context(tensor_swaps(self._marks.released))
+            stack.enter_context(made_optimizers(self._training.optimizer_made))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
             stack.enter_context(self._recorded_step.watching())
@@ -213,6 +216,7 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
+        self._steps.decide_on_init()
         outcome = OutcomeRecord(
             ending.outcome,
             ending.code,
@@ -257,6 +261,9 @@ class Recorder:
         calling = position.calling()
         if calling is None:
             self._training.root_forward(module, args)
+            if self._names_again and torch.is_grad_enabled():
+                self._names_again = False
+                self._layers.name_first(module)
             self._scan_once(module)
             position.root_forward()
         elif is_dynamos(module):
@@ -340,12 +347,13 @@ class Recorder:
             self.ledger.told = self._later_step.call if self._later_step.is_on else None
 
     def _step_went_on(self, step: int) -> None:
-        """Reopen a step that was reported as ended, because another optimizer stepped in it."""
+        """Reopen a step that was reported as ended, because another optimizer stepped in it; 0 is ``init``."""
         self._recorded_step.step_went_on(step)
         if self._records:
             self._drain.names()
             self._journal.append(StepWentOnRecord(step))
         self._position.step_went_on(step)
+        self._names_again |= step == 0
 
     def _stop_recording(self) -> None:
         """Stop recording before the timed step, which it must not slow down and which is not in the memory tables."""

@@ -60,7 +60,7 @@ class Training:
         steps: The steps.
         goal: Decides which of them is the last.
         ended: Called when a step ends. See :class:`~fakedist.record.steps.Steps`.
-        went_on: Called with a step that had not ended after all.
+        went_on: Called with a step that had not ended after all; with 0 if what was step 1 is ``init``.
         moved: Called when the step may have changed.
     """
 
@@ -108,7 +108,11 @@ class Training:
     def backward(self) -> None:
         """Take note of an outermost ``backward()`` that is about to run."""
         self._evaluations.training()
-        self._work()
+        self._work(continues=self._position.has_loss)
+
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer was made."""
+        self.steps.optimizer_made(optimizer)
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """``optimizer.step()`` was called. During the capture of a graph it does not run yet."""
@@ -140,12 +144,12 @@ class Training:
         """The facts about training for the outcome's record."""
         return TrainingFacts(self._evaluations.seen, self.steps.optimizer_steps, counts_itself=self.steps.is_manual)
 
-    def _work(self) -> None:
+    def _work(self, *, continues: bool = False) -> None:
         if self._graphs.capturing is not None:
             self._graphs.capturing.works = True
         if self._until == "validation" and self._evaluations.num_ended:
             self.steps.stop()
-        self._follow(self.steps.work)
+        self._follow(partial(self.steps.work, continues=continues))
 
     def _replay_begins(self, captured: Captured) -> None:
         if captured.works and self._position.is_root_call():
@@ -156,6 +160,8 @@ class Training:
 
     def _step_went_on(self, step: int) -> None:
         self._samples.pop(step + 1, None)  # what the first model was trained on is in the step already
+        if step == 0:
+            self._evaluations = Evaluations()  # a probe without grad is not how the model trains
         self.went_on(step)
 
     def _saved(self) -> None:

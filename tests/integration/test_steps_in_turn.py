@@ -64,3 +64,20 @@ def test_a_test_that_was_stopped_has_not_failed(run_fakedist: RunFakedist, tmp_p
     _, output = profile(run_fakedist, *((script, runner) if runner == "unittest" else ("-m", "pytest", "-s", script)))
     assert "torn down" in output or runner == "pytest"  # which leaves at once
     assert not [word for word in ("Traceback", "FAIL", "ERROR", "not reached") if word in output], output
+
+
+def test_work_before_any_optimizer_exists_is_init(run_fakedist: RunFakedist) -> None:
+    result, output = profile(run_fakedist, JOB.with_name("before_training.py"))
+    assert output.count("ITERATION") == 3
+    tables = Path(result["run_directory"]) / "tables"
+    blocks = pyarrow.parquet.read_table(tables / "blocks.parquet").to_pylist()
+    (loaded,) = [block for block in blocks if block["requested_bytes"] == 64 << 20]
+    assert (loaded["step"], loaded["phase"]) == (0, "init")
+    phases = {(row["step"], row["phase"]) for row in result["by_phase"]}
+    assert {phase for step, phase in phases if step == 0} == {"init", "forward", "backward"}
+    assert {phase for step, phase in phases if step == 1} >= {"forward", "backward", "optimizer"}
+    layers = pyarrow.parquet.read_table(tables / "layers.parquet").to_pylist()
+    held = {row["name"]: (row["peak_parameter_bytes"], row["peak_optimizer_state_bytes"]) for row in layers}
+    bytes_ = 1024 * 1024 * 4 + 1024 * 4
+    assert held["up"] == held["down"] == (bytes_, bytes_)  # the model that trains has the short names
+    assert held["(Model#2).up"] == held["(Model#2).down"] == (bytes_, 0)
