@@ -131,7 +131,7 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
         places: Step and phase of each event, from :func:`fakedist.analysis.blocks.event_places`.
     """
     lines = memory_tables.stack_lines(recording)
-    phases = memory_tables.phase_table(blocks, places)
+    phases = memory_tables.phase_table(recording, blocks, places)
     tables = {
         "phases": phases,
         "spans": memory_tables.span_table(places),

@@ -130,7 +130,12 @@ class Recorder:
         self._steps = self._training.steps
         self.ledger = Ledger(journal, self._operation_and_scope, self._communication, self._gathered)
         self._recorded_step = RecordedStep(
-            tracer, self._training.goal.is_timed, self._position, self._operations, self.ledger
+            tracer,
+            self._training.goal.is_timed,
+            lambda step: self._training.size_of(step).elements,
+            self._position,
+            operations=self._operations,
+            ledger=self.ledger,
         )
         self._training.moved = self._recorded_step.follow
         self._exit, self._memory = ExitStack(), ExitStack()
@@ -325,12 +330,13 @@ class Recorder:
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         self._training.optimizer_ended(optimizer)
+        self._recorded_step.optimizer_ended()
         if self._records:
             self._marks.optimizer(optimizer)
         self._position.optimizer_ended()
 
     def _step_ended(self, step: int, start_us: int, end_us: int) -> None:
-        for record in self._recorded_step.step_ended(step):
+        for record in self._recorded_step.step_ended(step, is_cut_short=self._steps.is_cut_short):
             self._journal.append(record)
         if self._records:
             for root in self._layers.roots():
@@ -343,7 +349,8 @@ class Recorder:
             if step == self._steps.done and self._later_step.begins_after(step) and not self._closed:
                 self._stop_recording()
         if not self._records:
-            self.ledger.is_on = self._later_step.step_ended(step, self._position.place)
+            is_cut_short = self._steps.is_cut_short
+            self.ledger.is_on = self._later_step.step_ended(step, self._position.place, is_cut_short=is_cut_short)
             self.ledger.told = self._later_step.call if self._later_step.is_on else None
 
     def _step_went_on(self, step: int) -> None:

@@ -45,7 +45,7 @@ class Steps:
     """Counts training steps.
 
     A sign of work is a root module's forward, a backward or the replay of a CUDA graph. Step 0 (``init``) is everything
-    before the first one. Work before any optimizer was made (a probe of shapes, a count of FLOPs) is ``init``, too: once
+    before the first one. Work before any optimizer is made (a probe of shapes, a count of FLOPs) is ``init``, too: once
     the first optimizer is made, step 1 begins again with the next sign of work. It goes on if the optimizer was made in
     the middle of it: for gradients that this work left (it has them when it is made, and still has them at the next
     sign of work or when it steps), or between a forward and its backward. A job that never makes an optimizer is in
@@ -78,6 +78,8 @@ class Steps:
         more: Steps to run after the last recorded one. ``ended`` is called for them too.
         done: The last recorded step. None until it has ended.
         stopped: Whether :class:`StopRun` was raised.
+        is_cut_short: Whether the step that ends now ends with the run, so that what follows its last optimizer step may
+            be the script's own end: a checkpoint, an evaluation by hand.
         optimizer_steps: How often any optimizer stepped.
     """
 
@@ -92,7 +94,7 @@ class Steps:
     ) -> None:
         self.number = self.more = self.optimizer_steps = 0
         self.done: int | None = None
-        self.stopped = False
+        self.stopped = self.is_cut_short = False
         self._goal, self._ended, self._merged, self._waits = goal, ended, merged, waits
         self._stop_error = stop_error
         self._step = _Step()
@@ -189,6 +191,7 @@ class Steps:
             self._end(self._before, self.number - 1)
         if self._step.stepped and self.number > 0 and not self._is_over():
             self._goal.may_end()
+            self.is_cut_short = True
             self._end(self._step, self.number)
 
     def stop(self) -> None:

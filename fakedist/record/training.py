@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from math import prod
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from fakedist.job import Until
 from fakedist.record.cuda_graphs import Captured, Graphs
 from fakedist.record.evaluations import Evaluations
-from fakedist.record.goal import Live, make_goal
+from fakedist.record.goal import Live, StepSize, make_goal
+from fakedist.record.hooks import keyword_arguments
 from fakedist.record.position import Position
 from fakedist.record.saving import saves
 from fakedist.record.steps import Steps
@@ -32,20 +34,33 @@ class Samples(NamedTuple):
 
 
 class _Samples:
-    """Counts the samples of a step: first dimensions of the inputs of the first model that runs with gradients."""
+    """Counts the samples of a step: first dimensions of the inputs of the first model that runs with gradients.
+
+    Attributes:
+        samples: The samples, as positional arguments tell them.
+        size: Rows and elements of all tensors among the arguments.
+    """
 
     def __init__(self, model: int) -> None:
         self.samples = Samples(0, "")
+        self.size = StepSize(0, 0)
         self._model = model
 
-    def take(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        """Count the input of one forward. Only positional arguments are known."""
+    def take(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Count the input of one forward."""
         if id(module) != self._model:
             return
-        leaves = tree_leaves(args)
-        shape = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
-        if shape is not None:
-            self.samples = Samples(self.samples.number + int(shape[0]), "x".join(map(str, shape[1:])))
+        shapes, others = _shapes(args), _shapes(kwargs)
+        if shapes:
+            self.samples = Samples(self.samples.number + shapes[0][0], "x".join(map(str, shapes[0][1:])))
+        rows, elements = self.size
+        every = [*shapes, *others]
+        self.size = StepSize(rows + sum(shape[0] for shape in every), elements + sum(map(prod, every)))
+
+
+def _shapes(arguments: object) -> list[tuple[int, ...]]:
+    leaves = tree_leaves(arguments)
+    return [tuple(map(int, leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
 
 
 class Training:
@@ -73,7 +88,7 @@ class Training:
         self._evaluations = Evaluations()
         self._samples: dict[int, _Samples] = {}
         self._graphs = Graphs(self._replay_begins)
-        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits())
+        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
         self._stopping = Stopping()
         self.steps = Steps(
             self.goal,
@@ -98,12 +113,18 @@ class Training:
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
         if torch.is_grad_enabled():
-            self._samples.setdefault(self.steps.number, _Samples(id(module))).take(module, args)
+            counted = self._samples.setdefault(self.steps.number, _Samples(id(module)))
+            counted.take(module, args, keyword_arguments(module))
 
     def samples_of(self, step: int) -> Samples:
         """The samples that the model was trained on in a step."""
         counted = self._samples.get(step)
         return counted.samples if counted is not None else Samples(0, "")
+
+    def size_of(self, step: int) -> StepSize:
+        """How much the model was trained on in a step."""
+        counted = self._samples.get(step)
+        return counted.size if counted is not None else StepSize(0, 0)
 
     def backward(self) -> None:
         """Take note of an outermost ``backward()`` that is about to run."""

@@ -81,3 +81,23 @@ def test_work_before_any_optimizer_exists_is_init(run_fakedist: RunFakedist) -> 
     bytes_ = 1024 * 1024 * 4 + 1024 * 4
     assert held["up"] == held["down"] == (bytes_, bytes_)  # the model that trains has the short names
     assert held["(Model#2).up"] == held["(Model#2).down"] == (bytes_, 0)
+
+
+@pytest.mark.parametrize(("steps", "timed", "rows"), [("auto", 5, 4096), ("6", 6, 1024)])
+def test_the_timed_step_has_a_whole_batch_and_nothing_of_the_scripts_end(
+    run_fakedist: RunFakedist, steps: str, timed: int, rows: int
+) -> None:
+    finished = run_fakedist(
+        *("profile", "--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "--steps", steps),
+        JOB.with_name("epochs.py"),
+    )
+    result = finished.json()
+    assert result["exit"]["outcome"] == "finished"
+    tables = Path(result["run_directory"]) / "tables"
+    kernels = pyarrow.parquet.read_table(tables / "kernels.parquet").to_pylist()
+    assert {kernel["step"] for kernel in kernels} == {timed}
+    assert result["time"]["flops"] == 2.5 * FORWARD_FLOPS * rows / 4096
+    assert not [kernel["name"] for kernel in kernels if "DtoH" in kernel["name"]]  # the checkpoint's copies
+    assert "optimizer" in {kernel["phase"] for kernel in kernels}
+    cut_short = [note for note in result["notes"] if note["code"] == "timed_to_its_optimizer"]
+    assert len(cut_short) == (steps == "6")  # no later step's work shows where this one ends
