@@ -62,7 +62,7 @@ def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -
         )
     rows.sort(key=lambda row: row[-1])
     return pd.DataFrame([row[:-1] for row in rows], columns=list(table.columns)).astype(
-        {name: "int64" for name in ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes")}
+        dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes"), "int64")
     )
 
 

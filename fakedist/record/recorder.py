@@ -17,7 +17,7 @@ from fakedist.frames import script_line
 from fakedist.job import Until
 from fakedist.record.allocator_history import AllocatorHistory, EventTracker, allocator_history
 from fakedist.record.beginning import Beginning
-from fakedist.record.compiled import compiled_graphs, is_tracing
+from fakedist.record.compiled import compilations, compiled_graphs, is_tracing
 from fakedist.record.copies import Copies
 from fakedist.record.draining import Drain, Sources
 from fakedist.record.hooks import (
@@ -164,6 +164,7 @@ class Recorder:
             stack.enter_context(made_optimizers(self._training.optimizer_made))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
+            stack.enter_context(compilations(self._drain.compiling))
             stack.enter_context(self._recorded_step.watching())
             stack.enter_context(self._later_step.watching())
             stack.enter_context(self._training.watching())
@@ -242,8 +243,7 @@ class Recorder:
             self._drain.all()
             self._write_statistics()
         found = self._training.goal.notes() if self._steps.stopped else []
-        if self._training.num_swallowed:
-            found.append(notes.stop_swallowed(self._training.num_swallowed))
+        found += self._training.notes()
         found += self._recorded_step.close(self._steps.last if self._training.is_counted else 0)
         for note in found:
             self._journal.append(NoteRecord(note))

@@ -18,11 +18,14 @@ from fakedist.record.cuda_graphs import Captured, Graphs
 from fakedist.record.evaluations import Evaluations
 from fakedist.record.goal import Live, StepSize, make_goal
 from fakedist.record.hooks import keyword_arguments
+from fakedist.record.loading import Loading
 from fakedist.record.position import Position
 from fakedist.record.saving import saves
 from fakedist.record.steps import Steps
 from fakedist.record.stopping import Stopping
 from fakedist.record.waiting import any_waits
+from fakedist.run import notes
+from fakedist.run.notes import Note
 from fakedist.run.records import TrainingFacts
 
 
@@ -85,7 +88,7 @@ class Training:
         self.moved: Callable[[], None] = lambda: None
         self._position = position
         self._until = until
-        self._evaluations = Evaluations()
+        self._evaluations, self._loading = Evaluations(), Loading()
         self._samples: dict[int, _Samples] = {}
         self._graphs = Graphs(self._replay_begins)
         self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
@@ -100,9 +103,10 @@ class Training:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow CUDA graphs and, if saving one ends the run, checkpoints."""
+        """Follow CUDA graphs, DataLoaders and, if saving one ends the run, checkpoints."""
         with ExitStack() as stack:
             stack.enter_context(self._graphs.watching())
+            stack.enter_context(self._loading.watching())
             stack.enter_context(self._stopping)
             if self._until == "save":
                 stack.enter_context(saves(self._saved))
@@ -112,6 +116,7 @@ class Training:
         """Take note of a forward that is about to run, of a module that no other module called."""
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
+        self._loading.used(in_training=torch.is_grad_enabled())
         if torch.is_grad_enabled():
             counted = self._samples.setdefault(self.steps.number, _Samples(id(module)))
             counted.take(module, args, keyword_arguments(module))
@@ -130,6 +135,7 @@ class Training:
         """Take note of an outermost ``backward()`` that is about to run."""
         self._evaluations.training()
         self._work(continues=self._position.has_loss)
+        self._loading.used(in_training=True)
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer was made."""
@@ -151,10 +157,10 @@ class Training:
         """End a step here, at the script's request."""
         self._follow(self.steps.manual)
 
-    @property
-    def num_swallowed(self) -> int:
-        """How often the script caught the stop and went on."""
-        return self._stopping.num_swallowed
+    def notes(self) -> list[Note]:
+        """Notes on what feeds the steps, and on a stop that the script caught."""
+        swallowed = [notes.stop_swallowed(self._stopping.num_swallowed)] if self._stopping.num_swallowed else []
+        return [*swallowed, *self._loading.notes()]
 
     @property
     def is_counted(self) -> bool:

@@ -99,5 +99,7 @@ def test_the_timed_step_has_a_whole_batch_and_nothing_of_the_scripts_end(
     assert result["time"]["flops"] == 2.5 * FORWARD_FLOPS * rows / 4096
     assert not [kernel["name"] for kernel in kernels if "DtoH" in kernel["name"]]  # the checkpoint's copies
     assert "optimizer" in {kernel["phase"] for kernel in kernels}
+    (feeds,) = [note["text"] for note in result["notes"] if note["code"] == "data_loader"]
+    assert "epochs.py:25 (<module>): TensorDataset" in feeds
     cut_short = [note for note in result["notes"] if note["code"] == "timed_to_its_optimizer"]
     assert len(cut_short) == (steps == "6")  # no later step's work shows where this one ends

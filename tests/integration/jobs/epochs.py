@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 WIDTH, WHOLE, PARTIAL, EPOCHS = 1024, 4096, 1024, 3
 
@@ -19,10 +20,11 @@ class Model(nn.Module):
 model = Model().to("cuda", torch.bfloat16)
 optimizer = torch.optim.Adam(model.parameters())
 kept = []  # grows, so that no two steps end alike
+loader = DataLoader(TensorDataset(torch.zeros(WHOLE + PARTIAL, WIDTH, dtype=torch.bfloat16)), batch_size=WHOLE)
 for _ in range(EPOCHS):
-    for rows in (WHOLE, PARTIAL):
+    for (pixels,) in loader:
         kept.append(torch.empty(1 << 20, device="cuda"))
-        model(pixels=torch.randn(rows, WIDTH, device="cuda", dtype=torch.bfloat16)).float().mean().backward()
+        model(pixels=pixels.cuda()).float().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 saved = {name: tensor.cpu() for name, tensor in model.state_dict().items()}

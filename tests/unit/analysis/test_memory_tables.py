@@ -51,8 +51,8 @@ def test_a_phase_without_an_allocation_has_what_was_held_while_it_ran(tmp_path: 
     made.alloc(0, 8 * MIB)
     made.op("backward", 1)
     made.op("optimizer", 1)
-    made.free(0, 8 * MIB)
     made.op("other", 1)
+    made.free(0, 8 * MIB)
     made.op("forward", 2)  # cut short by the stop
     made.ended()
     recording = made.read(tmp_path)
@@ -61,7 +61,7 @@ def test_a_phase_without_an_allocation_has_what_was_held_while_it_ran(tmp_path: 
         [0, "init", 0, 0, 0],
         [1, "forward", 8 * MIB, GIB, 8 * MIB],
         [1, "backward", 8 * MIB, GIB, 8 * MIB],
-        [1, "optimizer", 8 * MIB, GIB, 0],
+        [1, "optimizer", 8 * MIB, GIB, 8 * MIB],
         [1, "other", 0, GIB, 0],
     ]
 
