@@ -136,7 +136,7 @@ class Position:
 
     @property
     def phase(self) -> str:
-        """``init``, ``forward``, ``backward``, ``optimizer`` or ``other``."""
+        """One of ``run.schema.PHASES``."""
         if self._engines and not self._steps_in_backward:
             return "backward"
         return self._phase
@@ -186,18 +186,18 @@ class Position:
         if stack or self._engines:
             return
         self._forward_until = self.op - 1
-        if self._forward_from < 0:
-            self._set_phase(self._resting)  # an evaluation: nothing was saved for a backward
+        # After an evaluation nothing was saved for a backward.
+        self._set_phase("forward" if self._forward_from >= 0 else self._resting)
 
     def is_root_call(self) -> bool:
         """Whether a module that starts now is called by no other module and outside any backward."""
         return self.calling() is None
 
-    def root_forward(self) -> None:
+    def root_forward(self, *, generates: bool = False) -> None:
         """Begin a root module's forward. With grad enabled, what it leaves alive is saved for backward."""
         if torch.is_grad_enabled() and self._forward_from < 0:
             self._forward_from = self.op
-        self._set_phase("forward")
+        self._set_phase("generation" if generates else "forward")
 
     def backward_begins(self, creates_graph: bool) -> None:
         """Begin ``backward()`` or ``autograd.grad()``, possibly inside another backward (reentrant checkpointing)."""

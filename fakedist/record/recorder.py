@@ -265,12 +265,12 @@ class Recorder:
         position = self._position
         calling = position.calling()
         if calling is None:
-            self._training.root_forward(module, args)
+            generates = self._training.root_forward(module, args)
             if self._names_again and torch.is_grad_enabled():
                 self._names_again = False
                 self._layers.name_first(module)
             self._scan_once(module)
-            position.root_forward()
+            position.root_forward(generates=generates)
         elif is_dynamos(module):
             return
         layer = self._layers.layer(module, calling or OUTSIDE)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fakedist.job import Until
 from fakedist.record.cuda_graphs import Captured, Graphs
 from fakedist.record.evaluations import Evaluations
+from fakedist.record.generation import Generation
 from fakedist.record.goal import Live, StepSize, make_goal
 from fakedist.record.hooks import keyword_arguments
 from fakedist.record.loading import Loading
@@ -89,6 +90,7 @@ class Training:
         self._position = position
         self._until = until
         self._evaluations, self._loading = Evaluations(), Loading()
+        self._generation = Generation()
         self._samples: dict[int, _Samples] = {}
         self._graphs = Graphs(self._replay_begins)
         self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
@@ -112,14 +114,18 @@ class Training:
                 stack.enter_context(saves(self._saved))
             yield
 
-    def root_forward(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        """Take note of a forward that is about to run, of a module that no other module called."""
+    def root_forward(self, module: nn.Module, args: tuple[object, ...]) -> bool:
+        """Take note of a forward that is about to run, of a module that no other module called.
+
+        Returns whether it generates tokens.
+        """
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
         self._loading.used(in_training=torch.is_grad_enabled())
+        kwargs = keyword_arguments(module)
         if torch.is_grad_enabled():
-            counted = self._samples.setdefault(self.steps.number, _Samples(id(module)))
-            counted.take(module, args, keyword_arguments(module))
+            self._samples.setdefault(self.steps.number, _Samples(id(module))).take(module, args, kwargs)
+        return self._generation.generates(module, args, kwargs)
 
     def samples_of(self, step: int) -> Samples:
         """The samples that the model was trained on in a step."""

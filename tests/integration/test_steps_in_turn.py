@@ -103,3 +103,26 @@ def test_the_timed_step_has_a_whole_batch_and_nothing_of_the_scripts_end(
     assert "epochs.py:25 (<module>): TensorDataset" in feeds
     cut_short = [note for note in result["notes"] if note["code"] == "timed_to_its_optimizer"]
     assert len(cut_short) == (steps == "6")  # no later step's work shows where this one ends
+
+
+def test_generation_is_a_phase_of_its_own_and_its_time_is_told(run_fakedist: RunFakedist) -> None:
+    result, _ = profile(run_fakedist, JOB.with_name("generating.py"))
+    phases = {(row["step"], row["phase"]) for row in result["by_phase"]}
+    assert {(step, phase) for step in (1, 2) for phase in ("generation", "forward", "backward", "optimizer")} <= phases
+    tables = Path(result["run_directory"]) / "tables"
+    launches = pyarrow.parquet.read_table(tables / "launches.parquet").to_pylist()
+    layers = pyarrow.parquet.read_table(tables / "layers.parquet").to_pylist()
+    work = pyarrow.parquet.read_table(tables / "work.parquet").to_pylist()
+    ran = Counter(
+        (layers[row["layer"]]["name"], row["phase"])
+        for row in launches
+        if row["work"] >= 0 and work[row["work"]]["family"] == "gemm"
+    )
+    assert ran["head", "generation"] == 6 + 2  # with the cache; without one, but for the first
+    assert ran["head", "forward"] == 1 + 1  # that one, and training's
+    assert ran["(Model#2).head", "forward"] == 1
+    assert ("(Model#2).head", "generation") not in ran
+    time = result["time"]
+    assert 0 < time["by_kind"]["generation"] < time["generation_us"] < time["step_us"]
+    shown = run_fakedist("report", result["run_directory"]).stdout
+    assert "the step decodes" in shown
