@@ -74,7 +74,7 @@ _Placed = TypeVar("_Placed", Place, ScopeRow)
 def merged(where: _Placed, step: int) -> _Placed:
     """A place or scope after steps later than this one turned out to belong to it.
 
-    In step 0, what is outside of modules and of backward is ``init``: nobody knows where a forward's loss ends.
+    In step 0, what is outside of modules and of backward is ``init``, also what followed a forward.
     """
     if where.step <= step:
         return where
