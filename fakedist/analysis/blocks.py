@@ -16,6 +16,8 @@ from fakedist.run.schema import ACTIONS, ALIKE_CODE, CATEGORIES, SHARD_CODE
 
 _CODE = {name: code for code, name in enumerate(CATEGORIES)}
 _UNMARKED = len(CATEGORIES)
+#: Phases in which models run.
+_RUNS = ("generation", "forward", "backward")
 _FILLS = r"\.(?:new_)?(?:zeros|ones|full|rand|randn|normal)(?:_like)?\b"
 
 
@@ -118,7 +120,7 @@ def _add_category(frame: pd.DataFrame, recording: Recording, held: Held) -> pd.D
     activation = _saved_for_backward(frame, recording) & held.is_saved
     # A communication buffer that a forward allocates and that stays (DDP's buckets) was not saved for backward.
     activation &= ~((marked == _CODE["communication"]) & _outlives_backward(frame, recording))
-    working = frame["phase"].isin(("forward", "backward", "optimizer")).to_numpy()
+    working = frame["phase"].isin((*_RUNS, "optimizer")).to_numpy()
     code = np.where(marked <= _CODE["workspace"], marked, _UNMARKED)
     code = np.where((code == _UNMARKED) & (marked == _CODE["other"]), _CODE["other"], code)  # a copy that never ran
     code = np.where((code == _UNMARKED) & activation, _CODE["activation"], code)
@@ -173,7 +175,7 @@ def _covered(marks: pd.DataFrame) -> pd.DataFrame:
 def _kept_shards(found: pd.DataFrame, phase: pd.Series) -> pd.DataFrame:
     """Turn marks of shards into marks of parameters. Drop those of blocks made for one gather (a copy in bfloat16)."""
     is_shard = (found["category"] == SHARD_CODE).to_numpy()
-    is_made_for_it = phase.isin(("forward", "backward")).to_numpy()[found["block"]]
+    is_made_for_it = phase.isin(_RUNS).to_numpy()[found["block"]]
     found = found.assign(category=found["category"].where(~is_shard, _CODE["parameter"]))
     return found[~(is_shard & is_made_for_it)]
 
@@ -186,7 +188,7 @@ def _kept_copies(found: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     """
     is_alike = (found["category"] == ALIKE_CODE).to_numpy()
     is_filled = frame["operation"].astype(str).str.contains(_FILLS)
-    is_none = (is_filled | frame["phase"].isin(("forward", "backward"))).to_numpy()[found["block"]]
+    is_none = (is_filled | frame["phase"].isin(_RUNS)).to_numpy()[found["block"]]
     found = found.assign(category=found["category"].where(~is_alike, _CODE["other"]))
     return found[~(is_alike & is_none)]
 

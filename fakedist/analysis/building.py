@@ -131,7 +131,7 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
         places: Step and phase of each event, from :func:`fakedist.analysis.blocks.event_places`.
     """
     lines = memory_tables.stack_lines(recording)
-    phases = memory_tables.phase_table(blocks, places)
+    phases = memory_tables.phase_table(recording, blocks, places)
     tables = {
         "phases": phases,
         "spans": memory_tables.span_table(places),
@@ -249,7 +249,7 @@ def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summa
     found = [*recording.notes, *of_times, *memory_tables.differences(recording, blocks)]
     if left is not None and job is not None:
         found.append(_left_note(recording))
-    is_before_forward = not any(scope.phase == "forward" for scope in recording.scopes)
+    is_before_forward = not any(scope.phase in ("forward", "generation") for scope in recording.scopes)
     if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
         found.append(notes.no_forward())
     # A call for all devices, such as torch.cuda.empty_cache(), leaves events where nothing was ever allocated.

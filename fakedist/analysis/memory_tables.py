@@ -19,8 +19,11 @@ from fakedist.run.sources import INDUCTORS, PASSES_ON
 LARGEST = 20
 
 
-def phase_table(blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
-    """The table ``phases``: one row per phase of a step, in order of their first event."""
+def phase_table(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
+    """The table ``phases``: one row per phase of a step, in the order in which they began.
+
+    A phase that neither allocated nor freed anything has the memory that was held while it ran.
+    """
     curve = places.assign(allocated=blocks.replay.allocated_bytes, reserved=blocks.replay.reserved_bytes)
     curve["event"] = np.arange(len(curve))
     groups = curve.groupby(["step", "phase"], sort=False, observed=True)
@@ -30,7 +33,37 @@ def phase_table(blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
         end_allocated_bytes=("allocated", "last"),
         first=("event", "first"),
     ).reset_index()
-    return table.sort_values("first").drop(columns="first").reset_index(drop=True)
+    table = pd.concat([table, _without_events(recording, blocks, table)], ignore_index=True)
+    table = table.astype({"step": "int32", "phase": pd.CategoricalDtype()})
+    return table.sort_values("first", kind="stable").drop(columns="first").reset_index(drop=True)
+
+
+def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of ``table`` for phases in which operations ran, but none that changed the device's memory."""
+    last = np.inf if recording.outcome is None else recording.outcome.last_step
+    known = set(zip(table["step"].tolist(), table["phase"].astype(str).tolist(), strict=True))
+    missing: dict[tuple[int, str], list[int]] = {}
+    for number, scope in enumerate(recording.scopes):
+        if (place := (scope.step, scope.phase)) not in known and scope.step <= last:
+            missing.setdefault(place, []).append(number)
+    allocated, reserved = (
+        np.append(0, curve) for curve in (blocks.replay.allocated_bytes, blocks.replay.reserved_bytes)
+    )
+    event_op = recording.device_events["op"]
+    event_op = np.maximum.accumulate(event_op) if len(event_op) else event_op
+    rows = []
+    for (step, phase), scopes in missing.items():
+        op = np.flatnonzero(np.isin(recording.op_scope, scopes))
+        if not len(op):
+            continue
+        event = np.searchsorted(event_op, op, side="right")  # how many events came before
+        rows.append(
+            (step, phase, allocated[event].max(), reserved[event].max(), allocated[event[-1]], event[0] - 0.5, op[0])
+        )
+    rows.sort(key=lambda row: row[-1])
+    return pd.DataFrame([row[:-1] for row in rows], columns=list(table.columns)).astype(
+        dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes"), "int64")
+    )
 
 
 def span_table(places: pd.DataFrame) -> pd.DataFrame:

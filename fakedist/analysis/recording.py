@@ -62,6 +62,7 @@ from fakedist.run.rows import (
     PlacingRow,
     RegionRow,
     ScopeRow,
+    merged,
 )
 from fakedist.run.schema import ACTIONS
 from fakedist.run.smi_calls import calls_notes
@@ -283,7 +284,12 @@ class _Reading:
 
     @take.register
     def _(self, record: LayersRecord) -> None:
-        self.recording.layers += record.rows
+        layers = self.recording.layers
+        for row in record.rows:
+            if 0 <= row.layer < len(layers):  # it has another name now
+                layers[row.layer] = row
+            else:
+                layers.append(row)
 
     @take.register
     def _(self, record: ScopesRecord) -> None:
@@ -392,7 +398,7 @@ class _Reading:
         """Undo the end of the step: what the next step recorded belongs to it, and its times are incomplete."""
         recording, step = self.recording, record.step
         recording.steps = [each for each in recording.steps if each.step != step]
-        recording.scopes = [scope._replace(step=min(scope.step, step)) for scope in recording.scopes]
+        recording.scopes = [merged(scope, step) for scope in recording.scopes]
         if self._kernels is not None and self._kernels.source.step == step:
             self._kernels = None
         if recording.launches is not None and recording.launches.step == step:

@@ -71,7 +71,7 @@ class ModelTracer:
         self._step = 0
         self._is_on = False
         self._launches: Sequence[Launch] | ctypes.Array[Launch] = []
-        self._num_captures = 0
+        self._num_captures = self._may_end = 0
         self._watched = ExitStack()
         self._ranges = StepRanges(self._log.num_launches)
         self._numbers.begin(self._log.tag_address, self._outside_of)
@@ -88,6 +88,7 @@ class ModelTracer:
         self._step = step
         self._tags = dict(self._captured)
         self._is_on = True
+        self._may_end = 0
         self._forget()
         self._watch()
         self._log.begin()
@@ -102,6 +103,16 @@ class ModelTracer:
         self._launches = self._log.end()
         self._ranges.step_ended(len(self._launches))
         self._watched.close()
+
+    def may_end(self) -> None:
+        """The step may end here."""
+        self._may_end = self._log.num_launches()
+
+    def cut_short(self) -> None:
+        """Drop what the step that ended launched after it might have."""
+        if self._may_end:
+            self._launches = self._launches[: self._may_end]
+            self._ranges.cut_short(len(self._launches))
 
     @no_collector()
     def records(self) -> Sequence[LaunchesRecord]:

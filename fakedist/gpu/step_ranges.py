@@ -60,6 +60,11 @@ class StepRanges:
         ours = [each for each in self._open.values() if each.begin < num_launches]
         self._closed += [replace(each, end=num_launches) for each in ours]
 
+    def cut_short(self, num_launches: int) -> None:
+        """The step that ended keeps only so many of its launches."""
+        ours = [each for each in self._closed if each.begin < num_launches]
+        self._closed = [replace(each, end=min(each.end, num_launches)) for each in ours]
+
     def rows(self, row_of: Sequence[int]) -> list[RangeRow]:
         """The step's ranges in the order in which they began, outer ones first.
 

@@ -67,6 +67,7 @@ class Drain:
         self._progress = progress
         self._at = self._progress_at = time.monotonic()
         self._op = 0
+        self._is_compiling = False
 
     def tick(self) -> None:
         """Drain and report progress, each if it is due."""
@@ -75,11 +76,19 @@ class Drain:
         if ops >= DRAIN_EVERY_OPS or (now - self._at > DRAIN_EVERY_S and ops >= DRAIN_LEAST_OPS):
             self.all()
         if now - self._progress_at > PROGRESS_EVERY_S:
-            self._progress_at = now
-            peak = 0
-            if self._sources.history.is_on:
-                peak = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["peak"]
-            self._progress(self._position.phase, self._position.step, peak)
+            self._report()
+
+    def compiling(self, is_on: bool) -> None:
+        """Report that torch compiles: for seconds or minutes nothing runs that would report anything."""
+        self._is_compiling = is_on
+        self._report()
+
+    def _report(self) -> None:
+        self._progress_at = time.monotonic()
+        peak = 0
+        if self._sources.history.is_on:
+            peak = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["peak"]
+        self._progress("compiling" if self._is_compiling else self._position.phase, self._position.step, peak)
 
     def all(self) -> None:
         """Empty every source."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from fakedist.job import Until
 from fakedist.run import notes
@@ -19,6 +19,18 @@ SLACK_BYTES = 1 << 20
 Live = Mapping[int, tuple[int, int]]
 
 
+class StepSize(NamedTuple):
+    """The inputs of the model that a step trained.
+
+    Attributes:
+        rows: Sum of their first dimensions: of the batch, or of a multiple of it.
+        elements: Their elements.
+    """
+
+    rows: int
+    elements: int
+
+
 class Goal(Protocol):
     """Decides which step is the last to record, and which are timed."""
 
@@ -29,7 +41,7 @@ class Goal(Protocol):
         """Whether this step, which ended where :meth:`may_end` was last called, is the last one to record."""
 
     def is_timed(self, step: int) -> bool:
-        """Whether to time the step that begins. Of several timed steps the last one counts."""
+        """Whether to time the step that begins. See :class:`~fakedist.record.timed_step.recorded_step.RecordedStep`."""
 
     def notes(self) -> list[Note]:
         """Notes for the report when the run is over."""
@@ -68,17 +80,27 @@ class Steady:
 
     Live memory is what the caching allocator has allocated on each device. Blocks of its large pools must match to the
     byte. Blocks of its small pools (up to 1 MiB each) may differ by less than 1 MiB in total. Every optimizer must have
-    stepped. Each step from step 2 on is timed until then, so that the last one counts.
+    stepped, and the step must not have had fewer rows of input than one before (the last, partial batch of an epoch).
+    Each step from step 2 on is timed until then.
 
     Args:
         live: Returns what is live now.
         waits: Whether an optimizer has not stepped yet.
+        size: Returns the inputs of a step.
         stops: Whether recording stops after the steady step.
     """
 
-    def __init__(self, live: Callable[[], Live], waits: Callable[[], bool], *, stops: bool = True) -> None:
+    def __init__(
+        self,
+        live: Callable[[], Live],
+        waits: Callable[[], bool],
+        size: Callable[[int], StepSize] = lambda step: StepSize(0, 0),
+        *,
+        stops: bool = True,
+    ) -> None:
         self.is_steady = False
-        self._live, self._waits, self._stops = live, waits, stops
+        self._live, self._waits, self._size, self._stops = live, waits, size, stops
+        self._most_rows = 0
         self._now: Live = {}
         self._before: Live | None = None
         self._why = ""
@@ -92,6 +114,7 @@ class Steady:
         """Whether the step is steady, or the last one to try."""
         if not self.is_steady:
             before, self._before = self._before, self._now
+            self._most_rows = max(self._most_rows, self._size(step).rows)
             if before is not None and step >= LEAST_STEPS:
                 self._why = self._difference(before, self._now, step)
                 self.is_steady = not self._why
@@ -112,11 +135,17 @@ class Steady:
                 told = f"{format_bytes(large + small)} were live at the end of step {step - 1}"
                 exact = f" ({large_now + small_now - large - small:+,} bytes)"
                 return f"{told}, {format_bytes(large_now + small_now)} at the end of step {step}{exact}"
+        if self._size(step).rows < self._most_rows:
+            return f"step {step} had a smaller batch than a step before"
         return f"an optimizer has not stepped in {step} steps" if self._waits() else ""
 
 
 def make_goal(
-    steps: int | Literal["auto"], until: int | Until | None, live: Callable[[], Live], waits: Callable[[], bool]
+    steps: int | Literal["auto"],
+    until: int | Until | None,
+    live: Callable[[], Live],
+    waits: Callable[[], bool],
+    size: Callable[[int], StepSize],
 ) -> Goal:
     """Make the goal that ``--steps`` and ``--until`` describe.
 
@@ -125,7 +154,8 @@ def make_goal(
         until: Number of steps, or what ends the run instead. None if only ``steps`` counts.
         live: See :class:`Steady`.
         waits: See :class:`Steady`.
+        size: See :class:`Steady`.
     """
     if isinstance(until, int):
         return After(until)
-    return Steady(live, waits, stops=until is None) if steps == "auto" else After(steps, stops=until is None)
+    return Steady(live, waits, size, stops=until is None) if steps == "auto" else After(steps, stops=until is None)

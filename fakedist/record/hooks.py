@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from fakedist.patch import patched, present
 from fakedist.record.unseen import Unseen
 
 _ENGINE = "_execution_engine"
+#: Functions that call modules' hooks, and how far above they may be.
+_CALLERS, _MOST_FRAMES = ("inner", "_call_impl", "call"), 8
 _get_trace, _set_trace = present(torch._C, "_get_tracing_state"), present(torch._C, "_set_tracing_state")
 
 
@@ -53,6 +57,23 @@ class _beside_trace:  # noqa: N801 (a generator would cost every module 2 us)
     def __exit__(self, *_: object) -> None:
         if self._state is not None:
             _set_trace(self._state)
+
+
+def keyword_arguments(module: nn.Module) -> dict[str, object]:
+    """The keyword arguments of the call of a module that is about to run: torch gives hooks of all modules none.
+
+    They are in a frame of ``nn.Module._call_impl`` above. Empty if it is not there.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code.co_name in _CALLERS:
+            known = frame.f_locals
+            if known.get("self", known.get("module")) is module and isinstance(given := known.get("kwargs"), dict):
+                return given
+        frame = frame.f_back
+    return {}
 
 
 @contextmanager
@@ -152,6 +173,19 @@ def optimizer_hooks(
         stack.callback(unseen.add(torch_optimizer.register_optimizer_step_pre_hook(before_step)))
         stack.callback(unseen.add(torch_optimizer.register_optimizer_step_post_hook(after_step)))
         stack.enter_context(unseen.from_dynamo(begins, ended))
+        yield
+
+
+@contextmanager
+def made_optimizers(made: Callable[[torch.optim.Optimizer], None]) -> Iterator[None]:
+    """Call ``made`` with every optimizer that is made, once it has its parameters."""
+
+    @functools.wraps(present(torch.optim.Optimizer, "__init__"))
+    def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made(self)
+
+    with patched(torch.optim.Optimizer, "__init__", init) as original:
         yield
 
 

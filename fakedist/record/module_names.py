@@ -59,7 +59,8 @@ class LayerTable:
     """Numbers layers and knows each module's name.
 
     Layer 0 is outside any module. A root module is called ``(ClassName)``, and its children have their names relative
-    to it. Names below a second root start with that root's name, so that no two layers share one.
+    to it. Names below a second root start with that root's name, so that no two layers share one. The model that trains
+    takes the short names from one that ran before (``name_first``). A layer keeps its number when its name changes.
     A module that is registered in several places has several names. The one under the calling layer is used.
     A module that no other module registers, and that was made inside another's forward or has no parameters, is named
     under the module that calls it: ``layers.0.(Softmax)``. All modules of one class made there, step after step, are
@@ -69,6 +70,7 @@ class LayerTable:
     def __init__(self) -> None:
         self.rows = [LayerRow(OUTSIDE, "", "", -1)]
         self._written = 0
+        self._renamed: list[int] = []
         self._ids: dict[str, int] = {"": OUTSIDE}
         self._names: list[str] = [""]
         self._of_module: dict[int, tuple[weakref.ref[nn.Module], tuple[int, ...]]] = {}
@@ -80,8 +82,9 @@ class LayerTable:
         self._called: set[int] = set()
 
     def new_rows(self) -> list[LayerRow]:
-        """The rows since the last call."""
-        rows, self._written = self.rows[self._written :], len(self.rows)
+        """The rows since the last call, and those that were given before and have new names."""
+        rows = [*map(self.rows.__getitem__, self._renamed), *self.rows[self._written :]]
+        self._renamed, self._written = [], len(self.rows)
         return rows
 
     def name(self, layer: int) -> str:
@@ -111,6 +114,52 @@ class LayerTable:
             return calling
         prefix = self._names[calling]
         return next((layer for layer in layers if prefix and self._names[layer].startswith(prefix + ".")), layers[0])
+
+    def name_first(self, module: nn.Module) -> None:
+        """Give the short names to the model with this module, and longer ones to the model that had them."""
+        top = self._top_of(module)
+        known = self._of_module.get(id(top))
+        root = known[1][0] if known is not None and known[0]() is top else OUTSIDE
+        before, last = self._ids.get(self._first_label, OUTSIDE), self._labels.get(self._first_label)
+        own = f"({class_name(unwrapped(top))})"
+        is_free = own == self._first_label and (last is None or last() is None)  # it will get the dead model's names
+        if before in (OUTSIDE, root) or self.rows[root].parent > OUTSIDE or (root == OUTSIDE and is_free):
+            return
+        label = self._first_label
+        if root != OUTSIDE:
+            own = self._names[root]
+            swapped = self.rows[root].class_name == self.rows[before].class_name
+            label, own = (own, label) if swapped else (label, own)
+        elif own == label:
+            label = self._free_label(self.rows[before].class_name)
+        if last is not None:
+            self._labels.pop(self._first_label)
+            self._labels[label] = last
+        if root != OUTSIDE:
+            self._labels[own] = weakref.ref(unwrapped(top))
+        self._rename(before, label, root, own)
+        self._first_label = own if root != OUTSIDE else ""
+
+    def _rename(self, before: int, label: str, first: int, own: str) -> None:
+        """Name what is below the root ``before`` with its label, and what is below ``first``, if any, without."""
+        root_of = [OUTSIDE]
+        old = self._names[first]
+        for row in self.rows[1:]:
+            root_of.append(row.layer if row.parent <= OUTSIDE else root_of[row.parent])
+            name = row.name
+            if row.layer in (before, first):
+                name = label if row.layer == before else own
+            elif root_of[-1] == before:
+                name = f"{label}.{name}"
+            elif root_of[-1] == first:
+                name = name.removeprefix(f"{old}.")
+            else:
+                continue
+            self.rows[row.layer] = row._replace(name=name)
+            self._names[row.layer] = name
+            if row.layer < self._written:
+                self._renamed.append(row.layer)
+        self._ids = {name: layer for layer, name in enumerate(self._names)}
 
     def layer_by_id(self, key: int, calling: int = OUTSIDE) -> int | None:
         """The layer of the module with this ``id()``. None if no live module is known by it."""
@@ -206,12 +255,17 @@ class LayerTable:
 
     def _label_of(self, root: nn.Module) -> str:
         """The name of a root: its class, numbered if another model already has that name."""
-        label, count = f"({class_name(root)})", 1
-        while label in self._labels and self._labels[label]() not in (root, None):
-            count += 1
-            label = f"({class_name(root)}#{count})"
+        label = self._free_label(class_name(root), root)
         self._labels[label] = weakref.ref(root)
         self._first_label = self._first_label or label
+        return label
+
+    def _free_label(self, of_class: str, root: nn.Module | None = None) -> str:
+        """The label for a root of this class: one that it has, or the first that no other model has."""
+        label, count = f"({of_class})", 1
+        while label in self._labels and self._labels[label]() not in (root, None):
+            count += 1
+            label = f"({of_class}#{count})"
         return label
 
     def _number(self, name: str, of_class: str, parent: str) -> int:

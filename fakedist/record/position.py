@@ -11,7 +11,7 @@ import torch
 
 from fakedist.record.module_names import OUTSIDE
 from fakedist.record.numbering import Cells, Whereabouts
-from fakedist.run.rows import Place, RegionRow, ScopeRow
+from fakedist.run.rows import Place, RegionRow, ScopeRow, merged
 
 #: Numbers of autograd nodes are lower, except AccumulateGrad's: the largest possible, so that it runs first.
 _LAST_NODE = 1 << 62
@@ -74,7 +74,7 @@ class Position:
         self._engines: list[_Engine] = []
         self._main = threading.get_ident()
         self._threads: dict[int, _Thread] = {self._main: _Thread()}
-        self._forward_from = self._recompute_from = -1
+        self._forward_from = self._forward_until = self._recompute_from = -1
         self._recompute_layer = OUTSIDE
         self._phase_changed = phase_changed or (lambda phase: None)
 
@@ -136,7 +136,7 @@ class Position:
 
     @property
     def phase(self) -> str:
-        """``init``, ``forward``, ``backward``, ``optimizer`` or ``other``."""
+        """One of ``run.schema.PHASES``."""
         if self._engines and not self._steps_in_backward:
             return "backward"
         return self._phase
@@ -183,18 +183,21 @@ class Position:
                 pass
         thread.entered(stack[-1] if stack else OUTSIDE)
         self._changed()
-        if not stack and not self._engines and self._forward_from < 0:
-            self._set_phase(self._resting)  # an evaluation: nothing was saved for a backward
+        if stack or self._engines:
+            return
+        self._forward_until = self.op - 1
+        # After an evaluation nothing was saved for a backward.
+        self._set_phase("forward" if self._forward_from >= 0 else self._resting)
 
     def is_root_call(self) -> bool:
         """Whether a module that starts now is called by no other module and outside any backward."""
         return self.calling() is None
 
-    def root_forward(self) -> None:
+    def root_forward(self, *, generates: bool = False) -> None:
         """Begin a root module's forward. With grad enabled, what it leaves alive is saved for backward."""
         if torch.is_grad_enabled() and self._forward_from < 0:
             self._forward_from = self.op
-        self._set_phase("forward")
+        self._set_phase("generation" if generates else "forward")
 
     def backward_begins(self, creates_graph: bool) -> None:
         """Begin ``backward()`` or ``autograd.grad()``, possibly inside another backward (reentrant checkpointing)."""
@@ -237,12 +240,27 @@ class Position:
             self._changed()
             self._rest()
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether a forward with grad has run that no backward has used yet."""
+        return self._forward_from >= 0
+
     def step_went_on(self, step: int) -> None:
         """Merge the step that had begun after this one back into this one, with everything that happened in it."""
-        self.step = step
-        self.places = [place._replace(step=min(place.step, step)) for place in self.places]
+        self._step = step
+        self.places = [merged(place, step) for place in self.places]
         self._scopes = {key: scope for key, scope in self._scopes.items() if key[0] <= step}
         self._changed()
+        if step == 0:
+            self._init_again()
+
+    def _init_again(self) -> None:
+        """Rest in ``init``: nothing will use what a forward with grad has left."""
+        if self._forward_from >= 0:
+            self.regions.append(RegionRow(self._forward_from, self._forward_until, OUTSIDE))
+            self._forward_from = -1
+        if not self._optimizer_depth:
+            self._set_phase("init")
 
     def close(self) -> None:
         """End the open regions. A backward would have used what they allocated and is still alive."""

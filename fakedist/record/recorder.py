@@ -17,13 +17,14 @@ from fakedist.frames import script_line
 from fakedist.job import Until
 from fakedist.record.allocator_history import AllocatorHistory, EventTracker, allocator_history
 from fakedist.record.beginning import Beginning
-from fakedist.record.compiled import compiled_graphs, is_tracing
+from fakedist.record.compiled import compilations, compiled_graphs, is_tracing
 from fakedist.record.copies import Copies
 from fakedist.record.draining import Drain, Sources
 from fakedist.record.hooks import (
     backward_hook,
     fsdp_is_loaded,
     fsdp_unshard_hook,
+    made_optimizers,
     module_hooks,
     optimizer_hooks,
     out_of_memory_observer,
@@ -129,7 +130,12 @@ class Recorder:
         self._steps = self._training.steps
         self.ledger = Ledger(journal, self._operation_and_scope, self._communication, self._gathered)
         self._recorded_step = RecordedStep(
-            tracer, self._training.goal.is_timed, self._position, self._operations, self.ledger
+            tracer,
+            self._training.goal.is_timed,
+            lambda step: self._training.size_of(step).elements,
+            self._position,
+            operations=self._operations,
+            ledger=self.ledger,
         )
         self._training.moved = self._recorded_step.follow
         self._exit, self._memory = ExitStack(), ExitStack()
@@ -137,6 +143,7 @@ class Recorder:
         sources = Sources(self._layers, self._operations, self._history, self._marks, self._placing, ledger=self.ledger)
         self._drain = Drain(journal, self._position, sources, progress or (lambda phase, step, allocated_bytes: None))
         self._scanned: set[int] = set()
+        self._names_again = False  # what ran first was not the model that trains
         self._watches_fsdp = False
         self._backwards: list[Callable[[], None] | None] = []
 
@@ -154,8 +161,10 @@ class Recorder:
             stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
             stack.enter_context(backward_hook(self._backward_begins, self._backward_ended))
             stack.enter_context(tensor_swaps(self._marks.released))
+            stack.enter_context(made_optimizers(self._training.optimizer_made))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
+            stack.enter_context(compilations(self._drain.compiling))
             stack.enter_context(self._recorded_step.watching())
             stack.enter_context(self._later_step.watching())
             stack.enter_context(self._training.watching())
@@ -213,6 +222,7 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
+        self._steps.decide_on_init()
         outcome = OutcomeRecord(
             ending.outcome,
             ending.code,
@@ -233,8 +243,7 @@ class Recorder:
             self._drain.all()
             self._write_statistics()
         found = self._training.goal.notes() if self._steps.stopped else []
-        if self._training.num_swallowed:
-            found.append(notes.stop_swallowed(self._training.num_swallowed))
+        found += self._training.notes()
         found += self._recorded_step.close(self._steps.last if self._training.is_counted else 0)
         for note in found:
             self._journal.append(NoteRecord(note))
@@ -256,9 +265,12 @@ class Recorder:
         position = self._position
         calling = position.calling()
         if calling is None:
-            self._training.root_forward(module, args)
+            generates = self._training.root_forward(module, args)
+            if self._names_again and torch.is_grad_enabled():
+                self._names_again = False
+                self._layers.name_first(module)
             self._scan_once(module)
-            position.root_forward()
+            position.root_forward(generates=generates)
         elif is_dynamos(module):
             return
         layer = self._layers.layer(module, calling or OUTSIDE)
@@ -318,12 +330,13 @@ class Recorder:
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         self._training.optimizer_ended(optimizer)
+        self._recorded_step.optimizer_ended()
         if self._records:
             self._marks.optimizer(optimizer)
         self._position.optimizer_ended()
 
     def _step_ended(self, step: int, start_us: int, end_us: int) -> None:
-        for record in self._recorded_step.step_ended(step):
+        for record in self._recorded_step.step_ended(step, is_cut_short=self._steps.is_cut_short):
             self._journal.append(record)
         if self._records:
             for root in self._layers.roots():
@@ -336,16 +349,18 @@ class Recorder:
             if step == self._steps.done and self._later_step.begins_after(step) and not self._closed:
                 self._stop_recording()
         if not self._records:
-            self.ledger.is_on = self._later_step.step_ended(step, self._position.place)
+            is_cut_short = self._steps.is_cut_short
+            self.ledger.is_on = self._later_step.step_ended(step, self._position.place, is_cut_short=is_cut_short)
             self.ledger.told = self._later_step.call if self._later_step.is_on else None
 
     def _step_went_on(self, step: int) -> None:
-        """Reopen a step that was reported as ended, because another optimizer stepped in it."""
+        """Reopen a step that was reported as ended, because another optimizer stepped in it; 0 is ``init``."""
         self._recorded_step.step_went_on(step)
         if self._records:
             self._drain.names()
             self._journal.append(StepWentOnRecord(step))
         self._position.step_went_on(step)
+        self._names_again |= step == 0
 
     def _stop_recording(self) -> None:
         """Stop recording before the timed step, which it must not slow down and which is not in the memory tables."""

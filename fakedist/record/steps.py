@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
+import torch
+
 from fakedist.record.goal import Goal
 
 #: One key for all optimizers that step inside a backward, one per parameter. They step in any order.
@@ -52,7 +54,13 @@ class Steps:
     """Counts training steps.
 
     A sign of work is a root module's forward, a backward or the replay of a CUDA graph. Step 0 (``init``) is everything
-    before the first one. A step ends at the first sign of work after an ``optimizer.step()``. Gradient accumulation has
+    before the first one. Work before any optimizer is made (a probe of shapes, a count of FLOPs) is ``init``, too: once
+    the first optimizer is made, step 1 begins again with the next sign of work. It goes on if the optimizer was made in
+    the middle of it: for gradients that this work left (it has them when it is made, and still has them at the next
+    sign of work or when it steps), or between a forward and its backward. A job that never makes an optimizer is in
+    step 1 from its first work on.
+
+    A step ends at the first sign of work after an ``optimizer.step()``. Gradient accumulation has
     no optimizer step in between, so it does not count. Where a job shows no sign of work, or works only in closures
     inside ``optimizer.step()``, a step ends when its first optimizer steps again. Jobs without an optimizer call
     ``fakedist.step()``, which switches the search off. An optimizer that steps before any work only creates its state
@@ -69,7 +77,8 @@ class Steps:
     Args:
         goal: Decides which step is the last. :class:`StopRun` is raised where the next one would begin.
         ended: Called with (step, start_us, end_us) when a step ends. Unix time in microseconds.
-        merged: Called with a step that went on, even if ``ended`` was already called for it.
+        merged: Called with a step that went on, even if ``ended`` was already called for it. Called with 0 where step 1
+            begins again.
         waits: Whether an optimizer exists that has never stepped, given the ``id`` of those that have.
         stop_error: Makes the exception to raise.
 
@@ -78,6 +87,8 @@ class Steps:
         more: Steps to run after the last recorded one. ``ended`` is called for them too.
         done: The last recorded step. None until it has ended.
         stopped: Whether :class:`StopRun` was raised.
+        is_cut_short: Whether the step that ends now ends with the run, so that what follows its last optimizer step may
+            be the script's own end: a checkpoint, an evaluation by hand.
         optimizer_steps: How often any optimizer stepped.
     """
 
@@ -92,7 +103,7 @@ class Steps:
     ) -> None:
         self.number = self.more = self.optimizer_steps = 0
         self.done: int | None = None
-        self.stopped = False
+        self.stopped = self.is_cut_short = False
         self._goal, self._ended, self._merged, self._waits = goal, ended, merged, waits
         self._stop_error = stop_error
         self._step = _Step()
@@ -102,6 +113,9 @@ class Steps:
         self._inside_optimizer = 0
         self._works = self._works_inside = False
         self._manual = False
+        self._num_made = 0
+        self._may_be_init = False  # step 1 began before any optimizer was made, and none has stepped
+        self._with_gradients: list[weakref.ref[torch.optim.Optimizer]] = []
 
     @property
     def last(self) -> int:
@@ -117,8 +131,21 @@ class Steps:
         """Whether an optimizer exists that has never stepped."""
         return self._waits(self._references)
 
-    def work(self) -> None:
-        """Take a sign of work: a root module's forward, a ``backward()`` or a CUDA graph's replay is about to run."""
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer was made, for the parameters that it has."""
+        self._num_made += 1
+        if self._may_be_init and _has_gradients(optimizer):
+            self._with_gradients.append(weakref.ref(optimizer))
+
+    def work(self, *, continues: bool = False) -> None:
+        """Take a sign of work: a root module's forward, a ``backward()`` or a CUDA graph's replay is about to run.
+
+        Args:
+            continues: Whether it is the backward of the forward that was taken last.
+        """
+        if continues and self._num_made:
+            self._may_be_init = False
+        self.decide_on_init()
         if self._inside_optimizer:  # a closure: its forwards and backwards belong to the optimizer's one step
             self._works_inside = True
             if self.number == 0:
@@ -134,6 +161,8 @@ class Steps:
 
     def optimizer_begins(self, optimizer: object, in_backward: bool = False) -> None:
         """``optimizer.step()`` was called."""
+        self.decide_on_init()
+        self._may_be_init = False
         if not self._inside_optimizer and not self._manual:
             self._optimizer_again(_IN_BACKWARD if in_backward else id(optimizer))
             self._works_inside = False
@@ -154,7 +183,7 @@ class Steps:
 
         The first step then began with the first module's forward or, if no module ran, with the recording.
         """
-        self._manual, self._before = True, None
+        self._manual, self._before, self._may_be_init = True, None, False
         if self.number == 0:
             self.number = 1
         self._stop_if_done()
@@ -171,6 +200,7 @@ class Steps:
             self._end(self._before, self.number - 1)
         if self._step.stepped and self.number > 0 and not self._is_over():
             self._goal.may_end()
+            self.is_cut_short = True
             self._end(self._step, self.number)
 
     def stop(self) -> None:
@@ -179,6 +209,16 @@ class Steps:
             self.done = self.number
         self.stopped = True
         raise self._stop_error()
+
+    def decide_on_init(self) -> None:
+        """Once an optimizer was made, decide whether the work before it was ``init``, and begin step 1 again if so."""
+        if not self._may_be_init or not self._num_made:
+            return
+        made = [optimizer for reference in self._with_gradients if (optimizer := reference()) is not None]
+        self._may_be_init, self._with_gradients = False, []
+        if not any(map(_has_gradients, made)):
+            self.number, self._works, self._step, self._before = 0, False, _Step(), None
+            self._merged(0)
 
     # ---- inside
 
@@ -227,6 +267,7 @@ class Steps:
     def _begin(self) -> None:
         self._before = None
         self._step = _Step()
+        self._may_be_init = not self.number and not self._num_made
         self.number += 1
 
     def _end(self, step: _Step, number: int) -> None:
@@ -250,3 +291,8 @@ class Steps:
 
     def _is_alive(self, key: int) -> bool:
         return key == _IN_BACKWARD or key in self._references
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether any parameter of an optimizer has a gradient."""
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from math import prod
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,12 +16,17 @@ from torch.utils._pytree import tree_leaves
 from fakedist.job import Until
 from fakedist.record.cuda_graphs import Captured, Graphs
 from fakedist.record.evaluations import Evaluations
-from fakedist.record.goal import Live, make_goal
+from fakedist.record.generation import Generation
+from fakedist.record.goal import Live, StepSize, make_goal
+from fakedist.record.hooks import keyword_arguments
+from fakedist.record.loading import Loading
 from fakedist.record.position import Position
 from fakedist.record.saving import saves
 from fakedist.record.steps import Steps
 from fakedist.record.stopping import Stopping
 from fakedist.record.waiting import any_waits
+from fakedist.run import notes
+from fakedist.run.notes import Note
 from fakedist.run.records import TrainingFacts
 
 
@@ -32,20 +38,33 @@ class Samples(NamedTuple):
 
 
 class _Samples:
-    """Counts the samples of a step: first dimensions of the inputs of the first model that runs with gradients."""
+    """Counts the samples of a step: first dimensions of the inputs of the first model that runs with gradients.
+
+    Attributes:
+        samples: The samples, as positional arguments tell them.
+        size: Rows and elements of all tensors among the arguments.
+    """
 
     def __init__(self, model: int) -> None:
         self.samples = Samples(0, "")
+        self.size = StepSize(0, 0)
         self._model = model
 
-    def take(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        """Count the input of one forward. Only positional arguments are known."""
+    def take(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Count the input of one forward."""
         if id(module) != self._model:
             return
-        leaves = tree_leaves(args)
-        shape = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
-        if shape is not None:
-            self.samples = Samples(self.samples.number + int(shape[0]), "x".join(map(str, shape[1:])))
+        shapes, others = _shapes(args), _shapes(kwargs)
+        if shapes:
+            self.samples = Samples(self.samples.number + shapes[0][0], "x".join(map(str, shapes[0][1:])))
+        rows, elements = self.size
+        every = [*shapes, *others]
+        self.size = StepSize(rows + sum(shape[0] for shape in every), elements + sum(map(prod, every)))
+
+
+def _shapes(arguments: object) -> list[tuple[int, ...]]:
+    leaves = tree_leaves(arguments)
+    return [tuple(map(int, leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
 
 
 class Training:
@@ -60,7 +79,7 @@ class Training:
         steps: The steps.
         goal: Decides which of them is the last.
         ended: Called when a step ends. See :class:`~fakedist.record.steps.Steps`.
-        went_on: Called with a step that had not ended after all.
+        went_on: Called with a step that had not ended after all; with 0 if what was step 1 is ``init``.
         moved: Called when the step may have changed.
     """
 
@@ -70,10 +89,11 @@ class Training:
         self.moved: Callable[[], None] = lambda: None
         self._position = position
         self._until = until
-        self._evaluations = Evaluations()
+        self._evaluations, self._loading = Evaluations(), Loading()
+        self._generation = Generation()
         self._samples: dict[int, _Samples] = {}
         self._graphs = Graphs(self._replay_begins)
-        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits())
+        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
         self._stopping = Stopping()
         self.steps = Steps(
             self.goal,
@@ -85,30 +105,47 @@ class Training:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow CUDA graphs and, if saving one ends the run, checkpoints."""
+        """Follow CUDA graphs, DataLoaders and, if saving one ends the run, checkpoints."""
         with ExitStack() as stack:
             stack.enter_context(self._graphs.watching())
+            stack.enter_context(self._loading.watching())
             stack.enter_context(self._stopping)
             if self._until == "save":
                 stack.enter_context(saves(self._saved))
             yield
 
-    def root_forward(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        """Take note of a forward that is about to run, of a module that no other module called."""
+    def root_forward(self, module: nn.Module, args: tuple[object, ...]) -> bool:
+        """Take note of a forward that is about to run, of a module that no other module called.
+
+        Returns whether it generates tokens.
+        """
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
+        self._loading.used(in_training=torch.is_grad_enabled())
+        kwargs = keyword_arguments(module)
         if torch.is_grad_enabled():
-            self._samples.setdefault(self.steps.number, _Samples(id(module))).take(module, args)
+            self._samples.setdefault(self.steps.number, _Samples(id(module))).take(module, args, kwargs)
+        return self._generation.generates(module, args, kwargs)
 
     def samples_of(self, step: int) -> Samples:
         """The samples that the model was trained on in a step."""
         counted = self._samples.get(step)
         return counted.samples if counted is not None else Samples(0, "")
 
+    def size_of(self, step: int) -> StepSize:
+        """How much the model was trained on in a step."""
+        counted = self._samples.get(step)
+        return counted.size if counted is not None else StepSize(0, 0)
+
     def backward(self) -> None:
         """Take note of an outermost ``backward()`` that is about to run."""
         self._evaluations.training()
-        self._work()
+        self._work(continues=self._position.has_loss)
+        self._loading.used(in_training=True)
+
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer was made."""
+        self.steps.optimizer_made(optimizer)
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """``optimizer.step()`` was called. During the capture of a graph it does not run yet."""
@@ -126,10 +163,10 @@ class Training:
         """End a step here, at the script's request."""
         self._follow(self.steps.manual)
 
-    @property
-    def num_swallowed(self) -> int:
-        """How often the script caught the stop and went on."""
-        return self._stopping.num_swallowed
+    def notes(self) -> list[Note]:
+        """Notes on what feeds the steps, and on a stop that the script caught."""
+        swallowed = [notes.stop_swallowed(self._stopping.num_swallowed)] if self._stopping.num_swallowed else []
+        return [*swallowed, *self._loading.notes()]
 
     @property
     def is_counted(self) -> bool:
@@ -140,12 +177,12 @@ class Training:
         """The facts about training for the outcome's record."""
         return TrainingFacts(self._evaluations.seen, self.steps.optimizer_steps, counts_itself=self.steps.is_manual)
 
-    def _work(self) -> None:
+    def _work(self, *, continues: bool = False) -> None:
         if self._graphs.capturing is not None:
             self._graphs.capturing.works = True
         if self._until == "validation" and self._evaluations.num_ended:
             self.steps.stop()
-        self._follow(self.steps.work)
+        self._follow(partial(self.steps.work, continues=continues))
 
     def _replay_begins(self, captured: Captured) -> None:
         if captured.works and self._position.is_root_call():
@@ -156,6 +193,8 @@ class Training:
 
     def _step_went_on(self, step: int) -> None:
         self._samples.pop(step + 1, None)  # what the first model was trained on is in the step already
+        if step == 0:
+            self._evaluations = Evaluations()  # a probe without grad is not how the model trains
         self.went_on(step)
 
     def _saved(self) -> None:

@@ -25,7 +25,7 @@ LAUNCHES = Table(
         Column("block", "string", "Threads of a block as x,y,z; empty if unknown."),
         Column("op", "int64", "Number of the operation that launched it, as in `blocks`; -1 if none was running."),
         Column("step", "int32", "Step."),
-        Column("phase", "string", "init, forward, backward, optimizer or other."),
+        Column("phase", "string", "init, generation, forward, backward, optimizer or other."),
         Column("recompute", "bool", "Launched while backward ran a checkpointed forward again."),
         Column("layer", "int32", "Row of `layers`; 0 outside of modules.", row_of="layers"),
         Column("call", "int64", "Sequence number in `calls` of the collective that it stands for; -1 otherwise."),

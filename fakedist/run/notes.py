@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fakedist.units import format_bytes
+from fakedist.units import format_bytes, format_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,26 @@ def nsys_failed(why: str, more: str) -> Note:
 def not_steady(difference: str) -> Note:
     """``--steps auto`` reached its limit before two steps ended alike."""
     return Note("not_steady", f"not steady: {difference}: --steps 10")
+
+
+def data_loader(line: str, dataset: str, num_workers: int, wait_us: float, num_batches: int) -> Note:
+    """A DataLoader feeds the steps. The estimated step does not wait for it.
+
+    Args:
+        line: Where the script takes its batches; empty if unknown.
+        dataset: Class of its dataset.
+        num_workers: Its worker processes; 0 loads in the rank's own.
+        wait_us: Median time that a batch took.
+        num_batches: Batches in that median.
+    """
+    where = f" at {line}" if line else ""
+    workers = counted(num_workers, "worker process", "worker processes") if num_workers else "no worker processes"
+    text = (
+        f"a DataLoader feeds the steps{where}: {dataset}, {workers}. The script waits {format_us(wait_us)} for a "
+        f"batch, measured on this machine, recording included (median of {num_batches}). The estimated step takes each "
+        "batch as ready"
+    )
+    return Note("data_loader", text)
 
 
 def stop_swallowed(num_times: int) -> Note:

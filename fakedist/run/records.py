@@ -221,7 +221,7 @@ class StepWentOnRecord(Record):
     """A step that was reported as ended and went on. What came after its end belongs to it.
 
     Attributes:
-        step: Its number.
+        step: Its number; 0 if what was recorded as step 1 is ``init``.
     """
 
     kind: ClassVar[str] = "step_went_on"
@@ -230,7 +230,7 @@ class StepWentOnRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class LayersRecord(Record):
-    """New layers, parents before children."""
+    """New layers, parents before children, and layers that have new names since they were written."""
 
     kind: ClassVar[str] = "layers"
     rows: list[LayerRow]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 
 class Place(NamedTuple):
@@ -66,6 +66,20 @@ class ScopeRow(NamedTuple):
     phase: str
     layer: int
     recompute: bool
+
+
+_Placed = TypeVar("_Placed", Place, ScopeRow)
+
+
+def merged(where: _Placed, step: int) -> _Placed:
+    """A place or scope after steps later than this one turned out to belong to it.
+
+    In step 0, what is outside of modules and of backward is ``init``, also what followed a forward.
+    """
+    if where.step <= step:
+        return where
+    is_init = not step and (where.phase == "other" or (where.phase == "forward" and not where.layer))
+    return where._replace(step=step, phase="init" if is_init else where.phase)
 
 
 class RegionRow(NamedTuple):

@@ -25,11 +25,12 @@ CATEGORIES = (
 SHARD, SHARD_CODE = "shard", 255
 #: In the journal alone: what has the shapes of a model's parameters; a copy of them unless it was made as zeros.
 ALIKE, ALIKE_CODE = "alike", 254
-PHASES = ("init", "forward", "backward", "optimizer", "other")
+#: Records have their places, so a new one goes to the end.
+PHASES = ("init", "forward", "backward", "optimizer", "other", "generation")
 #: What a kernel does.
 FAMILIES = ("gemm", "attention", "norm", "elementwise", "copy", "optimizer", "communication", "other")
 #: What a kernel's time is spent for: its phase, but what backward computes again stands alone.
-KINDS = ("forward", "recompute", "backward", "optimizer", "other")
+KINDS = ("generation", "forward", "recompute", "backward", "optimizer", "other")
 #: What limits an estimated kernel; empty where that is not known.
 BOUNDS = ("", "compute", "memory", "launch")
 #: The moments of the table `segments`: the reserved peak when it was reached, and the allocated peak.
@@ -87,8 +88,8 @@ TABLES: dict[str, Table] = {
             ),
             Column("op", "int64", "Number of the operation that allocated it; -1 if none was running."),
             Column("operation", "string", "That operation, e.g. aten.mm.default."),
-            Column("step", "int32", "Training step; 0 is before the first forward."),
-            Column("phase", "string", "init, forward, backward, optimizer or other.", words=PHASES),
+            Column("step", "int32", "Training step; 0 is before the first one."),
+            Column("phase", "string", "init, generation, forward, backward, optimizer or other.", words=PHASES),
             Column("recompute", "bool", "Allocated while backward ran a checkpointed forward again."),
             Column("layer", "int32", "Row of `layers`; for marked blocks the layer that owns it.", row_of="layers"),
             Column("category", "string", "What it is for: " + ", ".join(CATEGORIES) + ".", words=CATEGORIES),
@@ -283,7 +284,7 @@ TABLES: dict[str, Table] = {
             Column("operation", "string", "The operation that launched it, e.g. aten.mm.default; empty if none was."),
             Column("op", "int64", "Number of that operation, as in `blocks`; -1 if none was running."),
             Column("step", "int32", "Step."),
-            Column("phase", "string", "init, forward, backward, optimizer or other.", words=PHASES),
+            Column("phase", "string", "init, generation, forward, backward, optimizer or other.", words=PHASES),
             Column("recompute", "bool", "Launched while backward ran a checkpointed forward again."),
             Column("layer", "int32", "Row of `layers`; 0 outside of modules.", row_of="layers"),
             Column("call", "int64", "Sequence number in `calls` of the collective that it stands for; -1 otherwise."),

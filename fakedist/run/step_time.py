@@ -225,7 +225,8 @@ class LayerTime:
         class_name: Its class.
         depth: Parents above it.
         num_repeats: Layers in the row.
-        forward_us: Time of its kernels in forward; likewise in the other kinds.
+        generation_us: Time of its kernels in generation; likewise in the other kinds.
+        forward_us: In forward.
         recompute_us: In forwards that backward runs again.
         backward_us: In backward.
         optimizer_us: In the optimizer.
@@ -252,6 +253,7 @@ class LayerTime:
     class_name: str
     depth: int
     num_repeats: int
+    generation_us: float
     forward_us: float
     recompute_us: float
     backward_us: float
@@ -362,6 +364,8 @@ class StepTime:
         ranges: The script's own ranges, most time first.
         critical_path: What makes the step as long as it is, the longest part first; empty if it is not known what
             streams wait for.
+        generation_us: Of the step, from the first kernel of a generation to its last, sampling and waiting included;
+            the sum over all that other phases separate.
     """
 
     step_us: float
@@ -390,3 +394,4 @@ class StepTime:
     by_group: list[GroupTime] = field(default_factory=list)
     ranges: list[RangeTime] = field(default_factory=list)
     critical_path: list[PathPart] = field(default_factory=list)
+    generation_us: float = 0.0

@@ -14,6 +14,24 @@ def not_timed(why: str) -> Note:
     return Note("not_timed", f"no kernel times: {why}")
 
 
+def timed_to_its_optimizer(step: int) -> Note:
+    """The script ended in the timed step, whose own end is not known."""
+    text = (
+        f"the script ended in step {step}, which is timed up to its last optimizer step: what follows that in a step, "
+        "such as averages of parameters or the next batch's copy, is not in its times"
+    )
+    return Note("timed_to_its_optimizer", text)
+
+
+def timed_to_the_end(step: int) -> Note:
+    """A tool traced the timed step, in which the script ended."""
+    text = (
+        f"the script ended in step {step}, which is timed: what follows its last optimizer step, such as saving a "
+        "checkpoint, is in its times"
+    )
+    return Note("timed_to_the_end", text)
+
+
 def profiler_saw_no_kernels() -> Note:
     """torch.profiler ran and saw nothing."""
     text = (

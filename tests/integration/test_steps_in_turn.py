@@ -64,3 +64,65 @@ def test_a_test_that_was_stopped_has_not_failed(run_fakedist: RunFakedist, tmp_p
     _, output = profile(run_fakedist, *((script, runner) if runner == "unittest" else ("-m", "pytest", "-s", script)))
     assert "torn down" in output or runner == "pytest"  # which leaves at once
     assert not [word for word in ("Traceback", "FAIL", "ERROR", "not reached") if word in output], output
+
+
+def test_work_before_any_optimizer_exists_is_init(run_fakedist: RunFakedist) -> None:
+    result, output = profile(run_fakedist, JOB.with_name("before_training.py"))
+    assert output.count("ITERATION") == 3
+    tables = Path(result["run_directory"]) / "tables"
+    blocks = pyarrow.parquet.read_table(tables / "blocks.parquet").to_pylist()
+    (loaded,) = [block for block in blocks if block["requested_bytes"] == 64 << 20]
+    assert (loaded["step"], loaded["phase"]) == (0, "init")
+    phases = {(row["step"], row["phase"]) for row in result["by_phase"]}
+    assert {phase for step, phase in phases if step == 0} == {"init", "forward", "backward"}
+    assert {phase for step, phase in phases if step == 1} >= {"forward", "backward", "optimizer"}
+    layers = pyarrow.parquet.read_table(tables / "layers.parquet").to_pylist()
+    held = {row["name"]: (row["peak_parameter_bytes"], row["peak_optimizer_state_bytes"]) for row in layers}
+    bytes_ = 1024 * 1024 * 4 + 1024 * 4
+    assert held["up"] == held["down"] == (bytes_, bytes_)  # the model that trains has the short names
+    assert held["(Model#2).up"] == held["(Model#2).down"] == (bytes_, 0)
+
+
+@pytest.mark.parametrize(("steps", "timed", "rows"), [("auto", 5, 4096), ("6", 6, 1024)])
+def test_the_timed_step_has_a_whole_batch_and_nothing_of_the_scripts_end(
+    run_fakedist: RunFakedist, steps: str, timed: int, rows: int
+) -> None:
+    finished = run_fakedist(
+        *("profile", "--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "--steps", steps),
+        JOB.with_name("epochs.py"),
+    )
+    result = finished.json()
+    assert result["exit"]["outcome"] == "finished"
+    tables = Path(result["run_directory"]) / "tables"
+    kernels = pyarrow.parquet.read_table(tables / "kernels.parquet").to_pylist()
+    assert {kernel["step"] for kernel in kernels} == {timed}
+    assert result["time"]["flops"] == 2.5 * FORWARD_FLOPS * rows / 4096
+    assert not [kernel["name"] for kernel in kernels if "DtoH" in kernel["name"]]  # the checkpoint's copies
+    assert "optimizer" in {kernel["phase"] for kernel in kernels}
+    (feeds,) = [note["text"] for note in result["notes"] if note["code"] == "data_loader"]
+    assert "epochs.py:25 (<module>): TensorDataset" in feeds
+    cut_short = [note for note in result["notes"] if note["code"] == "timed_to_its_optimizer"]
+    assert len(cut_short) == (steps == "6")  # no later step's work shows where this one ends
+
+
+def test_generation_is_a_phase_of_its_own_and_its_time_is_told(run_fakedist: RunFakedist) -> None:
+    result, _ = profile(run_fakedist, JOB.with_name("generating.py"))
+    phases = {(row["step"], row["phase"]) for row in result["by_phase"]}
+    assert {(step, phase) for step in (1, 2) for phase in ("generation", "forward", "backward", "optimizer")} <= phases
+    tables = Path(result["run_directory"]) / "tables"
+    launches = pyarrow.parquet.read_table(tables / "launches.parquet").to_pylist()
+    layers = pyarrow.parquet.read_table(tables / "layers.parquet").to_pylist()
+    work = pyarrow.parquet.read_table(tables / "work.parquet").to_pylist()
+    ran = Counter(
+        (layers[row["layer"]]["name"], row["phase"])
+        for row in launches
+        if row["work"] >= 0 and work[row["work"]]["family"] == "gemm"
+    )
+    assert ran["head", "generation"] == 6 + 2  # with the cache; without one, but for the first
+    assert ran["head", "forward"] == 1 + 1  # that one, and training's
+    assert ran["(Model#2).head", "forward"] == 1
+    assert ("(Model#2).head", "generation") not in ran
+    time = result["time"]
+    assert 0 < time["by_kind"]["generation"] < time["generation_us"] < time["step_us"]
+    shown = run_fakedist("report", result["run_directory"]).stdout
+    assert "the step decodes" in shown

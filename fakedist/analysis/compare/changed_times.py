@@ -20,6 +20,7 @@ _PARTS = {
     "launch_gap_us": "host late",
     "wait_us": "waits",
     "kernel_us": "all kernels",
+    "generation_us": "generation",
 }
 #: Smaller changes are rounding errors of sums.
 _NOTHING_US = 0.01

@@ -75,3 +75,21 @@ def kind_family_us(kernels: pd.DataFrame) -> Array:
     sums = np.zeros((len(KINDS), len(FAMILIES)))
     np.add.at(sums, (compute["kind"].to_numpy("i8"), compute["family"].to_numpy("i8")), compute["known_us"].to_numpy())
     return sums
+
+
+def generation_us(kernels: pd.DataFrame) -> float:
+    """How long the step generates, in microseconds: from the first kernel of each generation to the end of its last.
+
+    What is between its kernels belongs to it (sampling, waits for the host), unless a forward, a backward or an
+    optimizer's step separates them.
+
+    Args:
+        kernels: The result of :func:`timed`.
+    """
+    generation, other = KINDS.index("generation"), KINDS.index("other")
+    tells = kernels[kernels["kind"] != other].sort_values("start_us", kind="stable")
+    is_one = (tells["kind"] == generation).to_numpy(bool)
+    number = np.cumsum(~is_one)[is_one]  # of the stretch between others
+    rows = tells[is_one]
+    stretches = rows.assign(end_us=rows["start_us"] + rows["known_us"]).groupby(number)
+    return float((stretches["end_us"].max() - stretches["start_us"].min()).sum())

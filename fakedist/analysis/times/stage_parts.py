@@ -12,7 +12,7 @@ from fakedist.analysis.times.busy import find_busy
 from fakedist.time.exposure import union, union_us
 
 #: What a lane shows, the first covering the later ones.
-LANES = ("forward", "recompute", "backward", "optimizer", "other", "communication", "bubble")
+LANES = ("generation", "forward", "recompute", "backward", "optimizer", "other", "communication", "bubble")
 #: Breaks shorter than this share of the step are not drawn.
 _DRAWN = 1 / 4000
 

@@ -11,7 +11,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers, unfolded
 from fakedist.analysis.times.busy import Busy, find_busy
 from fakedist.analysis.times.family_times import family_table, name_table
-from fakedist.analysis.times.kernel_kinds import timed
+from fakedist.analysis.times.kernel_kinds import generation_us, timed
 from fakedist.analysis.times.layer_times import fold_times, layer_time_table
 from fakedist.analysis.times.range_times import by_range, range_table
 from fakedist.run.schema import BOUNDS, KINDS
@@ -77,6 +77,7 @@ def _step_time(kernels: pd.DataFrame, busy: Busy, source: KernelSource, peaks: P
     bound = compute["bound"].astype(str).to_numpy()
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
     return StepTime(
+        generation_us=generation_us(kernels),
         step_us=busy.step_us,
         step_low_us=source.step_low_us,
         step_high_us=source.step_high_us,

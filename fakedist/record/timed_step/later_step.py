@@ -22,7 +22,7 @@ from fakedist.record.timed_step.tracer import Tracer
 from fakedist.run.encoding import Record
 from fakedist.run.records import NoteRecord
 from fakedist.run.rows import Place
-from fakedist.run.time_notes import not_timed
+from fakedist.run.time_notes import not_timed, timed_to_the_end
 from fakedist.run.trace_records import CALL_RANGE, LAYER_RANGE, SCRIPT_RANGE, SCRIPT_RANGE_END, TimedStepRecord
 
 #: One step warms up, one is timed.
@@ -47,7 +47,7 @@ class LaterStep:
         self._name = name
         self._step = 0
         self._why_not = "that takes two steps more than the recorded ones, and the script or --until ended before"
-        self._was_timed = False
+        self._was_timed = self._is_cut_short = False
         self._event = present(torch._C._profiler, "_RecordFunctionFast")
         self._open = threading.local()
         self._texts: dict[int, str] = {}
@@ -79,13 +79,13 @@ class LaterStep:
             return False
         return True
 
-    def step_ended(self, step: int, place: Place) -> bool:
-        """End a step after the recorded ones. Returns whether the next one is timed."""
+    def step_ended(self, step: int, place: Place, *, is_cut_short: bool = False) -> bool:
+        """End a step after the recorded ones, perhaps with the run. Returns whether the next one is timed."""
         if step == self._step - 1:
             self._begin(place)
         elif step == self._step and self.is_on:
             self._end()
-            self._was_timed = True
+            self._was_timed, self._is_cut_short = True, is_cut_short
         return self.is_on
 
     def close(self) -> list[Record]:
@@ -97,7 +97,8 @@ class LaterStep:
             self._why_not = f"step {self._step}, which was timed, did not end"
         if not self._was_timed:
             return [NoteRecord(not_timed(self._why_not))]
-        return [TimedStepRecord(self._step), *self._tracer.records()]
+        notes = [NoteRecord(timed_to_the_end(self._step))] if self._is_cut_short else []
+        return [TimedStepRecord(self._step), *self._tracer.records(), *notes]
 
     def _begin(self, place: Place) -> None:
         assert self._tracer is not None

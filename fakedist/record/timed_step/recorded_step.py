@@ -14,15 +14,19 @@ from fakedist.record.timed_step.tracer import OperationTracer
 from fakedist.run.encoding import Record
 from fakedist.run.notes import Note
 from fakedist.run.rows import Place
-from fakedist.run.time_notes import not_timed
+from fakedist.run.time_notes import not_timed, timed_to_its_optimizer
 
 
 class RecordedStep:
-    """Has recorded steps timed. Of several, the last one counts.
+    """Has recorded steps timed. Of several, the last one with the largest input counts.
+
+    A step that ends with the run counts only if none did before, and as far as its last optimizer step: nothing tells
+    what follows it in the step (averages of parameters) from what the script does at its end (a checkpoint).
 
     Args:
         tracer: Traces the steps. None times no step.
         wanted: Whether to time a step that begins.
+        size: Returns the elements of a step's input.
         position: Where the rank is.
         operations: The operations that it runs.
         ledger: The calls that it makes on process groups.
@@ -32,12 +36,15 @@ class RecordedStep:
         self,
         tracer: OperationTracer | None,
         wanted: Callable[[int], bool],
+        size: Callable[[int], int],
         position: Position,
+        *,
         operations: Operations,
         ledger: Ledger,
     ) -> None:
         self._tracer = tracer
-        self._wanted = wanted
+        self._wanted, self._size = wanted, size
+        self._largest, self._cut_short = -1, 0
         self._position = position
         self._operations = operations
         self._ledger = ledger
@@ -67,15 +74,31 @@ class RecordedStep:
             self._tell_operations()
             self._tracer.begin(step)
 
-    def step_ended(self, step: int) -> Sequence[Record]:
-        """End a step. Returns the journal's records of its kernels if it was timed."""
+    def optimizer_ended(self) -> None:
+        """An optimizer's step ended, perhaps the last one of the step."""
+        if self._step and self._tracer is not None:
+            self._tracer.may_end()
+
+    def step_ended(self, step: int, *, is_cut_short: bool) -> Sequence[Record]:
+        """End a step. Returns the journal's records of its kernels if it was timed, and counts.
+
+        Args:
+            step: The step.
+            is_cut_short: Whether it ends with the run.
+        """
         if self._tracer is None or step != self._step:
             return ()
         self._end()
+        size = self._size(step)
+        if self._was_timed and (is_cut_short or size < self._largest):
+            return ()
+        if is_cut_short:
+            self._tracer.cut_short()
+            self._cut_short = step
         if self._at != step:  # its end is known only now, so the times contain work of the next step too
             self._why_not = f"it was not known at once that step {step}, which was timed, had ended"
             return ()
-        self._was_timed = True
+        self._was_timed, self._largest = True, size
         return self._tracer.records()
 
     def step_went_on(self, step: int) -> None:
@@ -94,14 +117,14 @@ class RecordedStep:
             tracer.place(self._place())
 
     def close(self, last_step: int) -> list[Note]:
-        """End the run. Returns a note if no step was timed."""
+        """End the run. Returns a note if no step was timed, or not all of one."""
         if self._tracer is None:
             return []
         unfinished = self._step
         if unfinished:
             self._end()
         if self._was_timed:
-            return []
+            return [timed_to_its_optimizer(self._cut_short)] if self._cut_short else []
         if self._why_not:
             return [not_timed(self._why_not)]
         if unfinished:

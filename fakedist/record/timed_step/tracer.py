@@ -76,6 +76,12 @@ class OperationTracer(Tracer, Protocol):
     def range_ended(self, number: int) -> None:
         """The script closes the range with that number."""
 
+    def may_end(self) -> None:
+        """The step may end here: an optimizer's step did."""
+
+    def cut_short(self) -> None:
+        """Drop what the step that ended launched after the last :meth:`may_end`, if there was one."""
+
     def capture_begins(self) -> None:
         """Begin the capture of a CUDA graph. Its kernels run when the graph is launched, perhaps in the timed step."""
 

@@ -33,6 +33,7 @@ FAMILY_COLOURS = {
 }
 #: By what a kernel's time is spent for.
 KIND_COLOURS = {
+    "generation": "#2a9d8f",
     "forward": "#4573b9",
     "recompute": "#a877b5",
     "backward": "#eba63f",
@@ -42,6 +43,7 @@ KIND_COLOURS = {
 #: Behind the curves: what the rank was doing.
 PHASE_COLOURS = {
     "init": "#e3e6ec",
+    "generation": "#d3ece8",
     "recompute": "#e3e6ec",
     "forward": "#d6e6fb",
     "backward": "#fbe5d6",

@@ -13,7 +13,7 @@ from fakedist.units import format_us
 
 _COLOURS = KIND_COLOURS | {"communication": FAMILY_COLOURS["communication"], "bubble": SOFT}
 #: Drawn first, so that what computes covers it.
-_ORDER = ("bubble", "communication", "other", "optimizer", "recompute", "backward", "forward")
+_ORDER = ("bubble", "communication", "other", "optimizer", "recompute", "backward", "forward", "generation")
 
 
 Figure: TypeAlias = go.Figure

@@ -185,7 +185,7 @@ def memory_section(summary: Summary, colouring: Colouring) -> dict[str, object]:
         colouring: What the colours of the drawing mean.
     """
     peak = (summary.peak_step, summary.peak_phase)
-    found = [row for row in summary.by_phase if row.peak_reserved_bytes]
+    found = summary.by_phase if summary.peak_reserved_bytes else []
     half = _MOST_ROWS // 2
     is_shown = [at < half or at >= len(found) - half or row.step == peak[0] for at, row in enumerate(found)]
     rows = [row for row, shown in zip(found, is_shown, strict=True) if shown]

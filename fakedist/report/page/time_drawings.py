@@ -22,7 +22,7 @@ MOST_RUNS = 40_000
 MOST_RANGES = 20_000
 _TICKS = 1 << 31  # per step: 1 ns each in a step of 2 s, and the same bytes for any duration
 #: Columns of the table of layers: figures with children, which the page sums itself when a folded row is expanded.
-LAYER_FIGURES = ("forward_us", "recompute_us", "backward_us", "optimizer_us", "other_us", "total_us", "launch_gap_us")
+LAYER_FIGURES = (*(f"{kind}_us" for kind in KINDS), "total_us", "launch_gap_us")
 
 
 def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, time: StepTime) -> None:

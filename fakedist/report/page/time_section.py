@@ -32,7 +32,7 @@ from fakedist.units import format_bytes, format_us
 
 _MOST_ROWS = 1_000  # of a table
 _MOST_KERNELS = 200
-_HEADINGS = ("forward", "recompute", "backward", "optimizer", "other", "total", "host late")
+_HEADINGS = ("generation", "forward", "recompute", "backward", "optimizer", "other", "total", "host late")
 
 
 def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, object]:
@@ -80,7 +80,7 @@ def layer_columns(run: Run, folds: list[Fold], source: KernelSource) -> dict[str
         source: Where the kernels come from.
     """
     table = fold_times(run.table("layer_times"), run.table("layers"), folds)
-    used = [name for name in ("forward_us", "recompute_us", "backward_us") if table[name].any()]
+    used = [name for name in ("generation_us", "forward_us", "recompute_us", "backward_us") if table[name].any()]
     columns = [table[name].tolist() for name in used]
     return {
         "word": source.source,

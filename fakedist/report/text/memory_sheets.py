@@ -77,7 +77,7 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
 
 def phase_sheet(summary: Summary) -> Sheet:
     """The phases of the first steps, of the step with the peak and of the last."""
-    rows = [row for row in summary.by_phase if row.peak_reserved_bytes]
+    rows = summary.by_phase if summary.peak_reserved_bytes else []
     steps = sorted({row.step for row in rows})
     shown = steps if len(steps) <= _NUM_STEPS else [*steps[:2], summary.peak_step, steps[-1]]
     rows = [row for row in rows if row.step in shown]

@@ -70,6 +70,7 @@ def layer_time_sheet(
     rows = rows_of(LayerTime, found[found["total_us"] > least])
     columns = [SheetColumn("layer", [layer_label(row.name, row.num_repeats) for row in rows], is_text=True)]
     for name, key, rank in (
+        *([("generation", "generation_us", 0)] if time.generation_us else []),
         ("forward", "forward_us", 0),
         ("recompute", "recompute_us", 1),
         ("backward", "backward_us", 0),

@@ -80,6 +80,9 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     ):
         if us or name == "computes":
             rows.append((name, format_us(us), f"{us / step_us:.1%}, {more}"))
+    if us := time.generation_us:
+        more = "the step decodes, with sampling and waits between; part of the times above"
+        rows.append(("generation", format_us(us), f"{us / step_us:.1%}, {more}"))
     rows.append(("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in total, without communication"))
     if text := utilisation(time):
         rows.append(("utilisation", *text))

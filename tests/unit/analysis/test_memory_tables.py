@@ -32,7 +32,7 @@ def two_steps(directory: Path) -> Recording:
 
 def test_phases_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
     recording = two_steps(tmp_path)
-    phases = memory_tables.phase_table(build_blocks(recording), event_places(recording))
+    phases = memory_tables.phase_table(recording, build_blocks(recording), event_places(recording))
     columns = ["step", "phase", "peak_allocated_bytes", "end_allocated_bytes"]
     assert phases[columns].astype({"phase": str}).to_numpy().tolist() == [
         [0, "init", 8 * MIB, 8 * MIB],
@@ -42,6 +42,28 @@ def test_phases_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
         [2, "backward", 28 * MIB, 8 * MIB],
     ]
     assert phases["peak_reserved_bytes"].tolist() == [GIB] * 4 + [GIB + 20 * MIB]
+
+
+def test_a_phase_without_an_allocation_has_what_was_held_while_it_ran(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("init", 0)  # on the host
+    made.op("forward", 1)
+    made.alloc(0, 8 * MIB)
+    made.op("backward", 1)
+    made.op("optimizer", 1)
+    made.op("other", 1)
+    made.free(0, 8 * MIB)
+    made.op("forward", 2)  # cut short by the stop
+    made.ended()
+    recording = made.read(tmp_path)
+    phases = memory_tables.phase_table(recording, build_blocks(recording), event_places(recording))
+    assert phases.astype({"phase": str}).to_numpy().tolist() == [
+        [0, "init", 0, 0, 0],
+        [1, "forward", 8 * MIB, GIB, 8 * MIB],
+        [1, "backward", 8 * MIB, GIB, 8 * MIB],
+        [1, "optimizer", 8 * MIB, GIB, 8 * MIB],
+        [1, "other", 0, GIB, 0],
+    ]
 
 
 def test_a_step_has_the_most_of_its_phases(tmp_path: Path) -> None:
@@ -58,7 +80,7 @@ def test_a_step_without_any_event_used_nothing(tmp_path: Path) -> None:
     made.step(1)
     recording = made.read(tmp_path)
     blocks, places = build_blocks(recording), event_places(recording)
-    assert memory_tables.phase_table(blocks, places).empty
+    assert memory_tables.phase_table(recording, blocks, places).empty
     assert memory_tables.step_table(recording, blocks, places).to_numpy().tolist() == [[1, 1000, 900, 0, 0, 0, ""]]
 
 

@@ -79,3 +79,16 @@ def test_rows_that_are_no_launches_of_the_table_are_not_counted() -> None:
     log.ranges.ended(number)
     log.ranges.step_ended(3)
     assert log.ranges.rows([0, 1, 1, 2]) == [RangeRow("range", 0, 0, 1, 2)]
+
+
+def test_a_step_that_is_cut_short_keeps_what_its_ranges_have_of_it() -> None:
+    log = Log()
+    log.ranges.step_begins()
+    log.ranges.begins("all")
+    log.count = 4
+    saving = log.ranges.begins("saving")
+    log.count = 9
+    log.ranges.ended(saving)
+    log.ranges.step_ended(log.count)
+    log.ranges.cut_short(3)
+    assert log.ranges.rows(range(4)) == [RangeRow("all", 0, 0, 0, 3)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from fakedist.record.goal import After, Live, Steady, make_goal
+from fakedist.record.goal import After, Live, Steady, StepSize, make_goal
 
 MIB = 1 << 20
 
@@ -12,9 +14,11 @@ MIB = 1 << 20
 class Ends:
     """Steps that end with so much live memory: large and small blocks of device 0."""
 
-    def __init__(self, *live: tuple[int, int], waits: bool = False, stops: bool = True) -> None:
+    def __init__(
+        self, *live: tuple[int, int], waits: bool = False, stops: bool = True, rows: Sequence[int] = (8,) * 8
+    ) -> None:
         self.live = [{0: each} for each in live]
-        self.goal = Steady(self._now, lambda: waits, stops=stops)
+        self.goal = Steady(self._now, lambda: waits, lambda step: StepSize(rows[step - 1], 0), stops=stops)
         self.number = 0
 
     def _now(self) -> Live:
@@ -64,6 +68,14 @@ def test_an_optimizer_that_waits_may_still_make_its_state() -> None:
     assert "an optimizer has not stepped" in ends.goal.notes()[0].text
 
 
+def test_a_partial_batch_is_not_the_step_to_stop_at() -> None:
+    assert Ends(*[(MIB, 0)] * 8, rows=[8, 3, 8, 3, 8, 3]).run() == 3
+    ends = Ends(*[(MIB, 0)] * 8, rows=[8, 7, 6, 5, 4, 3])
+    assert ends.run() == 6
+    assert "not steady: step 6 had a smaller batch than a step before" in ends.goal.notes()[0].text
+    assert Ends(*[(MIB, 0)] * 8, rows=[3, 8, 8]).run() == 2
+
+
 def test_until_something_else_no_step_is_the_last() -> None:
     ends = Ends(*[(MIB, 0)] * 4, stops=False)
     assert ends.run() == 4
@@ -75,7 +87,7 @@ def test_until_something_else_no_step_is_the_last() -> None:
     [(3, None, 3, 3), ("auto", 4, 4, 4), (3, "end", None, 3), (3, "validation", None, 3)],
 )
 def test_until_wins_over_steps(steps: int, until: int, last: int | None, timed: int) -> None:
-    goal = make_goal(steps, until, dict, lambda: False)
+    goal = make_goal(steps, until, dict, lambda: False, lambda step: StepSize(0, 0))
     assert isinstance(goal, After)
     assert [step for step in range(1, 9) if goal.is_last(step)][:1] == ([] if last is None else [last])
     assert [step for step in range(1, 9) if goal.is_timed(step)] == [timed]

@@ -203,3 +203,49 @@ def test_modules_come_in_torchs_order_and_each_once() -> None:
     root.nothing = None
     root.register_module("none", None)
     assert [*map(id, modules_of(root))] == [*map(id, root.modules())]
+
+
+def test_the_model_that_trains_takes_the_short_names_from_one_that_ran_before() -> None:
+    table, probe, model = LayerTable(), Model(), Model()
+    table.layer(probe)
+    before = table.layer(probe.head)
+    written = table.new_rows()
+    table.name_first(model)
+    assert table.name(before) == "(Model#2).head"
+    assert table.name(table.layer(model)) == "(Model)"
+    assert table.name(table.layer(model.head)) == "head"
+    assert table.layer(probe.head) == before
+    assert {row.layer: row.name for row in table.new_rows()}[before] == "(Model#2).head"
+    assert before in {row.layer for row in written}
+    assert len(set(names(table))) == len(table.rows)
+
+
+def test_two_models_that_are_known_swap_their_names_and_keep_their_numbers() -> None:
+    table, first, second = LayerTable(), Model(), Model()
+    layers = [table.layer(each) for each in (first, second, first.head, second.head)]
+    table.name_first(second)
+    assert [table.name(layer) for layer in layers] == ["(Model#2)", "(Model)", "(Model#2).head", "head"]
+    assert [table.layer(each) for each in (first, second, first.head, second.head)] == layers
+    table.name_first(second)
+    assert table.name(layers[3]) == "head"
+
+
+def test_a_part_that_ran_alone_gives_the_short_names_to_its_model() -> None:
+    table, part = LayerTable(), Block()
+    table.layer(part)
+    before = table.layer(part.mlp)
+    with remember_parents(table):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    table.name_first(model)
+    assert (table.name(before), table.name(table.layer(model[1]))) == ("(Block).mlp", "1")
+
+
+def test_the_model_that_ran_before_keeps_its_names_if_it_trains_or_is_gone() -> None:
+    table, model = LayerTable(), Model()
+    table.layer(model)
+    layer = table.layer(model.head)
+    table.name_first(model)
+    assert table.name(layer) == "head"
+    del model
+    table.name_first(Model())
+    assert table.name(layer) == "head"

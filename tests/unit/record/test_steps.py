@@ -2,6 +2,7 @@ import time
 from collections.abc import Container
 
 import pytest
+import torch
 
 from fakedist.record.goal import After
 from fakedist.record.steps import Steps, StopRun
@@ -323,3 +324,104 @@ def test_a_clock_that_is_set_changes_no_steps_length(monkeypatch: pytest.MonkeyP
         steps.manual()
     assert len(lengths) == 4
     assert all(0 <= length < year_ns // 1000 // 2 for length in lengths)
+
+
+class Probed:
+    """A job that works before its first optimizer is made; ``merged`` has the steps that turned out to go on."""
+
+    def __init__(self) -> None:
+        self.merged: list[int] = []
+        self.ended: list[int] = []
+        self.steps = Steps(After(10), lambda step, start_us, end_us: self.ended.append(step), self.merged.append)
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def made(self) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD([self.weight])
+        self.steps.optimizer_made(optimizer)
+        return optimizer
+
+    def optimizer_step(self, optimizer: object) -> None:
+        self.steps.optimizer_begins(optimizer)
+        self.steps.optimizer_ended(optimizer)
+
+
+def test_work_before_any_optimizer_exists_is_init() -> None:
+    job = Probed()
+    job.steps.work()
+    assert (job.steps.number, job.merged) == (1, [])  # a script without an optimizer trains in step 1
+    optimizer = job.made()
+    job.steps.work()
+    assert (job.steps.number, job.merged) == (1, [0])
+    job.optimizer_step(optimizer)
+    job.made()  # nothing that is made later takes a step back
+    job.steps.work()
+    assert (job.steps.number, job.merged, job.ended) == (2, [0], [1])
+
+
+def test_only_the_first_optimizer_takes_the_first_step_back() -> None:
+    job = Probed()
+    job.made()
+    job.steps.work()
+    job.made()
+    job.steps.work()
+    assert (job.steps.number, job.merged) == (1, [])
+
+
+@pytest.mark.parametrize("steps_at_once", [True, False])
+def test_an_optimizer_made_for_gradients_that_are_there_belongs_to_the_step(steps_at_once: bool) -> None:
+    job = Probed()
+    job.steps.work()
+    job.weight.grad = torch.ones(1)
+    optimizer = job.made()
+    if not steps_at_once:
+        job.steps.work()
+    job.optimizer_step(optimizer)
+    assert (job.steps.number, job.merged) == (1, [])
+
+
+def test_gradients_that_are_dropped_before_the_next_work_were_a_probes() -> None:
+    job = Probed()
+    job.steps.work()
+    job.weight.grad = torch.ones(1)
+    optimizer = job.made()
+    optimizer.zero_grad()
+    job.steps.work()
+    assert job.merged == [0]
+
+
+def test_an_optimizer_made_between_a_forward_and_its_backward_belongs_to_the_step() -> None:
+    job = Probed()
+    job.steps.work()
+    optimizer = job.made()
+    job.steps.work(continues=True)
+    job.optimizer_step(optimizer)
+    assert (job.steps.number, job.merged) == (1, [])
+
+
+def test_the_backward_of_a_probe_does_not_make_it_a_step() -> None:
+    job = Probed()
+    job.steps.work()
+    job.steps.work(continues=True)
+    job.made()
+    job.steps.work()
+    assert job.merged == [0]
+
+
+def test_an_optimizer_that_creates_its_state_after_a_probe_is_init() -> None:
+    job = Probed()
+    job.steps.work()
+    optimizer = job.made()
+    job.weight.grad = torch.zeros(1)  # as torch's distributed checkpoints do
+    job.optimizer_step(optimizer)
+    assert (job.steps.number, job.merged) == (0, [0])
+    job.steps.work()
+    assert job.steps.number == 1
+
+
+def test_a_script_that_counts_its_own_steps_goes_on_counting() -> None:
+    job = Probed()
+    job.steps.work()
+    job.steps.manual()
+    job.made()
+    job.steps.work()
+    assert (job.steps.number, job.merged, job.ended) == (2, [], [1])

@@ -48,6 +48,15 @@ def timed(tracer: Written) -> LaterStep:
     return found
 
 
+def test_a_step_that_ends_with_the_script_says_what_is_in_its_times() -> None:
+    step = timed(Written())
+    step.step_ended(3, AFTER)
+    step.step_ended(4, AFTER, is_cut_short=True)
+    (*_, note) = step.close()
+    assert isinstance(note, NoteRecord)
+    assert note.note.code == "timed_to_the_end"
+
+
 def test_one_step_warms_up_and_the_next_is_traced() -> None:
     tracer = Written()
     step = timed(tracer)

@@ -193,3 +193,18 @@ def test_a_page_of_many_kernels_says_that_neighbours_are_one_bar(
     assert len(pack.arrays["bar_kind"]) <= 60
     assert sum(pack.arrays["bar_num"]) == 2_000 == pack.meta["num_kernels"]
     assert len(pack.meta["kernels"]) <= 60  # names of bars, not of kernels
+
+
+def test_a_step_that_generates_says_how_much_of_it_decodes(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("generation", 2)
+    made.others.append(
+        record(kernel(0.0, 2e3, phase="generation"), kernel(4e3, 2e3, phase="generation"), kernel(6e3, 2e3))
+    )
+    build_tables(made.write(new_run(tmp_path / "run")))
+    found = open_run(tmp_path / "run")
+    assert found.summary.timed is not None
+    assert found.summary.timed[0].generation_us == 6e3
+    text = page(found)
+    assert "75.0%, the step decodes" in text
+    assert "--p-generation" in text

@@ -1,0 +1,107 @@
+"""Times how long the script waits for the DataLoaders that feed its steps, on this machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+from fakedist.frames import script_line
+from fakedist.importing import when_imported
+from fakedist.patch import patched, present
+from fakedist.run import notes
+from fakedist.run.notes import Note
+
+#: The iterators of torch's DataLoader, and of torchdata's, which is a subclass with a ``__next__`` of its own.
+_ITERATORS = {
+    "torch.utils.data.dataloader": "_BaseDataLoaderIter",
+    "torchdata.stateful_dataloader.stateful_dataloader": "_StatefulBaseDataLoaderIter",
+}
+#: Waits kept of each DataLoader: enough for a median.
+_MOST_WAITS = 1000
+
+
+@dataclass
+class _Loader:
+    """A DataLoader: where the script takes its batches, what it loads, and how long each batch took."""
+
+    line: str
+    dataset: str
+    num_workers: int
+    waits_us: list[float] = field(default_factory=list)
+    feeds: bool = False
+
+
+class Loading:
+    """The DataLoaders that the script takes batches from.
+
+    A DataLoader feeds the steps if a forward with gradients or a backward follows one of its batches, before any
+    forward without.
+    """
+
+    def __init__(self) -> None:
+        self._loaders: dict[tuple[str, str, int], _Loader] = {}
+        self._waiting: list[_Loader] = []
+        self._depth = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Time every batch that a DataLoader gives.
+
+        Raises:
+            RecordingError: This version's DataLoader works in another way.
+        """
+        with ExitStack() as stack:
+
+            def watch(module: ModuleType) -> None:
+                owner = present(module, _ITERATORS[module.__name__])
+                stack.enter_context(patched(owner, "__next__", self._timed(present(owner, "__next__"))))
+
+            for name in _ITERATORS.keys() & sys.modules.keys():
+                watch(sys.modules[name])
+            with when_imported(_ITERATORS.__contains__, watch):
+                yield
+
+    def used(self, *, in_training: bool) -> None:
+        """A root module runs, or a backward: the batches that were taken before are its input."""
+        for loader in self._waiting:
+            loader.feeds |= in_training
+        self._waiting.clear()
+
+    def notes(self) -> list[Note]:
+        """A note on each DataLoader that feeds the steps. Its first batch, which starts the workers, does not count."""
+        found = []
+        for loader in self._loaders.values():
+            if loader.feeds:
+                several = loader.waits_us[1:] or loader.waits_us
+                found.append(
+                    notes.data_loader(loader.line, loader.dataset, loader.num_workers, median(several), len(several))
+                )
+        return found
+
+    def _timed(self, original: Callable[[Any], object]) -> Callable[[Any], object]:
+        def __next__(iterator: Any) -> object:  # noqa: N807 (the name that a traceback shows)
+            self._depth += 1
+            begin = time.perf_counter()
+            try:
+                batch = original(iterator)
+            finally:
+                self._depth -= 1
+            if not self._depth:  # torchdata's calls torch's
+                self._took(iterator, (time.perf_counter() - begin) * 1e6)
+            return batch
+
+        return __next__
+
+    def _took(self, iterator: Any, wait_us: float) -> None:
+        dataset = type(getattr(iterator, "_dataset", None)).__name__
+        key = (script_line(), dataset, int(getattr(iterator, "_num_workers", 0)))
+        loader = self._loaders.setdefault(key, _Loader(*key))
+        if len(loader.waits_us) < _MOST_WAITS:
+            loader.waits_us.append(wait_us)
+        self._waiting.append(loader)
