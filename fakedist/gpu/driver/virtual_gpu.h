@@ -22,7 +22,7 @@
  *    5 cupti kernels                       what a profiler receives; kernels by their handles
  *    4 cupti_records images                its records; compiled images of any kind
  *    3 launches nvrtc attributes           the log of launches
- *    2 devices memory pinned cubin refuse  devices, bytes, single images, calls that are not implemented
+ *    2 devices memory pinned cubin refuse work_areas  devices, bytes, single images; calls not implemented, sizes estimated
  *    1 virtual_gpu                         the model, counters, errors, handles
  */
 #ifndef FAKEDIST_VIRTUAL_GPU_H

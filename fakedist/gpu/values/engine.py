@@ -293,6 +293,8 @@ class ValueEngine:
             if operator.name in CHOOSING and not written:
                 self._choose(operator, args, kwargs, result)
             self._holds_nothing(operator, args, result, written)
+        if operator.info_at >= 0 and isinstance(result, tuple):
+            self.host.zero(device_tensors((result[operator.info_at],)))  # 0: it worked
         if isinstance(result, torch.Tensor) and result.numel() == 1 and _is_loss(result, args):
             self.host.shares.know_non_negative(result)
         return result
