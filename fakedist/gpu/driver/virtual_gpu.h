@@ -15,7 +15,7 @@
  *   10 driver_api structs                         CUDA itself: second names, structs that differ between releases
  *   10 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
  *    9 runtime events modules mapping ipc entry_points crash       CUDA itself
- *    9 blas blaslt cudnn plans fft solver nvml     its libraries
+ *    9 blas blaslt cudnn plans fft solver sparse nvml  its libraries
  *    8 submit                              where work goes: captured, logged, traced; and bytes moved
  *    7 streams                             and their captures
  *    6 graphs effects                      what is captured; what launches do to memory
