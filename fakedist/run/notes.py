@@ -387,8 +387,8 @@ def work_areas_estimated(largest_bytes: Mapping[str, int]) -> Note:
     others = counted(len(largest_bytes) - 1, "other function")
     more = f" and {others}" if len(largest_bytes) > 1 else ""
     text = (
-        f"the sizes of work areas are estimated for {largest}{more}, at most {format_bytes(largest_bytes[largest])} each: "
-        "the libraries do not publish them, so a peak that includes one may differ on a real GPU"
+        f"the sizes of work areas are estimated for {largest}{more}, at most {format_bytes(largest_bytes[largest])} "
+        "each: the libraries do not publish them, so a peak that includes one may differ on a real GPU"
     )
     return Note("work_areas_estimated", text)
 

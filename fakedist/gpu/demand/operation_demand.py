@@ -162,7 +162,8 @@ class DemandCounter:
             shape = grouped_shape(args, result)
             return Demand(shape.flops, moved, dtype, None, shape)
         if self._operands >= 0:
-            return Demand(_product_flops(args, self._operands), moved, dtype)
+            bounded = any(map(is_sparse, tensors(args)))  # gathers rows: only the least is known
+            return Demand(_product_flops(args, self._operands), moved, dtype, is_bounded=bounded)
         if self._arithmetic is not None:
             return self._computing(moved, dtype, Call(self._operator, args, kwargs, result))
         if self._formula is None:
