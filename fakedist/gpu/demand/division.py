@@ -57,7 +57,7 @@ class Division:
             return demand._replace(flops=flops, moved_bytes=moved, steps=steps)
         flops = 0.0 if demand.flops == demand.flops else NAN
         alone = demand._replace(flops=flops, moved_bytes=moved, attention=None, product=None, quantized=(0, 0))
-        return alone._replace(steps=0, is_bounded=False)
+        return alone._replace(steps=0, is_bounded=demand.is_bounded and part is not None)
 
 
 def _part_of(name: str, parts: Sequence[Part]) -> Part | None:

@@ -248,7 +248,8 @@ def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
     if flops == 0.0 and work.kind == "library" and _SOLVERS.match(work.name):
         flops = NAN  # the operation's formula does not count it
     work = work._replace(flops=flops, moved_bytes=moved, dtype=demand.dtype, width=demand.width, m=rows, k=columns)
-    work = work._replace(steps=demand.steps, is_bounded=demand.is_bounded)
+    only_moves = flops == 0.0 and _TORCHS_OWN.search(work.name) is not None  # next to a kernel of which less is known
+    work = work._replace(steps=demand.steps, is_bounded=demand.is_bounded and not only_moves)
     if not flops > 0:
         return work
     if demand.attention is not None:

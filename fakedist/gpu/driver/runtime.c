@@ -122,8 +122,12 @@ API int cudaFree(void *address) {
     int unsafe = address ? stream_check_unsafe_call() : OK; /* cudaFree(NULL) creates the context, which already exists */
     return unsafe ? unsafe : memory_free(address);
 }
-/* Managed memory counts as device memory. */
+/* Managed memory counts as device memory. Where its pages are changes nothing. */
 API int cudaMallocManaged(void **out, size_t size, unsigned flags) { return (void)flags, cudaMalloc(out, size); }
+API int cudaMemPrefetchAsync(const void *address, size_t size) { return (void)address, (void)size, OK; }
+API int cudaMemPrefetchAsync_v2(const void *address, size_t size) { return (void)address, (void)size, OK; }
+API int cudaMemAdvise(const void *address, size_t size) { return (void)address, (void)size, OK; }
+API int cudaMemAdvise_v2(const void *address, size_t size) { return (void)address, (void)size, OK; }
 
 API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     if (!device_count()) return gpu_fail(NO_DEVICE);
