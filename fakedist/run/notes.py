@@ -393,6 +393,15 @@ def work_areas_estimated(largest_bytes: Mapping[str, int]) -> Note:
     return Note("work_areas_estimated", text)
 
 
+def memory_managed(num_bytes: int) -> Note:
+    """CUDA managed memory was allocated, which moves between host and GPU: the states of paged optimizers."""
+    text = (
+        f"{format_bytes(num_bytes)} of managed memory (cudaMallocManaged) were allocated in all, outside the caching "
+        "allocator: no figure includes them, and the time in which their pages move is not estimated"
+    )
+    return Note("memory_managed", text)
+
+
 def read_in_other_threads(reads: int, num_bytes: int) -> Note:
     """Threads that Python does not know copied device memory to the host that held no values."""
     times = "once" if reads == 1 else f"{reads:,} times"

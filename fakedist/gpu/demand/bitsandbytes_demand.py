@@ -1,7 +1,7 @@
 """FLOPs and bytes of bitsandbytes' operations: weights of four and eight bits, and optimizers with such states.
 
 Its kernels stream what they read and write, and decode or encode each element on the way. No measurement covers them,
-so only the least is known that they take. Sizes follow from ``_ops.py`` and ``backends/cuda/ops.py`` of bitsandbytes 0.50.
+so only the least is known that they take. Sizes follow from ``_ops.py`` and ``backends/cuda/ops.py`` of release 0.50.
 """
 
 from __future__ import annotations

@@ -155,7 +155,9 @@ class ValueEngine:
         return True
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A small device tensor's values, with missing ones made up; None for a large tensor."""
+        """A small device tensor's values, with missing ones made up; None for a large or a sparse tensor."""
+        if tensor.layout is not torch.strided:
+            return None
         return self.host.settle(tensor.detach(), "print") if is_small(tensor) else None
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
