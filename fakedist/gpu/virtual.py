@@ -61,7 +61,8 @@ class VirtualGpu:
         self._variables, self._wishes = variables, wishes
         library.fakedist_refused.restype = ctypes.c_char_p
         library.fakedist_constant.restype = ctypes.c_char_p
-        library.fakedist_traced.restype = ctypes.c_uint64
+        library.fakedist_work_area.restype = ctypes.c_char_p
+        library.fakedist_traced.restype = library.fakedist_managed_bytes.restype = ctypes.c_uint64
         library.fakedist_name_crashes()
 
     def configure(self, spec: GpuSpec, devices: int, memory_bytes: int) -> None:
@@ -115,9 +116,15 @@ class VirtualGpu:
         return self._counted(self._library.fakedist_refused)
 
     def notes(self) -> list[Note]:
-        """Notes for the report: on NVML readings of sensors that it lacks, on memory that other threads read."""
+        """Notes for the report: on NVML readings of sensors that it lacks, on sizes that libraries do not publish, on
+        managed memory, on memory that other threads read.
+        """
         readings = dict(self._counted(self._library.fakedist_constant))
         found = [notes.sensors_constant(readings)] if readings else []
+        if areas := dict(self._counted(self._library.fakedist_work_area)):
+            found.append(notes.work_areas_estimated(areas))
+        if managed := int(self._library.fakedist_managed_bytes()):
+            found.append(notes.memory_managed(managed))
         counters = self.counters()
         if reads := counters["reads_made_up"]:
             found.append(notes.read_in_other_threads(reads, counters["bytes_made_up"]))

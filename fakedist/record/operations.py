@@ -151,7 +151,7 @@ class Operations:
             tracer.done(tag, func, args, kwargs, result)
         if self._graph is not None:
             self._tell_allocator(self._graph)
-        if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
+        if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda and result.layout is torch.strided:
             operands = [t.nbytes for t in args if isinstance(t, torch.Tensor) and t.layout is torch.strided]
             self.numbering.gemm(op, (result.data_ptr(), *operands))
         return result

@@ -397,6 +397,31 @@ def sensors_constant(readings: Mapping[str, int]) -> Note:
     return Note("sensors_constant", text)
 
 
+def work_areas_estimated(largest_bytes: Mapping[str, int]) -> Note:
+    """Libraries were asked how much memory they work in, which they return only with a GPU.
+
+    Args:
+        largest_bytes: The largest answer of each function, by its name.
+    """
+    largest = max(largest_bytes, key=lambda name: largest_bytes[name])
+    others = counted(len(largest_bytes) - 1, "other function")
+    more = f" and {others}" if len(largest_bytes) > 1 else ""
+    text = (
+        f"the sizes of work areas are estimated for {largest}{more}, at most {format_bytes(largest_bytes[largest])} "
+        "each: the libraries do not publish them, so a peak that includes one may differ on a real GPU"
+    )
+    return Note("work_areas_estimated", text)
+
+
+def memory_managed(num_bytes: int) -> Note:
+    """CUDA managed memory was allocated, which moves between host and GPU: the states of paged optimizers."""
+    text = (
+        f"{format_bytes(num_bytes)} of managed memory (cudaMallocManaged) were allocated in all, outside the caching "
+        "allocator: no figure includes them, and the time in which their pages move is not estimated"
+    )
+    return Note("memory_managed", text)
+
+
 def read_in_other_threads(reads: int, num_bytes: int) -> Note:
     """Threads that Python does not know copied device memory to the host that held no values."""
     times = "once" if reads == 1 else f"{reads:,} times"

@@ -14,8 +14,8 @@ from fakedist.gpu.driver import build
 
 #: What is refused on purpose. A function of a newer torch that is in none of these fails the test: it wants an answer.
 REFUSED = {
-    r"cusolver(Dn|Sp|Mg)?\w+": "dense solvers: their work areas are not known without the library",
-    r"cusparse(Lt)?\w+": "sparse matrices: the sizes of their results depend on values",
+    r"cusparseSpGEMM\w+|cusparse[SDCZX]csrgeam2\w*": "sparse results: how many places they have depends on values",
+    r"cusparseLt\w+": "half sparse matrices: the sizes of what it compresses are the library's own",
     r"nccl\w+": "process groups are fakedist's; NCCL itself would talk to other processes",
     r"cupti\w+": "CUPTI's counters, samples and callbacks: no kernel runs that could be looked into",
     r"cuFile\w+": "GPUDirect Storage reads files into memory that holds no data",

@@ -9,6 +9,7 @@ kernels come to the GPU's limits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 
 from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.sparse import is_sparse, parts
 
 
 class Arithmetic(NamedTuple):
@@ -172,24 +174,52 @@ def _half_sparse_product(call: Call) -> Arithmetic:
     return Arithmetic(1.0 * call.returned().numel() * inner, is_bounded=True)
 
 
-# ---- factorisations and systems of equations: each column waits for the one before
+def _sparse_product(call: Call) -> Arithmetic:
+    """Each place of the sparse operand meets a row of the dense one. Dense operands' products state their own sizes."""
+    sparse = next((each for each in tensors(call.args) if is_sparse(each)), None)
+    if sparse is None:
+        return Arithmetic(0.0)
+    dense = next(each for each in reversed(list(tensors(call.args))) if each is not sparse)
+    is_sampled = call.operator.name == "sparse_sampled_addmm"  # each place is a product of a row and a column
+    width = dense.shape[-2] if is_sampled else dense.shape[-1] if dense.dim() > 1 else 1
+    return Arithmetic((8.0 if dense.is_complex() else 2.0) * parts(sparse)[-1].numel() * int(width), is_bounded=True)
 
 
-def _factorisation(cubes: float) -> Counter:
+# ---- factorisations and systems of equations: columns wait for those before
+#
+# Steps for each column follow from published times, at 8 us a step. On H100: Cholesky of 2048 columns 1.95 ms
+# (pytorch/pytorch#173515), QR of 128 x 32 0.19 ms (#173788). Others: symmetric eigenproblems of 100 columns 1.8 ms each
+# (#174674), 512 by Jacobi's method 1.7 ms (jax-ml/jax#31368); singular values of 400 columns by Jacobi's method, in
+# sweeps over all pairs of columns, 207 ms on A100 (tensor4all/tenferro-rs#1849); least squares of 256 columns by cuBLAS
+# 29 ms (#54725). Assumed: LU takes what QR does, LDL one step, eigenvalues of other matrices twice what singular values
+# do.
+
+_IN_BLOCKS, _BY_COLUMN = 1 / 8, 1 / 2
+
+
+def _factorisation(cubes: float, steps_of_column: float) -> Counter:
     """``cubes`` times n^3 for each matrix; of one that is not square, m n^2."""
 
     def count(call: Call) -> Arithmetic:
         matrix = call.tensor("self", "A", "input")
         least = min(matrix.shape[-2:])
-        return Arithmetic(cubes * matrix.numel() * least, steps=int(least), is_bounded=True)
+        return Arithmetic(cubes * matrix.numel() * least, math.ceil(steps_of_column * int(least)), is_bounded=True)
 
     return count
 
 
+def _pseudo_inverse(call: Call) -> Arithmetic:
+    """Of its eigenvectors if it is Hermitian, else of its singular vectors. The products state their own sizes."""
+    return (_EIGENVECTORS if call.value("hermitian") else _SINGULAR_VECTORS)(call)
+
+
+_EIGENVECTORS, _SINGULAR_VECTORS = _factorisation(4 / 3, 2), _factorisation(8 / 3, 32)
+
+
 def _solution(call: Call) -> Arithmetic:
     matrix = call.tensor("LU", "A", "LD", "self")
-    steps = int(min(matrix.shape[-2:]))
-    return Arithmetic(1.0 * call.returned().numel() * steps, steps=steps, is_bounded=True)
+    least = int(min(matrix.shape[-2:]))
+    return Arithmetic(1.0 * call.returned().numel() * least, math.ceil(_IN_BLOCKS * least), is_bounded=True)
 
 
 _CONVOLUTIONS = (
@@ -197,6 +227,7 @@ _CONVOLUTIONS = (
     "cudnn_convolution_relu", "cudnn_convolution_add_relu", "_slow_conv2d_forward", "_conv_depthwise2d",
     "conv_depthwise3d", "slow_conv_dilated2d", "slow_conv_dilated3d", "slow_conv_transpose2d", "slow_conv_transpose3d",
 )  # fmt: skip
+_LU = ("linalg_lu_factor_ex", "linalg_lu", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex")
 _HALF_SPARSE = (
     "_cslt_sparse_mm", "_sparse_semi_structured_linear", "_sparse_semi_structured_mm", "_sparse_semi_structured_addmm",
 )  # fmt: skip
@@ -209,12 +240,18 @@ _COUNTERS: dict[str, Counter] = {
     **dict.fromkeys(("_cdist_forward", "_cdist_backward", "_pdist_forward", "_pdist_backward"), _distance),
     **dict.fromkeys(("_weight_int4pack_mm", "_weight_int8pack_mm"), _packed_product),
     **dict.fromkeys(_HALF_SPARSE, _half_sparse_product),
-    **dict.fromkeys(("linalg_cholesky_ex", "linalg_ldl_factor_ex"), _factorisation(1 / 3)),
-    **dict.fromkeys(("linalg_lu_factor_ex", "linalg_lu", "_linalg_det", "_linalg_slogdet"), _factorisation(2 / 3)),
-    **dict.fromkeys(("_linalg_solve_ex", "cholesky_inverse"), _factorisation(2 / 3)),
-    **dict.fromkeys(("linalg_qr", "geqrf", "linalg_householder_product", "linalg_lstsq"), _factorisation(4 / 3)),
-    **dict.fromkeys(("_linalg_eigh", "linalg_inv_ex"), _factorisation(4 / 3)),
-    **dict.fromkeys(("_linalg_svd", "linalg_eig", "_linalg_eigvals"), _factorisation(8 / 3)),
+    **dict.fromkeys(("mv", "addmv", "_sparse_addmm", "_sparse_mm", "sparse_sampled_addmm"), _sparse_product),
+    "linalg_cholesky_ex": _factorisation(1 / 3, _IN_BLOCKS),
+    "linalg_ldl_factor_ex": _factorisation(1 / 3, 1),
+    **dict.fromkeys(_LU, _factorisation(2 / 3, _BY_COLUMN)),
+    "cholesky_inverse": _factorisation(2 / 3, _IN_BLOCKS),
+    **dict.fromkeys(("linalg_qr", "geqrf", "linalg_householder_product"), _factorisation(4 / 3, _BY_COLUMN)),
+    "linalg_inv_ex": _factorisation(4 / 3, _BY_COLUMN),
+    "linalg_lstsq": _factorisation(4 / 3, 2),
+    "_linalg_eigh": _EIGENVECTORS,
+    **dict.fromkeys(("_linalg_svd", "svd"), _SINGULAR_VECTORS),
+    "linalg_pinv": _pseudo_inverse,
+    **dict.fromkeys(("linalg_eig", "_linalg_eigvals"), _factorisation(8 / 3, 64)),
     **dict.fromkeys(("linalg_solve_triangular", "triangular_solve", "linalg_lu_solve"), _solution),
     **dict.fromkeys(("_cholesky_solve_helper", "linalg_ldl_solve", "ormqr"), _solution),
 }

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from fakedist.gpu.demand.kernel_parts import Part
 from fakedist.gpu.demand.operation_demand import NAN, Demand
 
+#: How the names of the functions begin that factorise one matrix or solve one system.
+_SOLVERS = ("cusolverDn", "cublas")
+
 
 class Division:
     """How an operation is divided among its launches.
@@ -28,6 +31,10 @@ class Division:
         self._main = max(sharing, key=lambda number: weights[number], default=-1)
         #: The launches that do the arithmetic: the main one; several alike if nothing says which it is.
         self._computing = {self._main} if demand.is_of_one_kernel else set(sharing)
+        #: The launches that do all steps: a solver that is called for each matrix of a batch does them each time.
+        self._stepping = {self._main}
+        if names.get(self._main, "").startswith(_SOLVERS):
+            self._stepping |= {number for number in self._computing if names[number] == names[self._main]}
         self._shared = sum(weights[number] for number in self._computing)
         self._totals: dict[Part | None, float] = {}
         for number, part in self._parts.items():
@@ -46,11 +53,11 @@ class Division:
             moved = NAN
         if number in self._computing:
             flops = demand.flops * (weight / self._shared if self._shared else 1.0 / len(self._computing))
-            steps = demand.steps if number == self._main else 0
+            steps = demand.steps if number in self._stepping else 0
             return demand._replace(flops=flops, moved_bytes=moved, steps=steps)
         flops = 0.0 if demand.flops == demand.flops else NAN
         alone = demand._replace(flops=flops, moved_bytes=moved, attention=None, product=None, quantized=(0, 0))
-        return alone._replace(steps=0, is_bounded=False)
+        return alone._replace(steps=0, is_bounded=demand.is_bounded and part is not None)
 
 
 def _part_of(name: str, parts: Sequence[Part]) -> Part | None:

@@ -32,6 +32,8 @@ _BESIDES = ("dot_do_o", "convert_dq", "prepare_grouped", "fill", "direct_copy", 
 
 #: Torch's own kernels, and words in the names of those that compute much.
 _TORCHS_OWN = re.compile(r"\bat::native::|\bat_cuda_detail::")
+#: Functions of libraries that compute much.
+_SOLVERS = re.compile(r"cusolverDn|cusparse(Sp|SDD|.bsr)|cublas\w*(ge|trsm|matinv)|magma")
 _COMPUTES = re.compile(
     r"[cp]dist|depthwise|int[48]|ctc|lstm|gru_|spmm|gemm|_mm\b|conv(?!ert)|flash|fmha|attention", re.IGNORECASE
 )
@@ -148,7 +150,7 @@ class LaunchDemands:
         memory, arithmetic = self._memory[key], self._arithmetic[key]
         moved, flops = self._left(key, demand), demand.flops
         moved *= weight / memory if memory else 1.0
-        if key in self._by_product and flops == flops:
+        if key in self._by_product and flops == flops and not self._is_solved(key, demand):
             flops = 0.0  # the product has them; the other kernels copy operands, or what is added, into place
         if arithmetic:
             flops *= weight / arithmetic if self._computes(number) else 0.0
@@ -158,14 +160,21 @@ class LaunchDemands:
 
     def _left(self, key: tuple[int, int], demand: Demand) -> float:
         """The operation's bytes that its copies, fills and products do not move. The kernels next to a product
-        copy an operand or what is added: about as much as the result.
+        copy an operand or what is added: about as much as the result. A library that factorises in place copies the
+        matrix before, and reads it all the same.
         """
         moved = demand.moved_bytes
         if moved != moved:
             return NAN
+        if self._is_solved(key, demand):
+            return moved
         if key in self._by_product:
             return min(moved, 2 * self._by_product[key])
         return max(moved - self._moved[key], 0.0)
+
+    def _is_solved(self, key: tuple[int, int], demand: Demand) -> bool:
+        """Whether a library computes what an operation is about, in place: products next to it are not that."""
+        return demand.is_bounded and key in self._by_library
 
     def _divide(self, key: tuple[int, int], demand: Demand) -> Division:
         """How an operation is divided whose kernels do not share alike: one computes, or some have their own bytes."""
@@ -174,7 +183,7 @@ class LaunchDemands:
             weights = {number: self._weights[number] for number in self._members[key]}
             names = {number: self._names[number] for number in weights}
             demand = demand._replace(moved_bytes=self._left(key, demand))
-            if key in self._by_product:
+            if key in self._by_product and not self._is_solved(key, demand):
                 demand = demand._replace(flops=0.0)
             computing = [number for number in weights if weights[number] and self._computes(number)]
             found = self._divided[key] = Division(demand, weights, names, computing or list(weights))
@@ -236,8 +245,11 @@ def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
     rows, columns = demand.quantized if not demand.num_indices else (demand.num_indices, 0)
     if flops != flops and _TORCHS_OWN.search(work.name) and not _COMPUTES.search(work.name):
         flops = 0.0  # a kernel of torch's that moves data, inside an operation that is not torch's
+    if flops == 0.0 and work.kind == "library" and _SOLVERS.match(work.name):
+        flops = NAN  # the operation's formula does not count it
     work = work._replace(flops=flops, moved_bytes=moved, dtype=demand.dtype, width=demand.width, m=rows, k=columns)
-    work = work._replace(steps=demand.steps, is_bounded=demand.is_bounded)
+    only_moves = flops == 0.0 and _TORCHS_OWN.search(work.name) is not None  # next to a kernel of which less is known
+    work = work._replace(steps=demand.steps, is_bounded=demand.is_bounded and not only_moves)
     if not flops > 0:
         return work
     if demand.attention is not None:

@@ -2,8 +2,9 @@
 
 FLOPs of attention leave out what its mask spares, which torch's own counter (torch.utils.flop_counter) does not.
 :mod:`fakedist.gpu.demand.arithmetic` has those of convolutions, recurrent networks, distances, factorisations and
-products of packed weights. Torch's other operations count as 0. For operations that are not torch's, the FLOPs are
-those of the formula that their author gave to torch's counter, if any; otherwise they are unknown. Bytes are the least
+products of packed weights, :mod:`fakedist.gpu.demand.bitsandbytes_demand` those of bitsandbytes. Torch's other
+operations count as 0. For other operations that are not torch's, the FLOPs are those of the formula that their author
+gave to torch's counter, if any; otherwise they are unknown. Bytes are the least
 that must be read and written: each input and each result once; where kernels of an operation are known to read more,
 :mod:`fakedist.gpu.demand.kernel_parts` has their own bytes.
 """
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch._ops import OpOverload
 
+from fakedist.gpu.demand import bitsandbytes_demand
 from fakedist.gpu.demand.arithmetic import Call, arithmetic_function, fp32_type
 from fakedist.gpu.demand.attention_demand import AttentionOperator, Known
 from fakedist.gpu.demand.kernel_parts import Part, parts_function
@@ -51,6 +53,8 @@ _COPIES_FIRST = {"all_gather_copy_in"}
 _MOVING = ("fsdp::",)
 #: These write gradients only when they scale them.
 _FUSED_OPTIMIZERS = ("_fused_adam", "_fused_sgd", "_fused_adagrad")
+#: The position of the gradient in bitsandbytes' optimizers.
+_UPDATES_BY = 1
 _ONE_VALUE = 8
 #: Types of eight-bit floats.
 EIGHT_BIT = {torch.float8_e4m3fn, torch.float8_e5m2}
@@ -129,10 +133,10 @@ class DemandCounter:
 
         self._formula: Callable[..., float] | None = flop_registry.get(func._overloadpacket)
         self._operands = _OPERANDS.get(name, -1) if operator.is_kernel else -1
-        self._arithmetic = arithmetic_function(operator)
+        self._arithmetic = arithmetic_function(operator) or bitsandbytes_demand.arithmetic_of(operator)
         self._only_moves = operator.is_kernel or operator.qualified_name.startswith(_MOVING)
         self._length = length_function(operator)
-        self._parts = parts_function(name)
+        self._parts = parts_function(name) or bitsandbytes_demand.parts_of(operator)
         self._is_embedding = name == "embedding"
         self._converts = name in ("_to_copy", "copy_")
         self._picked_from = _PICKED_FROM.get(name, -1)
@@ -140,7 +144,8 @@ class DemandCounter:
         self._reads = operator.dynamic or name in READS or self._converts
         self._puts_into = name in _PUT_INTO
         self._copies_first = name in _COPIES_FIRST
-        self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else -1
+        is_updating = name in bitsandbytes_demand.OPTIMIZERS
+        self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else _UPDATES_BY if is_updating else -1
         has_settings = self._arithmetic is not None
         self.is_alike = self._attention is None and not has_settings and not (operator.is_view and self._reads)
 
@@ -162,7 +167,8 @@ class DemandCounter:
             shape = grouped_shape(args, result)
             return Demand(shape.flops, moved, dtype, None, shape)
         if self._operands >= 0:
-            return Demand(_product_flops(args, self._operands), moved, dtype)
+            bounded = any(map(is_sparse, tensors(args)))  # gathers rows: only the least is known
+            return Demand(_product_flops(args, self._operands), moved, dtype, is_bounded=bounded)
         if self._arithmetic is not None:
             return self._computing(moved, dtype, Call(self._operator, args, kwargs, result))
         if self._formula is None:
@@ -303,9 +309,12 @@ def _size(value: object) -> int:
 
 
 def memory_bytes(tensor: torch.Tensor) -> int:
-    """A device tensor's bytes in memory: for an expanded tensor, no more than its storage has."""
+    """A device tensor's bytes in memory: for an expanded tensor, no more than its storage has.
+
+    The states of bitsandbytes' paged optimizers are the host's for torch, and managed memory for CUDA.
+    """
     if tensor.is_cpu:
-        return 0
+        return int(tensor.nbytes) if getattr(tensor, "is_paged", False) else 0
     if is_sparse(tensor):
         return sum(map(memory_bytes, parts(tensor)))
     if tensor.layout is torch.strided and tensor.is_contiguous():

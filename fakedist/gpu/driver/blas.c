@@ -2,6 +2,7 @@
  * the hundreds of other routines as counted launches. */
 #include "blas.h"
 
+#include "memory.h"
 #include "submit.h"
 
 #include <stdlib.h>
@@ -61,4 +62,62 @@ API int cublasSetVectorAsync(int n, int element, const void *from, int incx, voi
 }
 API int cublasGetVectorAsync(int n, int element, const void *from, int incx, void *to, int incy, void *stream) {
     return cublasSetVectorAsync(n, element, from, incx, to, incy, stream);
+}
+
+/* ---- factorisations of batches: counted, not computed, and successful ----
+ *
+ * Each matrix has a number that says whether it worked, in device memory. The host has one about the arguments. */
+static int factors_on_device(void *handle, const char *name, int *info, int batch) {
+    blas_launch(handle, name);
+    if (info && batch > 0) memory_fill(info, 0, (size_t)batch * sizeof *info);
+    return OK;
+}
+static int factors_of_arguments(void *handle, const char *name, int *info) {
+    if (info) *info = 0;
+    return blas_launch(handle, name);
+}
+
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define LU void *handle, int n, void *list, int lda, int *pivots, int *info, int batch
+API int cublasSgetrfBatched(LU) { return factors_on_device(handle, __func__, info, batch); }
+API int cublasDgetrfBatched(LU) { return factors_on_device(handle, __func__, info, batch); }
+API int cublasCgetrfBatched(LU) { return factors_on_device(handle, __func__, info, batch); }
+API int cublasZgetrfBatched(LU) { return factors_on_device(handle, __func__, info, batch); }
+#define INVERSE \
+    void *handle, int n, void *list, int lda, const int *pivots, void *results, int ldc, int *info, int batch
+API int cublasSgetriBatched(INVERSE) { return factors_on_device(handle, __func__, info, batch); }
+API int cublasDgetriBatched(INVERSE) { return factors_on_device(handle, __func__, info, batch); }
+API int cublasCgetriBatched(INVERSE) { return factors_on_device(handle, __func__, info, batch); }
+API int cublasZgetriBatched(INVERSE) { return factors_on_device(handle, __func__, info, batch); }
+#define SMALL_INVERSE void *handle, int n, void *list, int lda, void *results, int ldi, int *info, int batch
+API int cublasSmatinvBatched(SMALL_INVERSE) { return factors_on_device(handle, __func__, info, batch); }
+API int cublasDmatinvBatched(SMALL_INVERSE) { return factors_on_device(handle, __func__, info, batch); }
+API int cublasCmatinvBatched(SMALL_INVERSE) { return factors_on_device(handle, __func__, info, batch); }
+API int cublasZmatinvBatched(SMALL_INVERSE) { return factors_on_device(handle, __func__, info, batch); }
+#define SOLVE_LU \
+    void *handle, int transposed, int n, int count, void *list, int lda, const int *pivots, void *others, int ldb, \
+        int *info, int batch
+API int cublasSgetrsBatched(SOLVE_LU) { return factors_of_arguments(handle, __func__, info); }
+API int cublasDgetrsBatched(SOLVE_LU) { return factors_of_arguments(handle, __func__, info); }
+API int cublasCgetrsBatched(SOLVE_LU) { return factors_of_arguments(handle, __func__, info); }
+API int cublasZgetrsBatched(SOLVE_LU) { return factors_of_arguments(handle, __func__, info); }
+#define QR void *handle, int rows, int columns, void *list, int lda, void *tau, int *info, int batch
+API int cublasSgeqrfBatched(QR) { return factors_of_arguments(handle, __func__, info); }
+API int cublasDgeqrfBatched(QR) { return factors_of_arguments(handle, __func__, info); }
+API int cublasCgeqrfBatched(QR) { return factors_of_arguments(handle, __func__, info); }
+API int cublasZgeqrfBatched(QR) { return factors_of_arguments(handle, __func__, info); }
+#define LEAST_SQUARES \
+    void *handle, int transposed, int rows, int columns, int count, void *list, int lda, void *others, int ldc, \
+        int *arguments, int *info, int batch
+API int cublasSgelsBatched(LEAST_SQUARES) {
+    return *arguments = 0, factors_on_device(handle, __func__, info, batch);
+}
+API int cublasDgelsBatched(LEAST_SQUARES) {
+    return *arguments = 0, factors_on_device(handle, __func__, info, batch);
+}
+API int cublasCgelsBatched(LEAST_SQUARES) {
+    return *arguments = 0, factors_on_device(handle, __func__, info, batch);
+}
+API int cublasZgelsBatched(LEAST_SQUARES) {
+    return *arguments = 0, factors_on_device(handle, __func__, info, batch);
 }

@@ -5,6 +5,7 @@
 #include "cudnn.h"
 
 #include "refuse.h"
+#include "work_areas.h"
 
 #include <stdlib.h>
 
@@ -126,6 +127,7 @@ API int cudnnGetRNNTempSpaceSizes(void *handle, void *descriptor, int mode, void
     if (workspace)
         *workspace = BASE_WORKSPACE + all_matrices(net) * net->element + net->layers * data->batch * state * gradients;
     if (reserve) *reserve = mode == TRAINING ? data->tokens * state * (net->layers * saved + net->layers - 1) : 0;
+    work_area_estimated(__func__, (workspace ? *workspace : 0) + (reserve ? *reserve : 0));
     return OK;
 }
 

@@ -1,5 +1,6 @@
 /* cuFFT: plans are numbers, and transforms are counted and not computed. */
 #include "submit.h"
+#include "work_areas.h"
 
 enum { MAX_PLANS = 65536, CUFFT_INVALID_PLAN = 1, CUFFT_ALLOC_FAILED = 2 };
 enum { COMPLEX_DOUBLE = 5, COMPLEX_HALF = 6 }; /* cudaDataType; all others are single */
@@ -38,7 +39,7 @@ API int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *in_embe
     size_t elements = (size_t)batch;
     for (int i = 0; i < rank; i++) elements *= (size_t)n[i];
     *work_bytes = elements * (type == COMPLEX_DOUBLE ? 16 : type == COMPLEX_HALF ? 4 : 8);
-    return OK;
+    return work_area_estimated(__func__, *work_bytes), OK;
 }
 API int cufftXtExec(int plan, void *in, void *out, int direction) {
     (void)in, (void)out, (void)direction;

@@ -122,8 +122,19 @@ API int cudaFree(void *address) {
     int unsafe = address ? stream_check_unsafe_call() : OK; /* cudaFree(NULL) creates the context, which already exists */
     return unsafe ? unsafe : memory_free(address);
 }
-/* Managed memory counts as device memory. */
-API int cudaMallocManaged(void **out, size_t size, unsigned flags) { return (void)flags, cudaMalloc(out, size); }
+/* Managed memory counts as device memory. Where its pages are changes nothing. */
+static uint64_t managed_bytes;
+API uint64_t fakedist_managed_bytes(void) { return __atomic_load_n(&managed_bytes, __ATOMIC_RELAXED); }
+API int cudaMallocManaged(void **out, size_t size, unsigned flags) {
+    (void)flags;
+    int status = cudaMalloc(out, size);
+    if (status == OK) __atomic_fetch_add(&managed_bytes, size, __ATOMIC_RELAXED);
+    return status;
+}
+API int cudaMemPrefetchAsync(const void *address, size_t size) { return (void)address, (void)size, OK; }
+API int cudaMemPrefetchAsync_v2(const void *address, size_t size) { return (void)address, (void)size, OK; }
+API int cudaMemAdvise(const void *address, size_t size) { return (void)address, (void)size, OK; }
+API int cudaMemAdvise_v2(const void *address, size_t size) { return (void)address, (void)size, OK; }
 
 API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     if (!device_count()) return gpu_fail(NO_DEVICE);

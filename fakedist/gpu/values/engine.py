@@ -155,7 +155,9 @@ class ValueEngine:
         return True
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A small device tensor's values, with missing ones made up; None for a large tensor."""
+        """A small device tensor's values, with missing ones made up; None for a large or a sparse tensor."""
+        if tensor.layout is not torch.strided:
+            return None
         return self.host.settle(tensor.detach(), "print") if is_small(tensor) else None
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -293,6 +295,8 @@ class ValueEngine:
             if operator.name in CHOOSING and not written:
                 self._choose(operator, args, kwargs, result)
             self._holds_nothing(operator, args, result, written)
+        if operator.info_at >= 0 and isinstance(result, tuple):
+            self.host.zero(device_tensors((result[operator.info_at],)))  # 0: it worked
         if isinstance(result, torch.Tensor) and result.numel() == 1 and _is_loss(result, args):
             self.host.shares.know_non_negative(result)
         return result

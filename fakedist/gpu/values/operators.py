@@ -23,6 +23,8 @@ _EMPTY |= {"_efficientzerotensor", "_empty_affine_quantized", "_empty_per_channe
 _READ_MIDWAY = {"quantize_per_channel", "dequantize", "quantize_per_tensor", "quantize_per_tensor_dynamic"}
 _READ_MIDWAY |= {"fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper"}
 _READ_MIDWAY |= {"_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "fused_moving_avg_obs_fake_quant"}
+#: These check on the host whether a factorisation worked, or choose by values how to go on: their kernels run others.
+_FACTORISING = ("linalg_", "_linalg_", "cholesky", "_cholesky", "lu_", "svd", "geqrf", "ormqr", "triangular_solve")
 #: How the names of operators on lists of tensors begin.
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")
 #: These compute nothing and run no operations: the profiler's marks, and the wait for a collective and its wrapper.
@@ -53,6 +55,7 @@ class Operator:
         dynamic: The size of its result, or what it returns to the host, depends on values.
         random: It draws random numbers.
         takes_generator: It has a ``generator`` argument.
+        info_at: The position of the result that says whether a factorisation worked; -1 if it has none.
         reads_midway: Its device kernel reads values on the host before it computes.
         followed: Something may be known about its result even if the result holds no values.
     """
@@ -64,6 +67,7 @@ class Operator:
         "followed",
         "full_name",
         "func",
+        "info_at",
         "is_idle",
         "is_kernel",
         "is_view",
@@ -104,10 +108,14 @@ class Operator:
         self.like = name in _LIKE
         self.zeros = name in ZEROS
         self.overwrites = name in _OVERWRITES or any(arguments[i].kwarg_only for i in written)
-        self.dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        is_dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        is_least_squares = name == "linalg_lstsq"  # on CUDA its sizes follow from shapes, and nothing is checked
+        self.dynamic = is_dynamic and not is_least_squares
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.takes_generator = "generator" in self._positions
-        self.reads_midway = name in _READ_MIDWAY
+        self.reads_midway = name in _READ_MIDWAY or (name.startswith(_FACTORISING) and not is_least_squares)
+        returned = [each.name for each in schema.returns]
+        self.info_at = returned.index("info") if "info" in returned else -1
         self.followed = followed_name(name) in FOLLOWED
 
     def argument(self, name: str, args: Arguments, kwargs: Keywords) -> object:

@@ -144,9 +144,12 @@ found["bytes of a transform"] = {
     for kind in (4, 5, 6)
 }
 found["bytes of a QR"] = {
-    kind: size_of("cusolverDnXgeqrf_bufferSize", *[NULL] * 2, i64(100), i64(10), kind, NULL, i64(100), kind, NULL,
-                  kind, None, byref(c_size_t()))
-    for kind in (0, 1, 4, 5)
+    columns: {
+        kind: size_of("cusolverDnXgeqrf_bufferSize", *[NULL] * 2, i64(100), i64(columns), kind, NULL, i64(100), kind,
+                      NULL, kind, None, byref(c_size_t()))
+        for kind in (0, 1, 4, 5)
+    }
+    for columns in (10, 10000)
 }
 
 names = sorted(set(exported_names(find_cuda().libraries["cusparse"])) - answered_names(find_cuda().include))
@@ -221,8 +224,10 @@ def test_devices_take_addresses_in_chunks_of_64_gib_and_go_on_in_the_next(found:
 def test_scratch_memory_of_transforms_and_factorisations_is_as_documented(found: dict[str, Any]) -> None:
     elements = 3 * 8 * 4
     assert found["bytes of a transform"] == {"4": 8 * elements, "5": 16 * elements, "6": 4 * elements}
-    block = 10 * 32
-    assert found["bytes of a QR"] == {"0": 4 * block, "1": 8 * block, "4": 8 * block, "5": 16 * block}
+    assert found["bytes of a QR"] == {
+        columns: {kind: size * elements for kind, size in (("0", 4), ("1", 8), ("4", 8), ("5", 16))}
+        for columns, elements in (("10", 196608), ("10000", 10000 * 32))
+    }
 
 
 def test_the_first_256_refused_functions_are_counted(found: dict[str, Any]) -> None:

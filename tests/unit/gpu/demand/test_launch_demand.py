@@ -138,3 +138,31 @@ def test_the_steps_of_an_operation_are_of_one_launch_and_its_arithmetic_of_all()
     one, other = worked(demand, library("cudnnRNNBackwardData_v8"), library("cudnnRNNBackwardWeights_v8"))
     assert (one.steps, other.steps) == (512, 0)
     assert (one.flops, other.flops) == (5e8, 5e8)
+
+
+def test_a_solver_that_is_called_for_each_matrix_of_a_batch_does_all_steps_each_time() -> None:
+    demand = Demand(9e8, 3e6, "fp32", steps=64, is_bounded=True)
+    looped = worked(demand, *(library("cusolverDnSpotrf") for _ in range(3)))
+    assert [(row.steps, row.flops, row.is_bounded) for row in looped] == [(64, 3e8, True)] * 3
+    lu, *solving = worked(demand, library("cusolverDnSgetrf"), *(library("cublasStrsm_v2") for _ in range(2)))
+    assert (lu.steps, [row.steps for row in solving]) == (64, [0, 0])
+
+
+def test_a_solver_reads_its_matrix_though_it_is_copied_before_and_products_follow() -> None:
+    demand = Demand(9e8, 1e6, "fp32", is_bounded=True)
+    copy = "Memcpy DtoD", Launch(kind=LaunchKind.COPY, tag=0, call=-1, bytes=10**6)
+    *_, solver, after = worked(demand, copy, library("cusolverDnSgesvdj"), product(64, 64, 64))
+    assert (solver.moved_bytes, solver.flops, after.flops) == (1e6, 9e8, 2 * 64**3)
+
+
+def test_a_solver_of_which_the_operation_counts_nothing_is_unknown() -> None:
+    (solver,), (order,) = (
+        worked(Demand(0.0, 1e6), library(name)) for name in ("cusolverDnSgesvdj", "cusparseXcoosortByRow")
+    )
+    assert (math.isnan(solver.flops), order.flops) == (True, 0.0)
+
+
+def test_next_to_a_kernel_of_which_only_the_least_is_known_torchs_own_are_known() -> None:
+    demand = Demand(0.0, 1e6, is_bounded=True, parts=(Part(("kInt8VectorQuant",), 7e5),))
+    quant, own = worked(demand, kernel("kInt8VectorQuant<half>"), kernel("void at::native::elementwise_kernel<128>"))
+    assert (quant.moved_bytes, quant.is_bounded, own.is_bounded) == (7e5, True, False)
