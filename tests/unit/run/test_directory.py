@@ -9,7 +9,6 @@ from fakedist.job import Job
 from fakedist.run.directory import create_run_directory, default_name, is_in_use
 from fakedist.run.tables import read_table, write_table
 
-
 MANIFEST = '{"schema_version": 1, "job": null}'
 
 
