@@ -15,6 +15,7 @@ from fakedist.analysis.calls import call_table, collective_table, group_table
 from fakedist.analysis.coverage import coverage_notes
 from fakedist.analysis.layer_table import layer_table
 from fakedist.analysis.recording import Recording, read_recording, recorded_so_far
+from fakedist.analysis.root_order import trained_first
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
@@ -72,6 +73,7 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     """
     job, so_far = load_manifest(run_directory).job, recorded_so_far(run_directory)
     recording = read_recording(run_directory, may_be_empty=may_be_empty)
+    trained_first(recording)
     blocks = build_blocks(recording)
     places = event_places(recording)
     tables = make_tables(recording, blocks, places)

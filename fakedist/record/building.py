@@ -1,8 +1,8 @@
 """Notes the memory of parameters and buffers before a model first runs: while it is built, moved, loaded and wrapped.
 
 A peak may lie there, and most of that memory is gone when the first forward shows which tensors the model has: the old
-copies of weights that were moved or cast, the tensors of a checkpoint, the whole of what FSDP then shards. So each block
-is noted with its module as it comes, and marked once the module has a name.
+copies of weights that were moved or cast, the tensors of a checkpoint, the whole of what FSDP then shards. So each
+block is noted with its module as it comes, and marked once the module has a name.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Building:
 
     @contextmanager
     def _watch_apply(self) -> Iterator[None]:
-        """Note the tensors before, while and after ``.cuda()``, ``.to()``, ``.half()`` or ``.to_empty()`` moves them."""
+        """Note what ``.cuda()``, ``.to()``, ``.half()`` and ``.to_empty()`` move, what they make, and what comes of it."""
 
         def apply(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._is_on:

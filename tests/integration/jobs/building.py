@@ -1,4 +1,4 @@
-"""Models that are moved, cast, loaded, copied and wrapped before training. Each way is a function, named in every line."""
+"""Models that are moved, cast, loaded, copied and wrapped before training. Each way is a function, as lines show."""
 
 import copy
 import os
