@@ -151,7 +151,7 @@ class Building:
 
     @contextmanager
     def _watch_apply(self) -> Iterator[None]:
-        """Note what ``.cuda()``, ``.to()``, ``.half()`` and ``.to_empty()`` move, what they make, and what comes of it."""
+        """Note what ``.cuda()``, ``.to()``, ``.half()`` and ``.to_empty()`` move, and all that they make."""
 
         def apply(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._is_on:
