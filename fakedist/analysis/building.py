@@ -15,6 +15,7 @@ from fakedist.analysis.calls import call_table, collective_table, group_table
 from fakedist.analysis.coverage import coverage_notes
 from fakedist.analysis.layer_table import layer_table
 from fakedist.analysis.recording import Recording, read_recording, recorded_so_far
+from fakedist.analysis.root_order import trained_first
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
@@ -32,7 +33,7 @@ from fakedist.run.outcome import Outcome
 from fakedist.run.records import GpuRecord
 from fakedist.run.rows import FrameRow, InventedRow
 from fakedist.run.schema import ACTIONS
-from fakedist.run.sources import EVENT_TIME
+from fakedist.run.sources import EVENT_TIME, ROUTED
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
 
@@ -72,6 +73,7 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     """
     job, so_far = load_manifest(run_directory).job, recorded_so_far(run_directory)
     recording = read_recording(run_directory, may_be_empty=may_be_empty)
+    trained_first(recording)
     blocks = build_blocks(recording)
     places = event_places(recording)
     tables = make_tables(recording, blocks, places)
@@ -187,6 +189,7 @@ def _invented(recording: Recording) -> pd.DataFrame:
     rows = [
         (row.operation, f"{row.filename}:{row.line}" if row.filename else "", row.num_calls, row.num_values)
         for row in recording.invented
+        if row.operation != ROUTED
     ]
     table = pd.DataFrame(rows, columns=["operation", "line", "num_calls", "num_values"])
     sums = table.groupby(["operation", "line"], as_index=False)[["num_calls", "num_values"]].sum()
@@ -230,13 +233,17 @@ def _invention_notes(rows: list[InventedRow]) -> list[Note]:
     """Notes on made-up values: how many, and where the first one was read."""
     times = [row for row in rows if row.operation == EVENT_TIME]
     found = [notes.event_times_made_up(sum(row.num_values for row in times), _first_place(times))] if times else []
-    rows = [row for row in rows if row.operation != EVENT_TIME]
+    routed = [row for row in rows if row.operation == ROUTED]
+    rows = [row for row in rows if row.operation not in (EVENT_TIME, ROUTED)]
     invented = sum(row.num_values for row in rows)
     if not invented:
         return found
     found.append(notes.values_made_up(invented, _first_place(rows)))
     chosen = [row for row in rows if _CHOOSES.search(row.operation)]
-    return [*found, *([notes.indices_made_up(chosen[0].operation, _first_place(chosen))] if chosen else [])]
+    if chosen:
+        router = _first_place(routed) if routed else None
+        found.append(notes.indices_made_up(chosen[0].operation, _first_place(chosen), router))
+    return found
 
 
 def _first_place(rows: list[InventedRow]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from fakedist.launch.machine import count_real_gpus, first_visible_gpu
 from fakedist.launch.progress import Listener, ProgressLine
 from fakedist.rank.teller import PIPE_VARIABLE
 from fakedist.run.allocator import refusal
-from fakedist.run.directory import MANIFEST_NAME, SMI_NAME
+from fakedist.run.directory import MANIFEST_NAME, SMI_NAME, clear
 from fakedist.run.nccl import check_variable
 from fakedist.run.outcome import BY_ITSELF, Ending, Outcome
 from fakedist.world.environ import rank_environment
@@ -120,7 +119,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callabl
         recorded: Called once the rank has written its last record. Its process may run on for a while.
 
     Raises:
-        RecordingError: The child could not set itself up (the run directory is then removed) or could not write.
+        RecordingError: The child could not set itself up (the run directory is then empty) or could not write.
     """
     environment = smi_environment(job, run_directory / SMI_NAME, child_environment(job))
     if streams.template is None:
@@ -128,9 +127,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callabl
     try:
         return _Running(job, run_directory, streams, streams.template).run(environment, recorded)
     except _DiffersError as error:
-        for path in run_directory.iterdir():
-            if path.name != MANIFEST_NAME:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        clear(run_directory, but={MANIFEST_NAME})
         environment |= streams.template.learning(job, str(error))
         return _Running(job, run_directory, streams).run(environment, recorded)
 
@@ -200,7 +197,7 @@ class _Running:
         listener, run_directory = self._listener, self._run_directory
         if failed := listener.failed:
             if failed.before_start:
-                shutil.rmtree(run_directory, ignore_errors=True)
+                clear(run_directory)
             raise RecordingError(failed.error, failed.hint)
         if listener.restarted is not None and not watch.interrupts and not watch.terminated_by:
             raise _DiffersError(listener.restarted.what)
@@ -211,7 +208,7 @@ class _Running:
             code = under_nsys.code_of_rank(returncode, listener.ended)
         ending = _ending(code, watch, listener)
         if listener.started is None:
-            shutil.rmtree(run_directory, ignore_errors=True)
+            clear(run_directory)
             if watch.interrupts:
                 raise KeyboardInterrupt
             how = ending.message or f"exit code {ending.code}"
@@ -373,7 +370,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         try:
             new_manifest(run_directory, job)
         except OSError:
-            shutil.rmtree(run_directory, ignore_errors=True)
+            clear(run_directory)
             raise
         with Ahead(job, run_directory) as ahead:
             ending = run_child(job, run_directory, streams, ahead.recorded)

@@ -17,7 +17,14 @@ from fakedist.launch.executors.task import TaskResult
 from fakedist.launch.keeping import TemplateKeeper
 from fakedist.launch.ranks_together import RanksTogether, ending_of
 from fakedist.launch.templates import offered
-from fakedist.run.directory import MANIFEST_NAME, default_name, is_in_use
+from fakedist.run.directory import (
+    MANIFEST_NAME,
+    check_replaceable,
+    create_run_directory,
+    default_name,
+    in_use,
+    is_in_use,
+)
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import ANY_RANK, Awaited, Tape, find_tapes
 from fakedist.temporary import scratch_directory
@@ -63,7 +70,7 @@ def profile_ranks(
         job: The job to run. Its own rank is ignored. The caller has called :func:`fakedist.launch.launching.check`.
         ranks: The ranks to run.
         output: A directory for the run directories ``rank0``, ``rank4``, ... None names one after the script.
-        force: Whether existing runs of these ranks in it may be overwritten.
+        force: Whether existing runs of these ranks in it may be overwritten, and the run of one rank that it holds.
         streams: Where output goes while ranks run.
         more: Returns further ranks to run, from the first run of the first rank.
         jobs: How many run at once. A rank begins when those before it have begun, and waits for their tapes when it
@@ -78,7 +85,7 @@ def profile_ranks(
     """
     ranks = list(ranks)
     directory = output or default_name(job, ranks)
-    _check_directory(directory, ranks, force)
+    _prepare_directory(directory, ranks, force)
     with ExitStack() as stack:
         keeper = None
         if not cold:
@@ -100,7 +107,7 @@ def _in_order(
         run, awaited = waiting.run(rank)
         if more is not None and count == 1:
             others = [each for each in more(run) if each not in ranks]
-            runner.check_directory(others)
+            runner.prepare_directory(others)
             ranks += others
             runner.start_together(others, jobs)
         if any(each.source in (ANY_RANK, *ranks) for each in awaited):
@@ -140,7 +147,7 @@ def profile_with_peers(job: Job, output: Path | None, force: bool, streams: laun
         FakedistError: The directory cannot be written, or the rank could not be set up.
     """
     directory = output or default_name(job)
-    _check_directory(directory, [job.rank], force)
+    _prepare_directory(directory, [job.rank], force)
     runner = _Runner(job, directory, force, streams)
     waiting = _Waiting(runner, after_guesses=True)
     rank = job.rank
@@ -246,13 +253,13 @@ class _Runner:
         self._wall_s: dict[int, float] = {}
         self._together: RanksTogether | None = None
 
-    def check_directory(self, ranks: Sequence[int]) -> None:
-        """Check that runs of these ranks can be written.
+    def prepare_directory(self, ranks: Sequence[int]) -> None:
+        """Check that runs of these ranks can be written, see :func:`profile_ranks`.
 
         Raises:
             RunDirectoryError: They cannot.
         """
-        _check_directory(self._directory, ranks, self._force)
+        _prepare_directory(self._directory, ranks, self._force)
 
     def start_together(self, ranks: Sequence[int], jobs: int) -> None:
         """Let the first runs of these ranks take place side by side. With one job at once they run in turn."""
@@ -327,15 +334,15 @@ def exit_code(runs: Sequence[RankRun]) -> int:
     return next((run.ending.code for run in runs if run.ending.code), 0)
 
 
-def _check_directory(directory: Path, ranks: Sequence[int], force: bool) -> None:
-    """Check that the runs can be written, before the first rank runs."""
+def _prepare_directory(directory: Path, ranks: Sequence[int], force: bool) -> None:
+    """Check that the runs can be written, before the first rank runs. Remove the run of one rank that they replace."""
     if directory.exists() and not directory.is_dir():
         raise RunDirectoryError(f"{directory} is a file", "choose another place with -o")
-    if (directory / MANIFEST_NAME).exists():
-        raise RunDirectoryError(f"{directory} is the run of one rank", "choose another place for several with -o")
     for rank in ranks:
         run = directory / f"rank{rank}"
         if is_in_use(run):
-            raise RunDirectoryError(f"{run} is in use by another run", "choose another place with -o")
-        if run.exists() and not force:
-            raise RunDirectoryError(f"{run} already exists", "add --force to replace it, or choose another -o")
+            raise in_use(run)
+        check_replaceable(run, force)
+    if (directory / MANIFEST_NAME).exists():
+        with create_run_directory(directory, force):
+            pass

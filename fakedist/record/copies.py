@@ -6,6 +6,7 @@ and the shapes of one that did, and lists and dicts of tensors that have the sha
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -34,6 +35,9 @@ class Copies:
     Args:
         layers: Names of the modules that ran.
         marks: Receives the marks.
+
+    Attributes:
+        modules: The copies that were found, with all below them.
     """
 
     def __init__(self, layers: LayerTable, marks: Marks) -> None:
@@ -41,6 +45,7 @@ class Copies:
         self._marks = marks
         self._looked = self._op = -1
         self._names: dict[tuple[int, int, int], str] = {}
+        self.modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def mark_once(self, step: int, op: int) -> None:
         """Mark every copy that is alive now, at most once per step."""
@@ -72,6 +77,7 @@ class Copies:
             tensors = [t for t in _state(module).values() if not set(_addresses([t])) <= claimed]
             if tensors and _is_like_one_of(module, trained):
                 self._mark(module, tensors, "other", class_name(module))
+                self.modules.update(modules_of(module))
                 claimed |= set(_addresses(tensors))
         for holder in holders:
             tensors = _tensors_of(holder)

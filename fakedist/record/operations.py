@@ -82,6 +82,7 @@ class Operations:
         self._kinds: dict[OpOverload | str, _Kind] = {}
         self._tell_allocator = tell_allocator
         self.in_graph: Callable[[tuple[object, ...]], None] = lambda args: None
+        self._tell_result: Callable[[object], None] | None = None
         self._graph: str | None = None
         self._placed: Placed | None = None
         self._exit = ExitStack()
@@ -117,6 +118,11 @@ class Operations:
         self._cuda_is_on = True
         self._switch()
 
+    def tell_results(self, told: Callable[[object], None] | None) -> None:
+        """From now on, call ``told`` with the result of each operation; None calls nothing."""
+        self._tell_result = told
+        self._switch()
+
     def stop_recording(self) -> None:
         """From now on, only run operations. They are neither numbered nor recorded."""
         self._records = False
@@ -126,6 +132,7 @@ class Operations:
         """Use the fast path while operations are recorded and no one but the allocator need be told in Python."""
         if self._fast_path is not None:
             is_told = (self.tracer is not None and not self.tracer.is_compiled) or self._graph is not None
+            is_told = is_told or self._tell_result is not None
             is_on = self._interception is not None and self._cuda_is_on and self._records and not is_told
             self._fast_path.switch(is_on)
 
@@ -151,6 +158,8 @@ class Operations:
             tracer.done(tag, func, args, kwargs, result)
         if self._graph is not None:
             self._tell_allocator(self._graph)
+        if self._tell_result is not None:
+            self._tell_result(result)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda and result.layout is torch.strided:
             operands = [t.nbytes for t in args if isinstance(t, torch.Tensor) and t.layout is torch.strided]
             self.numbering.gemm(op, (result.data_ptr(), *operands))

@@ -17,6 +17,7 @@ from fakedist.frames import script_line
 from fakedist.job import Until
 from fakedist.record.allocator_history import AllocatorHistory, EventTracker, allocator_history
 from fakedist.record.beginning import Beginning
+from fakedist.record.building import Building
 from fakedist.record.compiled import compilations, compiled_graphs, is_tracing
 from fakedist.record.copies import Copies
 from fakedist.record.draining import Drain, Sources
@@ -116,6 +117,9 @@ class Recorder:
         self._operations = Operations(
             self._position, self._execute_before_cuda, self._tick, lambda text: None, fast_path=fast_path
         )
+        self._building = Building(
+            self._position, self._layers, self._marks, self._copies, self._operations.tell_results
+        )
         self._watched = Watched(self._compiles, lambda: self._position.layer)
         self._placing = Placing(self._layers, self._watched)
         self._running = RunningGraphs(self._operations, integers)
@@ -158,6 +162,7 @@ class Recorder:
             self._observe_failures = stack.enter_context(out_of_memory_observer(self._out_of_memory))
             unseen = Unseen()
             stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
+            stack.enter_context(self._building.watching(unseen))
             stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
             stack.enter_context(backward_hook(self._backward_begins, self._backward_ended))
             stack.enter_context(tensor_swaps(self._marks.released))
@@ -237,6 +242,7 @@ class Recorder:
             for root in self._layers.roots():
                 self._marks.scan(root)
             self._copies.mark(self._position.op)
+            self._building.mark(is_over=True)
             self._position.close()
         self._steps.close()
         if self._records:
@@ -301,6 +307,7 @@ class Recorder:
         if id(module) not in self._scanned:
             self._scanned.add(id(module))
             self._marks.scan(module)
+            self._building.mark()
 
     def _unsharded(self, module: nn.Module, parameter: torch.Tensor) -> None:
         if self._records:
@@ -364,6 +371,7 @@ class Recorder:
 
     def _stop_recording(self) -> None:
         """Stop recording before the timed step, which it must not slow down and which is not in the memory tables."""
+        self._building.mark(is_over=True)
         self._position.close()
         self._drain.all()
         self._write_statistics()

@@ -254,12 +254,21 @@ def event_times_made_up(num_times: int, place: str) -> Note:
     return Note("event_times_made_up", text)
 
 
-def indices_made_up(operation: str, place: str) -> Note:
-    """An operation such as a router's topk chose by made-up values."""
+def indices_made_up(operation: str, place: str, router: str | None) -> Note:
+    """An operation such as ``topk`` chose by made-up values.
+
+    Args:
+        operation: The first that did.
+        place: Where; empty in a backward.
+        router: Where a router did so; empty in a backward. None if none did.
+    """
     text = (
         f"{operation}, first at {place or 'a backward'}, chose by values that no kernel had computed: each index "
-        "equally often, so that a router's tokens are spread evenly over its experts"
+        "equally often"
     )
+    if router is not None:
+        there = "" if router == place else f" at {router or 'a backward'}"
+        text += f", so that the router's tokens{there} are spread evenly over its experts"
     return Note("indices_made_up", text)
 
 

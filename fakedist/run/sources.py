@@ -1,4 +1,4 @@
-"""Names that both halves know: code that does not belong to the script, and the operation of made-up times."""
+"""Names that both halves know: code that does not belong to the script, and operations of made-up values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ INDUCTORS = re.compile(r"\bc[a-z2-7]{51}\.py\b")
 
 #: The operation of made-up times between two events, in the table ``invented``.
 EVENT_TIME = "cuda.Event.elapsed_time"
+
+#: The operation of a row without values: at its line, a router picked experts by made-up values.
+ROUTED = "router"
 
 #: Methods by which tensor subclasses pass an operation on. Its line is their caller's.
 PASSES_ON = frozenset({"__torch_function__", "__torch_dispatch__"})

@@ -44,6 +44,7 @@ from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.large import Large
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
+from fakedist.gpu.values.routing import Routing
 from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.storage import answered_reads, find_cover, reads_told, storage_of
 from fakedist.run.notes import Note
@@ -77,7 +78,8 @@ class ValueEngine:
         self._randoms = Randoms(seed)
         self._reads = HostReads(self.host)
         self._foreach = Foreach(self.host)
-        self._following = Following(self.host)
+        self._routing = Routing(self.host)
+        self._following = Following(self.host, self._routing)
         self._hollow = Hollow(self.host)
         self._large = Large(self.host)
         self.graphs = GraphValues(self.host)
@@ -92,9 +94,12 @@ class ValueEngine:
             run = self._runs[func] = self._run_for(Operator(func))
         self._cover(1)
         try:
-            return run(args, kwargs)
+            result = run(args, kwargs)
         finally:
             self._cover(-1)
+        if self._routing.is_on:
+            self._routing.ran(func, args, kwargs, result)
+        return result
 
     @contextmanager
     def below_dispatch(self) -> Iterator[None]:
@@ -437,6 +442,7 @@ class ValueEngine:
             return  # max() of integers
         self.host.inventions.count(operator.full_name, indices.numel())
         self.host.write(indices, choose(operator, args, kwargs, indices))
+        self._routing.picked(operator, args, kwargs, indices)
 
     def _dropped(self, operator: Operator, source: torch.Tensor, result: torch.Tensor) -> None:
         """A large tensor came to the host. It gets the known values, else made-up floats, or zeros for integers."""

@@ -17,6 +17,7 @@ from fakedist.gpu.values.contents import host_view, is_small
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.routing import Routing
 from fakedist.gpu.values.scans import is_finite
 from fakedist.gpu.values.shares import FOLLOWED, followed_name
 
@@ -57,8 +58,8 @@ class Following:
         host: The device memory's values.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, routing: Routing) -> None:
+        self._host, self._routing = host, routing
 
     def complete(self, operator: Operator, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Make up the missing values of inputs, if they are few. Return the inputs whose doubts decide the result's.
@@ -139,6 +140,7 @@ class Following:
         chosen = choose(operator, args, kwargs, indices)
         self._host.inventions.count(operator.full_name, indices.numel())
         self._host.write(indices, chosen)
+        self._routing.picked(operator, args, kwargs, indices)
         if len(tensors) == 2:
             source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
             assert isinstance(dim, int)

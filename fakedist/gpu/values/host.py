@@ -36,11 +36,11 @@ class Host:
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self.watch = Watch()
-        self._storages = Storages(self.watch)
-        self.sweep = self._storages.sweep
-        self.defined = Defined(self._storages)
-        self.doubts = Doubts(self._storages)
-        self.shares = Shares(self._seen, self._storages)
+        self.storages = Storages(self.watch)
+        self.sweep = self.storages.sweep
+        self.defined = Defined(self.storages)
+        self.doubts = Doubts(self.storages)
+        self.shares = Shares(self._seen, self.storages)
         self.inventions = Inventions(seed, strict=strict)
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -49,7 +49,7 @@ class Host:
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether anything is known about the contents of a tensor's storage."""
-        return self._storages.get_moved(tensor) is not None
+        return self.storages.get_moved(tensor) is not None
 
     def is_seen(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's values are on the host or can be made up there."""
@@ -88,18 +88,18 @@ class Host:
 
     def recipe(self, tensor: torch.Tensor) -> Recipe | None:
         """What a large device tensor's values follow from; None if that is not known."""
-        known = self._storages.get(tensor) if tensor.is_cuda else None
+        known = self.storages.get(tensor) if tensor.is_cuda else None
         return known.recipe if known is not None and isinstance(known.recipe, Recipe) else None
 
     def know_recipe(self, tensor: torch.Tensor, recipe: Recipe) -> None:
         """Record what the values of a large device tensor follow from."""
-        self._storages.make(tensor).recipe = recipe
+        self.storages.make(tensor).recipe = recipe
 
     def forget_recipe(self, tensor: torch.Tensor) -> None:
         """Forget what a device tensor's values follow from: something was written to it."""
-        if (known := self._storages.get_moved(tensor)) is not None and known.recipe is not None:
+        if (known := self.storages.get_moved(tensor)) is not None and known.recipe is not None:
             known.recipe = None
-            self._storages.tidy(known)
+            self.storages.tidy(known)
 
     def settle(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
         """Return the host view of a small device tensor that the script reads, and count its made-up values."""
@@ -146,7 +146,7 @@ class Host:
         for tensor in tensors:
             key, num_bytes = storage_of(tensor)
             if key not in even:
-                known = self._storages.get(tensor)
+                known = self.storages.get(tensor)
                 if known is not None and known.is_even and num_bytes <= LIMIT_BYTES and tensor.is_cuda:
                     even.add(key)
                 yield tensor

@@ -121,6 +121,10 @@ class Inventions:
         entry[0] += 1
         entry[1] += num_values
 
+    def tell(self, what: str, line: _Line) -> None:
+        """Record something about a line of the script that is no value."""
+        self._counts.setdefault((what, *line), [0, 0])[0] += 1
+
     def take(self) -> list[InventedRow]:
         """The rows since the last call."""
         counts, self._counts = self._counts, {}

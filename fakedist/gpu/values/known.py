@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -10,6 +11,22 @@ from fakedist.gpu.values.storage import hold_weakly, storage_address, storage_of
 
 _expired: Callable[[int], object] = torch.UntypedStorage._expired
 _free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
+
+
+class Choice(NamedTuple):
+    """Indices that were picked by made-up values.
+
+    Attributes:
+        operation: What picked them.
+        filename: The script's file.
+        line: The line there.
+        num_choices: Among how many.
+    """
+
+    operation: str
+    filename: str
+    line: int
+    num_choices: int
 
 
 class Doubt:
@@ -67,10 +84,23 @@ class Known:
         recipe: What the values of a large storage follow from (:mod:`fakedist.gpu.values.recipes`).
         losses: How many launches had taken values away when they were last found in place.
         is_positive: If nothing is negative, whether nothing is zero either.
+        choice: Which picked indices it holds, or what follows from them (:mod:`fakedist.gpu.values.routing`).
     """
 
     __slots__ = (
-        *("address", "doubted", "flags", "is_assumed", "is_positive", "is_whole", "key", "losses", "recipe", "share"),
+        *(
+            "address",
+            "choice",
+            "doubted",
+            "flags",
+            "is_assumed",
+            "is_positive",
+            "is_whole",
+            "key",
+            "losses",
+            "recipe",
+            "share",
+        ),
     )
 
     def __init__(self, key: int, address: int) -> None:
@@ -87,12 +117,13 @@ class Known:
         self.share: float | None = None
         self.is_assumed = False
         self.recipe: object = None
+        self.choice: Choice | None = None
         self.is_positive: bool | None = None
 
     @property
     def is_nothing(self) -> bool:
         """Whether nothing is known."""
-        is_empty = not self.is_whole and self.flags is None and self.recipe is None
+        is_empty = not self.is_whole and self.flags is None and self.recipe is None and self.choice is None
         return is_empty and self.doubted is None and self.share is None and self.is_positive is None
 
     @property

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from fakedist.launch.ahead import priced_gpu
 from fakedist.launch.executors.supervising import Order, Supervised
 from fakedist.launch.executors.task import Task, TaskResult
 from fakedist.rank.template.learned import key_of
+from fakedist.run.directory import is_in_use
 from fakedist.run.manifest import load_manifest
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.temporary import scratch_directory
@@ -27,6 +29,10 @@ from fakedist.units import format_bytes
 
 _OUTPUT_BYTES = 8_000
 _WAIT_S = 0.5
+_POLL_S = 0.1
+#: Seconds that an attempt whose worker was lost may hold the run directory. A rank has 10 to leave, then come its
+#: tables. An NFS server frees the lock of a client that has gone after 90 (nfsd's lease).
+_EARLIER_S = 120.0
 _ERROR = "fakedist: error: "
 _ROOT = os.fspath(Path(__file__).parents[3])
 # All run the same fakedist, even from a bare clone, and nothing next to the script can shadow it. The supervisor skips
@@ -73,6 +79,7 @@ class TaskProcesses:
             if not task.cwd.is_dir():
                 ending = Ending(Outcome.ERROR, ExitCode.ERROR, f"{platform.node()} has no directory {task.cwd}")
                 return _result(task, ending, Supervised("itself", 0, 0.0, 0), log)
+            self._wait_for_earlier_attempt(task)
             with self._supervisor() as supervisor:
                 said = b"" if supervisor is None else supervisor.ask(self._order(task, scratch, log))
             if not said:
@@ -133,6 +140,17 @@ class TaskProcesses:
                         self._supervisors.discard(supervisor)
                 if not stays:
                     supervisor.end()
+
+    def _wait_for_earlier_attempt(self, task: Task) -> None:
+        """Wait until nothing writes to the task's directory.
+
+        If a worker of a cluster dies, the task runs again at once where another worker shares its directory. What the
+        first attempt left behind ends on its own, but may still be in the midst of that.
+        """
+        until = time.monotonic() + _EARLIER_S
+        runs = [task.directory, *task.directory.glob("rank*")]
+        while any(map(is_in_use, runs)) and not self._is_over and time.monotonic() < until:
+            time.sleep(_POLL_S)
 
     def _unsupervised(self) -> Ending:
         """How a task ended whose supervisor said nothing."""

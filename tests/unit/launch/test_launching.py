@@ -116,7 +116,7 @@ def test_an_error_of_ours_before_the_script_leaves_nothing_behind(
     with pytest.raises(RecordingError) as error:
         launching.run_child(JOB, run_directory, Streams())
     assert (error.value.message, error.value.hint) == ("no", "do")
-    assert not run_directory.exists()
+    assert list(run_directory.iterdir()) == []
 
 
 def test_a_child_that_dies_before_the_script_begins_is_our_error(
@@ -125,7 +125,7 @@ def test_a_child_that_dies_before_the_script_begins_is_our_error(
     child(monkeypatch, "sys.exit(9)", started=False)
     with pytest.raises(RecordingError, match="before the script began: exit code 9"):
         launching.run_child(JOB, run_directory, Streams())
-    assert not run_directory.exists()
+    assert list(run_directory.iterdir()) == []
 
 
 def test_the_time_is_over(monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str) -> None:

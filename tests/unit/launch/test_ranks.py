@@ -13,12 +13,19 @@ from fakedist.job import Job
 from fakedist.launch import launching, ranks
 from fakedist.launch.launching import Streams
 from fakedist.launch.ranks import exit_code, profile_ranks, profile_with_peers
-from fakedist.run.directory import TAPE_NAME
+from fakedist.run.directory import TAPE_NAME, create_run_directory
 from fakedist.run.journal import JournalWriter
+from fakedist.run.manifest import new_manifest
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import Awaited, GroupRecord, Guess, SentRecord, Tape
 
 JOB = Job(world_size=16, rank=0, target="train.py")
+
+
+def made_run(path: Path) -> None:
+    """A run of one rank."""
+    with create_run_directory(path, force=False) as made:
+        new_manifest(made, JOB)
 
 
 @pytest.fixture
@@ -52,13 +59,29 @@ def test_an_interrupt_ends_all(asked: list[Job], tmp_path: Path) -> None:
 
 
 def test_nothing_runs_where_a_run_is_in_the_way(asked: list[Job], tmp_path: Path) -> None:
-    (tmp_path / "rank5").mkdir()
-    with pytest.raises(RunDirectoryError, match="rank5 already exists"):
+    made_run(tmp_path / "rank5")
+    with pytest.raises(RunDirectoryError, match="rank5 holds a run already"):
         list(profile_ranks(JOB, (0, 5), tmp_path, False, Streams()))
-    (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(RunDirectoryError, match="is the run of one rank"):
-        list(profile_ranks(JOB, (0, 1), tmp_path, True, Streams()))
+    (tmp_path / "rank5" / "thesis.tex").write_text("three years")
+    with pytest.raises(RunDirectoryError, match=r"thesis\.tex"):
+        list(profile_ranks(JOB, (0, 5), tmp_path, True, Streams()))
     assert asked == []
+
+
+def test_ranks_replace_the_run_of_one_rank_if_they_may(asked: list[Job], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made_run(run)
+    with pytest.raises(RunDirectoryError, match="run holds a run already") as caught:
+        list(profile_ranks(JOB, (0, 5), run, False, Streams()))
+    assert caught.value.hint == "add --force to replace it, or choose another -o"
+    (run / "thesis.tex").write_text("three years")
+    with pytest.raises(RunDirectoryError, match=r"thesis\.tex"):
+        list(profile_ranks(JOB, (0, 5), run, True, Streams()))
+    assert {path.name for path in run.iterdir()} == {"run.json", "thesis.tex"}
+    assert asked == []
+    (run / "thesis.tex").unlink()
+    assert [each.rank for each in profile_ranks(JOB, (0, 5), run, True, Streams())] == [0, 5]
+    assert not (run / "run.json").exists()
 
 
 class Stages:

@@ -1,3 +1,4 @@
+import fcntl
 import os
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from fakedist.run.directory import create_run_directory, default_name, is_in_use
 from fakedist.run.tables import read_table, write_table
 from fakedist.temporary import replacing
 
+MANIFEST = '{"schema_version": 1, "job": null}'
+
 
 def make_run(path: Path) -> None:
     with create_run_directory(path, force=False) as made:
-        (made / "run.json").write_text("{}")
+        (made / "run.json").write_text(MANIFEST)
         (made / "journal.bin").write_bytes(b"FDJ1")
         (made / "tables").mkdir()
 
@@ -53,6 +56,95 @@ def test_force_touches_nothing_that_fakedist_did_not_write(tmp_path: Path) -> No
     assert (tmp_path / "run" / "run.json").exists()
 
 
+def test_force_touches_no_run_json_of_another_program(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"epochs": 3}')
+    with pytest.raises(RunDirectoryError, match="was not written by fakedist"), create_run_directory(tmp_path, True):
+        pass
+    assert (tmp_path / "run.json").read_text() == '{"epochs": 3}'
+
+
+def test_a_run_replaces_those_of_several_ranks_if_it_may(tmp_path: Path) -> None:
+    for rank in (0, 31):
+        make_run(tmp_path / f"rank{rank}")
+    with pytest.raises(RunDirectoryError, match="holds the runs of 2 ranks") as caught:
+        make_run(tmp_path)
+    assert caught.value.hint == "add --force to replace all of it, or choose another -o"
+    with create_run_directory(tmp_path, force=True) as path:
+        assert [entry.name for entry in path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("place", ["thesis.tex", "rank0/thesis.tex", "rank2/thesis.tex", "rank0/rank1/run.json"])
+def test_nothing_is_replaced_next_to_something_of_the_users(tmp_path: Path, place: str) -> None:
+    for rank in (0, 31):
+        make_run(tmp_path / f"rank{rank}")
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text(MANIFEST)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunDirectoryError), create_run_directory(tmp_path, force=True):
+        pass
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_no_link_to_a_run_is_replaced_with_several(tmp_path: Path) -> None:
+    make_run(tmp_path / "elsewhere")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "rank0").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunDirectoryError, match="rank0 is not"), create_run_directory(tmp_path / "runs", force=True):
+        pass
+    assert (tmp_path / "elsewhere" / "run.json").exists()
+
+
+def test_no_rank_is_replaced_while_one_is_in_use(tmp_path: Path) -> None:
+    for rank in (0, 31):
+        make_run(tmp_path / f"rank{rank}")
+    with create_run_directory(tmp_path / "rank31", force=True) as path:
+        (path / "run.json").write_text(MANIFEST)
+        with pytest.raises(RunDirectoryError, match="in use"), create_run_directory(tmp_path, force=True):
+            pass
+        assert (tmp_path / "rank0" / "run.json").exists()
+        assert is_in_use(path)
+
+
+def test_what_a_kill_leaves_is_replaced(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    for left in (".run.json.17", ".lock", ".memory_snapshot.pickle.18"):
+        (tmp_path / "run" / left).write_text("")
+    with create_run_directory(tmp_path / "run", force=True) as path:
+        assert [entry.name for entry in path.iterdir()] == [".lock"]
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked" / ".lock").write_text("")
+    make_run(tmp_path / "locked")
+
+
+def test_a_run_that_ends_never_takes_the_lock_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run opens the lock, the first ends and removes it, and the next locks the file that it has opened."""
+    first = create_run_directory(tmp_path / "run", force=False)
+    first.__enter__()
+    flock = fcntl.flock
+
+    def after_the_first(lock: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / "run" / "run.json").write_text(MANIFEST)
+        first.__exit__(None, None, None)
+        flock(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_first)
+    with create_run_directory(tmp_path / "run", force=True) as path:
+        assert is_in_use(path)
+
+
+def test_a_run_that_is_killed_while_it_is_emptied_is_still_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run")
+    for name in ("memory_snapshot.pickle", "report.html", "trace.json.gz", "tape.bin"):
+        (tmp_path / "run" / name).write_text("")
+    removed = []
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: removed.append(path.name))
+    with create_run_directory(tmp_path / "run", force=True):
+        assert removed[-1] == "run.json"
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path, force: bool) -> None:
     (tmp_path / "precious").write_text("x")
@@ -76,7 +168,7 @@ def test_an_empty_directory_is_used(tmp_path: Path) -> None:
 
 def test_two_runs_never_share_a_directory(tmp_path: Path) -> None:
     with create_run_directory(tmp_path / "run", force=False) as path:
-        (path / "run.json").write_text("{}")
+        (path / "run.json").write_text(MANIFEST)
         assert is_in_use(path)
         with pytest.raises(RunDirectoryError, match="in use"), create_run_directory(path, force=True):
             pass

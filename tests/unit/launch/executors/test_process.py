@@ -13,6 +13,8 @@ from fakedist.job import Job
 from fakedist.launch.executors import process
 from fakedist.launch.executors.process import TaskProcesses
 from fakedist.launch.executors.task import Task, TaskResult
+from fakedist.run.directory import create_run_directory, is_in_use
+from fakedist.run.manifest import new_manifest
 from fakedist.run.outcome import Outcome
 
 # Stands in for a whole run: the job's arguments are statements, and those after the first are about how it ended.
@@ -84,6 +86,24 @@ def test_an_earlier_run_that_could_not_be_replaced_is_not_taken_for_this_one(tmp
     run(task(tmp_path, "end('stopped', 0)"))
     result = run(task(tmp_path, "print('the disk is full'); sys.exit(1)"))
     assert (result.outcome, result.failure) == (Outcome.ERROR, "the disk is full")
+
+
+def test_a_task_waits_until_an_earlier_attempt_has_left_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, results = threading.Event(), []
+    monkeypatch.setattr(process, "is_in_use", lambda path: is_in_use(path) and not waits.set())
+    given = task(
+        tmp_path, "from fakedist.run.directory import *\nwith create_run_directory(directory, True): end('stopped', 0)"
+    )
+    with create_run_directory(given.directory, force=False) as earlier:
+        new_manifest(earlier, given.job)
+        later = threading.Thread(target=lambda: results.append(run(given)))
+        later.start()
+        assert waits.wait(60)
+        assert results == []
+    later.join()
+    assert [result.outcome for result in results] == [Outcome.STOPPED]
 
 
 def test_limits_are_results(tmp_path: Path) -> None:
