@@ -66,6 +66,7 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
         Part("poisoned clients", ("make", "clients-fast"), poisoned),
         *(Part(f"python {version}", ("make", "python", f"VERSION={version}")) for version in pythons),
         Part("clients", ("make", "clients-fast")),
+        Part("recipes", ("make", "clients-recipes")),
         Part("hostile files", (*pytest, "tests/hostile"), {"FAKEDIST_FUZZ": str(_FUZZ_CASES)}),
         Part("mutants", ("make", "mutants", f"ARGS=--sample {_MUTANTS} --seed {time.strftime('%j')}")),
         Part("benchmarks", ("make", "bench")),

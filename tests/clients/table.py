@@ -28,6 +28,10 @@ products and attention (6 per parameter and token), and the phases of every step
 The jobs are in `tests/clients/catalogue`. The frameworks come from PyPI (`constraints-clients.txt`). Jobs marked *CI*
 run with every change (`make clients-fast`).
 
+Recipes of public projects (`tests/clients/catalogue/recipes.py`) are the project's own loop with its own classes where
+a package has them, and written anew where the project is a repository without one (CleanRL, DETR, DINO, minimind, SiT).
+Some need packages that only `make recipes` installs (`requirements-recipes.txt`).
+
 Wall time covers the whole command, including process start and report. Peak is the allocator's peak allocated memory
 (measured). Both are in the order of the ranks.
 
