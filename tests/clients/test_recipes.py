@@ -1,4 +1,4 @@
-"""Public projects' recipes, each run whole on its first rank. CI runs those that ``test_catalogue`` names, no others."""
+"""Public projects' recipes, each run whole on its first rank. CI runs those of ``test_catalogue`` alone."""
 
 from __future__ import annotations
 

@@ -84,6 +84,21 @@ def _minimind(rank: int) -> Arithmetic:
     return _trained(model.parameters, parameters=held, flops=4 * model.flops(8, 340))
 
 
+def _picotron(rank: int) -> Arithmetic:
+    """Half of each matrix of two layers, and half of the embedding or of the projection behind the last norm; bf16.
+
+    Gradients are fp32 buckets, and a bf16 copy at the end of backward. Four micro-batches of two sequences of 512.
+    """
+    model = Transformer(2, 1024, 2816, 4096)
+    is_last = rank // 2 % 2
+    matrices = model.layers * model.in_a_layer // 2
+    elements = matrices + 4096 * 1024 + (2 * model.layers + is_last) * 1024
+    flops = 6 * (matrices + is_last * 4096 * 1024) * 512 + 14 * (512 * 513 / 2) * model.hidden / 2 * model.layers
+    return Arithmetic(
+        BF16 * elements, (FP32 + BF16) * elements, 2 * BF16 * elements, flops=8 * flops, bytes_within=_EXACT
+    )
+
+
 def _ppo(rank: int) -> Arithmetic:
     """Nature's convolutions on 64 pictures: a step is a minibatch. The first convolution's input has no gradient."""
     convolutions = ((4, 32, 8, 20), (32, 64, 4, 9), (64, 64, 3, 7))  # channels in and out, kernel, size of the output
@@ -224,6 +239,14 @@ ENTRIES = (
     ),
     _entry("minimind", "pretraining, four micro-batches, DDP", "minimind_pretrain.py", _minimind, fast=(7,)),
     _entry("minimind", "the same in fp16, GradScaler", "minimind_pretrain.py --dtype float16", _minimind),
+    _entry(
+        "picotron",
+        "tensor, pipeline and data parallelism of two each, 1F1B, gradients in fp32 buckets",
+        "picotron_train.py",
+        _picotron,
+        ranks=(0, 2),
+        collectives=("all_reduce", "send", "recv"),
+    ),
     _entry(
         "DINO",
         "ViT-S/16, ten crops, EMA teacher, fp16, norms of gradients read one by one",
