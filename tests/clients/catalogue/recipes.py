@@ -153,7 +153,7 @@ def _yolo(rank: int) -> Arithmetic:
 def _entry(
     framework: str, feature: str, job: str, arithmetic: Callable[[int], Arithmetic] | None, **more: Any
 ) -> Entry:
-    """A job of eight ranks, of which the first and the last run."""
+    """A job of eight ranks, of which the first and the last run unless ``more`` says otherwise."""
     script, *arguments = job.split()
     settings: dict[str, Any] = {"ranks": (0, 7), "collectives": ("all_reduce", "broadcast"), "attributed": 0.8}
     return Entry(
@@ -188,9 +188,22 @@ ENTRIES = (
         "nd_parallel: FSDP2 over four, tensor parallelism over two",
         "accelerate_nd_parallel.py --dp-shard-size 4 --tp-size 2",
         None,
+        ranks=(0,),
         refused=Refusal(
             "The parallel mesh requires 2 processes, but world_size is 8",
             "Transformers 5.23 shards a model over all ranks or none, so its own check ends the example on GPUs too",
+        ),
+        **_ND,
+    ),
+    _entry(
+        "Accelerate",
+        "nd_parallel: tensor parallelism alone",
+        "accelerate_nd_parallel.py --tp-size 8",
+        None,
+        ranks=(0,),
+        refused=Refusal(
+            "got mixed torch.Tensor and DTensor",
+            "Transformers leaves the norms plain tensors, and torch's SGD takes no list of both, on GPUs too",
         ),
         **_ND,
     ),
@@ -208,6 +221,7 @@ ENTRIES = (
         "LoRA on all linear layers, TRL's SFT",
         "peft_qlora.py --bits 16 --optim adamw_torch",
         _lora,
+        ranks=(0,),
         package="peft",
         requires=("trl", "transformers"),
         attributed=0.55,  # the peak is DDP's broadcast of the whole model, in buckets that belong to no layer
@@ -225,6 +239,7 @@ ENTRIES = (
         "UNet of train_unconditional, EMAModel, DDP by Accelerate",
         "diffusers_train.py --model unet",
         None,
+        ranks=(0,),
         package="diffusers",
         requires=("accelerate",),
         prints=("copy of the parameters (ema_model)",),
@@ -234,6 +249,7 @@ ENTRIES = (
         "pretrain: FSDP by Fabric, compiled, two micro-batches",
         "litgpt_pretrain.py",
         _litgpt,
+        ranks=(0,),
         package="litgpt",
         collectives=("all_gather_into_tensor", "reduce_scatter_tensor"),
     ),
