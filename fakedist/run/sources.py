@@ -10,5 +10,8 @@ INDUCTORS = re.compile(r"\bc[a-z2-7]{51}\.py\b")
 #: The operation of made-up times between two events, in the table ``invented``.
 EVENT_TIME = "cuda.Event.elapsed_time"
 
+#: Files whose functions stand between the script and a deprecated function of torch. The line is their caller's.
+WRAPPERS = ("/typing_extensions.py", "/warnings.py", "/_py_warnings.py")
+
 #: Methods by which tensor subclasses pass an operation on. Its line is their caller's.
 PASSES_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
