@@ -7,6 +7,7 @@ as the example loads its own. Runs on GPUs too, under torchrun.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,20 @@ class Stories(Dataset[dict[str, torch.Tensor]]):
 
 
 def saved_model() -> Path:
-    """A checkpoint of random weights in bf16, as the example's comes from the hub: four layers of 2048."""
-    directory = Path("model").absolute()
-    if not (directory / "config.json").exists():
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=2048,
-            intermediate_size=5632,
-            num_hidden_layers=4,
-            num_attention_heads=16,
-            num_key_value_heads=8,
-        )
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    """A checkpoint of random weights in bf16, as the example's comes from the hub: four layers of 2048.
+
+    Each rank has its own, and makes it before it joins the others: once it has, Transformers saves on the first alone.
+    """
+    directory = Path(f"model{os.environ.get('RANK', '0')}").absolute()
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
     return directory
 
 
@@ -82,6 +85,7 @@ def main() -> None:
     parser.add_argument("--sequence-length", type=int, default=1024)
     options = parser.parse_args()
     set_seed(42)
+    saved = saved_model()
     parallel = ParallelismConfig(
         dp_replicate_size=options.dp_replicate_size,
         dp_shard_size=options.dp_shard_size,
@@ -100,7 +104,7 @@ def main() -> None:
     more: dict[str, Any] = {}
     if options.tp_size > 1:
         more = {"tp_size": options.tp_size, "tp_plan": "auto", "device_mesh": accelerator.torch_device_mesh}
-    model = AutoModelForCausalLM.from_pretrained(saved_model(), dtype=torch.bfloat16, use_cache=False, **more)
+    model = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16, use_cache=False, **more)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     loader = DataLoader(Stories(options.sequence_length), batch_size=1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

@@ -19,22 +19,21 @@ from trl import SFTConfig, SFTTrainer
 
 
 def saved_model() -> Path:
-    """A checkpoint of random weights in bf16: four layers of 2048."""
-    directory = Path("model").absolute()
-    if not (directory / "config.json").exists():
-        config = LlamaConfig(
-            vocab_size=8192,
-            hidden_size=2048,
-            intermediate_size=5632,
-            num_hidden_layers=4,
-            num_attention_heads=16,
-            num_key_value_heads=4,
-            max_position_embeddings=2048,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=3,
-        )
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    """A checkpoint of random weights in bf16: four layers of 2048. Each rank has its own."""
+    directory = Path(f"model{os.environ.get('RANK', '0')}").absolute()
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=3,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
     return directory
 
 
