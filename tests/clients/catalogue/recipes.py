@@ -160,13 +160,13 @@ def _entry(
     """A job of eight ranks, of which the first and the last run unless ``more`` says otherwise."""
     script, *arguments = job.split()
     settings: dict[str, Any] = {"ranks": (0, 7), "collectives": ("all_reduce", "broadcast"), "attributed": 0.8}
+    settings["from_init"] = arithmetic is not None
     return Entry(
         framework,
         feature,
         f"tests/clients/jobs/{script}",
         arguments=tuple(arguments),
         arithmetic=arithmetic,
-        from_init=arithmetic is not None,
         **settings | more,
     )
 
@@ -297,6 +297,7 @@ ENTRIES = (
         "YOLOv8n from its YAML file, its own trainer, DDP",
         "ultralytics_yolo.py",
         _yolo,
+        from_init=False,  # the stride probe in its constructor is taken for a step
         package="ultralytics",
         environment={"YOLO_CONFIG_DIR": "{directory}", "YOLO_OFFLINE": "1"},
     ),
