@@ -28,7 +28,7 @@ PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery gpu calibrate oldest torch python matrix dist clean
-.PHONY: frameworks clients clients-new clients-fast test-page plotly
+.PHONY: frameworks recipes clients clients-new clients-recipes clients-fast test-page plotly
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -91,11 +91,21 @@ frameworks: .venv/.frameworks ## DeepSpeed, Accelerate, torchtitan and the rest 
 		--no-build-isolation --editable '.[dev,browser,clients]'
 	touch $@
 
-clients: frameworks ## run every job of every framework, write docs/clients.md; ONLY=text chooses
+recipes: .venv/.recipes ## the packages of public projects' recipes too, which need 400 MB and no part of CI
+
+# Their own requirements are left aside: LitGPT's exclude the huggingface_hub of Transformers, OpenCV's needs a display.
+.venv/.recipes: .venv/.frameworks requirements-recipes.txt
+	$(BIN)/python $(PIP_INSTALL) --no-deps --requirement requirements-recipes.txt
+	touch $@
+
+clients: recipes ## run every job of every framework, write docs/clients.md; ONLY=text chooses
 	$(BIN)/python -m tests.clients.run --only '$(ONLY)'
 
-clients-new: frameworks ## the same, only for jobs that have no result yet
+clients-new: recipes ## the same, only for jobs that have no result yet
 	$(BIN)/python -m tests.clients.run --only '$(ONLY)' --new
+
+clients-recipes: recipes ## only public projects' recipes, one rank of each: 15 minutes
+	FAKEDIST_RECIPES=1 $(BIN)/python -m pytest $(PARALLEL) tests/clients/test_recipes.py
 
 clients-fast: frameworks ## only the jobs that `make test-long` runs
 	$(BIN)/python -m pytest $(PARALLEL) tests/clients

@@ -1,7 +1,7 @@
 """Finds the script's running line: the innermost frame of this thread outside torch and this package.
 
 Code that Inductor generated for a compiled graph counts as torch's, and so do the methods by which a tensor subclass
-passes an operation on.
+passes an operation on, and what warns that a function of torch is deprecated before it calls it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from fakedist.run.sources import INDUCTORS, PASSES_ON
+from fakedist.run.sources import INDUCTORS, PASSES_ON, WRAPPERS
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -36,7 +36,9 @@ def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
 
 def is_the_scripts(filename: str) -> bool:
     """Whether a file's code is neither torch's nor this package's."""
-    return not filename.startswith((OURS, TORCH, "<")) and not INDUCTORS.search(filename)
+    if filename.startswith((OURS, TORCH, "<")) or filename.endswith(WRAPPERS):
+        return False
+    return not INDUCTORS.search(filename)
 
 
 def script_line() -> str:

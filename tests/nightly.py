@@ -66,6 +66,7 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
         Part("poisoned clients", ("make", "clients-fast"), poisoned),
         *(Part(f"python {version}", ("make", "python", f"VERSION={version}")) for version in pythons),
         Part("clients", ("make", "clients-fast")),
+        Part("recipes", ("make", "clients-recipes")),
         Part("hostile files", (*pytest, "tests/hostile"), {"FAKEDIST_FUZZ": str(_FUZZ_CASES)}),
         # In one process, as each of these tests needs the machine for itself.
         Part("load", (sys.executable, "-m", "pytest", "-rP", "tests/load"), {"FAKEDIST_LOAD": "1"}),

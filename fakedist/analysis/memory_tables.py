@@ -14,7 +14,7 @@ from fakedist.analysis.recording import Recording
 from fakedist.run import notes
 from fakedist.run.notes import Note
 from fakedist.run.schema import CATEGORIES
-from fakedist.run.sources import INDUCTORS, PASSES_ON
+from fakedist.run.sources import INDUCTORS, PASSES_ON, WRAPPERS
 
 LARGEST = 20
 
@@ -191,10 +191,13 @@ def layer_names(recording: Recording) -> list[str]:
 def stack_lines(recording: Recording) -> list[str]:
     """For each stack, the innermost line outside of torch as ``file:line (function)``; empty without one.
 
-    Code that Inductor generated for a compiled graph counts as torch's, and so do methods that pass an operation on.
+    Code that Inductor generated for a compiled graph counts as torch's, and so do methods that pass an operation on and
+    wrappers of deprecated functions.
     """
     told = [
-        "" if _NOT_THE_SCRIPTS.search(filename) or function in PASSES_ON else f"{filename}:{line} ({function})"
+        ""
+        if _NOT_THE_SCRIPTS.search(filename) or filename.endswith(WRAPPERS) or function in PASSES_ON
+        else f"{filename}:{line} ({function})"
         for filename, line, function in recording.frames
     ]
     return [next((told[frame] for frame in stack if told[frame]), "") for stack in recording.stacks]

@@ -23,10 +23,11 @@ class _Thread:
     """A thread's stack of running modules, and which layer created which autograd nodes, by sequence number.
 
     Autograd numbers the nodes of a thread in the order of their creation. ``bounds[i]`` is the first number created
-    while ``layers[i]`` was the innermost layer.
+    while ``layers[i]`` was the innermost layer. ``with_grad[i]`` is whether grad was enabled when ``stack[i]`` began.
     """
 
     stack: list[int] = field(default_factory=list)
+    with_grad: list[bool] = field(default_factory=list)
     bounds: list[int] = field(default_factory=list)
     layers: list[int] = field(default_factory=list)
 
@@ -103,7 +104,7 @@ class Position:
             inside: The layer that a compiled graph works for, which the position cannot know. None outside a graph.
         """
         if self._engines:
-            recompute = torch.is_grad_enabled() and not self._engines[-1].creates_graph
+            recompute = not self._engines[-1].creates_graph and (torch.is_grad_enabled() or self._runs_again())
             layer = self._layer_in_backward() if inside is None else inside
             if recompute != (self._recompute_from >= 0):
                 self._recompute_switched(recompute, layer)
@@ -171,6 +172,7 @@ class Position:
         """Enter a module: its forward starts in this thread."""
         thread = self._thread()
         thread.stack.append(layer)
+        thread.with_grad.append(torch.is_grad_enabled())
         thread.entered(layer)
         self._changed()
 
@@ -181,6 +183,7 @@ class Position:
         if layer in stack:
             while stack.pop() != layer:
                 pass
+            del thread.with_grad[len(stack) :]
         thread.entered(stack[-1] if stack else OUTSIDE)
         self._changed()
         if stack or self._engines:
@@ -222,6 +225,7 @@ class Position:
             for ident, thread in self._threads.items():
                 if ident != self._main:
                     thread.stack.clear()
+                    thread.with_grad.clear()
             self._rest()
 
     def optimizer_begins(self) -> None:
@@ -307,14 +311,23 @@ class Position:
             self.regions.append(RegionRow(self._recompute_from, self.op - 1, self._recompute_layer))
             self._recompute_from = -1
 
-    def _module_in_backward(self) -> int | None:
-        """The module that runs again in this thread, inside a backward. None if an autograd node runs."""
+    def _running_again(self) -> tuple[_Thread, int] | None:
+        """This thread, and the first of the modules on its stack that began inside the innermost backward."""
         engine = self._engines[-1]
         ident = threading.get_ident()
         thread = self._threads.get(ident)
-        if thread and len(thread.stack) > (engine.depth if ident == engine.thread else 0):
-            return thread.stack[-1]
-        return None
+        first = engine.depth if ident == engine.thread else 0
+        return (thread, first) if thread and len(thread.stack) > first else None
+
+    def _module_in_backward(self) -> int | None:
+        """The module that runs again in this thread, inside a backward. None if an autograd node runs."""
+        again = self._running_again()
+        return again[0].stack[-1] if again else None
+
+    def _runs_again(self) -> bool:
+        """Whether a module runs again with grad; an autograd function of its own computes without, in its forward."""
+        again = self._running_again()
+        return again is not None and again[0].with_grad[again[1]]
 
     def _layer_in_backward(self) -> int:
         layer = self._module_in_backward()

@@ -174,8 +174,7 @@ def check_ours(path: Path) -> list[str]:
     ranks = sorted(name for name in names if _RANK.fullmatch(name))
     if names and MANIFEST_NAME not in names and not ranks:
         raise RunDirectoryError(f"{path} is neither empty nor a run directory", "choose another place with -o")
-    foreign = sorted(names - set(_OURS) - set(ranks))
-    if foreign and MANIFEST_NAME not in names:
+    if foreign := sorted(names - set(_OURS) - set(ranks)):
         told = f"{path} holds something that fakedist did not write: {visible(foreign[0])}"
         raise RunDirectoryError(told, f"move it away: {path}, or choose another place with -o")
     if MANIFEST_NAME in names and not _is_manifest(path / MANIFEST_NAME):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ OFFLINE = {
 }
 #: Load beyond the machine's cores from which on a wall time is called disturbed.
 _LOAD_BEYOND_CORES = 0.5
+#: The row of a whole model.
+_MODEL = re.compile(r"\([^()]+\)")
 
 
 class WrongRunError(Exception):
@@ -177,9 +180,42 @@ def _wrong_records(entry: Entry, summary: dict[str, Any], run: Path, stdout: str
         return f"{', '.join(missing)} not called, only {', '.join(sorted(called)) or 'nothing'}"
     if len(unanswered):
         return f"the virtual GPU did not answer {', '.join(unanswered.iloc[:, 0].astype(str))}"
+    if wrong := _wrong_report(entry, summary):
+        return wrong
     prints = [text.format(local_rank=summary["rank"] % 8) for text in entry.prints]
     silent = [text for text in prints if text not in stdout]
     return f"it did not print {', '.join(map(repr, silent))}" if silent else ""
+
+
+def _wrong_report(entry: Entry, summary: dict[str, Any]) -> str:
+    """What of the report misleads: bytes without a layer, parameters that init lacks, notes that are not true."""
+    outside = sum(layer["peak_own_bytes"] for layer in summary["layers"] if not layer["name"])
+    attributed = 1 - outside / summary["peak_allocated_bytes"]
+    if attributed < entry.attributed:
+        return f"{attributed:.1%} of the peak has a layer, at least {entry.attributed:.0%} must"
+    if entry.attributed and (wrong := _two_models(summary)):
+        return wrong
+    if entry.from_init and entry.arithmetic is not None:
+        arithmetic = entry.arithmetic(summary["rank"])
+        wanted = arithmetic.parameters or arithmetic.gradients or 0
+        held = max((row["end_allocated_bytes"] for row in summary["by_phase"] if row["step"] == 0), default=0)
+        if held < wanted:
+            return f"init ended with {held:,} bytes, parameters alone are {wanted:,.0f}"
+    loud = [note["text"] for note in summary["notes"] if note["code"] in entry.silent]
+    return f"it notes {loud[0]!r}" if loud else ""
+
+
+def _two_models(summary: dict[str, Any]) -> str:
+    """Whether one model has the optimizer's states and another most activations: each has a row ``(its class)``."""
+    models = [layer for layer in summary["layers"] if _MODEL.fullmatch(layer["name"])]
+    most = {
+        category: max(models, key=lambda layer: layer["peak_bytes"].get(category, 0))["name"]
+        for category in ("optimizer_state", "activation")
+        if sum(layer["peak_bytes"].get(category, 0) for layer in models) > 0.1 * summary["peak_allocated_bytes"]
+    }
+    if len(set(most.values())) < 2:
+        return ""
+    return f"{most['optimizer_state']} has the optimizer's states, {most['activation']} the activations"
 
 
 def _summary(run: Path) -> dict[str, Any]:

@@ -28,14 +28,18 @@ products and attention (6 per parameter and token), and the phases of every step
 The jobs are in `tests/clients/catalogue`. The frameworks come from PyPI (`constraints-clients.txt`). Jobs marked *CI*
 run with every change (`make clients-fast`).
 
+Recipes of public projects (`tests/clients/catalogue/recipes.py`) are the project's own loop with its own classes where
+a package has them, and written anew where the project is a repository without one (CleanRL, DETR, DINO, minimind, SiT).
+Some need packages that only `make recipes` installs (`requirements-recipes.txt`).
+
 Wall time covers the whole command, including process start and report. Peak is the allocator's peak allocated memory
 (measured). Both are in the order of the ranks.
 
 [pytorch-tests.md](pytorch-tests.md) shows which assertions of PyTorch's own tests hold here.
 
 Not in the list: torchtune 0.6.1, which needs torchao 0.15 or older and so an environment of its own (its full finetune
-ran to the end on one rank there, unchecked); OLMo-core 3.0.0, which needs torch older than 2.14; notebooks, whose
-kernels are processes of their own without the virtual GPU.
+ran to the end on one rank there, unchecked); OLMo-core 3.0.0, which needs torch older than 2.14; verl 0.9.1, which
+needs Transformers older than 5.11; notebooks, whose kernels are processes of their own without the virtual GPU.
 """
 
 

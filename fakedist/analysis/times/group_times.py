@@ -102,10 +102,14 @@ def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def _exposed(start: Array, end: Array, busy_starts: Array, busy_ends: Array) -> Iterator[tuple[int, float, float]]:
-    """The call that the step waits for, from when and until when, as long as nothing computes."""
+    """The call that the step waits for, from when and until when, as long as nothing computes.
+
+    Nothing waits for a call without a time: NCCL does nothing in a group of one rank.
+    """
+    takes_time = np.flatnonzero(end > start).tolist()
     changes = sorted(
-        [(at, 1, number) for number, at in enumerate(start.tolist())]
-        + [(at, 0, number) for number, at in enumerate(end.tolist())]
+        [(float(start[number]), 1, number) for number in takes_time]
+        + [(float(end[number]), 0, number) for number in takes_time]
         + [(at, 2, -1) for at in (*busy_starts.tolist(), *busy_ends.tolist())]
     )
     running: set[int] = set()

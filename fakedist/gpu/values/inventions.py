@@ -11,7 +11,8 @@ from fakedist.run.notes import Note, branches_made_up
 from fakedist.run.rows import InventedRow
 
 #: How often a line may get made-up values, or the same answer computed from them, before it counts as a loop that waits
-#: for another value. From then on floats are as good as zero, and one answer is inverted.
+#: for another value: the script reads one that often too. From then on floats are as good as zero, and one answer is
+#: inverted.
 LOOP_LIMIT = 1_000
 #: The most lines that the note names.
 _NAMED = 4
@@ -37,6 +38,7 @@ class Inventions:
         self._generator = torch.Generator().manual_seed(seed)
         self._counts: dict[tuple[str, str, int], list[int]] = {}
         self._draws: dict[_Line, int] = {}
+        self._most_reads = 0
         self._branches: dict[_Line, list[int]] = {}
         self._runs: dict[_Line, tuple[bool, int]] = {}
         self._cut: set[_Line] = set()
@@ -53,7 +55,7 @@ class Inventions:
 
     def _is_in_loop(self, line: _Line) -> bool:
         draws = self._draws[line] = self._draws.get(line, 0) + 1
-        if draws <= LOOP_LIMIT or not line[0]:
+        if draws <= LOOP_LIMIT or self._most_reads < LOOP_LIMIT or not line[0]:
             return False
         self._cut.add(line)
         return True
@@ -64,6 +66,7 @@ class Inventions:
         branch = self._branches.setdefault(line, [0, 0])
         branch[0] += 1
         branch[1] += bool(answer)
+        self._most_reads = max(self._most_reads, branch[0])
         if answer is not True and answer is not False:
             return answer
         before, times = self._runs.get(line, (answer, 0))
@@ -120,6 +123,7 @@ class Inventions:
         entry = self._counts.setdefault((operation, filename, line), [0, 0])
         entry[0] += 1
         entry[1] += num_values
+        self._most_reads = max(self._most_reads, entry[0])
 
     def tell(self, what: str, line: _Line) -> None:
         """Record something about a line of the script that is no value."""

@@ -10,6 +10,7 @@ from tests.clients.catalogue import (
     megatron_fsdp,
     pytorch,
     pytorch_features,
+    recipes,
     speedruns,
     torchtitan,
     transformers,
@@ -34,4 +35,5 @@ ENTRIES: tuple[Entry, ...] = (
     *language.ENTRIES,
     *lightning.ENTRIES,
     *vision.ENTRIES,
+    *recipes.ENTRIES,
 )

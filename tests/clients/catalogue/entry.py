@@ -47,6 +47,9 @@ class Entry:
         steps: Steps to record, which the run must have seen.
         categories: Categories that must have held memory at some time.
         collectives: Operations that must have been called; ``all_gather`` is any that begins so.
+        attributed: Least part of the bytes at the peak that belongs to a layer or a copy of the parameters.
+        from_init: Whether init must end with all parameters: no work before training may take it away.
+        silent: Codes of notes that the report must not have.
         prints: What the script must print; ``{local_rank}`` stands for the rank on its node of 8.
         prepare: Writes what the job reads into the directory that it runs in.
         refused: Set for a job that cannot run.
@@ -72,6 +75,9 @@ class Entry:
     steps: int = 2
     categories: tuple[str, ...] = TRAINING
     collectives: tuple[str, ...] = ()
+    attributed: float = 0.0
+    from_init: bool = False
+    silent: tuple[str, ...] = ()
     prints: tuple[str, ...] = ()
     prepare: Callable[[Path], None] | None = None
     refused: Refusal | None = None

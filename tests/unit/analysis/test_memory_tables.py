@@ -168,6 +168,7 @@ def test_the_largest_blocks_come_with_the_users_line(tmp_path: Path) -> None:
     inner = ("/site-packages/torch/nn/modules/linear.py", 134, "forward")
     line = made.stack(
         *(inner, ("<string>", 1, "<module>"), ("/site-packages/monai/data/meta_tensor.py", 5, "__torch_function__")),
+        ("/site-packages/typing_extensions.py", 3140, "wrapper"),
         *(("/job/model.py", 12, "forward"), ("/job/train.py", 3, "main")),
     )
     nowhere = made.stack(inner)

@@ -111,6 +111,44 @@ def test_checkpointed_layers_are_recomputed_in_backward_under_their_own_name(wat
     assert list(dict.fromkeys(again)) == [("backward", "second"), ("backward", "first")]
 
 
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.mul(2)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].div(0.5)
+
+
+class _Doubling(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        doubled: torch.Tensor = _Twice.apply(x)  # type: ignore[no-untyped-call]
+        return doubled
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_a_function_with_its_own_backward_is_recomputed_with_its_layer(
+    watch: Watch, reentrant: bool, early_stop: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), _Doubling(), nn.GELU())
+    with watch.on(), set_checkpoint_early_stop(early_stop):
+        for _ in range(2):
+            checkpoint(model, torch.randn(3, 4, requires_grad=True), use_reentrant=reentrant).sum().backward()
+    assert watch.where("aten.mul.Tensor") == [("forward", "1", False), ("backward", "1", True)] * 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_backward_of_such_a_function_is_no_recomputation(watch: Watch, reentrant: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), _Doubling(), nn.GELU())
+    with watch.on():
+        checkpoint(model, torch.randn(3, 4, requires_grad=True), use_reentrant=reentrant).sum().backward()
+    assert watch.where("aten.div") == [("backward", "1", False)]
+    assert [watch.layers.name(layer) for _, _, layer in watch.position.regions][-1:] == ["0"]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_backward_of_a_checkpointed_layer_belongs_to_the_layer(watch: Watch, reentrant: bool) -> None:
     run(watch, Model(checkpointed=True, reentrant=reentrant))

@@ -46,3 +46,7 @@ def test_parts_add_up_to_the_time_that_only_communicates() -> None:
         }
 
     assert exposed_calls_us(calls, kernels).sum() == len(moments(calls) - moments(kernels))
+
+
+def test_nothing_waits_for_a_call_without_a_time() -> None:
+    assert exposed_calls_us(rows((12, 12), (12, 18)), rows((0, 10), (20, 30))).tolist() == [0, 6]

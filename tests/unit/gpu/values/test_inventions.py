@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from typing_extensions import deprecated
 
-from fakedist.gpu.values.inventions import Inventions, script_line
+from fakedist.gpu.values.inventions import LOOP_LIMIT, Inventions, script_line
 
 
 def test_integers_are_zero_floats_finite_bools_a_coin() -> None:
@@ -83,3 +84,27 @@ def test_what_inductor_wrote_is_not_the_script() -> None:
     names = {"script_line": script_line}
     exec(compile("def call():\n    return script_line()", f"/cache/inductor/3x/c{'a7' * 25}q.py", "exec"), names)
     assert names["call"]()[0] == __file__
+
+
+def test_the_line_of_a_deprecated_function_is_its_callers() -> None:
+    lines = []
+
+    @deprecated("there is a better one")
+    def weight_norm() -> None:
+        lines.append(script_line())
+
+    # As torch's own, which is in none of the script's files.
+    weight_norm.__wrapped__.__code__ = weight_norm.__wrapped__.__code__.replace(co_filename=torch.__file__)  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match="better"):
+        weight_norm()
+    assert [filename for filename, _ in lines] == [__file__]
+
+
+def test_a_line_that_only_computes_is_no_loop_that_waits() -> None:
+    inventions = Inventions(0)
+    for _ in range(LOOP_LIMIT + 10):
+        missing = torch.full((1,), torch.nan)
+        inventions.draw_missing(missing, None, non_negative=False)
+    assert missing.abs().item() > 1e-30
+    inventions.decide(True)
+    assert "did not end" not in str(inventions.branches())
