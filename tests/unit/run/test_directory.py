@@ -42,7 +42,7 @@ def test_force_empties_a_run_directory_whose_run_was_killed_while_it_wrote(tmp_p
     make_run(tmp_path / "run")
     with replacing(tmp_path / "run/run.json") as fresh:
         (tmp_path / "run" / f"{fresh.name}0").write_text("half")  # as a process leaves it that is killed here
-        fresh.write_text("whole")
+        fresh.write_text(MANIFEST)
     (tmp_path / "run/.tables-new-1").mkdir()
     with create_run_directory(tmp_path / "run", force=True) as path:
         assert [entry.name for entry in path.iterdir()] == [".lock"]
