@@ -107,7 +107,7 @@ def test_no_rank_is_replaced_while_one_is_in_use(tmp_path: Path) -> None:
 
 def test_what_a_kill_leaves_is_replaced(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
-    for left in (".run.json.17", ".lock", ".memory_snapshot.pickle.18"):
+    for left in (".fakedist-17", ".lock", ".tables-new-18"):
         (tmp_path / "run" / left).write_text("")
     with create_run_directory(tmp_path / "run", force=True) as path:
         assert [entry.name for entry in path.iterdir()] == [".lock"]
