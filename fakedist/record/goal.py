@@ -14,6 +14,9 @@ from fakedist.units import format_bytes
 LEAST_STEPS, MOST_STEPS = 2, 6
 #: Bytes by which small blocks may differ at a step's end and still count as steady, such as losses kept for a log.
 SLACK_BYTES = 1 << 20
+#: A step whose batch is smaller than this share of the largest before has a partial one. Batches of graphs and of
+#: packed sequences differ by less from step to step.
+WHOLE_BATCH = 0.9
 
 #: Bytes of live blocks on each device: of the allocator's large blocks (over 1 MiB) and of its small ones.
 Live = Mapping[int, tuple[int, int]]
@@ -23,8 +26,8 @@ class StepSize(NamedTuple):
     """The inputs of the model that a step trained.
 
     Attributes:
-        rows: Sum of their first dimensions: of the batch, or of a multiple of it.
-        elements: Their elements.
+        rows: First dimension of the first input, as a rule the batch, summed over the step's forwards.
+        elements: Elements of all inputs.
     """
 
     rows: int
@@ -80,7 +83,7 @@ class Steady:
 
     Live memory is what the caching allocator has allocated on each device. Blocks of its large pools must match to the
     byte. Blocks of its small pools (up to 1 MiB each) may differ by less than 1 MiB in total. Every optimizer must have
-    stepped, and the step must not have had fewer rows of input than one before (the last, partial batch of an epoch).
+    stepped, and the step's batch must not be a partial one, as the last of an epoch is.
     Each step from step 2 on is timed until then.
 
     Args:
@@ -135,7 +138,7 @@ class Steady:
                 told = f"{format_bytes(large + small)} were live at the end of step {step - 1}"
                 exact = f" ({large_now + small_now - large - small:+,} bytes)"
                 return f"{told}, {format_bytes(large_now + small_now)} at the end of step {step}{exact}"
-        if self._size(step).rows < self._most_rows:
+        if self._size(step).rows < WHOLE_BATCH * self._most_rows:
             return f"step {step} had a smaller batch than a step before"
         return f"an optimizer has not stepped in {step} steps" if self._waits() else ""
 

@@ -42,7 +42,7 @@ class _Samples:
 
     Attributes:
         samples: The samples, as positional arguments tell them.
-        size: Rows and elements of all tensors among the arguments.
+        size: The rows of the first tensor among all arguments, and the elements of all of them.
     """
 
     def __init__(self, model: int) -> None:
@@ -58,8 +58,8 @@ class _Samples:
         if shapes:
             self.samples = Samples(self.samples.number + shapes[0][0], "x".join(map(str, shapes[0][1:])))
         rows, elements = self.size
-        every = [*shapes, *others]
-        self.size = StepSize(rows + sum(shape[0] for shape in every), elements + sum(map(prod, every)))
+        if every := [*shapes, *others]:
+            self.size = StepSize(rows + every[0][0], elements + sum(map(prod, every)))
 
 
 def _shapes(arguments: object) -> list[tuple[int, ...]]:

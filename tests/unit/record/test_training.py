@@ -53,3 +53,11 @@ def test_without_a_positional_tensor_samples_are_not_known() -> None:
     job.step()
     job.training.steps.close()
     assert job.ended == [(1, 0, "")]
+
+
+def test_the_size_of_a_step_has_the_rows_of_the_first_input_and_the_elements_of_all() -> None:
+    job = Job()
+    for rows in (8, 8):
+        job.forward(MODEL, torch.zeros(rows, 3), [torch.zeros(5, 4)])
+    assert job.training.size_of(1) == (16, 2 * (24 + 20))
+    assert job.training.size_of(2) == (0, 0)
