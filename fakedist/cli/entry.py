@@ -29,6 +29,10 @@ from fakedist.errors import ExitCode, FakedistError
 from fakedist.launch.checked_script import ScriptSyntaxError
 from fakedist.temporary import remove_left_over
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+#: What a machine refuses: a read-only file system, too few rights, a limit of size or number, a broken disk.
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="fakedist %(version)s")
@@ -82,9 +86,8 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.BROKEN_PIPE
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (*_FULL, *_REFUSED):
             raise
+        told = "the disk is full" if error.errno in _FULL else f"a file cannot be written or read: {error.strerror}"
         where = f" ({error.filename})" if error.filename else ""
-        return print_error(
-            f"the disk is full{where}", "make room on the disk, or write elsewhere with -o", ExitCode.ERROR
-        )
+        return print_error(f"{told}{where}", "make room on the disk, or write elsewhere with -o", ExitCode.ERROR)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fakedist.errors import SetupError
+from fakedist.temporary import is_open_to_all, scratch_directory
 
 #: How many of the compiler's or linker's last lines an error shows.
 _LINES_SHOWN = 10
@@ -85,11 +89,30 @@ def _why_not_ours(path: Path) -> str:
             return "belongs to another user"
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return "may be written by other users"
+        above = next((each for each in path.resolve().parents if is_open_to_all(each.stat().st_mode)), None)
+        if above is not None:
+            return f"may be moved by other users, who may write to {above}"
         if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             path.chmod(0o700)
     except OSError as error:
         return f"cannot be used: {error.strerror}"
     return "" if os.access(path, os.W_OK) else "cannot be written"
+
+
+@contextmanager
+def build_directory(cache: Path) -> Iterator[Path]:
+    """A temporary directory to build in, for one process at a time: a C++ compiler takes a gigabyte of memory.
+
+    Whoever has waited for it looks first whether another process has built the same.
+
+    Args:
+        cache: The directory from :func:`cache_directory`.
+    """
+    with (cache / "build.lock").open("a") as lock:
+        with suppress(OSError):  # a file system without locks: each process builds its own
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with scratch_directory("build", cache) as scratch:
+            yield scratch
 
 
 def compile_native(command: list[str], what: str) -> None:

@@ -28,11 +28,20 @@ class StopRun(BaseException):
         return "the recorded steps are done: fakedist ends the run here"
 
 
+#: How far the real time was ahead of the steady clock when this process began.
+_AHEAD_NS = time.time_ns() - time.monotonic_ns()
+
+
+def _now_us() -> int:
+    """Microseconds since the epoch; a clock that is set meanwhile changes no step's length."""
+    return (_AHEAD_NS + time.monotonic_ns()) // 1000
+
+
 @dataclass
 class _Step:
     """A step: when it began, how often each optimizer stepped in it, and which one stepped first."""
 
-    start_us: int = field(default_factory=lambda: time.time_ns() // 1000)
+    start_us: int = field(default_factory=_now_us)
     end_us: int = 0
     stepped: Counter[int] = field(default_factory=Counter)
     first: int = 0
@@ -201,7 +210,7 @@ class Steps:
         """Note that a step may have ended here, and end it if that is certain."""
         self._goal.may_end()
         before, number = self._step, self.number
-        before.end_us = time.time_ns() // 1000
+        before.end_us = _now_us()
         if number > 0 and self._is_whole(before):
             self._end(before, number)
         self._begin()
@@ -224,7 +233,7 @@ class Steps:
         step.told = True
         if self.done is None and self._goal.is_last(number):
             self.done = number
-        self._ended(number, step.start_us, step.end_us or time.time_ns() // 1000)
+        self._ended(number, step.start_us, step.end_us or _now_us())
 
     def _is_over(self) -> bool:
         return self.done is not None and self.number > self.done + self.more

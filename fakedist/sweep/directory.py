@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -64,7 +65,9 @@ def locked_directory(directory: Path) -> Iterator[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise SweepError(f"{directory} cannot be written: {error.strerror}", _ELSEWHERE) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

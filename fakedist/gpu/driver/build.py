@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.errors import SetupError
-from fakedist.gpu.native import cache_directory, compile_native, find_c_compiler
-from fakedist.temporary import scratch_directory
+from fakedist.gpu.native import build_directory, cache_directory, compile_native, find_c_compiler
 from fakedist.torch_releases import OLDEST, release_of
 
 SOURCE_DIRECTORY = Path(__file__).parent
@@ -220,7 +219,9 @@ def include_flags(cuda: CudaInstallation) -> list[str]:
 
 def _build(cuda: CudaInstallation, path: Path) -> None:
     compiler = find_c_compiler()
-    with scratch_directory("build", path.parent.parent) as scratch:
+    with build_directory(path.parent.parent) as scratch:
+        if path.exists():
+            return
         made = scratch / "made"
         made.mkdir()
         generated = scratch / "generated.c"

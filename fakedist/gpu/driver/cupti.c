@@ -46,10 +46,18 @@ static __thread struct {
 
 /* ---- time ---- */
 
-static uint64_t real_time_ns(void) {
+static uint64_t read_ns(clockid_t which) {
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
+    clock_gettime(which, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* The real time as it was first read, and what passed since: whoever waits here must not see that the clock is set. */
+static uint64_t real_time_ns(void) {
+    static uint64_t ahead_ns;
+    uint64_t none = 0, passed_ns = read_ns(CLOCK_MONOTONIC), ahead = read_ns(CLOCK_REALTIME) - passed_ns;
+    __atomic_compare_exchange_n(&ahead_ns, &none, ahead, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return passed_ns + (none ? none : ahead);
 }
 static uint64_t now(void) { return clock_of_profiler ? clock_of_profiler() : real_time_ns(); }
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fakedist.errors import SetupError
 from fakedist.gpu.driver import build as driver
-from fakedist.gpu.native import cache_directory, compile_native, find_cpp_compiler
-from fakedist.temporary import scratch_directory
+from fakedist.gpu.native import build_directory, cache_directory, compile_native, find_cpp_compiler
 from fakedist.torch_releases import ALLOCATOR_METADATA
 
 _NAMES = ("fast_path.cpp", "history.cpp", "marks.cpp", "objects.cpp", "trace.cpp")
@@ -53,7 +52,9 @@ def ensure_fast_path() -> Path:
     include = [f"-I{_TRACKER / 'include'}", f"-I{torch / 'include'}", f"-isystem{driver.find_cuda().include}"]
     include += ["-idirafter", str(driver.SOURCE_DIRECTORY)]
     libraries = [f"-L{torch / 'lib'}", "-lc10_cuda", "-lc10", "-ltorch_cpu"]
-    with scratch_directory("build", path.parent) as scratch:
+    with build_directory(path.parent) as scratch:
+        if path.exists():
+            return path
         made = scratch / path.name
         command = [compiler, *_FLAGS, *include, *map(str, _SOURCES), "-o", str(made), *libraries]
         try:

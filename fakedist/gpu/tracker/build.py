@@ -7,8 +7,7 @@ import platform
 from pathlib import Path
 
 from fakedist.gpu.driver import build as driver
-from fakedist.gpu.native import cache_directory, compile_native, find_cpp_compiler
-from fakedist.temporary import scratch_directory
+from fakedist.gpu.native import build_directory, cache_directory, compile_native, find_cpp_compiler
 
 _DIRECTORY = Path(__file__).parent
 _SOURCE = _DIRECTORY / "tracker.cpp"
@@ -34,7 +33,9 @@ def ensure_tracker() -> Path:
     include = [f"-I{_DIRECTORY / 'include'}", f"-I{torch / 'include'}", f"-isystem{cuda.include}"]
     include += ["-idirafter", str(driver.SOURCE_DIRECTORY)]
     libraries = [f"-L{torch / 'lib'}", "-lc10_cuda", "-lc10"]
-    with scratch_directory("build", path.parent) as scratch:
+    with build_directory(path.parent) as scratch:
+        if path.exists():
+            return path
         made = scratch / path.name
         compiler = find_cpp_compiler("torch 2.8 and 2.9 need one, to count the events of their allocator")
         command = [compiler, *_FLAGS, *include, str(_SOURCE), "-o", str(made), *libraries]
