@@ -30,6 +30,10 @@ def reading(*paths: Path) -> Iterator[None]:
     """
     try:
         yield
+    except RunDirectoryError as error:
+        if any(path.name in error.message for path in paths):
+            raise
+        raise RunDirectoryError(f"{' or '.join(map(str, paths))}: {error.message}", error.hint) from error
     except (FakedistError, OSError, click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:

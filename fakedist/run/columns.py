@@ -20,6 +20,7 @@ class Column:
         least: The least of those numbers: -1 where it stands for none.
         may_end: Whether it may also be the number of rows there, for what never ended.
         is_earlier: Whether it is a row before its own.
+        has_ranks: Whether its texts are lists of ranks, or empty.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Column:
     least: int = 0
     may_end: bool = False
     is_earlier: bool = False
+    has_ranks: bool = False
 
 
 @dataclass(frozen=True)

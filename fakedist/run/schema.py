@@ -371,7 +371,7 @@ TABLES: dict[str, Table] = {
             Column("backend", "string", "The backend that the script asked for."),
             Column("size", "int64", "Ranks in it."),
             Column("group_rank", "int64", "This rank's place in it."),
-            Column("ranks", "string", "Its ranks, regular ones as start-stop:step."),
+            Column("ranks", "string", "Its ranks, regular ones as start-stop:step.", has_ranks=True),
         ),
     ),
     "invented": Table(

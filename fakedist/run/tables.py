@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.bounded import UnreadableError, open_file
-from fakedist.errors import RunDirectoryError
+from fakedist.errors import JobError, RunDirectoryError
+from fakedist.rank_list import parse_rank_list
 from fakedist.run.columns import Column, Table
 from fakedist.run.directory import DAMAGED, SCRATCH_PREFIX, TABLES_NAME
 from fakedist.run.schema import TABLES
 from fakedist.temporary import replacing
+from fakedist.visible import visible
 
 #: The most rows of a table, for its bytes. The densest that was seen has one row in three bytes.
 _MOST_ROWS, _ROWS_OF_A_BYTE = 1_000, 20
@@ -168,6 +170,12 @@ def _check_values(run_directory: Path, path: Path, column: Column, values: Any) 
 
     if values.null_count and column.type != "double":  # there it is NaN: not known
         raise _damaged(path, f"column {column.name} has no value in {values.null_count:,} rows")
+    if column.has_ranks:
+        for text in filter(None, pyarrow.compute.unique(values).to_pylist()):
+            try:
+                parse_rank_list(text)
+            except JobError as error:
+                raise _damaged(path, f"column {column.name}: {visible(error.message)}") from None
     if column.words:
         strange = set(pyarrow.compute.unique(values).to_pylist()) - set(column.words)
         if strange:
