@@ -67,6 +67,8 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
         *(Part(f"python {version}", ("make", "python", f"VERSION={version}")) for version in pythons),
         Part("clients", ("make", "clients-fast")),
         Part("hostile files", (*pytest, "tests/hostile"), {"FAKEDIST_FUZZ": str(_FUZZ_CASES)}),
+        # In one process, as each of these tests needs the machine for itself.
+        Part("load", (sys.executable, "-m", "pytest", "-rP", "tests/load"), {"FAKEDIST_LOAD": "1"}),
         Part("mutants", ("make", "mutants", f"ARGS=--sample {_MUTANTS} --seed {time.strftime('%j')}")),
         Part("benchmarks", ("make", "bench")),
     ]

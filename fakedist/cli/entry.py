@@ -20,7 +20,7 @@ from fakedist.cli.export import export
 from fakedist.cli.nsys import nsys
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
-from fakedist.cli.say import last_line, print_error
+from fakedist.cli.say import last_line, print_error, say
 from fakedist.cli.sweep import sweep
 from fakedist.cli.time import time
 from fakedist.cli.topology import topology
@@ -76,7 +76,7 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
         context = error.ctx if isinstance(error, click.UsageError) else None
         return print_error(error.format_message(), f"{context.command_path} --help" if context else "", ExitCode.USAGE)
     except ScriptSyntaxError as error:
-        click.echo(str(error), err=True)
+        say(str(error), err=True)
         return last_line(ExitCode.ERROR, "the script does not compile; nothing was run")
     except FakedistError as error:
         return print_error(error.message, error.hint, error.exit_code)

@@ -10,8 +10,9 @@ from tests.nightly import Part, Result, main, parts, run, summary
 
 def test_every_version_has_a_part_and_poisoned_memory_its_variable() -> None:
     found = {part.name: part for part in parts(["2.8.0", "2.15.0"], ["3.12"])}
-    assert {"torch 2.8.0", "torch 2.15.0", "python 3.12", "clients", "hostile files", "mutants"} <= set(found)
+    assert {"torch 2.8.0", "torch 2.15.0", "python 3.12", "clients", "hostile files", "load", "mutants"} <= set(found)
     assert found["poisoned unit"].environment == {"FAKEDIST_POISON": "1"}
+    assert found["load"].environment == {"FAKEDIST_LOAD": "1"}
     assert found["torch 2.8.0"].command == ("make", "torch", "TORCH=2.8.0")
 
 
