@@ -15,6 +15,9 @@ from fakedist.visible import visible
 
 #: The variable that shows the traceback instead.
 TRACEBACK = "FAKEDIST_TRACEBACK"
+#: What is said of a machine, or a limit, that a long recording does not fit.
+TOO_LITTLE_MEMORY = "there is too little memory"
+MORE_MEMORY = "a recording takes up to five times the size of its journal.bin: report it on a machine with more memory"
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -36,6 +39,9 @@ def reading(*paths: Path) -> Iterator[None]:
         raise RunDirectoryError(f"{' or '.join(map(str, paths))}: {error.message}", error.hint) from error
     except (FakedistError, OSError, click.ClickException, click.exceptions.Exit, click.Abort):
         raise
+    except MemoryError as error:
+        names = " or ".join(map(str, paths))
+        raise RunDirectoryError(f"{names} cannot be shown: {TOO_LITTLE_MEMORY}", MORE_MEMORY) from error
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise

@@ -14,6 +14,7 @@ from fakedist.cli.calibrate import calibrate
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.completion import completion
+from fakedist.cli.damaged import MORE_MEMORY, TOO_LITTLE_MEMORY
 from fakedist.cli.doctor import doctor
 from fakedist.cli.encoding import plain_where_needed
 from fakedist.cli.export import export
@@ -85,6 +86,8 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # the reader of stdout went away: `fakedist report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.BROKEN_PIPE
+    except MemoryError:
+        return print_error(TOO_LITTLE_MEMORY, MORE_MEMORY, ExitCode.ERROR)
     except OSError as error:
         if error.errno not in (*_FULL, *_REFUSED):
             raise

@@ -157,7 +157,7 @@ def told(path: Path, *command: str, named: Sequence[str] = ()) -> int:
         lines = err.getvalue().splitlines()
         begins = next(place for place, line in enumerate(lines) if line.startswith(("fakedist: error: ", _LAST_LINE)))
         first, *more = lines[begins:]
-        if first == f"{_LAST_LINE}no point fits":  # of a sweep whose rows say so
+        if first == f"{_LAST_LINE}no point fits":  # of a sweep in which that is the result
             return int(code)
         assert any(name in first for name in (named or (path.name,)))
         assert len(first) < _LONGEST_LINE

@@ -107,7 +107,7 @@ def profile(*more: str | Path, ranks: str = "0", steps: int = 2, allocations: in
 def mounted(mounts: Sequence[str], command: Sequence[str]) -> list[str]:
     """A shell command in a mount namespace of its own, where these mounts were made. Skips where none can be made."""
     if not _can_mount():
-        pytest.skip("this machine lets nobody mount (unshare --mount)")
+        pytest.skip("this machine refuses mounts (unshare --mount)")
     return [*_unshared(), "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh", *command]
 
 

@@ -1,4 +1,4 @@
-"""A full disk, directories that nobody may write to, and a clock that jumps: one line says what happened."""
+"""A full disk, read-only directories, and a clock that jumps: one line says what happened."""
 
 from __future__ import annotations
 

@@ -280,6 +280,9 @@ def _raise(error: BaseException) -> Any:
     [
         (SetupError("no compiler", "apt-get install gcc"), 1, "fakedist: error: no compiler\n  apt-get install gcc\n"),
         (OSError(errno.ENOSPC, "No space left", "run.json"), 1, "fakedist: error: the disk is full (run.json)"),
+        (OSError(errno.EROFS, "Read-only file system", "run.json"), 1, "fakedist: error: a file cannot be written or"),
+        (MemoryError(), 1, "fakedist: error: there is too little memory\n  a recording takes up to"),
+        (SetupError("a" * 1_000_000), 1, f"fakedist: error: {'a' * 2_000}... (1,000,000 characters)\n"),
         (KeyboardInterrupt(), 130, "fakedist: exit 130: interrupted\n"),
     ],
 )

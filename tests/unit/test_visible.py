@@ -16,3 +16,8 @@ def test_a_long_name_is_cut_and_says_how_long_it_was() -> None:
 
 def test_lines_stay_lines() -> None:
     assert visible_lines("a\n\tb\r\x1b") == "a\n\tb\\x0d\\x1b"
+
+
+def test_what_turns_the_direction_of_text_and_what_ends_lines_is_written_out() -> None:
+    assert visible("rm \u202egnp.\u2066\u2028x") == "rm \\u202egnp.\\u2066\\u2028x"
+    assert visible_lines("\u2069\n") == "\\u2069\n"

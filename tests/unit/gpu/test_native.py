@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fakedist.errors import SetupError
-from fakedist.gpu.native import cache_directory
+from fakedist.gpu.native import build_directory, cache_directory
 
 
 @pytest.fixture
@@ -71,3 +72,28 @@ def test_the_chosen_cache_is_looked_at_too(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("FAKEDIST_CACHE", str(home / "shared"))
     with pytest.raises(SetupError, match="shared may be written by other users"):
         cache_directory()
+
+
+def test_a_cache_that_others_may_move_away_is_not_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "shared").mkdir()
+    (home / "shared").chmod(0o777)
+    monkeypatch.setenv("FAKEDIST_CACHE", str(home / "shared/mine"))
+    with pytest.raises(SetupError, match=r"may be moved by other users, who may write to .*shared"):
+        cache_directory()
+    (home / "shared").chmod(0o1777)
+    assert cache_directory() == home / "shared/mine"
+
+
+def test_one_process_builds_at_a_time(home: Path) -> None:
+    cache = cache_directory()
+    done: list[str] = []
+
+    def build(name: str) -> None:
+        with build_directory(cache) as scratch:
+            assert [path for path in cache.iterdir() if path.is_dir()] == [scratch]
+            done.append(name)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(build, "abcdefgh"))
+    assert sorted(done) == list("abcdefgh")
+    assert not [path for path in cache.iterdir() if path.is_dir()]

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Container
 
 import pytest
@@ -310,3 +311,15 @@ def test_closures_work_inside_of_the_optimizer_from_the_first_step_on(adam: obje
     with pytest.raises(StopRun):
         train()
     assert (numbers, log.ended) == ([1, 2], [1, 2])
+
+
+def test_a_clock_that_is_set_changes_no_steps_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    steps = Steps(After(10), lambda step, start_us, end_us: lengths.append(end_us - start_us))
+    year_ns = 365 * 86_400 * 10**9
+    real = time.time_ns
+    for number in range(4):
+        monkeypatch.setattr(time, "time_ns", lambda ahead=(number % 3 - 1) * year_ns: real() + ahead)
+        steps.manual()
+    assert len(lengths) == 4
+    assert all(0 <= length < year_ns // 1000 // 2 for length in lengths)

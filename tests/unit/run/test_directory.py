@@ -7,6 +7,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
 from fakedist.run.directory import create_run_directory, default_name, is_in_use
 from fakedist.run.tables import read_table, write_table
+from fakedist.temporary import replacing
 
 
 def make_run(path: Path) -> None:
@@ -30,6 +31,16 @@ def test_a_run_is_not_overwritten_without_force(tmp_path: Path) -> None:
 
 def test_force_empties_the_run_directory(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
+    with create_run_directory(tmp_path / "run", force=True) as path:
+        assert [entry.name for entry in path.iterdir()] == [".lock"]
+
+
+def test_force_empties_a_run_directory_whose_run_was_killed_while_it_wrote(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    with replacing(tmp_path / "run/run.json") as fresh:
+        (tmp_path / "run" / f"{fresh.name}0").write_text("half")  # as a process leaves it that is killed here
+        fresh.write_text("whole")
+    (tmp_path / "run/.tables-new-1").mkdir()
     with create_run_directory(tmp_path / "run", force=True) as path:
         assert [entry.name for entry in path.iterdir()] == [".lock"]
 

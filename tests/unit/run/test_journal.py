@@ -1,3 +1,4 @@
+import os
 import pickle
 import struct
 import zlib
@@ -123,3 +124,9 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
 def test_an_existing_journal_is_never_written_over(journal: Path) -> None:
     with pytest.raises(FileExistsError):
         JournalWriter(journal)
+
+
+def test_a_hole_of_many_gigabytes_is_damage_and_is_not_read(journal: Path) -> None:
+    os.truncate(journal, 64 << 30)
+    with pytest.raises(RunDirectoryError, match=r"is broken at byte .*, and more records follow"):
+        list(read_journal(journal))
