@@ -17,7 +17,7 @@ from fakedist.visible import visible
 TRACEBACK = "FAKEDIST_TRACEBACK"
 #: What is said of a machine, or a limit, that a long recording does not fit.
 TOO_LITTLE_MEMORY = "there is too little memory"
-MORE_MEMORY = "a recording takes up to five times the size of its journal.bin: report it on a machine with more memory"
+MORE_MEMORY = "a recording takes up to six times the size of its journal.bin: report it on a machine with more memory"
 _PACKAGE = Path(__file__).parents[1]
 
 

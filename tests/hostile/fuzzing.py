@@ -159,7 +159,7 @@ def told(path: Path, *command: str, named: Sequence[str] = ()) -> int:
         first, *more = lines[begins:]
         if first == f"{_LAST_LINE}no point fits":  # of a sweep in which that is the result
             return int(code)
-        assert any(name in first for name in (named or (path.name,)))
+        assert any(name in first for name in (named or (path.name,))), first
         assert len(first) < _LONGEST_LINE
         assert all(line.startswith("  ") for line in more)
     return int(code)

@@ -19,7 +19,7 @@ from tests.hostile.inputs import INPUTS, ODD, Input, make_good
 
 #: Without it, some of what may lie in place of a file is tried.
 IS_LONG = "FAKEDIST_FUZZ" in os.environ
-pytestmark = pytest.mark.timeout(3600 if IS_LONG else 300)  # for each test, where one hangs
+pytestmark = pytest.mark.timeout(7200 if IS_LONG else 900)  # for each test, where one hangs
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,9 @@ def test_each_of_them_is_read_as_it_is(good: Path, tmp_path: Path, monkeypatch: 
     codes = {}
     for each in INPUTS:
         shutil.copytree(good, tmp_path / "copy")
-        codes[str(each)] = told(tmp_path / "copy" / each.name, *each.words(tmp_path / "copy"))
+        codes[f"{each}"] = told(tmp_path / "copy" / each.name, *each.words(tmp_path / "copy"), named=each.named)
         shutil.rmtree(tmp_path / "copy")
-    # The trace and the report are not of this run, which is said.
+    # The traces and the report are not of this run.
     assert {name for name, code in codes.items() if code} == {each for each in codes if each.startswith("calibrate-")}
 
 

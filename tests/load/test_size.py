@@ -49,8 +49,8 @@ def test_ten_million_events_of_the_allocator(tmp_path: Path) -> None:
 
 def test_a_journal_of_two_gigabytes(tmp_path: Path) -> None:
     """Allocations and frees of one block, over and over, as an endless loop of a script records them."""
-    if shutil.disk_usage(tmp_path).free < 8 << 30:
-        pytest.skip("it needs 8 GB of disk")
+    if shutil.disk_usage(tmp_path).free < 10 << 30:
+        pytest.skip("it needs 10 GB of disk")
     made = HandMade()
     op = made.op()
     run = made.write(new_run(tmp_path / "run"))
@@ -78,5 +78,5 @@ def test_a_journal_of_two_gigabytes(tmp_path: Path) -> None:
     assert "too little memory" in limited.tells_one_error()
     shown = ran(report, tmp_path)
     assert shown.code == 0, shown.err
-    assert shown.peak_bytes < 5 * size
+    assert shown.peak_bytes < 6 * size
     assert json.loads(shown.out)["peak_allocated_bytes"] == 512
