@@ -176,7 +176,8 @@ TABLES: dict[str, Table] = {
         ),
     ),
     "layers": Table(
-        "A module, by its fully qualified name; parents before children. Row 0 is outside of any module.",
+        "A module, by its fully qualified name; parents before children, models that an optimizer trains before "
+        "others. Row 0 is outside of any module.",
         (
             Column("name", "string", "Name without wrappers; a root module is called by its class in parentheses."),
             Column("class_name", "string", "Class."),

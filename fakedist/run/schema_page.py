@@ -38,8 +38,9 @@ it, and the reading half never needs torch. `python -m fakedist.run.schema_page`
 | `memory_snapshot.pickle` | torch's own snapshot format, for pytorch.org/memory_viz |
 
 All sizes are in bytes and all times in microseconds. A directory of a newer schema version is refused. A directory is
-never overwritten without `--force`, and `--force` replaces only run directories. New tables are written next to the old
-ones and moved into place together; nothing is written through a symbolic link.
+never overwritten without `--force`, and `--force` replaces only runs: that of one rank, or those of several in `rank0`,
+`rank4`, ... New tables are written next to the old ones and moved into place together; nothing is written through a
+symbolic link.
 """
 
 

@@ -286,6 +286,19 @@ def test_tokens_are_drawn_from_probabilities(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
+def test_an_output_that_is_given_gets_its_shape_on_the_host_too(engine: ValueEngine) -> None:
+    import torch
+
+    large = torch.empty(2048, 1024)
+    output, total = large.new_empty(0), torch.full((1,), 7.0)
+    assert torch.add(large, 1, out=output) is output
+    assert output.shape == (2048, 1024)
+    torch.sum(large, 0, True, out=total)
+    assert total.shape == (1, 1024)
+    assert sum(row.num_values for row in engine.invented()) == 1024
+
+
+@on_virtual_gpu
 def test_a_large_host_tensor_changes_its_shape_in_place(engine: ValueEngine) -> None:
     import torch
 

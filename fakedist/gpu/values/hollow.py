@@ -102,7 +102,9 @@ class Hollow:
             rest = [i for i in range(length) if not any(is_hollow(each[i]) for each in lists if len(each) == length)]
             if rest:
                 operator.func(*(_picked(value, rest, length) for value in args), **kwargs)
-        for tensor in plain_tensors([args[i] for i in operator.written if i < len(args)]):
+        outputs = {name: value for name, value in kwargs.items() if name in operator.written_names}
+        _resize(operator, args, kwargs, outputs)
+        for tensor in plain_tensors([*(args[i] for i in operator.written if i < len(args)), *outputs.values()]):
             if tensor.is_cuda:
                 self._host.spoil(tensor)
             elif not lists and not is_hollow(tensor):
@@ -111,7 +113,7 @@ class Hollow:
         if not returns:
             return None
         written = [args[i] for i in operator.written if i < len(args)]
-        written += [value for name, value in kwargs.items() if name in operator.written_names]
+        written += outputs.values()
         return written[0] if len(returns) == 1 else tuple(written)
 
     def _made(self, shaped: object, operator: Operator, pinned: bool) -> object:
@@ -159,6 +161,21 @@ def _keywords_on_meta(keywords: Keywords) -> Keywords:
     found.pop("pin_memory", None)
     found.pop("generator", None)
     return found
+
+
+def _resize(operator: Operator, args: Arguments, kwargs: Keywords, outputs: Keywords) -> None:
+    """Give the tensors of ``out=`` the shapes that the operation would give them."""
+    if not outputs:
+        return
+    on_meta = _keywords_on_meta(kwargs)
+    try:
+        operator.func(*_on_meta(args), **on_meta)
+    except Exception:  # the shapes depend on values
+        return
+    for name, output in outputs.items():
+        shaped = on_meta[name]
+        if isinstance(output, torch.Tensor) and isinstance(shaped, torch.Tensor) and shaped.shape != output.shape:
+            output.resize_(shaped.shape).as_strided_(shaped.shape, shaped.stride())
 
 
 def _as_zeros(value: object) -> object:
