@@ -39,12 +39,16 @@ def phase_table(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> p
 
 
 def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of ``table`` for phases in which operations ran, but none that changed the device's memory."""
+    """Rows of ``table`` for phases in which operations ran, but none that changed the device's memory.
+
+    What ran before training without any, such as a probe on the CPU, is ``init``.
+    """
     last = np.inf if recording.outcome is None else recording.outcome.last_step
     known = set(zip(table["step"].tolist(), table["phase"].astype(str).tolist(), strict=True))
     missing: dict[tuple[int, str], list[int]] = {}
     for number, scope in enumerate(recording.scopes):
-        if (place := (scope.step, scope.phase)) not in known and scope.step <= last:
+        place = (scope.step, scope.phase if scope.step else "init")
+        if place not in known and scope.step <= last:
             missing.setdefault(place, []).append(number)
     allocated, reserved = (
         np.append(0, curve) for curve in (blocks.replay.allocated_bytes, blocks.replay.reserved_bytes)

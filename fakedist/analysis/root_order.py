@@ -1,4 +1,7 @@
-"""Puts the models that are trained before all others: teachers, references and probes may have run first."""
+"""Puts the models that are trained before all others, and parents before their children.
+
+Teachers, references and probes may have run first, and so may a part of a model.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,26 @@ _TRAINED_BY = tuple(CATEGORIES.index(name) for name in ("optimizer_state", "grad
 def trained_first(recording: Recording) -> None:
     """Number layers anew: first those of models that an optimizer trains, then those of others, else in their order.
 
-    The layers of the first model are named without it, so names change, too.
+    A parent comes before its children. The layers of the first model are named without it, so names change, too.
     """
     if len(recording.layers) < 2:
         return
     parents = [row.parent for row in recording.layers]
     roots = _roots(parents)
     trained = _trained(recording.marks, roots)
-    order = sorted(range(len(parents)), key=lambda layer: (layer > 0 and roots[layer] not in trained, layer))
-    if not trained or order == sorted(order):
+    short = next((root for root, row in zip(roots, recording.layers, strict=True) if row.name[:1] not in "("), roots[1])
+
+    def rank(layer: int) -> int:
+        if not layer or not trained:
+            return 0
+        return 3 if roots[layer] not in trained else 1 if roots[layer] == short else 2
+
+    order = _parents_first(sorted(range(len(parents)), key=rank), parents)
+    if order == sorted(order):
         return
     new = np.empty(len(order), "i4")
     new[order] = np.arange(len(order))
-    names = _names([row.name for row in recording.layers], roots, order[1])
+    names = _names([row.name for row in recording.layers], roots, short, order[1] if trained else short)
     if (failed := recording.failed_request) is not None:
         recording.failed_request = dataclasses.replace(failed, layer=names.get(failed.layer, failed.layer))
     recording.layers = [
@@ -52,22 +62,36 @@ def trained_first(recording: Recording) -> None:
 
 
 def _roots(parents: list[int]) -> list[int]:
-    """The root above each layer. Parents come before their children, and layer 0 is above no other."""
+    """The root above each layer. Layer 0 is above no other."""
     roots = list(range(len(parents)))
-    for layer, parent in enumerate(parents):
-        if parent > 0:
-            roots[layer] = roots[parent]
+    for layer in roots:
+        while parents[roots[layer]] > 0:
+            roots[layer] = parents[roots[layer]]
     return roots
 
 
-def _names(names: list[str], roots: list[int], first: int) -> dict[str, str]:
-    """The new name of each layer by its old one, once another root is the first. See ``record/module_names.py``."""
+def _parents_first(order: list[int], parents: list[int]) -> list[int]:
+    """This order, with each layer's parents before it."""
+    found: dict[int, None] = {}
+    for layer in order:
+        above = [layer]
+        while parents[above[-1]] >= 0:
+            above.append(parents[above[-1]])
+        found |= dict.fromkeys(reversed(above))
+    return list(found)
+
+
+def _names(names: list[str], roots: list[int], short: int, first: int) -> dict[str, str]:
+    """The new name of each layer by its old one, once ``first`` has the short names, which the root ``short`` had.
+
+    See ``record/module_names.py``.
+    """
     found = {}
     for name, root in zip(names, roots, strict=True):
         below = name.removeprefix(f"{names[first]}.")
         if root == first and not below.startswith("("):  # what it only calls keeps its name: "(GPT).(Softmax)"
             found[name] = below
-        elif root == roots[1] and not name.startswith("("):
+        elif root == short != first and not name.startswith("("):
             found[name] = f"{names[root]}.{name}"
         else:
             found[name] = name

@@ -18,7 +18,8 @@ SLACK_BYTES = 1 << 20
 #: packed sequences differ by less from step to step.
 WHOLE_BATCH = 0.9
 
-#: Bytes of live blocks on each device: of the allocator's large blocks (over 1 MiB) and of its small ones.
+#: Bytes that live blocks were requested with, on each device: the allocator's large blocks (over 1 MiB) and its small
+#: ones. What it adds to a request varies from step to step: it leaves the rest of a cached block whole if it is small.
 Live = Mapping[int, tuple[int, int]]
 
 
@@ -81,8 +82,9 @@ class After:
 class Steady:
     """Steps until one ends with as much live memory as the step before, so that the next one would be the same.
 
-    Live memory is what the caching allocator has allocated on each device. Blocks of its large pools must match to the
-    byte. Blocks of its small pools (up to 1 MiB each) may differ by less than 1 MiB in total. Every optimizer must have
+    Live memory is what was requested of the caching allocator and is still allocated, on each device, without what the
+    allocator adds to a request. Blocks of its large pools must match to the byte. Blocks of its small pools (up to 1
+    MiB each) may differ by less than 1 MiB in total. Every optimizer must have
     stepped, and the step's batch must not be a partial one, as the last of an epoch is.
     Each step from step 2 on is timed until then.
 
@@ -135,7 +137,7 @@ class Steady:
         for device in sorted({*before, *now}):
             (large, small), (large_now, small_now) = before.get(device, (0, 0)), now.get(device, (0, 0))
             if large != large_now or abs(small - small_now) >= SLACK_BYTES:
-                told = f"{format_bytes(large + small)} were live at the end of step {step - 1}"
+                told = f"{format_bytes(large + small)} of requests were live at the end of step {step - 1}"
                 exact = f" ({large_now + small_now - large - small:+,} bytes)"
                 return f"{told}, {format_bytes(large_now + small_now)} at the end of step {step}{exact}"
         if self._size(step).rows < WHOLE_BATCH * self._most_rows:

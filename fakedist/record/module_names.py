@@ -60,7 +60,9 @@ class LayerTable:
 
     Layer 0 is outside any module. A root module is called ``(ClassName)``, and its children have their names relative
     to it. Names below a second root start with that root's name, so that no two layers share one. The model that trains
-    takes the short names from one that ran before (``name_first``). A layer keeps its number when its name changes.
+    takes the short names from one that ran before (``name_first``). A model that ran alone and then as a part of
+    another has its place there: ``(Backbone).0`` becomes ``backbone.0``. A layer keeps its number when its name or
+    parent changes.
     A module that is registered in several places has several names. The one under the calling layer is used.
     A module that no other module registers, and that was made inside another's forward or has no parameters, is named
     under the module that calls it: ``layers.0.(Softmax)``. All modules of one class made there, step after step, are
@@ -118,10 +120,10 @@ class LayerTable:
     def name_first(self, module: nn.Module) -> None:
         """Give the short names to the model with this module, and longer ones to the model that had them."""
         top = self._top_of(module)
-        known = self._of_module.get(id(top))
-        root = known[1][0] if known is not None and known[0]() is top else OUTSIDE
+        inner = unwrapped(top)  # it may have run before it was wrapped
+        root = self._of_module[id(inner)][1][0] if self.knows(inner) else OUTSIDE
         before, last = self._ids.get(self._first_label, OUTSIDE), self._labels.get(self._first_label)
-        own = f"({class_name(unwrapped(top))})"
+        own = f"({class_name(inner)})"
         is_free = own == self._first_label and (last is None or last() is None)  # it will get the dead model's names
         if before in (OUTSIDE, root) or self.rows[root].parent > OUTSIDE or (root == OUTSIDE and is_free):
             return
@@ -136,30 +138,31 @@ class LayerTable:
             self._labels.pop(self._first_label)
             self._labels[label] = last
         if root != OUTSIDE:
-            self._labels[own] = weakref.ref(unwrapped(top))
-        self._rename(before, label, root, own)
+            self._labels[own] = weakref.ref(inner)
+        self._rename({before: (label, label)} | ({root: (own, "")} if root != OUTSIDE else {}))
         self._first_label = own if root != OUTSIDE else ""
 
-    def _rename(self, before: int, label: str, first: int, own: str) -> None:
-        """Name what is below the root ``before`` with its label, and what is below ``first``, if any, without."""
-        root_of = [OUTSIDE]
-        old = self._names[first]
+    def _rename(self, new: dict[int, tuple[str, str]]) -> None:
+        """Give each of these roots a new name, and what is below it another prefix: ``new`` has both, "" for none."""
+        old = {root: f"{self._names[root]}." for root in new}
         for row in self.rows[1:]:
-            root_of.append(row.layer if row.parent <= OUTSIDE else root_of[row.parent])
-            name = row.name
-            if row.layer in (before, first):
-                name = label if row.layer == before else own
-            elif root_of[-1] == before:
-                name = f"{label}.{name}"
-            elif root_of[-1] == first:
-                name = name.removeprefix(f"{old}.")
-            else:
+            root = row
+            while root.layer not in new and root.parent > OUTSIDE:
+                root = self.rows[root.parent]
+            if root.layer not in new:
                 continue
-            self.rows[row.layer] = row._replace(name=name)
-            self._names[row.layer] = name
-            if row.layer < self._written:
-                self._renamed.append(row.layer)
+            own, prefix = new[root.layer]
+            below = row.name.removeprefix(old[root.layer])
+            if below.startswith("("):  # the root calls it and does not have it: "(GPT).(Softmax)"
+                prefix = own
+            name = own if row is root else f"{prefix}.{below}" if prefix else below
+            self._replace(row._replace(name=name))
         self._ids = {name: layer for layer, name in enumerate(self._names)}
+
+    def _replace(self, row: LayerRow) -> None:
+        self.rows[row.layer], self._names[row.layer] = row, row.name
+        if row.layer < self._written:
+            self._renamed.append(row.layer)
 
     def layer_by_id(self, key: int, calling: int = OUTSIDE) -> int | None:
         """The layer of the module with this ``id()``. None if no live module is known by it."""
@@ -238,12 +241,18 @@ class LayerTable:
         return module
 
     def _name_everything_from(self, root: nn.Module) -> None:
+        named = list(_named(root))
+        parts = {id(part): self._take_label(part) for name, part in named if name and self._is_root(part)}
         top = self._label_of(unwrapped(root))
         prefix = "" if top == self._first_label else top
         found: dict[int, tuple[nn.Module, list[int]]] = {}
-        for name, module in _named(root):
+        for name, module in named:
             full = f"{prefix}.{name}" if prefix and name else name or top
             parent = "" if not name else full.rpartition(".")[0] or top
+            ran_as = parts.pop(id(unwrapped(module)), OUTSIDE)
+            if ran_as != OUTSIDE and full not in self._ids:
+                self._rename({ran_as: (full, full)})
+                self._replace(self.rows[ran_as]._replace(parent=self._ids[parent]))
             layer = self._number(full, class_name(unwrapped(module)), parent)
             layers = found.setdefault(id(module), (module, []))[1]
             if layer not in layers:
@@ -252,6 +261,20 @@ class LayerTable:
             self._of_module[key] = (weakref.ref(module), tuple(layers))
         self._roots = {key: ref for key, ref in self._roots.items() if key not in found}
         self._roots[id(root)] = weakref.ref(root)
+
+    def _is_root(self, module: nn.Module) -> bool:
+        """Whether a module ran as the root of a model, without wrappers."""
+        label = self._labels.get(self._names[self._of_module[id(module)][1][0]]) if self.knows(module) else None
+        return label is not None and label() is module
+
+    def _take_label(self, part: nn.Module) -> int:
+        """The layer of a root that turned out to be a part of another model, which takes its place among the roots."""
+        layer = self._of_module[id(part)][1][0]
+        self._labels.pop(self._names[layer], None)
+        if self._names[layer] == self._first_label:
+            self._rename({layer: (self._first_label, self._first_label)})
+            self._first_label = ""
+        return layer
 
     def _label_of(self, root: nn.Module) -> str:
         """The name of a root: its class, numbered if another model already has that name."""

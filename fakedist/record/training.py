@@ -210,12 +210,12 @@ class Training:
 
 
 def live_bytes() -> Live:
-    """What the caching allocator has allocated, on each device with allocations."""
+    """The bytes that live blocks of the caching allocator were requested with, on each device that has any."""
     if not torch.cuda.is_initialized():
         return {}
     found = {}
     for device in range(torch.cuda.device_count()):
-        allocated = torch._C._cuda_memoryStats(device)["allocated_bytes"]
-        if allocated["all"]["current"]:
-            found[device] = (allocated["large_pool"]["current"], allocated["small_pool"]["current"])
+        requested = torch._C._cuda_memoryStats(device)["requested_bytes"]
+        if requested["all"]["current"]:
+            found[device] = (requested["large_pool"]["current"], requested["small_pool"]["current"])
     return found

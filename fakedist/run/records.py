@@ -230,7 +230,7 @@ class StepWentOnRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class LayersRecord(Record):
-    """New layers, parents before children, and layers that have new names since they were written."""
+    """New layers, parents before children, and layers that have another name or parent since they were written."""
 
     kind: ClassVar[str] = "layers"
     rows: list[LayerRow]

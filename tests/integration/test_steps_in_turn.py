@@ -66,8 +66,9 @@ def test_a_test_that_was_stopped_has_not_failed(run_fakedist: RunFakedist, tmp_p
     assert not [word for word in ("Traceback", "FAIL", "ERROR", "not reached") if word in output], output
 
 
-def test_work_before_any_optimizer_exists_is_init(run_fakedist: RunFakedist) -> None:
-    result, output = profile(run_fakedist, JOB.with_name("before_training.py"))
+@pytest.mark.parametrize("wrapped", [(), ("ddp",)])
+def test_work_before_any_optimizer_exists_is_init(run_fakedist: RunFakedist, wrapped: tuple[str, ...]) -> None:
+    result, output = profile(run_fakedist, JOB.with_name("before_training.py"), *wrapped)
     assert output.count("ITERATION") == 3
     tables = Path(result["run_directory"]) / "tables"
     blocks = pyarrow.parquet.read_table(tables / "blocks.parquet").to_pylist()
@@ -81,6 +82,7 @@ def test_work_before_any_optimizer_exists_is_init(run_fakedist: RunFakedist) -> 
     bytes_ = 1024 * 1024 * 4 + 1024 * 4
     assert held["up"] == held["down"] == (bytes_, bytes_)  # the model that trains has the short names
     assert held["(Model#2).up"] == held["(Model#2).down"] == (bytes_, 0)
+    assert set(held) == {"", "(Model)", "up", "down", "(Model#2)", "(Model#2).up", "(Model#2).down"}
 
 
 @pytest.mark.parametrize(("steps", "timed", "rows"), [("auto", 5, 4096), ("6", 6, 1024)])

@@ -297,7 +297,6 @@ ENTRIES = (
         "YOLOv8n from its YAML file, its own trainer, DDP",
         "ultralytics_yolo.py",
         _yolo,
-        from_init=False,  # the stride probe in its constructor is taken for a step
         package="ultralytics",
         environment={"YOLO_CONFIG_DIR": "{directory}", "YOLO_OFFLINE": "1"},
     ),

@@ -46,7 +46,8 @@ def test_phases_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
 
 def test_a_phase_without_an_allocation_has_what_was_held_while_it_ran(tmp_path: Path) -> None:
     made = HandMade()
-    made.op("init", 0)  # on the host
+    made.op("forward", 0, layer=made.layer("(Model)"))  # a probe on the host, in no step
+    made.op("init", 0)
     made.op("forward", 1)
     made.alloc(0, 8 * MIB)
     made.op("backward", 1)

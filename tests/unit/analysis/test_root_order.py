@@ -67,3 +67,36 @@ def test_every_block_stays_with_its_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("trained_by", "layer"), [("", 0), ("parameter", 5), ("gradient", 2)])
 def test_else_models_come_in_the_order_in_which_they_ran(tmp_path: Path, trained_by: str, layer: int) -> None:
     assert [row.name for row in distilled(tmp_path, trained_by, layer).layers] == TEACHER_FIRST
+
+
+def test_a_part_that_ran_before_its_model_comes_after_it(tmp_path: Path) -> None:
+    """Its number is lower than its parent's, which memory with children relies on."""
+    hand = HandMade()
+    part = hand.layer("backbone", "Backbone", parent=3)
+    hand.layer("backbone.0", parent=part)
+    hand.layer("(Model)", "Model")
+    hand.layer("head", parent=3)
+    for each in (2, 4):
+        hand.op(layer=each)
+        hand.alloc(each * 64 * MIB, each * MIB)
+    recording = hand.read(tmp_path / "run")
+    trained_first(recording)
+    assert [row.name for row in recording.layers] == ["", "(Model)", "backbone", "backbone.0", "head"]
+    assert [row.parent for row in recording.layers] == [-1, 0, 1, 2, 1]
+    table = make_tables(recording, build_blocks(recording), event_places(recording))["layers"].set_index("name")
+    assert [table["peak_total_bytes"][name] // MIB for name in ("(Model)", "backbone", "head")] == [6, 2, 4]
+
+
+def test_of_two_trained_models_the_one_with_the_short_names_keeps_them(tmp_path: Path) -> None:
+    hand = HandMade()
+    for name in ("(Critic)", "(Probe)", "(Model)"):
+        root = hand.layer(name)
+        hand.layer("head" if name == "(Model)" else f"{name}.head", parent=root)
+        hand.op(layer=root)
+        hand.alloc(root * 64 * MIB, MIB)
+        if name != "(Probe)":
+            hand.mark(root * 64 * MIB, "gradient", root, MIB)
+    recording = hand.read(tmp_path / "run")
+    trained_first(recording)
+    names = ["", "(Model)", "head", "(Critic)", "(Critic).head", "(Probe)", "(Probe).head"]
+    assert [row.name for row in recording.layers] == names

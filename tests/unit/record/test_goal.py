@@ -57,8 +57,8 @@ def test_after_six_steps_it_says_that_it_was_not_steady() -> None:
     assert ends.run() == 6
     (note,) = ends.goal.notes()
     assert note.text == (
-        "not steady: 5.00 MiB were live at the end of step 5, 6.00 MiB at the end of step 6 (+1,048,576 bytes): "
-        "--steps 10"
+        "not steady: 5.00 MiB of requests were live at the end of step 5, 6.00 MiB at the end of step 6 "
+        "(+1,048,576 bytes): --steps 10"
     )
 
 

@@ -230,6 +230,17 @@ def test_two_models_that_are_known_swap_their_names_and_keep_their_numbers() -> 
     assert table.name(layers[3]) == "head"
 
 
+@pytest.mark.parametrize("wrap", [Wrapped, lambda model: torch.compile(model), checkpoint_wrapper])
+def test_a_model_that_is_wrapped_after_its_probe_keeps_its_layers(wrap) -> None:  # type: ignore[no-untyped-def]
+    table, first, second = LayerTable(), Model(), Model()
+    layers = [table.layer(each) for each in (first, second, first.head, second.head)]
+    root = wrap(second)
+    table.name_first(root)
+    assert table.layer(root) == layers[1]
+    assert [table.layer(each) for each in (first, second, first.head, second.head)] == layers
+    assert [table.name(layer) for layer in layers] == ["(Model#2)", "(Model)", "(Model#2).head", "head"]
+
+
 def test_a_part_that_ran_alone_gives_the_short_names_to_its_model() -> None:
     table, part = LayerTable(), Block()
     table.layer(part)
@@ -238,6 +249,35 @@ def test_a_part_that_ran_alone_gives_the_short_names_to_its_model() -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     table.name_first(model)
     assert (table.name(before), table.name(table.layer(model[1]))) == ("(Block).mlp", "1")
+
+
+@pytest.mark.parametrize("wrap", [lambda part: part, Wrapped])
+@pytest.mark.parametrize("again", [False, True], ids=["trains at once", "runs before it trains"])
+def test_a_model_that_ran_alone_and_then_in_another_has_its_place_there(wrap, again: bool) -> None:  # type: ignore[no-untyped-def]
+    table, part, other = LayerTable(), Block(), Block()
+    layers = [table.layer(each) for each in (part, part.mlp, part.mlp[0], other, other.mlp)]
+    table.new_rows()
+    model = nn.Sequential(nn.Linear(2, 2), wrap(part))
+    if again:
+        table.layer(model)
+    table.name_first(model)
+    assert table.name(table.layer(model)) == "(Sequential)"
+    assert [table.layer(each) for each in (part, part.mlp, part.mlp[0], other, other.mlp)] == layers
+    assert [table.name(layer) for layer in layers] == ["1", "1.mlp", "1.mlp.0", "(Block#2)", "(Block#2).mlp"]
+    rows = {row.layer: (row.name, row.parent) for row in table.new_rows()}
+    assert rows[layers[0]] == ("1", table.layer(model))
+    assert rows[layers[1]] == ("1.mlp", layers[0])
+    assert len(set(names(table))) == len(table.rows)
+
+
+def test_what_the_root_only_calls_stays_below_it_under_a_new_name() -> None:
+    table, first, second = LayerTable(), Model(), Model()
+    called = table.layer(nn.Softmax(), table.layer(first))
+    table.layer(second)
+    table.name_first(second)
+    assert table.name(called) == "(Model#2).(Softmax)"
+    table.name_first(first)
+    assert table.name(called) == "(Model).(Softmax)"
 
 
 def test_the_model_that_ran_before_keeps_its_names_if_it_trains_or_is_gone() -> None:

@@ -1,8 +1,9 @@
+import pytest
 import torch
 from torch import nn
 
 from fakedist.record.position import Position
-from fakedist.record.training import Training
+from fakedist.record.training import Training, live_bytes
 
 MODEL, CRITIC = nn.Linear(4, 4), nn.Linear(4, 4)
 
@@ -61,3 +62,19 @@ def test_the_size_of_a_step_has_the_rows_of_the_first_input_and_the_elements_of_
         job.forward(MODEL, torch.zeros(rows, 3), [torch.zeros(5, 4)])
     assert job.training.size_of(1) == (16, 2 * (24 + 20))
     assert job.training.size_of(2) == (0, 0)
+
+
+def test_live_bytes_are_those_that_were_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is kept whole, because what would remain is small, is no difference between steps."""
+    allocated, requested = (
+        {
+            pool: {"current": bytes_}
+            for pool, bytes_ in (("all", large + 700), ("large_pool", large), ("small_pool", 700))
+        }
+        for large in (3 << 20, 2 << 20)
+    )
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    stats = {"allocated_bytes": allocated, "requested_bytes": requested}
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: stats, raising=False)
+    assert live_bytes() == {0: (2 << 20, 700)}
