@@ -119,7 +119,12 @@ class Composites:
         if source.is_cuda:
             return self._kernel(operator, args, kwargs)
         result = operator.func(*args, **kwargs)
-        if isinstance(result, torch.Tensor) and result.is_cuda and is_small(result) and not self._host.is_hollow(source):
+        if (
+            isinstance(result, torch.Tensor)
+            and result.is_cuda
+            and is_small(result)
+            and not self._host.is_hollow(source)
+        ):
             self._host.write(result, source)
         return result
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import zeros
@@ -68,7 +69,9 @@ class Hollow:
             return operator.func(*args, **kwargs)
         if isinstance(shaped, torch.Tensor) and not (shaped.is_floating_point() or shaped.is_complex()):
             self._host.inventions.count(operator.full_name, shaped.numel())
-            return operator.func(*map(self._as_zeros, args), **kwargs)  # comparisons, isfinite: the memory reads as zeros
+            return operator.func(
+                *map(self._as_zeros, args), **kwargs
+            )  # comparisons, isfinite: the memory reads as zeros
         pinned = bool(kwargs.get("pin_memory")) or operator.name == "_pin_memory"
         return self._made(shaped, operator, pinned)
 
@@ -118,7 +121,7 @@ class Hollow:
         return made
 
     def _fill(self, tensor: torch.Tensor, operator: Operator) -> None:
-        """What should have been computed from hollow tensors is hollow too, or made up where scripts read such sizes."""
+        """Have a result hold nothing either, or made-up values if scripts read tensors of its size."""
         if self._host.is_hollow(tensor) or not tensor.numel():
             return
         if is_float(tensor) and storage_of(tensor)[1] > LIMIT_BYTES:

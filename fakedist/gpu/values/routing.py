@@ -36,7 +36,8 @@ _DISPATCHING |= {"searchsorted", "index_add", "index_copy", "index_put", "_index
 _DISPATCHING |= {"_grouped_mm", "_scaled_grouped_mm"}
 #: These too. But a metric also does so with the one class that it predicts for each pixel.
 _DISPATCHING_SEVERAL = {"scatter", "scatter_add", "scatter_reduce", "bincount", "histc"}
-_COMPARING = {"eq", "ne", "lt", "le", "gt", "ge"}
+_ORDERING = {"lt", "le", "gt", "ge"}
+_COMPARING = {"eq", "ne", *_ORDERING}
 
 
 class Routing:
@@ -73,7 +74,7 @@ class Routing:
         if several or name in _DISPATCHING or (name == "index" and self._has_mask(args)):
             self._routers.add(choice)
             self._host.inventions.tell(ROUTED, (choice.filename, choice.line))
-        elif not (name in _COMPARING and any(map(self._is_no_expert, inputs))):
+        elif not (name in _COMPARING and any(self._is_no_expert(tensor, name) for tensor in inputs)):
             for tensor in device_tensors((result,)):
                 if name == "_to_copy" or not (tensor.is_floating_point() or tensor.is_complex()):
                     self._host.storages.make(tensor).choice = choice
@@ -87,10 +88,15 @@ class Routing:
         masks = plain_tensors(args[1:])
         return any(mask.dtype == torch.bool and self._choice_of(mask) is not None for mask in masks if mask.is_cuda)
 
-    def _is_no_expert(self, tensor: torch.Tensor) -> bool:
-        """Whether indices are compared with something else than the numbers of experts: with labels."""
+    def _is_no_expert(self, tensor: torch.Tensor, comparison: str) -> bool:
+        """Whether indices are compared with something else than the numbers of experts: with labels.
+
+        The positions up to an index are those of a sequence up to its end.
+        """
         if self._choice_of(tensor) is not None:
             return False
+        if comparison in _ORDERING and tensor.numel() > 1:
+            return True
         if not self._host.holds(tensor):
             return True
         values = host_view(tensor).flatten()
