@@ -36,6 +36,8 @@ _DISPATCHING |= {"searchsorted", "index_add", "index_copy", "index_put", "_index
 _DISPATCHING |= {"_grouped_mm", "_scaled_grouped_mm"}
 #: These too. But a metric also does so with the one class that it predicts for each pixel.
 _DISPATCHING_SEVERAL = {"scatter", "scatter_add", "scatter_reduce", "bincount", "histc"}
+#: Of these, what is written where may be indices too: the ends of sequences.
+_PUTTING = {"index_put", "_index_put_impl"}
 _ORDERING = {"lt", "le", "gt", "ge"}
 _COMPARING = {"eq", "ne", *_ORDERING}
 
@@ -71,7 +73,8 @@ class Routing:
             return
         name = func._schema.name.rpartition("::")[2].removesuffix("_")
         several = name in _DISPATCHING_SEVERAL and ".topk" in choice.operation
-        if several or name in _DISPATCHING or (name == "index" and self._has_mask(args)):
+        dispatches = name in _DISPATCHING and (name not in _PUTTING or self._is_indexed(args))
+        if several or dispatches or (name == "index" and self._has_mask(args)):
             self._routers.add(choice)
             self._host.inventions.tell(ROUTED, (choice.filename, choice.line))
         elif not (name in _COMPARING and any(self._is_no_expert(tensor, name) for tensor in inputs)):
@@ -82,6 +85,10 @@ class Routing:
     def _choice_of(self, tensor: torch.Tensor) -> Choice | None:
         known = self._host.storages.get(tensor)
         return None if known is None or known.choice in self._routers else known.choice
+
+    def _is_indexed(self, args: Arguments) -> bool:
+        """Whether the places of an ``index_put`` follow from indices."""
+        return any(self._choice_of(place) is not None for place in plain_tensors(args[1:2]) if place.is_cuda)
 
     def _has_mask(self, args: Arguments) -> bool:
         """Whether elements are selected by a mask that follows from indices."""

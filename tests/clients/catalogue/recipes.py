@@ -218,7 +218,7 @@ ENTRIES = (
         "trl_preferences.py grpo",
         _grpo,
         package="trl",
-        silent=("indices_made_up",),
+        silent=("experts_made_up",),
         **_HUGGING_FACE,
     ),
     _entry(
@@ -291,7 +291,7 @@ ENTRIES = (
         "detr_train.py",
         _detr,
         package="transformers",
-        silent=("indices_made_up",),
+        silent=("experts_made_up",),
         requires=("timm", "scipy"),
     ),
     _entry(
@@ -301,7 +301,7 @@ ENTRIES = (
         _yolo,
         from_init=False,  # the stride probe in its constructor is taken for a step
         package="ultralytics",
-        silent=("indices_made_up",),
+        silent=("experts_made_up",),
         environment={"YOLO_CONFIG_DIR": "{directory}", "YOLO_OFFLINE": "1"},
     ),
     _entry("MONAI", "UNet of volumes, Dice loss, MetaTensor, DDP", "monai_unet.py", _unet3d, package="monai"),
