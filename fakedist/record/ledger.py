@@ -118,21 +118,9 @@ class Ledger:
                         self._gathered(mine, whole, self._places[group])
         bytes_in = inputs[0].nbytes if len(inputs) == 1 else _bytes(inputs)
         bytes_out = bytes_in if outputs is inputs else _bytes(outputs)
+        sizes = (bytes_in, bytes_out, dtype)
         self._rows.append(
-            CallRow(
-                self._sequence,
-                operation,
-                group,
-                bytes_in,
-                bytes_out,
-                dtype,
-                is_async,
-                stream,
-                op,
-                scope,
-                peer,
-                *exchanged,
-            )
+            CallRow(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged)
         )
         if self.told is not None:
             self.told(self._sequence)

@@ -72,9 +72,7 @@ class HostReads:
         if not all(is_small(tensor) for tensor in tensors):
             return self._estimate(operator, args, kwargs)
         for tensor in tensors:
-            if (
-                operator.name == "multinomial"
-            ):  # its checks alone read the probabilities; the script reads what it picks
+            if operator.name == "multinomial":  # the script reads what it picks; the probabilities only decide it
                 self._host.complete(tensor)
             else:
                 self._host.settle(tensor, operator.full_name)
