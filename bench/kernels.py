@@ -87,7 +87,7 @@ def write_run(run: Path, num: int, seed: int) -> None:
     journal.append(GpuRecord("made up", 85 * GIB, peaks=peaks, torch="-"))
     journal.append(LayersRecord([LayerRow(*layer) for layer in layers]))
     journal.append(GroupsRecord([GroupRow(0, "0", "tp", tuple(range(8)), 0, 0, "nccl")]))
-    call = CallRow(0, "all_reduce", 0, 1 << 20, 1 << 20, "bfloat16", True, 7, 0, 0, -1, 0)
+    call = CallRow(0, "all_reduce", 0, 1 << 20, 1 << 20, "bfloat16", True, 7, 0, 0, -1, 0, 0)
     journal.append(CallsRecord([call._replace(sequence=at, op=at * 30) for at in range(num // 30)]))
     journal.append(kernels_record(num, seed))
     journal.append(OutcomeRecord(Outcome.STOPPED, 0))

@@ -87,7 +87,7 @@ class Ledger:
         *,
         is_async: bool = False,
         peer: int = -1,
-        largest_part_bytes: int = 0,
+        exchanged: tuple[int, int] = (0, 0),
     ) -> None:
         """Record one call.
 
@@ -98,7 +98,7 @@ class Ledger:
             outputs: Tensors that this rank receives.
             is_async: Whether the call returns before it is done.
             peer: The peer's group rank; -1 for collectives.
-            largest_part_bytes: Of an all_to_all, the largest part to or from another rank.
+            exchanged: Bytes of an all_to_all to other ranks or from them: the largest part, and all parts.
         """
         if not self.is_on:
             return
@@ -118,11 +118,9 @@ class Ledger:
                         self._gathered(mine, whole, self._places[group])
         bytes_in = inputs[0].nbytes if len(inputs) == 1 else _bytes(inputs)
         bytes_out = bytes_in if outputs is inputs else _bytes(outputs)
-        part = largest_part_bytes
+        sizes = (bytes_in, bytes_out, dtype)
         self._rows.append(
-            CallRow(
-                self._sequence, operation, group, bytes_in, bytes_out, dtype, is_async, stream, op, scope, peer, part
-            )
+            CallRow(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged)
         )
         if self.told is not None:
             self.told(self._sequence)

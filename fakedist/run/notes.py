@@ -262,6 +262,7 @@ def indices_made_up(operation: str, place: str, router: str | None) -> Note:
         place: Where; empty in a backward.
         router: Where a router did so; empty in a backward. None if none did.
     """
+    code = "indices_made_up" if router is None else "experts_made_up"
     text = (
         f"{operation}, first at {place or 'a backward'}, chose by values that no kernel had computed: each index "
         "equally often"
@@ -269,7 +270,7 @@ def indices_made_up(operation: str, place: str, router: str | None) -> Note:
     if router is not None:
         there = "" if router == place else f" at {router or 'a backward'}"
         text += f", so that the router's tokens{there} are spread evenly over its experts"
-    return Note("indices_made_up", text)
+    return Note(code, text)
 
 
 def branches_made_up(places: Sequence[str], num_more: int, loops: Sequence[str], loop_limit: int) -> Note:

@@ -113,6 +113,7 @@ class CallRow(NamedTuple):
         peer: The peer's group rank; -1 for collectives.
         largest_part_bytes: The largest part of an all_to_all that this rank sends to another rank, or receives from
             one; 0 for other calls.
+        exchanged_bytes: What it sends to all other ranks or receives from them, whichever is more; 0 for other calls.
     """
 
     sequence: int
@@ -127,6 +128,7 @@ class CallRow(NamedTuple):
     scope: int
     peer: int
     largest_part_bytes: int = 0
+    exchanged_bytes: int = 0
 
 
 class GroupRow(NamedTuple):

@@ -268,6 +268,11 @@ TABLES: dict[str, Table] = {
                 "int64",
                 "Bytes of the largest part of an all_to_all to or from another rank; 0 for other calls.",
             ),
+            Column(
+                "exchanged_bytes",
+                "int64",
+                "Bytes of an all_to_all to all other ranks or from them, whichever is more; 0 for other calls.",
+            ),
         ),
     ),
     "kernels": Table(

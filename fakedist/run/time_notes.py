@@ -116,7 +116,8 @@ def uneven_splits(num_calls: int) -> Note:
     calls = counted(num_calls, "all_to_all has", "all_to_all have")
     return Note(
         "uneven_splits",
-        f"{calls} uneven splits: the largest counts, as if all were as large; --moe-imbalance scales it",
+        f"{calls} uneven splits: what this rank sends or receives counts, whichever is more; other ranks may have more "
+        "(--moe-imbalance scales it)",
     )
 
 

@@ -128,31 +128,35 @@ def call_times(
         - link_share: The fraction of its time for which its bytes would keep the links busy.
         - kind: The collective that it is: all_reduce, ...; empty for an operation that is not known.
         - queue: The group, whose communicator runs one call at a time; -1 for sends, which run at once.
-        - is_uneven: Whether it is an all_to_all of uneven splits: each is priced as if it were as large as the largest.
+        - is_uneven: Whether it is an all_to_all of uneven splits, of which other ranks may have larger ones.
         - text: What it is, in a few words: "64 MiB, 8 nodes, ring simple".
     """
     per_node = times.fabric.gpus_per_node
     ranks = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
     sizes, places = groups["size"].tolist(), groups["group_rank"].tolist()
     shapes = [_shape(each, int(size), per_node) for each, size in zip(ranks, sizes, strict=True)]
-    keys = calls[["operation", "group", "bytes_in", "bytes_out", "peer"]].assign(part=_parts(calls))
+    keys = calls[["operation", "group", "bytes_in", "bytes_out", "peer"]].assign(
+        part=_optional(calls, "largest_part_bytes"), exchanged=_optional(calls, "exchanged_bytes")
+    )
     distinct, of_call = np.unique(keys.astype({"operation": str}).to_records(index=False), return_inverse=True)
     rows = []
-    for operation, group, bytes_in, bytes_out, peer, part in distinct.tolist():
+    for operation, group, bytes_in, bytes_out, peer, part, exchanged in distinct.tolist():
         kind, num_bytes = collective_of(operation, bytes_in, bytes_out)
         shape = shapes[group]
         if kind == _PAIR:
             shape = _pair(ranks[group], int(places[group]), int(peer), per_node)
-        # All parts of an all_to_all are under way at once: it ends with the largest one, as if all were as large.
         is_uneven = kind == "all_to_all" and part > 0 and part * shape.size != num_bytes
-        paced = part * shape.size if is_uneven else num_bytes
-        busiest = paced * moe_imbalance if kind == "all_to_all" else paced
-        found = times.time(kind, busiest, shape) if kind else _UNKNOWN
+        # No router spreads what goes to one of several other ranks: ring attention passes its keys on.
+        passes_on = is_uneven and shape.size > 2 and exchanged == part
+        paced = _even_load(part, exchanged, shape) if is_uneven else num_bytes
+        paced *= moe_imbalance if kind == "all_to_all" and not passes_on else 1
+        found = times.time(kind, paced, shape) if kind else _UNKNOWN
         low, high = found.time_us * np.exp(-found.spread), found.time_us * np.exp(found.spread)
         how = f"{found.algorithm} {found.protocol}".rstrip()
         text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {how}"
         if is_uneven:
             text += f", largest part {format_bytes(part)}"
+        is_uneven = is_uneven and not passes_on
         queue = -1 if kind == _PAIR else group
         how_long = found.time_us, low, high
         moved = float(num_bytes), found.link_share
@@ -161,11 +165,23 @@ def call_times(
     return table.iloc[of_call].set_axis(calls.index)
 
 
-def _parts(calls: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """The largest part of each all_to_all. It is 0 for other calls, and in runs that did not record it: even splits."""
-    if "largest_part_bytes" not in calls:
-        return np.zeros(len(calls), np.int64)
-    return calls["largest_part_bytes"].to_numpy("i8")
+def _optional(calls: pd.DataFrame, column: str) -> npt.NDArray[np.int64]:
+    """What calls of all_to_all exchange. It is 0 for other calls, and in runs that did not record it: even splits."""
+    return calls[column].to_numpy("i8") if column in calls else np.zeros(len(calls), np.int64)
+
+
+def _even_load(part: int, exchanged: int, shape: GroupShape) -> float:
+    """Bytes of an even all_to_all that loads the links as one of uneven splits does.
+
+    Over nodes, as much of it crosses them as can: all parts to or from ranks of other nodes may be as the largest.
+
+    Args:
+        part: The largest part.
+        exchanged: All parts to or from other ranks; 0 if that was not recorded, and all may be as the largest.
+        shape: Where the group's ranks are.
+    """
+    others = shape.size - (shape.local if shape.num_nodes > 1 else 1)
+    return shape.size * (min(exchanged / others, part) if exchanged else part)
 
 
 def _shape(ranks: Sequence[int], size: int, per_node: int) -> GroupShape:

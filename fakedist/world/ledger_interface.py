@@ -27,7 +27,7 @@ class LedgerLike(Protocol):
         *,
         is_async: bool = False,
         peer: int = -1,
-        largest_part_bytes: int = 0,
+        exchanged: tuple[int, int] = (0, 0),
     ) -> None:
         """Record a call.
 
@@ -38,7 +38,7 @@ class LedgerLike(Protocol):
             outputs: Tensors that this rank receives.
             is_async: Whether the call returns before it is done.
             peer: The peer's group rank; -1 for collectives.
-            largest_part_bytes: Of an all_to_all, the largest part to or from another rank.
+            exchanged: Bytes of an all_to_all to other ranks or from them: the largest part, and all parts.
         """
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
@@ -64,7 +64,7 @@ class NullLedger:
         *,
         is_async: bool = False,
         peer: int = -1,
-        largest_part_bytes: int = 0,
+        exchanged: tuple[int, int] = (0, 0),
     ) -> None:
         """Do nothing."""
 

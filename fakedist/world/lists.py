@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 
@@ -37,11 +37,29 @@ def flat_like(tensors: Tensors) -> torch.Tensor:
     return tensors[0].new_empty((len(tensors), *tensors[0].shape))
 
 
-def largest_part(parts: Sequence[int], place: int) -> int:
-    """The largest of an all_to_all's parts, without the one that this rank keeps.
+class Exchanged(NamedTuple):
+    """Bytes of an all_to_all to other ranks or from them, whichever direction has more.
+
+    Attributes:
+        largest_part: The largest part.
+        total: All parts.
+    """
+
+    largest_part: int = 0
+    total: int = 0
+
+    def most(self, other: Exchanged) -> Exchanged:
+        """The larger of each of two directions."""
+        return Exchanged(max(self.largest_part, other.largest_part), max(self.total, other.total))
+
+
+def exchanged(parts: Sequence[int], place: int, unit: int = 1) -> Exchanged:
+    """The parts of an all_to_all in one direction, without the one that this rank keeps.
 
     Args:
         parts: A size for each rank.
         place: This rank's place.
+        unit: Bytes of one of what the sizes count.
     """
-    return max((int(size) for other, size in enumerate(parts) if other != place), default=0)
+    sizes = [int(size) * unit for other, size in enumerate(parts) if other != place]
+    return Exchanged(max(sizes, default=0), sum(sizes))

@@ -30,7 +30,7 @@ from fakedist.world.checks import (
 )
 from fakedist.world.group import BareGroup
 from fakedist.world.ledger_interface import LedgerLike
-from fakedist.world.lists import Lists, Tensors, flat_like, is_even, largest_part, listed, only_list
+from fakedist.world.lists import Exchanged, Lists, Tensors, exchanged, flat_like, is_even, listed, only_list
 from fakedist.world.tape_file import Where
 from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
 
@@ -213,8 +213,8 @@ class RankGroup(BareGroup):
             mine = given[start : start + int(input_sizes[self._place])]
         else:
             mine = self._my_chunk(given)
-        largest = max(self._largest_part(given, input_sizes), self._largest_part(output, output_sizes))
-        with self._call("all_to_all_single", [given], [output], opts, largest) as call:
+        parts = self._exchanged(given, input_sizes).most(self._exchanged(output, output_sizes))
+        with self._call("all_to_all_single", [given], [output], opts, parts) as call:
             if len(set(output_sizes)) > 1:
                 self._arrivals.spread(output.split_with_sizes([int(size) for size in output_sizes]), mine)
             else:
@@ -226,8 +226,8 @@ class RankGroup(BareGroup):
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> Done:
         """all_to_all between lists of tensors."""
         checks.check_lists(self._checked(outputs[0]), inputs, outputs)
-        largest = max(largest_part([each.nbytes for each in tensors], self._place) for tensors in (inputs, outputs))
-        with self._call("all_to_all", inputs, outputs, opts, largest) as call:
+        sent, received = (exchanged([each.nbytes for each in tensors], self._place) for tensors in (inputs, outputs))
+        with self._call("all_to_all", inputs, outputs, opts, sent.most(received)) as call:
             self._arrivals.spread(outputs, inputs[self._place])
         return call.done(outputs)
 
@@ -312,15 +312,15 @@ class RankGroup(BareGroup):
         counted = None if self.backend_of(device.type) == "nccl" else tag
         return Where("send", self.channel, sender, receiver, tag=counted)
 
-    def _largest_part(self, tensor: torch.Tensor, sizes: Sequence[int]) -> int:
-        """Bytes of the largest part of a tensor that is another rank's; sizes count rows, none mean equal parts."""
+    def _exchanged(self, tensor: torch.Tensor, sizes: Sequence[int]) -> Exchanged:
+        """The parts of a tensor that are other ranks'; sizes count rows, none mean equal parts."""
         if not len(sizes):
-            return tensor.nbytes // self._num_ranks if self._num_ranks > 1 else 0
-        rows = largest_part(sizes, self._place)
-        return rows and rows * (tensor.nbytes // tensor.shape[0])
+            part, others = tensor.nbytes // self._num_ranks, self._num_ranks - 1
+            return Exchanged(part, others * part) if others else Exchanged()
+        return exchanged(sizes, self._place, tensor.nbytes // max(tensor.shape[0], 1))
 
     def _call(
-        self, operation: str, inputs: Tensors, outputs: Tensors, opts: object, largest_part_bytes: int = 0
+        self, operation: str, inputs: Tensors, outputs: Tensors, opts: object, parts: tuple[int, int] = (0, 0)
     ) -> Call:
         """Begin a collective: record it and choose its stream."""
         is_async = getattr(opts, "asyncOp", True)  # the default of c10d/Types.hpp
@@ -330,9 +330,7 @@ class RankGroup(BareGroup):
             if self._asked == "nccl":
                 check_dense(inputs, outputs)
         self._sequence += 1
-        self._ledger.write(
-            operation, self.number, inputs, outputs, is_async=is_async, largest_part_bytes=largest_part_bytes
-        )
+        self._ledger.write(operation, self.number, inputs, outputs, is_async=is_async, exchanged=parts)
         stream = timed = None
         if some and some[0].is_cuda:
             timed = self._ledger.timed(operation)

@@ -316,7 +316,7 @@ def test_hostile_names_are_text_everywhere(reader: Reader, tmp_path: Path) -> No
         made.op("forward", 1, layer, name=name)
         made.alloc(number * 64 * MIB, 32 * MIB, stack=stack)
     made.record("groups", rows=[(0, HOSTILE[0], HOSTILE[2], (0, 1), 0, 0, HOSTILE[1])])
-    made.record("calls", rows=[(0, HOSTILE[2], 0, 1, 1, HOSTILE[0], False, 0, 1, 0, -1, 0)])
+    made.record("calls", rows=[(0, HOSTILE[2], 0, 1, 1, HOSTILE[0], False, 0, 1, 0, -1, 0, 0)])
     kernels = [kernel(at * 10.0, 9.0, name=name, layer=at + 1) for at, name in enumerate(HOSTILE)]
     made.others.append(record(*kernels, kernel(40, 5, "communication", call=0)))
     run = made.write(new_run(tmp_path / "run", arguments=HOSTILE))

@@ -73,7 +73,14 @@ def test_metrics_are_no_routers(engine: ValueEngine) -> None:
         dropped = best.softmax(-1).cumsum(-1) > 0.9
         dropped.scatter(1, order, dropped).sum().item()
 
-    metrics = (top_5_accuracy, accuracy, dice, confusion, mean_reciprocal_rank, anchors, nucleus)
+    def up_to_the_first_end() -> None:
+        is_end = logits() > 0
+        has_end, ends = is_end.any(1), torch.full((TOKENS,), EXPERTS, device="cuda")
+        ends[has_end] = is_end.int().argmax(1)[has_end]
+        mask = torch.arange(EXPERTS, device="cuda") <= ends[:, None]
+        logits()[mask].sum().item()
+
+    metrics = (up_to_the_first_end, top_5_accuracy, accuracy, dice, confusion, mean_reciprocal_rank, anchors, nucleus)
     assert routing(engine, *metrics) == []
 
 

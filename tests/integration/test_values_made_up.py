@@ -223,6 +223,34 @@ def test_offloaded_training_costs_the_host_nothing(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
+def test_what_follows_from_large_host_floats_is_neither_known_nor_read(engine: ValueEngine) -> None:
+    import torch
+
+    large = torch.nn.Parameter(torch.randn(1408, 1024))
+    half = large.to(torch.bfloat16)  # 2.75 MiB, which would be computed
+    loaded = torch.ones(1408, 1024, dtype=torch.bfloat16)
+    listed = torch.ones(1408, 1024, dtype=torch.bfloat16)
+    with torch.no_grad():
+        loaded.copy_(large)
+        torch._foreach_copy_([listed, torch.ones(4)], [large, torch.zeros(4)])
+        half.mul_(2.0)
+    for host in (large, half, loaded, listed):
+        assert engine.known(host) is None
+        rows, eighth = host[:8].cuda(), torch.zeros(8, 1024, device="cuda")
+        with torch.no_grad():
+            eighth.copy_(host[8:16])
+        assert engine.known(rows) is engine.known(eighth) is None
+        assert host.cuda().shape == host.shape
+    assert invented_values(engine) == 0
+    assert half[0, 0].item() != 0
+    assert half.float().norm().item() > 0
+    assert invented_values(engine) == 2
+    real = torch.ones(1408, 1024, dtype=torch.bfloat16)
+    assert (real + 1).mean().item() == 2
+    assert invented_values(engine) == 0
+
+
+@on_virtual_gpu
 def test_small_and_whole_numbers_are_computed_on_the_host_as_ever(engine: ValueEngine) -> None:
     import torch
 
@@ -283,6 +311,19 @@ def test_tokens_are_drawn_from_probabilities(engine: ValueEngine) -> None:
     tokens = torch.multinomial(torch.randn(4, 131072, device="cuda").softmax(-1), 1)
     assert tokens.shape == (4, 1)
     assert 0 <= tokens.min().item() <= tokens.max().item() < 131072
+    assert invented_values(engine) == 4
+
+
+@on_virtual_gpu
+def test_probabilities_that_only_a_draw_reads_are_not_counted(engine: ValueEngine) -> None:
+    import torch
+
+    logits = torch.empty(4, 2048, device="cuda") @ torch.empty(2048, 2048, device="cuda")
+    tokens = torch.multinomial(logits.softmax(-1), 1)
+    assert invented_values(engine) == 0
+    assert engine.known(tokens) is None
+    assert len(tokens.tolist()) == 4
+    assert invented_values(engine) == 4
 
 
 @on_virtual_gpu

@@ -15,9 +15,8 @@ from fakedist.gpu.fast_path.objects import find_objects_by_type
 from fakedist.gpu.fast_path.rules import EVERYTHING, Flag, rule_of
 from fakedist.gpu.fast_path.trace import CompiledTags
 from fakedist.gpu.values import ValueEngine
-from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES
+from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, LIMIT_BYTES, MASK_LIMIT_BYTES
 from fakedist.gpu.values.following import FEW, MANY
-from fakedist.gpu.values.hollow import HOST_LIMIT_BYTES
 from fakedist.gpu.values.operators import Operator
 from fakedist.run.records import OperationsRecord
 

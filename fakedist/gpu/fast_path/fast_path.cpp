@@ -128,7 +128,8 @@ bool is_plain(const at::Tensor &tensor) {
     if (impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides()) return false;
     if (tensor.is_cuda()) return true;
     if (!tensor.is_cpu()) return false;
-    const auto bytes = static_cast<int64_t>(impl->unsafe_storage().nbytes()); // hollow.is_hollow
+    if (is_known(tensor)) return false; // Host.is_hollow
+    const auto bytes = static_cast<int64_t>(impl->unsafe_storage().nbytes());
     return bytes <= limits.host_limit_bytes || !(is_float(tensor) || tensor.is_complex());
 }
 

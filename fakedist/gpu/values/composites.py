@@ -14,7 +14,6 @@ import torch
 
 from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords, as_device, device_tensors, tensor_at
 from fakedist.gpu.values.contents import is_small
-from fakedist.gpu.values.hollow import is_hollow
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.operators import Method, Operator
 
@@ -120,7 +119,12 @@ class Composites:
         if source.is_cuda:
             return self._kernel(operator, args, kwargs)
         result = operator.func(*args, **kwargs)
-        if isinstance(result, torch.Tensor) and result.is_cuda and is_small(result) and not is_hollow(source):
+        if (
+            isinstance(result, torch.Tensor)
+            and result.is_cuda
+            and is_small(result)
+            and not self._host.is_hollow(source)
+        ):
             self._host.write(result, source)
         return result
 

@@ -25,6 +25,9 @@ LIMIT_BYTES = 256 << 10
 #: Token ids, counts and masks may be larger: up to the size that the caching allocator puts into its small segments
 #: (kSmallSize in c10/core/AllocatorConfig.h), which hold data (the driver's memory.c).
 MASK_LIMIT_BYTES = 1 << 20
+#: Larger floats on the host are not computed either. A model has few parameters between LIMIT_BYTES and this size, and
+#: scripts read such tensors.
+HOST_LIMIT_BYTES = 4 << 20
 
 _CPU = torch.device("cpu")
 _host_storage = torch._C._construct_storage_from_data_pointer
@@ -34,6 +37,11 @@ def is_small(tensor: torch.Tensor) -> bool:
     """Whether a tensor's whole storage is small enough to be computed."""
     num_bytes = storage_of(tensor)[1]
     return num_bytes <= LIMIT_BYTES or (num_bytes <= MASK_LIMIT_BYTES and not tensor.is_floating_point())
+
+
+def is_float(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has real or complex floats."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def is_large(tensor: torch.Tensor) -> bool:

@@ -36,7 +36,7 @@ from fakedist.gpu.values.contents import LIMIT_BYTES, host_view, is_large, is_sm
 from fakedist.gpu.values.following import Following
 from fakedist.gpu.values.foreach import Foreach
 from fakedist.gpu.values.graph_values import GraphValues
-from fakedist.gpu.values.hollow import Hollow, is_hollow
+from fakedist.gpu.values.hollow import Hollow
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.host_reads import INDEXING, READS, HostReads
 from fakedist.gpu.values.inside import Inside
@@ -168,7 +168,7 @@ class ValueEngine:
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A plain tensor's values; None if kernels did not compute all of them."""
         if not tensor.is_cuda:
-            return None if is_hollow(tensor) else tensor
+            return None if self.host.is_hollow(tensor) else tensor
         if not self.host.holds(tensor):
             recipe = self.host.recipe(tensor)
             return None if recipe is None or recipe.doubt is not None else self._large.value(tensor)
@@ -229,8 +229,9 @@ class ValueEngine:
 
     def _kernel(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """An operation that only writes device memory. Nearly all operations take this path."""
-        if self._hollow.concerns(operator, args, kwargs) and not _is_upload(operator, args, kwargs):
-            return self._hollow.run(operator, args, kwargs)
+        if self._hollow.concerns(operator, args, kwargs):
+            run = self._not_computed if _is_upload(operator, args, kwargs) else self._hollow.run
+            return run(operator, args, kwargs)
         if not operator.like:
             for value in args:
                 if isinstance(value, torch.Tensor):
@@ -341,7 +342,7 @@ class ValueEngine:
     def _read(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         device = cuda_device(args, {})
         if device is None:
-            if operator.name == "_local_scalar_dense" and is_hollow(args[0]):
+            if operator.name == "_local_scalar_dense" and self.host.is_hollow(args[0]):
                 args = (self._hollow.take_element(args[0], operator.full_name),)
             return operator.func(*args, **kwargs)
         if operator.takes_generator:
@@ -446,7 +447,7 @@ class ValueEngine:
 
     def _dropped(self, operator: Operator, source: torch.Tensor, result: torch.Tensor) -> None:
         """A large tensor came to the host. It gets the known values, else made-up floats, or zeros for integers."""
-        if is_hollow(result):
+        if self.host.is_hollow(result):
             self._hollow.count()
             return
         share = self.host.shares.of(source)
@@ -490,7 +491,7 @@ def _shape_alone(args: Arguments) -> Arguments:
 
 
 def _is_upload(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
-    """Whether an operation copies from the host to a device. The driver drops the data of large copies."""
+    """Whether an operation copies from the host to a device."""
     if operator.name == "copy_":
         return tensor_at(args, 0).is_cuda
     target = as_device(kwargs.get("device"))

@@ -17,7 +17,6 @@ from torch import empty, empty_strided, tensor
 from torch._ops import OpOverload
 
 from fakedist.gpu.values.contents import host_view, is_small
-from fakedist.gpu.values.hollow import is_hollow
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.operators import Operator
@@ -110,7 +109,7 @@ class GraphValues:
             if recipe is None:
                 return _Input(None, None)
             return _Input(_Lazy(recipe, empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))), recipe.doubt)
-        if is_hollow(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        if self._host.is_hollow(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return _Input(None, None)
         once = distinct(value.detach())
         copy = (host_view(once) if once.is_cuda else once).clone().expand(value.shape)

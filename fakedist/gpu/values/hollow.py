@@ -2,7 +2,8 @@
 
 Offloaded parameters, gradients and optimizer states, and models that are initialised on the host, are larger than the
 memory of the machine that fakes the job. Their pages stay untouched: an operation on them returns a result of the right
-size, and values read from them are made up and counted.
+size, and values read from them are made up and counted. A result that the device would not compute either, such as the
+parameter in half precision, is hollow too.
 """
 
 from __future__ import annotations
@@ -15,27 +16,15 @@ import torch
 from torch import zeros
 
 from fakedist.gpu.values.arguments import Arguments, Keywords, as_device, plain_tensors
+from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, LIMIT_BYTES, is_float
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.shares import NON_NEGATIVE
 from fakedist.gpu.values.storage import storage_of
 
-#: Smaller tensors are computed. A model has few parameters between the device's limit and this one, and scripts read
-#: such tensors.
-HOST_LIMIT_BYTES = 4 << 20
 _FACTORIES = {"zeros", "ones", "full", "rand", "randn", "normal", "linspace", "eye"}
 _META = torch.device("meta")
-
-
-def is_hollow(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a float tensor on the host whose storage is too large to be computed."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.device.type == "cpu"
-        and (value.is_floating_point() or value.is_complex())
-        and storage_of(value)[1] > HOST_LIMIT_BYTES
-    )
 
 
 class Hollow:
@@ -58,11 +47,11 @@ class Hollow:
         """Whether an operation reads, writes or creates such tensors."""
         for value in args:
             if isinstance(value, torch.Tensor):
-                if not value.is_cuda and is_hollow(value):
+                if not value.is_cuda and self._host.is_hollow(value):
                     return True
-            elif _is_list_on_host(value) and any(map(is_hollow, value)):
+            elif _is_list_on_host(value) and any(map(self._host.is_hollow, value)):
                 return True
-        if operator.written_names and any(map(is_hollow, kwargs.values())):
+        if operator.written_names and any(map(self._host.is_hollow, kwargs.values())):
             return True
         return operator.name in _FACTORIES and _makes_one(args, kwargs)
 
@@ -80,7 +69,9 @@ class Hollow:
             return operator.func(*args, **kwargs)
         if isinstance(shaped, torch.Tensor) and not (shaped.is_floating_point() or shaped.is_complex()):
             self._host.inventions.count(operator.full_name, shaped.numel())
-            return operator.func(*map(_as_zeros, args), **kwargs)  # comparisons, isfinite: the memory reads as zeros
+            return operator.func(
+                *map(self._as_zeros, args), **kwargs
+            )  # comparisons, isfinite: the memory reads as zeros
         pinned = bool(kwargs.get("pin_memory")) or operator.name == "_pin_memory"
         return self._made(shaped, operator, pinned)
 
@@ -94,21 +85,27 @@ class Hollow:
             self.first_line = script_line()
         self.operations += 1
 
+    def _as_zeros(self, value: object) -> object:
+        return zeros((), dtype=value.dtype).expand(value.shape) if self._host.is_hollow(value) else value
+
     def _in_place(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         lists = [value for value in args if isinstance(value, (list, tuple)) and value]
         lists = [value for value in lists if isinstance(value[0], torch.Tensor)]
+        computed: set[int] = set()
         if lists:
             length = len(lists[0])
-            rest = [i for i in range(length) if not any(is_hollow(each[i]) for each in lists if len(each) == length)]
+            lists = [each for each in lists if len(each) == length]
+            rest = [i for i in range(length) if not any(self._host.is_hollow(each[i]) for each in lists)]
             if rest:
+                computed = {id(each[i]) for each in lists for i in rest}
                 operator.func(*(_picked(value, rest, length) for value in args), **kwargs)
         outputs = {name: value for name, value in kwargs.items() if name in operator.written_names}
         _resize(operator, args, kwargs, outputs)
         for tensor in plain_tensors([*(args[i] for i in operator.written if i < len(args)), *outputs.values()]):
             if tensor.is_cuda:
                 self._host.spoil(tensor)
-            elif not lists and not is_hollow(tensor):
-                self._host.inventions.fill(tensor, operator.full_name)
+            elif id(tensor) not in computed:
+                self._fill(tensor, operator)
         returns = operator.func._schema.returns
         if not returns:
             return None
@@ -122,9 +119,18 @@ class Hollow:
         if not isinstance(shaped, torch.Tensor):
             return shaped
         made = torch.empty_strided(shaped.shape, shaped.stride(), dtype=shaped.dtype, pin_memory=pinned)
-        if not is_hollow(made) and made.numel():
-            self._host.inventions.fill(made, operator.full_name, non_negative=operator.name in NON_NEGATIVE)
+        self._fill(made, operator)
         return made
+
+    def _fill(self, tensor: torch.Tensor, operator: Operator) -> None:
+        """Have a result hold nothing either, or made-up values if scripts read tensors of its size."""
+        if self._host.is_hollow(tensor) or not tensor.numel():
+            return
+        if is_float(tensor) and storage_of(tensor)[1] > LIMIT_BYTES:
+            tensor.zero_()
+            self._host.know_hollow(tensor)
+            return
+        self._host.inventions.fill(tensor, operator.full_name, non_negative=operator.name in NON_NEGATIVE)
 
 
 def _is_list_on_host(value: object) -> TypeGuard[Sequence[torch.Tensor]]:
@@ -176,10 +182,6 @@ def _resize(operator: Operator, args: Arguments, kwargs: Keywords, outputs: Keyw
         shaped = on_meta[name]
         if isinstance(output, torch.Tensor) and isinstance(shaped, torch.Tensor) and shaped.shape != output.shape:
             output.resize_(shaped.shape).as_strided_(shaped.shape, shaped.stride())
-
-
-def _as_zeros(value: object) -> object:
-    return zeros((), dtype=value.dtype).expand(value.shape) if is_hollow(value) else value
 
 
 def _picked(value: object, positions: list[int], length: int) -> object:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 
 from fakedist.gpu.values.arguments import Keywords
 from fakedist.gpu.values.choices import spread
-from fakedist.gpu.values.contents import LIMIT_BYTES, Defined, host_view, host_views, is_small
+from fakedist.gpu.values.contents import (
+    HOST_LIMIT_BYTES,
+    LIMIT_BYTES,
+    Defined,
+    host_view,
+    host_views,
+    is_float,
+    is_small,
+)
 from fakedist.gpu.values.doubts import Doubts
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.values.known import Doubt, Storages, Watch
@@ -50,6 +59,19 @@ class Host:
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether anything is known about the contents of a tensor's storage."""
         return self.storages.get_moved(tensor) is not None
+
+    def is_hollow(self, value: object) -> TypeGuard[torch.Tensor]:
+        """Whether a value is a tensor on the host that holds nothing (:mod:`fakedist.gpu.values.hollow`)."""
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+            return False
+        if is_float(value) and storage_of(value)[1] > HOST_LIMIT_BYTES:
+            return True
+        known = self.storages.get_moved(value)
+        return known is not None and known.is_hollow
+
+    def know_hollow(self, tensor: torch.Tensor) -> None:
+        """Record that a tensor on the host holds nothing, whatever its size. Its memory keeps what it has."""
+        self.storages.make(tensor).is_hollow = True
 
     def is_seen(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's values are on the host or can be made up there."""

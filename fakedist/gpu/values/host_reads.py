@@ -72,7 +72,10 @@ class HostReads:
         if not all(is_small(tensor) for tensor in tensors):
             return self._estimate(operator, args, kwargs)
         for tensor in tensors:
-            self._host.settle(tensor, operator.full_name)
+            if operator.name == "multinomial":  # the script reads what it picks; the probabilities only decide it
+                self._host.complete(tensor)
+            else:
+                self._host.settle(tensor, operator.full_name)
         return self._on_host(operator, self._host.arguments(args), kwargs, tensors)
 
     def indices(self, operator: Operator, args: Arguments) -> Arguments:
@@ -146,6 +149,10 @@ class HostReads:
             mask = tensor_at(args, 1)
             repeats = _broadcast_numel(first.shape, mask.shape) // max(1, mask.numel())
             return first.new_empty((self._count(mask, operation) * repeats,))
+        if operator.name == "multinomial":
+            picked = self._on_host(operator, [self._stand_in(value, operation, 1.0) for value in args], kwargs, [first])
+            self._host.inventions.count(operation, tensor_at((picked,), 0).numel())
+            return picked
         self._host.inventions.count(operation, 1)
         if operator.name in ("equal", "allclose"):
             return first.shape == tensor_at(args, 1).shape
@@ -155,13 +162,12 @@ class HostReads:
             even = full((bins,), first.numel() // bins)
             even[: first.numel() % bins] += 1
             return self._host.to_device(even, first.device)
-        stand_ins = [self._stand_in(value, operation, operator.name == "multinomial") for value in args]
-        return self._on_host(operator, stand_ins, kwargs, [first])
+        return self._on_host(operator, [self._stand_in(value, operation, 0.0) for value in args], kwargs, [first])
 
-    def _stand_in(self, value: object, operation: str, ones: bool) -> object:
+    def _stand_in(self, value: object, operation: str, number: float) -> object:
         """Return a host tensor for an argument. A large one repeats one number, which takes no memory."""
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return value
         if is_small(value):
             return self._host.settle(value, operation)
-        return full((), float(ones)).to(value.dtype).expand(value.shape)
+        return full((), number).to(value.dtype).expand(value.shape)

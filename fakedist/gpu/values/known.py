@@ -84,6 +84,7 @@ class Known:
         recipe: What the values of a large storage follow from (:mod:`fakedist.gpu.values.recipes`).
         losses: How many launches had taken values away when they were last found in place.
         is_positive: If nothing is negative, whether nothing is zero either.
+        is_hollow: Whether it is on the host and holds nothing, although it is small enough to be computed.
         choice: Which picked indices it holds, or what follows from them (:mod:`fakedist.gpu.values.routing`).
     """
 
@@ -94,6 +95,7 @@ class Known:
             "doubted",
             "flags",
             "is_assumed",
+            "is_hollow",
             "is_positive",
             "is_whole",
             "key",
@@ -116,6 +118,7 @@ class Known:
         self.doubted: DoubtedBytes | None = None
         self.share: float | None = None
         self.is_assumed = False
+        self.is_hollow = False
         self.recipe: object = None
         self.choice: Choice | None = None
         self.is_positive: bool | None = None
@@ -124,6 +127,7 @@ class Known:
     def is_nothing(self) -> bool:
         """Whether nothing is known."""
         is_empty = not self.is_whole and self.flags is None and self.recipe is None and self.choice is None
+        is_empty = is_empty and not self.is_hollow
         return is_empty and self.doubted is None and self.share is None and self.is_positive is None
 
     @property

@@ -15,7 +15,6 @@ import torch
 
 from fakedist.gpu.values.arguments import Arguments, Keywords, plain_tensors
 from fakedist.gpu.values.contents import covers, host_view, is_small
-from fakedist.gpu.values.hollow import is_hollow
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.operators import Operator
@@ -123,7 +122,7 @@ class Large:
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
         if not tensor.is_cuda:
-            return not is_hollow(tensor)
+            return not self._host.is_hollow(tensor)
         return self._host.holds(tensor) or self._host.recipe(tensor) is not None
 
     @staticmethod

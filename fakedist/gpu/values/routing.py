@@ -36,7 +36,10 @@ _DISPATCHING |= {"searchsorted", "index_add", "index_copy", "index_put", "_index
 _DISPATCHING |= {"_grouped_mm", "_scaled_grouped_mm"}
 #: These too. But a metric also does so with the one class that it predicts for each pixel.
 _DISPATCHING_SEVERAL = {"scatter", "scatter_add", "scatter_reduce", "bincount", "histc"}
-_COMPARING = {"eq", "ne", "lt", "le", "gt", "ge"}
+#: Of these, what is written where may be indices too: the ends of sequences.
+_PUTTING = {"index_put", "_index_put_impl"}
+_ORDERING = {"lt", "le", "gt", "ge"}
+_COMPARING = {"eq", "ne", *_ORDERING}
 
 
 class Routing:
@@ -70,10 +73,11 @@ class Routing:
             return
         name = func._schema.name.rpartition("::")[2].removesuffix("_")
         several = name in _DISPATCHING_SEVERAL and ".topk" in choice.operation
-        if several or name in _DISPATCHING or (name == "index" and self._has_mask(args)):
+        dispatches = name in _DISPATCHING and (name not in _PUTTING or self._is_indexed(args))
+        if several or dispatches or (name == "index" and self._has_mask(args)):
             self._routers.add(choice)
             self._host.inventions.tell(ROUTED, (choice.filename, choice.line))
-        elif not (name in _COMPARING and any(map(self._is_no_expert, inputs))):
+        elif not (name in _COMPARING and any(self._is_no_expert(tensor, name) for tensor in inputs)):
             for tensor in device_tensors((result,)):
                 if name == "_to_copy" or not (tensor.is_floating_point() or tensor.is_complex()):
                     self._host.storages.make(tensor).choice = choice
@@ -82,15 +86,24 @@ class Routing:
         known = self._host.storages.get(tensor)
         return None if known is None or known.choice in self._routers else known.choice
 
+    def _is_indexed(self, args: Arguments) -> bool:
+        """Whether the places of an ``index_put`` follow from indices."""
+        return any(self._choice_of(place) is not None for place in plain_tensors(args[1:2]) if place.is_cuda)
+
     def _has_mask(self, args: Arguments) -> bool:
         """Whether elements are selected by a mask that follows from indices."""
         masks = plain_tensors(args[1:])
         return any(mask.dtype == torch.bool and self._choice_of(mask) is not None for mask in masks if mask.is_cuda)
 
-    def _is_no_expert(self, tensor: torch.Tensor) -> bool:
-        """Whether indices are compared with something else than the numbers of experts: with labels."""
+    def _is_no_expert(self, tensor: torch.Tensor, comparison: str) -> bool:
+        """Whether indices are compared with something else than the numbers of experts: with labels.
+
+        The positions up to an index are those of a sequence up to its end.
+        """
         if self._choice_of(tensor) is not None:
             return False
+        if comparison in _ORDERING and tensor.numel() > 1:
+            return True
         if not self._host.holds(tensor):
             return True
         values = host_view(tensor).flatten()

@@ -218,6 +218,7 @@ ENTRIES = (
         "trl_preferences.py grpo",
         _grpo,
         package="trl",
+        silent=("experts_made_up",),
         **_HUGGING_FACE,
     ),
     _entry(
@@ -290,6 +291,7 @@ ENTRIES = (
         "detr_train.py",
         _detr,
         package="transformers",
+        silent=("experts_made_up",),
         requires=("timm", "scipy"),
     ),
     _entry(
@@ -298,6 +300,7 @@ ENTRIES = (
         "ultralytics_yolo.py",
         _yolo,
         package="ultralytics",
+        silent=("experts_made_up",),
         environment={"YOLO_CONFIG_DIR": "{directory}", "YOLO_OFFLINE": "1"},
     ),
     _entry("MONAI", "UNet of volumes, Dice loss, MetaTensor, DDP", "monai_unet.py", _unet3d, package="monai"),

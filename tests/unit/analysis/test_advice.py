@@ -80,9 +80,9 @@ def replicated(
     made.step(1)
     made.record("groups", rows=[(0, "0", "default_pg", tuple(range(group_size)), 0, 0, "nccl")])
     # The call is of scope 2, the backward.
-    rows = [(0, "all_reduce", 0, reduced_bytes, reduced_bytes, "float32", True, 0, 2, 2, -1, 0)]
+    rows = [(0, "all_reduce", 0, reduced_bytes, reduced_bytes, "float32", True, 0, 2, 2, -1, 0, 0)]
     if forward_too:
-        rows.append((1, "all_reduce", 0, MIB, MIB, "float32", True, 0, 1, 1, -1, 0))
+        rows.append((1, "all_reduce", 0, MIB, MIB, "float32", True, 0, 1, 1, -1, 0, 0))
     made.record("calls", rows=rows)
 
 

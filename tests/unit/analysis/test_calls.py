@@ -21,12 +21,12 @@ def talk(directory: Path) -> Recording:
         ],
     )
     rows = [
-        (0, "broadcast", 0, 10, 10, "float32", False, 0, 0, -1, -1, 0),
-        (1, "all_reduce", 1, 100, 100, "bfloat16", True, 7, 1, 0, -1, 0),
-        (2, "all_reduce", 0, 1_000, 1_000, "float32", False, 0, 1, 0, -1, 0),
-        (3, "all_reduce", 1, 300, 300, "bfloat16", True, 7, 1, 0, -1, 0),
-        (4, "all_gather_into_tensor", 0, 500, 4_000, "float32", False, 0, 1, 0, -1, 0),
-        (5, "send", 0, 20, 0, "float32", False, 0, 1, 0, 3, 0),
+        (0, "broadcast", 0, 10, 10, "float32", False, 0, 0, -1, -1, 0, 0),
+        (1, "all_reduce", 1, 100, 100, "bfloat16", True, 7, 1, 0, -1, 0, 0),
+        (2, "all_reduce", 0, 1_000, 1_000, "float32", False, 0, 1, 0, -1, 0, 0),
+        (3, "all_reduce", 1, 300, 300, "bfloat16", True, 7, 1, 0, -1, 0, 0),
+        (4, "all_gather_into_tensor", 0, 500, 4_000, "float32", False, 0, 1, 0, -1, 0, 0),
+        (5, "send", 0, 20, 0, "float32", False, 0, 1, 0, 3, 0, 0),
     ]
     made.record("calls", rows=rows[:2])
     made.record("calls", rows=rows[2:])

@@ -36,7 +36,7 @@ def kept() -> Kept:
 def test_a_call_is_one_row(kept: Kept) -> None:
     kept.ledger.write("all_gather", 2, [torch.ones(2).half()], [torch.ones(3), torch.ones(4)], is_async=True)
     kept.ledger.flush()
-    assert kept.calls() == [(0, "all_gather", 2, 4, 28, "float16", True, 0, 7, 3, -1, 0)]
+    assert kept.calls() == [(0, "all_gather", 2, 4, 28, "float16", True, 0, 7, 3, -1, 0, 0)]
     assert kept.marked == []  # CPU tensors are not device memory
 
 
@@ -53,13 +53,13 @@ def test_the_blocks_of_a_calls_tensors_are_marked_where_they_begin(kept: Kept, m
 def test_a_receive_has_its_peer_and_the_type_of_its_output(kept: Kept) -> None:
     kept.ledger.write("recv", 0, [], [torch.ones(2, dtype=torch.int64)], peer=5)
     kept.ledger.flush()
-    assert kept.calls() == [(0, "recv", 0, 0, 16, "int64", False, 0, 7, 3, 5, 0)]
+    assert kept.calls() == [(0, "recv", 0, 0, 16, "int64", False, 0, 7, 3, 5, 0, 0)]
 
 
 def test_a_barrier_has_neither(kept: Kept) -> None:
     kept.ledger.write("barrier", 0, [], [])
     kept.ledger.flush()
-    assert kept.calls() == [(0, "barrier", 0, 0, 0, "", False, 0, 7, 3, -1, 0)]
+    assert kept.calls() == [(0, "barrier", 0, 0, 0, "", False, 0, 7, 3, -1, 0, 0)]
 
 
 def test_calls_are_numbered_and_placed_where_they_happen(kept: Kept) -> None:

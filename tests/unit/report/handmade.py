@@ -61,8 +61,10 @@ def talking(made: HandMade) -> HandMade:
     made.record(
         "groups", rows=[(0, "0", "default_pg", tuple(range(8)), 0, 1, "nccl"), (1, "3", "tp", (0, 1), 0, 1, "nccl")]
     )
-    rows = [(0, "all_reduce", 0, 96 * MIB, 96 * MIB, "float32", False, 0, 1, 0, -1, 0)]
-    rows += [(n, "all_gather_into_tensor", 1, MIB, 2 * MIB, "bfloat16", True, 0, 1, 0, -1, 0) for n in range(1, 1235)]
+    rows = [(0, "all_reduce", 0, 96 * MIB, 96 * MIB, "float32", False, 0, 1, 0, -1, 0, 0)]
+    rows += [
+        (n, "all_gather_into_tensor", 1, MIB, 2 * MIB, "bfloat16", True, 0, 1, 0, -1, 0, 0) for n in range(1, 1235)
+    ]
     made.record("calls", rows=rows)
     made.record("note", note={"code": "told", "text": "a word that a reader of these figures must know"})
     made.ended()
@@ -157,7 +159,7 @@ def overlapping(directory: Path) -> Path:
     """A step of two kernels, and a collective of 100 µs during which the second computes for 40 µs."""
     made = recorded()
     made.record("groups", rows=[(0, "0", "default_pg", (0, 1), 0, 0, "nccl")])
-    made.record("calls", rows=[(0, "all_reduce", 0, MIB, MIB, "float32", False, 2, 1, 0, -1, 0)])
+    made.record("calls", rows=[(0, "all_reduce", 0, MIB, MIB, "float32", False, 2, 1, 0, -1, 0, 0)])
     rows = [kernel(0, 5, layer=7), kernel(20, 40, layer=7), kernel(20, 100, "communication", stream=9, call=0)]
     made.others.append(record(*rows, source="measured", tool="cupti", step_us=150.0))
     made.ended()

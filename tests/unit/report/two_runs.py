@@ -52,7 +52,7 @@ def run_of(
         made.free(600 * MIB, MIB)
         made.step(step)
     made.record("groups", rows=[(0, "0", "tp", (0, 1), 0, 1, "nccl")])
-    made.record("calls", rows=[(0, "all_reduce", 0, activation, activation, "float32", False, 0, 1, 0, -1, 0)])
+    made.record("calls", rows=[(0, "all_reduce", 0, activation, activation, "float32", False, 0, 1, 0, -1, 0, 0)])
     if gemm_us:
         made.others.append(_timed(mlps, gemm_us, source))
     made.ended(ended)

@@ -43,7 +43,7 @@ def stage(directory: Path, rank: int, *, batches: int = NUM_BATCHES, gpu: str = 
             rows.append(launch(what="stream_records", event=event + 1, stream=stream))
             rows.append(launch(what="stream_waits", event=event + 1))
         num_bytes = (ACTIVATION, 0) if work is SEND else (0, ACTIVATION)
-        calls.append((len(calls), work.name, 1, *num_bytes, "bfloat16", False, 0, op, 0, 1 if rank == 0 else 0, 0))
+        calls.append((len(calls), work.name, 1, *num_bytes, "bfloat16", False, 0, op, 0, 1 if rank == 0 else 0, 0, 0))
 
     op = made.op("forward", 2)
     for number in range(batches):

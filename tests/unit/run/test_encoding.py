@@ -38,7 +38,7 @@ from fakedist.run.trace_records import (
     TracedWaits,
 )
 
-CALL = CallRow(0, "all_reduce", 0, 8, 8, "float32", True, 7, 3, 1, -1, 0)
+CALL = CallRow(0, "all_reduce", 0, 8, 8, "float32", True, 7, 3, 1, -1, 0, 0)
 AWAITED = Awaited("broadcast", 0, ((0, 1), 0), -1, None, 1)
 RECORDED = [
     GpuRecord("NVIDIA H100", 80 << 30, "9.0", peaks=Peaks({"bf16": 1e15}, 3e12), model=GPUS["b200"]),
@@ -100,8 +100,8 @@ def test_rows_come_back_with_their_names() -> None:
         ({"kind": "note"}, "it has no note"),
         ({"kind": "bound", "group": "tp"}, "group is 'tp', not an integer"),
         ({"kind": "outcome", "outcome": "bored", "code": 0}, "outcome is 'bored', not one of"),
-        ({"kind": "calls", "rows": [tuple(CALL)[:-1]]}, "rows holds a row that does not have 12 values"),
-        ({"kind": "calls", "rows": [tuple(CALL)[1:], tuple(CALL)]}, "rows holds a row that does not have 12 values"),
+        ({"kind": "calls", "rows": [tuple(CALL)[:-1]]}, "rows holds a row that does not have 13 values"),
+        ({"kind": "calls", "rows": [tuple(CALL)[1:], tuple(CALL)]}, "rows holds a row that does not have 13 values"),
         ({"kind": "calls", "rows": [(*tuple(CALL)[:-1], "peer")]}, "rows holds a value that is not of type int"),
         ({"kind": "calls", "rows": ["all_reduce"]}, "rows is not a list of rows"),
         ({"kind": "calls", "rows": 7}, "rows is not a list of rows"),

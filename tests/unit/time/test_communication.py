@@ -70,12 +70,34 @@ def test_an_imbalance_lengthens_all_to_all_alone() -> None:
     assert uneven["moved_bytes"].tolist() == even["moved_bytes"].tolist()
 
 
-def test_an_all_to_all_of_uneven_splits_is_priced_by_the_largest() -> None:
-    def of_parts(part: int, factor: float = 1.0) -> pd.Series[Any]:
-        row = ("all_to_all_single", 1, 64 * MIB, 64 * MIB, -1, part)
-        columns = ["operation", "group", "bytes_in", "bytes_out", "peer", "largest_part_bytes"]
-        return call_times(pd.DataFrame([row], columns=columns), GROUPS, TIMES, factor).iloc[0]
+def of_parts(part: int, factor: float = 1.0, exchanged: int = 0, group: int = 1) -> pd.Series[Any]:
+    """The price of an all_to_all of 64 MiB."""
+    row = ("all_to_all_single", group, 64 * MIB, 64 * MIB, -1, part, exchanged)
+    columns = ["operation", "group", "bytes_in", "bytes_out", "peer", "largest_part_bytes", "exchanged_bytes"]
+    return call_times(pd.DataFrame([row], columns=columns), GROUPS, TIMES, factor).iloc[0]
 
+
+def test_an_all_to_all_of_uneven_splits_is_priced_by_what_is_exchanged() -> None:
+    def price(num_bytes: float, shape: GroupShape) -> float:
+        return TIMES.time("all_to_all", num_bytes, shape).time_us
+
+    node, nodes = GroupShape(8, 1, 8), GroupShape(64, 8, 8)
+    even, uneven = of_parts(8 * MIB, exchanged=56 * MIB), of_parts(20 * MIB, exchanged=42 * MIB)
+    assert (even["time_us"], even["is_uneven"]) == (price(64 * MIB, node), False)
+    assert (uneven["time_us"], uneven["is_uneven"]) == (price(48 * MIB, node), True)
+    assert of_parts(20 * MIB, 2.0, 42 * MIB)["time_us"] == price(96 * MIB, node)
+    # 64 ranks on 8 nodes: 56 are on others. All of it may cross nodes, or 56 parts of the largest.
+    assert of_parts(20 * MIB, exchanged=42 * MIB, group=0)["time_us"] == price(48 * MIB, nodes)
+    assert of_parts(MIB // 2, exchanged=63 * MIB // 2, group=0)["time_us"] == price(32 * MIB, nodes)
+
+
+def test_an_all_to_all_that_passes_everything_on_is_no_routers() -> None:
+    ring = of_parts(64 * MIB, 2.0, 64 * MIB)
+    assert ring["time_us"] == TIMES.time("all_to_all", 64 * MIB * 8 / 7, GroupShape(8, 1, 8)).time_us
+    assert not ring["is_uneven"]
+
+
+def test_uneven_splits_of_which_the_largest_alone_was_recorded_are_priced_by_it() -> None:
     def price(num_bytes: int) -> float:
         return TIMES.time("all_to_all", num_bytes, GroupShape(8, 1, 8)).time_us
 

@@ -21,7 +21,7 @@ class Notes:
         self.groups: list[tuple[str, str, list[int], int, str]] = []
         self.bound: list[int] = []
         self.calls: list[tuple[str, int, int, int, tuple[bool, int]]] = []
-        self.largest_parts: list[int] = []
+        self.exchanged: list[tuple[int, int]] = []
 
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
         self.groups.append((name, description, list(ranks), group_rank, backend))
@@ -39,11 +39,11 @@ class Notes:
         *,
         is_async: bool = False,
         peer: int = -1,
-        largest_part_bytes: int = 0,
+        exchanged: tuple[int, int] = (0, 0),
     ) -> None:
         given, got = (sum(tensor.nbytes for tensor in tensors) for tensors in (inputs, outputs))
         self.calls.append((operation, group, given, got, (is_async, peer)))
-        self.largest_parts.append(largest_part_bytes)
+        self.exchanged.append(exchanged)
 
 
 Enter = Callable[..., Notes]

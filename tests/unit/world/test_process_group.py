@@ -238,7 +238,7 @@ def test_all_to_all_with_splits(enter_world: Enter, sizes: Callable[[list[int]],
     assert output.tolist() == [mine[0], mine[1], mine[0], mine[0], mine[0], mine[1], mine[0]]
 
 
-def test_the_largest_part_of_an_all_to_all_is_recorded(enter_world: Enter) -> None:
+def test_what_an_all_to_all_exchanges_is_recorded(enter_world: Enter) -> None:
     notes = enter_world(4, 1)
     rows = torch.zeros(6, 3)
     dist.all_to_all_single(torch.empty(7, 3), rows, [3, 4, 0, 0], [1, 2, 2, 1])
@@ -246,8 +246,8 @@ def test_the_largest_part_of_an_all_to_all_is_recorded(enter_world: Enter) -> No
     dist.all_to_all_single(torch.empty(8), torch.zeros(8))
     dist.all_to_all([torch.empty(size) for size in (2, 9, 3, 1)], [torch.zeros(size) for size in (1, 9, 1, 4)])
     dist.all_reduce(rows)
-    # Of 3 rows received of 3 floats each; nothing for others; 2 floats; 4 floats sent.
-    assert notes.largest_parts == [3 * 3 * 4, 0, 2 * 4, 4 * 4, 0]
+    # Of rows of 3 floats each: 3 received, of 3; nothing for others; 2 floats of 6; 4 floats of 6 sent, 6 received.
+    assert notes.exchanged == [(3 * 3 * 4, 4 * 3 * 4), (0, 0), (2 * 4, 6 * 4), (4 * 4, 6 * 4), (0, 0)]
 
 
 def test_all_to_all_of_nothing(enter_world: Enter) -> None:

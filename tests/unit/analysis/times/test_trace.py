@@ -72,7 +72,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows.append(kernel(60.0, NAN, "communication", stream=9, call=1, op=5))
     made.record("groups", rows=[(0, "0", "tp", (0, 1), 0, 1, "nccl")])
     calls = [
-        (at, name, 0, MIB, MIB, "float32", False, 0, 3, 0, -1, 0) for at, name in enumerate(("all_reduce", "barrier"))
+        (at, name, 0, MIB, MIB, "float32", False, 0, 3, 0, -1, 0, 0)
+        for at, name in enumerate(("all_reduce", "barrier"))
     ]
     made.record("calls", rows=calls)
     made.others.append(record(*rows))

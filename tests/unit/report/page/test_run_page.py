@@ -173,7 +173,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         made.op("forward", 1, layer, name=name)
         made.alloc(number * 64 * MIB, 32 * MIB, stack=stack)
     made.record("groups", rows=[(0, HOSTILE[0], HOSTILE[1], (0, 1), 0, 0, HOSTILE[2])])
-    made.record("calls", rows=[(0, HOSTILE[2], 0, 1, 1, HOSTILE[0], False, 0, 1, 0, -1, 0)])
+    made.record("calls", rows=[(0, HOSTILE[2], 0, 1, 1, HOSTILE[0], False, 0, 1, 0, -1, 0, 0)])
     made.record("note", note={"code": "told", "text": HOSTILE[0]})
     made.ended(outcome="exception", code=1, message=HOSTILE[1])
     run = made.write(new_run(tmp_path / "run", arguments=HOSTILE))

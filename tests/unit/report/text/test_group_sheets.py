@@ -38,7 +38,7 @@ def run_of(directory: Path, gather_group: int) -> Path:
     calls = [("all_gather_into_tensor", gather_group, MIB, 64 * MIB, True, 0, forward, (1, "forward"))] * 2
     calls += [("reduce_scatter_tensor", 0, 64 * MIB, MIB, False, SIDE, backward, (1, "backward"))]
     rows = [
-        (number, name, group, read, written, "bfloat16", waits, stream, op, made.scopes[*when, root, False], -1, 0)
+        (number, name, group, read, written, "bfloat16", waits, stream, op, made.scopes[*when, root, False], -1, 0, 0)
         for number, (name, group, read, written, waits, stream, op, when) in enumerate(calls)
     ]
     made.record("calls", rows=rows)
