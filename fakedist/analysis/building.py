@@ -241,8 +241,12 @@ def _invention_notes(rows: list[InventedRow]) -> list[Note]:
     found.append(notes.values_made_up(invented, _first_place(rows)))
     chosen = [row for row in rows if _CHOOSES.search(row.operation)]
     if chosen:
-        router = _first_place(routed) if routed else None
-        found.append(notes.indices_made_up(chosen[0].operation, _first_place(chosen), router))
+        operation, place = chosen[0].operation, _first_place(chosen)
+        found.append(
+            notes.experts_made_up(operation, place, _first_place(routed))
+            if routed
+            else notes.indices_made_up(operation, place)
+        )
     return found
 
 

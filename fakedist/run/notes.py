@@ -254,23 +254,28 @@ def event_times_made_up(num_times: int, place: str) -> Note:
     return Note("event_times_made_up", text)
 
 
-def indices_made_up(operation: str, place: str, router: str | None) -> Note:
+def indices_made_up(operation: str, place: str) -> Note:
     """An operation such as ``topk`` chose by made-up values.
 
     Args:
         operation: The first that did.
         place: Where; empty in a backward.
-        router: Where a router did so; empty in a backward. None if none did.
     """
-    code = "indices_made_up" if router is None else "experts_made_up"
-    text = (
+    return Note("indices_made_up", _made_up_choice(operation, place))
+
+
+def experts_made_up(operation: str, place: str, router: str) -> Note:
+    """As :func:`indices_made_up`, and ``router`` is where a router did so; empty in a backward."""
+    there = "" if router == place else f" at {router or 'a backward'}"
+    spread = f", so that the router's tokens{there} are spread evenly over its experts"
+    return Note("experts_made_up", _made_up_choice(operation, place) + spread)
+
+
+def _made_up_choice(operation: str, place: str) -> str:
+    return (
         f"{operation}, first at {place or 'a backward'}, chose by values that no kernel had computed: each index "
         "equally often"
     )
-    if router is not None:
-        there = "" if router == place else f" at {router or 'a backward'}"
-        text += f", so that the router's tokens{there} are spread evenly over its experts"
-    return Note(code, text)
 
 
 def branches_made_up(places: Sequence[str], num_more: int, loops: Sequence[str], loop_limit: int) -> Note:
