@@ -4,7 +4,7 @@ BIN := .venv/bin
 OLDEST := .venv-oldest/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # Code that touches torch has to work on the oldest supported torch; other rooms do not depend on its version.
-OLDEST_TESTS := $(foreach room,frameworks gpu launch rank record world,tests/unit/$(room)) tests/unit/test_importing.py \
+OLDEST_TESTS := $(foreach room,frameworks gpu launcher rank record world,tests/unit/$(room)) tests/unit/test_importing.py \
 	tests/unit/test_package.py tests/unit/test_patch.py \
 	$(foreach name,compiled_programs examples measured_path profiler,tests/integration/test_$(name).py)
 # What `make torch` adds: the value contract, replay exactness, compiled graphs, and that recording changes nothing.
@@ -130,7 +130,7 @@ accuracy: setup ## real processes against faked ranks, on virtual GPUs: 10 minut
 calibrate: ## measure kernels of many shapes on the GPU of this machine, for fakedist profile --times
 	$(GPU_PYTHON) -m tests.gpu.calibrate
 
-measured: setup ## published measurements of kernels into fakedist/time/data (bench/measured/README.md): 80 MB, 1 minute
+measured: setup ## published measurements of kernels into fakedist/cost_model/data (bench/measured/README.md): 80 MB, 1 minute
 	$(BIN)/python $(PIP_INSTALL) --no-deps --target build/measured aiconfigurator-core==0.12.0
 	$(BIN)/python bench/measured/make.py build/measured/aiconfigurator_core/systems/data
 	$(BIN)/python bench/measured/collectives.py build/measured/aiconfigurator_core/systems/data

@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.gpu_models.known import GPUS
-from fakedist.nccl.group_shape import GroupShape
-from fakedist.time.collective_data import load_collectives
-from fakedist.time.collectives import CollectiveTimes
-from fakedist.time.fabric import FABRICS, Fabric
+from fakedist.cost_model.collectives import CollectiveTimes, load_collectives
+from fakedist.cost_model.fabric import FABRICS, Fabric
+from fakedist.gpu_models.catalogue import GPUS
+from fakedist.nccl.interconnect import GroupShape
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
 BEGIN, END = "<!-- make accuracy-collectives: begin -->", "<!-- make accuracy-collectives: end -->"

@@ -4,10 +4,10 @@
 
 Records ranks of public jobs (``tests/accuracy/step_jobs.py``) and keeps their launches in tests/data/steps; with
 ``--recorded``, takes what is kept there. Checks the recorded work against arithmetic, and prices each run for the GPU
-that the step was published on. The power model's one parameter, ``fakedist.time.clocks.HEAT``, is
+that the step was published on. The power model's one parameter, ``fakedist.cost_model.clocks.HEAT``, is
 fitted on the rows marked so: the least squares of the logarithm of estimate over published step. Each of these rows is
 also estimated with the parameter of the others. What communication adds to the estimate has a column of its own. Writes
-``fakedist/time/data/accuracy_steps.json`` and the table of docs/accuracy.md between its two marks.
+``fakedist/cost_model/data/accuracy_steps.json`` and the table of docs/accuracy.md between its two marks.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ sys.path.insert(0, str(ROOT))
 
 from fakedist.analysis.times.estimated import Network, communication_for  # noqa: E402
 from fakedist.analysis.times.job_times import Models, job_times  # noqa: E402
-from fakedist.gpu_models.known import find_gpu  # noqa: E402
+from fakedist.cost_model.accuracy import StepAccuracy, StepRow  # noqa: E402
+from fakedist.cost_model.communication import Communication  # noqa: E402
+from fakedist.cost_model.fabric import find_fabric  # noqa: E402
+from fakedist.cost_model.kernels import KernelTimes  # noqa: E402
+from fakedist.cost_model.measurements import DATA  # noqa: E402
+from fakedist.cost_model.step import price_step  # noqa: E402
+from fakedist.gpu_models.catalogue import find_gpu  # noqa: E402
 from fakedist.gpu_models.spec import GpuSpec  # noqa: E402
-from fakedist.run.step_time import KernelSource  # noqa: E402
-from fakedist.time.communication import Communication  # noqa: E402
-from fakedist.time.fabric import find_fabric  # noqa: E402
-from fakedist.time.kernels import KernelTimes  # noqa: E402
-from fakedist.time.measurements import DATA  # noqa: E402
-from fakedist.time.published_steps import StepAccuracy, StepRow  # noqa: E402
-from fakedist.time.step import price_step  # noqa: E402
+from fakedist.rundir.step_time import KernelSource  # noqa: E402
 from tests.accuracy import titan  # noqa: E402
 from tests.accuracy.step_jobs import NOT_SAID, STEPS, Published  # noqa: E402
 

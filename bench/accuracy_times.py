@@ -1,7 +1,7 @@
 """How close estimated kernel times are to measured ones that were left out: ``make accuracy-times``.
 
 Every table is estimated with part of it left out, by the code that prices runs, and the estimate compared with what was
-left out. Writes ``fakedist/time/data/accuracy.json`` and the tables of docs/accuracy.md between its two marks.
+left out. Writes ``fakedist/cost_model/data/accuracy.json`` and the tables of docs/accuracy.md between its two marks.
 
 - Products: whole values of n and k are left out, all at once; then wide values, one at a time. Only shapes with every
   side of at least 256 count.
@@ -28,14 +28,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.time.accuracy import AccuracyRow
-from fakedist.time.attention import AttentionShapes, AttentionTimes
-from fakedist.time.experts import GroupedTimes
-from fakedist.time.gpus import MEASURED_GPUS, attention_roof, measured_spec, product_roof
-from fakedist.time.intervals import half_widths_at, widths_by_bin
-from fakedist.time.measurements import DATA, ProductTable, load_measured
-from fakedist.time.moving import ELEMENTWISE, Moved, MovingTimes, beyond_cache, measured_moves
-from fakedist.time.products import LEAST_LARGE, ProductSizes, ProductTimes
+from fakedist.cost_model.accuracy import AccuracyRow, half_widths_at, widths_by_bin
+from fakedist.cost_model.attention import AttentionShapes, AttentionTimes
+from fakedist.cost_model.gpus import MEASURED_GPUS, attention_roof, measured_spec, product_roof
+from fakedist.cost_model.measurements import DATA, ProductTable, load_measured
+from fakedist.cost_model.moving import ELEMENTWISE, Moved, MovingTimes, beyond_cache, measured_moves
+from fakedist.cost_model.products import LEAST_LARGE, GroupedTimes, ProductSizes, ProductTimes
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"

@@ -22,9 +22,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 from report import records  # noqa: E402
 
 from fakedist.analysis.building import build_tables  # noqa: E402
-from fakedist.job import Job  # noqa: E402
-from fakedist.run.journal import JournalWriter  # noqa: E402
-from fakedist.run.manifest import new_manifest  # noqa: E402
+from fakedist.options import Job  # noqa: E402
+from fakedist.rundir.journal import JournalWriter  # noqa: E402
+from fakedist.rundir.manifest import new_manifest  # noqa: E402
 
 
 def make_run(run: Path, num_events: int) -> None:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fakedist.run.tables import count_rows
+from fakedist.rundir.tables import count_rows
 
 ROOT = Path(__file__).parent.parent
 JOB = ROOT / "bench" / "jobs" / "transformer_10b.py"

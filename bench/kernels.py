@@ -22,16 +22,16 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from fakedist.job import Job  # noqa: E402
-from fakedist.run.encoding import columns_of  # noqa: E402
-from fakedist.run.journal import JournalWriter  # noqa: E402
-from fakedist.run.manifest import new_manifest  # noqa: E402
-from fakedist.run.outcome import Outcome  # noqa: E402
-from fakedist.run.records import CallsRecord, GpuRecord, GroupsRecord, LayersRecord, OutcomeRecord  # noqa: E402
-from fakedist.run.rows import CallRow, GroupRow, LayerRow  # noqa: E402
-from fakedist.run.schema import FAMILIES, PHASES  # noqa: E402
-from fakedist.run.step_time import KernelSource, Peaks  # noqa: E402
-from fakedist.run.trace_records import KernelsRecord  # noqa: E402
+from fakedist.options import Job  # noqa: E402
+from fakedist.rundir.encoding import columns_of  # noqa: E402
+from fakedist.rundir.journal import JournalWriter  # noqa: E402
+from fakedist.rundir.manifest import new_manifest  # noqa: E402
+from fakedist.rundir.outcome import Outcome  # noqa: E402
+from fakedist.rundir.records import CallsRecord, GpuRecord, GroupsRecord, LayersRecord, OutcomeRecord  # noqa: E402
+from fakedist.rundir.rows import CallRow, GroupRow, LayerRow  # noqa: E402
+from fakedist.rundir.schema import FAMILIES, PHASES  # noqa: E402
+from fakedist.rundir.step_time import KernelSource, Peaks  # noqa: E402
+from fakedist.rundir.trace_records import KernelsRecord  # noqa: E402
 
 NUM_LAYERS, NUM_MODULES, NUM_NAMES = 80, 8, 500
 GIB = 1 << 30

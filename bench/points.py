@@ -9,9 +9,9 @@ import resource
 import tempfile
 from pathlib import Path
 
-from fakedist.job import Job
-from fakedist.launch.executors.local import LocalExecutor
-from fakedist.launch.executors.task import Task
+from fakedist.launcher.executors.local import LocalExecutor
+from fakedist.launcher.executors.task import Task
+from fakedist.options import Job
 
 ROOT = Path(__file__).parent.parent
 LLAMA = str(ROOT / "examples" / "llama_fsdp2.py")

@@ -20,12 +20,12 @@ import pandas as pd
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fakedist.analysis.times.launch_tables import launch_table, work_table  # noqa: E402
-from fakedist.gpu_models.known import find_gpu  # noqa: E402
-from fakedist.run.encoding import Columns  # noqa: E402
-from fakedist.run.launch_records import LAUNCH_KINDS, LaunchesRecord, WorkRow  # noqa: E402
-from fakedist.time.kernels import KernelTimes  # noqa: E402
-from fakedist.time.step import price_step  # noqa: E402
+from fakedist.analysis.times.recorded_times import launch_table, work_table  # noqa: E402
+from fakedist.cost_model.kernels import KernelTimes  # noqa: E402
+from fakedist.cost_model.step import price_step  # noqa: E402
+from fakedist.gpu_models.catalogue import find_gpu  # noqa: E402
+from fakedist.rundir.encoding import Columns  # noqa: E402
+from fakedist.rundir.launch_records import LAUNCH_KINDS, LaunchesRecord, WorkRow  # noqa: E402
 
 KERNEL, PRODUCT, RECORDS, WAITS = map(LAUNCH_KINDS.index, ("kernel", "product", "stream_records", "stream_waits"))
 STREAMS = (0, 7, 13, 20)

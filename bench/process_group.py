@@ -79,9 +79,9 @@ def world(kind: str, size: int) -> Iterator[None]:
         yield
         dist.destroy_process_group()
         return
-    from fakedist.job import Job
+    from fakedist.options import Job
     from fakedist.record.ledger import Ledger
-    from fakedist.run.journal import JournalWriter
+    from fakedist.rundir.journal import JournalWriter
     from fakedist.world.reroute import fake_world
 
     with tempfile.TemporaryDirectory() as directory:

@@ -23,13 +23,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fakedist.job import Job  # noqa: E402
-from fakedist.run.encoding import Record  # noqa: E402
-from fakedist.run.journal import JournalWriter  # noqa: E402
-from fakedist.run.manifest import new_manifest  # noqa: E402
-from fakedist.run.memory_records import EventsRecord, MarksRecord  # noqa: E402
-from fakedist.run.outcome import Outcome  # noqa: E402
-from fakedist.run.records import (  # noqa: E402
+from fakedist.options import Job  # noqa: E402
+from fakedist.rundir.encoding import Record  # noqa: E402
+from fakedist.rundir.journal import JournalWriter  # noqa: E402
+from fakedist.rundir.manifest import new_manifest  # noqa: E402
+from fakedist.rundir.memory_records import EventsRecord, MarksRecord  # noqa: E402
+from fakedist.rundir.outcome import Outcome  # noqa: E402
+from fakedist.rundir.records import (  # noqa: E402
     GpuRecord,
     LayersRecord,
     OperationNamesRecord,
@@ -39,8 +39,8 @@ from fakedist.run.records import (  # noqa: E402
     ScopesRecord,
     StepRecord,
 )
-from fakedist.run.rows import FrameRow, LayerRow, OperationRow, RegionRow, ScopeRow  # noqa: E402
-from fakedist.run.schema import ACTIONS, CATEGORIES  # noqa: E402
+from fakedist.rundir.rows import FrameRow, LayerRow, OperationRow, RegionRow, ScopeRow  # noqa: E402
+from fakedist.rundir.schema import ACTIONS, CATEGORIES  # noqa: E402
 
 NUM_STEPS, NUM_LAYERS, NUM_MODULES, NUM_STACKS = 10, 80, 8, 1_000
 SLOT_BYTES = 64 << 20

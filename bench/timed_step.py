@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fakedist.launch.machine import count_real_gpus  # noqa: E402
+from fakedist.launcher.machine import count_real_gpus  # noqa: E402
 
 JOB = ROOT / "bench" / "jobs" / "transformer_10b.py"
 

@@ -10,7 +10,7 @@ from typing import Unpack
 
 from fakedist.check.running import RankToRun, run_rank, see_that_it_can_run
 from fakedist.errors import JobError
-from fakedist.job import Door, Job, JobOptions, Program, make_jobs
+from fakedist.options import Door, Job, JobOptions, Program, make_jobs
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 

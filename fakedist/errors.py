@@ -134,3 +134,15 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
             return
         yield link
         link = link.__cause__ or link.__context__
+
+
+class StopRun(BaseException):
+    """Raised inside the script after the last wanted step.
+
+    A ``BaseException``, so ``except Exception`` around a training step does not swallow it, while ``finally`` and
+    ``atexit`` still run.
+    """
+
+    def __str__(self) -> str:
+        # The script's context managers may log it, as Megatron-LM's straggler detector does.
+        return "the recorded steps are done: fakedist ends the run here"

@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from fakedist.run.sources import INDUCTORS, PASSES_ON, WRAPPERS
+from fakedist.rundir.sources import INDUCTOR_FILE, PASSES_ON, WRAPPERS
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -38,7 +38,7 @@ def is_the_scripts(filename: str) -> bool:
     """Whether a file's code is neither torch's nor this package's."""
     if filename.startswith((OURS, TORCH, "<")) or filename.endswith(WRAPPERS):
         return False
-    return not INDUCTORS.search(filename)
+    return not INDUCTOR_FILE.search(filename)
 
 
 def script_line() -> str:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from fakedist.report.compare.comparison import Comparison
 from fakedist.report.compare.comparison_page import comparison_page
+from fakedist.report.page.assets import plotly_text
 from fakedist.report.page.run_page import page as run_page
-from fakedist.report.page.scripts import plotly_text
 from fakedist.results.opening import open_run
 
 ROOT = Path(__file__).parent.parent

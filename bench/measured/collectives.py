@@ -1,4 +1,4 @@
-"""Write ``fakedist/time/data/collectives.csv`` from published logs of nccl-tests: part of ``make measured``.
+"""Write ``fakedist/cost_model/data/collectives.csv`` from published logs of nccl-tests: part of ``make measured``.
 
     python bench/measured/collectives.py DIRECTORY
 

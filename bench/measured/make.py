@@ -1,4 +1,4 @@
-"""Write the tables of ``fakedist/time/data`` from published measurements: ``make measured``.
+"""Write the tables of ``fakedist/cost_model/data`` from published measurements: ``make measured``.
 
     python bench/measured/make.py DIRECTORY
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import Fold, fold_layers
 from fakedist.analysis.recording import Array
-from fakedist.run.summary import Advice
+from fakedist.rundir.summary import Advice
 from fakedist.units import format_bytes
 
 MIN_SHARE = 0.01  # of the peak; a smaller saving is not worth a change

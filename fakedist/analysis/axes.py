@@ -31,7 +31,7 @@ _POINT_TO_POINT = ("send", "recv")
 #: Axes whose ranks read tokens of their own.
 _SINGLE = ({"data"}, {"context"})
 #: Operations by which FSDP and DDP use a group in the forward pass. Others would be tensor parallelism.
-_OF_DATA_IN_FORWARD = ("all_gather", "allgather", "broadcast", "barrier")
+_DATA_FORWARD_CALLS = ("all_gather", "allgather", "broadcast", "barrier")
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,6 @@ def _not_shown(rows: list[ProcessGroup], calls: pd.DataFrame, groups: pd.DataFra
     whole = [at for at, group in enumerate(read_groups(groups)) if group.size == number * shared]
     own = calls[calls["group"].isin(whole)]
     in_forward = own[own["phase"].astype(str) == "forward"]["operation"].astype(str)
-    if shared == 1 and len(own) and in_forward.str.startswith(_OF_DATA_IN_FORWARD).all():
+    if shared == 1 and len(own) and in_forward.str.startswith(_DATA_FORWARD_CALLS).all():
         return ""
     return f"its groups do not show how {number:,} ranks share the batch"

@@ -11,31 +11,49 @@ import pandas as pd
 
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
-from fakedist.analysis.calls import call_table, collective_table, group_table
-from fakedist.analysis.coverage import coverage_notes
 from fakedist.analysis.layer_table import layer_table
 from fakedist.analysis.recording import Recording, read_recording, recorded_so_far
 from fakedist.analysis.root_order import trained_first
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
-from fakedist.analysis.times.kernel_kinds import kernel_table
-from fakedist.analysis.times.launch_tables import launch_table, work_table
-from fakedist.analysis.times.range_times import recorded_ranges
-from fakedist.analysis.times.recorded_times import RecordedTimes, recorded_times, where_from
+from fakedist.analysis.times.breakdown import kernel_table, recorded_ranges
+from fakedist.analysis.times.recorded_times import RecordedTimes, launch_table, recorded_times, where_from, work_table
 from fakedist.analysis.times.trace import write_trace
-from fakedist.job import Job
-from fakedist.run import notes
-from fakedist.run.collector import no_collector
-from fakedist.run.manifest import load_manifest, write_manifest
-from fakedist.run.notes import Note
-from fakedist.run.outcome import Outcome
-from fakedist.run.records import GpuRecord
-from fakedist.run.rows import FrameRow, InventedRow
-from fakedist.run.schema import ACTIONS
-from fakedist.run.sources import EVENT_TIME, ROUTED
-from fakedist.run.summary import Summary
-from fakedist.run.tables import check_tables, new_tables, write_table
+from fakedist.analysis.topology import call_table, collective_table, group_table
+from fakedist.options import Job, Until
+from fakedist.rundir import notes
+from fakedist.rundir.collector import no_collector
+from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.notes import Note
+from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.records import GpuRecord
+from fakedist.rundir.rows import FrameRow, InventedRow
+from fakedist.rundir.schema import ACTIONS
+from fakedist.rundir.sources import EVENT_TIME, ROUTED
+from fakedist.rundir.summary import Summary
+from fakedist.rundir.tables import check_tables, new_tables, write_table
+
+
+def coverage_notes(recording: Recording, outcome: Outcome, until: int | Until | None) -> list[Note]:
+    """Notes on what the recording does not cover.
+
+    Args:
+        recording: The recording.
+        outcome: How the run ended.
+        until: What was to stop the script; None if nothing but a number of steps was.
+    """
+    training = None if recording.outcome is None else recording.outcome.training
+    if outcome is Outcome.STOPPED:
+        missing = [] if training is not None and training.evaluated else ["validation"]
+        missing += [] if until == "save" else ["saving"]
+        return [notes.stopped_before_the_end(len(recording.steps), str(until), missing)]
+    if training is None or training.optimizer_steps or training.counts_itself:
+        return []
+    if outcome in (Outcome.FINISHED, Outcome.EXIT):
+        return [notes.no_optimizer_step()]
+    return []
+
 
 _ALLOC = ACTIONS.index("alloc")
 

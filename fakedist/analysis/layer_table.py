@@ -9,8 +9,8 @@ import pandas as pd
 
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
-from fakedist.run.rows import LayerRow
-from fakedist.run.schema import CATEGORIES
+from fakedist.rundir.rows import LayerRow
+from fakedist.rundir.schema import CATEGORIES
 
 _BYTES = [f"peak_{name}_bytes" for name in CATEGORIES]
 

@@ -8,19 +8,16 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from fakedist.analysis.calls import ranks_of
-from fakedist.analysis.topology import ProcessGroup, read_groups
-from fakedist.gpu_models.known import GPUS
+from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
+from fakedist.cost_model.fabric import FABRICS, default_fabric
+from fakedist.gpu_models.catalogue import GPUS
+from fakedist.nccl.collective_kinds import collective_of
 from fakedist.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
-from fakedist.nccl.group_shape import GroupShape
-from fakedist.nccl.interconnect import find_interconnect
-from fakedist.nccl.kinds import collective_of
+from fakedist.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total
 from fakedist.nccl.settings import MIB, read_settings
-from fakedist.nccl.span import Span, exactly, total
 from fakedist.nccl.tuner import Network
-from fakedist.run import summary
-from fakedist.run.summary import Outside
-from fakedist.time.fabric import FABRICS, default_fabric
+from fakedist.rundir import summary
+from fakedist.rundir.summary import Outside
 
 #: A process's CUDA context with PyTorch, as measured and published. No figure was found for any other GPU.
 CONTEXT_BYTES = {

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from fakedist.analysis.address_space import Pool, Segment
 from fakedist.analysis.traces.traced_step import traced_records
-from fakedist.run.collector import no_collector
-from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
-from fakedist.run.encoding import Record, columns_of
-from fakedist.run.journal import damaged, read_journal
-from fakedist.run.launch_records import LaunchesRecord
-from fakedist.run.memory_records import (
+from fakedist.rundir.collector import no_collector
+from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
+from fakedist.rundir.encoding import Record, columns_of
+from fakedist.rundir.journal import damaged, read_journal
+from fakedist.rundir.launch_records import LaunchesRecord
+from fakedist.rundir.memory_records import (
     EventsRecord,
     FailedRequestRecord,
     GeneratedRecord,
@@ -29,8 +29,8 @@ from fakedist.run.memory_records import (
     PlacingsRecord,
     StatisticsRecord,
 )
-from fakedist.run.notes import Note
-from fakedist.run.records import (
+from fakedist.rundir.notes import Note
+from fakedist.rundir.records import (
     BoundRecord,
     CallsRecord,
     GpuRecord,
@@ -50,7 +50,7 @@ from fakedist.run.records import (
     StepWentOnRecord,
     UnansweredRecord,
 )
-from fakedist.run.rows import (
+from fakedist.rundir.rows import (
     CallRow,
     FrameRow,
     GraphRow,
@@ -64,10 +64,10 @@ from fakedist.run.rows import (
     ScopeRow,
     merged,
 )
-from fakedist.run.schema import ACTIONS
-from fakedist.run.smi_calls import calls_notes
-from fakedist.run.step_time import KernelSource
-from fakedist.run.trace_records import HostRecord, KernelsRecord, ProfilerRecord, TimedStepRecord
+from fakedist.rundir.schema import ACTIONS
+from fakedist.rundir.smi_calls import calls_notes
+from fakedist.rundir.step_time import KernelSource
+from fakedist.rundir.trace_records import HostRecord, KernelsRecord, ProfilerRecord, TimedStepRecord
 
 Array = npt.NDArray[Any]  # of any type: a column's is known only at run time
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fakedist.analysis.address_space import AddressRanges
-from fakedist.run.schema import ACTIONS
+from fakedist.rundir.schema import ACTIONS
 
 Ints = npt.NDArray[np.int64]
 

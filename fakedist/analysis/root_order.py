@@ -10,10 +10,10 @@ import dataclasses
 import numpy as np
 
 from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording
-from fakedist.run.encoding import columns_of
-from fakedist.run.launch_records import LaunchesRecord
-from fakedist.run.rows import LayerRow
-from fakedist.run.schema import CATEGORIES
+from fakedist.rundir.encoding import columns_of
+from fakedist.rundir.launch_records import LaunchesRecord
+from fakedist.rundir.rows import LayerRow
+from fakedist.rundir.schema import CATEGORIES
 
 #: By what a model is known to be trained: the first of these that any has. SGD keeps no state.
 _TRAINED_BY = tuple(CATEGORIES.index(name) for name in ("optimizer_state", "gradient"))

@@ -16,7 +16,7 @@ from fakedist.analysis.address_space import COMMON_POOL, Segment, Segments
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import SMALL_BYTES
-from fakedist.run.schema import ACTIONS, MOMENTS, SEGMENT_STATES, TABLES
+from fakedist.rundir.schema import ACTIONS, MOMENTS, SEGMENT_STATES, TABLES
 
 SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer
 #: A segment with less than this share allocated is pinned by what is allocated in it.

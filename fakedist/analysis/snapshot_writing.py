@@ -1,18 +1,126 @@
-"""Writes the recording as a torch memory snapshot."""
+"""Writes the recording as a torch memory snapshot.
+
+A history has one dict per event. Creating a million of them for ``pickle.dump`` takes a second and half a GB. Pickled
+dicts with the same keys differ only in their values, so together they form a matrix of bytes with one event per row.
+What a row refers to (keys, actions, stacks) must come before it in the pickle. It is the first value of
+``device_traces``, which the histories then replace.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fakedist.analysis.address_space import Segment
 from fakedist.analysis.blocks import Blocks
-from fakedist.analysis.pickled import Frame, pickled
-from fakedist.analysis.recording import Recording
+from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import SMALL_BYTES
 from fakedist.analysis.segments import SMALL_SEGMENT_BYTES, segments_after
-from fakedist.run.snapshot import stack_frames, write_snapshot
+from fakedist.rundir.schema import ACTIONS
+from fakedist.rundir.snapshot import stack_frames, write_snapshot
+
+Columns = Mapping[str, Array]
+#: One frame of a stack in torch's format: filename, line, name.
+Frame = Mapping[str, object]
+
+_KEYS = ("action", "addr", "device_free", "size", "stream", "time_us", "frames")
+_ROWS_AT_ONCE = 200_000
+
+
+def pickled(
+    segments: Sequence[Mapping[str, object]], histories: Sequence[Columns], stacks: Sequence[list[Frame]]
+) -> Iterator[bytes]:
+    """The pickle of ``{"device_traces": ..., "segments": ...}``, in pieces.
+
+    Args:
+        segments: Segments in torch's format.
+        histories: Events of each device, with columns action, address, size, stream, time_us and stack (a row of
+            `stacks`; -1 for none).
+        stacks: Frames in torch's format. `segments` may hold the same objects.
+    """
+    parts, nothing = _Parts(), list[Frame]()
+    yield pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK
+    yield parts.dump("device_traces") + parts.dump([_KEYS, ACTIONS, list(stacks), nothing])
+    yield parts.dump("segments") + parts.dump(segments)
+    yield parts.dump("device_traces") + pickle.EMPTY_LIST
+    place = parts.places()
+    key = {name: np.array([place[id(name)]]) for name in _KEYS}
+    action = np.array([place[id(name)] for name in ACTIONS])
+    stack = np.array([*(place[id(each)] for each in stacks), place[id(nothing)]])  # the last is row -1
+    for history in histories:
+        yield pickle.EMPTY_LIST
+        for first in range(0, len(history["action"]), _ROWS_AT_ONCE):
+            rows = {name: values[first : first + _ROWS_AT_ONCE] for name, values in history.items()}
+            address = np.where(rows["action"] == ACTIONS.index("oom"), key["device_free"], key["addr"])
+            items = [
+                (_reference(key["action"]), _reference(action[rows["action"]])),
+                (_reference(address), _number(rows["address"])),
+                *((_reference(key[name]), _number(rows[name])) for name in ("size", "stream", "time_us")),
+                (_reference(key["frames"]), _reference(stack[rows["stack"]])),
+            ]
+            yield _dicts(items)
+        yield pickle.APPEND
+    yield pickle.SETITEMS + pickle.STOP
+
+
+def _reference(place: Array) -> Array:
+    """References to earlier objects, one per row."""
+    return _opcode(pickle.LONG_BINGET, place.astype("<u4").view("u1").reshape(-1, 4))
+
+
+def _number(values: Array) -> Array:
+    """Non-negative integers, each in as many bytes as the largest needs."""
+    num_bytes = int(values.max()).bit_length() // 8 + 1
+    wide = np.zeros((len(values), 9), "u1")
+    wide[:, :8] = values.astype("<u8").view("u1").reshape(-1, 8)
+    return _opcode(pickle.LONG1 + bytes([num_bytes]), wide[:, :num_bytes])
+
+
+def _opcode(opcode: bytes, argument: Array) -> Array:
+    """The opcode before each row of arguments."""
+    first = np.tile(np.frombuffer(opcode, "u1"), (len(argument), 1))
+    return np.concatenate([first, argument], axis=1)
+
+
+def _dicts(items: list[tuple[Array, Array]]) -> bytes:
+    """Dicts that are appended to the list before them.
+
+    Args:
+        items: Keys and values of all dicts, with one row per dict. A key that is the same in all dicts has one row.
+    """
+    begin, end = pickle.EMPTY_DICT + pickle.MARK, pickle.SETITEMS + pickle.APPEND
+    parts = [np.frombuffer(begin, "u1")[None], *(part for item in items for part in item)]
+    parts.append(np.frombuffer(end, "u1")[None])
+    matrix = np.empty((len(items[0][1]), sum(part.shape[1] for part in parts)), "u1")
+    at = 0
+    for part in parts:
+        matrix[:, at : at + part.shape[1]] = part
+        at += part.shape[1]
+    return matrix.tobytes()
+
+
+class _Parts:
+    """Parts of one pickle, without its header and its end. Later parts refer to objects in earlier ones."""
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO()
+        self._pickler = pickle.Pickler(self._file, 3)  # protocol 4 would put each part into a frame
+
+    def dump(self, value: object) -> bytes:
+        """The pickle of a value."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._pickler.dump(value)
+        return self._file.getvalue()[2:-1]
+
+    def places(self) -> dict[int, int]:
+        """The index under which the unpickler memoizes each object, by the object's id."""
+        return {of: place for of, (place, _) in self._pickler.memo.copy().items()}
+
 
 _COLUMNS = ("action", "address", "size", "stream", "time_us", "stack")
 _NO_EVENTS = {name: np.zeros(0, "i8") for name in _COLUMNS}

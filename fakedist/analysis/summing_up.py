@@ -5,32 +5,86 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Mapping
 
+import numpy as np
 import pandas as pd
 
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.analysis.memory_tables import Peak
+from fakedist.analysis.memory_tables import Peak, described_blocks
 from fakedist.analysis.outside_memory import beside_reserved, estimate_outside
 from fakedist.analysis.recording import Recording
-from fakedist.analysis.reserved import reserved_moments
-from fakedist.analysis.times.totals import rows_of
-from fakedist.job import Job
-from fakedist.run.manifest import Manifest
-from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.records import GpuRecord
-from fakedist.run.schema import CATEGORIES
-from fakedist.run.summary import (
+from fakedist.analysis.times.breakdown import rows_of
+from fakedist.options import Job
+from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.records import GpuRecord
+from fakedist.rundir.schema import CATEGORIES, MOMENTS, SEGMENT_STATES
+from fakedist.rundir.summary import (
     CollectiveTotal,
+    HeldSegment,
     LargeBlock,
     LayerMemory,
     LeftDuringInit,
     OutOfMemory,
     Outside,
     PhasePeak,
+    ReservedMoment,
     StepPeak,
     Summary,
 )
 from fakedist.units import UNLIMITED_BYTES
+
+NUM_HELD = 10
+_SEGMENT_FIELDS = [field.name for field in dataclasses.fields(HeldSegment) if field.name != "block"]
+
+
+def reserved_moments(tables: dict[str, pd.DataFrame]) -> list[ReservedMoment]:
+    """What was reserved but not allocated, at the moments of the table ``segments``.
+
+    Args:
+        tables: Tables by name: segments, blocks, shares, layers, stacks, spans.
+    """
+    return [_moment(str(name), rows, tables) for name, rows in tables["segments"].groupby("moment", sort=False)]
+
+
+def _moment(name: str, rows: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> ReservedMoment:
+    event = int(rows["event"].iloc[0])
+    spans = tables["spans"]
+    step, phase = spans[["step", "phase"]].iloc[int(np.searchsorted(spans["first_event"], event, "right")) - 1]
+    free = rows.groupby("state")["free_bytes"].sum()
+    parts = {state: int(free[state]) for state in SEGMENT_STATES if free.get(state, 0)}
+    if waiting := int(rows["waiting_bytes"].sum()):
+        parts["waiting"] = waiting
+    held = rows[rows["state"].isin(("pinned", "used"))].head(NUM_HELD)
+    held = held[held["free_bytes"] > 0]
+    blocks = tables["blocks"]
+    taken_for = blocks.index[(blocks["alloc_event"] == event) & (name == MOMENTS[0])].tolist()
+    described = _described([*held["block"].tolist(), *taken_for], tables)
+    return ReservedMoment(
+        moment=name,
+        step=int(step),
+        phase=str(phase),
+        reserved_bytes=int(rows["bytes"].sum()),
+        allocated_bytes=int(rows["allocated_bytes"].sum()),
+        rounding_bytes=int((rows["allocated_bytes"] - rows["requested_bytes"]).sum()),
+        unused=parts,
+        num_segments=len(rows),
+        held=[
+            HeldSegment(**{str(key): value for key, value in row.items()}, block=block)
+            for row, block in zip(held[_SEGMENT_FIELDS].to_dict("records"), described, strict=False)
+        ],
+        taken_for=described[-1] if taken_for else None,
+    )
+
+
+def _described(numbers: list[int], tables: dict[str, pd.DataFrame]) -> list[LargeBlock]:
+    """Blocks by their rows in the table ``blocks``: what each is, what allocated it and where."""
+    layers = tables["layers"]
+    lines = tables["stacks"]["line"].tolist()
+    found = described_blocks(
+        tables["blocks"].loc[numbers], tables["shares"], layers["name"].tolist(), layers["parent"].tolist(), lines=lines
+    )
+    return rows_of(LargeBlock, found)
 
 
 def summarize(recording: Recording, manifest: Manifest, tables: dict[str, pd.DataFrame], peak: Peak) -> Summary:

@@ -12,8 +12,8 @@ from fakedist.bounded import UnreadableError, read_json
 from fakedist.check.config import CheckConfig, CheckJob
 from fakedist.check.measured import RankFigures, RankRecord
 from fakedist.errors import CheckError
-from fakedist.run.plain import PlainValueError, from_plain
-from fakedist.run.summary import Summary
+from fakedist.rundir.plain import PlainValueError, from_plain
+from fakedist.rundir.summary import Summary
 from fakedist.temporary import replacing
 
 SCHEMA_VERSION = 1
@@ -92,7 +92,7 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
     try:
         plain = from_plain(_Plain, values)
         found = Baseline(
-            plain.settings, {int(rank): RankFigures.of_record(record) for rank, record in plain.ranks.items()}
+            plain.settings, {int(rank): RankFigures.from_record(record) for rank, record in plain.ranks.items()}
         )
     except ValueError as error:  # PlainValueError is one; or a rank is no number
         raise CheckError(f"{path} is not a baseline: {error}", again) from None

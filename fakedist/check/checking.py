@@ -22,13 +22,13 @@ from fakedist.check.judging import Finding, judge
 from fakedist.check.measured import RankFigures, measure, peak_places
 from fakedist.check.running import RankToRun, run_ranks, see_that_it_can_run
 from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, ScriptError
-from fakedist.job import Job
-from fakedist.launch.executors.local import LocalExecutor
-from fakedist.launch.executors.task import Executor
+from fakedist.launcher.executors.local import LocalExecutor
+from fakedist.launcher.executors.task import Executor
+from fakedist.options import Job
 from fakedist.report.text.wording import ending
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
-from fakedist.run.outcome import Outcome
+from fakedist.rundir.outcome import Outcome
 from fakedist.units import format_bytes
 
 

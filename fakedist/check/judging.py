@@ -8,12 +8,10 @@ import pandas as pd
 
 from fakedist.analysis.compare.baseline import names_layer, part_changes, pattern_parts
 from fakedist.analysis.compare.changed_times import layer_changes
-from fakedist.analysis.compare.why import Cause, find_cause, origin_of
-from fakedist.check.config import CheckJob
-from fakedist.check.limits import Figure, Limit
+from fakedist.analysis.compare.reasons import Cause, find_cause, origin_of
+from fakedist.check.config import CheckJob, Figure, Limit
 from fakedist.check.measured import RankFigures, peak_places
-from fakedist.report.compare.comparison import format_relative, say_part
-from fakedist.report.compare.time_comparison import say_time_part
+from fakedist.report.compare.comparison import format_relative, say_part, say_time_part
 from fakedist.results.run import Run
 from fakedist.units import format_bytes, format_us
 

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from fakedist.analysis.compare.baseline import layers_bytes, pattern_parts, pattern_times
-from fakedist.analysis.compare.changed_blocks import block_changes, peak_blocks
-from fakedist.analysis.compare.changed_memory import layer_paths
-from fakedist.analysis.compare.matching import match_layers
-from fakedist.check.limits import Figure
+from fakedist.analysis.compare.changed_memory import block_changes, layer_paths, match_layers, peak_blocks
+from fakedist.check.config import Figure
 from fakedist.errors import CheckError, did_you_mean
 from fakedist.report.compare.comparison import BLOCK_COLUMNS
 from fakedist.results.run import Run
-from fakedist.run.plain import to_plain
-from fakedist.run.schema import CATEGORIES
-from fakedist.run.summary import CollectiveTotal, Summary
-from fakedist.run.tables import read_table
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.schema import CATEGORIES
+from fakedist.rundir.summary import CollectiveTotal, Summary
+from fakedist.rundir.tables import read_table
 
 _NO_TIMES = pd.DataFrame({"path": [], "category": [], "us": []})
 
@@ -98,7 +96,7 @@ class RankFigures:
     times: pd.DataFrame
 
     @classmethod
-    def of_record(cls, record: RankRecord) -> RankFigures:
+    def from_record(cls, record: RankRecord) -> RankFigures:
         """Make a rank from a baseline's record."""
         rows = [(path, name, bytes_) for path, held in record.layers.items() for name, bytes_ in held.items()]
         parts = pd.DataFrame(rows, columns=["path", "category", "bytes"]).astype({"bytes": "int64"})

@@ -17,7 +17,7 @@ import pytest
 from fakedist.temporary import scratch_directory
 
 if TYPE_CHECKING:
-    from fakedist.job import JobOptions
+    from fakedist.options import JobOptions
     from fakedist.results.run import Run
 
 #: Set in the child, where the marked function runs like any other test.
@@ -130,7 +130,7 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
         pytest.fail(told, pytrace=False)
     from rich.console import Console
 
-    from fakedist.report.text.terminal import render
+    from fakedist.report.text.run_report import render
 
     text = io.StringIO()
     render(run.path, all_layers=False, console=Console(file=text, width=_WIDTH))
@@ -141,8 +141,8 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
 def _run_marked(item: pytest.Function, options: Mapping[str, object], run_directory: Path) -> Run:
     from fakedist.api import make_job, run_job
     from fakedist.errors import JobError, did_you_mean
-    from fakedist.job import Program
-    from fakedist.job.definition import OPTIONS
+    from fakedist.options import Program
+    from fakedist.options.definition import OPTIONS
 
     known = [*_LIMITS, *(option.name for option in OPTIONS)]
     if unknown := [name for name in options if name not in known]:

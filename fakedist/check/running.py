@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.errors import RunDirectoryError, ScriptError
-from fakedist.job import Job, profile_command
-from fakedist.launch import launching
-from fakedist.launch.checked_script import ScriptSyntaxError
-from fakedist.launch.executors.process import TaskProcesses
-from fakedist.launch.executors.task import Executor, Task, TaskResult
-from fakedist.launch.interrupts import ended_like_interrupted
-from fakedist.run.manifest import load_manifest
-from fakedist.run.outcome import Ending, Outcome
+from fakedist.launcher import launching
+from fakedist.launcher.checked_script import ScriptSyntaxError
+from fakedist.launcher.executors.process import TaskProcesses
+from fakedist.launcher.executors.task import Executor, Task, TaskResult
+from fakedist.launcher.interrupts import ended_like_interrupted
+from fakedist.options import Job, profile_command
+from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.outcome import Ending, Outcome
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def see_that_it_can_run(job: Job) -> None:
 
     Raises:
         ScriptError: The script does not compile. The error's ``output`` holds what Python prints.
-        FakedistError: The job cannot run, see :func:`fakedist.launch.launching.check`.
+        FakedistError: The job cannot run, see :func:`fakedist.launcher.launching.check`.
     """
     try:
         launching.check(job)

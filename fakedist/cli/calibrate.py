@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.damaged import reading
 from fakedist.cli.output import JSON, TEXT, chosen_output, force_option, format_options, output_option
-from fakedist.cli.say import say
+from fakedist.cli.say import reading, say
 from fakedist.errors import JobError, ReportError
 from fakedist.temporary import scratch_directory
 
@@ -38,12 +37,12 @@ def calibrate(
     (.json or .json.gz), a .nsys-rep, or the output of `nsys export --type sqlite`. The table that it writes goes before
     all other times: fakedist time RUN --times FILE, fakedist profile --times FILE (docs/calibrate.md).
     """
-    from fakedist.analysis.calibration.own_times import find_own_times, is_sqlite
-    from fakedist.launch.nsight import export_sqlite
+    from fakedist.analysis.calibration.calibrating import find_own_times, is_sqlite
+    from fakedist.cost_model.own_table import own_table_text
+    from fakedist.launcher.nsight import export_sqlite
     from fakedist.report.text.own_times_text import own_times_lines, own_times_object
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
-    from fakedist.results.timed_run import open_timed_run
-    from fakedist.time.own_table import own_table_text
+    from fakedist.results.opening import open_timed_run
 
     output = chosen_output(form, as_json)
     with reading(run):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.executor_options import executor_options
+from fakedist.cli.job_options import executor_options
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
 from fakedist.cli.say import last_line, remark, say
 from fakedist.errors import ExitCode, ScriptError
@@ -67,7 +67,7 @@ def check(
     from fakedist.check.checking import Running
     from fakedist.check.checking import check as run_check
     from fakedist.check.config import find_config, read_config
-    from fakedist.launch.executors.choosing import make_executor
+    from fakedist.launcher.executors.choosing import make_executor
     from fakedist.report.writing import see_that_it_can_be_written
 
     output = chosen_output(form, as_json, file)
@@ -104,7 +104,7 @@ def _say_finished(rank: RankToRun, seconds: float) -> None:
 
 
 def _show(checked: Checked, output: Output) -> None:
-    from fakedist.check.findings import checked_markdown, checked_object, render_checked
+    from fakedist.check.outputs import checked_markdown, checked_object, render_checked
 
     if output.format == JSON:
         output.write_object(checked_object(checked))
@@ -115,7 +115,7 @@ def _show(checked: Checked, output: Output) -> None:
 
 
 def _annotate(checked: Checked) -> None:
-    from fakedist.check.annotations import github_annotations
+    from fakedist.check.outputs import github_annotations
 
     sys.stdout.flush()
     for line in github_annotations(checked):
@@ -123,8 +123,7 @@ def _annotate(checked: Checked) -> None:
 
 
 def _write_files(checked: Checked, junit: Path | None, sarif: Path | None) -> None:
-    from fakedist.check.annotations import sarif_text
-    from fakedist.check.junit import junit_text
+    from fakedist.check.outputs import junit_text, sarif_text
     from fakedist.report.writing import replace_text
 
     texts = [(path, make(checked)) for path, make in ((junit, junit_text), (sarif, sarif_text)) if path is not None]
@@ -142,6 +141,6 @@ def _say_outcome(checked: Checked, update: bool) -> int:
         click.echo("the baselines did not change", err=True)
     if not checked.exit_code:
         return 0
-    from fakedist.check.findings import outcome
+    from fakedist.check.outputs import outcome
 
     return last_line(checked.exit_code, outcome(checked) + ("; no baseline was written" if update else ""))

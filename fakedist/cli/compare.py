@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.damaged import reading
 from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
+from fakedist.cli.say import reading
 
 
 @click.command()
@@ -25,7 +25,7 @@ def compare(a: Path, b: Path, *, file: Path | None, form: str | None, as_json: b
     """
     output = chosen_output(form, as_json, file)
     from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
-    from fakedist.report.compare.compared import compared_object, open_comparison
+    from fakedist.report.compare.comparison import compared_object, open_comparison
 
     with reading(a, b):
         comparison = open_comparison(a, b)

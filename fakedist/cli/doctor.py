@@ -11,7 +11,7 @@ from fakedist.cli.output import JSON, TEXT, chosen_output, file_option, format_o
 from fakedist.errors import ExitCode
 
 if TYPE_CHECKING:
-    from fakedist.launch.doctor import Diagnosis
+    from fakedist.launcher.doctor import Diagnosis
 
 
 #: What needs neither torch nor a device.
@@ -26,7 +26,7 @@ _ONLY_READS = (
 @format_options(TEXT, JSON)
 def doctor(*, file: Path | None, form: str | None, as_json: bool) -> int:
     """Show what works on this machine, and what to type for what does not."""
-    from fakedist.launch.doctor import diagnose
+    from fakedist.launcher.doctor import diagnose
 
     output = chosen_output(form, as_json, file)
     diagnosis = diagnose()

@@ -2,33 +2,86 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import click
+from click.shell_completion import get_completion_class
 
 from fakedist._version import __version__
 from fakedist.cli.calibrate import calibrate
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
-from fakedist.cli.completion import completion
-from fakedist.cli.damaged import MORE_MEMORY, TOO_LITTLE_MEMORY
 from fakedist.cli.doctor import doctor
-from fakedist.cli.encoding import plain_where_needed
 from fakedist.cli.export import export
 from fakedist.cli.nsys import nsys
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
-from fakedist.cli.say import last_line, print_error, say
+from fakedist.cli.say import MORE_MEMORY, TOO_LITTLE_MEMORY, last_line, print_error, say
 from fakedist.cli.sweep import sweep
 from fakedist.cli.time import time
 from fakedist.cli.topology import topology
 from fakedist.cli.view import view
 from fakedist.errors import ExitCode, FakedistError
-from fakedist.launch.checked_script import ScriptSyntaxError
+from fakedist.launcher.checked_script import ScriptSyntaxError
 from fakedist.temporary import remove_left_over
+
+_HANDLER = "fakedist.plain"
+_PLAIN = {"µ": "u", "…": "...", "→": "->"}
+_LOW_BYTE = range(0xDC80, 0xDD00)  # a byte of a file name that is not text, as Python keeps it
+
+
+def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What stands for characters that an encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letter = error.object[error.start]
+    if ord(letter) in _LOW_BYTE:
+        return bytes([ord(letter) - 0xDC00]), error.start + 1
+    return _PLAIN.get(letter, "?"), error.start + 1
+
+
+codecs.register_error(_HANDLER, _plain)
+
+
+@contextmanager
+def plain_where_needed() -> Iterator[None]:
+    """Print on stdout and stderr what their encoding has, and ASCII for what it lacks."""
+    changed = [(stream, stream.errors) for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    for stream, _ in changed:
+        stream.reconfigure(errors=_HANDLER)
+    try:
+        yield
+    finally:
+        for stream, errors in changed:
+            if not stream.closed:
+                stream.reconfigure(errors=errors)
+
+
+#: The variable by which a shell asks the program for completions; click's convention.
+VARIABLE = "_FAKEDIST_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> int:
+    """Print a script that completes commands and options in a shell.
+
+    bash: add eval "$(fakedist completion bash)" to ~/.bashrc. zsh: the same in ~/.zshrc, after compinit. fish: fakedist
+    completion fish > ~/.config/fish/completions/fakedist.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(ctx.find_root().command, {}, "fakedist", VARIABLE).source())
+    return 0
+
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: What a machine refuses: a read-only file system, too few rights, a limit of size or number, a broken disk.

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.damaged import reading
 from fakedist.cli.output import JSON, TEXT, chosen_output, output_option
-from fakedist.cli.say import remark, say
-from fakedist.run.notes import counted
+from fakedist.cli.say import reading, remark, say
+from fakedist.rundir.notes import counted
 
 if TYPE_CHECKING:
     from fakedist.export.runs import Exported

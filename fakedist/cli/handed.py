@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 from fakedist.cli.entry import exit_code_of
-from fakedist.cli.failure import say_ending
 from fakedist.cli.profile import STDERR, run_one
-from fakedist.cli.say import remark
-from fakedist.job import Job, profile_arguments
-from fakedist.launch.launching import Streams, check
-from fakedist.launch.process_tree import nothing_left
-from fakedist.launch.templates import RankTemplate
+from fakedist.cli.say import remark, say_ending
+from fakedist.launcher.launching import Streams, check
+from fakedist.launcher.process_tree import nothing_left
+from fakedist.launcher.templates import RankTemplate
+from fakedist.options import Job, profile_arguments
 
 
 def run_handed_job(path: str) -> int:
@@ -22,7 +21,7 @@ def run_handed_job(path: str) -> int:
     It leaves no process behind, even if its supervisor was killed, as Ray kills the children of a worker that exits.
 
     Args:
-        path: A file of JSON: the ``job`` (:meth:`fakedist.job.Job.to_dict`) and the run's ``directory``.
+        path: A file of JSON: the ``job`` (:meth:`fakedist.options.Job.to_dict`) and the run's ``directory``.
 
     Returns:
         The exit code.

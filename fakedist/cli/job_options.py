@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, TypeVar
 
 import click
 
 from fakedist.errors import JobError
-from fakedist.job import Door, Job, Program, make_jobs, place_from_environment
-from fakedist.job.definition import OPTIONS
-from fakedist.job.options import Option
+from fakedist.options import Door, Job, Program, make_jobs, place_from_environment
+from fakedist.options.definition import OPTIONS
+from fakedist.options.option import Option
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+cold_option = click.option(
+    "--cold",
+    is_flag=True,
+    help="Start every rank in a new interpreter. Otherwise ranks fork from a process that has imported torch.",
+)
+
+
+def executor_options(command: _Command) -> _Command:
+    """Give a command ``--on``, ``--jobs`` and ``--cold``.
+
+    They are for :func:`fakedist.launcher.executors.choosing.make_executor`.
+    """
+    where = click.option(
+        "--on",
+        default="local",
+        show_default=True,
+        metavar="PLACE",
+        help="Where jobs run: local, ray (the cluster of RAY_ADDRESS, or the one this machine is part of) or "
+        "ray://HOST:PORT.",
+    )
+    how_many = click.option(
+        "--jobs",
+        "-j",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="How many jobs to run at once on this machine.  [default: as many as its cores and free memory allow]",
+    )
+    return where(how_many(cold_option(command)))
+
 
 #: Headings of a job's options. All other options are about the output.
 _HEADINGS = {option.name: option.group.value for option in OPTIONS} | {"module": OPTIONS[0].group.value}
@@ -171,7 +204,7 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, given: Mapping[str, 
     if plain["rank"] is None:
         plain["rank"] = rank
     if plain["device"] is None:
-        from fakedist.launch.machine import count_real_gpus
+        from fakedist.launcher.machine import count_real_gpus
 
         plain["device"] = "cuda" if count_real_gpus() else "virtual"
     program = Program(arguments[0], arguments[1:]) if module is None else Program(module, arguments, is_module=True)

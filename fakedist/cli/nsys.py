@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.damaged import reading
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, chosen_output, format_options, run_directory_options
-from fakedist.cli.say import print_report
+from fakedist.cli.say import print_report, reading
 from fakedist.errors import ReportError
 from fakedist.temporary import scratch_directory
 
@@ -39,10 +38,9 @@ def nsys(
     REPORT is a .nsys-rep, which this machine's nsys exports, or the output of `nsys export --type sqlite`. Its NVTX
     ranges mark steps, phases and layers (docs/nsys.md).
     """
-    from fakedist.analysis.nsys.imported import read_report, write_run
-    from fakedist.analysis.nsys.tracing import Choice
-    from fakedist.launch.nsight import export_sqlite
-    from fakedist.run.directory import create_run_directory, free_name
+    from fakedist.analysis.nsys.imported import Choice, read_report, write_run
+    from fakedist.launcher.nsight import export_sqlite
+    from fakedist.rundir.directory import create_run_directory, free_name
 
     output = chosen_output(form, as_json)
     _check_readable(report)

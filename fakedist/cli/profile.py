@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.executor_options import cold_option
-from fakedist.cli.failure import say_ending, say_first_failure
-from fakedist.cli.job_options import ScriptCommand, ignored, job_options, jobs_of
+from fakedist.cli.job_options import ScriptCommand, cold_option, ignored, job_options, jobs_of
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, format_options, run_directory_options
-from fakedist.cli.say import print_report, remark
-from fakedist.job import Job
+from fakedist.cli.say import print_report, remark, say_ending, say_first_failure
+from fakedist.options import Job
 
 if TYPE_CHECKING:
-    from fakedist.launch.launching import Streams
-    from fakedist.launch.ranks import RankRun
-    from fakedist.run.outcome import Ending
+    from fakedist.launcher.launching import Streams
+    from fakedist.launcher.ranks import RankRun
+    from fakedist.rundir.outcome import Ending
 
 STDERR = 2  # the descriptor
 #: The value of --rank for one rank of each pipeline stage.
@@ -70,7 +68,7 @@ def profile(
     sent (docs/tape.md). --rank stages runs rank 0, finds the pipeline among its groups, and runs a rank of each other
     stage; the step of the whole job follows (docs/time.md).
     """
-    from fakedist.launch import launching
+    from fakedist.launcher import launching
 
     output = chosen_output(form, as_json)
     by_stage = given["rank"] == (_STAGES,)
@@ -104,8 +102,8 @@ def say_ignored(ctx: click.Context) -> None:
 
 def run_one(job: Job, directory: Path | None, force: bool, streams: Streams) -> tuple[Path, Ending]:
     """Run one rank, with the peers that it waits for if the job asks for them. Returns its run and how it ended."""
-    from fakedist.launch import launching
-    from fakedist.launch.ranks import profile_with_peers
+    from fakedist.launcher import launching
+    from fakedist.launcher.ranks import profile_with_peers
 
     if not job.with_peers:
         return launching.profile(job, directory, force, streams)
@@ -123,8 +121,8 @@ def _several(
     cold: bool,
 ) -> int:
     """Run several ranks and print one table of them."""
-    from fakedist.launch.ranks import exit_code, profile_ranks
-    from fakedist.report.text.rank_rows import RankRow, ranks_object, render_ranks
+    from fakedist.launcher.ranks import exit_code, profile_ranks
+    from fakedist.report.text.job_sheets import RankRow, ranks_object, render_ranks
 
     job, ranks = asked[0], [job.rank for job in asked]
     found = profile_ranks(job, ranks, directory, force, streams, jobs=jobs, cold=cold)
@@ -142,14 +140,13 @@ def _stages(
 ) -> int:
     """Run a rank of each pipeline stage, and print a table of them and the step of the whole job."""
     from fakedist.errors import FakedistError
-    from fakedist.launch.ranks import exit_code, profile_ranks
-    from fakedist.report.text.job_sheets import job_object, render_job
-    from fakedist.report.text.rank_rows import RankRow, ranks_object, render_ranks
+    from fakedist.launcher.ranks import exit_code, profile_ranks
+    from fakedist.report.text.job_sheets import RankRow, job_object, ranks_object, render_job, render_ranks
     from fakedist.results.job_time import JobTime, time_job
-    from fakedist.run.directory import default_name
+    from fakedist.rundir.directory import default_name
 
     def other_stages(run: RankRun) -> Sequence[int]:
-        from fakedist.results.stages import stages_of_job
+        from fakedist.results.job_time import stages_of_job
 
         if run.run_directory is None:
             return ()

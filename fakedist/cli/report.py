@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.damaged import reading
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
-from fakedist.cli.say import DEFAULT_TABLE, print_report
+from fakedist.cli.say import DEFAULT_TABLE, print_report, reading
 
 
 @click.command()

@@ -1,13 +1,80 @@
-"""What commands print in the same way: the result of a run, an error, the last line on stderr."""
+"""Messages that commands share: the result of a run, errors, damaged files, and the last line on stderr."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import shlex
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
-from fakedist.visible import shortened, visible_lines
+from fakedist.errors import FakedistError, RunDirectoryError
+from fakedist.options import Job, profile_command
+from fakedist.rundir.directory import MANIFEST_NAME
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.visible import shortened, visible, visible_lines
+
+if TYPE_CHECKING:
+    from fakedist.launcher.ranks import RankRun
+    from fakedist.rundir.tape import Guess
+
+
+#: The variable that shows the traceback instead.
+TRACEBACK = "FAKEDIST_TRACEBACK"
+#: What is said of a machine, or a limit, that a long recording does not fit.
+TOO_LITTLE_MEMORY = "there is too little memory"
+MORE_MEMORY = "a recording takes up to six times the size of its journal.bin: report it on a machine with more memory"
+_PACKAGE = Path(__file__).parents[1]
+
+
+@contextmanager
+def reading(*paths: Path) -> Iterator[None]:
+    """Name these files in the error if what they hold cannot be shown.
+
+    Their values are checked where they are read. What contradicts itself only later ends here: figures that do not
+    belong together, for example.
+
+    Raises:
+        RunDirectoryError: Anything failed but for what has its own message, and a full disk.
+    """
+    try:
+        yield
+    except RunDirectoryError as error:
+        if any(path.name in error.message for path in paths):
+            raise
+        raise RunDirectoryError(f"{' or '.join(map(str, paths))}: {error.message}", error.hint) from error
+    except (FakedistError, OSError, click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except MemoryError as error:
+        names = " or ".join(map(str, paths))
+        raise RunDirectoryError(f"{names} cannot be shown: {TOO_LITTLE_MEMORY}", MORE_MEMORY) from error
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        names = " or ".join(map(str, paths))
+        said = visible(str(error).strip().partition("\n")[0], 120)
+        cause = type(error).__name__ + (f": {said}" if said else "")
+        raise RunDirectoryError(
+            f"{names} cannot be shown: {cause} in {_place(error)}",
+            f"it is damaged, or this is a bug in fakedist: {TRACEBACK}=1 shows more",
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of fakedist, as a bug report needs it."""
+    found = "fakedist"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(_PACKAGE):
+            found = f"{path.relative_to(_PACKAGE.parent)}:{line}"
+    return found
+
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 DEFAULT_TABLE = "layers"
@@ -24,16 +91,16 @@ def print_report(run_directory: Path, output: Output, *, all_layers: bool, table
         table: The table that CSV shows.
     """
     if output.format == JSON:
-        from fakedist.report.text.json_object import summary_object
+        from fakedist.report.text.run_report import summary_object
 
         output.write_object(summary_object(run_directory, all_layers=all_layers))
     elif output.format == MARKDOWN:
-        from fakedist.report.text.run_markdown import run_markdown
+        from fakedist.report.text.run_report import run_markdown
         from fakedist.results.opening import open_run
 
         output.write(run_markdown(open_run(run_directory), all_layers=all_layers))
     elif output.format == CSV:
-        from fakedist.report.text.csv_table import table_csv
+        from fakedist.report.text.sheet import table_csv
         from fakedist.results.opening import open_run
 
         output.write(table_csv(open_run(run_directory), table, all_layers=all_layers))
@@ -43,7 +110,7 @@ def print_report(run_directory: Path, output: Output, *, all_layers: bool, table
 
         output.write(page(open_run(run_directory), None if output.file is None else output.file.parent))
     else:
-        from fakedist.report.text.terminal import render
+        from fakedist.report.text.run_report import render
 
         output.render(lambda console: render(run_directory, all_layers=all_layers, console=console))
 
@@ -75,3 +142,94 @@ def print_error(message: str, hint: str, code: int) -> int:
 def _shortened_lines(text: str) -> str:
     """Lines of which none is too long to read, whatever a file has for a number or a name."""
     return "\n".join(shortened(line, _MOST_OF_A_LINE) for line in text.split("\n"))
+
+
+_MAX_GUESSES = 3
+#: What Python says of ``from . import x`` in a script.
+_RELATIVE = "attempted relative import with no known parent package"
+
+
+def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
+    """The last line on stderr says whose exit code it is; nothing is said of a run that simply ended."""
+    if not ending.code:
+        return 0
+    _say_what_may_have_failed_it(ending, job, run_directory)
+    if _RELATIVE in ending.message and not job.is_module:
+        say(f"  a script inside a package runs as a module: {_as_module(job)}", err=True)
+    meanings = {
+        Outcome.OUT_OF_MEMORY: "the rank does not fit the GPU",
+        Outcome.TIMEOUT: ending.message or "the time limit given with --timeout was reached",
+        Outcome.KILLED: f"the script was killed {ending.message}",
+        Outcome.INTERRUPTED: f"the script was interrupted ({ending.message})",
+        Outcome.EXCEPTION: f"the script raised {ending.message}",
+        Outcome.FAULT: f"fakedist failed, not the script: {ending.message}",
+    }
+    if ending.outcome is Outcome.FAULT:
+        say(f"fakedist: {fault_hint(run_directory)}", err=True)
+    return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
+
+
+def fault_hint(run_directory: Path) -> str:
+    """The line that follows an error of fakedist's own."""
+    return f"this is a bug in fakedist: please report it with the traceback above and {run_directory / MANIFEST_NAME}"
+
+
+def _as_module(job: Job) -> str:
+    """The command that runs the job's script as a module, and the directory to run it from."""
+    path = Path(job.target).absolute()
+    names, folder = [path.stem], path.parent
+    while (folder / "__init__.py").exists():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    module = dataclasses.replace(job, target=".".join(names), is_module=True)
+    where = f"cd {shlex.quote(str(folder))} && " if folder != Path.cwd() else ""
+    return where + profile_command(module)
+
+
+def say_first_failure(runs: Sequence[RankRun], job: Job) -> int:
+    """The last line on stderr names the first of several ranks that did not end well, and how."""
+    failed = next((run for run in runs if run.ending.code), None)
+    if failed is None or not failed.ending.code:
+        return 0
+    if failed.run_directory is not None:
+        if failed.ending.outcome is Outcome.FAULT:
+            say(f"fakedist: {fault_hint(failed.run_directory)}", err=True)
+        one = dataclasses.replace(job, rank=failed.rank)
+        _say_what_may_have_failed_it(failed.ending, one, failed.run_directory)
+    return last_line(failed.ending.code, f"rank {failed.rank} ended as {failed.ending.outcome}")
+
+
+def _say_what_may_have_failed_it(ending: Ending, job: Job, run_directory: Path) -> None:
+    """Name the guesses that a failed script had gone on with, what it did not find, and what to type."""
+    from fakedist.rundir.directory import TAPE_NAME
+    from fakedist.rundir.tape import Tape
+
+    if not ending.failed or not (run_directory / TAPE_NAME).exists():
+        return
+    tape = Tape(run_directory, job.rank)
+    guesses, lost = tape.guesses(), tape.lost()
+    for line in _guess_lines(guesses, job.rank):
+        say(line, err=True)
+    if lost:
+        remark(lost.text)
+    if tape.awaited() is not None:
+        return  # its error has said what to type
+    source = max(0, guesses[0].awaited.source) if guesses else 0
+    if source != job.rank and (guesses or (lost and lost.may_be_written)):
+        alone = dataclasses.replace(job, with_peers=False)
+        say(f"  run rank {source} first: {profile_command(alone, (source, job.rank))}", err=True)
+    if guesses and not job.with_peers:
+        peers = profile_command(dataclasses.replace(job, with_peers=True))
+        say(f"  or run this rank and every rank it needs: {peers}", err=True)
+
+
+def _guess_lines(guesses: Sequence[Guess], rank: int) -> Iterator[str]:
+    if guesses:
+        calls = "a call" if len(guesses) == 1 else f"{len(guesses):,} calls"
+        yield f"fakedist: rank {rank} continued with a guess in {calls}, which may be why it failed:"
+    for guess in guesses[:_MAX_GUESSES]:
+        whom = "any rank" if guess.awaited.source < 0 else f"rank {guess.awaited.source}"
+        at = f" at {guess.line}" if guess.line else ""
+        yield f"  {guess.called} from {whom}{at}: {guess.held} was used in place of that rank's"
+    if len(guesses) > _MAX_GUESSES:
+        yield f"  ... and {len(guesses) - _MAX_GUESSES:,} more"

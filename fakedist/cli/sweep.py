@@ -2,26 +2,73 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from fakedist.cli.executor_options import executor_options
-from fakedist.cli.job_options import ScriptCommand, job_options
+from fakedist.cli.job_options import ScriptCommand, executor_options, job_options
 from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options, output_option
 from fakedist.cli.say import last_line, remark
 from fakedist.errors import ExitCode
-from fakedist.job import Program
-from fakedist.job.definition import OPTIONS
-from fakedist.units import parse_bytes
+from fakedist.options import Program
+from fakedist.options.definition import OPTIONS
+from fakedist.units import format_us, parse_bytes
 
 if TYPE_CHECKING:
+    from fakedist.sweep.command import Texts
     from fakedist.sweep.opened import Sweep
-    from fakedist.sweep.placeholders import Texts
+    from fakedist.sweep.outcomes import Row
     from fakedist.sweep.plan import SweepPlan
     from fakedist.sweep.reading import Given
+
+
+class SweepProgress:
+    """What is printed on stderr while a sweep runs.
+
+    Args:
+        directory: Its directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._number = self._known = 0
+        self._ran: set[str] = set()
+        self._start = time.monotonic()
+
+    def begins(self, number: int) -> None:
+        """Take in the number of points."""
+        self._number, self._start = number, time.monotonic()
+        remark(f"{number:,} point{'' if number == 1 else 's'}, into {self._directory}")
+
+    def finished(self, row: Row, was_known: bool) -> None:
+        """Print a row. Rows of an earlier session are counted."""
+        from fakedist.sweep.ranking import row_text
+
+        if was_known:
+            self._known += 1
+            return
+        if self._known and not self._ran:
+            remark(f"{self._known:,} of them ran before (--fresh runs them again)")
+        self._ran.add(row.id)
+        remark(f"{self._known + len(self._ran):,} of {self._number:,}: {row_text(row)}{self._rate()}")
+
+    def interrupted(self) -> None:
+        """Print how to go on."""
+        remark(
+            f"{self._known + len(self._ran):,} of {self._number:,} points are done; the same command goes on from here"
+        )
+
+    def _rate(self) -> str:
+        ran = len(self._ran)
+        left = self._number - self._known - ran
+        seconds = time.monotonic() - self._start
+        if left <= 0 or seconds <= 0:
+            return ""
+        return f" ({60 * ran / seconds:.1f} points a minute, {format_us(1e6 * left * seconds / ran)} left)"
+
 
 _TOML = ".toml"
 _SWEEP_OPTIONS = (
@@ -148,7 +195,7 @@ def sweep(
 
 
 def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
-    from fakedist.sweep.dry_run import dry_run, dry_run_object, render_dry_run
+    from fakedist.sweep.plan import dry_run, dry_run_object, render_dry_run
 
     found = dry_run(plan)
     if output.format == JSON:
@@ -159,7 +206,7 @@ def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
 
 
 def _is_sweep(path: Path) -> bool:
-    from fakedist.sweep.directory import is_sweep
+    from fakedist.sweep.sweep_directory import is_sweep
 
     return is_sweep(path)
 
@@ -202,8 +249,7 @@ def _run(
     fresh: bool,
     memory_limit: str | None,
 ) -> int:
-    from fakedist.cli.sweep_progress import SweepProgress
-    from fakedist.launch.executors.choosing import make_executor
+    from fakedist.launcher.executors.choosing import make_executor
     from fakedist.sweep.sweeping import Listener, run_sweep
 
     limit = None if memory_limit is None else parse_bytes(memory_limit)
@@ -238,7 +284,7 @@ def _plan(arguments: Sequence[str], module: str | None, given: Given) -> SweepPl
 
 def _options(given: Mapping[str, object]) -> dict[str, Texts | bool]:
     """The options of the job that were given: texts, and switches."""
-    from fakedist.sweep.placeholders import Texts
+    from fakedist.sweep.command import Texts
 
     found: dict[str, Texts | bool] = {}
     for option in OPTIONS:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.damaged import reading
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
-from fakedist.job.kinds import RefusedError, variables, watts
+from fakedist.cli.say import reading
+from fakedist.options.kinds import RefusedError, variables, watts
 
 if TYPE_CHECKING:
     from fakedist.results.job_time import JobTime
-    from fakedist.results.pricing import PricingOptions
+    from fakedist.results.repricing import PricingOptions
     from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
@@ -25,14 +25,14 @@ _DEFAULT_TABLE = "layer_times"
 def _power(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     kind = watts()
     try:
-        return None if value is None else float(str(kind.read(kind.of_texts([value]))))
+        return None if value is None else float(str(kind.read(kind.from_texts([value]))))
     except RefusedError as error:
         raise click.UsageError(f"--gpu-power {error}", ctx) from None
 
 
 def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
     try:
-        return dict(str(value).split("=", 1) for value in variables().texts(variables().of_texts(values)))
+        return dict(str(value).split("=", 1) for value in variables().texts(variables().from_texts(values)))
     except RefusedError as error:
         raise click.UsageError(f"--nccl-env {error}", ctx) from None
 
@@ -170,7 +170,7 @@ def _print_run(
     price: Callable[..., Run], what_ifs: Sequence[str], output: Output, *, table: str | None, all_layers: bool
 ) -> None:
     from fakedist.report.text import priced_time
-    from fakedist.report.text.csv_table import table_csv
+    from fakedist.report.text.sheet import table_csv
 
     priced = price()
     changed = priced_time.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})

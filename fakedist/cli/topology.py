@@ -8,12 +8,10 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from fakedist.cli.damaged import reading
-from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.cli.job_options import ScriptCommand, job_options, jobs_of
 from fakedist.cli.output import JSON, TEXT, Output, chosen_output, force_option, format_options, output_option
 from fakedist.cli.profile import STDERR, run_one, say_ignored
-from fakedist.cli.say import remark
+from fakedist.cli.say import reading, remark, say_ending, say_first_failure
 from fakedist.errors import JobError
 
 #: Options that are of use for run directories too.
@@ -82,8 +80,8 @@ def _profiled(
     output: Output,
 ) -> int:
     """Profile the job's ranks and show their groups. Returns the first exit code that is not 0."""
-    from fakedist.launch import launching
-    from fakedist.launch.ranks import profile_ranks
+    from fakedist.launcher import launching
+    from fakedist.launcher.ranks import profile_ranks
 
     jobs = jobs_of(arguments, module, given)
     job, ranks = jobs[0], [job.rank for job in jobs]

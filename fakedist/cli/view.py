@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.damaged import reading
+from fakedist.cli.say import reading
 from fakedist.temporary import kept_directory
 
 #: How long a page in a temporary directory is kept, in seconds: a browser may read it after this process has ended.
@@ -47,7 +47,7 @@ def view(run: Path, port: int | None) -> int:
 
 def _place(run: Path) -> Path:
     """Where the page of a run goes: into its directory, or into a temporary one if that is not possible."""
-    from fakedist.run.directory import PAGE_NAME
+    from fakedist.rundir.directory import PAGE_NAME
 
     path = run / PAGE_NAME
     if run.is_dir() and os.access(run, os.W_OK) and not path.is_symlink():

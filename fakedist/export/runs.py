@@ -15,11 +15,11 @@ from fakedist.export.chakra import (
     TracedRank,
     WrittenTrace,
     groups_path,
+    message_classes,
     trace_path,
     write_chakra,
     write_groups,
 )
-from fakedist.export.chakra_messages import message_classes
 from fakedist.rank_list import parse_rank_list
 from fakedist.results.run import Run
 

@@ -8,7 +8,7 @@ module                                   adapter
 ``torch.distributed._symmetric_memory``  :mod:`fakedist.frameworks.symmetric_memory`
 ``torch._dynamo.trace_rules``            :mod:`fakedist.frameworks.dynamo`
 ``megatron.training.training``           :mod:`fakedist.frameworks.megatron`
-``megatron_fsdp.uneven_dtensor``         :mod:`fakedist.frameworks.megatron_fsdp`
+``megatron_fsdp.uneven_dtensor``         :mod:`fakedist.frameworks.megatron`
 ``deepspeed.runtime.zero.utils``         :mod:`fakedist.frameworks.deepspeed`
 ``safetensors.torch``                    :mod:`fakedist.frameworks.safetensors`
 =======================================  ============================================
@@ -26,8 +26,7 @@ from types import ModuleType
 from fakedist.frameworks.checkpoints import parts_of_one, parts_of_others, plans_of_one, states_of_others
 from fakedist.frameworks.deepspeed import lists_of_rank_0
 from fakedist.frameworks.dynamo import nothing_of_ours
-from fakedist.frameworks.megatron import flags_of_rank_0
-from fakedist.frameworks.megatron_fsdp import uneven_parts
+from fakedist.frameworks.megatron import flags_of_rank_0, uneven_parts
 from fakedist.frameworks.pipelining import stages_alone
 from fakedist.frameworks.safetensors import sparse_safetensors
 from fakedist.frameworks.sharding import (

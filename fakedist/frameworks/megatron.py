@@ -1,11 +1,20 @@
-"""Megatron-LM and Megatron Core: attributes that they set on a parameter, and what rank 0 says about the data."""
+"""Megatron-LM and Megatron Core: attributes that they set on a parameter, and what rank 0 says about the data.
+
+It asks all ranks for their parts, and fails unless they make up the whole (0.6.1 skips that on torch's fake backend).
+"""
 
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from fakedist.world.arrivals import sent_flags
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 
 #: Its gradient, in the buffer that Megatron's DistributedDataParallel reduces.
 GRADIENT = "main_grad"
@@ -33,3 +42,29 @@ def flags_of_rank_0(module: ModuleType) -> dict[str, object]:
             return build(*args, **kwargs)
 
     return {_LOADERS: build_with_flags}
+
+
+def uneven_parts(module: ModuleType) -> dict[str, object]:
+    """Keep a part within its parameter, and ignore that the parts of identical ranks do not make up the whole."""
+    replacements: dict[str, object] = {}
+    if gather := getattr(module, "gather_and_compute_chunk_metadata", None):
+
+        @functools.wraps(gather)
+        def within_the_whole(dtensor: DTensor) -> object:
+            part = gather(dtensor)
+            if 0 in part.sizes:
+                return part  # a part of missing optimizer state has one dimension, whatever the parameter has
+            ends = (whole - size for whole, size in zip(dtensor.shape, part.sizes, strict=True))
+            offsets = tuple(max(0, min(place)) for place in zip(part.offsets, ends, strict=True))
+            return type(part)(offsets=offsets, sizes=part.sizes)
+
+        replacements["gather_and_compute_chunk_metadata"] = within_the_whole
+    if validate := getattr(module, "validate_uneven_dtensor", None):
+
+        @functools.wraps(validate)
+        def asked_but_not_compared(dtensor: DTensor) -> None:
+            with suppress(AssertionError):
+                validate(dtensor)  # the real job makes its calls too
+
+        replacements["validate_uneven_dtensor"] = asked_but_not_compared
+    return replacements

@@ -17,14 +17,13 @@ from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
 from fakedist.gpu.demand.triton_demand import TritonKernel
 from fakedist.gpu.extension_calls import watched_calls
 from fakedist.gpu.launch_log import Launch, LaunchLog
-from fakedist.gpu.launch_rows import LaunchRows
-from fakedist.gpu.step_ranges import StepRanges
+from fakedist.gpu.launch_rows import LaunchRows, StepRanges
 from fakedist.gpu.tags import Tags
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
-from fakedist.run.collector import no_collector
-from fakedist.run.launch_records import LaunchesRecord
-from fakedist.run.rows import Place
+from fakedist.rundir.collector import no_collector
+from fakedist.rundir.launch_records import LaunchesRecord
+from fakedist.rundir.rows import Place
 
 #: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
 _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("triton.runtime.jit", "JITFunction"))
@@ -42,8 +41,8 @@ class _Outside(threading.local):
 
 
 class ModelTracer:
-    """Traces one step: what it launched, and what that has to do. ``fakedist.time`` estimates how long it takes. It
-    implements protocol ``record.timed_step.tracer.OperationTracer``.
+    """Traces one step: what it launched, and what that has to do. ``fakedist.cost_model`` estimates how long it takes.
+    It implements protocol ``record.timed_step.tracer.OperationTracer``.
 
     Args:
         known: Returns a tensor's values, or None if no kernel computed them.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand
-from fakedist.run.rows import Place
+from fakedist.rundir.rows import Place
 
 
 class Tags:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from fakedist.errors import RecordingError
 from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_libraries
-from fakedist.run import notes
-from fakedist.run.notes import Note
+from fakedist.rundir import notes
+from fakedist.rundir.notes import Note
 
 if TYPE_CHECKING:
     from fakedist.gpu_models.spec import GpuSpec

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fakedist.nccl.channels import channels_per_peer, coll_channels
+from fakedist.nccl.collective_kinds import collective_of
 from fakedist.nccl.connections import (
     channel_bytes,
+    channels_per_peer,
+    coll_channels,
     nvls_bytes,
     pat_bytes,
     pipes,
@@ -15,11 +17,8 @@ from fakedist.nccl.connections import (
     ring_bytes,
     tree_bytes,
 )
-from fakedist.nccl.group_shape import GroupShape
-from fakedist.nccl.interconnect import Interconnect
-from fakedist.nccl.kinds import collective_of
+from fakedist.nccl.interconnect import NOTHING, GroupShape, Interconnect, Span, exactly, total
 from fakedist.nccl.settings import Settings
-from fakedist.nccl.span import NOTHING, Span, exactly, total
 from fakedist.nccl.tuner import Network, Tuner
 
 _PEER_OPERATIONS = ("send", "recv")

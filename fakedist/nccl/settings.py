@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fakedist.run.nccl import number
+from fakedist.rundir.environment import number
 
 KIB, MIB = 1 << 10, 1 << 20
 MAX_CHANNELS = 64  # MAXCHANNELS, src/include/device.h

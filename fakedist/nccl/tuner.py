@@ -21,9 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fakedist.nccl.channels import nvls_channels
-from fakedist.nccl.group_shape import GroupShape
-from fakedist.nccl.interconnect import Interconnect
+from fakedist.nccl.connections import nvls_channels
+from fakedist.nccl.interconnect import GroupShape, Interconnect
 from fakedist.nccl.settings import Settings
 
 #: Latencies in microseconds by protocol (LL, LL128, Simple): of the call, and of a step over NVLink, PCIe and network.

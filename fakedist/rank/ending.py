@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from fakedist.errors import ExitCode, FakedistError, chain_of
-from fakedist.run.outcome import Ending, Outcome
+from fakedist.errors import ExitCode, FakedistError, StopRun, chain_of
+from fakedist.rundir.outcome import Ending, Outcome
 
 #: Instructions at which our frames raise what is not their own fault: ``raise``, and a call with ``*args``.
 _MEANT = {opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE", "CALL_FUNCTION_EX")}
@@ -34,8 +34,6 @@ class Terminated(SystemExit):
 
 def how_it_ended(error: BaseException) -> Ending:
     """How the script ended, by the error that it raised."""
-    from fakedist.record.steps import StopRun
-
     chain = list(chain_of(error))
     text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
     if isinstance(error, Terminated) and parent_is_gone():

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fakedist.errors import ExitCode, FakedistError
 from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
-from fakedist.gpu_models.known import find_gpu
+from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.importing import imported_within, when_imported
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.rank.ending import (
     end_with_parent,
     how_it_ended,
@@ -37,17 +37,17 @@ from fakedist.rank.ending import (
     watched_signals,
 )
 from fakedist.rank.leaving import leave_at_once
+from fakedist.rank.reporter import Ended, Failed, Reporter, Restarted, Signals, Started
 from fakedist.rank.script import run_as_main, without_our_frames
-from fakedist.rank.teller import Ended, Failed, Restarted, Signals, Started, Teller
 from fakedist.rank.template.starting import Start
-from fakedist.run import notes
-from fakedist.run.collector import rare_collections
-from fakedist.run.directory import TAPE_NAME
-from fakedist.run.encoding import Record
-from fakedist.run.journal import JournalWriter
-from fakedist.run.manifest import load_job
-from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.records import NoteRecord, OutcomeRecord
+from fakedist.rundir import notes
+from fakedist.rundir.collector import rare_collections
+from fakedist.rundir.directory import TAPE_NAME
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.manifest import load_job
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.records import NoteRecord, OutcomeRecord
 from fakedist.world.spawned import OwnRanks, own_ranks
 
 if TYPE_CHECKING:
@@ -108,10 +108,10 @@ class Rank:
         has_failed: Whether the surroundings could not be set up.
     """
 
-    def __init__(self, job: Job, run_directory: Path, teller: Teller, start: Start) -> None:
+    def __init__(self, job: Job, run_directory: Path, reporter: Reporter, start: Start) -> None:
         self._job = job
         self._start = start
-        self._teller = teller
+        self._reporter = reporter
         self._pid = os.getpid()
         self._journal = OwnJournal(run_directory / "journal.bin")
         self._tape_file = OwnJournal(run_directory / TAPE_NAME)
@@ -136,7 +136,7 @@ class Rank:
             self._gpu = enter(gpu)
         self._own_ranks = enter(own_ranks(job))
         enter(watched_exit(self._exits_at_once))
-        enter(watched_signals(lambda number: self._teller.tell(Signals(number))))
+        enter(watched_signals(lambda number: self._reporter.send(Signals(number))))
         enter(quiet_stop_in_threads(self._stopped_in_thread, SetupFailed))
         enter(when_imported(lambda name: name == "torch", self._torch_is_imported))
         enter(imported_within(_LARGE.__contains__, lambda module: rare_collections()))
@@ -163,14 +163,14 @@ class Rank:
             except Exception as error:  # else the script's exit code would be blamed
                 traceback.print_exc()
                 said = f"{type(error).__name__} while the recording was closed: {error}"
-                _tell_error(self._teller, said, "this is a bug in fakedist", before_start=False)
+                _report_error(self._reporter, said, "this is a bug in fakedist", before_start=False)
             else:
-                self._teller.tell(Ended(ending.outcome, ending.code or 0, ending.message, line))
+                self._reporter.send(Ended(ending.outcome, ending.code or 0, ending.message, line))
 
     def give_up(self, error: JournalFailed) -> None:
         """Stop recording after a failed write. The parent reports the error."""
         self._closed = True
-        _tell_error(self._teller, str(error), _MAKE_ROOM, before_start=False)
+        _report_error(self._reporter, str(error), _MAKE_ROOM, before_start=False)
 
     def stop_recording(self) -> None:
         """Remove the recorder's hooks from torch. The faked world stays for the script's exit handlers."""
@@ -214,7 +214,7 @@ class Rank:
             job=self._job,
             journal=self._journal,
             tape=self._tape_file,
-            teller=self._teller,
+            reporter=self._reporter,
             gpu=self._gpu,
             own_ranks=self._own_ranks,
             cuda_begins=self._start.cuda_begins,
@@ -230,7 +230,7 @@ class Rank:
     def _restart(self, what: str) -> None:
         """End this process, whatever the script catches. The parent starts the rank again, without a template."""
         if os.getpid() == self._pid:
-            self._teller.tell(Restarted(what))
+            self._reporter.send(Restarted(what))
             _exit(0)
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -249,7 +249,7 @@ class Rank:
 
     def _fail(self, message: str, hint: str) -> NoReturn:
         self._closed = self.has_failed = True
-        _tell_error(self._teller, message, hint, before_start=True)
+        _report_error(self._reporter, message, hint, before_start=True)
         raise SetupFailed(message) from None
 
     def _write_without_torch(self, ending: Ending, line: str) -> None:
@@ -275,23 +275,23 @@ def main(run_directory: str, start: Start | None = None) -> int | str | None:
     Returns:
         The argument for ``sys.exit``.
     """
-    teller = Teller.from_environment()
+    reporter = Reporter.from_environment()
     start = start or Start.from_environment()
     end_with_parent(start.parent)
     try:
         job = load_job(Path(run_directory))
-        rank = Rank(job, Path(run_directory), teller, start)
+        rank = Rank(job, Path(run_directory), reporter, start)
         rank.enter()
     except FakedistError as error:
-        _tell_error(teller, error.message, error.hint, before_start=True)
+        _report_error(reporter, error.message, error.hint, before_start=True)
         return 1
     except JournalFailed as error:
-        _tell_error(teller, str(error), _MAKE_ROOM, before_start=True)
+        _report_error(reporter, str(error), _MAKE_ROOM, before_start=True)
         return 1
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     signal.signal(signal.SIGTERM, terminate)
-    teller.tell(Started(os.getpid()))
+    reporter.send(Started(os.getpid()))
     code: int | str | None = 0
     try:
         run_as_main(job)
@@ -328,9 +328,9 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
     return ending.code
 
 
-def _tell_error(teller: Teller, message: str, hint: str, before_start: bool) -> None:
+def _report_error(reporter: Reporter, message: str, hint: str, before_start: bool) -> None:
     """Send an error of fakedist's own to the parent, which prints it."""
-    teller.tell(Failed(message, hint, before_start))
+    reporter.send(Failed(message, hint, before_start))
 
 
 _pending: list[object] = []  # keeps pending callbacks alive until Python calls them

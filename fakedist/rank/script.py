@@ -11,7 +11,7 @@ import zipfile
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-from fakedist.job import Job
+from fakedist.options import Job
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 

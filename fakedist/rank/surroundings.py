@@ -22,30 +22,32 @@ from fakedist.frameworks.adapting import adapted_frameworks
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
 from fakedist.gpu.native import cache_directory
 from fakedist.gpu.tracker.tracker import EventTracker
-from fakedist.gpu.triton_key import kept_triton_key
-from fakedist.gpu.tuning import FirstConfigurations, event_times
+from fakedist.gpu.tuning import FirstConfigurations, event_times, kept_triton_key
 from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.virtual import VirtualGpu
-from fakedist.gpu_models.known import find_gpu, gpu_of_product
-from fakedist.job import Job, profile_command
-from fakedist.rank.teller import Progress, Teller
-from fakedist.record.allocator_history import keeps_metadata
-from fakedist.record.allocator_settings import allocator_settings, check_allocator
-from fakedist.record.device_memory import nccl_record, outside_record
+from fakedist.gpu_models.catalogue import find_gpu, gpu_of_product
+from fakedist.options import Job, profile_command
+from fakedist.rank.reporter import Progress, Reporter
+from fakedist.record.cupti import CuptiTracer
+from fakedist.record.device_memory import (
+    allocator_settings,
+    check_allocator,
+    keeps_metadata,
+    nccl_record,
+    outside_record,
+)
+from fakedist.record.dispatch import warnings_at_the_script
 from fakedist.record.recorder import Recorder
-from fakedist.record.timed_step.cupti import CuptiTracer
-from fakedist.record.timed_step.nvtx import NsysTracer
-from fakedist.record.timed_step.tracer import OperationTracer, Tracer
-from fakedist.record.warned_lines import warnings_at_the_script
-from fakedist.run import notes
-from fakedist.run.encoding import Record
-from fakedist.run.notes import Note
-from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.records import GpuRecord, InventedRecord, NoteRecord, UnansweredRecord
-from fakedist.run.rows import UnansweredRow
-from fakedist.run.step_time import Peaks
-from fakedist.run.tape import find_tapes, script_identity
+from fakedist.record.tracer import NsysTracer, OperationTracer, Tracer
+from fakedist.rundir import notes
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.notes import Note
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, UnansweredRecord
+from fakedist.rundir.rows import UnansweredRow
+from fakedist.rundir.step_time import Peaks
+from fakedist.rundir.tape import find_tapes, script_identity
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
 from fakedist.world.tapes import Tapes
@@ -68,7 +70,7 @@ class Process:
         job: The job to run.
         journal: Receives the records.
         tape: Receives what the rank sends to other ranks.
-        teller: Sends messages to the parent.
+        reporter: Sends messages to the parent.
         gpu: The virtual GPU. None on a real GPU.
         own_ranks: The ranks that the script itself starts.
         cuda_begins: Called when CUDA is initialised, before anything is allocated.
@@ -77,7 +79,7 @@ class Process:
     job: Job
     journal: Appends
     tape: Appends
-    teller: Teller
+    reporter: Reporter
     gpu: VirtualGpu | None
     own_ranks: OwnRanks
     cuda_begins: Callable[[], None]
@@ -272,7 +274,7 @@ class Surroundings:
         return visible.index(wanted) if wanted in visible else 0
 
     def _progress(self, phase: str, step: int, allocated_bytes: int) -> None:
-        self._process.teller.tell(Progress(phase, step, self._job.steps, allocated_bytes))
+        self._process.reporter.send(Progress(phase, step, self._job.steps, allocated_bytes))
         if time.monotonic() - self._facts_at > _FACTS_EVERY_S:
             self._write_facts()
 

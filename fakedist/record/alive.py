@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 
 class TypeFinder(Protocol):
-    """Finds objects by their types. Compiled code does it sooner (gpu/fast_path/objects.py).
+    """Finds objects by their types. Compiled code does it sooner (gpu/fast_path/compiled.py).
 
     Types are compared by ``id``: comparing or hashing them may run the script's code.
     """

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import operator
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import _ops
@@ -28,8 +29,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakedist.errors import RecordingError
+from fakedist.frames import OURS, script_frame
 from fakedist.patch import patched, present
-from fakedist.record.compiled import is_followed, is_tracing
+from fakedist.record.compiled_graphs import is_followed, is_tracing
 from fakedist.record.numbering import FastPath
 
 #: Runs one operation: ``run(func, args, kwargs) -> result``.
@@ -368,3 +370,20 @@ def _numbers_in_constructors(key: DispatchKey, above: torch._C.DispatchKeySet, r
     finally:
         for name in originals:  # the originals are inherited
             delattr(torch.Tensor, name)
+
+
+@contextmanager
+def warnings_at_the_script() -> Iterator[None]:
+    """Replace a place in this package by the script's running line, where a warning is shown.
+
+    torch's C++ gives a warning to the innermost Python frame, and that is the recorder's dispatch mode.
+    """
+    original: Callable[..., None] = warnings.showwarning
+
+    def showwarning(message: Any, category: Any, filename: str, lineno: int, *more: Any, **named: Any) -> None:
+        if filename.startswith(OURS) and (frame := script_frame()) is not None:
+            filename, lineno = frame.f_code.co_filename, frame.f_lineno
+        original(message, category, filename, lineno, *more, **named)
+
+    with patched(warnings, "showwarning", showwarning):
+        yield

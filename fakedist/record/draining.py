@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fakedist.record.allocator_history import AllocatorHistory
+from fakedist.record.device_memory import AllocatorHistory
+from fakedist.record.graph_layers import Placing
 from fakedist.record.ledger import Journal, Ledger
 from fakedist.record.marks import Marks
 from fakedist.record.module_names import LayerTable
 from fakedist.record.operations import Operations
-from fakedist.record.placing import Placing
 from fakedist.record.position import Position
-from fakedist.run.records import LayersRecord, OperationNamesRecord, RegionsRecord, ScopesRecord
+from fakedist.rundir.records import LayersRecord, OperationNamesRecord, RegionsRecord, ScopesRecord
 
 DRAIN_EVERY_S = 2.0  # a rank that is killed loses what happened since the last drain
 DRAIN_LEAST_OPS = 4096

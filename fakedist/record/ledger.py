@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from fakedist.run.encoding import Record
-from fakedist.run.records import BoundRecord, CallsRecord, GroupsRecord
-from fakedist.run.rows import CallRow, GroupRow
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.records import BoundRecord, CallsRecord, GroupsRecord
+from fakedist.rundir.rows import CallRow, GroupRow
 
 _BATCH = 4096
 _names: dict[torch.dtype, str] = {}

@@ -14,8 +14,8 @@ from typing import Any
 from fakedist.frames import script_line
 from fakedist.importing import when_imported
 from fakedist.patch import patched, present
-from fakedist.run import notes
-from fakedist.run.notes import Note
+from fakedist.rundir import notes
+from fakedist.rundir.notes import Note
 
 #: The iterators of torch's DataLoader, and of torchdata's, which is a subclass with a ``__next__`` of its own.
 _ITERATORS = {

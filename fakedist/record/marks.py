@@ -15,13 +15,12 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from fakedist.frameworks import deepspeed, megatron, transformer_engine
-from fakedist.record.marker import WHAT_BITS, Marker, PythonMarker, What
+from fakedist.record.marker import PLAIN, WHAT_BITS, Marker, Piece, PythonMarker, What, device_pieces, inside_transforms
 from fakedist.record.module_names import OUTSIDE, LayerTable, modules_of
-from fakedist.record.pieces import PLAIN, Piece, device_pieces, inside_transforms
 from fakedist.record.position import Position
 from fakedist.record.unseen import put_back, take
-from fakedist.run.memory_records import MarksRecord
-from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
+from fakedist.rundir.memory_records import MarksRecord
+from fakedist.rundir.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
 _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE, ALIKE: ALIKE_CODE}
 KEEP_LAYER = -1

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 from fakedist.record.unseen import Unseen
-from fakedist.run.rows import LayerRow
+from fakedist.rundir.rows import LayerRow
 
 #: Attributes in which torch.compile, activation checkpointing and FSDP1 keep what they wrap. DDP's is "module".
 _WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}

@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 
 from fakedist.record.alive import TypeFinder
 from fakedist.record.marker import Marker
-from fakedist.run.memory_records import EventsRecord
-from fakedist.run.records import OperationsRecord
+from fakedist.rundir.memory_records import EventsRecord
+from fakedist.rundir.records import OperationsRecord
 
 #: For the number of a matrix product: the address of its output, and the bytes of its operands.
 Gemms = dict[int, tuple[int, ...]]

@@ -10,11 +10,11 @@ from torch._ops import OpOverload
 
 from fakedist.record.alive import find_types_with
 from fakedist.record.dispatch import Interception, every_operation
+from fakedist.record.graph_layers import Placed
 from fakedist.record.numbering import FastPath, Numbering, PythonNumbering
-from fakedist.record.placing import Placed
 from fakedist.record.position import Position
-from fakedist.record.timed_step.tracer import OperationTracer
-from fakedist.run.rows import OperationRow, Place
+from fakedist.record.tracer import OperationTracer
+from fakedist.rundir.rows import OperationRow, Place
 
 Execute = Callable[[OpOverload, tuple[object, ...], dict[str, object]], object]
 

@@ -11,7 +11,7 @@ import torch
 
 from fakedist.record.module_names import OUTSIDE
 from fakedist.record.numbering import Cells, Whereabouts
-from fakedist.run.rows import Place, RegionRow, ScopeRow, merged
+from fakedist.rundir.rows import Place, RegionRow, ScopeRow, merged
 
 #: Numbers of autograd nodes are lower, except AccumulateGrad's: the largest possible, so that it runs first.
 _LAST_NODE = 1 << 62

@@ -14,13 +14,13 @@ from torch._ops import OpOverload
 
 from fakedist.errors import RecordingError
 from fakedist.frames import script_line
-from fakedist.job import Until
-from fakedist.record.allocator_history import AllocatorHistory, EventTracker, allocator_history
-from fakedist.record.beginning import Beginning
-from fakedist.record.building import Building
-from fakedist.record.compiled import compilations, compiled_graphs, is_tracing
+from fakedist.options import Until
+from fakedist.record.compiled_graphs import Modules, Watched, compilations, compiled_graphs, is_tracing
+from fakedist.record.construction import Building
 from fakedist.record.copies import Copies
+from fakedist.record.device_memory import AllocatorHistory, Beginning, EventTracker, allocator_history
 from fakedist.record.draining import Drain, Sources
+from fakedist.record.graph_layers import Placing, is_dynamos, layers_of
 from fakedist.record.hooks import (
     backward_hook,
     fsdp_is_loaded,
@@ -31,25 +31,22 @@ from fakedist.record.hooks import (
     out_of_memory_observer,
     tensor_swaps,
 )
-from fakedist.record.inductor import Modules, Watched
 from fakedist.record.ledger import Journal, Ledger
+from fakedist.record.marker import Piece
 from fakedist.record.marks import KEEP_LAYER, Marks
 from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
 from fakedist.record.numbering import FastPath
 from fakedist.record.operations import Execute, Operations
-from fakedist.record.pieces import Piece
-from fakedist.record.placing import Placing, is_dynamos, layers_of
 from fakedist.record.position import Position
 from fakedist.record.running_graphs import GraphIntegers, RunningGraphs
-from fakedist.record.timed_step.later_step import LaterStep
-from fakedist.record.timed_step.recorded_step import RecordedStep
-from fakedist.record.timed_step.tracer import OperationTracer, Tracer
-from fakedist.record.training import Training
+from fakedist.record.steps import Training
+from fakedist.record.timed_step import LaterStep, RecordedStep
+from fakedist.record.tracer import OperationTracer, Tracer
 from fakedist.record.unseen import Unseen, compiles_backwards
-from fakedist.run import notes
-from fakedist.run.memory_records import FailedRequestRecord
-from fakedist.run.outcome import Ending
-from fakedist.run.records import NoteRecord, OutcomeRecord, StepRecord, StepWentOnRecord
+from fakedist.rundir import notes
+from fakedist.rundir.memory_records import FailedRequestRecord
+from fakedist.rundir.outcome import Ending
+from fakedist.rundir.records import NoteRecord, OutcomeRecord, StepRecord, StepWentOnRecord
 
 _active: Recorder | None = None
 
@@ -84,7 +81,7 @@ class Recorder:
         until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
         fast_path: Runs operations that do not need Python. None runs all of them in Python.
         integers: Gives compiled graphs their integers. None leaves them without.
-        make_tracker: Numbers the allocator's events if :func:`~fakedist.record.allocator_history.keeps_metadata` is
+        make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is
             false.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The compiled graphs that run now, and the values of their integers (:mod:`fakedist.record.integers`)."""
+"""The compiled graphs that run now, and the values of their integers (:mod:`fakedist.record.compiled_graphs`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from fakedist.record.integers import IntegerPart
+from fakedist.record.compiled_graphs import IntegerPart
+from fakedist.record.graph_layers import Placed
 from fakedist.record.operations import Operations
-from fakedist.record.placing import Placed
 
 
 class IntegerRun(Protocol):

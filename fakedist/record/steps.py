@@ -1,33 +1,199 @@
-"""Finds where training steps end, without the script's help, and defines the exception that stops the run."""
+"""Training steps: where each begins and ends, which one is timed, and how many are recorded."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Literal, NamedTuple, Protocol
 
 import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from fakedist.record.goal import Goal
+from fakedist.errors import StopRun
+from fakedist.options import Until
+from fakedist.patch import patched, present
+from fakedist.record.alive import alive
+from fakedist.record.cuda_graphs import Captured, Graphs
+from fakedist.record.generation import Generation
+from fakedist.record.hooks import keyword_arguments
+from fakedist.record.loading import Loading
+from fakedist.record.position import Position
+from fakedist.record.stopping import Stopping
+from fakedist.rundir import notes
+from fakedist.rundir.notes import Note
+from fakedist.rundir.records import TrainingFacts
+from fakedist.units import format_bytes
+
+#: ``--steps auto`` runs at least and at most this many steps.
+LEAST_STEPS, MOST_STEPS = 2, 6
+#: Bytes by which small blocks may differ at a step's end and still count as steady, such as losses kept for a log.
+SLACK_BYTES = 1 << 20
+#: A step whose batch is smaller than this share of the largest before has a partial one. Batches of graphs and of
+#: packed sequences differ by less from step to step.
+WHOLE_BATCH = 0.9
+
+#: Bytes that live blocks were requested with, on each device: the allocator's large blocks (over 1 MiB) and its small
+#: ones. What it adds to a request varies from step to step: it leaves the rest of a cached block whole if it is small.
+Live = Mapping[int, tuple[int, int]]
+
+
+class StepSize(NamedTuple):
+    """The inputs of the model that a step trained.
+
+    Attributes:
+        rows: First dimension of the first input, as a rule the batch, summed over the step's forwards.
+        elements: Elements of all inputs.
+    """
+
+    rows: int
+    elements: int
+
+
+class Goal(Protocol):
+    """Decides which step is the last to record, and which are timed."""
+
+    def may_end(self) -> None:
+        """Note that a step may have ended here. Whether it did is known later."""
+
+    def is_last(self, step: int) -> bool:
+        """Whether this step, which ended where :meth:`may_end` was last called, is the last one to record."""
+
+    def is_timed(self, step: int) -> bool:
+        """Whether to time the step that begins. See :class:`~fakedist.record.timed_step.RecordedStep`."""
+
+    def notes(self) -> list[Note]:
+        """Notes for the report when the run is over."""
+
+
+class After:
+    """A fixed number of steps, of which the last is timed.
+
+    Args:
+        limit: Number of steps.
+        stops: Whether recording stops after them.
+    """
+
+    def __init__(self, limit: int, *, stops: bool = True) -> None:
+        self._limit = limit
+        self._stops = stops
+
+    def may_end(self) -> None:
+        """Do nothing."""
+
+    def is_last(self, step: int) -> bool:
+        """Whether this is the ``limit``-th step."""
+        return self._stops and step >= self._limit
+
+    def is_timed(self, step: int) -> bool:
+        """Whether this is the ``limit``-th step."""
+        return step == self._limit
+
+    def notes(self) -> list[Note]:
+        """No notes."""
+        return []
+
+
+class Steady:
+    """Steps until one ends with as much live memory as the step before, so that the next one would be the same.
+
+    Live memory is what was requested of the caching allocator and is still allocated, on each device, without what the
+    allocator adds to a request. Blocks of its large pools must match to the byte. Blocks of its small pools (up to 1
+    MiB each) may differ by less than 1 MiB in total. Every optimizer must have
+    stepped, and the step's batch must not be a partial one, as the last of an epoch is.
+    Each step from step 2 on is timed until then.
+
+    Args:
+        live: Returns what is live now.
+        waits: Whether an optimizer has not stepped yet.
+        size: Returns the inputs of a step.
+        stops: Whether recording stops after the steady step.
+    """
+
+    def __init__(
+        self,
+        live: Callable[[], Live],
+        waits: Callable[[], bool],
+        size: Callable[[int], StepSize] = lambda step: StepSize(0, 0),
+        *,
+        stops: bool = True,
+    ) -> None:
+        self.is_steady = False
+        self._live, self._waits, self._size, self._stops = live, waits, size, stops
+        self._most_rows = 0
+        self._now: Live = {}
+        self._before: Live | None = None
+        self._why = ""
+
+    def may_end(self) -> None:
+        """Read what is live."""
+        if not self.is_steady:
+            self._now = self._live()
+
+    def is_last(self, step: int) -> bool:
+        """Whether the step is steady, or the last one to try."""
+        if not self.is_steady:
+            before, self._before = self._before, self._now
+            self._most_rows = max(self._most_rows, self._size(step).rows)
+            if before is not None and step >= LEAST_STEPS:
+                self._why = self._difference(before, self._now, step)
+                self.is_steady = not self._why
+        return self._stops and (self.is_steady or step >= MOST_STEPS)
+
+    def is_timed(self, step: int) -> bool:
+        """Whether the step may be the steady one."""
+        return LEAST_STEPS <= step <= MOST_STEPS and not self.is_steady
+
+    def notes(self) -> list[Note]:
+        """Why the run was not steady, if it was not."""
+        return [notes.not_steady(self._why)] if self._why else []
+
+    def _difference(self, before: Live, now: Live, step: int) -> str:
+        for device in sorted({*before, *now}):
+            (large, small), (large_now, small_now) = before.get(device, (0, 0)), now.get(device, (0, 0))
+            if large != large_now or abs(small - small_now) >= SLACK_BYTES:
+                told = f"{format_bytes(large + small)} of requests were live at the end of step {step - 1}"
+                exact = f" ({large_now + small_now - large - small:+,} bytes)"
+                return f"{told}, {format_bytes(large_now + small_now)} at the end of step {step}{exact}"
+        if self._size(step).rows < WHOLE_BATCH * self._most_rows:
+            return f"step {step} had a smaller batch than a step before"
+        return f"an optimizer has not stepped in {step} steps" if self._waits() else ""
+
+
+def make_goal(
+    steps: int | Literal["auto"],
+    until: int | Until | None,
+    live: Callable[[], Live],
+    waits: Callable[[], bool],
+    size: Callable[[int], StepSize],
+) -> Goal:
+    """Make the goal that ``--steps`` and ``--until`` describe.
+
+    Args:
+        steps: Number of steps, or "auto".
+        until: Number of steps, or what ends the run instead. None if only ``steps`` counts.
+        live: See :class:`Steady`.
+        waits: See :class:`Steady`.
+        size: See :class:`Steady`.
+    """
+    if isinstance(until, int):
+        return After(until)
+    return Steady(live, waits, size, stops=until is None) if steps == "auto" else After(steps, stops=until is None)
+
 
 #: One key for all optimizers that step inside a backward, one per parameter. They step in any order.
 _IN_BACKWARD = -1
 #: If an optimizer steps this many times more than in the step before, its steps are taken as training steps.
 _MOST_REPEATS = 16
-
-
-class StopRun(BaseException):
-    """Raised inside the script after the last wanted step.
-
-    A ``BaseException``, so ``except Exception`` around a training step does not swallow it, while ``finally`` and
-    ``atexit`` still run.
-    """
-
-    def __str__(self) -> str:
-        # The script's context managers may log it, as Megatron-LM's straggler detector does.
-        return "the recorded steps are done: fakedist ends the run here"
 
 
 #: How far the real time was ahead of the steady clock when this process began.
@@ -296,3 +462,315 @@ class Steps:
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Whether any parameter of an optimizer has a gradient."""
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+
+
+class Evaluations:
+    """Distinguishes evaluation from training by the forwards of root modules.
+
+    It is an evaluation if, after an optimizer has stepped, a trainable model runs without grad, or in ``eval()``
+    although it trained in ``train()``. A model that ran without grad in ``train()`` before the first optimizer stepped
+    does so in training too (a GAN's generator for its critic, a rollout).
+
+    Attributes:
+        num_ended: Evaluations that ended because training went on.
+        running: Whether an evaluation is running.
+    """
+
+    def __init__(self) -> None:
+        self.num_ended = 0
+        self.running = False
+        self._in_training: set[int] = set()  # ran without grad as part of training
+        self._trained: set[int] = set()  # ran with grad in train()
+
+    @property
+    def seen(self) -> bool:
+        """Whether any evaluation has run or is running."""
+        return self.running or self.num_ended > 0
+
+    def root_forward(self, module: nn.Module, has_stepped: bool) -> None:
+        """Take note of a root module that is about to run forward.
+
+        Args:
+            module: The module.
+            has_stepped: Whether an optimizer has stepped.
+        """
+        grad = torch.is_grad_enabled()
+        if not has_stepped:
+            if module.training:
+                (self._trained if grad else self._in_training).add(id(module))
+        elif self._is_evaluation(module, grad):
+            self.running = True
+        elif grad:
+            self.training()
+
+    def training(self) -> None:
+        """End a running evaluation: a forward or a backward of training runs."""
+        if self.running:
+            self.running = False
+            self.num_ended += 1
+
+    def _is_evaluation(self, module: nn.Module, grad: bool) -> bool:
+        if grad:
+            return not module.training and id(module) in self._trained
+        known = module.training and id(module) in self._in_training
+        return not known and any(parameter.requires_grad for parameter in nn.Module.parameters(module))
+
+
+def any_waits(stepped: Container[int]) -> bool:
+    """Whether an optimizer that has not stepped has parameters that no optimizer that stepped has.
+
+    An optimizer that shares its parameters with another wraps it, or is wrapped by it. This searches all Python
+    objects, once or twice a run, because no torch hook reports the creation of every class of optimizer.
+
+    Args:
+        stepped: The ``id`` of each optimizer that stepped.
+    """
+    found = [each for each in alive(_is_optimizer) if isinstance(each, torch.optim.Optimizer)]
+    known = {id(parameter) for each in found if id(each) in stepped for parameter in _parameters(each)}
+    waiting = [each for each in found if id(each) not in stepped]
+    return any(id(parameter) not in known for each in waiting for parameter in _parameters(each))
+
+
+def _is_optimizer(of: type) -> bool:
+    return issubclass(of, torch.optim.Optimizer)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    groups = getattr(optimizer, "param_groups", None) or []
+    return [parameter for group in groups for parameter in group.get("params", ()) if parameter.requires_grad]
+
+
+#: Modules and their functions that write a checkpoint. A nested call among them is part of the same checkpoint.
+_SAVE = (
+    ("torch", ("save",)),
+    ("torch.distributed.checkpoint", ("save", "async_save", "save_state_dict")),
+    ("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save", "save_state_dict")),
+    ("safetensors.torch", ("save_file", "save_model")),
+)
+
+
+@contextmanager
+def saves(saved: Callable[[], None]) -> Iterator[None]:
+    """Call ``saved`` whenever a checkpoint has been written. What it raises propagates into the script.
+
+    This imports the modules to patch, so that a script that imports a function from one gets the patched function.
+
+    Raises:
+        RecordingError: This version of torch saves in another way.
+    """
+    depth = 0
+
+    def watch(original: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def save(*args: object, **kwargs: object) -> object:
+            nonlocal depth
+            depth += 1
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                depth -= 1
+            if not depth:
+                saved()
+            return result
+
+        return save
+
+    with ExitStack() as stack:
+        for name, functions in _SAVE:
+            if importlib.util.find_spec(name.partition(".")[0]) is None:
+                continue
+            module = importlib.import_module(name)
+            for function in functions:
+                stack.enter_context(patched(module, function, watch(present(module, function))))
+        yield
+
+
+class Samples(NamedTuple):
+    """Samples of a step: how many, and the shape of one, such as "3x224x224". 0 and empty if they are not known."""
+
+    number: int
+    shape: str
+
+
+class _Samples:
+    """Counts the samples of a step: first dimensions of the inputs of the first model that runs with gradients.
+
+    Attributes:
+        samples: The samples, as positional arguments tell them.
+        size: The rows of the first tensor among all arguments, and the elements of all of them.
+    """
+
+    def __init__(self, model: int) -> None:
+        self.samples = Samples(0, "")
+        self.size = StepSize(0, 0)
+        self._model = model
+
+    def take(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Count the input of one forward."""
+        if id(module) != self._model:
+            return
+        shapes, others = _shapes(args), _shapes(kwargs)
+        if shapes:
+            self.samples = Samples(self.samples.number + shapes[0][0], "x".join(map(str, shapes[0][1:])))
+        rows, elements = self.size
+        if every := [*shapes, *others]:
+            self.size = StepSize(rows + every[0][0], elements + sum(map(prod, every)))
+
+
+def _shapes(arguments: object) -> list[tuple[int, ...]]:
+    leaves = tree_leaves(arguments)
+    return [tuple(map(int, leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+
+
+class Training:
+    """Follows the steps, updates the position's step, and ends the run when enough is recorded.
+
+    Args:
+        position: Where the rank is.
+        steps: Steps to record, or "auto".
+        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
+
+    Attributes:
+        steps: The steps.
+        goal: Decides which of them is the last.
+        ended: Called when a step ends. See :class:`~fakedist.record.steps.Steps`.
+        went_on: Called with a step that had not ended after all; with 0 if what was step 1 is ``init``.
+        moved: Called when the step may have changed.
+    """
+
+    def __init__(self, position: Position, steps: int | Literal["auto"], until: int | Until | None) -> None:
+        self.ended: Callable[[int, int, int], None] = lambda step, start_us, end_us: None
+        self.went_on: Callable[[int], None] = lambda step: None
+        self.moved: Callable[[], None] = lambda: None
+        self._position = position
+        self._until = until
+        self._evaluations, self._loading = Evaluations(), Loading()
+        self._generation = Generation()
+        self._samples: dict[int, _Samples] = {}
+        self._graphs = Graphs(self._replay_begins)
+        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
+        self._stopping = Stopping()
+        self.steps = Steps(
+            self.goal,
+            lambda *step: self.ended(*step),
+            self._step_went_on,
+            any_waits,
+            stop_error=self._stopping.error,
+        )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow CUDA graphs, DataLoaders and, if saving one ends the run, checkpoints."""
+        with ExitStack() as stack:
+            stack.enter_context(self._graphs.watching())
+            stack.enter_context(self._loading.watching())
+            stack.enter_context(self._stopping)
+            if self._until == "save":
+                stack.enter_context(saves(self._saved))
+            yield
+
+    def root_forward(self, module: nn.Module, args: tuple[object, ...]) -> bool:
+        """Take note of a forward that is about to run, of a module that no other module called.
+
+        Returns whether it generates tokens.
+        """
+        self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
+        self._work()
+        self._loading.used(in_training=torch.is_grad_enabled())
+        kwargs = keyword_arguments(module)
+        if torch.is_grad_enabled():
+            self._samples.setdefault(self.steps.number, _Samples(id(module))).take(module, args, kwargs)
+        return self._generation.generates(module, args, kwargs)
+
+    def samples_of(self, step: int) -> Samples:
+        """The samples that the model was trained on in a step."""
+        counted = self._samples.get(step)
+        return counted.samples if counted is not None else Samples(0, "")
+
+    def size_of(self, step: int) -> StepSize:
+        """How much the model was trained on in a step."""
+        counted = self._samples.get(step)
+        return counted.size if counted is not None else StepSize(0, 0)
+
+    def backward(self) -> None:
+        """Take note of an outermost ``backward()`` that is about to run."""
+        self._evaluations.training()
+        self._work(continues=self._position.has_loss)
+        self._loading.used(in_training=True)
+
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer was made."""
+        self.steps.optimizer_made(optimizer)
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """``optimizer.step()`` was called. During the capture of a graph it does not run yet."""
+        if self._graphs.capturing is None:
+            self._follow(partial(self.steps.optimizer_begins, optimizer, self._position.in_backward()))
+
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """``optimizer.step()`` returned."""
+        if self._graphs.capturing is None:
+            self.steps.optimizer_ended(optimizer, self._position.in_backward())
+        else:
+            self._graphs.capturing.optimizers.append(weakref.ref(optimizer))
+
+    def step(self) -> None:
+        """End a step here, at the script's request."""
+        self._follow(self.steps.manual)
+
+    def notes(self) -> list[Note]:
+        """Notes on what feeds the steps, and on a stop that the script caught."""
+        swallowed = [notes.stop_swallowed(self._stopping.num_swallowed)] if self._stopping.num_swallowed else []
+        return [*swallowed, *self._loading.notes()]
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether anything ends steps: an optimizer or the script."""
+        return self.steps.optimizer_steps > 0 or self.steps.is_manual
+
+    def facts(self) -> TrainingFacts:
+        """The facts about training for the outcome's record."""
+        return TrainingFacts(self._evaluations.seen, self.steps.optimizer_steps, counts_itself=self.steps.is_manual)
+
+    def _work(self, *, continues: bool = False) -> None:
+        if self._graphs.capturing is not None:
+            self._graphs.capturing.works = True
+        if self._until == "validation" and self._evaluations.num_ended:
+            self.steps.stop()
+        self._follow(partial(self.steps.work, continues=continues))
+
+    def _replay_begins(self, captured: Captured) -> None:
+        if captured.works and self._position.is_root_call():
+            self._work()
+        for optimizer in captured.replayed():
+            self._follow(partial(self.steps.optimizer_begins, optimizer))
+            self.steps.optimizer_ended(optimizer)
+
+    def _step_went_on(self, step: int) -> None:
+        self._samples.pop(step + 1, None)  # what the first model was trained on is in the step already
+        if step == 0:
+            self._evaluations = Evaluations()  # a probe without grad is not how the model trains
+        self.went_on(step)
+
+    def _saved(self) -> None:
+        if self.steps.number > 0:
+            self.steps.stop()
+
+    def _follow(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        finally:
+            self._position.step = self.steps.number
+            self.moved()
+
+
+def live_bytes() -> Live:
+    """The bytes that live blocks of the caching allocator were requested with, on each device that has any."""
+    if not torch.cuda.is_initialized():
+        return {}
+    found = {}
+    for device in range(torch.cuda.device_count()):
+        requested = torch._C._cuda_memoryStats(device)["requested_bytes"]
+        if requested["all"]["current"]:
+            found[device] = (requested["large_pool"]["current"], requested["small_pool"]["current"])
+    return found

@@ -9,10 +9,9 @@ from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from fakedist.errors import chain_of
+from fakedist.errors import StopRun, chain_of
 from fakedist.frames import script_line
 from fakedist.patch import patched
-from fakedist.record.steps import StopRun
 
 #: How often a script may catch the stop and train on. Then its process ends.
 MOST_SWALLOWED = 3

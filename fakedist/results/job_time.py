@@ -12,24 +12,46 @@ from typing import TYPE_CHECKING, Unpack
 import pandas as pd
 
 from fakedist.analysis.axes import Pipeline, find_pipeline
+from fakedist.analysis.times.breakdown import PEAK_DTYPE
 from fakedist.analysis.times.job_times import JobRank, JobTimes, job_times
-from fakedist.analysis.times.totals import PEAK_DTYPE
 from fakedist.errors import JobError
 from fakedist.gpu_models.spec import GpuSpec
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.results.opening import open_run_directory
-from fakedist.results.pricing import Pricing, PricingOptions
-from fakedist.results.repricing import tables_to_price
+from fakedist.results.repricing import Pricing, PricingOptions, tables_to_price
 from fakedist.results.run import Run
 from fakedist.results.run_tables import StoredTables
-from fakedist.run import time_notes
-from fakedist.run.job_time import FlopsRate, JobStep, StageTime, Throughput
-from fakedist.run.notes import Note
-from fakedist.run.plain import to_plain
+from fakedist.rundir import time_notes
+from fakedist.rundir.job_time import FlopsRate, JobStep, StageTime, Throughput
+from fakedist.rundir.notes import Note
+from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us
 
 if TYPE_CHECKING:
-    from fakedist.report.figures.stage_lanes import Figure
+    from fakedist.report.figures.time_figures import Figure
+
+
+def stages_of_job(path: Path) -> Pipeline:
+    """The pipeline that a run's rank is in.
+
+    Args:
+        path: The run directory.
+
+    Raises:
+        JobError: Its groups show no pipeline, or several groups could be one.
+        RunDirectoryError: It is not a run directory, or is damaged.
+    """
+    run = open_run_directory(path)
+    job = run.manifest.job
+    rank = 0 if job is None else job.rank
+    found = find_pipeline(run.table("groups"), run.table("calls"), rank)
+    if found is None:
+        raise JobError(
+            f"the groups of rank {rank} show no pipeline: none is named for one, and it sends to no other rank",
+            "name the ranks to run: --rank 0,64",
+        )
+    return found
+
 
 #: What the ranks of one job have in common, and its name in a message.
 _IN_COMMON = {
@@ -57,12 +79,12 @@ class JobTime:
         self.lanes = lanes
 
     def stages(self) -> pd.DataFrame:
-        """A row for each rank: the attributes of :class:`fakedist.run.job_time.StageTime`."""
+        """A row for each rank: the attributes of :class:`fakedist.rundir.job_time.StageTime`."""
         return pd.DataFrame(to_plain(self.summary.stages))
 
     def figure(self) -> Figure:
         """What the ranks do during the step, a lane for each, as a plotly figure."""
-        from fakedist.report.figures.stage_lanes import stage_lanes  # plotly is imported when a chart is wanted
+        from fakedist.report.figures.time_figures import stage_lanes  # plotly is imported when a chart is wanted
 
         return stage_lanes(self.summary, self.lanes)
 
@@ -101,7 +123,7 @@ def time_job(
         tokens_per_step: Tokens of a step, of all ranks; None to find them in the runs.
         micro_batches: Micro-batches of a step; those beyond the recorded ones repeat a steady one. None for those that
             were recorded.
-        options: What else to price for, see :class:`fakedist.results.pricing.Pricing`.
+        options: What else to price for, see :class:`fakedist.results.repricing.Pricing`.
 
     Raises:
         JobError: The runs are not of one job, or of one rank; there is no such GPU, fabric or what-if; or the recorded

@@ -6,16 +6,18 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from fakedist.analysis.calibration.calibrating import TimedRun
 from fakedist.errors import RunDirectoryError
+from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price
 from fakedist.results.run import Run
 from fakedist.results.run_tables import MadeTables, StoredTables
-from fakedist.run.directory import is_in_use
-from fakedist.run.manifest import Manifest, load_manifest
-from fakedist.run.notes import Note
-from fakedist.run.outcome import Ending, Outcome
+from fakedist.rundir.directory import is_in_use
+from fakedist.rundir.manifest import Manifest, load_manifest
+from fakedist.rundir.notes import Note
+from fakedist.rundir.outcome import Ending, Outcome
 
 #: Tables that mean nothing without steps, which a snapshot does not have.
-_OF_STEPS = ("spans", "phases")
+_STEP_TABLES = ("spans", "phases")
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -61,11 +63,10 @@ def open_snapshot(path: Path) -> Run:
     from fakedist.analysis import memory_tables
     from fakedist.analysis.blocks import build_blocks, event_places
     from fakedist.analysis.building import make_tables
-    from fakedist.analysis.foreign import read_foreign
-    from fakedist.analysis.snapshot_values import NoSnapshotError
+    from fakedist.analysis.foreign import NoSnapshotError, read_foreign
     from fakedist.analysis.summing_up import summarize
-    from fakedist.run.collector import no_collector
-    from fakedist.run.snapshot import SNAPSHOT_HINT, read_snapshot
+    from fakedist.rundir.collector import no_collector
+    from fakedist.rundir.snapshot import SNAPSHOT_HINT, read_snapshot
 
     with no_collector():
         try:
@@ -78,7 +79,7 @@ def open_snapshot(path: Path) -> Run:
     manifest = _manifest_of_snapshot(found.notes)
     summary = summarize(recording, manifest, tables, memory_tables.find_peak(recording, blocks, places))
     summary = replace(summary, peak_phase="", by_phase=[], layers=[], estimated_outside=None, notes=found.notes)
-    known = MadeTables({name: table for name, table in tables.items() if name not in _OF_STEPS})
+    known = MadeTables({name: table for name, table in tables.items() if name not in _STEP_TABLES})
     return Run(path, manifest, summary, known, device=f"cuda:{recording.device}")
 
 
@@ -95,3 +96,14 @@ def _manifest_of_snapshot(notes: list[Note]) -> Manifest:
         provenance={"memory": "measured: the caching allocator's own history"},
         notes=notes,
     )
+
+
+def open_timed_run(path: Path) -> TimedRun:
+    """Open a run directory for calibration.
+
+    Raises:
+        RunDirectoryError: It is not a run directory, is damaged, or its run has no launches to price.
+    """
+    run = open_run_directory(path)
+    tables = tables_to_price(run.manifest, run.summary, StoredTables(run.path))
+    return TimedRun(tables, gpu_of(run.manifest, None, None), run.manifest.job, nccl_of(run.summary))

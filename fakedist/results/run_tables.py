@@ -9,8 +9,8 @@ from typing import Protocol
 import pandas as pd
 
 from fakedist.errors import RunDirectoryError
-from fakedist.run.schema import TABLES
-from fakedist.run.tables import count_rows, read_table
+from fakedist.rundir.schema import TABLES
+from fakedist.rundir.tables import count_rows, read_table
 
 
 class RunTables(Protocol):

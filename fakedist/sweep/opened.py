@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from fakedist.run.plain import to_plain
-from fakedist.sweep.axes import text_of
-from fakedist.sweep.columns import COLUMNS
-from fakedist.sweep.directory import TABLE_NAME, About, read_about
-from fakedist.sweep.journal import JOURNAL_NAME, read_known
-from fakedist.sweep.ranking import Ranking, rank_rows
-from fakedist.sweep.records import Row
-from fakedist.sweep.wording import sentences
+from fakedist.rundir.plain import to_plain
+from fakedist.sweep.outcomes import Row
+from fakedist.sweep.ranking import Ranking, rank_rows, sentences
+from fakedist.sweep.space import COLUMNS, text_of
+from fakedist.sweep.sweep_directory import JOURNAL_NAME, TABLE_NAME, About, read_about, read_known
 from fakedist.temporary import replacing
 
 

@@ -2,17 +2,234 @@
 
 from __future__ import annotations
 
-from fakedist.report.figures.look import STYLE_NAMES
-from fakedist.report.page.pack import Pack
-from fakedist.report.page.page_figures import figure_object
+import itertools
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import plotly.graph_objects as go
+
+from fakedist.report.figures.look import (
+    CATEGORY_COLOURS,
+    GROUP_COLOURS,
+    INK,
+    MUTED,
+    STYLE_NAMES,
+    framed,
+    new_figure,
+    shown,
+)
+from fakedist.report.page.assets import figure_object
+from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text
-from fakedist.sweep.axes import text_of
-from fakedist.sweep.directory import PAGE_NAME, replace_file, report_of
-from fakedist.sweep.figures import maps, memory_against_speed, parallel_axes, varied_axes
 from fakedist.sweep.opened import Sweep
-from fakedist.sweep.records import Row
+from fakedist.sweep.outcomes import Row, Status
+from fakedist.sweep.ranking import answer, counts_text, memory_text, speed_text
 from fakedist.sweep.sheets import EFFECTS_TITLE, TITLE, columns_of, effects_of, reasons, shown_rows
-from fakedist.sweep.wording import answer, counts_text
+from fakedist.sweep.space import Scalar, text_of
+from fakedist.sweep.sweep_directory import PAGE_NAME, replace_file, report_of
+from fakedist.units import GIB
+
+Figure: TypeAlias = go.Figure
+
+#: From slow to fast.
+_SCALE = ("#c9d6f2", "#9db7ea", "#6c97dd", "#4573b9", "#2a4f8f", "#163362")
+_STATUS_COLOURS = {
+    Status.FITS: GROUP_COLOURS[2],
+    Status.MAY_NOT_FIT: CATEGORY_COLOURS["activation"],
+    Status.DOES_NOT_FIT: CATEGORY_COLOURS["gradient"],
+}
+#: Without a step.
+_PALE = "#b3bac7"
+#: Pairs of axes that have a map; more would fill the page.
+_MOST_MAPS = 15
+
+
+def varied_axes(sweep: Sweep) -> list[str]:
+    """The axes with several values, those that matter most first."""
+    order = [effect.axis for effect in sweep.ranking.effects]
+    found = [name for name, values in sweep.about.axes.items() if len(values) > 1]
+    return sorted(found, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def parallel_axes(sweep: Sweep) -> Figure:
+    """Every point as a line over the axes and its speed, coloured by speed. A line in grey has no step.
+
+    ``customdata`` has the report of each point.
+    """
+    names = varied_axes(sweep)[::-1]
+    speeds = _speeds(sweep)
+    most, least = max(speeds.values(), default=1.0), min(speeds.values(), default=0.0)
+    figure = new_figure()
+    for colour, rows in _bins(sweep.rows, speeds, least, most):
+        xs: list[float | None] = []
+        ys: list[float | None] = []
+        texts: list[str] = []
+        links: list[str] = []
+        for row in rows:
+            heights = [_height(dict(row.values).get(name), sweep.about.axes[name]) for name in names]
+            if row.id in speeds:
+                heights.append((speeds[row.id] - least) / ((most - least) or 1.0))
+            xs += [*range(len(heights)), None]
+            ys += [*heights, None]
+            texts += [_hover(row, sweep)] * (len(heights) + 1)
+            links += [_link(row, sweep)] * (len(heights) + 1)
+        figure.add_scatter(
+            x=xs,
+            y=ys,
+            mode="lines+markers",
+            line={"color": colour, "width": 1.5},
+            marker={"color": colour, "size": 6},
+            text=texts,
+            customdata=links,
+            hovertemplate="%{text}<extra></extra>",
+            showlegend=False,
+        )
+    for at, name in enumerate(names):
+        for value in sweep.about.axes[name]:
+            _label(figure, at, _height(value, sweep.about.axes[name]), text_of(value))
+    for share in (0.0, 0.5, 1.0):
+        _label(figure, len(names), share, speed_text(least + share * (most - least)))
+    ticks = {"tickvals": [*range(len(names) + 1)], "ticktext": [*map(shown, names), sweep.ranking.unit]}
+    figure.update_xaxes(**ticks, range=[-0.3, len(names) + 0.4], zeroline=False)
+    figure.update_yaxes(visible=False, range=[-0.06, 1.06])
+    return framed(figure, "Points over all axes", height=440)
+
+
+def memory_against_speed(sweep: Sweep) -> Figure:
+    """Memory against speed by status, the front as a line, the GPU's memory, and the fastest point's interval."""
+    speeds = _speeds(sweep)
+    figure = new_figure()
+    timed = [row for row in sweep.rows if row.id in speeds and row.fullest is not None]
+    for status, colour in _STATUS_COLOURS.items():
+        rows = [row for row in timed if row.status is status]
+        if rows:
+            figure.add_scatter(
+                x=[_gib(row) for row in rows],
+                y=[speeds[row.id] for row in rows],
+                mode="markers",
+                name=str(status),
+                marker={"color": colour, "size": 9},
+                text=[_hover(row, sweep) for row in rows],
+                customdata=[_link(row, sweep) for row in rows],
+                hovertemplate="%{text}<extra></extra>",
+            )
+    front = sorted((row for row in timed if row.id in sweep.ranking.front), key=_gib)
+    if front:
+        figure.add_scatter(
+            x=[_gib(row) for row in front],
+            y=[speeds[row.id] for row in front],
+            mode="lines",
+            name="no other point beats these",
+            line={"color": INK, "width": 1.5, "dash": "dot", "shape": "hv"},
+            hoverinfo="skip",
+        )
+    capacities = {row.fullest.capacity_bytes for row in timed if row.fullest is not None}
+    for capacity in sorted(capacities):
+        text = {"annotation_text": f"memory of the GPU, {capacity / GIB:.1f} GiB", "annotation_position": "bottom left"}
+        figure.add_vline(x=capacity / GIB, line={"color": MUTED, "width": 1}, **text, annotation_textangle=-90)
+    best = sweep.ranking.best
+    if best is not None and best.speed.low < best.speed.high:
+        band = {"y0": best.speed.low, "y1": best.speed.high, "fillcolor": _PALE, "opacity": 0.2}
+        figure.add_hrect(**band, line_width=0, layer="below")
+    return framed(figure, "Memory against speed", x="GiB, NCCL and CUDA context included", y=sweep.ranking.unit)
+
+
+def two_axes(sweep: Sweep, x: str, y: str) -> Figure:
+    """The fastest point that fits for each pair of values of two axes, as a map.
+
+    Args:
+        sweep: The sweep.
+        x: The axis to the right.
+        y: The axis upwards.
+    """
+    speeds = _speeds(sweep)
+    best: dict[tuple[str, str], Row] = {}
+    for row in sweep.rows:
+        if row.status is not Status.FITS or row.id not in speeds:
+            continue
+        values = dict(row.values)
+        place = (text_of(values[x]), text_of(values[y]))
+        if place not in best or speeds[row.id] > speeds[best[place].id]:
+            best[place] = row
+    xs, ys = ([text_of(value) for value in sweep.about.axes[name]] for name in (x, y))
+    found = list(best.items())
+    figure = new_figure()
+    figure.add_scatter(
+        x=[place[0] for place, _ in found],
+        y=[place[1] for place, _ in found],
+        mode="markers+text",
+        marker={
+            "symbol": "square",
+            "size": 46,
+            "color": [speeds[row.id] for _, row in found],
+            "colorscale": [[at / (len(_SCALE) - 1), colour] for at, colour in enumerate(_SCALE)],
+        },
+        text=[speed_text(speeds[row.id]) for _, row in found],
+        textposition="bottom center",
+        hovertext=[_hover(row, sweep) for _, row in found],
+        customdata=[_link(row, sweep) for _, row in found],
+        hovertemplate="%{hovertext}<extra></extra>",
+        showlegend=False,
+        cliponaxis=False,
+    )
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=xs, range=[-0.6, len(xs) - 0.4])
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=ys, range=[-0.6, len(ys) - 0.4])
+    return framed(figure, f"{x} and {y}", x=shown(x), y=shown(y), height=140 + 90 * len(ys))
+
+
+def maps(sweep: Sweep) -> dict[str, Figure]:
+    """A map of each pair of axes, by "x, y"; those that matter most first."""
+    pairs = itertools.combinations(varied_axes(sweep), 2)
+    return {f"{x}, {y}": two_axes(sweep, x, y) for x, y in itertools.islice(pairs, _MOST_MAPS)}
+
+
+def _speeds(sweep: Sweep) -> dict[str, float]:
+    """The speed of each point that has a step, by its ID."""
+    return {row_id: speed.value for row_id, speed in sweep.ranking.speeds.items()}
+
+
+def _bins(rows: Sequence[Row], speeds: dict[str, float], least: float, most: float) -> list[tuple[str, list[Row]]]:
+    """Rows by colour, the fastest last, so that they are drawn over the others."""
+    found: dict[str, list[Row]] = {colour: [] for colour in (_PALE, *_SCALE)}
+    for row in rows:
+        if row.id not in speeds:
+            found[_PALE].append(row)
+            continue
+        share = (speeds[row.id] - least) / ((most - least) or 1.0)
+        found[_SCALE[min(int(share * len(_SCALE)), len(_SCALE) - 1)]].append(row)
+    return [(colour, own) for colour, own in found.items() if own]
+
+
+def _height(value: Scalar | None, values: Sequence[Scalar]) -> float:
+    """Where a value is on its axis, from 0 to 1."""
+    if value is None or len(values) < 2:
+        return 0.5
+    return [text_of(each) for each in values].index(text_of(value)) / (len(values) - 1)
+
+
+def _label(figure: Figure, x: float, y: float, text: str) -> None:
+    figure.add_annotation(
+        x=x, y=y, text=shown(text), showarrow=False, xanchor="left", xshift=7, yanchor="bottom", font={"size": 11}
+    )
+
+
+def _gib(row: Row) -> float:
+    return 0.0 if row.fullest is None else row.fullest.total_bytes / GIB
+
+
+def _hover(row: Row, sweep: Sweep) -> str:
+    lines = [shown(row.label), str(row.status) + (f": {shown(row.reason)}" if row.reason else "")]
+    if (speed := sweep.ranking.speeds.get(row.id)) is not None:
+        interval = f" ({speed_text(speed.low)} to {speed_text(speed.high)})" if speed.low < speed.high else ""
+        lines.append(f"{speed_text(speed.value)} {sweep.ranking.unit}{interval}")
+    if row.fullest is not None:
+        lines.append(memory_text(row.fullest))
+    return "<br>".join(lines)
+
+
+def _link(row: Row, sweep: Sweep) -> str:
+    """The report of a point, relative to the page; empty if its run was not kept."""
+    return report_of(sweep.path, row.run_directory)
 
 
 def write_sweep_page(sweep: Sweep) -> None:

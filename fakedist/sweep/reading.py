@@ -10,16 +10,22 @@ from pathlib import Path
 
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import FakedistError, JobError, SweepError, did_you_mean
-from fakedist.job import Door, Program
-from fakedist.job.definition import OPTIONS
+from fakedist.options import Door, Program
+from fakedist.options.definition import OPTIONS
 from fakedist.section import Section
-from fakedist.sweep.axes import Axis, Scalar, axis_of_text, axis_of_toml, check_name, read_scalar, text_of
-from fakedist.sweep.command import PRICES, SweptCommand
-from fakedist.sweep.expressions import Expression
-from fakedist.sweep.placeholders import Texts, placeholders_of
+from fakedist.sweep.command import PRICES, PointFile, SweptCommand, Texts, placeholders_of, read_point_file
 from fakedist.sweep.plan import SAMPLERS, SweepPlan, read_headroom, read_keep, read_ranks
-from fakedist.sweep.point_files import PointFile, read_point_file
-from fakedist.sweep.space import Space
+from fakedist.sweep.space import (
+    Axis,
+    Expression,
+    Scalar,
+    Space,
+    axis_of_text,
+    axis_of_toml,
+    check_name,
+    read_scalar,
+    text_of,
+)
 from fakedist.units import parse_bytes
 
 

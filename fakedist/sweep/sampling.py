@@ -16,14 +16,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fakedist.errors import SweepError
-from fakedist.sweep.axes import Axis, Scalar, text_of
 from fakedist.sweep.command import PointRun
-from fakedist.sweep.directory import STORAGE_NAME
+from fakedist.sweep.outcomes import Row, Status, StepEstimate
 from fakedist.sweep.plan import SweepPlan
+from fakedist.sweep.points import Wait
 from fakedist.sweep.ranking import UNITS, rate_in
-from fakedist.sweep.records import Row, Status, StepEstimate
-from fakedist.sweep.sources import Wait
-from fakedist.sweep.space import Point
+from fakedist.sweep.space import Axis, Point, Scalar, text_of
+from fakedist.sweep.sweep_directory import STORAGE_NAME
 from fakedist.units import GIB
 
 #: How a trial says by how much it breaks its constraint.

@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.report.text.sheet import KEY, SheetColumn, print_heading, print_remark, print_table, print_words
-from fakedist.run.plain import to_plain
-from fakedist.sweep.axes import text_of
-from fakedist.sweep.directory import PAGE_NAME, TABLE_NAME
+from fakedist.rundir.plain import to_plain
 from fakedist.sweep.opened import Sweep
-from fakedist.sweep.ranking import AxisEffect, rate_in
-from fakedist.sweep.records import Row, Status, StepEstimate
-from fakedist.sweep.wording import answer, counts_text, speed_text
+from fakedist.sweep.outcomes import Row, Status, StepEstimate
+from fakedist.sweep.ranking import AxisEffect, answer, counts_text, rate_in, speed_text
+from fakedist.sweep.space import text_of
+from fakedist.sweep.sweep_directory import PAGE_NAME, TABLE_NAME
 from fakedist.units import format_bytes, format_us
 
 TITLE = "Points, fastest first: memory measured (NCCL and CUDA context estimated), times estimated"

@@ -12,28 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.errors import SetupError, SweepError
-from fakedist.launch import launching
-from fakedist.launch.executors.task import Executor
-from fakedist.launch.interrupts import ended_like_interrupted
+from fakedist.launcher import launching
+from fakedist.launcher.executors.task import Executor
+from fakedist.launcher.interrupts import ended_like_interrupted
 from fakedist.sweep.command import PointRun
-from fakedist.sweep.directory import (
+from fakedist.sweep.opened import Sweep, open_sweep
+from fakedist.sweep.outcomes import Row
+from fakedist.sweep.plan import Ground, SweepPlan, find_ground
+from fakedist.sweep.points import SweepRunner
+from fakedist.sweep.space import Point, all_points
+from fakedist.sweep.sweep_directory import (
     ABOUT_NAME,
     FILES_NAME,
+    JOURNAL_NAME,
     RUNS_NAME,
     STORAGE_NAME,
     TABLE_NAME,
     About,
+    SweepJournal,
     earlier_ground,
     locked_directory,
     write_about,
 )
-from fakedist.sweep.identity import Ground, find_ground
-from fakedist.sweep.journal import JOURNAL_NAME, SweepJournal
-from fakedist.sweep.opened import Sweep, open_sweep
-from fakedist.sweep.plan import SweepPlan
-from fakedist.sweep.records import Row
-from fakedist.sweep.running import SweepRunner
-from fakedist.sweep.space import Point, all_points
 
 _NAMED = 4
 

@@ -1,5 +1,8 @@
 """What arrives from the other ranks: the value contract, "every rank is like me".
 
+Whatever a GPU's caching allocator hands out is recorded and counted. So wider types and masks go into a fixed buffer
+that the allocator does not know.
+
 =====================================  ================================================================
 call                                   result
 =====================================  ================================================================
@@ -17,19 +20,72 @@ job the allocator would not see any either. None waits for a device.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from torch import randn
+from torch import empty, randn
 from torch import tensor as new_tensor
 
+from fakedist.errors import WorldError
 from fakedist.frames import calling_file
-from fakedist.world.call_options import reduction_name
-from fakedist.world.scratch import pieces
+from fakedist.world.checks import reduction_name
 from fakedist.world.tape_file import Where
 from fakedist.world.tapes import Tapes
+
+BYTES = 1 << 20
+
+_last_use: dict[torch.device, torch.cuda.Event] = {}
+
+
+def pieces(tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Split a tensor into parts, each with one uninitialised scratch tensor of its shape for every type.
+
+    On CUDA the parts are small enough for the buffer. On the CPU there is one part, with fresh memory.
+
+    Args:
+        tensor: Contiguous on CUDA, as NCCL requires.
+        dtypes: Types of the scratch tensors for each part.
+
+    Yields:
+        A part, and its scratch tensors.
+
+    Raises:
+        WorldError: The CUDA runtime cannot allocate the buffer.
+    """
+    if not tensor.is_cuda or not tensor.is_contiguous():
+        yield tensor, [torch.empty_like(tensor, dtype=dtype) for dtype in dtypes]
+        return
+    device, stream = tensor.device, torch.cuda.current_stream(tensor.device)
+    address, captured = _buffer(device.index), torch.cuda.is_current_stream_capturing()
+    if device in _last_use and not captured:
+        stream.wait_event(_last_use[device])  # streams take turns
+    for piece in tensor.view(-1).split(BYTES // sum(dtype.itemsize for dtype in dtypes) // 8 * 8):
+        at, scratch = address, []
+        for dtype in dtypes:
+            bytes_ = piece.numel() * dtype.itemsize
+            storage = torch._C._construct_storage_from_data_pointer(at, device, bytes_)
+            scratch.append(empty(0, dtype=dtype, device=device).set_(storage))
+            at += -(-bytes_ // 16) * 16
+        yield piece, scratch
+    if not captured:
+        _last_use[device] = stream.record_event()
+
+
+@functools.cache
+def _buffer(device_index: int) -> int:
+    """Address of the device's buffer; it lives as long as the process."""
+    runtime = ctypes.CDLL(None)  # torch's own, or the virtual GPU's: both are loaded with global symbols
+    address = ctypes.c_void_p()
+    with torch.cuda.device(device_index):
+        error = runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(BYTES))
+    if error or not address.value:
+        raise WorldError(f"cudaMalloc of {BYTES} bytes failed with error {error}", "the GPU has no memory left")
+    return address.value
+
 
 #: Changes a tensor in place; its return value is ignored.
 Change = Callable[[torch.Tensor], object]
@@ -39,7 +95,7 @@ NotSent = Callable[[torch.Tensor, Callable[[], object]], bool]
 #: The most integers or flags on the host that count as read when they arrive.
 _FEW = 64
 #: From here, C++ of DDP compares shapes and buckets with rank 0's. They are this rank's own, and right.
-_OF_DDP = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
+_DDP_FILES = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
 
 _KEEP = {"AVG", "MIN", "MAX", "BAND", "BOR"}
 
@@ -178,7 +234,7 @@ class Arrivals:
         if is_invented:
             self.tapes.made_up.tensors(called, len(tensors), _is_float(tensors[0].dtype))
         wanted = [tensor for tensor in tensors if not _is_float(tensor.dtype) and tensor.numel()]
-        if not wanted or calling_file().endswith(_OF_DDP):
+        if not wanted or calling_file().endswith(_DDP_FILES):
             return
         held = "zeros" if is_invented else "this rank's own values"
         name = f"{str(wanted[0].dtype).removeprefix('torch.')} {list(wanted[0].shape)}"

@@ -1,5 +1,8 @@
 """The errors that torch's backends raise before they send anything, checked on this rank's own arguments.
 
+Each call has a class of options of its own in torch, and C++ callers and torch's operations pass others. So options are
+``object`` here, and only these functions look into them.
+
 Texts and types are those of ProcessGroupNCCL.cpp and ProcessGroupGloo.cpp in torch/csrc/distributed/c10d. Where the two
 differ, a group raises its own backend's error, except for ``reduce_scatter`` of one tensor (always NCCL's). What no
 backend checks (another rank's sizes) is not checked here either.
@@ -8,13 +11,101 @@ backend checks (another rank's sizes) is not checked here either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, SupportsInt, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
 
-from fakedist.world.call_options import reduction_name
-from fakedist.world.lists import Tensors
+Reduction: TypeAlias = "dist.ReduceOp | dist.ReduceOp.RedOpType"
+
+
+def root(opts: object) -> int:
+    """Group rank of a call's root; 0 by default."""
+    given: int | None = getattr(opts, "rootRank", None)
+    if given is not None:
+        return given
+    return int(opts) if isinstance(opts, SupportsInt) else 0
+
+
+def reduce_op(opts: object, op: Reduction | None = None) -> Reduction:
+    """A call's reduction; a sum by default.
+
+    Raises:
+        TypeError: Something else was passed in place of options.
+    """
+    given: Reduction | None = getattr(opts, "reduceOp", op)
+    if given is not None:
+        return given
+    if opts is None or isinstance(opts, int):  # no options, or a bare root
+        return dist.ReduceOp.SUM
+    if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+        return opts
+    raise TypeError(f"no reduction: {opts!r}")
+
+
+def reduction_name(op: object) -> str:
+    """Name of a reduction, such as SUM."""
+    kind = getattr(op, "op", op)
+    return str(getattr(kind, "name", kind))
+
+
+Tensors = Sequence[torch.Tensor]
+#: A list of tensors, or lists of tensors with one list for each input.
+Lists = Sequence[torch.Tensor] | Sequence[Tensors]
+
+
+def listed(tensors: torch.Tensor | Tensors) -> list[torch.Tensor]:
+    """A tensor or several as a list."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def only_list(given: Lists) -> list[torch.Tensor]:
+    """A call's list of tensors, which C++ callers pass as the only one of a list of lists."""
+    return list(given if not given or _are_tensors(given) else given[0])
+
+
+def _are_tensors(given: Lists) -> TypeGuard[Tensors]:
+    return isinstance(given[0], torch.Tensor)
+
+
+def is_even(tensors: Tensors) -> bool:
+    """Whether ProcessGroupNCCL allocates a flat buffer for a list of device tensors (check_same_size, newLikeFlat)."""
+    shape = tensors[0].shape
+    return tensors[0].is_cuda and all(tensor.shape == shape for tensor in tensors)
+
+
+def flat_like(tensors: Tensors) -> torch.Tensor:
+    """An uninitialised flat buffer for tensors of equal shapes."""
+    return tensors[0].new_empty((len(tensors), *tensors[0].shape))
+
+
+class Exchanged(NamedTuple):
+    """Bytes of an all_to_all to other ranks or from them, whichever direction has more.
+
+    Attributes:
+        largest_part: The largest part.
+        total: All parts.
+    """
+
+    largest_part: int = 0
+    total: int = 0
+
+    def most(self, other: Exchanged) -> Exchanged:
+        """The larger of each of two directions."""
+        return Exchanged(max(self.largest_part, other.largest_part), max(self.total, other.total))
+
+
+def exchanged(parts: Sequence[int], place: int, unit: int = 1) -> Exchanged:
+    """The parts of an all_to_all in one direction, without the one that this rank keeps.
+
+    Args:
+        parts: A size for each rank.
+        place: This rank's place.
+        unit: Bytes of one of what the sizes count.
+    """
+    sizes = [int(size) * unit for other, size in enumerate(parts) if other != place]
+    return Exchanged(max(sizes, default=0), sum(sizes))
+
 
 #: Reductions that some backend lacks for some type, by their hash, which is their group.
 ODD_OPS = frozenset(map(hash, (dist.ReduceOp.AVG, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)))

@@ -24,7 +24,7 @@ from torch import empty
 from torch._C._distributed_c10d import FakeWork
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fakedist.world.call_options import reduce_op, root
+from fakedist.world.checks import reduce_op, root
 from fakedist.world.group import ProcessGroup
 from fakedist.world.process_group import RankGroup
 from fakedist.world.work import Done, done

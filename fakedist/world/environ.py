@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fakedist.job import Job
+from fakedist.options import Job
 
 MASTER_ADDR = "127.0.0.1"
 MASTER_PORT = "29500"

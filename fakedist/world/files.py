@@ -22,7 +22,7 @@ from types import FrameType
 from fakedist.errors import chain_of
 from fakedist.frames import is_the_scripts
 from fakedist.patch import patched
-from fakedist.run.tape import Lost, MovedFile
+from fakedist.rundir.tape import Lost, MovedFile
 
 _RENAMES, _REMOVALS = ("rename", "replace"), ("remove", "unlink", "rmdir")
 #: Caches of Python and of compilers, whose files come and go.

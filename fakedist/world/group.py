@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 from torch.distributed import distributed_c10d as c10d
 
-from fakedist.run.tape import Channel, ranks_key
+from fakedist.rundir.tape import Channel, ranks_key
 from fakedist.torch_releases import FAKE_GROUP_CONSTRUCTOR, FAKE_GROUP_OPTIONS
 from fakedist.world.ledger_interface import LedgerLike
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from fakedist.world.lists import Tensors
+from fakedist.world.checks import Tensors
 
 
 class LedgerLike(Protocol):

@@ -28,7 +28,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from fakedist.errors import WorldError
 from fakedist.patch import patched, present
-from fakedist.run.tape import ANY_RANK
+from fakedist.rundir.tape import ANY_RANK
 from fakedist.world.group import BareGroup
 from fakedist.world.tape_file import Where
 from fakedist.world.tapes import Tapes

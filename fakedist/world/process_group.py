@@ -16,21 +16,30 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from fakedist.run.tape import ANY_RANK
+from fakedist.rundir.tape import ANY_RANK
 from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
-from fakedist.world.call_options import Reduction, reduce_op, root
 from fakedist.world.checks import (
     ODD_OPS,
     CheckedGroup,
+    Exchanged,
+    Lists,
+    Reduction,
+    Tensors,
     check_dense,
     check_device,
     check_gathered_into,
     check_scattered_from,
+    exchanged,
+    flat_like,
+    is_even,
+    listed,
+    only_list,
+    reduce_op,
+    root,
 )
 from fakedist.world.group import BareGroup
 from fakedist.world.ledger_interface import LedgerLike
-from fakedist.world.lists import Exchanged, Lists, Tensors, exchanged, flat_like, is_even, listed, only_list
 from fakedist.world.tape_file import Where
 from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
 

@@ -19,10 +19,10 @@ from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.frames import script_frame
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.patch import patched, present
-from fakedist.run import notes
-from fakedist.run.notes import Note
+from fakedist.rundir import notes
+from fakedist.rundir.notes import Note
 from fakedist.world.arrivals import Arrivals, Nothing, NotSent
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import watched_files

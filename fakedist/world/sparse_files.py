@@ -21,8 +21,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fakedist.patch import patched, present
-from fakedist.run import notes
-from fakedist.run.notes import Note
+from fakedist.rundir import notes
+from fakedist.rundir.notes import Note
 from fakedist.units import format_bytes
 
 _PIECE = 1 << 20

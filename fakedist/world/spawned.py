@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Protocol, TypeGuard
 
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.patch import patched, present
-from fakedist.run import notes
-from fakedist.run.notes import Note
+from fakedist.rundir import notes
+from fakedist.rundir.notes import Note
 
 #: A process that calls one of these becomes a rank.
 _JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "PartialState"}

@@ -13,11 +13,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import empty
 
-from fakedist.run import notes
-from fakedist.run.encoding import Record
-from fakedist.run.following import TapeFollower
-from fakedist.run.notes import Note
-from fakedist.run.tape import (
+from fakedist.rundir import notes
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.notes import Note
+from fakedist.rundir.tape import (
     ANY_RANK,
     MAX_TAPE_BYTES,
     MAX_TENSOR_BYTES,
@@ -31,6 +30,7 @@ from fakedist.run.tape import (
     SentRecord,
     StoredRecord,
     Tape,
+    TapeFollower,
     TensorSent,
 )
 

@@ -1,7 +1,7 @@
 """Tapes: writes what this rank sends, and answers receives with what other ranks' runs sent.
 
 An object, a size or a flag from another rank cannot be made up. So a run writes what its rank sends into its run
-directory (:mod:`fakedist.run.tape`), and a run with other ranks' tapes receives from them. The n-th send answers the
+directory (:mod:`fakedist.rundir.tape`), and a run with other ranks' tapes receives from them. The n-th send answers the
 n-th receive. Point-to-point calls are matched by group, sender and receiver (and by tag, unless they run on NCCL, which
 has no tags). Collectives are matched by group and sender, and on both sides they must be the same call of the group,
 counted from its beginning.
@@ -10,16 +10,16 @@ counted from its beginning.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from fakedist.errors import WorldError
 from fakedist.frames import script_line
-from fakedist.run import notes
-from fakedist.run.notes import Note
-from fakedist.run.records import NotSentRecord
-from fakedist.run.tape import (
+from fakedist.rundir import notes
+from fakedist.rundir.notes import Note
+from fakedist.rundir.records import NotSentRecord
+from fakedist.rundir.tape import (
     ANY_RANK,
     MAX_TAPE_BYTES,
     STORE,
@@ -35,8 +35,57 @@ from fakedist.run.tape import (
     ranks_key,
 )
 from fakedist.world.files import what_is_lost
-from fakedist.world.made_up import MadeUp
 from fakedist.world.tape_file import Append, Known, Reader, Where, Writer, dtype_name, num_elements, tensor_of
+
+
+class MadeUp:
+    """Counts calls that neither a tape nor "every rank is like me" could answer."""
+
+    def __init__(self) -> None:
+        self._objects = self._tensors = self._zeros = 0
+        self._first_object = self._first_tensor = ""
+        #: Integers and flags that another rank should have sent: (rank, call, line), and whether the script read them.
+        self._not_sent: dict[tuple[int, str, str], bool] = {}
+
+    def object(self, call: str) -> None:
+        """Count an object of this rank that stood in for another rank's."""
+        self._objects += 1
+        self._first_object = self._first_object or _first(call)
+
+    def tensors(self, call: str, count: int, are_floats: bool) -> None:
+        """Count received tensors that were filled with random floats or with zeros."""
+        self._tensors += count
+        self._zeros += 0 if are_floats else count
+        self._first_tensor = self._first_tensor or _first(call)
+
+    def read(self, source: int, call: str) -> None:
+        """Take note that the script reads an integer or a flag here that another rank should have sent."""
+        self._not_sent[(source, call, script_line())] = True
+
+    def arrived_on_host(self, source: int, call: str) -> None:
+        """Take note of a few integers or flags on the host that another rank should have sent; reads are not seen."""
+        self._not_sent.setdefault((source, call, script_line()), False)
+
+    def not_sent(self, command: Callable[[int], str]) -> Iterator[NotSentRecord]:
+        """The lines that read what another rank should have sent.
+
+        Args:
+            command: Returns the command that supplies it, given the rank that sends it.
+        """
+        for (source, call, line), is_read in self._not_sent.items():
+            yield NotSentRecord(line, call, source, command(source), is_read)
+
+    def notes(self) -> Iterator[Note]:
+        """Notes for the report."""
+        if self._objects:
+            yield notes.objects_made_up(self._objects, self._first_object)
+        if self._tensors:
+            yield notes.tensors_made_up(self._tensors, self._zeros, self._first_tensor)
+
+
+def _first(call: str) -> str:
+    line = script_line()
+    return f"first in {call}" + (f" at {line}" if line else "")
 
 
 class Tapes:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch._C._distributed_c10d import Work
 
-from fakedist.world.lists import Tensors
+from fakedist.world.checks import Tensors
 
 profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 #: c10d's operations write below autograd: they add no history, and saved tensors keep their version.

@@ -22,8 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fakedist.run.manifest import load_manifest
-from fakedist.run.plain import to_plain
+from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.plain import to_plain
 from tests.accuracy.results import write_result, write_tables
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 import fakedist
-from fakedist.gpu_models.known import find_gpu
+from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.results.run import Run
 

@@ -25,11 +25,11 @@ from functools import partial
 from pathlib import Path
 
 from fakedist.analysis.building import build_tables
-from fakedist.job import Device, Job
-from fakedist.run.directory import create_run_directory
-from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
-from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.tables import read_table
+from fakedist.options import Device, Job
+from fakedist.rundir.directory import create_run_directory
+from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.tables import read_table
 from fakedist.world.environ import rank_environment
 from tests.accuracy.results import same_job, write_result, write_tables
 from tests.gpu.machine import real_machine

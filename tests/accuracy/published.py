@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fakedist.run.manifest import load_manifest
-from fakedist.run.plain import to_plain
+from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.plain import to_plain
 from tests.accuracy import titan
 from tests.accuracy.results import write_result, write_tables
 from tests.accuracy.titan import COMPILE, FLOAT8

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from fakedist.rank import main as harness
-from fakedist.rank.teller import Failed, Message, Teller
+from fakedist.rank.reporter import Failed, Message, Reporter
 
 
 class _Rank(harness.Rank):
@@ -25,10 +25,10 @@ class _Rank(harness.Rank):
         return real_world(recorder.ledger)
 
 
-class _Teller(Teller):
+class _Reporter(Reporter):
     """Errors of ours go to stderr: there is no parent of ours."""
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         if isinstance(message, Failed):
             print(f"{message.error}\n{message.hint}", file=sys.stderr)
 
@@ -36,7 +36,7 @@ class _Teller(Teller):
 def main(run_directory: str) -> int | str | None:
     """Run the job of ``run_directory`` in this process, as the rank that RANK and WORLD_SIZE say."""
     harness.Rank = _Rank  # type: ignore[misc]
-    harness.Teller = _Teller  # type: ignore[misc]
+    harness.Reporter = _Reporter  # type: ignore[misc]
     return harness.main(run_directory)
 
 

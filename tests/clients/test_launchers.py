@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.world.environ import rank_environment
 
 _DUMP = """

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from fakedist.errors import SetupError
-from fakedist.job import Job
-from fakedist.launch.executors import remote
-from fakedist.launch.executors.local import LocalExecutor
-from fakedist.launch.executors.ray_cluster import RayExecutor
-from fakedist.launch.executors.task import Executor, Need, Task
-from fakedist.run.outcome import Outcome
+from fakedist.launcher.executors import remote
+from fakedist.launcher.executors.local import LocalExecutor
+from fakedist.launcher.executors.ray_cluster import RayExecutor
+from fakedist.launcher.executors.task import Executor, Need, Task
+from fakedist.options import Job
+from fakedist.rundir.outcome import Outcome
+from fakedist.sweep.outcomes import Row, Status
 from fakedist.sweep.reading import Given, sweep_of_file
-from fakedist.sweep.records import Row, Status
 from fakedist.sweep.sweeping import Listener, run_sweep
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="not installed: ray: make frameworks")
@@ -245,7 +245,7 @@ def _interrupt_when_it_runs() -> None:
 def test_an_address_that_does_not_answer_is_one_line(
     listens: bool, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fakedist.launch.executors.ray_cluster.ANSWER_S", 1.0)
+    monkeypatch.setattr("fakedist.launcher.executors.ray_cluster.ANSWER_S", 1.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         if listens:

@@ -23,15 +23,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fakedist.analysis.calibration.own_times import OwnTimesFound, find_own_times
+from fakedist.analysis.calibration.calibrating import OwnTimesFound, find_own_times
+from fakedist.cost_model.own_table import OwnTable, own_table_text
 from fakedist.errors import FakedistError, JobError, ScriptError
-from fakedist.gpu_models.known import GPUS, find_gpu
+from fakedist.gpu_models.catalogue import GPUS, find_gpu
 from fakedist.gpu_models.spec import GpuSpec
-from fakedist.launch.machine import count_real_gpus
+from fakedist.launcher.machine import count_real_gpus
 from fakedist.report.text.own_times_text import own_times_lines
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
-from fakedist.results.timed_run import open_timed_run
-from fakedist.time.own_table import OwnTable, own_table_text
+from fakedist.results.opening import open_timed_run
 
 ROOT = Path(__file__).parents[2]
 SHAPES = Path(__file__).with_name("shapes.py")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fakedist.errors import FakedistError
 from fakedist.gpu.driver.build import ensure_driver
-from fakedist.launch.machine import count_real_gpus
+from fakedist.launcher.machine import count_real_gpus
 from tests.gpu.jobs.catalogue import JOBS, find_jobs
 from tests.gpu.machine import NoGpuError, real_machine, rehearsed_machine
 from tests.gpu.pieces import calibrate, examples, marked, memory, processes, recordings, times

@@ -26,7 +26,7 @@ def device(args: argparse.Namespace, num_gpus: int = 1) -> Iterator[Any]:
         yield None
         return
     from fakedist.gpu.virtual import virtual_gpu
-    from fakedist.gpu_models.known import find_gpu
+    from fakedist.gpu_models.catalogue import find_gpu
 
     with virtual_gpu(find_gpu(args.gpu), num_gpus, args.gpu_memory) as gpu:
         yield gpu

@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fakedist.run.journal import read_journal
-from fakedist.run.memory_records import EventsRecord
-from fakedist.run.records import OperationNamesRecord, OperationsRecord
-from fakedist.run.schema import ACTIONS
+from fakedist.rundir.journal import read_journal
+from fakedist.rundir.memory_records import EventsRecord
+from fakedist.rundir.records import OperationNamesRecord, OperationsRecord
+from fakedist.rundir.schema import ACTIONS
 from tests.gpu.recording import Events, EventsBuilder
 
 

@@ -66,7 +66,7 @@ def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
         is_undefined = compute_what_is_read() if virtual else None
         if job.world_size and (virtual or job.world_size > 1):
             from fakedist.frameworks.adapting import adapted_frameworks
-            from fakedist.job import Job
+            from fakedist.options import Job
             from fakedist.world.environ import rank_environment
             from fakedist.world.reroute import fake_world
 

@@ -68,7 +68,7 @@ def kernels_us(events: Iterable[Any]) -> float:
     """
     from torch.autograd import DeviceType
 
-    from fakedist.record.timed_step.cupti import _NO_WORK
+    from fakedist.record.cupti import _NO_WORK
 
     return sum(
         event.duration_ns() / 1e3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.launch.machine import count_real_gpus
+from fakedist.launcher.machine import count_real_gpus
 from tests.conftest import RunFakedist
 
 ROOT = Path(__file__).parents[2]

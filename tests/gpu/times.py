@@ -106,7 +106,7 @@ def read_times(run_directory: Path) -> JobTimes:
         import numpy as np
 
         from fakedist.analysis.recording import read_recording
-        from fakedist.run.schema import FAMILIES
+        from fakedist.rundir.schema import FAMILIES
     except ImportError as error:
         return JobTimes(error=f"{error.name} is not installed here")
     recording = read_recording(run_directory)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fakedist.cli import main
-from fakedist.launch.executors.task import Task, TaskResult
-from fakedist.run.outcome import Outcome
-from fakedist.time.own_table import Origin, made_table, own_table_text
+from fakedist.cost_model.own_table import Origin, made_table, own_table_text
+from fakedist.launcher.executors.task import Task, TaskResult
+from fakedist.rundir.outcome import Outcome
 from tests.unit.analysis.calibration.made_up_step import Tracing, step
 from tests.unit.analysis.nsys.made_up import training
 from tests.unit.report.handmade import timed
@@ -120,9 +120,9 @@ class CopyingExecutor:
 
 def make_good(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Fill a place with a good file of each kind. From here on, no command runs a job or looks at this machine."""
-    monkeypatch.setattr("fakedist.launch.launching.check", lambda job: None)
+    monkeypatch.setattr("fakedist.launcher.launching.check", lambda job: None)
     monkeypatch.setattr(
-        "fakedist.launch.executors.choosing.make_executor", lambda *args, **kwargs: CopyingExecutor(place)
+        "fakedist.launcher.executors.choosing.make_executor", lambda *args, **kwargs: CopyingExecutor(place)
     )
     place.mkdir()
     for rank in (0, 4):

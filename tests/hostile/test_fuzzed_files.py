@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from fakedist.check.baselines import Baseline, read_baseline
 from fakedist.check.config import CheckConfig, CheckJob, read_config
-from fakedist.gpu_models.files import read_gpu_file
-from fakedist.gpu_models.known import GPUS
-from fakedist.job import Job
-from fakedist.run.encoding import encode
-from fakedist.run.journal import read_journal
-from fakedist.run.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
+from fakedist.cost_model.fabric import read_fabric
+from fakedist.gpu_models.catalogue import GPUS, read_gpu_file
+from fakedist.options import Job
+from fakedist.rundir.encoding import encode
+from fakedist.rundir.journal import read_journal
+from fakedist.rundir.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
 from fakedist.sweep.reading import Given, sweep_of_file
-from fakedist.time.fabric import read_fabric
 from tests.hostile.damaging import damage
 from tests.hostile.fuzzing import bounded, bounded_growth, changed, damaged_bytes, reads, told
 from tests.hostile.runs import records

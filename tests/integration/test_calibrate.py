@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from fakedist.cost_model.own_table import read_own_table
 from fakedist.errors import SetupError
-from fakedist.time.own_table import read_own_table
 from tests.conftest import RunFakedist
 from tests.gpu import calibrate
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.utils._python_dispatch import TorchDispatchMode
 from fakedist.gpu.values import ValueEngine
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.world.reroute import fake_world
 
 warnings.simplefilter("ignore")

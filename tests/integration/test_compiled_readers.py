@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fakedist.run.encoding import columns_of
-from fakedist.run.memory_records import EventsRecord
-from fakedist.run.schema import ACTIONS
+from fakedist.rundir.encoding import columns_of
+from fakedist.rundir.memory_records import EventsRecord
+from fakedist.rundir.schema import ACTIONS
 from tests.integration.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _history() -> Iterator[CompiledFastPath]:
 
 def _compare(read: list[Read] | None) -> list[EventsRecord]:
     """Compare with what Python reads and numbers, and return the records."""
-    from fakedist.record.allocator_history import AllocatorHistory
+    from fakedist.record.device_memory import AllocatorHistory
 
     python, highest_before = AllocatorHistory(lambda record: None, dict), 3
     expected = [python._numbered(record) for record in python.read()]
@@ -158,7 +158,7 @@ def test_compiled_code_marks_the_pieces_that_python_marks() -> None:
     from fakedist.record.marks import KEEP_LAYER, Marks
     from fakedist.record.module_names import LayerTable
     from fakedist.record.position import Position
-    from fakedist.run.memory_records import MarksRecord
+    from fakedist.rundir.memory_records import MarksRecord
 
     tensors = _tensors()
 
@@ -189,7 +189,7 @@ def test_compiled_code_counts_each_piece_once() -> None:
     import torch
 
     from fakedist.gpu.fast_path.build import ensure_fast_path
-    from fakedist.gpu.fast_path.marks import CompiledMarker
+    from fakedist.gpu.fast_path.compiled import CompiledMarker
     from fakedist.record.marker import What
 
     *tensors, both, last = _tensors()

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from fakedist.job import Job
-from fakedist.launch.executors.process import TaskProcesses
-from fakedist.launch.executors.task import Task
+from fakedist.launcher.executors.process import TaskProcesses
+from fakedist.launcher.executors.task import Task
+from fakedist.options import Job
 
 pytestmark = pytest.mark.integration
 

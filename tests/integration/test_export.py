@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fakedist
-from fakedist.export.chakra_messages import COLLECTIVE, COMPUTE, RECEIVE, SEND
+from fakedist.export.chakra import COLLECTIVE, COMPUTE, RECEIVE, SEND
 from tests.conftest import ROOT, RunFakedist
 from tests.integration.test_three_d import SIZES
 from tests.unit.export.test_chakra import attributes, read

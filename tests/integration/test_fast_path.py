@@ -43,8 +43,8 @@ def _recorded(program: Program, *, compiled: bool) -> Seen:
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
     from fakedist.gpu.values import ValueEngine
     from fakedist.record.recorder import Recorder
-    from fakedist.run.collector import no_collector
-    from fakedist.run.outcome import Ending, Outcome
+    from fakedist.rundir.collector import no_collector
+    from fakedist.rundir.outcome import Ending, Outcome
 
     class Journal:
         def append(self, record: Any) -> None:
@@ -318,13 +318,13 @@ def _launched(*, compiled: bool) -> tuple[Any, int]:
 
     Compiled code runs operations of the other steps in any case.
     """
+    from fakedist.errors import StopRun
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
     from fakedist.gpu.model_tracer import ModelTracer
     from fakedist.gpu.values import ValueEngine
     from fakedist.record.recorder import Recorder
-    from fakedist.record.steps import StopRun
-    from fakedist.run.collector import no_collector
-    from fakedist.run.launch_records import LaunchesRecord
+    from fakedist.rundir.collector import no_collector
+    from fakedist.rundir.launch_records import LaunchesRecord
 
     class Journal:
         def append(self, record: Any) -> None:

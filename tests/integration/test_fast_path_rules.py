@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def test_rules_follow_the_engine(engine: ValueEngine) -> None:
     import torch
 
-    from fakedist.gpu.fast_path.rules import Flag, Method, Rule, rule_of
+    from fakedist.gpu.fast_path.compiled import Flag, Method, Rule, rule_of
     from fakedist.gpu.values.operators import Operator
 
     rule = functools.partial(rule_of, composites=engine.composites)

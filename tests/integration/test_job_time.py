@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from fakedist.cost_model.micro_batches import Recorded, with_micro_batches
+from fakedist.cost_model.stages import from_first_transfer, num_stages_of
 from fakedist.results.job_time import time_job
 from fakedist.results.opening import open_run
-from fakedist.time.micro_batches import Recorded, with_micro_batches
-from fakedist.time.transfers import from_first_transfer, num_stages_of
 from tests.conftest import ROOT, RunFakedist
 
 SIZES = ("--layers", "4", "--hidden", "512", "--heads", "8", "--vocab", "512", "--seq-len", "1024", "--batch", "16")

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.gpu_models.known import find_gpu
-from fakedist.time.kernels import roofline_us
+from fakedist.cost_model.kernels import roofline_us
+from fakedist.gpu_models.catalogue import find_gpu
 from tests.conftest import RunFakedist
 
 JOB = Path(__file__).parent / "jobs" / "linear_algebra.py"

@@ -25,7 +25,7 @@ def logits(num_choices: int = EXPERTS, rows: int = TOKENS) -> torch.Tensor:
 
 def routing(engine: ValueEngine, *runs: Callable[[], None]) -> list[str]:
     """Those of some functions in which a router sends tokens."""
-    from fakedist.run.sources import ROUTED
+    from fakedist.rundir.sources import ROUTED
 
     found = []
     for run in runs:

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 import fakedist
-from fakedist.run.outcome import Outcome
-from fakedist.sweep.records import Row, Status
+from fakedist.rundir.outcome import Outcome
+from fakedist.sweep.outcomes import Row, Status
 from tests.conftest import clean_environment
 
 SCRIPT = """

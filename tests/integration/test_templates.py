@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fakedist.job import Job
-from fakedist.launch.executors.process import TaskProcesses
-from fakedist.launch.executors.task import Task, TaskResult
-from fakedist.run.manifest import load_manifest
+from fakedist.launcher.executors.process import TaskProcesses
+from fakedist.launcher.executors.task import Task, TaskResult
+from fakedist.options import Job
+from fakedist.rundir.manifest import load_manifest
 from tests.conftest import ROOT, clean_environment
 
 pytestmark = pytest.mark.integration

@@ -11,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fakedist.run.journal import read_journal
-from fakedist.run.records import GpuRecord
-from fakedist.run.schema import TABLES
+from fakedist.rundir.journal import read_journal
+from fakedist.rundir.records import GpuRecord
+from fakedist.rundir.schema import TABLES
 from tests.conftest import ROOT, Finished, RunFakedist, clean_environment
 from tests.integration.jobs.late_settings import SETTINGS
 
@@ -208,7 +208,7 @@ def test_an_allocator_without_history_is_refused_where_the_script_chose_it(
 _ASK = """
 import ctypes, json, os, sys
 from fakedist.gpu.driver.build import ensure_driver
-from fakedist.gpu_models.known import find_gpu
+from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 answers = {}
 for text in json.load(sys.stdin):

@@ -77,7 +77,7 @@ def _worker(module: str) -> _Worker:
 
 def _serve(module_path: Path) -> None:
     from fakedist.gpu.virtual import virtual_gpu
-    from fakedist.gpu_models.known import find_gpu
+    from fakedist.gpu_models.catalogue import find_gpu
 
     answers = sys.stdout
     sys.stdout = sys.stderr
@@ -121,7 +121,7 @@ def _follow_blocks() -> None:
 
     from fakedist.gpu.fast_path.compiled import make_fast_path
     from fakedist.gpu.tracker.tracker import EventTracker
-    from fakedist.record.allocator_history import keeps_metadata
+    from fakedist.record.device_memory import keeps_metadata
 
     torch.cuda.init()
     if not keeps_metadata():

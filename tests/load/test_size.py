@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.run.directory import JOURNAL_NAME
-from fakedist.run.encoding import columns_of
-from fakedist.run.journal import JournalWriter
-from fakedist.run.manifest import load_manifest
-from fakedist.run.memory_records import EventsRecord
-from fakedist.run.schema import ACTIONS
+from fakedist.rundir.directory import JOURNAL_NAME
+from fakedist.rundir.encoding import columns_of
+from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.memory_records import EventsRecord
+from fakedist.rundir.schema import ACTIONS
 from tests.load.loading import FAKEDIST, TRAIN, figures_of, needs_time, profile, ran, started
 from tests.unit.analysis.recorded import BASE, HandMade, new_run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
     "torch": ("rank/surroundings", "frames", "world/", "frameworks/", "gpu/", "record/"),
-    "pandas": ("time/", "analysis/", "results/", "report/", "export/", "check/", "sweep/"),
-    "pyarrow": ("run/tables",),
-    "plotly": ("report/", "sweep/figures"),
+    "pandas": ("cost_model/", "analysis/", "results/", "report/", "export/", "check/", "sweep/"),
+    "pyarrow": ("rundir/tables",),
+    "plotly": ("report/", "sweep/page"),
     "jinja2": ("report/",),
     "markupsafe": ("report/",),  # what jinja2 escapes with
     "click": ("cli/",),
@@ -16,14 +16,14 @@ LIBRARY_HOMES = {
     "rich": ("cli/", "report/", "check/", "sweep/"),
     "simpleeval": ("sweep/",),
     "optuna": ("sweep/sampling",),
-    "ray": ("launch/executors/",),
-    "grpc": ("launch/executors/",),  # what Ray speaks
+    "ray": ("launcher/executors/",),
+    "grpc": ("launcher/executors/",),  # what Ray speaks
     "yaml": ("sweep/",),
 }
 
 EVERYWHERE = (
     *("_version", "torch_releases", "errors", "units", "rank_list", "section", "bounded", "visible", "temporary"),
-    *("gpu_models", "job"),
+    *("gpu_models", "options"),
 )
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of EVERYWHERE.
 MAY_IMPORT = {
@@ -39,26 +39,48 @@ MAY_IMPORT = {
     "visible": (),
     "temporary": (),
     "gpu_models": (),
-    "job": (),
+    "options": (),
     "importing": (),
     "patch": (),
-    "frames": ("run",),
+    "frames": ("rundir",),
     "own_memory": (),
     "api": ("check", "results"),
-    "cli": ("launch", "run", "analysis", "results", "report", "check", "time", "export", "sweep"),
-    "launch": ("rank", "run", "gpu", "world", "time", "analysis", "results", "report"),
-    "rank": ("importing", "patch", "run", "gpu", "world", "frameworks", "record"),
-    "run": (),
-    "world": ("run", "patch", "frames"),
+    "cli": ("launcher", "rundir", "analysis", "results", "report", "check", "cost_model", "export", "sweep"),
+    "launcher": ("rank", "rundir", "gpu", "world", "cost_model", "analysis", "results", "report"),
+    "rank": ("importing", "patch", "rundir", "gpu", "world", "frameworks", "record"),
+    "rundir": (),
+    "world": ("rundir", "patch", "frames"),
     "frameworks": ("world", "patch", "importing"),
-    "gpu": ("run", "patch", "frames", "importing", "own_memory"),
-    "record": ("run", "frameworks", "patch", "frames", "importing", "own_memory"),
-    "nccl": ("run",),
-    "time": ("run", "nccl"),
-    "analysis": ("run", "nccl", "time"),
-    "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
-    "report": ("run", "analysis", "results"),
-    "export": ("run", "nccl", "time", "results"),
-    "check": ("api", "run", "analysis", "results", "report", "launch"),
-    "sweep": ("launch", "run", "analysis", "results", "report"),
+    "gpu": ("rundir", "patch", "frames", "importing", "own_memory"),
+    "record": ("rundir", "frameworks", "patch", "frames", "importing", "own_memory"),
+    "nccl": ("rundir",),
+    "cost_model": ("rundir", "nccl"),
+    "analysis": ("rundir", "nccl", "cost_model"),
+    "results": ("rundir", "analysis", "report"),  # report only when a chart is wanted: run.figures
+    "report": ("rundir", "analysis", "results"),
+    "export": ("rundir", "nccl", "cost_model", "results"),
+    "check": ("api", "rundir", "analysis", "results", "report", "launcher"),
+    "sweep": ("launcher", "rundir", "analysis", "results", "report"),
+}
+
+#: A module's name that stands in several rooms -> what all of them are.
+SAME_THING = {
+    "build": "compiles one library of ours, with its flags",
+    "doctor": "`fakedist doctor`: its checks, and its command",
+    "topology": "the ranks' groups: their analysis, and their command",
+    "job_time": "the step of a whole job: the record, and what makes it",
+    "recording": "the imports of a rank for its template; a run's journal in memory",
+    "collector": "Python's cycle collector, kept out of work or in step",
+}
+#: A module of fewer than 80 lines with one importer -> why it is one.
+SMALL_FOR_A_REASON = {
+    **dict.fromkeys(("__main__", "check/marked_test", "cli/handed", "options/options_page"), "run with `python -m`"),
+    "cli/program": "the console script",
+    **dict.fromkeys(("cli/compare", "cli/doctor", "cli/nsys", "cli/report", "cli/view"), "one module a command"),
+    **dict.fromkeys(("frameworks/dynamo", "frameworks/safetensors"), "one module a framework"),
+    "frameworks/symmetric_memory": "one module a framework",
+    "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
+    "rank/script": "runs the script; its frames are cut from the script's errors",
+    "record/generation": "which forwards generate tokens: a subject of its own",
+    "report/page/job_page": "a page of its own, in no run's page",
 }

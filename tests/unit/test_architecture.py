@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.house_rules import EVERYWHERE, LIBRARY_HOMES, MAY_IMPORT
+from tests.unit.house_rules import EVERYWHERE, LIBRARY_HOMES, MAY_IMPORT, SAME_THING, SMALL_FOR_A_REASON
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "fakedist"
@@ -65,7 +65,7 @@ def imports_of(path: Path) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports inside the package are written out in full"
             module = node.module or ""
-            # `from fakedist import launch` names a module; from anywhere else what is imported may be anything.
+            # `from fakedist import launcher` names a module; from anywhere else what is imported may be anything.
             names = [f"fakedist.{name.name}" for name in node.names] if module == "fakedist" else [module]
             for name in names:
                 yield Import(path, node.lineno, name, at_top)
@@ -135,14 +135,14 @@ def _is_of(found: Import, room: str) -> bool:
     return found.where.partition("/")[0] == room and found.module.startswith("fakedist.")
 
 
-def test_record_side_and_read_side_meet_only_in_run() -> None:
+def test_record_side_and_read_side_meet_only_in_rundir() -> None:
     record_side = {"rank", "world", "frameworks", "gpu", "record"}
-    read_side = {"nccl", "time", "analysis", "results", "report", "export", "check", "sweep"}
+    read_side = {"nccl", "cost_model", "analysis", "results", "report", "export", "check", "sweep"}
     for room in record_side:
         assert not read_side & set(MAY_IMPORT[room])
     for room in read_side:
         assert not record_side & set(MAY_IMPORT[room])
-    assert MAY_IMPORT["run"] == ()
+    assert MAY_IMPORT["rundir"] == ()
 
 
 #: A property that opens another room when it is asked for: who has it, and what it opens.
@@ -197,7 +197,7 @@ def test_help_loads_no_library_but_click(command: list[str]) -> None:
 
 
 def test_the_parent_of_a_run_never_loads_torch() -> None:
-    assert loaded_by("import fakedist.launch.launching") == set()
+    assert loaded_by("import fakedist.launcher.launching") == set()
 
 
 def test_a_pytest_that_finds_the_plugin_pays_for_nothing() -> None:
@@ -214,7 +214,7 @@ def test_the_recording_half_loads_torch_and_nothing_of_the_reading_half() -> Non
 
 
 def test_reports_are_made_without_torch() -> None:
-    statements = "import fakedist.analysis.building, fakedist.report.text.terminal, fakedist.report.text.json_object"
+    statements = "import fakedist.analysis.building, fakedist.report.text.run_report, fakedist.report.text.run_report"
     assert "torch" not in loaded_by(statements)
 
 
@@ -236,6 +236,30 @@ def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
+
+
+def test_no_name_of_a_module_stands_for_two_things() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        if path.name != "__init__.py":
+            homes.setdefault(path.stem, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in SAME_THING} == {}
+    assert [name for name in SAME_THING if len(homes.get(name, ())) < 2] == []
+
+
+def test_a_small_module_with_one_importer_has_a_reason() -> None:
+    importers: dict[str, set[str]] = {}
+    for importer, targets in imported_modules().items():
+        for target in targets:
+            importers.setdefault(target, set()).add(importer)
+    small = {
+        path.relative_to(PACKAGE).with_suffix("").as_posix()
+        for path in MODULES
+        if path.name != "__init__.py"
+        and len(path.read_text().splitlines()) < 80
+        and len(importers.get(".".join(path.relative_to(ROOT).with_suffix("").parts), ())) < 2
+    }
+    assert small == set(SMALL_FOR_A_REASON)
 
 
 def test_no_function_is_too_long() -> None:

@@ -10,9 +10,9 @@ import pytest
 from fakedist import cli
 from fakedist.cli.output import Output
 from fakedist.errors import SetupError
-from fakedist.job import Job
-from fakedist.launch import doctor, launching
-from fakedist.run.outcome import Ending, Outcome
+from fakedist.launcher import doctor, launching
+from fakedist.options import Job
+from fakedist.rundir.outcome import Ending, Outcome
 
 
 class Launched:
@@ -256,7 +256,7 @@ def test_help_shows_the_options_in_groups(capsys: pytest.CaptureFixture[str]) ->
 def test_a_script_that_does_not_compile_is_shown_with_pythons_own_lines(
     tmp_path: Path, launched: Launched, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fakedist.launch.checked_script import check_script
+    from fakedist.launcher.checked_script import check_script
 
     monkeypatch.setattr(launching, "check", check_script)
     script = tmp_path / "bad.py"

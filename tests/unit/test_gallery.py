@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fakedist.report.page.scripts import plotly_text
-from fakedist.run.schema import SCHEMA_VERSION
+from fakedist.report.page.assets import plotly_text
+from fakedist.rundir.schema import SCHEMA_VERSION
 from tests.unit.report.reading import read_page
 
 ROOT = Path(__file__).parent.parent.parent

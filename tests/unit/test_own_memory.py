@@ -11,7 +11,7 @@ import pytest
 from fakedist.errors import RecordingError
 from fakedist.gpu.values import storage
 from fakedist.own_memory import read_words
-from fakedist.record import variables
+from fakedist.record import copies
 
 _PAGE = mmap.PAGESIZE
 
@@ -35,10 +35,10 @@ def test_nothing_is_read_at_no_address() -> None:
 def test_a_frame_is_read_only_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame may be the last one before unmapped memory."""
     named = [1]
-    monkeypatch.setattr(variables, "read_words", lambda address, count: read_words(address, count)[:4])
-    assert variables.variable_name(named) == ""
+    monkeypatch.setattr(copies, "read_words", lambda address, count: read_words(address, count)[:4])
+    assert copies.variable_name(named) == ""
     monkeypatch.undo()
-    assert variables.variable_name(named) == "named"
+    assert copies.variable_name(named) == "named"
 
 
 def test_a_storage_is_read_only_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:

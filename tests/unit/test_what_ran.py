@@ -18,7 +18,7 @@ def _skipped(nodeid: str, reason: str) -> Made:
 def test_tests_are_counted_by_tier_and_skips_by_reason() -> None:
     stats = {
         "": [Made("tests/unit/a.py::setup")],
-        "passed": [Made("tests/unit/run/a.py::one[a/b::c]"), Made("tests/unit/a.py::two")],
+        "passed": [Made("tests/unit/rundir/a.py::one[a/b::c]"), Made("tests/unit/a.py::two")],
         "failed": [Made("tests/integration/a.py::three")],
         "error": [Made("tests/unit/a.py::two")],  # failed in its teardown too: one test
         "skipped": [_skipped("d", "no GPU"), _skipped("e", "not installed"), _skipped("f", "not installed")],

@@ -1,16 +1,367 @@
-"""Matches the kernels of a trace with the launches of a recorded step, and counts what is not matched and why."""
+"""Matches the kernels of a trace with the launches of a recorded step, and counts what is not matched and why.
+
+The trace may begin and end anywhere in a step, have more or fewer kernels, and other work between steps: skipping a
+launch on either side costs a little. Recorded launches form a ring, so no marks of steps are needed. A small problem is
+solved as a whole. For a large one, products and attention are aligned first, and then all launches within a band
+around that. A row of numbers is computed at once.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from fakedist.analysis.calibration.alignment import align
-from fakedist.analysis.calibration.scoring import STRONG, conflicts, score
-from fakedist.analysis.calibration.signatures import Sequence
 from fakedist.analysis.traces.intervals import Ints
+from fakedist.analysis.traces.step_trace import ProcessTrace
+from fakedist.rundir.families import kernel_family
+from fakedist.rundir.launch_records import WorkRow
+
+SignatureKind = Literal["kernel", "product", "library", "copy", "fill"]
+
+#: Kernels that complete a product or prepare it. They are not the product itself.
+_AUXILIARY_NAMES = re.compile(r"split_?k\w*reduce|reduce_1block|scal_kernel|cublas\w*init|zero_?tile", re.IGNORECASE)
+_WORDS = re.compile(r"[A-Za-z_]\w*")
+_TRITON_NUMBER = re.compile(r"(_\d+)+$")
+#: Words of C++ that name no kernel.
+_NOISE = frozenset(
+    _WORDS.findall(
+        "void at native anonymous namespace std array char unsigned int long float double bool const true false lambda "
+        "detail Array c10 operator cuda cutlass TensorIteratorBase TensorIterator ul l"
+    )
+)
+
+
+class Signature(NamedTuple):
+    """What is known of a launch.
+
+    Attributes:
+        kind: A library's product or other call, whose kernels are not known, or the launch itself. A trace has
+            kernels, copies and fills.
+        name: The kernel, "Memcpy HtoD", "Memset", or the library's function.
+        family: One of ``run.schema.FAMILIES``.
+        operations: Names such as "aten::mm": recorded, the operation that launched it; traced, all operations around
+            the launch, innermost first. Empty if unknown.
+        grid: Blocks as x,y,z; empty if unknown.
+        num_bytes: Bytes of a copy or fill; -1 if unknown.
+        sizes: The sizes of a product: the smaller and the larger of m and n, and k; empty if unknown.
+    """
+
+    kind: SignatureKind
+    name: str
+    family: str
+    operations: tuple[str, ...] = ()
+    grid: str = ""
+    num_bytes: int = -1
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether its grid depends on tuning, and not on its work alone."""
+        return self.name.startswith("triton_")
+
+    @property
+    def is_auxiliary(self) -> bool:
+        """Whether it completes a product of a library, such as the sum over parts of k."""
+        return self.kind == "kernel" and _AUXILIARY_NAMES.search(self.name) is not None
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Launches in the order in which the host made them.
+
+    Attributes:
+        signatures: Distinct signatures.
+        signature: The row of ``signatures`` of each launch.
+    """
+
+    signatures: list[Signature]
+    signature: Ints
+
+    def __len__(self) -> int:
+        return len(self.signature)
+
+    @classmethod
+    def of(cls, launches: list[Signature]) -> Sequence:
+        """The sequence of these launches."""
+        places: dict[Signature, int] = {}
+        rows = [places.setdefault(each, len(places)) for each in launches]
+        return cls(list(places), np.array(rows, np.int64))
+
+    def of_families(self, *families: str) -> Ints:
+        """Positions of the launches of these families, without those that only complete another."""
+        wanted = np.array([each.family in families and not each.is_auxiliary for each in self.signatures] or [False])
+        return np.flatnonzero(wanted[self.signature]) if len(self) else np.zeros(0, np.int64)
+
+
+def operation_name(text: str) -> str:
+    """An operation as a trace names it: ``aten.mm.default`` is ``aten::mm``."""
+    parts = text.split(".")
+    return f"{parts[0]}::{parts[1]}" if len(parts) > 2 and "::" not in text else text
+
+
+@cache
+def kernel_words(name: str) -> frozenset[str]:
+    """The words of a kernel's name that tell what it computes. They stay the same between releases of torch."""
+    return frozenset(_WORDS.findall(name)) - _NOISE
+
+
+def plain_name(name: str) -> str:
+    """A kernel's name without what Inductor numbers anew in each graph, a copy's without the kind of host memory."""
+    if name.startswith("triton_"):
+        return _TRITON_NUMBER.sub("", name)
+    if name.startswith("Memcpy"):
+        return " ".join(name.split(" ")[:2])
+    return "Memset" if name.startswith("Memset") else name
+
+
+Scores = npt.NDArray[np.int32]
+T = TypeVar("T", bound=Hashable)
+
+_NAME, _LIKE_NAME, _FAMILY, _GRID, _OTHER_GRID = 40, 20, 5, 20, -10
+_OPERATION, _OTHER_OPERATION = 30, -30
+_PRODUCT, _SIZES, _OTHER_SIZES, _AUXILIARY = 30, 30, -100, -25
+_COPY, _BYTES, _OTHER_BYTES = 20, 30, -20
+_NEVER = -1000
+#: The share of common words from which two names count as alike.
+_ALIKE = 0.5
+#: Which of the two families an elementwise kernel belongs to depends on its phase, which a trace may not tell.
+_SAME_FAMILY = {"optimizer": "elementwise"}
+#: A pair is strong from this score on: a name and a grid, or an operation and sizes, and nothing against it.
+STRONG = 50
+
+
+def score(recorded: list[Signature], traced: list[Signature]) -> Scores:
+    """Scores of all pairs: a row for each recorded signature, a column for each traced one."""
+    if not recorded or not traced:
+        return np.zeros((len(recorded), len(traced)), np.int32)
+    found = _by_kind(recorded, traced)
+    found = np.where(found > _NEVER // 2, found + _by_operation(recorded, traced), _NEVER)
+    found += np.maximum(_equal(recorded, traced, "grid", "", (_GRID, _OTHER_GRID)), _tuned(recorded) * _OTHER_GRID)
+    found += _equal(recorded, traced, "num_bytes", -1, (_BYTES, _OTHER_BYTES))
+    found += _equal(recorded, traced, "sizes", (), (_SIZES, _OTHER_SIZES))
+    return found.astype(np.int32)
+
+
+def conflicts(recorded: list[Signature], traced: list[Signature]) -> npt.NDArray[np.bool_]:
+    """Whether two kernels have known and different grids, or two copies different bytes: their work differs.
+
+    Triton chooses blocks by tuning, so its grids differ for the same work.
+    """
+    grid = _equal(recorded, traced, "grid", "", (0, 1))
+    bytes_ = _equal(recorded, traced, "num_bytes", -1, (0, 1))
+    return np.asarray(((grid > 0) & (_tuned(recorded) > 0)) | (bytes_ > 0))
+
+
+def _by_kind(recorded: list[Signature], traced: list[Signature]) -> Scores:
+    """Scores by what the launches are and what they are called."""
+    rows, row = _distinct((each.kind, plain_name(each.name), _family(each.family), False) for each in recorded)
+    columns, column = _distinct(
+        (each.kind, plain_name(each.name), _family(each.family), each.is_auxiliary) for each in traced
+    )
+    scores = np.array([[_pair(one, other) for other in columns] for one in rows], np.int32)
+    mine, others = (np.array([name if kind == "kernel" else "" for kind, name, *_ in side]) for side in (rows, columns))
+    # A kernel that the other side has by this name is no kernel of another name.
+    in_both = np.intersect1d(mine, others)
+    has_own = np.isin(mine, in_both)[:, None] | np.isin(others, in_both)[None, :]
+    are_kernels = (mine != "")[:, None] & (others != "")[None, :]
+    scores[are_kernels & has_own & (mine[:, None] != others[None, :])] = _NEVER
+    return scores[row][:, column]
+
+
+def _pair(recorded: tuple[str, str, str, bool], traced: tuple[str, str, str, bool]) -> int:
+    kind, name, family, _ = recorded
+    of_kind, of_name, of_family, is_auxiliary = traced
+    if kind in ("copy", "fill") or of_kind in ("copy", "fill"):
+        return _COPY if (kind, name) == (of_kind, of_name) else _NEVER
+    if kind in ("product", "library"):
+        is_like = family == of_family or "other" in (family, of_family)
+        score = _PRODUCT if family == of_family else 0
+        return score + (_AUXILIARY if is_auxiliary else 0) if is_like else _NEVER
+    if name == of_name:
+        return _NAME
+    words, others = kernel_words(name), kernel_words(of_name)
+    if len(words & others) >= _ALIKE * max(len(words | others), 1):
+        return _LIKE_NAME
+    return _FAMILY if family == of_family else _OTHER_GRID
+
+
+def _by_operation(recorded: list[Signature], traced: list[Signature]) -> Scores:
+    """Scores by operation. One that the other side never names, as those of compiled graphs, tells nothing."""
+    rows, row = _distinct(each.operations for each in recorded)
+    columns, column = _distinct(each.operations for each in traced)
+    named = {name for names in columns for name in names}
+    scores = np.zeros((len(rows), len(columns)), np.int32)
+    for place, names in enumerate(rows):
+        if known := named & set(names):
+            for other, around in enumerate(columns):
+                if around:
+                    scores[place, other] = _OPERATION if known & set(around) else _OTHER_OPERATION
+    return scores[row][:, column]
+
+
+def _equal(
+    recorded: list[Signature], traced: list[Signature], name: str, unknown: object, points: tuple[int, int]
+) -> Scores:
+    """Points for an equal and for a different value of a field, where both sides know it."""
+    numbers: dict[object, int] = {unknown: 0}
+    row, column = (
+        np.array([numbers.setdefault(getattr(each, name), len(numbers)) for each in side])
+        for side in (recorded, traced)
+    )
+    known = (row > 0)[:, None] & (column > 0)[None, :]
+    equal, different = points
+    return np.where(known, np.where(row[:, None] == column[None, :], equal, different), 0).astype(np.int32)
+
+
+def _tuned(recorded: list[Signature]) -> Scores:
+    """A column: 0 for Triton's kernels, whose blocks are tuned, 1 for others."""
+    return np.array([[not each.is_tuned] for each in recorded], np.int32)
+
+
+def _family(family: str) -> str:
+    return _SAME_FAMILY.get(family, family)
+
+
+def _distinct(values: Iterable[T]) -> tuple[list[T], npt.NDArray[np.int64]]:
+    places: dict[T, int] = {}
+    rows = [places.setdefault(each, len(places)) for each in values]
+    return list(places), np.array(rows, np.int64)
+
+
+_SKIP_RECORDED, _SKIP_TRACED = 3, 1
+_UNREACHED = -(1 << 28)
+_TOOK, _SKIPPED = 1, 2
+#: The most cells that are computed as a whole, a byte of memory each.
+_MAX_CELLS = 300_000_000
+#: Half of the band's width, in launches.
+_REACH = 256
+
+
+def align(recorded: Sequence, traced: Sequence, scores: Scores) -> Ints:
+    """For each traced launch, the position of its recorded launch; -1 without one.
+
+    Of a very long trace, only the first launches have one.
+
+    Positions count on from one repetition of the step to the next: the remainder of a division by the number of
+    recorded launches is the launch, the quotient the repetition.
+
+    Args:
+        recorded: One step.
+        traced: Any number of steps.
+        scores: Scores of all pairs of signatures (``scoring.score``).
+    """
+    if not len(recorded) or not len(traced):
+        return np.full(len(traced), -1, np.int64)
+    scores = np.where(scores > 0, scores, _UNREACHED)
+    if len(recorded) * len(traced) <= _MAX_CELLS:
+        return _ring(scores, recorded.signature, traced.signature)
+    anchors, marks = (each.of_families("gemm", "attention") for each in (recorded, traced))
+    if len(anchors) < 2:
+        anchors, marks = np.arange(len(recorded)), np.arange(len(traced))
+    num_marks = len(marks)
+    marks = marks[: max(_MAX_CELLS // max(len(anchors), 1), 1)]
+    rough = _ring(scores, recorded.signature[anchors], traced.signature[marks])
+    known = np.flatnonzero(rough >= 0)
+    if not len(known):
+        return np.full(len(traced), -1, np.int64)
+    place, repetition = rough[known] % len(anchors), rough[known] // len(anchors)
+    at = repetition * len(recorded) + anchors[place]
+    is_cut = len(marks) < num_marks
+    num_traced = int(marks[known[-1]]) + 1 if is_cut else len(traced)
+    centre = np.interp(np.arange(num_traced), marks[known], at).astype(np.int64)
+    return _band(scores, recorded.signature, traced.signature[:num_traced], centre)
+
+
+def _ring(scores: Scores, recorded: Ints, traced: Ints) -> Ints:
+    """Align with a ring of recorded launches. A cell: the best score if this launch was the last one passed."""
+    count = len(recorded)
+    by_traced = np.ascontiguousarray(scores.T)
+    cost = (_SKIP_RECORDED * np.arange(2 * count)).astype(np.int32)
+    best = np.zeros(count, np.int32)
+    moves = np.empty((len(traced), count), np.uint8)
+    twice = np.empty(2 * count, np.int32)
+    for number, signature in enumerate(traced.tolist()):
+        taken = np.roll(best, 1) + by_traced[signature][recorded]
+        kept = best - _SKIP_TRACED
+        took = taken > kept
+        base = np.where(took, taken, kept)
+        twice[:count] = twice[count:] = base
+        twice += cost
+        best = (np.maximum.accumulate(twice) - cost)[count:]
+        moves[number] = took + _SKIPPED * (best > base)
+    found = np.full(len(traced), -1, np.int64)
+    at = int(best.argmax()) + count * (len(traced) + 1)  # no launch passes more than the whole ring
+    for number in range(len(traced) - 1, -1, -1):
+        row = moves[number]
+        while row[at % count] & _SKIPPED:
+            at -= 1
+        if row[at % count] & _TOOK:
+            found[number] = at
+            at -= 1
+    return _from_first(found, count)
+
+
+def _band(scores: Scores, recorded: Ints, traced: Ints, centre: Ints) -> Ints:
+    """Align within ``_REACH`` positions of where each traced launch is expected."""
+    count, width = len(recorded), 2 * _REACH + 1
+    first = np.maximum.accumulate(centre - _REACH)
+    offsets = np.arange(width)
+    by_traced = np.ascontiguousarray(scores.T)
+    cost = (_SKIP_RECORDED * offsets).astype(np.int32)
+    best = np.zeros(width, np.int32)
+    moves = np.empty((len(traced), width), np.uint8)
+    before = int(first[0])
+    for number, signature in enumerate(traced.tolist()):
+        shift, before = int(first[number]) - before, int(first[number])
+        best = _moved(best, shift)
+        gains = by_traced[signature][recorded[(before + offsets) % count]]
+        taken = np.maximum(_moved(best, -1) + gains, _UNREACHED)
+        kept = np.maximum(best - _SKIP_TRACED, _UNREACHED)
+        took = taken > kept
+        base = np.where(took, taken, kept)
+        best = np.maximum.accumulate(base + cost) - cost
+        moves[number] = took + _SKIPPED * (best > base)
+    found = np.full(len(traced), -1, np.int64)
+    at = int(first[-1]) + int(best.argmax()) if len(first) else 0
+    for number in range(len(traced) - 1, -1, -1):
+        row, start = moves[number], int(first[number])
+        while 0 <= at - start < width and row[at - start] & _SKIPPED:
+            at -= 1
+        if not 0 <= at - start < width:
+            continue
+        if row[at - start] & _TOOK:
+            found[number] = at
+            at -= 1
+    return _from_first(found, count)
+
+
+def _from_first(positions: Ints, count: int) -> Ints:
+    """The positions, counted from the first repetition that has any."""
+    known = positions[positions != -1]
+    if not len(known):
+        return positions
+    return np.where(positions != -1, positions - int(known.min()) // count * count, -1)
+
+
+def _moved(row: Scores, places: int) -> Scores:
+    """The row moved to the left by some places. What comes in is out of reach."""
+    if not places:
+        return row
+    found = np.full_like(row, _UNREACHED)
+    if abs(places) < len(row):
+        if places > 0:
+            found[:-places] = row[places:]
+        else:
+            found[-places:] = row[:places]
+    return found
+
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -204,3 +555,114 @@ def _completed(recorded: Sequence, traced: Traced, pairs: Ints, launch: Ints, nu
             duration[owners[owner]] += traced.duration_us[kernel]
             added.append(kernel)
     return duration, np.array(added, np.int64)
+
+
+#: What launches of these kinds are in a trace. Collectives are left out: their time is not a kernel's.
+_KINDS: dict[str, SignatureKind] = {
+    "kernel": "kernel",
+    "product": "product",
+    "library": "library",
+    "copy": "copy",
+    "fill": "fill",
+    "host_reads": "copy",
+}
+#: Operations whose tensors are the operands; "add" has what is added before them.
+_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_scaled_mm")
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """The launches of a recorded step that a trace of the job can contain.
+
+    Attributes:
+        launches: The launches, in order.
+        work: The row of the table ``work`` of each.
+        works: The table ``work``.
+    """
+
+    launches: Sequence
+    work: Ints
+    works: list[WorkRow]
+
+
+def recorded_step(launches: pd.DataFrame, work: pd.DataFrame) -> RecordedStep:
+    """The recorded step.
+
+    Args:
+        launches: The table ``launches``.
+        work: The table ``work``.
+    """
+    works = [WorkRow(*row) for row in work[list(WorkRow._fields)].itertuples(index=False, name=None)]
+    kept = launches[launches["what"].isin(list(_KINDS)) & (launches["work"] >= 0)]
+    by_value: dict[tuple[int, str], Signature] = {}
+    found = []
+    for row, grid in zip(kept["work"].tolist(), kept["grid"].tolist(), strict=True):
+        key = (row, grid)
+        if key not in by_value:
+            by_value[key] = _signature(works[row], grid)
+        found.append(by_value[key])
+    return RecordedStep(Sequence.of(found), kept["work"].to_numpy(np.int64), works)
+
+
+def _signature(work: WorkRow, grid: str) -> Signature:
+    kind: SignatureKind = _KINDS[work.kind]
+    is_read = work.kind == "host_reads"
+    if is_read and not work.name.startswith("Memcpy"):
+        kind = "library"  # all kernels of an operation that the host knew the result of
+    name = plain_name(work.name) if kind in ("copy", "fill") else work.name
+    operations = (operation_name(work.operation),) if work.operation else ()
+    num_bytes = -1
+    if kind in ("copy", "fill") and not is_read and work.moved_bytes == work.moved_bytes:
+        num_bytes = int(work.moved_bytes)
+    sizes = _sizes(work.m, work.n, work.k) if work.k and not work.groups else ()
+    return Signature(kind, name, work.family, operations, grid if kind == "kernel" else "", num_bytes, sizes)
+
+
+def traced_kernels(trace: ProcessTrace) -> Traced:
+    """The trace's kernels without communication, and without graphs that were traced as a whole."""
+    within, chains, chain = trace.operations()
+    activity = trace.activity
+    inputs = np.where(within >= 0, trace.inputs[within], -1) if len(trace.inputs) else np.full(len(within), -1)
+    bytes_ = activity.columns["bytes"]
+    if trace.tool != "nsys":  # whose reader counts what a copy within the GPU reads and writes
+        both = np.array(["DtoD" in name for name in activity.names] or [False])[activity.name]
+        bytes_ = np.where(both & (bytes_ > 0), 2 * bytes_, bytes_)
+    keys = np.stack([activity.name, activity.shape, chain, np.where(activity.is_copy, bytes_, -1), inputs])
+    distinct, place = np.unique(keys, axis=1, return_inverse=True)
+    place = place.ravel()
+    signatures = [
+        _traced_signature(
+            activity.names[name], activity.shapes[shape][0], chains[of], size, _product(trace, row, chains[of])
+        )
+        for name, shape, of, size, row in distinct.T.tolist()
+    ]
+    computes = np.array([each.family != "communication" for each in signatures] or [False])[place]
+    kept = np.flatnonzero(computes & ~activity.is_graph)
+    duration = (activity.columns["end"] - activity.columns["start"]) / 1000
+    return Traced(Sequence(signatures, place[kept]), duration[kept], within[kept])
+
+
+def _traced_signature(
+    name: str, grid: str, operations: tuple[str, ...], num_bytes: int, sizes: tuple[int, ...]
+) -> Signature:
+    kind: SignatureKind = "kernel"
+    stands_in = any(each.startswith("fakedist::") for each in operations)  # for a collective
+    if name.startswith(("Memcpy", "Memset")):
+        kind = "copy" if name.startswith("Memcpy") else "fill"
+        return Signature(kind, plain_name(name), "communication" if stands_in else "copy", operations, "", num_bytes)
+    family = "communication" if stands_in else kernel_family(name, operations[0] if operations else "")
+    return Signature("kernel", name, family, operations, grid, -1, sizes if family == "gemm" else ())
+
+
+def _product(trace: ProcessTrace, inputs: int, operations: tuple[str, ...]) -> tuple[int, ...]:
+    """The sizes of a product from those of its operation's tensors; empty if they tell none."""
+    if inputs < 0 or not operations or operations[0] not in _PRODUCTS:
+        return ()
+    matrices = [each for each in trace.shapes[inputs] if len(each) in (2, 3)]
+    a, b = (matrices[-2:] if "add" in operations[0] else matrices[:2]) if len(matrices) > 1 else ((0, 0), (1, 1))
+    return _sizes(a[-2], b[-1], a[-1]) if a[-1] == b[-2] else ()
+
+
+def _sizes(m: int, n: int, k: int) -> tuple[int, int, int]:
+    """Libraries may compute the transposed product: m and n in ascending order, then k."""
+    return min(m, n), max(m, n), k

@@ -6,10 +6,9 @@ from fnmatch import fnmatchcase
 
 import pandas as pd
 
-from fakedist.analysis.compare.changed_memory import OUTSIDE
+from fakedist.analysis.compare.changed_memory import OUTSIDE, layer_patterns
 from fakedist.analysis.compare.changed_times import layer_parts
-from fakedist.analysis.compare.matching import layer_patterns
-from fakedist.run.schema import CATEGORIES
+from fakedist.rundir.schema import CATEGORIES
 
 
 def pattern_parts(layers: pd.DataFrame) -> pd.DataFrame:

@@ -9,26 +9,21 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from fakedist.analysis.times.group_times import group_times
-from fakedist.analysis.times.kernel_kinds import timed
-from fakedist.analysis.times.path_parts import path_parts
-from fakedist.analysis.times.totals import Times, find_times
-from fakedist.analysis.times.uncertain import call_spreads, uncertain_parts
+from fakedist.analysis.times.breakdown import Times, find_times, timed
+from fakedist.analysis.times.step_parts import call_spreads, group_times, path_parts, uncertain_parts
+from fakedist.cost_model.accuracy import closest
+from fakedist.cost_model.communication import Communication, communication_of
+from fakedist.cost_model.fabric import Fabric, default_fabric, find_fabric
+from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.own import own_prices
+from fakedist.cost_model.step import ImbalancedPrices, MeasuredPrices, Prices, price_step
+from fakedist.cost_model.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
 from fakedist.gpu_models.spec import GpuSpec
-from fakedist.job import Job
 from fakedist.nccl.settings import TIME_VARIABLES, read_settings
-from fakedist.run import time_notes
-from fakedist.run.notes import Note
-from fakedist.run.step_time import FamilyAccuracy, KernelSource, Peaks
-from fakedist.time.accuracy import closest
-from fakedist.time.communication import Communication, communication_of
-from fakedist.time.fabric import Fabric, default_fabric, find_fabric
-from fakedist.time.imbalance import ImbalancedPrices
-from fakedist.time.kernels import KernelTimes
-from fakedist.time.measured import MeasuredPrices
-from fakedist.time.own import own_prices
-from fakedist.time.step import Prices, price_step
-from fakedist.time.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
+from fakedist.options import Job
+from fakedist.rundir import time_notes
+from fakedist.rundir.notes import Note
+from fakedist.rundir.step_time import FamilyAccuracy, KernelSource, Peaks
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ class NetworkChoice:
         interferes: Whether kernels and collectives that run at once slow each other.
         nccl: NCCL's variables, which go before the run's own.
         moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
-        what_if: A change to price, as ``fakedist.time.what_if`` reads it.
+        what_if: A change to price, as ``fakedist.cost_model.what_if`` reads it.
     """
 
     fabric: str | None = None
@@ -223,3 +218,18 @@ def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network:
         nccl=read_settings(network.nccl),
         moe_imbalance=network.moe_imbalance,
     )
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that a step is priced with.
+
+    Attributes:
+        gpu: The GPU model.
+        prices: Its kernel times.
+        network: What connects the GPUs, and a change of it to price.
+    """
+
+    gpu: GpuSpec
+    prices: Prices
+    network: Network

@@ -1,4 +1,4 @@
-"""The step of a whole job: ranks of it are priced each for itself, and then placed together."""
+"""The step of a whole job: its ranks are priced one by one, then placed together; throughput, and each rank's parts."""
 
 from __future__ import annotations
 
@@ -10,20 +10,236 @@ import pandas as pd
 
 from fakedist.analysis.axes import Replicas, find_replicas
 from fakedist.analysis.recording import Array
-from fakedist.analysis.times.estimated import communication_for
-from fakedist.analysis.times.models import Models
-from fakedist.analysis.times.stage_parts import LANES, Parts, RankRows, lanes_of, parts_of
-from fakedist.analysis.times.throughput import CountedFlops, StepTokens, flops_of, tokens_of
+from fakedist.analysis.times.breakdown import find_busy
+from fakedist.analysis.times.estimated import Models, communication_for
+from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.micro_batches import Recorded, count_micro_batches, with_micro_batches
+from fakedist.cost_model.overlap import union, union_us
+from fakedist.cost_model.placing import StepLaunches, interval_of
+from fakedist.cost_model.stages import (
+    Dependencies,
+    PlacedTogether,
+    RankStep,
+    dependencies_of,
+    from_first_transfer,
+    num_stages_of,
+    only_exchanges,
+    place_together,
+)
+from fakedist.cost_model.step import ImbalancedPrices, Prices
+from fakedist.cost_model.timeline import HOST_RANGE, scaled
+from fakedist.cost_model.what_if import changed_launches
 from fakedist.errors import JobError
-from fakedist.time.communication import Communication
-from fakedist.time.host_times import HOST_RANGE, scaled
-from fakedist.time.imbalance import ImbalancedPrices
-from fakedist.time.micro_batches import Recorded, count_micro_batches, with_micro_batches
-from fakedist.time.placing import StepLaunches, interval_of
-from fakedist.time.stages import PlacedTogether, RankStep, place_together
-from fakedist.time.step import Prices
-from fakedist.time.transfers import Dependencies, dependencies_of, from_first_transfer, num_stages_of, only_exchanges
-from fakedist.time.what_if import changed_launches
+
+#: A backward pass takes twice the arithmetic of its forward.
+_FORWARD_AND_BACKWARD = 3.0
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """The tokens that a rank reads in the timed step.
+
+    Attributes:
+        number: How many; 0 if that is not known.
+        num_micro_batches: Micro-batches; 0 if that is not known.
+        why: Why it is not known.
+    """
+
+    number: int
+    num_micro_batches: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class CountedFlops:
+    """The FLOPs of a rank's step as frameworks count them: three times those of the forward pass, none computed twice.
+
+    Attributes:
+        megatron: Attention as if each query met half of the keys, as Megatron-LM counts it.
+        torchtitan: Attention as if each query met all keys, as torchtitan counts it.
+        num_lacking: Products and attention of the forward pass whose FLOPs are not known.
+    """
+
+    megatron: float
+    torchtitan: float
+    num_lacking: int
+
+
+def tokens_of(launches: pd.DataFrame, work: pd.DataFrame) -> StepTokens:
+    """Count the tokens of a step: what the model's first embedding looks up, once for each micro-batch.
+
+    Args:
+        launches: The table ``launches``.
+        work: The table ``work``.
+    """
+    forward = _forward(launches)
+    of_work = forward["work"].to_numpy("i8")
+    looks_up = (work["operation"].astype(str) == "aten.embedding.default") & (work["m"] > 0)
+    found = forward[looks_up.to_numpy(bool)[of_work]].drop_duplicates(["op", "layer"])
+    if not len(found):
+        return StepTokens(0, 0, "no embedding was seen in the forward pass")
+    first = found.iloc[0]
+    own = found[found["layer"] == first["layer"]]
+    is_product = (work["family"].astype(str) == "gemm").to_numpy(bool)[of_work]
+    after = forward[is_product & (forward.index > found.index[0])]
+    if not len(after):
+        return StepTokens(0, 0, "no product follows the embedding")
+    # A model that embeds twice in one forward pass (multi-token prediction, encoder and decoder) runs the first product
+    # after its embedding once for each micro-batch.
+    same = after[(after["work"] == after["work"].iloc[0]) & (after["layer"] == after["layer"].iloc[0])]
+    if _num_runs(same["op"]) != len(own):
+        return StepTokens(0, 0, "the first embedding and the product after it do not run equally often")
+    rows = work["m"].to_numpy("i8")[own["work"].to_numpy("i8")]
+    return StepTokens(int(rows.sum()), len(own))
+
+
+def _num_runs(operations: pd.Series) -> int:
+    """How often a product ran, by the operation of each of its launches. Outside of one, each launch is a run.
+
+    Transformer Engine launches its products from extensions of its own, where no torch operation runs.
+    """
+    inside = operations[operations >= 0]
+    return int(inside.nunique()) + len(operations) - len(inside)
+
+
+def flops_of(launches: pd.DataFrame, work: pd.DataFrame) -> CountedFlops:
+    """Count the FLOPs of a step.
+
+    Args:
+        launches: The table ``launches``.
+        work: The table ``work``.
+    """
+    counts = np.bincount(_forward(launches)["work"].to_numpy("i8"), minlength=len(work))
+    family, flops = work["family"].astype(str).to_numpy(), work["flops"].to_numpy("f8")
+    is_attention = (family == "attention") & (work["attention"].astype(str) == "forward").to_numpy(bool)
+    is_product = family == "gemm"
+    width, value_width = work["width"].to_numpy("f8"), work["value_width"].to_numpy("f8")
+    widths = width + np.where(value_width > 0, value_width, width)
+    every = (
+        2.0 * np.prod([work[name].to_numpy("f8") for name in ("batch", "heads", "queries", "keys")], axis=0) * widths
+    )
+    of_attention = (family == "attention") & (flops != 0)  # kernels that prepare one have none
+    lacks = (is_product & ~np.isfinite(flops)) | (of_attention & ~(is_attention & (every > 0)))
+    products = float((np.where(is_product, np.nan_to_num(flops), 0.0) * counts).sum())
+    attention = float((np.where(is_attention, every, 0.0) * counts).sum())
+    return CountedFlops(
+        megatron=_FORWARD_AND_BACKWARD * (products + attention / 2),
+        torchtitan=_FORWARD_AND_BACKWARD * (products + attention),
+        num_lacking=int(counts[lacks].sum()),
+    )
+
+
+def _forward(launches: pd.DataFrame) -> pd.DataFrame:
+    is_forward = (launches["phase"].astype(str) == "forward") & ~launches["recompute"].astype(bool)
+    return launches[is_forward & (launches["work"] >= 0)]
+
+
+#: What a lane shows, the first covering the later ones.
+LANES = ("generation", "forward", "recompute", "backward", "optimizer", "other", "communication", "bubble")
+#: Breaks shorter than this share of the step are not drawn.
+_DRAWN = 1 / 4000
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """The launches with work of a rank, in their order, once they are placed.
+
+    Attributes:
+        start_us: When each began.
+        launch_us: When the host had launched it.
+        end_us: When it ended.
+        alone_us: How long it takes without waiting for other ranks.
+        lane: What it is for: a place in :data:`LANES`.
+    """
+
+    start_us: Array
+    launch_us: Array
+    end_us: Array
+    alone_us: Array
+    lane: Array
+
+    @property
+    def is_call(self) -> Array:
+        """Which are collectives, sends and receives."""
+        return np.asarray(self.lane == LANES.index("communication"))
+
+    @property
+    def works_from_us(self) -> Array:
+        """When each goes on to work, once it has waited for other ranks."""
+        return np.asarray(np.maximum(self.end_us - self.alone_us, self.start_us))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a rank spends the job's step. The parts add up to the job's step.
+
+    Attributes:
+        own_us: When the rank is done.
+        compute_us: It computes.
+        communication_us: It communicates and does not compute.
+        bubble_us: It waits for what other ranks send or take part in, or has finished before them.
+        host_us: The GPU waits for the rank's own host.
+        wait_us: Anything else.
+    """
+
+    own_us: float
+    compute_us: float
+    communication_us: float
+    bubble_us: float
+    host_us: float
+    wait_us: float
+
+
+def parts_of(rows: RankRows, own_us: float, step_us: float) -> Parts:
+    """Divide the job's step for a rank.
+
+    Args:
+        rows: Its launches.
+        own_us: When the rank is done.
+        step_us: When all ranks are done.
+    """
+    is_call = rows.is_call
+    frame = pd.DataFrame(
+        {
+            "start_us": rows.start_us,
+            "launch_us": rows.launch_us,
+            "known_us": rows.end_us - rows.start_us,
+            "is_known": True,
+            "is_compute": ~is_call,
+        }
+    )
+    busy = find_busy(frame, own_us)
+    working = union_us(
+        np.concatenate([rows.start_us[~is_call], rows.works_from_us[is_call]]),
+        np.concatenate([rows.end_us[~is_call], rows.end_us[is_call]]),
+    )
+    communication = max(working - busy.busy_us, 0.0)
+    waits = max(busy.communication_us - communication, 0.0)
+    return Parts(own_us, busy.busy_us, communication, waits + step_us - own_us, busy.launch_gap_us, busy.wait_us)
+
+
+def lanes_of(rows: RankRows, own_us: float, step_us: float) -> pd.DataFrame:
+    """What a rank does when, for a drawing.
+
+    Returns:
+        A row for each stretch: ``lane`` (of :data:`LANES`), ``start_us``, ``end_us``. Stretches of one lane are joined
+        over breaks too short to draw; those of different lanes may overlap.
+    """
+    found = []
+    for number, name in enumerate(LANES):
+        own = rows.lane == number
+        starts, ends = np.where(rows.is_call, rows.works_from_us, rows.start_us)[own], rows.end_us[own]
+        if name == "bubble":
+            own = rows.is_call
+            starts = np.append(rows.start_us[own], own_us)
+            ends = np.append(rows.works_from_us[own], step_us)
+        starts, ends = union(starts, ends)
+        if not len(starts):
+            continue
+        is_break = starts[1:] - ends[:-1] > step_us * _DRAWN
+        first, last = np.concatenate([[True], is_break]), np.concatenate([is_break, [True]])
+        found.append(pd.DataFrame({"lane": name, "start_us": starts[first], "end_us": ends[last]}))
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["lane", "start_us", "end_us"])
 
 
 @dataclass(frozen=True)
@@ -34,7 +250,7 @@ class JobRank:
         rank: The rank.
         step: Number of the timed step.
         parts: How it spends the job's step.
-        lanes: What it does when: see :func:`fakedist.analysis.times.stage_parts.lanes_of`.
+        lanes: What it does when: see :func:`fakedist.analysis.times.job_times.lanes_of`.
         tokens: The tokens that it reads.
         flops: The FLOPs of its step, as frameworks count them.
         replicas: How many ranks of the job read tokens of their own, as its groups show.

@@ -1,4 +1,4 @@
-"""``trace.json.gz``: the step on a time axis for Perfetto, in Chrome's trace event format. Times are in microseconds.
+"""The step on a time axis: as a trace for Perfetto, and as bars for drawings. Times are in microseconds.
 
 Process 1 is the timed step on the GPU: its phases, its layers (nested), the collectives that it waits for, one track
 per stream (collectives included), and memory if the step's allocations were recorded. Process 2 is the whole run by
@@ -17,18 +17,221 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array
-from fakedist.analysis.times.covering import hidden_us
-from fakedist.analysis.times.group_times import exposed_parts
-from fakedist.analysis.times.kernel_kinds import timed
-from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
-from fakedist.run import notes
-from fakedist.run.directory import TRACE_NAME
-from fakedist.run.notes import Note
-from fakedist.run.plain import to_plain
-from fakedist.run.schema import FAMILIES, KINDS
-from fakedist.run.step_time import KernelSource
-from fakedist.run.summary import Summary
+from fakedist.analysis.times.breakdown import timed
+from fakedist.analysis.times.step_parts import exposed_parts
+from fakedist.cost_model.overlap import shared_us, union
+from fakedist.rundir import notes
+from fakedist.rundir.directory import TRACE_NAME
+from fakedist.rundir.notes import Note
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.schema import FAMILIES, KINDS
+from fakedist.rundir.step_time import KernelSource
+from fakedist.rundir.summary import Summary
 from fakedist.temporary import replacing
+
+
+def hidden_us(bars: pd.DataFrame, kernels: pd.DataFrame) -> Array:
+    """How long something computes during each of some bars, in microseconds.
+
+    Args:
+        bars: Columns start_us and end_us.
+        kernels: The result of :func:`fakedist.analysis.times.breakdown.timed`.
+    """
+    starts, ends = _computing(kernels)
+    return shared_us(bars["start_us"].to_numpy("f8"), bars["end_us"].to_numpy("f8"), starts, ends)
+
+
+def hidden_parts(kernels: pd.DataFrame, least_us: float) -> pd.DataFrame:
+    """The parts of collectives during which something computes, by stream and start.
+
+    Args:
+        kernels: The result of :func:`fakedist.analysis.times.breakdown.timed`.
+        least_us: Shorter parts are left out, and shorter pauses of compute count as compute.
+
+    Returns:
+        Columns stream, start_us, end_us.
+    """
+    begins, until = union(*_computing(kernels))
+    if len(begins):
+        apart = np.concatenate([[True], begins[1:] - until[:-1] > least_us])
+        begins, until = begins[apart], until[np.concatenate([apart[1:], [True]])]
+    calls = kernels[~kernels["is_compute"] & kernels["is_known"]].sort_values(["stream", "start_us"], kind="stable")
+    start = calls["start_us"].to_numpy("f8")
+    end = start + calls["known_us"].to_numpy("f8")
+    first = np.searchsorted(until, start, side="right")
+    num = np.maximum(np.searchsorted(begins, end, side="left") - first, 0)
+    call = np.repeat(np.arange(len(calls)), num)
+    place = np.arange(len(call)) - np.repeat(np.cumsum(num) - num, num) + first[call]
+    found = pd.DataFrame(
+        {
+            "stream": calls["stream"].to_numpy()[call],
+            "start_us": np.maximum(begins[place], start[call]),
+            "end_us": np.minimum(until[place], end[call]),
+        }
+    )
+    return found[found["end_us"] - found["start_us"] >= least_us].reset_index(drop=True)
+
+
+def _computing(kernels: pd.DataFrame) -> tuple[Array, Array]:
+    compute = kernels[kernels["is_compute"]]
+    start = compute["start_us"].to_numpy("f8")
+    return start, start + compute["known_us"].to_numpy("f8")
+
+
+_KIND_FROM_DEPTH = 2  # depth 0 is the model, 1 the list of its layers, 2 a layer
+
+
+def bars(kernels: pd.DataFrame, most: int) -> pd.DataFrame:
+    """At most about ``most`` bars, by stream and start.
+
+    If there are more kernels, neighbours on a stream merge if less than a 4,000th of the step lies between them and
+    they have the same layer and kind and are both compute or both communication. If there are still too many bars,
+    kernels that begin in the same short interval merge, whatever they are.
+
+    Args:
+        kernels: The result of :func:`fakedist.analysis.times.breakdown.timed`.
+        most: The number of bars to aim for.
+
+    Returns:
+        Columns stream, start_us, end_us, first (row in ``kernels`` of the bar's longest kernel), num_kernels, and known
+        (whether the duration is known; collectives of unknown duration are never merged).
+    """
+    start = kernels["start_us"].to_numpy("f8")
+    stream = kernels["stream"].to_numpy("u8")
+    order = np.lexsort((start, stream))
+    stream, start = stream[order], start[order]
+    end = start + kernels["known_us"].to_numpy()[order]
+    known = kernels["is_known"].to_numpy(bool)[order]
+    new_stream = np.concatenate([[True], stream[1:] != stream[:-1]])[: len(order)]
+    begins = np.ones(len(order), bool)
+    span = float(end.max(initial=0.0)) or 1.0
+    if len(order) > most:
+        like = [kernels[name].to_numpy()[order] for name in ("layer", "kind", "is_compute")]
+        reached = _reached(end, new_stream)
+        apart = np.concatenate([[True], start[1:] - reached[:-1] > span / 4_000])
+        begins = _different(like) | apart | new_stream | ~known | _after(~known)
+    if begins.sum() > most:
+        width = span / max(most // max(int(new_stream.sum()), 1), 1)
+        begins = _different([(start // width).astype("i8")]) | new_stream | ~known | _after(~known)
+    return _merged(order, np.flatnonzero(begins), stream=stream, start=start, end=end, known=known)
+
+
+def _merged(order: Array, first: Array, *, stream: Array, start: Array, end: Array, known: Array) -> pd.DataFrame:
+    bar = np.repeat(np.arange(len(first)), np.diff(first, append=len(order)))
+    until = np.maximum.reduceat(end, first) if len(order) else end
+    if len(first) > 1:  # kernels on a stream can overlap (one may start early), bars must not
+        same = stream[first[1:]] == stream[first[:-1]]
+        until[:-1] = np.where(same, np.minimum(until[:-1], start[first[1:]]), until[:-1])
+    longest = np.lexsort((-(end - start), bar))[first] if len(order) else order
+    return pd.DataFrame(
+        {
+            "stream": stream[first],
+            "start_us": start[first],
+            "end_us": until,
+            "first": order[longest],
+            "num_kernels": np.diff(first, append=len(order)),
+            "known": known[first],
+        }
+    )
+
+
+def _different(columns: list[Array]) -> Array:
+    """Rows that differ from the row before."""
+    found = np.ones(len(columns[0]), bool)
+    found[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return found
+
+
+def _after(rows: Array) -> Array:
+    """The rows that follow these."""
+    return np.concatenate([[False], rows[:-1]])
+
+
+def _reached(end: Array, new_stream: Array) -> Array:
+    """The latest end so far on each row's stream."""
+    group = np.cumsum(new_stream) - 1
+    found: Array = pd.Series(end).groupby(group).cummax().to_numpy()
+    return found
+
+
+def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
+    """When each layer ran, on the stream that computes most. One row per interval, nested like the tree of layers.
+
+    Args:
+        kernels: The result of :func:`fakedist.analysis.times.breakdown.timed`.
+        parents: Column ``parent`` of the table ``layers``.
+
+    Returns:
+        Columns layer, kind, depth, start_us, end_us. Parents come before their children, and rows of the same depth do
+        not overlap.
+    """
+    rows = main_stream(kernels)
+    columns = ["layer", "kind", "depth", "start_us", "end_us"]
+    if not len(rows):
+        return pd.DataFrame({name: [] for name in columns})
+    chains = _chains(parents)
+    start, kind = rows["start_us"].to_numpy("f8"), rows["kind"].to_numpy()
+    end = np.maximum.accumulate(start + rows["known_us"].to_numpy())
+    path = chains[rows["layer"].to_numpy("i8")]
+    # A recomputed forward is an interval of its own within a layer, but does not split the model above it.
+    backward = [KINDS.index(name) for name in ("recompute", "backward")]
+    part = np.where(np.isin(kind, backward), backward[1], kind)
+    changed = _different([part])
+    found = []
+    for depth in range(path.shape[1]):
+        at = path[:, depth]
+        if depth == _KIND_FROM_DEPTH:
+            changed, part = changed | _different([kind]), kind
+        changed = changed | _different([at])
+        first = np.flatnonzero(changed)
+        last = np.append(first[1:], len(rows)) - 1
+        until = np.minimum(end[last], np.append(start[first[1:]], np.inf))
+        kept = at[first] > 0
+        piece = {"layer": at[first], "kind": part[first], "depth": depth, "start_us": start[first], "end_us": until}
+        found.append(pd.DataFrame(piece)[kept])
+    runs: pd.DataFrame = pd.concat(found).sort_values(["start_us", "depth"], kind="stable")[columns]
+    return runs.reset_index(drop=True)
+
+
+def longest_runs(runs: pd.DataFrame, most: int) -> pd.DataFrame:
+    """The ``most`` longest rows of :func:`layer_runs`, in their order. They still nest."""
+    if len(runs) <= most:
+        return runs
+    kept: pd.DataFrame = runs.loc[(runs["end_us"] - runs["start_us"]).nlargest(most).index.sort_values()]
+    return kept
+
+
+def kind_runs(kernels: pd.DataFrame) -> pd.DataFrame:
+    """When forward, backward and so on ran, on the stream that computes most: kind, start_us, end_us."""
+    rows = main_stream(kernels)
+    kind, start = rows["kind"].to_numpy(), rows["start_us"].to_numpy("f8")
+    end = np.maximum.accumulate(start + rows["known_us"].to_numpy()) if len(rows) else start
+    first = np.flatnonzero(_different([kind])) if len(rows) else np.zeros(0, "i8")
+    last = np.append(first[1:], len(rows))[: len(first)] - 1
+    until = np.minimum(end[last], np.append(start[first[1:]], np.inf)[: len(first)])
+    return pd.DataFrame({"kind": kind[first], "start_us": start[first], "end_us": until})
+
+
+def main_stream(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The compute kernels of the stream with the most compute time, in order of start."""
+    compute = kernels[kernels["is_compute"] & kernels["is_known"]]
+    if not len(compute):
+        return compute
+    most = compute.groupby("stream")["known_us"].sum().idxmax()
+    found: pd.DataFrame = compute[compute["stream"] == most].sort_values("start_us", kind="stable")
+    return found
+
+
+def _chains(parents: Array) -> Array:
+    """For each layer, the path from the root down to itself, padded with 0 (outside of modules)."""
+    chains: list[list[int]] = []
+    for layer, parent in enumerate(parents.tolist()):
+        chains.append([*(chains[parent] if parent > 0 else []), layer] if layer else [0])
+    found = np.zeros((len(chains), max(map(len, chains), default=1)), "i8")
+    for layer, chain in enumerate(chains):
+        found[layer, : len(chain)] = chain
+    return found
+
 
 #: Limit for the bars of all streams together, and for the slices of layers. A browser opens this many in seconds.
 MOST_BARS = 300_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fakedist.run.trace_records import (
+from fakedist.rundir.trace_records import (
     CALL_RANGE,
     LAYER_RANGE,
     OWN_RANGE,

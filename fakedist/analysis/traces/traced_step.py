@@ -1,16 +1,460 @@
-"""The journal's records of a step that torch.profiler traced."""
+"""Turns a trace into the journal's records of a timed step: its kernels, and the host's work between launches."""
 
 from __future__ import annotations
 
-from fakedist.analysis.traces.layer_numbers import LayerNumbers
-from fakedist.analysis.traces.profiler_trace import profiler_trace
-from fakedist.analysis.traces.traced_host import host_record
-from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
-from fakedist.run import time_notes
-from fakedist.run.encoding import Record
-from fakedist.run.records import NoteRecord
-from fakedist.run.rows import LayerRow
-from fakedist.run.trace_records import ProfilerRecord
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fakedist.analysis.traces.intervals import Intervals, Ints
+from fakedist.analysis.traces.joining import Places, find_places
+from fakedist.analysis.traces.range_meanings import (
+    CALL,
+    IGNORED,
+    LAYER,
+    OPERATION,
+    PHASE,
+    SCRIPTS,
+    SCRIPTS_END,
+    STEP,
+    meaning,
+)
+from fakedist.analysis.traces.step_trace import Activity, Ranges, Waits, find_rows, taken
+from fakedist.rundir import time_notes
+from fakedist.rundir.encoding import Columns, Record, columns_of
+from fakedist.rundir.families import kernel_family
+from fakedist.rundir.notes import Note
+from fakedist.rundir.records import NoteRecord
+from fakedist.rundir.rows import LayerRow
+from fakedist.rundir.schema import FAMILIES, PHASES
+from fakedist.rundir.step_time import KernelSource
+from fakedist.rundir.trace_records import (
+    HostCalls,
+    HostRanges,
+    HostRecord,
+    HostWaits,
+    KernelsRecord,
+    ProfilerRecord,
+    TracedActivity,
+    TracedCalls,
+    TracedOperations,
+    TracedWaits,
+)
+
+OUTSIDE = 0
+
+
+class LayerNumbers:
+    """Rows of the table ``layers`` by name.
+
+    Args:
+        known: A recording's layers, whose ranges have these names. None for a trace without a recording: a layer is
+            then named after all the ranges around it.
+
+    Attributes:
+        rows: Rows in the journal's format.
+    """
+
+    def __init__(self, known: list[LayerRow] | None = None) -> None:
+        self.rows = known if known is not None else [LayerRow(OUTSIDE, "", "", -1)]
+        self._by_name = {name: number for number, name, *_ in self.rows}
+        self._is_recorded = known is not None
+
+    def of(self, ranges: Ranges, rows: Ints) -> Ints:
+        """The layer of each of these rows of ``ranges``. Row -1 is outside of modules."""
+        if not len(ranges.meaning):
+            return np.full(len(rows), OUTSIDE, np.int64)
+        asked = rows >= 0
+        found = np.full(len(rows), OUTSIDE, np.int64)
+        if self._is_recorded:
+            of_meaning = np.array([self._by_name.get(each.name, OUTSIDE) for each in ranges.meanings], np.int64)
+            found[asked] = of_meaning[ranges.meaning[rows[asked]]]
+        else:
+            ours = np.array([each.is_ours for each in ranges.meanings])[ranges.meaning[rows[asked]]]
+            found[np.flatnonzero(asked)[~ours]] = self._by_path(ranges, rows[asked][~ours])
+            found[np.flatnonzero(asked)[ours]] = self._by_own_name(ranges, rows[asked][ours])
+        return found
+
+    def _by_own_name(self, ranges: Ranges, rows: Ints) -> Ints:
+        """Layers from fakedist's own ranges, whose names are qualified, without the run that the report belongs to."""
+        names = [each.name for each in ranges.meanings if each.is_ours and each.kind == LAYER]
+        root = next((name for name in names if name.startswith("(") and name.endswith(")")), "")
+        said, place = np.unique(ranges.meaning[rows], return_inverse=True)
+        return np.array([self._qualified(ranges.meanings[each].name, root) for each in said], np.int64)[place]
+
+    def _qualified(self, name: str, root: str) -> int:
+        if name not in self._by_name:
+            above = name.rpartition(".")[0] or (root if name != root and not name.startswith("(") else "")
+            self._append(name, self._qualified(above, root) if above else OUTSIDE)
+        return self._by_name[name]
+
+    def _by_path(self, ranges: Ranges, rows: Ints) -> Ints:
+        """Layers named after the ranges around them, outermost first."""
+        of_layers = np.flatnonzero(ranges.kind == LAYER)
+        lanes = np.unique(ranges.thread[of_layers], return_inverse=True)[1]
+        parents = Intervals(lanes, ranges.start[of_layers], ranges.end[of_layers]).parents()
+        meaning = ranges.meaning[of_layers]
+        wanted = np.searchsorted(of_layers, rows)
+        chain, levels = np.unique(wanted), []
+        while len(chain):
+            levels.append(chain)
+            above = parents[chain]
+            chain = np.unique(above[above >= 0])
+        number = np.full(len(of_layers), OUTSIDE, np.int64)
+        needed = np.unique(np.concatenate(levels)) if levels else np.zeros(0, np.int64)
+        ready = needed[parents[needed] < 0]
+        while len(ready):
+            above = np.where(parents[ready] >= 0, number[parents[ready]], OUTSIDE)
+            keys, place = np.unique(np.stack([above, meaning[ready]]), axis=1, return_inverse=True)
+            numbers = [self._number(parent, ranges.meanings[said].name) for parent, said in keys.T.tolist()]
+            number[ready] = np.array(numbers, np.int64)[place.ravel()]
+            ready = needed[np.isin(parents[needed], ready)]
+        return number[wanted]
+
+    def _number(self, parent: int, name: str) -> int:
+        above = self.rows[parent].name
+        path = name if not above or name.startswith(above + ".") else f"{above}.{name}"
+        if path not in self._by_name:
+            self._append(path, parent)
+        return self._by_name[path]
+
+    def _append(self, name: str, parent: int) -> None:
+        self._by_name[name] = len(self.rows)
+        self.rows.append(LayerRow(len(self.rows), name, "", parent))
+
+
+@dataclass
+class Trace:
+    """The trace of one step.
+
+    Attributes:
+        ranges: Ranges of the step.
+        activity: Activity on the GPU during the step.
+        thread: For each activity, the thread that launched it; -1 if unknown.
+        launch: When it was launched; if that is unknown, when it began.
+        made_in: For nodes of a CUDA graph, the thread that captured them; -1 for everything else.
+        made_at: When they were captured.
+        begin: Start of the step.
+        step: Its number.
+        notes: What limits what these times mean.
+        waits: Events and waits; None if the tool did not trace what streams wait for.
+    """
+
+    ranges: Ranges
+    activity: Activity
+    thread: Ints
+    launch: Ints
+    made_in: Ints
+    made_at: Ints
+    begin: int
+    step: int
+    notes: list[Note] = field(default_factory=list)
+    waits: Waits | None = None
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Where a trace comes from.
+
+    Attributes:
+        name: cupti or nsys.
+        gpu: The GPU's name.
+        source: measured or simulated.
+        version: Version of the tool, where it tells it.
+        report: The tool's report.
+    """
+
+    name: str
+    gpu: str
+    source: Literal["measured", "simulated"] = "measured"
+    version: str = ""
+    report: str = ""
+
+
+def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsRecord:
+    """The journal's record of a step's kernels.
+
+    Args:
+        trace: The step.
+        layers: Numbers of layers. Unknown layers are added to it.
+        tool: Where the trace comes from.
+    """
+    activity, ranges = trace.activity, trace.ranges
+    captured = trace.made_in != -1
+    places = find_places(
+        ranges, np.where(captured, trace.made_in, trace.thread), np.where(captured, trace.made_at, trace.launch)
+    )
+    texts: dict[str, int] = {"": 0}
+    phase = _phases(ranges, places)
+    operation, family = _operations_and_families(activity, ranges, places, phase, texts)
+    name = _numbered(activity.names, texts)[activity.name] if len(activity) else activity.name
+    grid = _numbered([grid for grid, _ in activity.shapes], texts)[activity.shape]
+    block = _numbered([block for _, block in activity.shapes], texts)[activity.shape]
+    start, end = activity.columns["start"], activity.columns["end"]
+    bytes_ = activity.columns["bytes"]
+    columns: dict[str, npt.NDArray[np.generic]] = {
+        "name": name,
+        "family": family,
+        "stream": activity.columns["streamId"],
+        "start_us": (start - trace.begin) / 1000,
+        "duration_us": (end - start) / 1000,
+        "launch_us": np.where(trace.thread != -1, (trace.launch - trace.begin) / 1000, np.nan),
+        "grid": grid,
+        "block": block,
+        "operation": operation,
+        "op": np.full(len(activity), -1),
+        "step": np.full(len(activity), trace.step),
+        "phase": phase,
+        "recompute": places.recompute,
+        "layer": layers.of(ranges, places.layer),
+        "call": places.call,
+        "flops": _flops(ranges, places, family, end - start),
+        "moved_bytes": np.where(bytes_ >= 0, bytes_, np.nan),
+        "bound": np.zeros(len(activity)),
+    }
+    until = max(int(end.max(initial=trace.begin)), trace.begin)
+    source = KernelSource(
+        source=tool.source,
+        tool=tool.name,
+        step=trace.step,
+        gpu=tool.gpu,
+        step_us=(until - trace.begin) / 1000,
+        notes=[*trace.notes, *_notes(trace, places, phase)],
+        tool_version=tool.version,
+        report=tool.report,
+    )
+    packed = {
+        name: np.ascontiguousarray(columns[name], code).tobytes() for name, code in columns_of(KernelsRecord).items()
+    }
+    return KernelsRecord(source, list(texts), **packed)
+
+
+def _numbered(found: list[str], texts: dict[str, int]) -> Ints:
+    return np.array([texts.setdefault(text, len(texts)) for text in found], np.int64)
+
+
+def _phases(ranges: Ranges, places: Places) -> npt.NDArray[np.uint8]:
+    """Indices into ``PHASES``."""
+    other = PHASES.index("other")
+    of_meaning = np.array([PHASES.index(m.phase) if m.phase in PHASES else other for m in ranges.meanings] or [other])
+    told = of_meaning[ranges.meaning][places.phase] if len(ranges.meaning) else np.full(len(places.phase), other)
+    found = np.where(places.phase >= 0, told, other)
+    return np.where(places.in_node, PHASES.index("backward"), found).astype(np.uint8)
+
+
+def _operations_and_families(
+    activity: Activity, ranges: Ranges, places: Places, phase: npt.NDArray[np.uint8], texts: dict[str, int]
+) -> tuple[Ints, npt.NDArray[np.uint8]]:
+    """Numbers of the operations' texts, and families. Each distinct kernel of an operation is classified once."""
+    said = np.full(len(activity), -1, np.int64)
+    known = places.operation >= 0
+    said[known] = ranges.meaning[places.operation[known]]
+    keys = np.stack([activity.name, said, phase.astype(np.int64), places.in_collective.astype(np.int64)])
+    distinct, place = np.unique(keys, axis=1, return_inverse=True)
+    operations, families = [], []
+    for name, text, in_phase, in_collective in distinct.T.tolist():
+        operation = "" if text < 0 else _operation(ranges.meanings[text].name)
+        family = kernel_family(activity.names[name], operation, PHASES[in_phase])
+        operations.append(texts.setdefault(operation, len(texts)))
+        families.append(FAMILIES.index("communication" if in_collective else family))
+    place = place.ravel()
+    found = np.array(families, np.uint8)[place]
+    found[activity.is_graph] = FAMILIES.index("other")  # whatever it contains
+    return np.array(operations, np.int64)[place], found
+
+
+def _flops(ranges: Ranges, places: Places, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
+    """Each matrix product's share, by time, of its operation's floating-point operations; NaN if not counted."""
+    found = np.full(len(time), np.nan)
+    if ranges.flops is None or not len(ranges.flops):
+        return found
+    known = (places.operation >= 0) & (ranges.flops[places.operation] > 0)
+    known &= family == FAMILIES.index("gemm")  # excludes kernels that fill a product's workspace
+    operation, share = places.operation[known], np.maximum(time[known], 1)
+    whole = np.bincount(operation, share)
+    found[known] = ranges.flops[operation] * share / whole[operation]
+    return found
+
+
+def _operation(name: str) -> str:
+    """``aten::mm`` as the recorder writes it."""
+    return name.replace("::", ".", 1) if name.startswith("aten::") else name
+
+
+def _notes(trace: Trace, places: Places, phase: npt.NDArray[np.uint8]) -> list[Note]:
+    """Notes that count the kernels whose attribution is coarse."""
+    found: list[Note] = []
+    columns, count = trace.activity.columns, len(trace.activity)
+    if unknown := int((trace.thread == -1).sum()):
+        found.append(time_notes.kernels_without_launch(unknown, count))
+    in_graph = (columns["graphNodeId"] > 0) & (trace.made_in == -1)
+    if coarse := int(in_graph.sum()):
+        found.append(time_notes.kernels_of_graphs(coarse))
+    if graphs := int(trace.activity.is_graph.sum()):
+        found.append(time_notes.graphs_as_a_whole(graphs))
+    if count and not (places.layer >= 0).any():
+        found.append(time_notes.no_layers_traced())
+    if unknown := int((places.unknown & (places.layer < 0)).sum()):
+        found.append(time_notes.forward_not_traced(unknown))
+    if count and bool((phase == PHASES.index("other")).all()):
+        found.append(time_notes.no_phases_traced())
+    if count and not (trace.ranges.kind == OPERATION).any():
+        found.append(time_notes.no_operations_traced())
+    return found
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def host_record(trace: Trace) -> HostRecord:
+    """The journal's record of what the host did.
+
+    Args:
+        trace: The step.
+    """
+    ranges = trace.ranges
+    waits, calls = Columns(HostWaits), Columns(HostCalls)
+    known = trace.waits or Waits(_NONE, _NONE, _NONE, _NONE, _NONE)
+    times = [((each - trace.begin) / 1000).tolist() for each in (known.start, known.end)]
+    streams = np.maximum(known.stream, 0).tolist()
+    waits.extend(list(zip(known.what.tolist(), streams, known.event.tolist(), *times, strict=True)))
+    marks = np.flatnonzero(ranges.kind == CALL)
+    numbers = [ranges.meanings[each].number for each in ranges.meaning[marks].tolist()]
+    calls.extend(list(zip(numbers, ((ranges.start[marks] - trace.begin) / 1000).tolist(), strict=True)))
+    texts: dict[str, int] = {}
+    inside = _script_ranges(trace, ranges, texts)
+    made = (waits.made(), calls.made(), inside.made())
+    return HostRecord(trace.step, trace.waits is not None, list(texts), *made)
+
+
+def _script_ranges(trace: Trace, ranges: Ranges, texts: dict[str, int]) -> Columns[HostRanges]:
+    """Ranges in the order in which they began. One that does not end lasts until the last range does."""
+    begins: dict[int, tuple[int, int, str]] = {}
+    ends: dict[int, int] = {}
+    for row in np.flatnonzero(np.isin(ranges.kind, (SCRIPTS, SCRIPTS_END))).tolist():
+        said, at = ranges.meanings[ranges.meaning[row]], int(ranges.start[row])
+        if said.kind == SCRIPTS:
+            begins[said.number] = at, int(ranges.thread[row]), said.name
+        else:
+            ends[said.number] = at
+    threads: dict[int, int] = {}
+    found, last = Columns(HostRanges), int(ranges.end.max(initial=trace.begin))
+    for number, (at, thread, name) in sorted(begins.items(), key=lambda each: each[1][0]):
+        found.add(
+            name=texts.setdefault(name, len(texts)),
+            thread=threads.setdefault(thread, len(threads)),
+            begin_us=(at - trace.begin) / 1000,
+            end_us=(max(ends.get(number, last), at) - trace.begin) / 1000,
+        )
+    return found
+
+
+def profiler_trace(record: ProfilerRecord) -> Trace:
+    """The trace of the timed step.
+
+    Args:
+        record: The journal's record of what torch.profiler saw.
+    """
+    operations, calls, device = (_columns(each) for each in (record.operations, record.calls, record.activity))
+    texts = record.texts
+    ranges, steps = _ranges(operations, texts)
+    thread, launch = _launches(operations, calls, device)
+    begin, step = steps[-1] if steps else (int(launch.min(initial=0)), 0)
+    order = np.argsort(device["start"], kind="stable")
+    activity = _activity(device, texts).where(order)
+    none = np.full(len(order), -1, np.int64)
+    return Trace(
+        ranges=ranges.with_functions().told_by_us(),
+        activity=activity,
+        thread=thread[order],
+        launch=launch[order],
+        made_in=none,
+        made_at=none,
+        begin=begin,
+        step=step,
+        waits=_waits(record, calls) if record.has_events else None,
+    )
+
+
+def _waits(record: ProfilerRecord, calls: dict[str, Ints]) -> Waits:
+    started = dict(zip(calls["correlation"].tolist(), calls["start"].tolist(), strict=True))
+    found = _columns(record.waits)
+    called = [started.get(each, -1) for each in found["correlation"].tolist()]
+    found["start"] = np.where(np.array(called, np.int64) >= 0, called, found["start"])
+    return Waits.of(found, started)
+
+
+def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list[tuple[int, int]]]:
+    """The ranges (a phase lasts until the next one), and (start, number) of the steps."""
+    said = [meaning(text) for text in texts]
+    kinds = np.array([each.kind for each in said] or [IGNORED])[operations["text"]]
+    start, end = operations["start"], operations["end"].copy()
+    marks = np.flatnonzero(kinds == PHASE)
+    ours = np.array([each.is_ours for each in said] or [False])
+    marks = marks[ours[operations["text"][marks]]]
+    marks = marks[np.argsort(start[marks], kind="stable")]
+    end[marks] = np.append(start[marks[1:]], end.max(initial=0))[: len(marks)]
+    steps = [
+        (int(start[row]), said[operations["text"][row]].number)
+        for row in np.flatnonzero(kinds == STEP)
+        if said[operations["text"][row]].is_ours
+    ]
+    says = kinds != IGNORED
+    thread, sequence = operations["thread"][says], operations["sequence"][says]
+    said_by = operations["text"][says].astype(np.int32)
+    ranges = Ranges(said, said_by, thread, start[says], end[says], sequence, flops=operations["flops"][says])
+    return ranges, steps
+
+
+def _columns(table: TracedOperations | TracedCalls | TracedActivity | TracedWaits) -> dict[str, Ints]:
+    return {
+        name: np.frombuffer(getattr(table, name), code).astype(np.int64)
+        for name, code in columns_of(type(table)).items()
+    }
+
+
+def _launches(operations: dict[str, Ints], calls: dict[str, Ints], device: dict[str, Ints]) -> tuple[Ints, Ints]:
+    """For each GPU activity, the thread and the time of its launch: from its CUDA call, else from its operation.
+
+    A call has CUPTI's thread number. The operation around it has torch's number, which the ranges use too.
+    """
+    call = find_rows(calls["correlation"], device["correlation"])
+    linked = np.where(call >= 0, taken(calls["operation"], call), device["operation"])
+    linked = np.where(linked > 0, linked, device["operation"])
+    operation = np.where(linked > 0, find_rows(operations["id"], linked), -1)
+    thread = np.where(operation >= 0, taken(operations["thread"], operation), taken(calls["thread"], call))
+    at = np.where(operation >= 0, taken(operations["start"], operation), device["start"])
+    at = np.where(call >= 0, taken(calls["start"], call), at)
+    return np.where((call >= 0) | (operation >= 0), thread, -1), at
+
+
+def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
+    names, name = np.unique(device["text"], return_inverse=True)
+    shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
+    found = [texts[each] for each in names.tolist()]
+    is_copy = np.array([each.startswith(("Memcpy", "Memset")) for each in found] or [False])
+    both_ways = np.array(["DtoD" in each for each in found] or [False])
+    bytes_ = device["size"]
+    if len(name):
+        bytes_ = np.where(is_copy[name], np.where(both_ways[name] & (bytes_ > 0), 2 * bytes_, bytes_), -1)
+    return Activity(
+        {
+            "start": device["start"],
+            "end": device["end"],
+            "streamId": device["stream"],
+            "correlationId": device["correlation"],
+            "graphNodeId": device["node"],
+            "bytes": bytes_,
+        },
+        name,
+        shape.ravel(),
+        is_copy[name] if len(name) else np.zeros(0, bool),
+        np.zeros(len(name), bool),
+        found,
+        [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()],
+    )
 
 
 def traced_records(profiled: ProfilerRecord, layers: list[LayerRow]) -> list[Record]:

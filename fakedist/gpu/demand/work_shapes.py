@@ -1,4 +1,4 @@
-"""Sizes of what an operation computes, as the rows of work have them (:mod:`fakedist.run.launch_records`)."""
+"""Sizes of what an operation computes, as the rows of work have them (:mod:`fakedist.rundir.launch_records`)."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ static __thread int covers;
 
 /* An operation whose writes the recorder knows begins in this thread (1), or ends (-1). */
 API void fakedist_cover(int more) { covers += more; }
-/* A new result held nothing before. Where the allocator does not report its block, what the block held is doubtful. */
+/* A new result held nothing before. Where the allocator does not report its block, what the block held is tainted. */
 static int is_covered(void) { return covers && memory_blocks_are_told(); }
 
 static void lose(const void *address) {
-    if (covers) memory_doubt_block(address);
+    if (covers) memory_taint_block(address);
     else memory_lose_block(address);
 }
 void effect_of_write(const void *address) {
@@ -34,7 +34,7 @@ void effect_of_write(const void *address) {
 }
 
 void effect_of_library(void) {
-    if (!is_covered()) memory_doubt_all();
+    if (!is_covered()) memory_taint_all();
 }
 
 /* Bytes of the type with which a mangled name goes on; 0 for one that is not listed. */
@@ -52,7 +52,7 @@ static size_t type_bytes(const char *name) {
 }
 
 /* What a kernel does with the words of a parameter. */
-enum use { DOUBTS, READS, WRITES, WRITES_FIRST };
+enum use { TAINTS, READS, WRITES, WRITES_FIRST };
 
 static char *demangled(const char *name) {
     static char *(*demangle)(const char *, char *, size_t *, int *);
@@ -113,7 +113,7 @@ struct effect {
     const void *function;
     size_t filled_bytes; /* of an element, if it is torch's fill; else 0 */
     int num_parameters;
-    int is_doubtful; /* it may write elsewhere: its image does not have the sizes of its parameters */
+    int is_tainted; /* it may write elsewhere: its image does not have the sizes of its parameters */
     uint8_t uses[MOST_PARAMETERS];
     uint16_t bytes[MOST_PARAMETERS];
 };
@@ -130,10 +130,10 @@ static const struct effect *find_effect(const void *function) {
     int is_sized = kernel_resources(function, &image) && image.num_parameters <= MOST_PARAMETERS;
     int is_named = read_name(name, &named) && (!is_sized || named.count == image.num_parameters);
     e->num_parameters = is_sized ? image.num_parameters : is_named ? named.count : 0;
-    e->is_doubtful = !is_sized;
+    e->is_tainted = !is_sized;
     for (int i = 0; i < e->num_parameters; i++) {
         int in_name = e->num_parameters - 1 - i;
-        e->uses[i] = is_named ? named.uses[in_name] : DOUBTS;
+        e->uses[i] = is_named ? named.uses[in_name] : TAINTS;
         e->bytes[i] = is_sized ? image.parameter_bytes[i] : named.bytes[in_name];
     }
     return e;
@@ -155,7 +155,7 @@ static void use_argument(const char *argument, size_t size, enum use use) {
         void *word;
         memcpy(&word, argument + at, sizeof word);
         if (memory_device_of(word) < 0) continue;
-        if (use == DOUBTS) memory_doubt_block(word);
+        if (use == TAINTS) memory_taint_block(word);
         else lose(word);
         if (use == WRITES_FIRST) break;
     }
@@ -168,7 +168,7 @@ static void use_buffer(void *const *extra) {
     for (; (uintptr_t)extra[0] != END; extra += 2)
         if ((uintptr_t)extra[0] == BUFFER) buffer = extra[1];
         else if ((uintptr_t)extra[0] == SIZE) size = *(const size_t *)extra[1];
-    if (buffer) use_argument(buffer, size, DOUBTS);
+    if (buffer) use_argument(buffer, size, TAINTS);
 }
 
 void effect_of_kernel(const void *function, void *const *arguments, void *const *extra) {
@@ -178,6 +178,6 @@ void effect_of_kernel(const void *function, void *const *arguments, void *const 
     if (e && e->filled_bytes) fill(e->filled_bytes, arguments);
     else if (e) {
         for (int i = 0; i < e->num_parameters; i++) use_argument(arguments[i], e->bytes[i], (enum use)e->uses[i]);
-        if (e->is_doubtful) memory_doubt_all();
+        if (e->is_tainted) memory_taint_all();
     }
 }

@@ -348,7 +348,7 @@ static int has_bits(uint8_t **bits, uint64_t span) {
     *bits = got == MAP_FAILED ? NULL : got;
     return *bits != NULL;
 }
-static int were_computed; /* whether any bytes were since memory_doubt_all() */
+static int were_computed; /* whether any bytes were since memory_taint_all() */
 static void know_locked(const void *address, size_t size, enum holding holding) {
     struct piece p;
     were_computed |= holding == COMPUTED;
@@ -419,7 +419,7 @@ static void cut_locked(struct segment *s, uint64_t first, uint64_t end) {
 static uint64_t num_losses; /* kernels took values away that were known: the value engine asks */
 API const uint64_t *fakedist_losses(void) { return &num_losses; }
 
-static void doubt_locked(struct segment *s, uint64_t first, uint64_t end) {
+static void taint_locked(struct segment *s, uint64_t first, uint64_t end) {
     const char *at = (const char *)s->address + first, *last = (const char *)s->address + end;
     enum holding holding;
     for (size_t run; at < last; at += run) {
@@ -437,18 +437,18 @@ static void change_block(const void *address, int is_lost) {
         uint64_t end = s->blocks ? next * BLOCK : s->span;
         int held = bit(s->known, first) || run_of_bits(s->known, first, end) < end - first;
         if (held && is_lost) know_locked(address, end - first, NOTHING);
-        else if (held) doubt_locked(s, first, end);
+        else if (held) taint_locked(s, first, end);
         if (held && is_lost) __atomic_fetch_add(&num_losses, 1, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&lock);
 }
 void memory_lose_block(const void *address) { change_block(address, 1); }
-void memory_doubt_block(const void *address) { change_block(address, 0); }
+void memory_taint_block(const void *address) { change_block(address, 0); }
 
-void memory_doubt_all(void) {
+void memory_taint_all(void) {
     pthread_mutex_lock(&lock);
     if (were_computed)
-        for (struct segment *s = known_segments; s; s = s->next_known) doubt_locked(s, 0, s->span);
+        for (struct segment *s = known_segments; s; s = s->next_known) taint_locked(s, 0, s->span);
     were_computed = 0;
     pthread_mutex_unlock(&lock);
 }
@@ -552,11 +552,11 @@ API size_t fakedist_unknown(const char *address, size_t size) {
     return memory_blocks_are_told() ? num_not_computed(address, address + size) : size;
 }
 /* Those bytes that hold values hold made-up ones, or such as are computed from them. */
-API void fakedist_doubt(const char *address, size_t size) {
+API void fakedist_taint(const char *address, size_t size) {
     struct piece p;
     pthread_mutex_lock(&lock);
     for (const char *at = address, *end = at + size; at < end && piece_at(at, end, &p); at += p.end - p.first)
-        doubt_locked(p.segment, p.first, p.end);
+        taint_locked(p.segment, p.first, p.end);
     pthread_mutex_unlock(&lock);
 }
 

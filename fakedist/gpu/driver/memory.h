@@ -29,6 +29,6 @@ LOCAL void memory_know(const void *address, size_t size, enum holding holding); 
 LOCAL int memory_blocks_are_told(void); /* whether the caching allocator reports the blocks that it hands out */
 /* Something writes there, up to the end of the block, or it is not known whether it does: then values stay, made up. */
 LOCAL void memory_lose_block(const void *address);
-LOCAL void memory_doubt_block(const void *address);
-LOCAL void memory_doubt_all(void); /* it may write anywhere */
+LOCAL void memory_taint_block(const void *address);
+LOCAL void memory_taint_all(void); /* it may write anywhere */
 #endif

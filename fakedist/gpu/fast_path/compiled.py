@@ -1,24 +1,399 @@
-"""Loads the fast path and tells it what the recorder and the value engine know."""
+"""Loads the fast path and tells it what the recorder and the value engine know.
+
+A rule says what ``fast_path.cpp`` looks at. It follows :mod:`fakedist.gpu.values.engine` case by case; what a rule does
+not allow runs there.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+import enum
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from itertools import accumulate
 
+import torch
 from torch._ops import OpOverload
 
 from fakedist.errors import SetupError
+from fakedist.frames import OURS
+from fakedist.gpu.demand.launch_demand import Tagged
+from fakedist.gpu.demand.operation_demand import UNKNOWN, Demand
 from fakedist.gpu.fast_path.build import ensure_fast_path
-from fakedist.gpu.fast_path.history import Read, begin_history, read_history
-from fakedist.gpu.fast_path.marks import CompiledMarker
-from fakedist.gpu.fast_path.objects import find_objects_by_type
-from fakedist.gpu.fast_path.rules import EVERYTHING, Flag, rule_of
-from fakedist.gpu.fast_path.trace import CompiledTags
+from fakedist.gpu.tags import Tags
 from fakedist.gpu.values import ValueEngine
+from fakedist.gpu.values.choices import CHOOSING
+from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, LIMIT_BYTES, MASK_LIMIT_BYTES
-from fakedist.gpu.values.following import FEW, MANY
-from fakedist.gpu.values.operators import Operator
-from fakedist.run.records import OperationsRecord
+from fakedist.gpu.values.following import CONDENSING, FEW, MANY
+from fakedist.gpu.values.host_reads import INDEXING, READS
+from fakedist.gpu.values.operators import LISTED, Operator
+from fakedist.gpu.values.shares import COUNTING, FOLLOWING, NON_NEGATIVE, followed_name
+from fakedist.rundir.memory_records import EventsRecord, MarksRecord
+from fakedist.rundir.records import OperationsRecord
+from fakedist.rundir.rows import FrameRow, Place, PoolRow
+from fakedist.rundir.schema import CATEGORIES
+
+
+class View(ctypes.Structure):
+    """``View`` of view.h, field by field."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+    data: int
+    size: int
+
+    def copied(self) -> bytes:
+        """A copy of it."""
+        return ctypes.string_at(self.data, self.size)
+
+
+#: ``record.numbering.Read``
+Read = tuple[EventsRecord, list[tuple[int, int]], int]
+#: Columns of a device's events, in the order of history.cpp.
+_NUM_COLUMNS = 12
+
+
+def begin_history(library: ctypes.CDLL) -> None:
+    """Begin a run: no frame and no stack has a number."""
+    library.fakedist_history_begin(OURS.encode(), str(torch._ops.__file__).encode())
+
+
+def read_history(library: ctypes.CDLL, gemms: Iterable[int], highest: int) -> list[Read] | None:
+    """What ``record.numbering.HistoryReader`` says. CUDA must be initialised."""
+    operations = array("q", gemms)
+    library.fakedist_history_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
+    num_devices = library.fakedist_history_read(operations.buffer_info()[0], len(operations), highest)
+    if num_devices < 0:
+        return None
+    found = (_events(library, device) for device in range(num_devices))
+    return [read for read in found if read[0].action]
+
+
+def _events(library: ctypes.CDLL, device: int) -> Read:
+    views = (View * _NUM_COLUMNS)()
+    library.fakedist_history_events.restype = ctypes.c_int64
+    highest = library.fakedist_history_events(device, views)
+    action, address, size, stream, time_us, op, stack, *others = (view.copied() for view in views)
+    lengths, numbers, named, pools, products = others
+    texts = named.decode().split("\0")[:-1]
+    flat, pairs = memoryview(pools).cast("q").tolist(), memoryview(products).cast("q").tolist()
+    record = EventsRecord(
+        device,
+        list(map(FrameRow, texts[::3], map(int, texts[1::3]), texts[2::3])),
+        list(_stacks(memoryview(lengths).cast("I"), memoryview(numbers).cast("I").tolist())),
+        action,
+        address,
+        size,
+        stream,
+        time_us,
+        op,
+        stack,
+        pools=list(map(PoolRow, flat[::3], flat[1::3], flat[2::3])),
+    )
+    return record, list(zip(pairs[::2], pairs[1::2], strict=True)), highest
+
+
+def _stacks(lengths: memoryview, numbers: list[int]) -> Iterator[tuple[int, ...]]:
+    for length, end in zip(lengths, accumulate(lengths), strict=True):
+        yield tuple(numbers[end - length : end])
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_FEW = 3  # so many are passed sooner one by one than as arrays
+#: ``record.marker.Locate``
+_Locate = Callable[[torch.Tensor, int], None]
+
+
+class CompiledMarker:
+    """Implements protocol ``record.marker.Marker``.
+
+    Args:
+        library: The compiled code.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        number, at, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t
+        piece = [ctypes.c_uint64, number, number]
+        self._mark = library.fakedist_mark
+        self._mark.argtypes, self._mark.restype = [number, *piece, number, number], None
+        library.fakedist_mark_state.argtypes = [at, *piece, number]
+        self._mark_tensor = library.fakedist_mark_tensor
+        self._mark_tensor.argtypes = [at, number]
+        self._mark_tensors = library.fakedist_mark_tensors
+        self._mark_tensors.argtypes, self._mark_tensors.restype = [at, at, size, size], size
+        library.fakedist_marks_bytes.argtypes, library.fakedist_marks_bytes.restype = [at, at, size], number
+        library.fakedist_marks_begin.argtypes = [at, at]
+        library.fakedist_marks_clear.restype = library.fakedist_marks.restype = None
+
+    def begin(self, cells: ctypes.Structure) -> None:
+        """Begin a run. The first of the cells is the number of the next operation."""
+        codes = (ctypes.c_int64 * 3)(*map(CATEGORIES.index, ("parameter", "gradient", "optimizer_state")))
+        self._library.fakedist_marks_begin(ctypes.addressof(cells), codes)
+
+    def mark(self, op: int, piece: tuple[int, int, int], category: int, layer: int) -> None:
+        """Mark a piece of a block."""
+        self._mark(op, *piece, category, layer)
+
+    def mark_state(self, tensor: torch.Tensor, piece: tuple[int, int, int], layer: int) -> None:
+        """Mark a piece of an optimizer's tensor as state, unless the same was marked before."""
+        self._library.fakedist_mark_state(tensor._cdata, *piece, layer)
+
+    def mark_tensor(self, tensor: torch.Tensor, wanted: int, locate: _Locate) -> None:
+        """Mark a tensor where it is now."""
+        if not self._mark_tensor((tensor if type(tensor) in _PLAIN else _held(tensor))._cdata, wanted):
+            locate(tensor, wanted)
+
+    def mark_tensors(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int], locate: _Locate) -> None:
+        """Mark tensors where they are now, in order."""
+        if len(tensors) <= _FEW:
+            for tensor, what in zip(tensors, wanted, strict=True):
+                self.mark_tensor(tensor, what, locate)
+            return
+        places, each = _addresses(tensors), array("q", wanted)
+        at, end = 0, len(tensors)
+        while (at := self._mark_tensors(places.buffer_info()[0], each.buffer_info()[0], end, at)) < end:
+            locate(tensors[at], wanted[at])
+            at += 1
+
+    def bytes_of(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> int | None:
+        """Bytes of these tensors, and of gradients where those are wanted. No piece counts twice.
+
+        None if one of them cannot be located here.
+        """
+        places, each = _addresses(tensors), array("q", wanted)
+        found: int = self._library.fakedist_marks_bytes(places.buffer_info()[0], each.buffer_info()[0], len(tensors))
+        return None if found < 0 else found
+
+    def take_marks(self) -> MarksRecord:
+        """The marks since the last call."""
+        views = (View * 6)()
+        self._library.fakedist_marks(views)
+        op, address, category, layer, start, size = (view.copied() for view in views)
+        self._library.fakedist_marks_clear()
+        return MarksRecord(op, address, category, layer, start, size)
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> array[int]:
+    """Where C++ has each tensor."""
+    return array("Q", [(tensor if type(tensor) in _PLAIN else _held(tensor))._cdata for tensor in tensors])
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """What a DTensor holds; any other tensor itself."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
+
+
+#: Where CPython keeps an object's type (PyObject), a list's or dict's length, and a list's items (PyListObject).
+_TYPE_AT, _SIZE_AT, _ITEMS_AT = 8, 16, 24
+_WORD = 8
+_MOST_TYPES = 1 << 15
+_word = ctypes.c_size_t.from_address
+
+
+class ObjectTypes:
+    """Implements protocol ``record.alive.TypeFinder``.
+
+    Args:
+        library: The fast path's library.
+    """
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        size, pointer = ctypes.c_size_t, ctypes.c_void_p
+        self._types, self._of = library.fakedist_objects_types, library.fakedist_objects_of
+        self._types.argtypes, self._types.restype = [pointer, size, pointer, size], size
+        self._of.argtypes, self._of.restype = [pointer, size, pointer, size, pointer], size
+        self._holding = library.fakedist_objects_holding
+        self._holding.argtypes, self._holding.restype = [pointer, size, pointer, size, pointer, size, pointer], size
+
+    def types(self, objects: list[object]) -> list[type]:
+        """The distinct types of objects."""
+        room = min(len(objects), _MOST_TYPES)
+        found = (ctypes.c_void_p * room)()
+        count = self._types(_items(objects), len(objects), found, room)
+        if count > room:
+            return list({id(each): each for each in map(type, objects)}.values())
+        return [ctypes.cast(address, ctypes.py_object).value for address in found[:count] if address is not None]
+
+    def of_types(self, objects: list[object], types: list[type]) -> list[object]:
+        """Those objects whose type is one of these, in the same order."""
+        wanted = (ctypes.c_void_p * len(types))(*map(id, types))
+        found = (ctypes.c_uint32 * len(objects))()
+        count = self._of(_items(objects), len(objects), wanted, len(types), found)
+        return [objects[place] for place in found[:count]]
+
+    def holding(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
+        """Those whose type is one of these, all lists or dicts, and that hold one of these numbers of items."""
+        wanted = (ctypes.c_void_p * len(types))(*map(id, types))
+        numbers = (ctypes.c_int64 * len(lengths))(*lengths)
+        found = (ctypes.c_uint32 * len(objects))()
+        given = _items(objects), len(objects), wanted, len(types), numbers, len(lengths)
+        return [objects[place] for place in found[: self._holding(*given, found)]]
+
+
+def find_objects_by_type(library: ctypes.PyDLL) -> ObjectTypes | None:
+    """What finds them; None in a Python whose objects have another layout."""
+    probe: list[object] = [ctypes, [], "text"]
+    if list.__basicsize__ < _ITEMS_AT + _WORD or _word(id(probe) + _SIZE_AT).value != 3:
+        return None
+    if _word(id({"one": 1, "two": 2}) + _SIZE_AT).value != 2:
+        return None
+    for place, each in enumerate(probe):
+        if _word(id(each) + _TYPE_AT).value != id(type(each)) or _word(_items(probe) + place * _WORD).value != id(each):
+            return None
+    return ObjectTypes(library)
+
+
+def _items(objects: list[object]) -> int:
+    return _word(id(objects) + _ITEMS_AT).value
+
+
+class Method(enum.IntEnum):
+    """How compiled code decides. The same numbers as in ``fast_path.cpp``."""
+
+    PYTHON = 0
+    PLAIN = 1
+    KERNEL = 2
+    LISTS = 3
+
+
+class Flag(enum.IntFlag):
+    """What else it looks at. ``fast_path.cpp`` says what each means."""
+
+    NONE = 0
+    FOLLOWED = 1
+    HOST_ONLY = 2
+    POSITIONS = 4
+    COPIES = 8
+    OVERWRITES = 16
+    CONDENSES = 32
+    COUNTS = 64
+    MAKES_MASK = 128
+    IS_VIEW = 256
+    IS_GEMM = 512
+    LOOKS_ON = 1024
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When an operation may run in compiled code."""
+
+    method: Method
+    flags: Flag = Flag.NONE
+
+
+#: Torch runs all operations alone: on a real GPU, and where no values are followed.
+EVERYTHING = Rule(Method.PLAIN)
+
+
+def rule_of(operator: Operator, composites: Composites) -> Rule:
+    """The rule for an operator on the virtual GPU, whose small tensors have values."""
+    name = operator.name
+    if (method := composites.method(operator)) is not None:
+        may_pass = method == composites.perhaps_viewed and _takes_one_tensor(operator)
+        return Rule(Method.KERNEL if may_pass else Method.PYTHON)
+    if name == "empty":
+        return Rule(Method.PLAIN, Flag.MAKES_MASK)
+    if operator.is_view or operator.empty or operator.is_idle:
+        return Rule(Method.PLAIN)
+    if not operator.is_kernel or operator.reads_midway:
+        return Rule(Method.PYTHON)
+    overwrites = Flag.OVERWRITES if operator.overwrites else Flag.NONE
+    if name.startswith(LISTED):
+        return Rule(Method.PYTHON) if name in NON_NEGATIVE else Rule(Method.LISTS, overwrites)
+    if name in ("lift", "lift_fresh"):
+        return Rule(Method.KERNEL, Flag.HOST_ONLY)
+    followed = followed_name(name)
+    is_certain = operator.followed and followed not in FOLLOWING
+    is_read = name not in INDEXING and (operator.dynamic or name in READS)
+    if is_read or is_certain or operator.like or name in CHOOSING:
+        return Rule(Method.KERNEL, Flag.HOST_ONLY)
+    flags = overwrites
+    if operator.followed:
+        flags |= Flag.FOLLOWED
+    if followed in COUNTING:
+        flags |= Flag.COUNTS
+    if name in CONDENSING:
+        flags |= Flag.CONDENSES
+    if name in ("copy_", "_to_copy"):
+        flags |= Flag.COPIES
+    if name in INDEXING:
+        flags |= Flag.POSITIONS
+    return Rule(Method.KERNEL, flags)
+
+
+def _takes_one_tensor(operator: Operator) -> bool:
+    """Whether no second tensor says where the result goes, as in ``to.other``."""
+    return sum("Tensor" in str(argument.type) for argument in operator.func._schema.arguments) == 1
+
+
+_AskTag = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+#: ``Mode`` of trace.h.
+_OFF, _ON, _PYTHON = 0, 1, 2
+#: Numbers of each operation that ``fakedist_trace_take`` writes.
+_NUM_NUMBERS = 4
+
+
+class CompiledTags(Tags):
+    """Tags of the fast path (trace.cpp).
+
+    Args:
+        library: The fast path's library.
+    """
+
+    is_compiled = True
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        super().__init__()
+        self._library = library
+        for name in ("tag", "operation", "scope"):
+            self._function(name).restype = ctypes.c_int64
+        self._function("start").argtypes = [ctypes.c_void_p, _AskTag]
+        self._function("learns").argtypes = self._function("call").argtypes = [ctypes.c_int64]
+        self._function("learn").argtypes = [ctypes.c_int64, ctypes.c_int64]
+        self._function("count").restype = ctypes.c_size_t
+        self._function("take").argtypes = [ctypes.c_size_t, ctypes.c_void_p]
+        self.tag = self._function("tag")
+        self.operation = self._function("operation")  # type: ignore[method-assign]
+        self.take_scope = self._function("scope")  # type: ignore[method-assign]
+        self.called = self._function("call")  # type: ignore[method-assign]
+        self.forget_outsides = self._function("forget")  # type: ignore[method-assign]
+        self._learned: list[tuple[str, Demand]] = []
+        self._kept: object = None
+
+    def _function(self, name: str) -> ctypes._NamedFuncPointer:
+        function: ctypes._NamedFuncPointer = getattr(self._library, f"fakedist_trace_{name}")
+        return function
+
+    def begin(self, set_tag: int, outside: Callable[[int], int]) -> None:
+        """Begin a run: nothing is learned yet."""
+        self._learned = []
+        self._kept = asked = _AskTag(outside)
+        self._function("start")(set_tag, asked)
+
+    def switch(self, *, traced: bool, captured: bool) -> None:
+        """Let compiled code run operations of a traced step, but none of a capture."""
+        self._function("mode")(_PYTHON if captured else _ON if traced else _OFF)
+
+    def learn(self, tag: int, operation: str, demand: Demand | None) -> None:
+        """Learn what an operation demanded, if compiled code asked."""
+        if not self._function("learns")(tag):
+            return
+        if demand is not None:
+            self._learned.append((operation, demand))
+        self._function("learn")(tag, -1 if demand is None else len(self._learned) - 1)
+
+    def take(self, place_of: Callable[[int], Place]) -> Iterator[tuple[int, Tagged]]:
+        """The operations since the last call. One that did not return demanded something unknown."""
+        count = self._function("count")()
+        numbers = (ctypes.c_int64 * (_NUM_NUMBERS * count))()
+        self._function("take")(count, numbers)
+        columns = [numbers[place::_NUM_NUMBERS] for place in range(_NUM_NUMBERS)]
+        for tag, op, scope, demand in zip(*columns, strict=True):
+            operation, known = self._learned[demand if demand >= 0 else -1 - demand]
+            yield tag, Tagged(op, operation, place_of(scope), known if demand >= 0 else UNKNOWN)
 
 
 class _Limits(ctypes.Structure):

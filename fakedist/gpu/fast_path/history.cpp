@@ -32,7 +32,7 @@ using fakedist::view;
 using Snapshot = c10::cuda::CUDACachingAllocator::SnapshotInfo;
 using Entry = decltype(Snapshot::device_traces)::value_type::value_type;
 
-// Python names the actions in this order (run/schema.py).
+// Python names the actions in this order (rundir/schema.py).
 static_assert(Entry::ALLOC == 0 && Entry::FREE_REQUESTED == 1 && Entry::FREE_COMPLETED == 2 && Entry::SEGMENT_ALLOC == 3);
 static_assert(Entry::SEGMENT_FREE == 4 && Entry::SEGMENT_MAP == 5 && Entry::SEGMENT_UNMAP == 6);
 static_assert(Entry::SNAPSHOT == 7 && Entry::OOM == 8);

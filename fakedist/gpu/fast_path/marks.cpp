@@ -1,6 +1,6 @@
 // Marks of what blocks of memory are for. Locating thousands of tensors in Python took a third of a recorded step's cost.
 //
-// All of it is called with Python's lock held. What cannot be located here, Python locates (record/pieces.py).
+// All of it is called with Python's lock held. What cannot be located here, Python locates (record/marker.py).
 #include "view.h"
 
 #include <ATen/core/Tensor.h>
@@ -51,7 +51,7 @@ struct Marks {
     std::vector<int64_t> start, bytes;
 };
 
-// Codes of categories (run/schema.py).
+// Codes of categories (rundir/schema.py).
 struct Codes {
     int64_t parameter, gradient, state;
 };

@@ -1,4 +1,4 @@
-// A column that is lent to Python, which copies it (gpu/fast_path/views.py).
+// A column that is lent to Python, which copies it (gpu/fast_path/compiled.py).
 #pragma once
 #include <cstddef>
 #include <vector>

@@ -12,14 +12,13 @@ from pathlib import Path
 from fakedist.errors import SetupError
 from fakedist.gpu.driver.build import torch_build
 from fakedist.gpu.native import cache_directory
-from fakedist.gpu.smi.fields import Machine
-from fakedist.gpu.smi.program import VARIABLE
-from fakedist.gpu_models.known import find_gpu
-from fakedist.job import Job
+from fakedist.gpu.smi.nvidia_smi import VARIABLE, Machine
+from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.options import Job
 from fakedist.temporary import replacing
 
 # Without site-packages and PYTHONPATH it starts in 0.1 s, and no module of the script can shadow the library.
-_RUN = "import sys; sys.path.append({!r}); from fakedist.gpu.smi.program import main; sys.exit(main(sys.argv[1:]))"
+_RUN = "import sys; sys.path.append({!r}); from fakedist.gpu.smi.nvidia_smi import main; sys.exit(main(sys.argv[1:]))"
 
 
 def smi_environment(job: Job, calls: Path, environment: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ Device memory is host memory, so PyTorch's CPU kernels can compute over it. Who 
 
 - ``engine`` receives every operation and decides how it runs. ``operators`` tells it what to know about an operator,
   ``arguments`` finds the tensors of a call.
-- What device memory holds: ``contents`` (which elements hold a value), ``doubts`` (which values are made up or computed
+- What device memory holds: ``contents`` (which elements hold a value), ``taints`` (which values are made up or computed
   from made-up ones), ``shares`` (what is known of large tensors: how much of a mask is true, what is not negative).
   All three keep their facts in ``known``, by ``storage``. ``host`` is the view of the three through which values are
   read and written, and ``scans`` says what holds for all values of a tensor.

@@ -137,7 +137,7 @@ class Defined:
         """Drop values where an extension's kernel, or another thread's, has written since."""
         expected = num_bytes if known.is_whole else 0 if known.flags is None else int(known.flags.count_nonzero())
         if num_bytes - num_lost(known.address, num_bytes) < expected:
-            known.is_whole, known.flags, known.doubted = False, None, None
+            known.is_whole, known.flags, known.tainted = False, None, None
 
     def define(self, tensor: torch.Tensor) -> Known | None:
         """Record that every element holds a value now. Return what is known about the storage; None if it is empty."""

@@ -40,15 +40,15 @@ from fakedist.gpu.values.hollow import Hollow
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.host_reads import INDEXING, READS, HostReads
 from fakedist.gpu.values.inside import Inside
-from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.known import Taint
 from fakedist.gpu.values.large import Large
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
 from fakedist.gpu.values.routing import Routing
 from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.storage import answered_reads, find_cover, reads_told, storage_of
-from fakedist.run.notes import Note
-from fakedist.run.rows import InventedRow
+from fakedist.rundir.notes import Note
+from fakedist.rundir.rows import InventedRow
 
 #: What the report calls reads that are no operations.
 _PAST = "cudaMemcpy"
@@ -156,7 +156,7 @@ class ValueEngine:
         if not is_small(tensor):
             self.host.spoil(tensor)
             return False
-        self.host.doubts.mark(tensor, Doubt(when_read=when_read))
+        self.host.taints.mark(tensor, Taint(when_read=when_read))
         return True
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -171,13 +171,13 @@ class ValueEngine:
             return None if self.host.is_hollow(tensor) else tensor
         if not self.host.holds(tensor):
             recipe = self.host.recipe(tensor)
-            return None if recipe is None or recipe.doubt is not None else self._large.value(tensor)
-        return host_view(tensor.detach()) if self.host.doubts.of(tensor) is None else None
+            return None if recipe is None or recipe.taint is not None else self._large.value(tensor)
+        return host_view(tensor.detach()) if self.host.taints.of(tensor) is None else None
 
     def settled(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """As :meth:`known`, and the made-up values that the script has read: it knows them."""
-        doubt = self.host.doubts.of(tensor) if tensor.is_cuda and self.host.holds(tensor) else None
-        return host_view(tensor.detach()) if doubt is not None and doubt.teller else self.known(tensor)
+        taint = self.host.taints.of(tensor) if tensor.is_cuda and self.host.holds(tensor) else None
+        return host_view(tensor.detach()) if taint is not None and taint.teller else self.known(tensor)
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
@@ -254,10 +254,10 @@ class ValueEngine:
             return self._not_computed(operator, args, kwargs)
         if self._following.routes(operator, args):
             return self._following.route(operator, args, kwargs)
-        return self._computed(operator, args, kwargs, self.host.doubt(complete))
+        return self._computed(operator, args, kwargs, self.host.taint(complete))
 
-    def _computed(self, operator: Operator, args: Arguments, kwargs: Keywords, doubt: Doubt | None) -> object:
-        """Run on the device, and on the host over the same memory. ``doubt`` is that of the values that are read."""
+    def _computed(self, operator: Operator, args: Arguments, kwargs: Keywords, taint: Taint | None) -> object:
+        """Run on the device, and on the host over the same memory. ``taint`` is that of the values that are read."""
         drawn_at = self._drawn_at(args, kwargs) if operator.random else None
         result = self._on_device(operator, args, kwargs)
         outputs = device_tensors((result,))
@@ -280,15 +280,15 @@ class ValueEngine:
         if written:
             for tensor in written:
                 self.host.defined.define(tensor)
-                if doubt is None:
-                    self.host.doubts.clear(tensor)
+                if taint is None:
+                    self.host.taints.clear(tensor)
                     self.host.shares.forget(tensor)
         else:
             for output, host in zip(outputs, values, strict=False):
                 if host.shape == output.shape and 0 not in output.stride():  # expanded: a view of an argument
                     self.host.write(output, host)
-        if doubt is not None:
-            self._following.mark(operator, args, written or outputs, doubt, computed=() if written else values)
+        if taint is not None:
+            self._following.mark(operator, args, written or outputs, taint, computed=() if written else values)
         return result
 
     def _not_computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
@@ -433,7 +433,7 @@ class ValueEngine:
                 self.host.inventions.count(operator.full_name, result.numel())
             self.host.write(result, new_tensor(round(share) if whole else share))
             if is_assumed:
-                self.host.doubts.mark(result, Doubt())
+                self.host.taints.mark(result, Taint())
 
     def _choose(self, operator: Operator, args: Arguments, kwargs: Keywords, result: object) -> None:
         indices = next(reversed(device_tensors((result,))), None)

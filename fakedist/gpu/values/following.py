@@ -15,7 +15,7 @@ from fakedist.gpu.values.arguments import Arguments, Keywords, device_tensors, t
 from fakedist.gpu.values.choices import choose
 from fakedist.gpu.values.contents import host_view, is_small
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.known import Taint
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.routing import Routing
 from fakedist.gpu.values.scans import is_finite
@@ -62,7 +62,7 @@ class Following:
         self._host, self._routing = host, routing
 
     def complete(self, operator: Operator, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Make up the missing values of inputs, if they are few. Return the inputs whose doubts decide the result's.
+        """Make up the missing values of inputs, if they are few. Return the inputs whose taints decide the result's.
 
         None if not all inputs hold values.
         """
@@ -91,27 +91,27 @@ class Following:
         operator: Operator,
         args: Arguments,
         results: Sequence[torch.Tensor],
-        doubt: Doubt,
+        taint: Taint,
         *,
         computed: Sequence[torch.Tensor],
     ) -> None:
-        """Mark results computed from made-up values as doubtful too, unless any values would give the same result.
+        """Mark results computed from made-up values as tainted too, unless any values would give the same result.
 
         Args:
             operator: What computed them.
             args: Its arguments.
             results: Device tensors.
-            doubt: The arguments' doubt.
+            taint: The arguments' taint.
             computed: What the host computed and wrote to these results; empty if it computed in place.
         """
         for index, result in enumerate(results):
             if index or followed_name(operator.name) not in FOLLOWED:
                 self._host.shares.forget(result)
             elif self._host.shares.is_certain(operator.name, args, result):
-                self._host.doubts.clear(result)
+                self._host.taints.clear(result)
                 continue
             self._stay_finite(args, result, computed[index] if index < len(computed) else None)
-            self._host.doubts.mark(result, doubt)
+            self._host.taints.mark(result, taint)
 
     def _stay_finite(self, args: Arguments, result: torch.Tensor, computed: torch.Tensor | None) -> None:
         """Keep the root or logarithm of a made-up value, or a quotient, finite, as in a trained model."""
@@ -130,7 +130,7 @@ class Following:
         if operator.name not in _ROUTING:
             return False
         source = tensor_at(args, 0)
-        return _picks_for_rows(operator, source) and source.is_cuda and self._host.doubt((source,)) is not None
+        return _picks_for_rows(operator, source) and source.is_cuda and self._host.taint((source,)) is not None
 
     def route(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Pick each index equally often, and the values at those indices."""
@@ -145,7 +145,7 @@ class Following:
             source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
             assert isinstance(dim, int)
             self._host.write(tensors[0], host_view(source).gather(dim, chosen))
-            self._host.doubts.mark(tensors[0], self._host.doubt((source,)) or Doubt())
+            self._host.taints.mark(tensors[0], self._host.taint((source,)) or Taint())
         return result
 
 

@@ -9,7 +9,7 @@ import torch
 from fakedist.gpu.values.arguments import Arguments, Keywords, device_tensors
 from fakedist.gpu.values.contents import host_view, is_small
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.known import Taint
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.shares import NON_NEGATIVE
 
@@ -27,7 +27,7 @@ class Foreach:
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run on the device, and on the host for the positions that can be computed."""
         chosen = self._chosen(operator, args, kwargs)
-        doubts = self._doubts(args, kwargs, chosen)
+        taints = self._taints(args, kwargs, chosen)
         result = operator.func(*args, **kwargs)
         computed = self._compute(operator, args, kwargs, chosen) if chosen else None
         if chosen and computed is None:
@@ -37,27 +37,27 @@ class Foreach:
             written = args[position] if position < len(args) else ()
             if isinstance(written, (list, tuple)):
                 self._mark(written, done)
-                self._doubt(written, doubts, done)
+                self._taint(written, taints, done)
         if isinstance(result, (list, tuple)):
             self._fill(operator, result, chosen, computed)
-            self._doubt(result, doubts, done)
+            self._taint(result, taints, done)
         return result
 
-    def _doubts(self, args: Arguments, kwargs: Keywords, chosen: list[int]) -> dict[int, Doubt]:
-        """The doubts of the positions that read made-up values."""
+    def _taints(self, args: Arguments, kwargs: Keywords, chosen: list[int]) -> dict[int, Taint]:
+        """The taints of the positions that read made-up values."""
         host = self._host
-        if not chosen or not host.doubts:
+        if not chosen or not host.taints:
             return {}
         values = [*args, *kwargs.values()]
         shared = [value for value in values if isinstance(value, torch.Tensor)]
         lists = [v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], torch.Tensor)]
-        found = {i: host.doubt((*shared, *(listed[i] for listed in lists if i < len(listed)))) for i in chosen}
-        return {i: doubt for i, doubt in found.items() if doubt is not None}
+        found = {i: host.taint((*shared, *(listed[i] for listed in lists if i < len(listed)))) for i in chosen}
+        return {i: taint for i, taint in found.items() if taint is not None}
 
-    def _doubt(self, results: Sequence[torch.Tensor], doubts: dict[int, Doubt], done: set[int]) -> None:
-        for i, doubt in doubts.items():
+    def _taint(self, results: Sequence[torch.Tensor], taints: dict[int, Taint], done: set[int]) -> None:
+        for i, taint in taints.items():
             if i in done and i < len(results) and is_small(results[i]):  # an optimizer may lack this state
-                self._host.doubts.mark(results[i], doubt)
+                self._host.taints.mark(results[i], taint)
 
     def _chosen(self, operator: Operator, args: Arguments, kwargs: Keywords) -> list[int]:
         """Positions of the lists at which every tensor that is read holds its values."""
@@ -100,7 +100,7 @@ class Foreach:
         for i, tensor in enumerate(written):
             if i in done:
                 self._host.defined.define(tensor)
-                self._host.doubts.clear(tensor)
+                self._host.taints.clear(tensor)
                 self._host.shares.forget(tensor)
             elif tensor.is_cuda:
                 self._host.spoil(tensor)

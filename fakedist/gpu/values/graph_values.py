@@ -1,7 +1,7 @@
 """Runs the integer part of a compiled graph on the host, and gives the graph's buffers and results its values.
 
-The part is that of :class:`fakedist.record.integers.IntegerPart`: operations in order, with names. Large masks among
-them get recipes, as elsewhere (:mod:`fakedist.gpu.values.recipes`).
+The part is that of :class:`fakedist.record.compiled_graphs.IntegerPart`: operations in order, with names. Large
+masks among them get recipes, as elsewhere (:mod:`fakedist.gpu.values.recipes`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from fakedist.gpu.values.contents import host_view, is_small
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.known import Taint
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.recipes import PIECE, Geometry, Part, Recipe, UnknownValueError
 from fakedist.gpu.values.scans import distinct
@@ -30,7 +30,7 @@ _META = torch.device("meta")
 
 
 class Integers(Protocol):
-    """See :class:`fakedist.record.integers.IntegerPart`."""
+    """See :class:`fakedist.record.compiled_graphs.IntegerPart`."""
 
     nodes: list[tuple[str, str, list[object], dict[str, object]]]
     inputs: dict[str, int]
@@ -51,7 +51,7 @@ class _Input:
     """What is known of an input when the graph begins."""
 
     value: object
-    doubt: Doubt | None
+    taint: Taint | None
 
 
 class GraphValues:
@@ -78,7 +78,7 @@ class GraphValues:
         self._last[id(part)] = (part, run)
         return run
 
-    def give(self, result: torch.Tensor, value: object, doubt: Doubt | None) -> None:
+    def give(self, result: torch.Tensor, value: object, taint: Taint | None) -> None:
         """Give a tensor the value of a node. If that is not known, a kernel wrote it that was not computed."""
         if value is None:
             self._host.spoil(result)
@@ -98,8 +98,8 @@ class GraphValues:
             value = value.reshape(result.shape)
         self._host.write(result, value)
         self._host.shares.forget(result)
-        if doubt is not None:
-            self._host.doubts.mark(result, doubt)
+        if taint is not None:
+            self._host.taints.mark(result, taint)
 
     def _input(self, value: object) -> _Input:
         if not isinstance(value, torch.Tensor):
@@ -108,12 +108,12 @@ class GraphValues:
             recipe = self._host.recipe(value)
             if recipe is None:
                 return _Input(None, None)
-            return _Input(_Lazy(recipe, empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))), recipe.doubt)
+            return _Input(_Lazy(recipe, empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))), recipe.taint)
         if self._host.is_hollow(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return _Input(None, None)
         once = distinct(value.detach())
         copy = (host_view(once) if once.is_cuda else once).clone().expand(value.shape)
-        return _Input(copy, self._host.doubt((value,)) if value.is_cuda else None)
+        return _Input(copy, self._host.taint((value,)) if value.is_cuda else None)
 
 
 def _lies(value: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, tuple[int, ...]]:
@@ -128,21 +128,21 @@ class GraphRun:
     Args:
         part: The operations.
         inputs: What is known of the inputs.
-        give: Gives a tensor a value with a doubt.
+        give: Gives a tensor a value with a taint.
     """
 
     def __init__(
-        self, part: Integers, inputs: Mapping[str, _Input], give: Callable[[torch.Tensor, object, Doubt | None], None]
+        self, part: Integers, inputs: Mapping[str, _Input], give: Callable[[torch.Tensor, object, Taint | None], None]
     ) -> None:
         self._part, self._inputs, self._give = part, inputs, give
         self._values: dict[str, object] | None = None
-        self._doubts: dict[str, Doubt] = {}
+        self._taints: dict[str, Taint] = {}
 
     def is_of(self, inputs: Mapping[str, _Input]) -> bool:
         """Whether these inputs have the same values."""
         for name, given in inputs.items():
             own = self._inputs[name]
-            if own.doubt is not None or given.doubt is not None or type(own.value) is not type(given.value):
+            if own.taint is not None or given.taint is not None or type(own.value) is not type(given.value):
                 return False
             if isinstance(own.value, _Lazy):
                 return False
@@ -168,17 +168,17 @@ class GraphRun:
             if isinstance(result, torch.Tensor) and result.is_cuda:
                 self._give(result, *self.of(name))
 
-    def of(self, name: str) -> tuple[object, Doubt | None]:
-        """The value of a node, None if it is not known, and its doubt."""
+    def of(self, name: str) -> tuple[object, Taint | None]:
+        """The value of a node, None if it is not known, and its taint."""
         if self._values is None:
             self._run()
         assert self._values is not None
-        return self._values.get(name), self._doubts.get(name)
+        return self._values.get(name), self._taints.get(name)
 
     def known(self, name: str) -> torch.Tensor | None:
         """The values of a node; None if they are made up or not known."""
-        value, doubt = self.of(name)
-        return value if isinstance(value, torch.Tensor) and doubt is None else None
+        value, taint = self.of(name)
+        return value if isinstance(value, torch.Tensor) and taint is None else None
 
     def _run(self) -> None:
         values = self._values = {
@@ -186,11 +186,11 @@ class GraphRun:
             name: given.value.clone() if isinstance(given.value, torch.Tensor) else given.value
             for name, given in self._inputs.items()
         }
-        self._doubts = {name: given.doubt for name, given in self._inputs.items() if given.doubt is not None}
+        self._taints = {name: given.taint for name, given in self._inputs.items() if given.taint is not None}
         for name, target, args, kwargs in self._part.nodes:
-            doubts = {self._doubts[each] for each in _names((args, kwargs)) if each in self._doubts}
-            if doubts:
-                self._doubts[name] = doubts.pop() if len(doubts) == 1 else Doubt(tuple(doubts))
+            taints = {self._taints[each] for each in _names((args, kwargs)) if each in self._taints}
+            if taints:
+                self._taints[name] = taints.pop() if len(taints) == 1 else Taint(tuple(taints))
             function = _function(target)
             try:
                 given = [_decoded(value, values) for value in args]
@@ -210,8 +210,8 @@ class GraphRun:
                 continue
             if self._values[name] is None:
                 self._values[other] = None
-            elif name in self._doubts:
-                self._doubts[other] = self._doubts[name]
+            elif name in self._taints:
+                self._taints[other] = self._taints[name]
 
 
 def _shares(value: object, other: object) -> bool:

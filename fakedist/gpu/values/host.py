@@ -18,13 +18,13 @@ from fakedist.gpu.values.contents import (
     is_float,
     is_small,
 )
-from fakedist.gpu.values.doubts import Doubts
 from fakedist.gpu.values.inventions import Inventions
-from fakedist.gpu.values.known import Doubt, Storages, Watch
+from fakedist.gpu.values.known import Storages, Taint, Watch
 from fakedist.gpu.values.recipes import Recipe
 from fakedist.gpu.values.scans import distinct
 from fakedist.gpu.values.shares import Shares
 from fakedist.gpu.values.storage import Holding, is_computed, storage_of, tell_holding, zero_memory
+from fakedist.gpu.values.taints import Taints
 
 _CPU = torch.device("cpu")
 #: Most operations have no more inputs. Many are often parts of one buffer, as a router's counts of each expert are.
@@ -48,7 +48,7 @@ class Host:
         self.storages = Storages(self.watch)
         self.sweep = self.storages.sweep
         self.defined = Defined(self.storages)
-        self.doubts = Doubts(self.storages)
+        self.taints = Taints(self.storages)
         self.shares = Shares(self._seen, self.storages)
         self.inventions = Inventions(seed, strict=strict)
 
@@ -87,8 +87,8 @@ class Host:
 
     def _define(self, tensor: torch.Tensor) -> None:
         known = self.defined.define(tensor)
-        if known is not None and known.doubted is not None:
-            self.doubts.clear(tensor)
+        if known is not None and known.tainted is not None:
+            self.taints.clear(tensor)
 
     def zero(self, tensors: Iterable[torch.Tensor]) -> None:
         """Write zeros to small device tensors."""
@@ -102,7 +102,7 @@ class Host:
         """Drop what is known about a device tensor: a kernel that did not run should have written to it."""
         if is_small(tensor):
             self.defined.spoil(tensor)
-            self.doubts.clear(tensor)
+            self.taints.clear(tensor)
         else:
             tell_holding(tensor, Holding.NOTHING)
         self.shares.forget(tensor)
@@ -126,7 +126,7 @@ class Host:
     def settle(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
         """Return the host view of a small device tensor that the script reads, and count its made-up values."""
         host = self.complete(tensor)
-        if made_up := self.doubts.read(distinct(tensor)):
+        if made_up := self.taints.read(distinct(tensor)):
             self.inventions.count(operation, made_up)
         return host
 
@@ -149,18 +149,18 @@ class Host:
             non_negative = is_loss or self.shares.is_non_negative(once)
             self.inventions.draw_missing(host, missing, non_negative=non_negative)
         self.defined.define(once)
-        self.doubts.mark(once, Doubt(), missing)
+        self.taints.mark(once, Taint(), missing)
         return whole
 
-    def doubt(self, tensors: Iterable[torch.Tensor]) -> Doubt | None:
-        """The doubt of values in device tensors that are made up or computed from made-up values; None without any."""
-        if not self.doubts:
+    def taint(self, tensors: Iterable[torch.Tensor]) -> Taint | None:
+        """The taint of values in device tensors that are made up or computed from made-up values; None without any."""
+        if not self.taints:
             return None
-        found = {doubt for tensor in tensors if tensor.is_cuda and (doubt := self.doubts.of(tensor)) is not None}
-        return found.pop() if len(found) == 1 else Doubt(tuple(found)) if found else None
+        found = {taint for tensor in tensors if tensor.is_cuda and (taint := self.taints.of(tensor)) is not None}
+        return found.pop() if len(found) == 1 else Taint(tuple(found)) if found else None
 
     def unlike(self, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """All but those in the buffer of an earlier one, if all of it holds values with the same doubt or none."""
+        """All but those in the buffer of an earlier one, if all of it holds values with the same taint or none."""
         if len(tensors) <= _FEW:
             yield from tensors
             return
@@ -173,13 +173,13 @@ class Host:
                     even.add(key)
                 yield tensor
 
-    def to_device(self, values: torch.Tensor, device: torch.device, doubt: Doubt | None = None) -> torch.Tensor:
-        """Return a device tensor with these values and their doubt, or without values if it is not small."""
+    def to_device(self, values: torch.Tensor, device: torch.device, taint: Taint | None = None) -> torch.Tensor:
+        """Return a device tensor with these values and their taint, or without values if it is not small."""
         result = torch.empty_like(values, device=device)
         if is_small(result):
             self.write(result, values)
-            if doubt is not None:
-                self.doubts.mark(result, doubt)
+            if taint is not None:
+                self.taints.mark(result, taint)
         return result
 
     def arguments(self, values: Iterable[object]) -> list[object]:

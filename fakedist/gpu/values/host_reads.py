@@ -61,7 +61,7 @@ class HostReads:
     def _is_sure(self, tensor: torch.Tensor) -> bool:
         """Whether kernels computed a tensor that was read, or what is known about it decides the answer."""
         if is_small(tensor):
-            return self._host.doubts.of(tensor) is None
+            return self._host.taints.of(tensor) is None
         return self._host.shares.of(tensor) in (0.0, 1.0)
 
     def _answer(self, operator: Operator, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
@@ -108,11 +108,11 @@ class HostReads:
         computed = _selected(args) if operator.name == "masked_select" and not kwargs else None
         if computed is None:
             computed = operator.func(*args, **self._host.keywords(kwargs))
-        doubt = self._host.doubt(tensors)
+        taint = self._host.taint(tensors)
         if isinstance(computed, torch.Tensor):
-            return self._host.to_device(computed, device, doubt)
+            return self._host.to_device(computed, device, taint)
         if isinstance(computed, (tuple, list)):
-            return type(computed)(self._host.to_device(tensor, device, doubt) for tensor in computed)
+            return type(computed)(self._host.to_device(tensor, device, taint) for tensor in computed)
         return computed
 
     def _positions(self, mask: torch.Tensor, operation: str, wanted: int | None) -> torch.Tensor:
@@ -120,8 +120,8 @@ class HostReads:
         if is_small(mask):
             if not mask.is_cuda:
                 return mask.nonzero()
-            doubt = self._host.doubt((mask,))
-            return self._host.to_device(self._host.settle(mask, operation).nonzero(), mask.device, doubt)
+            taint = self._host.taint((mask,))
+            return self._host.to_device(self._host.settle(mask, operation).nonzero(), mask.device, taint)
         count = self._count(mask, operation) if wanted is None else wanted
         rows = empty((count, mask.dim()), dtype=torch.int64, device=mask.device)
         if is_small(rows) and count:

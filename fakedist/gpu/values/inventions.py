@@ -7,8 +7,8 @@ from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
 from fakedist.frames import script_frame
-from fakedist.run.notes import Note, branches_made_up
-from fakedist.run.rows import InventedRow
+from fakedist.rundir.notes import Note, branches_made_up
+from fakedist.rundir.rows import InventedRow
 
 #: How often a line may get made-up values, or the same answer computed from them, before it counts as a loop that waits
 #: for another value: the script reads one that often too. From then on floats are as good as zero, and one answer is

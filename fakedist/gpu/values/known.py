@@ -29,43 +29,43 @@ class Choice(NamedTuple):
     num_choices: int
 
 
-class Doubt:
+class Taint:
     """One origin of made-up values.
 
     Args:
-        parents: The doubts of the values that an operation read.
+        parents: The taints of the values that an operation read.
         when_read: Called when the script first reads a value of this origin.
     """
 
     __slots__ = ("_parents", "_when_read", "teller")
 
-    def __init__(self, parents: tuple[Doubt, ...] = (), when_read: Callable[[], object] | None = None) -> None:
+    def __init__(self, parents: tuple[Taint, ...] = (), when_read: Callable[[], object] | None = None) -> None:
         told = bool(parents) and all(parent.teller for parent in parents)
         #: The storage that the script read first; 0 if it has read none, -1 if the parents' values were read before.
         self.teller: int = -1 if told else 0
-        self._parents: tuple[Doubt, ...] = () if told else parents
+        self._parents: tuple[Taint, ...] = () if told else parents
         self._when_read = when_read
 
     def tell(self, teller: int) -> None:
         """Record that the script has read values of this origin from a storage."""
         waiting = [self]
         while waiting:
-            doubt = waiting.pop()
-            if not doubt.teller:
-                doubt.teller = teller
-                if doubt._when_read is not None:
-                    doubt._when_read()
-                waiting.extend(doubt._parents)
-                doubt._parents = ()
+            taint = waiting.pop()
+            if not taint.teller:
+                taint.teller = teller
+                if taint._when_read is not None:
+                    taint._when_read()
+                waiting.extend(taint._parents)
+                taint._parents = ()
 
 
-class DoubtedBytes:
-    """One storage: its doubt, and a flag per byte. ``flags`` None: all doubtful. ``counted`` True: of all."""
+class TaintedBytes:
+    """One storage: its taint, and a flag per byte. ``flags`` None: all tainted. ``counted`` True: of all."""
 
-    __slots__ = ("counted", "doubt", "flags")
+    __slots__ = ("counted", "flags", "taint")
 
-    def __init__(self, doubt: Doubt, flags: torch.Tensor | None) -> None:
-        self.doubt = doubt
+    def __init__(self, taint: Taint, flags: torch.Tensor | None) -> None:
+        self.taint = taint
         self.flags = flags
         self.counted: torch.Tensor | bool = False
 
@@ -78,7 +78,7 @@ class Known:
         address: Where its memory is. Facts about a storage that moved since (``resize_``) no longer apply.
         is_whole: Every byte holds a value.
         flags: One flag per byte, set where it holds a value, if it is not whole.
-        doubted: Which values are made up, and by what (:mod:`fakedist.gpu.values.doubts`).
+        tainted: Which values are made up, and by what (:mod:`fakedist.gpu.values.taints`).
         share: The mean of all elements (:mod:`fakedist.gpu.values.shares`).
         is_assumed: Whether that mean is made up: half of a mask that nothing is known about.
         recipe: What the values of a large storage follow from (:mod:`fakedist.gpu.values.recipes`).
@@ -92,7 +92,7 @@ class Known:
         *(
             "address",
             "choice",
-            "doubted",
+            "tainted",
             "flags",
             "is_assumed",
             "is_hollow",
@@ -115,7 +115,7 @@ class Known:
         self.is_whole = False
         self.losses = 0
         self.flags: torch.Tensor | None = None
-        self.doubted: DoubtedBytes | None = None
+        self.tainted: TaintedBytes | None = None
         self.share: float | None = None
         self.is_assumed = False
         self.is_hollow = False
@@ -128,12 +128,12 @@ class Known:
         """Whether nothing is known."""
         is_empty = not self.is_whole and self.flags is None and self.recipe is None and self.choice is None
         is_empty = is_empty and not self.is_hollow
-        return is_empty and self.doubted is None and self.share is None and self.is_positive is None
+        return is_empty and self.tainted is None and self.share is None and self.is_positive is None
 
     @property
     def is_even(self) -> bool:
-        """Whether all parts of the storage hold values, and have the same doubt or none."""
-        return self.is_whole and (self.doubted is None or self.doubted.flags is None)
+        """Whether all parts of the storage hold values, and have the same taint or none."""
+        return self.is_whole and (self.tainted is None or self.tainted.flags is None)
 
 
 class Watch:

@@ -16,7 +16,7 @@ import torch
 from fakedist.gpu.values.arguments import Arguments, Keywords, plain_tensors
 from fakedist.gpu.values.contents import covers, host_view, is_small
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.known import Taint
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.recipes import Geometry, Part, Recipe, UnknownValueError
 from fakedist.gpu.values.scans import distinct
@@ -53,11 +53,11 @@ class Large:
         parts = [part for tensor in needed if (part := self.part(tensor)) is not None]
         if not tensors and not operator.like and not self._is_made(args, kwargs):
             return None
-        doubts = [part.recipe.doubt for part in parts if part.recipe.doubt is not None]
-        own = self._host.doubt(tensor for tensor in needed if tensor.is_cuda)
-        doubts += [own] if own is not None else []
-        doubt = doubts[0] if len(set(doubts)) == 1 else Doubt(tuple(set(doubts))) if doubts else None
-        return Reading({id(tensor) for tensor in ignored}, doubt)
+        taints = [part.recipe.taint for part in parts if part.recipe.taint is not None]
+        own = self._host.taint(tensor for tensor in needed if tensor.is_cuda)
+        taints += [own] if own is not None else []
+        taint = taints[0] if len(set(taints)) == 1 else Taint(tuple(set(taints))) if taints else None
+        return Reading({id(tensor) for tensor in ignored}, taint)
 
     def follow(
         self, operator: Operator, args: Arguments, kwargs: Keywords, outputs: list[torch.Tensor], reading: Reading
@@ -86,7 +86,7 @@ class Large:
                     result=Geometry.contiguous(output) if is_small(output) else Geometry.of(output),
                     dtype=output.dtype,
                     item=place if len(outputs) > 1 else -1,
-                    doubt=reading.doubt,
+                    taint=reading.taint,
                 )
                 for place, output in enumerate(outputs)
             ]
@@ -101,8 +101,8 @@ class Large:
                 continue
             self._host.write(output, value)
             self._host.shares.forget(output)
-            if reading.doubt is not None:
-                self._host.doubts.mark(output, reading.doubt)
+            if reading.taint is not None:
+                self._host.taints.mark(output, reading.taint)
         return True
 
     def part(self, tensor: torch.Tensor) -> Part | None:
@@ -168,10 +168,10 @@ class Reading:
 
     Args:
         ignored: Identities of the arguments that it writes without reading them.
-        doubt: The doubt of what it reads.
+        taint: The taint of what it reads.
     """
 
-    __slots__ = ("doubt", "ignored")
+    __slots__ = ("ignored", "taint")
 
-    def __init__(self, ignored: Iterable[int], doubt: Doubt | None) -> None:
-        self.ignored, self.doubt = frozenset(ignored), doubt
+    def __init__(self, ignored: Iterable[int], taint: Taint | None) -> None:
+        self.ignored, self.taint = frozenset(ignored), taint

@@ -17,7 +17,7 @@ import torch
 from torch import empty, full, stack, zeros
 
 from fakedist.gpu.values.arguments import Arguments, Keywords
-from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.known import Taint
 from fakedist.gpu.values.operators import Operator
 
 #: Elements that are computed at once.
@@ -107,7 +107,7 @@ class Recipe:
         result: How its result lies in a storage. It must fill it.
         dtype: The result's type.
         item: The place of the result among several; -1 if there is one.
-        doubt: The doubt of the values that it reads.
+        taint: The taint of the values that it reads.
 
     Raises:
         UnknownValueError: It cannot be computed in this way.
@@ -122,11 +122,11 @@ class Recipe:
         result: Geometry,
         dtype: torch.dtype,
         item: int = -1,
-        doubt: Doubt | None = None,
+        taint: Taint | None = None,
     ) -> None:
         self.operator, self.args = operator, args
         self.kwargs = {name: value for name, value in kwargs.items() if name not in _PLACES}
-        self.size, self.dtype, self.item, self.doubt = result.size, dtype, item, doubt
+        self.size, self.dtype, self.item, self.taint = result.size, dtype, item, taint
         self.order = _memory_order(result)
         self.depth: int = 1 + max((part.recipe.depth for part in _parts((args, tuple(kwargs.values())))), default=0)
         if self.depth > _DEPTH:

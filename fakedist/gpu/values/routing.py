@@ -17,7 +17,7 @@ from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
 from fakedist.gpu.values.known import Choice
 from fakedist.gpu.values.operators import Operator
-from fakedist.run.sources import ROUTED
+from fakedist.rundir.sources import ROUTED
 
 #: The most experts that a layer may have. Detectors pick among thousands of anchors.
 _MOST_EXPERTS = 2048

@@ -75,7 +75,7 @@ class Sparse:
                 dense = parts(value) if is_sparse(value) else (value,)
                 if not all(not part.is_cuda or self._host.holds(part) for part in dense):
                     return False
-                if self._host.doubt(dense) is not None:
+                if self._host.taint(dense) is not None:
                     return False
         return True
 

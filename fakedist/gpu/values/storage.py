@@ -137,9 +137,9 @@ def tell_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor | N
         tell_each(storage_address(tensor), flags.data_ptr(), flags.numel())
 
 
-def tell_doubt(tensor: torch.Tensor) -> None:
+def tell_taint(tensor: torch.Tensor) -> None:
     """Tell the driver that what a device tensor's memory holds is made up, or computed from made-up values."""
-    if (tell := _of_driver("fakedist_doubt", *_BYTES)) is not None:
+    if (tell := _of_driver("fakedist_taint", *_BYTES)) is not None:
         whole = not tensor.is_contiguous()
         tell(storage_address(tensor) if whole else tensor.data_ptr(), storage_of(tensor)[1] if whole else tensor.nbytes)
 

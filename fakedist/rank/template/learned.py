@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.rank.template.collector import OutermostImport, counts
 from fakedist.temporary import replacing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from fakedist.gpu.smi.program import VARIABLE
+from fakedist.gpu.smi.nvidia_smi import VARIABLE
 from fakedist.rank.template.learned import Scene
 
 #: Variables that launchers set for each rank. A process group reads them when it begins, and torch's import does not.

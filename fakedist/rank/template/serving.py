@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fakedist.rank.teller import PIPE_VARIABLE
+from fakedist.rank.reporter import PIPE_VARIABLE
 from fakedist.rank.template.channel import PEAK, Channel, Fork, Forked, Over, Refused, Release, Released
 from fakedist.rank.template.hidden import HiddenFinder
 from fakedist.rank.template.learned import TORCH, Learned

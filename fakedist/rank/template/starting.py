@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.rank.template.collector import OutermostImport, set_counts
 from fakedist.rank.template.hidden import HiddenModules
 from fakedist.rank.template.learned import TORCH, Learned, Learner, installed_modules, write_learned

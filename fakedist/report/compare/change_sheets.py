@@ -2,26 +2,227 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from fakedist.report.compare.change_columns import (
-    changed_bytes_sheet,
-    num_column,
-    relative_column,
-    size_columns,
-    text_column,
-    what_column,
+from fakedist.report.compare.comparison import (
+    Compared,
+    Comparison,
+    SnapshotComparison,
+    TimeComparison,
+    format_change,
+    format_relative,
+    format_us_change,
 )
-from fakedist.report.compare.compared import Compared
-from fakedist.report.compare.comparison import Comparison, format_change
-from fakedist.report.compare.snapshot_sheets import snapshot_sheets
-from fakedist.report.compare.time_change_sheets import time_change_sheets
 from fakedist.report.text.group_sheets import AT_ONCE, stream_columns
-from fakedist.report.text.markdown import escaped, markdown_table
-from fakedist.report.text.sheet import Sheet, SheetColumn, print_long, print_remark, print_table, print_words
+from fakedist.report.text.memory_sheets import UNUSED_NAMES, Columns, changed_sheet
+from fakedist.report.text.sheet import (
+    KEY,
+    Sheet,
+    SheetColumn,
+    escaped,
+    markdown_table,
+    print_long,
+    print_remark,
+    print_table,
+    print_words,
+)
+from fakedist.report.text.wording import short_kernel, unknown_time, us_or_dash
 from fakedist.units import format_bytes
+
+
+def changed_bytes_sheet(title: str, changes: pd.DataFrame, columns: Columns, all_rows: bool) -> Sheet | None:
+    """A table of changes in bytes. :func:`fakedist.report.text.memory_sheets.changed_sheet` documents it."""
+    return changed_sheet(title, changes, columns, _in_all, all_rows)
+
+
+def _in_all(rows: pd.DataFrame) -> str:
+    return format_change(int(rows["change_bytes"].sum()))
+
+
+def num_column(name: str, rows: pd.DataFrame) -> SheetColumn:
+    """How many there are, from num_a and num_b: "4", or "4 -> 6" where that changed."""
+    pairs = zip(rows["num_a"].tolist(), rows["num_b"].tolist(), strict=True)
+    return SheetColumn(name, [f"{a:,}" if a == b else f"{a:,} -> {b:,}" for a, b in pairs], rank=1)
+
+
+def text_column(name: str, cells: Iterable[object]) -> SheetColumn:
+    """A column of text."""
+    return SheetColumn(name, [str(cell) for cell in cells], is_text=True)
+
+
+def size_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+    """A, B and the change."""
+    found = [
+        SheetColumn(name, [_or_dash(bytes_) for bytes_ in rows[f"{name.lower()}_bytes"].tolist()]) for name in "AB"
+    ]
+    changes = [format_change(bytes_) for bytes_ in rows["change_bytes"].tolist()]
+    return [*found, SheetColumn("change", changes, rank=KEY)]
+
+
+def relative_column(rows: pd.DataFrame) -> SheetColumn:
+    """The change in percent."""
+    pairs = zip(rows["change_bytes"].tolist(), rows["a_bytes"].tolist(), strict=True)
+    return SheetColumn("%", [format_relative(change, of) for change, of in pairs], rank=1)
+
+
+def what_column(rows: pd.DataFrame) -> SheetColumn:
+    """What became of it: grew, appeared, ..."""
+    return SheetColumn("", [str(what) for what in rows["what"]], is_text=True, rank=1)
+
+
+def _or_dash(bytes_: int) -> str:
+    return format_bytes(bytes_) if bytes_ else "-"
+
+
+_LACKING = "a snapshot has no layers, phases, categories or times: the blocks are compared by source line"
+_KINDS = {"appeared": "only in B", "gone": "only in A", "grew": "grew", "shrank": "shrank", "same": "same"}
+_RESERVED = {"reserved": "reserved then", "allocated": "allocated then", **UNUSED_NAMES}
+
+
+def snapshot_sheets(comparison: SnapshotComparison, *, all_rows: bool) -> list[Sheet]:
+    """The tables that are not empty, with the figures first."""
+    figures = comparison.figures
+    first = [text_column("", figures["name"]), *size_columns(figures), relative_column(figures)]
+
+    def line_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+        return [*size_columns(rows), num_column("blocks", rows), lines_of(rows), what_column(rows)]
+
+    def block_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+        each = SheetColumn("each", [format_bytes(bytes_) for bytes_ in rows["block_bytes"].tolist()])
+        return [each, num_column("blocks", rows), *size_columns(rows), lines_of(rows)]
+
+    def lines_of(rows: pd.DataFrame) -> SheetColumn:
+        return text_column("line", [comparison.shown(str(line)) for line in rows["line"]])
+
+    found = [
+        Sheet("Memory, measured", first, [_LACKING]),
+        _kinds(comparison.kinds),
+        changed_bytes_sheet("Blocks at the peak by source line", comparison.lines, line_columns, all_rows),
+        changed_bytes_sheet(
+            "Blocks at the peak that only one of them has, by size", comparison.sizes, block_columns, all_rows
+        ),
+        _reserved(comparison.reserved),
+        changed_bytes_sheet("Segments when most was reserved", comparison.segments, _segment_columns, all_rows),
+    ]
+    return [sheet for sheet in found if sheet is not None]
+
+
+def _kinds(rows: pd.DataFrame) -> Sheet | None:
+    if rows.empty:
+        return None
+    names = text_column("lines", [_KINDS[str(what)] for what in rows["what"]])
+    number = SheetColumn("number", [f"{number:,}" for number in rows["num_lines"].tolist()], rank=1)
+    columns = [names, number, num_column("blocks", rows), *size_columns(rows)]
+    return Sheet("What is allocated at the peak, by how its source lines changed", columns)
+
+
+def _reserved(rows: pd.DataFrame) -> Sheet | None:
+    if rows.empty:
+        return None
+    names = text_column("memory", [_RESERVED[str(name)] for name in rows["name"]])
+    return Sheet("When most was reserved", [names, *size_columns(rows), relative_column(rows)])
+
+
+def _segment_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+    sizes = [format_bytes(bytes_) if bytes_ else "any" for bytes_ in rows["segment_bytes"].tolist()]
+    free = [
+        format_bytes(a) if a == b else f"{format_bytes(a)} -> {format_bytes(b)}"
+        for a, b in zip(rows["a_free_bytes"].tolist(), rows["b_free_bytes"].tolist(), strict=True)
+    ]
+    return [
+        text_column("pool", rows["kind"]),
+        SheetColumn("each", sizes),
+        num_column("segments", rows),
+        *size_columns(rows),
+        SheetColumn("free in them", free, rank=1),
+        what_column(rows),
+    ]
+
+
+def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
+    """Tables of what changed in the timed step. Tables without a change are left out.
+
+    Args:
+        time: The comparison.
+        all_rows: Whether small changes are shown too.
+    """
+    found = [
+        Sheet(f"Time of the step, {time.of}", [_text("", time.parts["name"]), *_times(time.parts)]),
+        _shown(f"Kernels by phase, {time.of}", time.phases, _time_phase_columns, all_rows),
+        _shown(f"By family of kernels, {time.of}", time.families, _family_columns, all_rows),
+        _shown(f"Exposed communication by group, {time.of_communication}", time.groups, group_columns, all_rows),
+        _shown(f"Time by layer, own, {time.of}", time.layers, _time_layer_columns, all_rows),
+        _shown(f"Kernels by name, {time.of}", time.names, _name_columns, all_rows),
+    ]
+    return [sheet for sheet in found if sheet is not None]
+
+
+def _shown(title: str, changes: pd.DataFrame, columns: Columns, all_rows: bool) -> Sheet | None:
+    return changed_sheet(title, changes, columns, _time_in_all, all_rows)
+
+
+def _time_in_all(rows: pd.DataFrame) -> str:
+    return format_us_change(float(rows["change_us"].sum()))
+
+
+def _time_phase_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+    return [_text("phase", rows["name"]), *_times(rows), _text("", rows["what"])]
+
+
+def _family_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+    return [_text("family", rows["family"]), _counts(rows), *_times(rows), _text("", rows["what"])]
+
+
+def group_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+    """The columns of exposed communication by group.
+
+    Args:
+        rows: Rows of ``changed_times.group_changes``.
+    """
+    whole = zip(rows["whole_a_us"].tolist(), rows["whole_b_us"].tolist(), strict=True)
+    texts = [(us_or_dash(a), us_or_dash(b)) for a, b in whole]
+    return [
+        _text("group", rows["group"]),
+        _text("operation", rows["operation"]),
+        _counts(rows, "calls"),
+        SheetColumn("time", [a if a == b else f"{a} -> {b}" for a, b in texts], rank=3),
+        *_times(rows),
+        _text("", rows["what"]),
+    ]
+
+
+def _time_layer_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+    return [_text("layer", rows["path"]), _text("family", rows["category"]), *_times(rows), _text("", rows["what"])]
+
+
+def _name_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+    names = _text("kernel", [short_kernel(str(name)) for name in rows["name"]])
+    return [names, _counts(rows), *_times(rows), _text("", rows["what"])]
+
+
+def _counts(rows: pd.DataFrame, name: str = "kernels") -> SheetColumn:
+    pairs = zip(rows["num_a"].tolist(), rows["num_b"].tolist(), strict=True)
+    return SheetColumn(name, [f"{a:,}" if a == b else f"{a:,} -> {b:,}" for a, b in pairs], rank=2)
+
+
+def _times(rows: pd.DataFrame) -> list[SheetColumn]:
+    """Columns for A, B and the change, absolute and in percent."""
+    found = []
+    for side in "ab":
+        unknown = rows[f"unknown_{side}"].tolist() if f"unknown_{side}" in rows else [0] * len(rows)
+        pairs = zip(rows[f"{side}_us"].tolist(), unknown, strict=True)
+        found.append(SheetColumn(side.upper(), [unknown_time(us, num) for us, num in pairs]))
+    found.append(SheetColumn("change", [format_us_change(us) for us in rows["change_us"].tolist()], rank=KEY))
+    pairs = zip(rows["change_us"].tolist(), rows["a_us"].tolist(), strict=True)
+    return [*found, SheetColumn("%", [format_relative(change, of) for change, of in pairs], rank=1)]
+
+
+def _text(name: str, cells: Iterable[object]) -> SheetColumn:
+    return SheetColumn(name, [str(cell) for cell in cells], is_text=True)
 
 
 def render_comparison(comparison: Compared, *, all_rows: bool, console: Console) -> None:

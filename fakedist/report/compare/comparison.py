@@ -1,4 +1,4 @@
-"""A comparison of two runs for the reports: every table of changes, and one line with the reason."""
+"""A comparison of two runs, or of memory snapshots: every table of changes, and one line with the reason."""
 
 from __future__ import annotations
 
@@ -8,21 +8,112 @@ from pathlib import Path
 
 import pandas as pd
 
-from fakedist.analysis.compare import (
-    changed_blocks,
-    changed_calls,
-    changed_memory,
-    changed_settings,
-    headline,
-    matching,
-    why,
-)
-from fakedist.report.compare.time_comparison import TimeComparison
+from fakedist.analysis.compare import changed_lines, changed_memory, changed_times, reasons
+from fakedist.errors import RunDirectoryError
 from fakedist.report.text.group_sheets import CallsText, RunTopology
-from fakedist.results.opening import open_run_directory
-from fakedist.run.plain import to_plain
-from fakedist.run.tables import read_table
-from fakedist.units import format_bytes
+from fakedist.report.text.memory_sheets import UNUSED_NAMES
+from fakedist.report.text.wording import communication_word, short_line
+from fakedist.results.opening import open_run, open_run_directory
+from fakedist.results.run import Run
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.schema import MOMENTS
+from fakedist.rundir.tables import read_table
+from fakedist.units import format_bytes, format_us
+
+
+class TimeComparison:
+    """What changed in the timed step, from one run to another.
+
+    Args:
+        runs: Both runs. Each has a timed step.
+        paths: For each run, the names of its layers in the comparison.
+
+    Raises:
+        RunDirectoryError: On access to a table that is missing or damaged.
+    """
+
+    def __init__(self, runs: tuple[Run, Run], paths: tuple[dict[int, str], dict[int, str]]) -> None:
+        self.runs, self._paths = runs, paths
+        timed = [run.summary.timed for run in runs]
+        assert timed[0] is not None
+        assert timed[1] is not None
+        self.times = timed[0][0], timed[1][0]
+        self.words = timed[0][1].source, timed[1][1].source
+
+    @cached_property
+    def parts(self) -> pd.DataFrame:
+        """The step, and how its time is spent."""
+        return changed_times.part_changes(*self.times)
+
+    @cached_property
+    def phases(self) -> pd.DataFrame:
+        """Forward, recompute, backward and so on. The changes add up to the change of all kernels."""
+        return changed_times.phase_changes(*self.times)
+
+    @cached_property
+    def families(self) -> pd.DataFrame:
+        """Families of kernels."""
+        return changed_times.family_changes(*self.times)
+
+    @cached_property
+    def groups(self) -> pd.DataFrame:
+        """Exposed communication by group and operation; no rows unless both runs have it."""
+        return changed_times.group_changes(*self.times)
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """Own time of layers by family. The changes add up to the change of all kernels."""
+        sides = [
+            changed_times.layer_parts(run.table("layer_times"), paths)
+            for run, paths in zip(self.runs, self._paths, strict=True)
+        ]
+        return changed_times.layer_changes(*sides)
+
+    @cached_property
+    def names(self) -> pd.DataFrame:
+        """Kernels by name."""
+        return changed_times.name_changes(*(run.table("kernel_names") for run in self.runs))
+
+    @property
+    def of(self) -> str:
+        """Whether these times are measured or estimated, for each run if they differ."""
+        a, b = self.words
+        return a if a == b else f"A {a}, B {b}"
+
+    @property
+    def of_communication(self) -> str:
+        """The same of communication, which is estimated between measured kernels too."""
+        a, b = (communication_word(time) for time in self.times)
+        return a if a == b else f"A {a}, B {b}"
+
+    @property
+    def why(self) -> str:
+        """The one line: "+12.3 ms in the kernels of the step, estimated: gemm of layers.*.mlp, +11.9 ms".
+
+        Of exposed communication if that changed more: "-9.1 ms of exposed communication, estimated: all_gather on dp".
+        """
+        cause = reasons.find_cause(self.layers, "change_us")
+        exposed = float(self.groups["change_us"].sum())
+        if abs(exposed) > (0.0 if cause is None else abs(cause.change)):
+            first = self.groups[self.groups["change_us"] * exposed > 0].iloc[0]
+            part = f"{first['operation']} on {first['group']}, {format_us_change(float(first['change_us']))}"
+            return f"{format_us_change(exposed)} of exposed communication, {self.of_communication}: {part}"
+        if cause is None:
+            return f"the kernels of the step take the same time, {format_us(self.times[1].kernel_us)}, {self.of}"
+        return f"{format_us_change(cause.change)} in the kernels of the step, {self.of}: {say_time_part(cause)}"
+
+
+def say_time_part(cause: reasons.Cause, *, is_change: bool = True) -> str:
+    """What accounts for a change of time, or for a time: "gemm of layers.*.mlp, +11.9 ms"."""
+    amount = format_us_change(cause.part) if is_change else format_us(cause.part)
+    return f"{cause.category} {reasons.of_layers(cause.layer)}, {amount}"
+
+
+def format_us_change(duration_us: float) -> str:
+    """Microseconds with a sign: "+12.3 ms", "-3.0 µs", "0 µs"."""
+    text = format_us(duration_us)
+    return f"+{text}" if duration_us > 0 and not text.startswith("0 ") else text
+
 
 #: Columns of the table `blocks` that a comparison of blocks needs.
 BLOCK_COLUMNS = ("bytes", "alloc_event", "operation", "phase", "layer", "category", "stack", "at_peak")
@@ -57,24 +148,24 @@ class Comparison:
     @cached_property
     def differences(self) -> list[dict[str, str]]:
         """Settings that differ: ``name``, ``a``, ``b``."""
-        return changed_settings.different_settings(self.a.manifest, self.b.manifest, self.summaries)
+        return reasons.different_settings(self.a.manifest, self.b.manifest, self.summaries)
 
     @cached_property
     def changes(self) -> list[str]:
         """What was changed, in a few words each: "--loss-parallel", "world size 64 -> 128"."""
-        return headline.changed_names(self.a.manifest, self.b.manifest, self.differences)
+        return reasons.changed_names(self.a.manifest, self.b.manifest, self.differences)
 
     @property
     def changed(self) -> str:
         """All of it in one phrase; empty if both runs have the same settings."""
-        return headline.changed_text(self.changes)
+        return reasons.changed_text(self.changes)
 
     @cached_property
     def warnings(self) -> list[str]:
         """What a reader must know before the figures, one sentence each."""
         sides = zip("AB", self.summaries, strict=True)
-        found = [f"{side} {phrase}" for side, each in sides if (phrase := changed_settings.incomplete(each))]
-        return found + changed_settings.unlike_times(*self.summaries)
+        found = [f"{side} {phrase}" for side, each in sides if (phrase := reasons.incomplete(each))]
+        return found + reasons.unlike_times(*self.summaries)
 
     @property
     def look_first(self) -> list[str]:
@@ -99,7 +190,7 @@ class Comparison:
     @cached_property
     def matches(self) -> pd.DataFrame:
         """Which layer of one run is which layer of the other."""
-        return matching.match_layers(*self._tables("layers"))
+        return changed_memory.match_layers(*self._tables("layers"))
 
     @cached_property
     def parts(self) -> pd.DataFrame:
@@ -119,7 +210,7 @@ class Comparison:
     @cached_property
     def renamed(self) -> list[dict[str, str]]:
         """Layers with a new name: ``was``, ``name``, ``how``. Repeated layers once, and only the topmost."""
-        return matching.renamed_layers(*self._tables("layers"), self.matches)
+        return changed_memory.renamed_layers(*self._tables("layers"), self.matches)
 
     @cached_property
     def blocks(self) -> pd.DataFrame:
@@ -132,13 +223,13 @@ class Comparison:
             cwd = run.manifest.cwd
             job = run.manifest.job
             script_folder = os.path.dirname(os.path.join(cwd, job.target)) if job else cwd
-            sides.append(changed_blocks.peak_blocks(table, stacks, of_layers, cwd=cwd, script_folder=script_folder))
-        return changed_blocks.block_changes(*sides)
+            sides.append(changed_memory.peak_blocks(table, stacks, of_layers, cwd=cwd, script_folder=script_folder))
+        return changed_memory.block_changes(*sides)
 
     @cached_property
     def collectives(self) -> pd.DataFrame:
         """Changes of the collectives."""
-        return changed_calls.collective_changes(*(each.collectives for each in self.summaries))
+        return changed_times.collective_changes(*(each.collectives for each in self.summaries))
 
     @cached_property
     def streams(self) -> list[tuple[str, CallsText]]:
@@ -158,9 +249,9 @@ class Comparison:
         return TimeComparison((self.a, self.b), paths)
 
     @cached_property
-    def cause(self) -> why.Cause | None:
+    def cause(self) -> reasons.Cause | None:
         """What accounts for most of the change."""
-        return why.find_cause(self.parts)
+        return reasons.find_cause(self.parts)
 
     @property
     def why(self) -> str:
@@ -169,7 +260,7 @@ class Comparison:
             peak = self.summaries[1].peak_allocated_bytes
             moved = "" if self.layers.empty else ", but made of different blocks"
             return f"the peak is the same, {format_bytes(peak)}{moved}"
-        return say_cause(self.cause, why.origin_of(self.cause, self.blocks))
+        return say_cause(self.cause, reasons.origin_of(self.cause, self.blocks))
 
     @property
     def headline(self) -> str:
@@ -184,16 +275,16 @@ class Comparison:
         return {}
 
 
-def say_cause(cause: why.Cause, place: why.Origin) -> str:
+def say_cause(cause: reasons.Cause, place: reasons.Origin) -> str:
     """A change of the peak, what accounts for it and where that is allocated, in one line."""
     seen = place.phrase("first seen" if cause.part > 0 else "last seen")
     return f"{format_change(cause.change)} at the peak: {say_part(cause)}{seen}"
 
 
-def say_part(cause: why.Cause, *, is_change: bool = True) -> str:
+def say_part(cause: reasons.Cause, *, is_change: bool = True) -> str:
     """What accounts for a change, or for a figure: "activations of layers.*.mlp, +2.88 GiB"."""
     amount = format_change(cause.part) if is_change else format_bytes(cause.part)
-    return f"{_CATEGORY_WORDS[cause.category]} {why.of_layers(cause.layer)}, {amount}"
+    return f"{_CATEGORY_WORDS[cause.category]} {reasons.of_layers(cause.layer)}, {amount}"
 
 
 def format_change(bytes_: float) -> str:
@@ -232,3 +323,210 @@ def comparison_object(comparison: Comparison) -> dict[str, object]:
         },
         "time": time_object(comparison),
     }
+
+
+_BLOCK_COLUMNS = ("bytes", "stack", "at_peak")
+_SEGMENT_COLUMNS = ("moment", "bytes", "pool", "private_pool", "is_expandable", "free_bytes")
+#: Notes of a snapshot that a reader must know before the figures.
+_LIMITS = (
+    "snapshot_starts_late",
+    "snapshot_without_history",
+    "snapshot_action_unknown",
+    "snapshot_of_several_devices",
+)
+#: A change below this share of the larger peak is not worth a look.
+_MIN_SHARE = 0.01
+#: What runs have and a snapshot has not.
+LACKS = ("differences", "phases", "categories", "layers", "collectives", "time")
+
+
+class SnapshotComparison:
+    """What changed in the memory from one run to another, as far as a snapshot of torch knows it.
+
+    Args:
+        a: The reference: a snapshot or a run.
+        b: The one in question. Changes are from ``a`` to ``b``.
+
+    Raises:
+        RunDirectoryError: One of them has no memory: it was imported from an Nsight report.
+
+    Attributes:
+        changed: Empty: a snapshot has no settings.
+        time: None: a snapshot has no times.
+    """
+
+    changed = ""
+    time: TimeComparison | None = None
+
+    def __init__(self, a: Run, b: Run) -> None:
+        for run in (a, b):
+            if run.memory is None:
+                raise RunDirectoryError(
+                    f"{run.path} has no memory to compare: fakedist nsys imported it",
+                    "compare the snapshot with a second snapshot, or with a run of fakedist profile",
+                )
+        self.a, self.b = a, b
+        self.summaries = a.summary, b.summary
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What a reader must know before the figures, one sentence each."""
+        found = []
+        for side, run in (("A", self.a), ("B", self.b)):
+            if run.summary.rank is not None and (phrase := reasons.incomplete(run.summary)):
+                found.append(f"{side} {phrase}")
+            found += [f"{side}: {note.text}" for note in run.summary.notes if note.code in _LIMITS]
+        return found
+
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        """Both peaks."""
+        return changed_memory.figure_changes(*self.summaries).head(2)
+
+    @cached_property
+    def lines(self) -> pd.DataFrame:
+        """Changes of the blocks at the peak by source line."""
+        return changed_lines.line_changes(*self._blocks)
+
+    @cached_property
+    def kinds(self) -> pd.DataFrame:
+        """What appeared, grew, shrank, is gone and is the same."""
+        return changed_lines.line_kinds(self.lines)
+
+    @cached_property
+    def sizes(self) -> pd.DataFrame:
+        """Blocks at the peak that only one of them has, by line and size."""
+        return changed_lines.size_changes(*self._blocks)
+
+    @cached_property
+    def reserved(self) -> pd.DataFrame:
+        """What was reserved when most was, in parts."""
+        return changed_lines.reserved_changes(*self.summaries)
+
+    @cached_property
+    def segments(self) -> pd.DataFrame:
+        """The segments when most was reserved, by pool and size."""
+        return changed_lines.segment_changes(*(run.table("segments", _SEGMENT_COLUMNS) for run in (self.a, self.b)))
+
+    @property
+    def why(self) -> str:
+        """The one line: "+12.00 MiB at the peak: 3 more blocks from model.py:12 (forward), +12.00 MiB"."""
+        peak = self.summaries[1].peak_allocated_bytes
+        total = peak - self.summaries[0].peak_allocated_bytes
+        if not total:
+            return f"the peak is the same, {format_bytes(peak)}" + (
+                "" if self.sizes.empty else ", but made of different blocks"
+            )
+        way = 1 if total > 0 else -1
+        most = self.lines.iloc[int((self.lines["change_bytes"] * way).to_numpy().argmax())]
+        return (
+            f"{format_change(total)} at the peak: {self._blocks_of(most)}, {format_change(int(most['change_bytes']))}"
+        )
+
+    headline = why
+
+    def _blocks_of(self, row: pd.Series) -> str:
+        """What changed about a line, in words."""
+        num_a, num_b = int(row["num_a"]), int(row["num_b"])
+        line = self.shown(str(row["line"]))
+        if not num_a or not num_b:
+            return f"{_blocks(num_a or num_b)} from {line}, only in {'A' if num_a else 'B'}"
+        if num_a == num_b:
+            return f"{'larger' if row['change_bytes'] > 0 else 'smaller'} blocks from {line}"
+        return f"{_blocks(abs(num_b - num_a), 'more' if num_b > num_a else 'fewer')} from {line}"
+
+    def shown(self, line: str) -> str:
+        """A line as tables show it: relative to the working directory of a run, or to where packages are."""
+        for run in (self.a, self.b):
+            line = short_line(line, run.manifest.cwd)
+        return line
+
+    @cached_property
+    def look_first(self) -> list[str]:
+        """Where to look first, beyond the headline, one sentence each."""
+        return [text for text in (self._unused(), self._expandable(), self._without_line()) if text]
+
+    def _unused(self) -> str:
+        """The part of reserved memory that holds no tensor, if it changed more than a little."""
+        found = self.reserved.set_index("name")["change_bytes"]
+        largest = max(summary.peak_reserved_bytes for summary in self.summaries)
+        unused = int(found.get("reserved", 0) - found.get("allocated", 0))
+        if abs(unused) < max(_MIN_SHARE * largest, 1):
+            return ""
+        parts = found[found.index.isin(changed_lines.UNUSED_PARTS)] * (1 if unused > 0 else -1)
+        name = str(parts.idxmax())
+        part = UNUSED_NAMES[name], format_change(int(found[name]))
+        return f"{format_change(unused)} reserved without a tensor in it: {part[0]}, {part[1]}"
+
+    def _expandable(self) -> str:
+        uses = [
+            bool(run.table("segments", ["is_expandable"])["is_expandable"].to_numpy(bool).any())
+            for run in (self.a, self.b)
+        ]
+        if uses[0] == uses[1]:
+            return ""
+        return f"only {'A' if uses[0] else 'B'} has expandable segments (PYTORCH_CUDA_ALLOC_CONF)"
+
+    def _without_line(self) -> str:
+        untold = self.lines[self.lines["line"].isin((changed_lines.IN_TORCH, changed_lines.NO_STACK))]
+        change = int(untold["change_bytes"].sum())
+        if abs(change) < max(_MIN_SHARE * max(each.peak_allocated_bytes for each in self.summaries), 1):
+            return ""
+        return (
+            f"{format_change(change)} at the peak has no line of the script: most of backward has no Python stack, and "
+            "blocks from before the history have none either"
+        )
+
+    @cached_property
+    def _blocks(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        sides = [
+            changed_lines.lines_at_peak(
+                run.table("blocks", _BLOCK_COLUMNS), [str(line) for line in run.table("stacks", ["line"])["line"]]
+            )
+            for run in (self.a, self.b)
+        ]
+        return changed_lines.blocks_by_line(sides[0], sides[1])
+
+
+def _blocks(number: int, how: str = "") -> str:
+    return " ".join(part for part in (f"{number:,}", how, "block" if number == 1 else "blocks") if part)
+
+
+def snapshot_object(comparison: SnapshotComparison) -> dict[str, object]:
+    """The object that ``fakedist compare --json`` prints if one of both is a snapshot."""
+    return {
+        "a": str(comparison.a.path),
+        "b": str(comparison.b.path),
+        "why": comparison.why,
+        "warnings": comparison.warnings,
+        "look_first": comparison.look_first,
+        "lacks": list(LACKS),
+        "moment": MOMENTS[0],
+        **{
+            name: getattr(comparison, name).to_dict("records")
+            for name in ("figures", "kinds", "lines", "sizes", "reserved", "segments")
+        },
+    }
+
+
+Compared = Comparison | SnapshotComparison
+
+
+def open_comparison(a: Path, b: Path) -> Compared:
+    """Compare two run directories; or by what snapshots know, if one of them is a snapshot.
+
+    Args:
+        a: The reference.
+        b: The one in question. Changes are from ``a`` to ``b``.
+
+    Raises:
+        RunDirectoryError: One of them is neither, or is damaged; or a snapshot is compared with a run without memory.
+    """
+    if a.is_file() or b.is_file():
+        return SnapshotComparison(open_run(a), open_run(b))
+    return Comparison(a, b)
+
+
+def compared_object(comparison: Compared) -> dict[str, object]:
+    """The object that ``fakedist compare --json`` prints."""
+    return comparison_object(comparison) if isinstance(comparison, Comparison) else snapshot_object(comparison)

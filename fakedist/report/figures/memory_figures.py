@@ -1,6 +1,8 @@
-"""Charts of memory: over time, of two runs, at the peak by layer, by layer and category."""
+"""Charts of memory: over time, of two runs, at the peak by layer and category, and segment by segment."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ from fakedist.analysis.compare.common_axis import Stretch, common_axis, on_axis
 from fakedist.analysis.recording import Array
 from fakedist.report.figures.look import (
     CATEGORY_COLOURS,
+    FREE,
     INK,
     LINE,
     PANEL,
@@ -17,6 +20,7 @@ from fakedist.report.figures.look import (
     SIDE_COLOURS,
     SOFT,
     VEIL,
+    WAITING,
     byte_unit,
     framed,
     label,
@@ -26,17 +30,161 @@ from fakedist.report.figures.look import (
     spoken,
     stacked_rows,
 )
-from fakedist.report.figures.memory_curve import (
-    MemoryCurve,
-    held_by_colour,
-    highest_moves,
-    least_between,
-    most_reserved,
-    read_curve,
-)
+from fakedist.report.text.wording import short_line
 from fakedist.results.run import Run
-from fakedist.run.schema import CATEGORIES
-from fakedist.units import GIB, format_bytes
+from fakedist.rundir.schema import CATEGORIES, SEGMENT_STATES
+from fakedist.units import GIB, MIB, format_bytes
+
+BLOCK_COLUMNS = (
+    *("bytes", "alloc_event", "free_event", "category", "layer", "operation", "stack", "step", "phase", "at_peak"),
+)
+
+
+@dataclass(frozen=True)
+class Colouring:
+    """What the colours of the timeline mean.
+
+    Attributes:
+        of_block: For each block, the index of its name.
+        names: The names in the legend.
+        colours: For each name, the category whose colour it uses.
+    """
+
+    of_block: Array
+    names: tuple[str, ...]
+    colours: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """What is held after each move. A move is an allocation or a free, numbered in order.
+
+    Attributes:
+        blocks: Columns BLOCK_COLUMNS of the table ``blocks``.
+        lines: For each stack, the job's line.
+        colouring: What the colours mean.
+        events: For each move, its row in the table ``events``.
+        of_event: For each row of ``events``, the last move up to it; -1 before the first.
+        made: For each block, the move that allocates it.
+        freed: For each block, the move that frees it; of one that is never freed, the number of moves.
+        allocated: Bytes after each move.
+        reserved: Bytes that the allocator has taken from the GPU at each row of ``events``.
+        time_us: When each row of ``events`` was recorded.
+    """
+
+    blocks: pd.DataFrame
+    lines: list[str]
+    colouring: Colouring
+    events: Array
+    of_event: Array
+    made: Array
+    freed: Array
+    allocated: Array
+    reserved: Array
+    time_us: Array
+
+    @property
+    def num_moves(self) -> int:
+        """How many allocations and frees there are."""
+        return len(self.events)
+
+    def move_at(self, events: Array) -> Array:
+        """For each row of ``events``, the first move that is not before it."""
+        return np.concatenate([[-1], self.of_event])[events] + 1
+
+
+def read_curve(run: Run) -> MemoryCurve:
+    """Read a run's memory.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+    blocks = run.table("blocks", BLOCK_COLUMNS)
+    lines = job_lines(run, run.manifest.cwd)
+    table = run.table("events", ["allocated_bytes", "reserved_bytes", "time_us"])
+    num = len(table)
+    made, freed = blocks["alloc_event"].to_numpy(), blocks["free_event"].to_numpy()
+    is_move = np.zeros(num + 1, bool)
+    is_move[made] = True
+    is_move[freed] = True
+    is_move[num] = False  # for blocks that were never freed
+    events = np.flatnonzero(is_move[:num])
+    of_event = np.cumsum(is_move[:num]) - 1
+    return MemoryCurve(
+        blocks=blocks,
+        lines=lines,
+        colouring=by_largest_lines(blocks, lines) if run.by_category is None else by_category(blocks),
+        events=events,
+        of_event=of_event,
+        made=of_event[made],
+        freed=np.append(of_event, len(events))[freed],
+        allocated=table["allocated_bytes"].to_numpy("i8")[events],
+        reserved=table["reserved_bytes"].to_numpy("i8"),
+        time_us=table["time_us"].to_numpy("i8"),
+    )
+
+
+def job_lines(run: Run, cwd: str) -> list[str]:
+    """For each stack, the innermost line outside of torch, relative to the working directory."""
+    return [short_line(line, cwd) for line in run.table("stacks")["line"].astype(str)]
+
+
+def by_category(blocks: pd.DataFrame) -> Colouring:
+    """Colour blocks by category."""
+    values = blocks["category"]
+    places = np.array([CATEGORIES.index(str(name)) for name in values.cat.categories], "i8")
+    codes = places[values.cat.codes.to_numpy()] if len(places) else np.zeros(0, "i8")
+    return Colouring(codes, tuple(name.replace("_", " ") for name in CATEGORIES), CATEGORIES)
+
+
+def by_largest_lines(blocks: pd.DataFrame, lines: list[str]) -> Colouring:
+    """Colour blocks by the lines that hold most at the peak, for runs without categories."""
+    line = pd.Series([*lines, ""]).iloc[blocks["stack"].to_numpy()].reset_index(drop=True)
+    held = blocks["bytes"].reset_index(drop=True)[blocks["at_peak"].to_numpy()].groupby(line).sum()
+    most = held.sort_values(ascending=False, kind="stable").index.drop("", errors="ignore")[: len(CATEGORIES) - 1]
+    names = [*map(str, most), "everything else"]
+    places = {name: at for at, name in enumerate(most)}
+    return Colouring(line.map(places).fillna(len(names) - 1).to_numpy("i8"), tuple(names), CATEGORIES[: len(names)])
+
+
+def highest_moves(allocated: Array, num_points: int) -> Array:
+    """The move with the most memory of each of ``num_points`` stretches, and the first and last move."""
+    if len(allocated) <= num_points:
+        return np.arange(len(allocated))
+    first = _edges(len(allocated), num_points)[:-1]
+    most = np.maximum.reduceat(allocated, first)
+    reached = np.flatnonzero(allocated == np.repeat(most, np.diff(first, append=len(allocated))))
+    highest = reached[np.searchsorted(reached, first)]
+    return np.unique(np.concatenate([[0], highest, [len(allocated) - 1]]))
+
+
+def least_between(allocated: Array, chosen: Array) -> Array:
+    """The least that is held from each chosen move up to the next."""
+    return np.minimum.reduceat(allocated, chosen) if len(chosen) else allocated[:0]
+
+
+def held_by_colour(curve: MemoryCurve, chosen: Array) -> Array:
+    """Bytes by colour after each chosen move: one row per name of the colouring, one column per chosen move."""
+    num, width = len(curve.colouring.names), len(chosen) + 1
+    size = curve.blocks["bytes"].to_numpy("i8")
+    row = curve.colouring.of_block * width
+    change = np.zeros(num * width, "i8")
+    np.add.at(change, row + np.searchsorted(chosen, curve.made), size)
+    np.subtract.at(change, row + np.searchsorted(chosen, curve.freed), size)
+    held: Array = np.cumsum(change.reshape(num, width), axis=1)[:, :-1]
+    return held
+
+
+def most_reserved(curve: MemoryCurve, chosen: Array) -> Array:
+    """The most that is reserved from each chosen move up to the next."""
+    if not len(chosen):
+        return curve.reserved[:0]
+    return np.maximum.reduceat(curve.reserved, np.concatenate([[0], curve.events[chosen[1:]]]))
+
+
+def _edges(num: int, parts: int) -> Array:
+    return np.linspace(0, num, parts + 1).astype("i8")
+
 
 #: Points of a curve. Of the moves between two points, the one with the most memory is drawn, so the peak is exact.
 NUM_POINTS = 2_000
@@ -340,3 +488,131 @@ def _parents(depths: list[int]) -> list[str]:
         found.append(str(above[-1]) if above else "peak")
         above.append(row)
     return found
+
+
+#: Blocks that are narrower than this part of the longest row are drawn together with their neighbours.
+_NARROWEST = 1 / 400  # two or three pixels
+_WAITING = "freed, another stream still uses it"
+_ROW_HEIGHT = 22
+_BELOW = 56  # pixels from the plot to its legend
+
+
+def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROWS) -> go.Figure:
+    """Segments with the most free memory first; each row is a segment from its first byte to its last.
+
+    Args:
+        run: A run with memory.
+        moment: "peak_reserved" or "peak_allocated".
+        most: Rows to draw.
+
+    Raises:
+        ValueError: There is no such moment, or the run has no memory.
+        RunDirectoryError: A table is missing or damaged.
+    """
+    if run.memory is None:
+        raise ValueError(f"{run.path} has no memory: it was imported from a tool that does not record it")
+    found = run.memory.segments(moment)
+    rows, num_others = found.head(most), max(len(found) - most, 0)
+    figure = new_figure()
+    _add_segments(figure, rows)
+    blocks = run.memory.segment_blocks(moment)
+    bars = drawn_blocks(blocks[blocks["segment"] < most], int(rows["bytes"].max()) if len(rows) else 0)
+    for name in (*CATEGORIES, _WAITING):
+        own = bars[bars["kind"] == name]
+        if len(own):
+            _add_blocks(figure, own, name, is_described=run.by_category is not None)
+    height = _ROW_HEIGHT * max(len(rows), 1)
+    figure.update_layout(barmode="overlay", bargap=0.25, legend={"orientation": "h", "y": -_BELOW / height})
+    labels = [format_bytes(bytes_) for bytes_ in rows["free_bytes"].tolist()]
+    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=labels, autorange="reversed", automargin=True)
+    reserved, allocated = int(found["bytes"].sum()), int(found["allocated_bytes"].sum())
+    title = f"Segments at the {moment.removeprefix('peak_')} peak: {format_bytes(reserved - allocated)} of "
+    title += f"{format_bytes(reserved)} not allocated"
+    if num_others:
+        title += f"; {num_others:,} segments with less free memory are not drawn"
+    return framed(figure, title, x="MiB from the segment's begin", y="free", height=160 + height)
+
+
+def has_segments(run: Run) -> bool:
+    """Whether a chart of segments has anything to show: free memory in them, at known addresses."""
+    if run.memory is None or not any(moment.unused for moment in run.summary.reserved):
+        return False
+    return bool(run.table("segments", ["address"])["address"].any())
+
+
+def drawn_blocks(blocks: pd.DataFrame, longest: int) -> pd.DataFrame:
+    """What is drawn of blocks: one bar each, but narrow neighbours share one, which counts them.
+
+    Args:
+        blocks: The result of ``run.memory.segment_blocks()``.
+        longest: Bytes of the longest row.
+
+    Returns:
+        Columns segment, start, end, bytes, num_blocks, kind (category, or what says that it waits), and layer, phase,
+        step, operation, line of the largest block in each bar.
+    """
+    pixel = max(int(longest * _NARROWEST), 1)
+    kind = blocks["category"].astype(str).where(~blocks["is_waiting"], _WAITING)
+    table = blocks.assign(start=blocks["offset_bytes"], end=blocks["offset_bytes"] + blocks["bytes"], kind=kind)
+    is_narrow = (table["bytes"] < pixel).to_numpy()
+    table["place"] = np.where(is_narrow, table["start"] // pixel, -1 - np.arange(len(table)))
+    bars = table.groupby(["segment", "place"], sort=False)
+    found = table.sort_values("bytes", ascending=False, kind="stable").groupby(["segment", "place"]).head(1)
+    found = found.set_index(["segment", "place"])
+    sums = bars.agg(start=("start", "min"), end=("end", "max"), bytes=("bytes", "sum"), num_blocks=("bytes", "size"))
+    return sums.join(found[["kind", "layer", "phase", "step", "operation", "line"]]).reset_index()
+
+
+def _add_segments(figure: go.Figure, rows: pd.DataFrame) -> None:
+    """The rows themselves; what no block covers is free."""
+    details = [
+        [
+            f"0x{row['address']:x}",
+            format_bytes(row["bytes"]),
+            format_bytes(row["free_bytes"]),
+            f"{row['num_holes']:,}",
+            format_bytes(row["largest_hole_bytes"]),
+            f"{row['stream']:#x}" if row["stream"] else "default",
+            f"private pool {row['private_pool']}" if row["private_pool"] else f"{row['pool']} pool",
+            SEGMENT_STATES[row["state"]],
+        ]
+        for row in rows.to_dict("records")
+    ]
+    figure.add_bar(
+        y=list(range(len(rows))),
+        x=rows["bytes"] / MIB,
+        orientation="h",
+        name="free",
+        marker_color=FREE,
+        customdata=details,
+        hovertemplate="segment %{customdata[0]}, %{customdata[1]}, %{customdata[6]}, stream %{customdata[5]}<br>"
+        "%{customdata[2]} free in %{customdata[3]} holes, the largest %{customdata[4]}<br>%{customdata[7]}"
+        "<extra></extra>",
+    )
+
+
+def _add_blocks(figure: go.Figure, bars: pd.DataFrame, name: str, *, is_described: bool) -> None:
+    details = [
+        [
+            format_bytes(row["bytes"]),
+            f"{row['num_blocks']:,} blocks, the largest: " if row["num_blocks"] > 1 else "",
+            shown(f"{row['layer'] or 'outside of modules'}, step {row['step']}, {row['phase']}")
+            if is_described
+            else "",
+            shown(row["operation"]),
+            shown(row["line"]),
+        ]
+        for row in bars.to_dict("records")
+    ]
+    figure.add_bar(
+        y=bars["segment"],
+        base=bars["start"] / MIB,
+        x=(bars["end"] - bars["start"]) / MIB,
+        orientation="h",
+        name=spoken(name),
+        marker_color=CATEGORY_COLOURS.get(name, WAITING),
+        marker_line_width=0,
+        customdata=details,
+        hovertemplate="%{customdata[0]}: %{customdata[1]}%{customdata[2]}<br>%{customdata[3]} %{customdata[4]}"
+        "<extra>" + spoken(name) + "</extra>",
+    )

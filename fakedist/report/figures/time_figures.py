@@ -1,16 +1,26 @@
-"""Charts of the timed step: by layer, by family of kernels, the roofline."""
+"""Charts of the timed step: by layer, by family, the roofline, each kernel, and the ranks of a job side by side."""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from fakedist.analysis.recording import Array
+from fakedist.analysis.times.breakdown import range_lanes, timed
+from fakedist.analysis.times.trace import bars, call_texts, hidden_parts, hidden_us, kind_runs, layer_runs, longest_runs
 from fakedist.report.figures.look import (
     FAMILY_COLOURS,
+    HIDDEN,
     INK,
     KIND_COLOURS,
     MUTED,
+    ON_COLOUR,
+    PHASE_COLOURS,
+    RANGE,
+    SOFT,
     framed,
     layer_labels,
     new_figure,
@@ -18,10 +28,11 @@ from fakedist.report.figures.look import (
     spoken,
     stacked_rows,
 )
-from fakedist.results.run import Run
-from fakedist.results.run_time import RunTime
-from fakedist.run.schema import KINDS
-from fakedist.run.step_time import Peaks
+from fakedist.report.text.wording import short_kernel
+from fakedist.results.run import Run, RunTime
+from fakedist.rundir.job_time import JobStep, StageTime
+from fakedist.rundir.schema import FAMILIES, KINDS
+from fakedist.rundir.step_time import Peaks
 from fakedist.units import format_flops, format_us
 
 MOST_ROWS = 40
@@ -175,3 +186,237 @@ def time_of(run: Run) -> RunTime:
     if run.time is None:
         raise ValueError(f"{run.path} has no timed step: profile it without --no-kernels")
     return run.time
+
+
+#: Bars of a figure; half as many layers above them. The page has more, and draws those that it zooms into.
+MOST_BARS = 2_000
+#: Levels of the tree of layers.
+MOST_DEPTH = 6
+#: Ranges that lie in each other, or overlap on the GPU; deeper ones are left out.
+MOST_RANGE_LANES = 6
+_RESOLUTION = 4_000  # parts of the step: what is shorter cannot be seen
+_COLUMNS = (
+    *("name", "family", "stream", "start_us", "duration_us", "operation", "phase", "recompute", "layer", "call"),
+    *("flops", "moved_bytes", "bound"),
+)
+_ROW_HEIGHT = 22
+
+
+def read_kernels(run: Run) -> pd.DataFrame:
+    """The table ``kernels`` in the form that the charts need.
+
+    Raises:
+        RunDirectoryError: It is missing or damaged.
+    """
+    return timed(run.table("kernels", _COLUMNS))
+
+
+def kernel_lanes(run: Run, *, most: int = MOST_BARS) -> go.Figure:
+    """The kernels of the timed step by stream over time, below the phases and layers of the stream that computes most.
+
+    The script's own ranges (NVTX, ``record_function``) lie between them, from their first kernel to their last.
+    Collectives are faded where something computes at the same time.
+
+    Args:
+        run: A run with a timed step.
+        most: Bars to draw, about; of more kernels, neighbours share a bar.
+
+    Raises:
+        ValueError: No step was timed.
+        RunDirectoryError: A table is missing or damaged.
+    """
+    time_of(run)  # an error without one
+    return lanes_of(run, read_kernels(run), most=most)
+
+
+def lanes_of(run: Run, kernels: pd.DataFrame, *, most: int) -> go.Figure:
+    """The figure of :func:`kernel_lanes`, from the result of :func:`read_kernels`."""
+    time = time_of(run)
+    layers = run.table("layers", ["name", "parent"])
+    runs = layer_runs(kernels, layers["parent"].to_numpy())
+    depth = int(min(runs["depth"].max() + 1, MOST_DEPTH)) if len(runs) else 0
+    figure = new_figure()
+    phases = kind_runs(kernels)
+    _add_kinds(figure, "phase", phases, np.zeros(len(phases)), [KINDS[kind] for kind in phases["kind"].astype(int)])
+    runs = longest_runs(runs[runs["depth"] < depth], most // 2)
+    names = layers["name"].astype(str).to_numpy()[runs["layer"].to_numpy("i8")]
+    _add_kinds(figure, "layers", runs, 1 + runs["depth"].to_numpy("f8"), names.tolist())
+    ranges = drawn_ranges(run, most // 2)
+    num_lanes = int(ranges["lane"].max() + 1) if len(ranges) else 0
+    if num_lanes:
+        _add_ranges(figure, ranges, first_row=1 + depth)
+    num_streams, first_row = kernels["stream"].nunique(), 1 + depth + num_lanes
+    _add_bars(figure, run, kernels, first_row=first_row, most=most)
+    _add_hidden(figure, kernels, first_row=first_row)
+    titles = {0: "phase"} | ({1: "layers"} if depth else {}) | ({1 + depth: "ranges"} if num_lanes else {})
+    titles |= {first_row + at: f"stream {at}" for at in range(num_streams)}
+    num_rows = first_row + num_streams
+    figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
+    figure.update_xaxes(range=[0, (time.summary().step_us or 1.0) / 1e3], ticksuffix=" ms")
+    figure.update_yaxes(
+        range=[num_rows - 0.5, -0.5], tickvals=list(titles), ticktext=list(titles.values()), fixedrange=True,
+        showgrid=False, zeroline=False,
+    )  # fmt: skip
+    title = f"Kernels of step {time.step} by stream ({time.source})"
+    return framed(figure, title, x="time in the step", height=110 + _ROW_HEIGHT * num_rows)
+
+
+def drawn_ranges(run: Run, most: int) -> pd.DataFrame:
+    """The script's ranges as bars: the result of :func:`range_lanes` without lanes that are too deep."""
+    found = range_lanes(time_of(run).ranges(), most)
+    kept: pd.DataFrame = found[found["lane"] < MOST_RANGE_LANES]
+    return kept
+
+
+def _add_ranges(figure: go.Figure, ranges: pd.DataFrame, *, first_row: int) -> None:
+    start = ranges["start_us"].to_numpy("f8")
+    figure.add_bar(
+        **_places(start, ranges["end_us"].to_numpy("f8") - start, first_row + ranges["lane"].to_numpy("f8")),
+        meta="ranges",
+        name="your ranges",
+        marker={"color": RANGE, "line": {"width": 0}},
+        hovertext=[
+            f"{shown(row['name'])}<br>{format_us(row['end_us'] - row['start_us'])} on the GPU, "
+            f"{row['num_kernels']:,} kernels of {format_us(row['kernel_us'])}"
+            for row in ranges.to_dict("records")
+        ],
+        hovertemplate="%{hovertext}<extra></extra>",
+        textfont={"size": 11.5},
+    )
+
+
+def _add_hidden(figure: go.Figure, kernels: pd.DataFrame, *, first_row: int) -> None:
+    """Draw the parts of collectives that compute hides, over the collectives."""
+    calls = kernels[~kernels["is_compute"] & kernels["is_known"]]
+    if not len(calls):
+        return
+    end = float((kernels["start_us"] + kernels["known_us"]).max())
+    parts = hidden_parts(kernels, end / _RESOLUTION)
+    streams = np.unique(kernels["stream"].to_numpy("u8"))
+    start = parts["start_us"].to_numpy("f8")
+    row = first_row + np.searchsorted(streams, parts["stream"].to_numpy("u8"))
+    figure.add_bar(
+        **_places(start, parts["end_us"].to_numpy("f8") - start, row),
+        meta="hidden",
+        name="communication while something computes",
+        marker={"color": HIDDEN, "line": {"width": 0}},
+        hoverinfo="skip",
+        textfont={"size": 11.5, "color": INK},
+    )
+
+
+def _add_kinds(figure: go.Figure, part: str, rows: pd.DataFrame, y: Array, names: list[str]) -> None:
+    """Add phases or layers as bars, in the colours of phases."""
+    kinds = [KINDS[kind] for kind in rows["kind"].astype(int)]
+    length = rows["end_us"].to_numpy("f8") - rows["start_us"].to_numpy("f8")
+    figure.add_bar(
+        **_places(rows["start_us"].to_numpy("f8"), length, y),
+        meta=part,
+        name=part,
+        marker={"color": [PHASE_COLOURS[kind] for kind in kinds], "line": {"width": 0}},
+        hovertext=[
+            f"{shown(name)}<br>{kind}, {format_us(us)}" for name, kind, us in zip(names, kinds, length, strict=True)
+        ],
+        hovertemplate="%{hovertext}<extra></extra>",
+        showlegend=False,
+        textfont={"size": 11.5},
+    )
+
+
+def _add_bars(figure: go.Figure, run: Run, kernels: pd.DataFrame, *, first_row: int, most: int) -> None:
+    """Add kernels as bars: a trace for each family."""
+    found = bars(kernels, most)
+    rows = kernels.iloc[found["first"].to_numpy("i8")]
+    places, labels = bar_labels(run, rows)
+    stream = np.unique(found["stream"].to_numpy("u8"), return_inverse=True)[1]
+    layers = run.table("layers", ["name"])["name"].astype(str).to_numpy()[rows["layer"].to_numpy("i8")]
+    start, length = found["start_us"].to_numpy("f8"), (found["end_us"] - found["start_us"]).to_numpy("f8")
+    families, communication = rows["family"].to_numpy("i8"), FAMILIES.index("communication")
+    known, num_kernels = found["known"].tolist(), found["num_kernels"].tolist()
+    hidden = hidden_us(found, kernels)
+    for at in sorted(kernels["family"].unique().tolist()):  # the page draws families that no bar here stands for
+        family, own = FAMILIES[at], np.flatnonzero(families == at)
+        figure.add_bar(
+            **_places(start[own], length[own], first_row + stream[own]),
+            meta=family,
+            name=family,
+            marker={"color": FAMILY_COLOURS[family], "line": {"width": 0}},
+            hovertext=[
+                f"{shown(labels[places[row]])}<br>"
+                f"{format_us(length[row]) if known[row] else 'duration not known'}"
+                f"{_several(num_kernels[row])}"
+                f"{_exposed(length[row], hidden[row]) if at == communication and known[row] else ''}"
+                f"<br>{shown(layers[row] or '(outside of modules)')}"
+                for row in own.tolist()
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
+            showlegend=len(own) > 0,
+            textfont={"size": 11.5, "color": ON_COLOUR},
+        )
+    figure.update_layout(plot_bgcolor=SOFT)
+
+
+def _several(num: int) -> str:
+    return f", of {num:,} kernels the longest" if num > 1 else ""
+
+
+def _exposed(long_us: float, hidden_us: float) -> str:
+    return f"<br>hidden {format_us(hidden_us)}, exposed {format_us(max(long_us - hidden_us, 0.0))}"
+
+
+def _places(start_us: Array, length_us: Array, row: Array) -> dict[str, object]:
+    return {"base": start_us / 1e3, "x": length_us / 1e3, "y": row, "width": 0.84, "orientation": "h"}
+
+
+def bar_labels(run: Run, rows: pd.DataFrame) -> tuple[Array, list[str]]:
+    """For each bar, the index of its label: the kernel's name, or the name of the collective it is a copy for."""
+    text = rows["name"].astype(str).map(lambda name: short_kernel(name, 120))
+    if (rows["call"] >= 0).any():
+        calls = call_texts(run.table("calls", ["sequence", "operation", "group"]), run.table("groups"))
+        text = rows["call"].map(calls).fillna(text)
+    places, labels = pd.factorize(text)
+    return places, [str(label) for label in labels]
+
+
+_COLOURS = KIND_COLOURS | {"communication": FAMILY_COLOURS["communication"], "bubble": SOFT}
+#: Drawn first, so that what computes covers it.
+_ORDER = ("bubble", "communication", "other", "optimizer", "recompute", "backward", "forward", "generation")
+
+
+Figure: TypeAlias = go.Figure
+
+
+def stage_lanes(step: JobStep, lanes: pd.DataFrame) -> Figure:
+    """The job's step by rank: forward, backward, optimizer, communication and bubble over time.
+
+    Args:
+        step: The job's step.
+        lanes: What each rank does when: ``JobTime.lanes``.
+    """
+    figure = new_figure()
+    labels = {stage.rank: _label(stage) for stage in step.stages}
+    for lane in _ORDER:
+        rows = lanes[lanes["lane"] == lane]
+        if not len(rows):
+            continue
+        lasts = rows["end_us"] - rows["start_us"]
+        figure.add_bar(
+            y=[labels[rank] for rank in rows["rank"]],
+            x=lasts / 1e3,
+            base=rows["start_us"] / 1e3,
+            orientation="h",
+            name=lane,
+            marker={"color": _COLOURS[lane], "line": {"width": 0}},
+            customdata=[format_us(each) for each in lasts],
+            hovertemplate="%{customdata} from %{base:.3f} ms<extra>%{y}: " + lane + "</extra>",
+        )
+    figure.update_layout(barmode="overlay", bargap=0.25)
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(labels.values()))
+    title = f"The job's step by rank, {format_us(step.step_us)} (estimated)"
+    framed(figure, title, x="ms", height=200 + 34 * max(len(labels), 2))
+    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "reversed"}
+    return figure.update_layout(legend=legend, margin={"t": 90})
+
+
+def _label(stage: StageTime) -> str:
+    return f"rank {stage.rank}" if stage.stage is None else f"stage {stage.stage}, rank {stage.rank}"

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from html import escape
 from types import MappingProxyType
 
-from fakedist.report.figures.stage_lanes import stage_lanes
-from fakedist.report.page.scripts import plotly_text
-from fakedist.report.text.job_sheets import TITLE, job_columns, job_facts, job_figures, job_remarks, table_title
-from fakedist.report.text.job_what_if import job_what_if_sheets
+from fakedist.report.figures.time_figures import stage_lanes
+from fakedist.report.page.assets import plotly_text
+from fakedist.report.text.job_sheets import (
+    TITLE,
+    job_columns,
+    job_facts,
+    job_figures,
+    job_remarks,
+    job_what_if_sheets,
+    table_title,
+)
 from fakedist.report.text.sheet import Sheet
 from fakedist.results.job_time import JobTime
 

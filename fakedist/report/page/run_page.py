@@ -2,28 +2,83 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import jinja2
 import pandas as pd
+from markupsafe import Markup, escape
 
 from fakedist.analysis.layer_table import fold_layers, fold_table
-from fakedist.report.figures.call_figures import read_calls
-from fakedist.report.figures.kernel_figures import read_kernels
 from fakedist.report.figures.look import STYLE_NAMES, load_plotly
-from fakedist.report.figures.memory_curve import MemoryCurve, read_curve
-from fakedist.report.page import memory_drawings, page_figures, peak_blocks, sections, time_drawings
-from fakedist.report.page.pack import Pack
-from fakedist.report.page.reserved_section import reserved_section
-from fakedist.report.page.scripts import joined, page_scripts, plotly_text
-from fakedist.report.page.time_section import layer_columns, time_section
-from fakedist.report.page.typography import FILTERS
-from fakedist.report.text.outside_sheet import outside_section
+from fakedist.report.figures.memory_figures import MemoryCurve, read_curve
+from fakedist.report.figures.run_figures import read_calls
+from fakedist.report.figures.time_figures import read_kernels
+from fakedist.report.page import assets, drawings, sections
+from fakedist.report.page.assets import joined, page_scripts, plotly_text
+from fakedist.report.page.drawings import Pack
+from fakedist.report.page.sections import layer_columns, reserved_section, time_section
+from fakedist.report.text.memory_sheets import outside_section
 from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
-from fakedist.run.schema import SCHEMA_VERSION
-from fakedist.run.step_time import StepTime
+from fakedist.rundir.schema import SCHEMA_VERSION
+from fakedist.rundir.step_time import StepTime
+
+_MINUS = re.compile(r"(?<![\w.)\]-])-(?=\d[\d,.]*(?: ?(?:[KMGT]?i?B|µs|ms|s|min|%))\b|\d[\d,.]*%)")
+_ARROWS = (("<-", "\u2190"), ("->", "\u2192"))
+_PARTS = re.compile(r"[^.]+\.*|\.+")
+_LONG = 40  # letters of one part of a name, which is then broken anywhere
+
+
+def signs(text: str) -> str:
+    """A text whose negative amounts have a minus sign, and whose arrows are arrows: "-3.00 MiB", "2 -> 4".
+
+    For texts of ours: in a command a minus is what is typed.
+    """
+    for typed, arrow in _ARROWS:
+        text = text.replace(f" {typed} ", f" {arrow} ")
+    return _MINUS.sub("\u2212", text)
+
+
+def layer_name(text: str) -> Markup:
+    """A layer's name that breaks after a dot and nowhere else."""
+    parts = _PARTS.findall(text)
+    if not parts or max(map(len, parts)) > _LONG:
+        return escape(text)
+    kept = (Markup('<span class="name">{}</span>').format(part) if "-" in part else escape(part) for part in parts)
+    return Markup("<wbr>").join(kept)
+
+
+def command(text: str) -> Markup:
+    """A command that breaks between its words, not after the dashes of an option."""
+    words = (
+        Markup('<span class="name">{}</span>').format(word) if "-" in word and len(word) <= _LONG else escape(word)
+        for word in text.split(" ")
+    )
+    return Markup(" ").join(words)
+
+
+def source_line(text: str) -> Markup:
+    """A file, line and function that break after a folder: "examples/train.py:7 (main)"."""
+    return Markup("/<wbr>").join(escape(part) for part in text.split("/"))
+
+
+def step_time(text: str) -> Markup:
+    """A step's time with its interval in lighter letters: "2.71 s (2.50 to 3.00)"."""
+    time, _, interval = text.partition(" (")
+    return escape(time) + (Markup(' <span class="interval">({}</span>').format(interval) if interval else "")
+
+
+FILTERS: dict[str, Callable[[str], str]] = {
+    "signs": signs,
+    "layer_name": layer_name,
+    "command": command,
+    "source_line": source_line,
+    "step_time": step_time,
+}
+
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -95,7 +150,7 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
     """The page's contents as text, by section; None for an empty section."""
     summary = run.summary
     pack = Pack()
-    pack.meta["figures"] = figures = page_figures.run_figures(run)
+    pack.meta["figures"] = figures = assets.run_figures(run)
     pack.meta["style"] = STYLE_NAMES
     context: dict[str, object] = {
         "verdict": sections.verdict_section(run, summary),
@@ -117,7 +172,7 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
         context |= _memory(pack, run, curve)
     if summary.timed:
         kernels = read_kernels(run)
-        figures["kernels"] = page_figures.kernels_figure(run, kernels)
+        figures["kernels"] = assets.kernels_figure(run, kernels)
         context |= _time(pack, run, kernels, summary.timed[0])
     job = run.manifest.job
     per_node = 1 if job is None else job.gpus_per_node
@@ -131,9 +186,9 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
     summary, cwd = run.summary, run.manifest.cwd
     table = run.table("layers")
     folds = fold_layers(table)
-    memory_drawings.add_layers(pack, table, folds)
-    largest = peak_blocks.largest_blocks(run, curve.blocks, curve.lines, cwd)
-    held = peak_blocks.by_line(curve.blocks, curve.lines)
+    drawings.add_layers(pack, table, folds)
+    largest = drawings.largest_blocks(run, curve.blocks, curve.lines, cwd)
+    held = drawings.by_line(curve.blocks, curve.lines)
     found: dict[str, object] = {
         "memory": sections.memory_section(summary, curve.colouring),
         "peak": sections.peak_section(summary, largest, held),
@@ -150,18 +205,18 @@ def _time(pack: Pack, run: Run, kernels: pd.DataFrame, time: StepTime) -> dict[s
     """The section of times, and the data for its charts."""
     layers = run.table("layers")
     folds = fold_layers(layers)
-    time_drawings.add_kernels(pack, run, kernels, layers, time)
-    time_drawings.add_layer_times(pack, run.table("layer_times"), layers)
-    memory_drawings.add_folds(pack, folds)
+    drawings.add_kernels(pack, run, kernels, layers, time)
+    drawings.add_layer_times(pack, run.table("layer_times"), layers)
+    drawings.add_folds(pack, folds)
     return {"time": time_section(run, kernels, layers, folds)}
 
 
 def _pack_memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
     """The data for the charts of memory and of calls over time, and their figures."""
-    memory_drawings.add_timeline(pack, run, curve)
-    memory_drawings.add_reserved(pack, curve)
-    memory_drawings.add_spans(pack, run, curve)
-    memory_drawings.add_times(pack, run, curve)
+    drawings.add_timeline(pack, run, curve)
+    drawings.add_reserved(pack, curve)
+    drawings.add_spans(pack, run, curve)
+    drawings.add_times(pack, run, curve)
     calls = read_calls(run, curve)
-    memory_drawings.add_calls(pack, calls)
-    return page_figures.memory_figures_of(run, curve, calls)
+    drawings.add_calls(pack, calls)
+    return assets.memory_figures_of(run, curve, calls)

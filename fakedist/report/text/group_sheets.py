@@ -9,12 +9,11 @@ from functools import cached_property
 from rich.console import Console
 from rich.text import Text
 
-from fakedist.analysis.calls import ranks_of
-from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology
-from fakedist.report.text.facts import run_facts
+from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology, ranks_of
 from fakedist.report.text.sheet import Sheet, SheetColumn, print_facts, print_remark, print_table, print_words
+from fakedist.report.text.wording import run_facts
 from fakedist.results.run import Run
-from fakedist.run.plain import to_plain
+from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes
 
 _SHORT = ("_into_tensor", "_tensor", "_coalesced", "_single")

@@ -1,30 +1,154 @@
-"""The step of a whole job as text, Markdown and an object: a row for each rank that stands for a stage."""
+"""Several ranks of a job as text, Markdown and an object: their memory, the job's step, and its what-ifs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from rich.console import Console
+from rich.text import Text
 
-from fakedist.report.text.job_what_if import job_what_if_objects, job_what_if_sheets
-from fakedist.report.text.markdown import escaped, markdown_table
-from fakedist.report.text.run_markdown import sheet_markdown
+from fakedist.report.compare.comparison import format_relative, format_us_change
+from fakedist.report.text.run_report import print_sheets, sheet_markdown, summary_object
 from fakedist.report.text.sheet import (
+    Sheet,
     SheetColumn,
+    escaped,
+    markdown_table,
     print_facts,
     print_figures,
     print_heading,
     print_remark,
     print_table,
 )
-from fakedist.report.text.terminal import print_sheets
 from fakedist.report.text.wording import job_command
 from fakedist.results.job_time import JobTime
-from fakedist.run.job_time import JobStep
-from fakedist.run.notes import share_text
-from fakedist.run.plain import to_plain
+from fakedist.results.opening import open_run_directory
+from fakedist.rundir.job_time import JobStep, StageTime
+from fakedist.rundir.notes import share_text
+from fakedist.rundir.outcome import Ending
+from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes, format_us
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank that has run.
+
+    Attributes:
+        rank: The rank.
+        run_directory: Its run; None if it could not start.
+        exit: How it ended.
+        wall_s: Seconds that its run took, including recording and tables.
+    """
+
+    rank: int
+    run_directory: Path | None
+    exit: Ending
+    wall_s: float
+
+
+def render_ranks(rows: Sequence[RankRow], world_size: int, console: Console) -> None:
+    """Print a table with a row for each rank."""
+    runs = [None if row.run_directory is None else open_run_directory(row.run_directory) for row in rows]
+    endings = [row.exit if run is None else run.summary.exit for row, run in zip(rows, runs, strict=True)]
+    columns = [
+        SheetColumn("rank", [str(row.rank) for row in rows]),
+        SheetColumn("outcome", [ending.outcome for ending in endings]),
+        SheetColumn("peak allocated", ["-" if run is None else format_bytes(run.peak_allocated_bytes) for run in runs]),
+        SheetColumn("reserved", ["-" if run is None else format_bytes(run.peak_reserved_bytes) for run in runs]),
+        SheetColumn("wall", [f"{row.wall_s:.1f} s" for row in rows], rank=1),
+        SheetColumn("run", [_shown(row.run_directory) for row in rows], is_text=True, rank=2),
+    ]
+    print_table(console, f"Ranks of {world_size:,}, memory measured", columns)
+    for row, ending in zip(rows, endings, strict=True):
+        if ending.message:
+            print_remark(console, f"rank {row.rank}: {ending.message}")
+    if any(row.run_directory for row in rows):
+        console.print(Text("  fakedist report RUN shows each", style="dim"), soft_wrap=True)
+
+
+def ranks_object(rows: Sequence[RankRow], world_size: int, exit_code: int) -> dict[str, object]:
+    """What ``--json`` prints for several ranks. ``ranks`` has what it prints for each rank, and ``wall_s``."""
+    return {"world_size": world_size, "exit_code": exit_code, "ranks": [rank_object(row) for row in rows]}
+
+
+def rank_object(row: RankRow) -> dict[str, object]:
+    """One rank's object. For a rank that could not start, it has only how it ended."""
+    if row.run_directory is None:
+        return {"rank": row.rank, "exit": to_plain(row.exit), "wall_s": row.wall_s}
+    return {**summary_object(row.run_directory), "wall_s": row.wall_s}
+
+
+def _shown(path: Path | None) -> str:
+    if path is None:
+        return "-"
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+#: The parts of a stage's step, and what they are called.
+_PARTS = {
+    "compute_us": "computing",
+    "communication_us": "exposed communication",
+    "bubble_us": "bubble",
+    "host_us": "host",
+    "wait_us": "other",
+}
+
+
+def job_what_if_sheets(job: JobTime, changed: Mapping[str, JobTime]) -> list[Sheet]:
+    """A table of all changes, each on its own, with the change of each part of the stage that sets the pace.
+
+    Args:
+        job: The job's step as it is.
+        changed: The step with a change, by the change.
+    """
+    if not changed:
+        return []
+    before, steps = job.summary, {text: each.summary for text, each in changed.items()}
+    columns = [
+        SheetColumn("what if", list(steps), is_text=True),
+        SheetColumn("step", [format_us(step.step_us) for step in steps.values()]),
+        SheetColumn("change", [format_us_change(step.step_us - before.step_us) for step in steps.values()]),
+        SheetColumn("%", [format_relative(step.step_us - before.step_us, before.step_us) for step in steps.values()]),
+        SheetColumn("rank that sets the pace", [str(step.slowest_rank) for step in steps.values()], rank=1),
+    ]
+    remarks = [f"the step as it is: {format_us(before.step_us)}"]
+    remarks += [said for text, step in steps.items() if (said := _parts(text, before, step))]
+    return [Sheet("What if, estimated, each on its own", columns, remarks)]
+
+
+def job_what_if_objects(job: JobTime, changed: Mapping[str, JobTime]) -> list[dict[str, object]]:
+    """The same as plain objects: the step, its change, and the stages with it."""
+    return [
+        {
+            "what_if": text,
+            "step_us": each.summary.step_us,
+            "change_us": each.summary.step_us - job.summary.step_us,
+            "slowest_rank": each.summary.slowest_rank,
+            "stages": to_plain(each.summary.stages),
+        }
+        for text, each in changed.items()
+    ]
+
+
+def _parts(text: str, before: JobStep, after: JobStep) -> str:
+    """How the parts of the stage that set the pace change."""
+    stages = [_stage(step, before.slowest_rank) for step in (before, after)]
+    changes = {name: getattr(stages[1], part) - getattr(stages[0], part) for part, name in _PARTS.items()}
+    told = [
+        f"{name} {format_us_change(change)}"
+        for name, change in changes.items()
+        if abs(change) > before.step_us / 10_000
+    ]
+    return f"{text}, rank {before.slowest_rank}: {', '.join(told)}" if told else ""
+
+
+def _stage(step: JobStep, rank: int) -> StageTime:
+    return next(stage for stage in step.stages if stage.rank == rank)
+
 
 _UNCHANGED: Mapping[str, JobTime] = MappingProxyType({})
 TITLE = "Step of the job, estimated"
@@ -63,7 +187,7 @@ def job_markdown(job: JobTime, changed: Mapping[str, JobTime] = _UNCHANGED) -> s
 
 
 def job_object(job: JobTime, changed: Mapping[str, JobTime] = _UNCHANGED) -> dict[str, object]:
-    """What ``--json`` prints: the attributes of :class:`fakedist.run.job_time.JobStep`, and what-ifs if any."""
+    """What ``--json`` prints: the attributes of :class:`fakedist.rundir.job_time.JobStep`, and what-ifs if any."""
     found = to_plain(job.summary)
     assert isinstance(found, dict)
     return found | ({"what_ifs": job_what_if_objects(job, changed)} if changed else {})

@@ -1,4 +1,4 @@
-"""The tables of a run as text, for a terminal and for Markdown."""
+"""The tables of a run's memory as text: at the peak, reserved, and outside the caching allocator."""
 
 from __future__ import annotations
 
@@ -8,13 +8,213 @@ from dataclasses import replace
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.report.text.reserved_sheets import reserved_sheets
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
-from fakedist.report.text.wording import LAYER_COLUMNS, MIN_SHARE, layer_label, or_dash, short_line, short_operation
+from fakedist.report.text.wording import (
+    LAYER_COLUMNS,
+    MIN_SHARE,
+    layer_label,
+    or_dash,
+    short_line,
+    short_operation,
+    span_text,
+)
 from fakedist.results.run import Run
-from fakedist.run.schema import CATEGORIES
-from fakedist.run.summary import CollectiveTotal, LargeBlock, Summary
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.schema import CATEGORIES
+from fakedist.rundir.summary import CollectiveTotal, HeldSegment, LargeBlock, Outside, ReservedMoment, Summary
 from fakedist.units import format_bytes, format_us
+
+#: Parts of what is reserved but not allocated, in words.
+UNUSED_NAMES = {
+    "pinned": "free in half-empty segments",
+    "used": "free in other segments",
+    "small": "free in segments of small blocks",
+    "expandable": "free in expandable segments",
+    "private": "free in private pools",
+    "empty": "empty segments, cached",
+    "waiting": "freed, but in use on a stream",
+    "unknown": "free before the history began",
+}
+MOMENT_NAMES = {"peak_reserved": "at the reserved peak", "peak_allocated": "at the allocated peak"}
+_NUM_HELD = 5
+
+
+def reserved_sheets(run: Run) -> list[Sheet]:
+    """What is reserved but not allocated, in parts, and the segments with the most free memory; none if all is used."""
+    moments = run.summary.reserved
+    if not any(moment.unused for moment in moments):
+        return []
+    cwd, is_described = run.manifest.cwd, run.by_category is not None
+    held = held_sheet(moments[0], cwd, is_described=is_described)
+    return [unused_sheet(moments, cwd, is_described=is_described), *([held] if held else [])]
+
+
+def unused_sheet(moments: list[ReservedMoment], cwd: str, *, is_described: bool) -> Sheet:
+    """Reserved memory in parts that add up, at both peaks, or at the one moment that is both.
+
+    Args:
+        moments: The moments.
+        cwd: The run's working directory.
+        is_described: Whether steps and phases are known.
+    """
+    first, last = moments[0], moments[-1]
+    is_one = (first.reserved_bytes, first.unused) == (last.reserved_bytes, last.unused)
+    shown = moments[:1] if is_one else moments
+    columns = [_amounts(moment) for moment in shown]
+    names = [name for name in columns[0] if any(column[name] for column in columns)]
+    found = [SheetColumn("memory", names, is_text=True)]
+    for moment, column in zip(shown, columns, strict=True):
+        title = "at the peak" if is_one else MOMENT_NAMES[moment.moment]
+        found.append(SheetColumn(title, [format_bytes(column[name]) for name in names], rank=KEY))
+    return Sheet("Reserved and not allocated", found, _remarks(shown, cwd, is_described=is_described))
+
+
+def _amounts(moment: ReservedMoment) -> dict[str, int]:
+    parts = {text: moment.unused.get(part, 0) for part, text in UNUSED_NAMES.items()}
+    return {"reserved then": moment.reserved_bytes, "allocated then": moment.allocated_bytes, **parts}
+
+
+def _remarks(moments: list[ReservedMoment], cwd: str, *, is_described: bool) -> list[str]:
+    first = moments[0]
+    remarks = []
+    if is_described:
+        places = [f"{MOMENT_NAMES[each.moment][3:]}: step {each.step}, {each.phase}" for each in moments]
+        remarks.append("; ".join(places))
+    if block := first.taken_for:
+        at = f" at {short_line(block.line, cwd)}" if block.line else ""
+        remarks.append(f"the last segment was reserved for a block of {format_bytes(block.bytes)}{at}")
+    if first.rounding_bytes:
+        remarks.append(f"allocated includes {format_bytes(first.rounding_bytes)} that rounding up added to requests")
+    return remarks
+
+
+def held_sheet(moment: ReservedMoment, cwd: str, *, is_described: bool) -> Sheet | None:
+    """The segments with the most free memory, and the largest block that keeps each reserved; None without any.
+
+    Args:
+        moment: The moment.
+        cwd: The run's working directory.
+        is_described: Whether layers, phases and categories are known.
+    """
+    rows = [row for row in moment.held if row.free_bytes >= MIN_SHARE * moment.reserved_bytes]
+    if not rows:
+        return None
+    shown = rows[:_NUM_HELD]
+    blocks = [row.block for row in shown]
+    columns = [
+        SheetColumn("free", [format_bytes(row.free_bytes) for row in shown]),
+        SheetColumn("of", [format_bytes(row.bytes) for row in shown]),
+        SheetColumn("largest hole", [format_bytes(row.largest_hole_bytes) for row in shown], rank=3),
+        SheetColumn("blocks", [f"{row.num_blocks:,}" for row in shown], rank=4),
+        SheetColumn("largest block", [format_bytes(block.bytes) for block in blocks], rank=1),
+    ]
+    if is_described:
+        columns += [
+            SheetColumn("category", [block.category.replace("_", " ") for block in blocks], is_text=True, rank=3),
+            SheetColumn("layer", [block.layer for block in blocks], is_text=True, rank=2),
+            SheetColumn("made in", [f"{block.step} {block.phase}" for block in blocks], is_text=True, rank=5),
+        ]
+    columns.append(SheetColumn("line", [short_line(block.line, cwd) for block in blocks], is_text=True, rank=KEY))
+    title = f"Segments with the most free memory {MOMENT_NAMES[moment.moment]}, and what keeps them"
+    return Sheet(title, columns, _others(moment, len(shown)))
+
+
+def _others(moment: ReservedMoment, num_shown: int) -> list[str]:
+    rest: list[HeldSegment] = moment.held[num_shown:]
+    if not rest:
+        return []
+    return [f"others have at most {format_bytes(rest[0].free_bytes)} free each; the table segments has all"]
+
+
+OUTSIDE_TITLE = "Outside the caching allocator, estimated"
+_NUM_SHOWN = 12
+_NUM_PARTS = 2
+_MORE_IN = "--json (estimated_outside)"
+
+
+def outside_figures(outside: Outside) -> list[tuple[str, str, str]]:
+    """Name, figure and details of each amount, including the names of unknown amounts."""
+    rows = []
+    if found := outside.communicators:
+        low, high = sum(each.low_bytes for each in found), sum(each.high_bytes for each in found)
+        rows.append(("NCCL", span_text(low, high), _communicators(outside)))
+    if outside.context_bytes:
+        rows.append(("CUDA context", format_bytes(outside.context_bytes), f"measured, {outside.context_source}"))
+    if outside.measured_bytes is not None:
+        told = (
+            "measured on this GPU at the end: used minus reserved, other processes included, without other ranks' NCCL"
+        )
+        rows.append(("on this GPU", format_bytes(outside.measured_bytes), told))
+    rows += [("left out", name, what) for name, _, what in (text.partition(": ") for text in outside.left_out)]
+    return rows
+
+
+def _communicators(outside: Outside) -> str:
+    number = len(outside.communicators)
+    told = f"{number} communicator{'' if number == 1 else 's'}"
+    if outside.nccl_version:
+        told += f", NCCL {outside.nccl_version}"
+    if outside.nccl_environment:
+        told += ", " + " ".join(f"{name}={value}" for name, value in sorted(outside.nccl_environment.items()))
+    if unused := outside.num_unused_groups:
+        told += f"; {unused} group{' has' if unused == 1 else 's have'} none, for lack of calls"
+    return told
+
+
+def communicator_sheet(outside: Outside) -> Sheet | None:
+    """The memory of each communicator, most first; None without communicators."""
+    if not outside.communicators:
+        return None
+    rows = outside.communicators[:_NUM_SHOWN]
+    columns = [
+        SheetColumn("communicator of", [row.group for row in rows], is_text=True),
+        SheetColumn("ranks", [f"{row.group_size:,}" for row in rows], rank=1),
+        SheetColumn("nodes", [f"{row.num_nodes:,}" for row in rows], rank=2),
+        SheetColumn("channels", [_span(*row.channels) for row in rows], rank=3),
+        SheetColumn("at least", [format_bytes(row.low_bytes) for row in rows]),
+        SheetColumn("at most", [format_bytes(row.high_bytes) for row in rows]),
+        SheetColumn("made of, at most", [parts_text(row.parts, _NUM_PARTS) for row in rows], is_text=True, rank=4),
+    ]
+    remarks = []
+    if more := len(outside.communicators) - len(rows):
+        remarks.append(f"and {more} more, in {_MORE_IN}")
+    return Sheet("NCCL by communicator, estimated", columns, remarks)
+
+
+def parts_text(parts: dict[str, tuple[int, int]], most: int) -> str:
+    """The upper ends of a communicator's parts, largest first. Parts after the first ``most`` are shown as dots."""
+    ordered = sorted(parts.items(), key=lambda pair: -pair[1][1])
+    told = ", ".join(f"{name} {format_bytes(high)}" for name, (_, high) in ordered[:most])
+    return told + (", ..." if len(ordered) > most else "")
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def outside_section(summary: Summary) -> dict[str, object] | None:
+    """The page's panel: the amounts, and a row for each communicator."""
+    outside = summary.estimated_outside
+    if not outside:
+        return None
+    sheet = communicator_sheet(outside)
+    rows = outside.communicators[:_NUM_SHOWN]
+    return {
+        "title": OUTSIDE_TITLE.partition(",")[0],
+        "figures": outside_figures(outside),
+        "rows": [
+            to_plain(row)
+            | {
+                "channels": _span(*row.channels),
+                "low": format_bytes(row.low_bytes),
+                "high": format_bytes(row.high_bytes),
+                "parts": parts_text(row.parts, len(row.parts)),
+            }
+            for row in rows
+        ],
+        "remarks": sheet.remarks if sheet else [],
+    }
+
 
 _EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_LARGEST = 10

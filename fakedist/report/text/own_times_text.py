@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fakedist.analysis.calibration.calibrating import Calibrated, Left
-from fakedist.analysis.calibration.own_times import OwnTimesFound, StepChange
-from fakedist.report.text.time_wording import short_kernel
-from fakedist.run.notes import counted, share_text
-from fakedist.run.plain import to_plain
+from fakedist.analysis.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
+from fakedist.report.text.wording import short_kernel
+from fakedist.rundir.notes import counted, share_text
+from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us
 
 _MOST_NAMED = 3

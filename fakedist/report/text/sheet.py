@@ -1,4 +1,4 @@
-"""Tables for a terminal of any width. Columns that do not fit are left out, least important first, and named.
+"""Tables for a terminal of any width, as Markdown, and as CSV. Columns that do not fit are left out, and named.
 
 A narrow terminal folds headings and text at blanks, else after the dots, slashes and underscores of a name, else
 anywhere. Everything that goes through here is safe to print, whoever wrote the file that it came from.
@@ -17,6 +17,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
+from fakedist.errors import JobError
+from fakedist.results.run import Run
+from fakedist.rundir.schema import TABLES
 from fakedist.visible import MOST_OF_A_TEXT, visible
 
 _GAP = 2  # blanks between columns
@@ -230,3 +234,45 @@ def _fitting(columns: Sequence[SheetColumn], width: int) -> list[SheetColumn]:
 
 def _readable_width(column: SheetColumn) -> int:
     return min(column.width, _LEAST_TEXT) if column.is_text else column.least_width
+
+
+def markdown_table(columns: Sequence[SheetColumn]) -> list[str]:
+    """The lines of a table, with figures right-aligned."""
+    rules = ["---" if column.is_text else "---:" for column in columns]
+    lines = [_line([column.name for column in columns]), _line(rules)]
+    return lines + [_line([escaped(cell) for cell in row]) for row in zip(*(c.cells for c in columns), strict=True)]
+
+
+def escaped(text: str) -> str:
+    """Text escaped for a table: layers.*.mlp, a|b, _foreach_add."""
+    text = visible(" ".join(text.split()), MOST_OF_A_TEXT)
+    for mark in "\\|*_<>`[]":
+        text = text.replace(mark, "\\" + mark)
+    return text
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
+    """One table.
+
+    Args:
+        run: The run.
+        name: A name in ``run.schema.TABLES``. Rows of ``layers`` and ``layer_times`` are the report's: folded, with
+            children.
+        all_layers: Whether repeated layers stay apart.
+
+    Raises:
+        JobError: No table has this name.
+        RunDirectoryError: It is missing or damaged.
+    """
+    if name not in TABLES:
+        raise JobError(f"no table is called {name!r}", f"--table is one of {', '.join(sorted(TABLES))}")
+    table = run.table(name)
+    if name == "layers":
+        table = fold_table(table, unfolded(table) if all_layers else fold_layers(table))
+    if name == "layer_times" and run.time is not None:
+        table = run.time.layers(fold=not all_layers)
+    return str(table.to_csv(index=False))

@@ -5,22 +5,22 @@ from __future__ import annotations
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, unfolded
-from fakedist.analysis.times.layer_times import fold_times
-from fakedist.analysis.times.totals import PEAK_DTYPE, rows_of
+from fakedist.analysis.times.breakdown import PEAK_DTYPE, fold_times, rows_of
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
-from fakedist.report.text.time_wording import (
+from fakedist.report.text.wording import (
+    MIN_SHARE,
     bytes_rate,
     communication_word,
     flops_rate,
+    layer_label,
     main_bound,
     share_of_peak,
     short_kernel,
     unknown_time,
     us_or_dash,
 )
-from fakedist.report.text.wording import MIN_SHARE, layer_label
 from fakedist.results.run import Run
-from fakedist.run.step_time import LayerTime, PathPart, StepTime
+from fakedist.rundir.step_time import LayerTime, PathPart, StepTime
 from fakedist.units import format_bytes, format_us
 
 _EMPTY_RANK = 9  # empty columns are left out before all others

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.recording import read_recording
-from fakedist.run.schema import ACTIONS
+from fakedist.rundir.schema import ACTIONS
 from tests.gpu.compare import Difference, compare_job
 from tests.gpu.pieces.recordings import columns, peaks
 from tests.gpu.record import ROOT, Way

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.job import Job
-from fakedist.run.directory import create_run_directory
-from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.options import Job
+from fakedist.rundir.directory import create_run_directory
+from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
 from tests.accuracy import many
 from tests.accuracy.many import JobFailedError, Way, compare_all
 from tests.unit.report.handmade import summary_of_nothing

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.recording import Recording, read_recording
-from fakedist.job import Job
-from fakedist.run.directory import JOURNAL_NAME
-from fakedist.run.encoding import Record, columns_of, decode
-from fakedist.run.journal import MAGIC, JournalWriter
-from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
-from fakedist.run.memory_records import EventsRecord, MarksRecord
-from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.records import (
+from fakedist.options import Job
+from fakedist.rundir.directory import JOURNAL_NAME
+from fakedist.rundir.encoding import Record, columns_of, decode
+from fakedist.rundir.journal import MAGIC, JournalWriter
+from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.rundir.memory_records import EventsRecord, MarksRecord
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.records import (
     RECORDS,
     GpuRecord,
     LayersRecord,
@@ -28,8 +28,8 @@ from fakedist.run.records import (
     ScopesRecord,
     StepRecord,
 )
-from fakedist.run.rows import FrameRow, LayerRow, OperationRow, PoolRow, RegionRow, ScopeRow
-from fakedist.run.schema import ACTIONS, CATEGORIES, SHARD, SHARD_CODE
+from fakedist.rundir.rows import FrameRow, LayerRow, OperationRow, PoolRow, RegionRow, ScopeRow
+from fakedist.rundir.schema import ACTIONS, CATEGORIES, SHARD, SHARD_CODE
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: Where the one segment of 1 GiB begins that every device has; addresses in tests count from here.

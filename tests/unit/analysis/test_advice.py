@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.building import build_tables
-from fakedist.run.manifest import load_manifest
-from fakedist.run.plain import to_plain
+from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.plain import to_plain
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 
 

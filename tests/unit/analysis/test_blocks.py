@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.analysis.blocks import Blocks, build_blocks
-from fakedist.run.schema import CATEGORIES
+from fakedist.rundir.schema import CATEGORIES
 from tests.unit.analysis.recorded import MIB, HandMade
 
 

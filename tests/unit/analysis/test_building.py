@@ -16,15 +16,15 @@ from fakedist.analysis import building
 from fakedist.analysis.building import build_tables, compute_tables
 from fakedist.analysis.times import recorded_times
 from fakedist.errors import RunDirectoryError
-from fakedist.gpu_models.known import find_gpu
-from fakedist.job import Job
-from fakedist.report.text.facts import run_facts
+from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.options import Job
+from fakedist.report.text.wording import run_facts
 from fakedist.results.opening import open_run, open_run_directory
-from fakedist.run.directory import JOURNAL_NAME, SNAPSHOT_NAME
-from fakedist.run.journal import MAGIC
-from fakedist.run.schema import ACTIONS, TABLES
-from fakedist.run.summary import Summary
-from fakedist.run.tables import write_table
+from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME
+from fakedist.rundir.journal import MAGIC
+from fakedist.rundir.schema import ACTIONS, TABLES
+from fakedist.rundir.summary import Summary
+from fakedist.rundir.tables import write_table
 from fakedist.units import UNLIMITED_BYTES
 from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade, new_run, write_plain
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fakedist.analysis.calls import call_table, collective_table, group_table
 from fakedist.analysis.recording import Recording
+from fakedist.analysis.topology import call_table, collective_table, group_table
 from tests.unit.analysis.recorded import HandMade
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.coverage import coverage_notes
+from fakedist.analysis.building import coverage_notes
 from fakedist.analysis.recording import Recording
-from fakedist.run.outcome import Outcome
-from fakedist.run.records import OutcomeRecord, StepRecord, TrainingFacts
+from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.records import OutcomeRecord, StepRecord, TrainingFacts
 from tests.unit.analysis.recorded import HandMade
 
 

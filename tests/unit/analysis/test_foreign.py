@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.blocks import build_blocks
-from fakedist.analysis.foreign import read_foreign
-from fakedist.analysis.snapshot_values import NoSnapshotError
+from fakedist.analysis.foreign import NoSnapshotError, read_foreign
 from tests.unit.analysis.recorded import MIB
 
 FRAMES = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fakedist.analysis.blocks import build_blocks
-from fakedist.run.memory_records import GeneratedRecord
-from fakedist.run.rows import HolderRow, LineRow
+from fakedist.rundir.memory_records import GeneratedRecord
+from fakedist.rundir.rows import HolderRow, LineRow
 from tests.unit.analysis.recorded import BASE, MIB, HandMade
 
 CODE = "/cache/inductor/ab/cab.py"

@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.outside_memory import beside_reserved, estimate_outside
-from fakedist.run.plain import to_plain
-from fakedist.run.summary import Outside
+from fakedist.analysis.topology import ranks_of
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.summary import Outside
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -6,7 +6,7 @@ import pytest
 
 from fakedist.analysis.address_space import AddressRanges
 from fakedist.analysis.replay import AllocatorSettings, Replay, parse_settings, replay, rounded_bytes
-from fakedist.run.schema import ACTIONS
+from fakedist.rundir.schema import ACTIONS
 from tests.unit.analysis.best_fit import random_history
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -9,7 +9,7 @@ from fakedist.analysis.building import make_tables
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.root_order import trained_first
-from fakedist.run.rows import PlacingRow
+from fakedist.rundir.rows import PlacingRow
 from tests.unit.analysis.recorded import MIB, HandMade
 
 TEACHER_FIRST = ["", "(Teacher)", "blocks", "(Teacher).(Softmax)", "(Student)", "(Student).blocks"]

@@ -12,10 +12,10 @@ from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.building import make_tables
 from fakedist.analysis.foreign import read_foreign
 from fakedist.analysis.recording import Recording
-from fakedist.analysis.reserved import reserved_moments
 from fakedist.analysis.segments import segment_table
-from fakedist.run.schema import MOMENTS
-from fakedist.run.summary import ReservedMoment
+from fakedist.analysis.summing_up import reserved_moments
+from fakedist.rundir.schema import MOMENTS
+from fakedist.rundir.summary import ReservedMoment
 from tests.unit.analysis.recorded import BASE, GIB, KIB, MIB, HandMade
 from tests.unit.analysis.test_foreign import entry, free, held, segment
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.snapshot_writing import build_snapshot
-from fakedist.run.directory import SNAPSHOT_NAME
+from fakedist.rundir.directory import SNAPSHOT_NAME
 from tests.unit.analysis.recorded import BASE, GIB, KIB, MIB, HandMade
 
 

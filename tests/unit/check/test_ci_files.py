@@ -12,7 +12,7 @@ from fakedist.check.config import read_config
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.profile import profile
-from fakedist.job.definition import OPTIONS
+from fakedist.options.definition import OPTIONS
 
 ROOT = Path(__file__).parent.parent.parent.parent
 FILES = [ROOT / "action.yml", ROOT / "docs/ci.md", *sorted((ROOT / "examples/ci").iterdir())]
@@ -59,7 +59,7 @@ def test_every_key_in_the_document_is_known(tmp_path: Path, heading: str) -> Non
     table = DOCUMENT[DOCUMENT.index(heading) :].split("\n\n")[1]
     keys = [key for line in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", line.split("|")[1])]
     assert len(keys) > 6
-    source = (ROOT / "fakedist/check/config.py").read_text() + (ROOT / "fakedist/check/limits.py").read_text()
+    source = (ROOT / "fakedist/check/config.py").read_text() + (ROOT / "fakedist/check/config.py").read_text()
     options = {option.toml_key for option in OPTIONS}
     assert [key for key in keys if f'"{key}"' not in source and key not in options] == []
 

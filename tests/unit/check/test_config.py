@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.check.config import find_config, read_config
-from fakedist.check.limits import Figure
+from fakedist.check.config import Figure, find_config, read_config
 from fakedist.cli import main
 from fakedist.errors import CheckError
 

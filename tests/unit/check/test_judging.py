@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from fakedist.check.baselines import baseline_path, baseline_text, read_baseline, settings_of, stale_settings
-from fakedist.check.config import CheckConfig, CheckJob, read_config
+from fakedist.check.config import CheckConfig, CheckJob, Figure, read_config
 from fakedist.check.judging import Finding, judge
-from fakedist.check.limits import Figure
 from fakedist.check.measured import RankFigures, measure, peak_places
 from fakedist.errors import CheckError
 from fakedist.results.opening import open_run

@@ -9,13 +9,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fakedist.check.annotations import github_annotations, sarif_text
 from fakedist.check.checking import Checked
-from fakedist.check.config import read_config
-from fakedist.check.findings import checked_markdown, checked_object, finding_columns, outcome
+from fakedist.check.config import Figure, read_config
 from fakedist.check.judging import Finding
-from fakedist.check.junit import junit_text
-from fakedist.check.limits import Figure
+from fakedist.check.outputs import (
+    checked_markdown,
+    checked_object,
+    finding_columns,
+    github_annotations,
+    junit_text,
+    outcome,
+    sarif_text,
+)
 from fakedist.errors import ScriptError
 
 GIB = float(1 << 30)

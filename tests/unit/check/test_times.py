@@ -12,9 +12,9 @@ import pytest
 from fakedist.check.baselines import baseline_text, read_baseline, settings_of
 from fakedist.check.checking import Checked, judge_job
 from fakedist.check.config import CheckConfig, CheckJob, read_config
-from fakedist.check.findings import checked_markdown, checked_object, finding_columns
 from fakedist.check.judging import Finding
 from fakedist.check.measured import RankFigures, measure
+from fakedist.check.outputs import checked_markdown, checked_object, finding_columns
 from fakedist.errors import CheckError
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
@@ -130,7 +130,7 @@ def test_a_baseline_from_before_times_were_asked_for_is_told(tmp_path: Path) -> 
     record = replace(now.record, time=None)
     path = config.baselines / "net.json"
     path.parent.mkdir()
-    path.write_text(baseline_text(settings_of(job, run.summary), {1: RankFigures.of_record(record)}))
+    path.write_text(baseline_text(settings_of(job, run.summary), {1: RankFigures.from_record(record)}))
 
     with pytest.raises(CheckError, match="has no step time"):
         judge_job(Checked(config), job, {1: run}, read_baseline(config, job))

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fakedist.cli.failure import say_ending, say_first_failure
-from fakedist.job import Job
-from fakedist.launch.ranks import RankRun
-from fakedist.run.directory import TAPE_NAME
-from fakedist.run.encoding import Record
-from fakedist.run.journal import JournalWriter
-from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.tape import Awaited, Guess, Lost
+from fakedist.cli.say import say_ending, say_first_failure
+from fakedist.launcher.ranks import RankRun
+from fakedist.options import Job
+from fakedist.rundir.directory import TAPE_NAME
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.tape import Awaited, Guess, Lost
 
 JOB = Job(world_size=64, rank=31, target="train.py", arguments=("--name", "a b"), seed=7)
 FAILED = Ending(Outcome.EXCEPTION, 1, "FileNotFoundError: model.pt")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.cli import main
-from fakedist.sweep.directory import About, write_about
-from fakedist.sweep.journal import JOURNAL_NAME, SweepJournal
+from fakedist.sweep.sweep_directory import JOURNAL_NAME, About, SweepJournal, write_about
 from tests.conftest import ROOT
 from tests.unit.sweep.rows_by_hand import row
 

@@ -11,15 +11,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.export.chakra import Dependencies, TracedGroup, TracedRank, dependencies, write_chakra, write_groups
-from fakedist.export.chakra_messages import (
+from fakedist.export.chakra import (
     COLLECTIVE,
     COMPUTE,
     INVALID,
     RECEIVE,
     SEND,
+    Dependencies,
+    TracedGroup,
+    TracedRank,
+    dependencies,
     message_classes,
     read_messages,
+    write_chakra,
+    write_groups,
 )
 
 NONE = -1

@@ -11,8 +11,7 @@ import pytest
 
 from fakedist.cli import main
 from fakedist.errors import JobError
-from fakedist.export.chakra import TracedGroup
-from fakedist.export.chakra_messages import message_classes
+from fakedist.export.chakra import TracedGroup, message_classes
 from fakedist.export.runs import _Groups, export_chakra
 from fakedist.results.opening import open_run
 from tests.unit.export.test_chakra import attributes, read

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from fakedist.frameworks.adapting import adapted_frameworks
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.world.reroute import fake_world
 
 Enter = Callable[..., None]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fakedist.frameworks.adapting import adapted_frameworks
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.world.reroute import fake_world
 from fakedist.world.tapes import Tapes
 

@@ -15,10 +15,10 @@ from torch.distributed.pipelining import stage as stage_module
 
 from fakedist.errors import WorldError
 from fakedist.frameworks.adapting import adapted_frameworks
-from fakedist.job import Job
-from fakedist.run.directory import TAPE_NAME
-from fakedist.run.journal import JournalWriter
-from fakedist.run.tape import Tape
+from fakedist.options import Job
+from fakedist.rundir.directory import TAPE_NAME
+from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.tape import Tape
 from fakedist.world.reroute import fake_world
 from fakedist.world.tapes import Tapes
 

@@ -6,12 +6,11 @@ from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.demand.work_shapes import ProductShape
 from fakedist.gpu.launch_log import Launch, LaunchKind
-from fakedist.gpu.launch_rows import LaunchRows
-from fakedist.gpu.step_ranges import StepRanges
-from fakedist.run.encoding import decode, encode
-from fakedist.run.launch_records import LaunchesRecord
-from fakedist.run.records import RECORDS
-from fakedist.run.rows import Place
+from fakedist.gpu.launch_rows import LaunchRows, StepRanges
+from fakedist.rundir.encoding import decode, encode
+from fakedist.rundir.launch_records import LaunchesRecord
+from fakedist.rundir.records import RECORDS
+from fakedist.rundir.rows import Place
 
 
 def test_whole_numbers_of_flops_and_bytes_are_read_back() -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from fakedist.gpu.driver.build import SOURCE_DIRECTORY
-from fakedist.gpu.smi import fields
-from fakedist.gpu.smi.fields import Gpu, Machine
+from fakedist.gpu.smi import nvidia_smi
+from fakedist.gpu.smi.nvidia_smi import VARIABLE, Gpu, Machine
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
-from fakedist.gpu.smi.program import VARIABLE
-from fakedist.job import Job
-from fakedist.run.smi_calls import calls_notes
+from fakedist.options import Job
+from fakedist.rundir.smi_calls import calls_notes
 
 MACHINE = Machine("NVIDIA H100 80GB HBM3", 84_942_979_072, 2, "9.0", 1980, 2619, "13.2", "")
 UUIDS = [f"GPU-66616b65-6469-7374-2076-69727475613{number}" for number in (0, 1)]
@@ -192,7 +191,7 @@ def test_only_a_rank_with_a_virtual_gpu_finds_it(tmp_path: Path) -> None:
 def test_constants_are_those_of_nvml() -> None:
     source = (SOURCE_DIRECTORY / "nvml_sensors.c").read_text()
     for name in ("IDLE_MILLIWATTS", "LIMIT_MILLIWATTS", "IDLE_CELSIUS", "IDLE_MHZ", "REASON_IDLE"):
-        assert re.findall(rf"\b{name} = (\d+)", source) == [str(getattr(fields, name))]
+        assert re.findall(rf"\b{name} = (\d+)", source) == [str(getattr(nvidia_smi, name))]
     told = Gpu(MACHINE, 0).constants()
     for function, name in (("CurrPcieLinkWidth", "width.current"), ("CurrPcieLinkGeneration", "gen.current")):
         (value,) = re.findall(rf"nvmlDeviceGet{function}\(.*, (\d+)\);", source)

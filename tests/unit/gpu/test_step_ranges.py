@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from fakedist.gpu.step_ranges import StepRanges
-from fakedist.run.launch_records import RangeRow
+from fakedist.gpu.launch_rows import StepRanges
+from fakedist.rundir.launch_records import RangeRow
 
 
 class Log:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.gpu.triton_key import kept_triton_key
+from fakedist.gpu.tuning import kept_triton_key
 
 _CACHE = """
 from pathlib import Path

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.nccl.channels import channels_per_peer, coll_channels
 from fakedist.nccl.communicators import Usage, communicator_memory
-from fakedist.nccl.group_shape import GroupShape
-from fakedist.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, Interconnect, find_interconnect
+from fakedist.nccl.connections import channels_per_peer, coll_channels
+from fakedist.nccl.interconnect import (
+    AMPERE,
+    BLACKWELL,
+    HOPPER,
+    PCIE,
+    GroupShape,
+    Interconnect,
+    Span,
+    find_interconnect,
+)
 from fakedist.nccl.settings import Settings, read_settings
-from fakedist.nccl.span import Span
 
 MIB = 1 << 20
 NODE, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(1024, 128, 8), GroupShape(128, 128, 1)

@@ -14,9 +14,8 @@ import pytest
 from fakedist.nccl import interconnect
 from fakedist.nccl.communicators import Usage, communicator_memory
 from fakedist.nccl.connections import pipes
-from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.interconnect import GroupShape, Span, total
 from fakedist.nccl.settings import read_settings
-from fakedist.nccl.span import Span, total
 
 DOCS = Path(__file__).parents[3] / "docs"
 PUBLISHED = DOCS / "accuracy" / "nccl.json"

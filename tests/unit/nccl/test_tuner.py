@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.nccl.group_shape import GroupShape
-from fakedist.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, Interconnect
+from fakedist.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape, Interconnect
 from fakedist.nccl.settings import read_settings
 from fakedist.nccl.tuner import DOUBT, Network, Tuner
 

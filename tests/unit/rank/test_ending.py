@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fakedist.errors import WorldError
+from fakedist.errors import StopRun, WorldError
 from fakedist.rank import ending
 from fakedist.rank.ending import Terminated
-from fakedist.record.steps import StopRun
-from fakedist.run.outcome import Ending, Outcome
+from fakedist.rundir.outcome import Ending, Outcome
 
 
 def _during(error: BaseException, context: BaseException) -> BaseException:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fakedist.rank.main import JournalFailed, OwnJournal
-from fakedist.run.journal import read_journal
-from fakedist.run.notes import Note
-from fakedist.run.records import NoteRecord
+from fakedist.rundir.journal import read_journal
+from fakedist.rundir.notes import Note
+from fakedist.rundir.records import NoteRecord
 
 
 def test_a_forked_child_writes_nothing_into_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.job import Job
-from fakedist.launch.checked_script import ScriptSyntaxError, check_script
+from fakedist.launcher.checked_script import ScriptSyntaxError, check_script
+from fakedist.options import Job
 
 SHOWS_ITSELF = """
 import os, pickle, sys
@@ -27,7 +27,7 @@ AS_MAIN = """
 import sys
 del sys.path[0]
 sys.path[:0] = [{root!r}]
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.rank.script import run_as_main, without_our_frames
 del sys.path[0]
 try:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fakedist.record import allocator_history
-from fakedist.record.allocator_history import AllocatorHistory
-from fakedist.run.encoding import Record
-from fakedist.run.memory_records import EventsRecord
-from fakedist.run.rows import PoolRow
+from fakedist.record import device_memory
+from fakedist.record.device_memory import AllocatorHistory
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.memory_records import EventsRecord
+from fakedist.rundir.rows import PoolRow
 
 MIB = 1 << 20
 
@@ -25,8 +25,8 @@ def held(address: int, size: int, pool: tuple[int, int], device: int = 0) -> dic
 
 def drained(monkeypatch: pytest.MonkeyPatch, trace: list[dict[str, Any]], *segments: dict[str, object]) -> EventsRecord:
     snapshot = {"device_traces": [trace], "segments": list(segments)}
-    monkeypatch.setattr(allocator_history, "take_snapshot", lambda: snapshot)
-    monkeypatch.setattr(allocator_history.torch.cuda.memory, "_record_memory_history", lambda **options: None)
+    monkeypatch.setattr(device_memory, "take_snapshot", lambda: snapshot)
+    monkeypatch.setattr(device_memory.torch.cuda.memory, "_record_memory_history", lambda **options: None)
     records: list[Record] = []
     history = AllocatorHistory(records.append, dict)
     history.start()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fakedist.record.beginning import Beginning
-from fakedist.run.encoding import Record
-from fakedist.run.outcome import Ending, Outcome
+from fakedist.record.device_memory import Beginning
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.outcome import Ending, Outcome
 
 
 def initialise() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fakedist.record.compiled import compilations
+from fakedist.record.compiled_graphs import compilations
 
 
 def test_each_compilation_is_told_with_its_end_and_none_without_one() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fakedist.record.device_memory import nccl_record, outside_record
-from fakedist.run.records import OutsideRecord
+from fakedist.rundir.records import OutsideRecord
 
 
 def test_used_and_reserved_bytes_of_the_device_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fakedist.record.evaluations import Evaluations
+from fakedist.record.steps import Evaluations
 
 
 def model(*, frozen: bool = False) -> nn.Module:

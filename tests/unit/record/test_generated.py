@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakedist.record.generated import COMPILED, parse_generated, with_modules
+from fakedist.record.compiled_graphs import COMPILED, parse_generated, with_modules
 
 CODE = """
 async_compile = None

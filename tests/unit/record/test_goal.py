@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fakedist.record.goal import After, Live, Steady, StepSize, make_goal
+from fakedist.record.steps import After, Live, Steady, StepSize, make_goal
 
 MIB = 1 << 20
 

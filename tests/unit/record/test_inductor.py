@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fakedist.record.generated import COMPILED
-from fakedist.record.inductor import Modules, Watched
+from fakedist.record.compiled_graphs import COMPILED, Modules, Watched
+from fakedist.record.graph_layers import Placing, is_dynamos, layers_of
 from fakedist.record.module_names import LayerTable, remember_parents
-from fakedist.record.placing import Placing, is_dynamos, layers_of
 
 
 class Block(nn.Module):

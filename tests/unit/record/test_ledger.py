@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fakedist.record.ledger import Ledger
-from fakedist.run.encoding import Record
-from fakedist.run.records import CallsRecord, GroupsRecord
-from fakedist.run.rows import CallRow, GroupRow
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.records import CallsRecord, GroupsRecord
+from fakedist.rundir.rows import CallRow, GroupRow
 from tests.unit.record.on_device import on_device
 
 

@@ -8,7 +8,7 @@ import torch
 from fakedist.record.marks import KEEP_LAYER, Marks, _OwnedMemory
 from fakedist.record.module_names import OUTSIDE, LayerTable
 from fakedist.record.position import Position
-from fakedist.run.schema import CATEGORIES
+from fakedist.rundir.schema import CATEGORIES
 from tests.unit.record.on_device import on_device
 
 

@@ -4,8 +4,8 @@ from collections.abc import Container
 import pytest
 import torch
 
-from fakedist.record.goal import After
-from fakedist.record.steps import Steps, StopRun
+from fakedist.errors import StopRun
+from fakedist.record.steps import After, Steps
 
 
 class Optimizer:

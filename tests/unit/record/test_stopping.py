@@ -3,7 +3,7 @@ from typing import NoReturn
 
 import pytest
 
-from fakedist.record.steps import StopRun
+from fakedist.errors import StopRun
 from fakedist.record.stopping import MOST_SWALLOWED, Stopping
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.record.torch_snapshot import take_snapshot
+from fakedist.record.device_memory import take_snapshot
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fakedist.record.position import Position
-from fakedist.record.training import Training, live_bytes
+from fakedist.record.steps import Training, live_bytes
 
 MODEL, CRITIC = nn.Linear(4, 4), nn.Linear(4, 4)
 

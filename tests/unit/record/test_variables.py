@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from fakedist.record.variables import variable_name
+from fakedist.record.copies import variable_name
 
 
 class Thing:

@@ -3,7 +3,7 @@ import warnings
 import pytest
 
 from fakedist import frames
-from fakedist.record.warned_lines import warnings_at_the_script
+from fakedist.record.dispatch import warnings_at_the_script
 
 
 def shown_at(filename: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:

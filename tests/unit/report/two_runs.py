@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.building import build_tables
-from fakedist.run.trace_records import KernelsRecord
+from fakedist.rundir.trace_records import KernelsRecord
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import NAN, kernel, record
 

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.time.launches_by_hand import PRODUCT, launch, record
 
 import fakedist
 from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.errors import ExitCode, JobError, RunDirectoryError
-from fakedist.gpu_models.known import find_gpu
+from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.results.job_time import time_job
-from fakedist.run.launch_records import WorkRow
+from fakedist.rundir.launch_records import WorkRow
 from tests.unit.analysis.recorded import GPU, new_run
 from tests.unit.report.handmade import recorded
-from tests.unit.time.launches_by_hand import PRODUCT, launch, record
 
 EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)
 SEND = WorkRow("send", "collective", "communication", "send", float("nan"), float("nan"))

@@ -8,18 +8,18 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from tests.unit.time.launches_by_hand import ALL_REDUCE, COPY, PRODUCT, UNKNOWN, launch, record
 
 from fakedist.analysis.building import build_tables
 from fakedist.errors import JobError, RunDirectoryError
-from fakedist.gpu_models.known import find_gpu
+from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
-from fakedist.run.manifest import load_manifest, write_manifest
-from fakedist.run.time_notes import not_timed
+from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.time_notes import not_timed
 from tests.unit.analysis.recorded import GPU
 from tests.unit.analysis.recorded import new_run as new_run_directory
 from tests.unit.report.handmade import recorded
-from tests.unit.time.launches_by_hand import ALL_REDUCE, COPY, PRODUCT, UNKNOWN, launch, record
 
 H100 = find_gpu("h100-80g")
 STEP = [

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.time.launches_by_hand import ALL_REDUCE, PRODUCT, launch, record
 
 from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.errors import JobError
-from fakedist.gpu_models.known import find_gpu
+from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import GPU, new_run
 from tests.unit.report.handmade import recorded, talking
-from tests.unit.time.launches_by_hand import ALL_REDUCE, PRODUCT, launch, record
 
 #: A reduction of the gradients on stream 7 next to two gathers on stream 9, after and before a product.
 STEP = [

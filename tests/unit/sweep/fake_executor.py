@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fakedist.analysis.building import build_tables
-from fakedist.launch.executors.task import Task, TaskResult
-from fakedist.run.manifest import load_manifest, write_manifest
-from fakedist.run.outcome import BY_ITSELF, Ending, Outcome
+from fakedist.launcher.executors.task import Task, TaskResult
+from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 from tests.unit.analysis.recorded import new_run
 from tests.unit.report.handmade import recorded
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fakedist.run.outcome import Outcome
-from fakedist.sweep.axes import Scalar
+from fakedist.rundir.outcome import Outcome
 from fakedist.sweep.command import PricedFor
-from fakedist.sweep.records import RankKind, RankResult, Row, Status, StepEstimate
+from fakedist.sweep.outcomes import RankKind, RankResult, Row, Status, StepEstimate
+from fakedist.sweep.space import Scalar
 from fakedist.units import GIB
 
 CAPACITY = 80 * GIB

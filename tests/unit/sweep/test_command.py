@@ -5,12 +5,9 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import SweepError
-from fakedist.job import Door, Program
-from fakedist.sweep.axes import Axis, axis_of_text
-from fakedist.sweep.command import PointRun, PricedFor, SweptCommand
-from fakedist.sweep.expressions import Expression
-from fakedist.sweep.point_files import PointFile
-from fakedist.sweep.space import Point, Space, all_points
+from fakedist.options import Door, Program
+from fakedist.sweep.command import PointFile, PointRun, PricedFor, SweptCommand
+from fakedist.sweep.space import Axis, Expression, Point, Space, all_points, axis_of_text
 
 
 def swept(
@@ -112,7 +109,7 @@ def test_a_real_gpu_is_refused() -> None:
 
 
 def test_the_command_line_gives_texts() -> None:
-    from fakedist.sweep.placeholders import Texts
+    from fakedist.sweep.command import Texts
 
     space = Space((Axis("n", (8, 16)),))
     options = {"world_size": Texts(("{n}",)), "env": Texts(("A={n}", "B=1"))}

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.errors import SweepError
-from fakedist.sweep.axes import Scalar
-from fakedist.sweep.expressions import Expression
+from fakedist.sweep.space import Expression, Scalar
 
 NAMES: dict[str, Scalar] = {"tp": 4, "pp": 8, "kind": "full", "on": True}
 

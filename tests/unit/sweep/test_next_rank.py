@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.run.outcome import Outcome
+from fakedist.rundir.outcome import Outcome
+from fakedist.sweep.outcomes import RankKind, RankResult
+from fakedist.sweep.points import next_rank
 from fakedist.sweep.reading import Given, sweep_of_file
-from fakedist.sweep.records import RankKind, RankResult
-from fakedist.sweep.running import next_rank
 
 
 def ended(*ranks: int) -> dict[int, RankResult]:

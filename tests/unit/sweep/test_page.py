@@ -7,10 +7,9 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from fakedist.sweep.figures import maps, memory_against_speed, parallel_axes
 from fakedist.sweep.opened import Sweep
-from fakedist.sweep.page import sweep_page
-from fakedist.sweep.records import Status
+from fakedist.sweep.outcomes import Status
+from fakedist.sweep.page import maps, memory_against_speed, parallel_axes, sweep_page
 from tests.unit.sweep.rows_by_hand import row
 from tests.unit.sweep.test_sheets import ROWS, sweep
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.errors import SweepError
-from fakedist.sweep.placeholders import Filling, Texts, placeholders_of
+from fakedist.sweep.command import Filling, Texts, placeholders_of
 
 FILLING = Filling(
     {"tp": 4, "lr": 0.5, "on": True, "rec": "full", "one": "one", "none": "none"},

@@ -9,8 +9,7 @@ import yaml
 
 from fakedist.errors import SweepError
 from fakedist.section import Section
-from fakedist.sweep.placeholders import Filling
-from fakedist.sweep.point_files import PointFile, read_plain, read_point_file, toml_text
+from fakedist.sweep.command import Filling, PointFile, read_plain, read_point_file, toml_text
 
 FILLING = Filling({"tp": 4, "name": 'a "b"\n'}, {})
 BASE = {"model": {"name": "llama", "layers": [1, {"x": 2}]}, "steps": 10}

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fakedist.sweep.ranking import Speed, rank_rows
-from fakedist.sweep.records import Row, Status
-from fakedist.sweep.wording import answer
+from fakedist.sweep.outcomes import Row, Status
+from fakedist.sweep.ranking import Speed, answer, rank_rows
 from fakedist.units import GIB
 from tests.unit.sweep.rows_by_hand import row
 

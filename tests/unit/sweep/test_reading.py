@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import FakedistError, SweepError
-from fakedist.job import Program
-from fakedist.sweep.placeholders import Texts
+from fakedist.options import Program
+from fakedist.sweep.command import Texts
 from fakedist.sweep.plan import RankChoice, SweepPlan
 from fakedist.sweep.reading import Given, sweep_of_command, sweep_of_file
 from fakedist.sweep.space import all_points

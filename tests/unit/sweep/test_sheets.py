@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from fakedist.sweep.columns import COLUMNS
-from fakedist.sweep.directory import About
 from fakedist.sweep.opened import Sweep
-from fakedist.sweep.records import Row, Status
+from fakedist.sweep.outcomes import Row, Status
+from fakedist.sweep.ranking import answer, counts_text, short_label
 from fakedist.sweep.sheets import render_sweep, sweep_object
-from fakedist.sweep.wording import answer, counts_text, short_label
+from fakedist.sweep.space import COLUMNS
+from fakedist.sweep.sweep_directory import About
 from tests.unit.sweep.rows_by_hand import row
 
 

@@ -5,9 +5,7 @@ import itertools
 import pytest
 
 from fakedist.errors import SweepError
-from fakedist.sweep.axes import Axis
-from fakedist.sweep.expressions import Expression
-from fakedist.sweep.space import Point, Space, all_points
+from fakedist.sweep.space import Axis, Expression, Point, Space, all_points
 
 AXES = (Axis("tp", (1, 2, 4)), Axis("pp", (1, 2, 4)), Axis("mbs", (1, 2)))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.world.reroute import fake_world
 
 

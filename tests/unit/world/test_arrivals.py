@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from fakedist.world.arrivals import Arrivals, premultiplier
-from fakedist.world.call_options import reduction_name
+from fakedist.world.checks import reduction_name
 
 SIZES = [1, 2, 8, 1024]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

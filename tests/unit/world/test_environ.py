@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.world.environ import rank_environment
 
 

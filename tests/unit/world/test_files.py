@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.run.tape import MovedFile, Tape
+from fakedist.rundir.tape import MovedFile, Tape
 from fakedist.world.files import what_is_lost
 from tests.unit.world.test_tapes import rank
 

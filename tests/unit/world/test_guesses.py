@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from fakedist.errors import WorldError
-from fakedist.job import Job
-from fakedist.run.tape import Guess, Tape
+from fakedist.options import Job
+from fakedist.rundir.tape import Guess, Tape
 from fakedist.world.reroute import fake_world
 from fakedist.world.tapes import Tapes
 from tests.unit.world.test_tapes import rank

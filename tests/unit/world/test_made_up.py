@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.world.reroute import fake_world
 from fakedist.world.tapes import Tapes
 from tests.unit.world.test_tapes import rank

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fakedist.errors import RecordingError
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.patch import patched
 from fakedist.world.reroute import fake_world
 

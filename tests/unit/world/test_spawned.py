@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.utils.data import DataLoader
 
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.world.reroute import fake_world
 
 #: (process, rank, world size, argument) of every rank that ran.

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.job import Job
-from fakedist.run.directory import TAPE_NAME, create_run_directory
-from fakedist.run.journal import JournalWriter
-from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
-from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.tape import GroupRecord, SentRecord, StoredRecord, Tape
+from fakedist.options import Job
+from fakedist.rundir.directory import TAPE_NAME, create_run_directory
+from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.tape import GroupRecord, SentRecord, StoredRecord, Tape
 from fakedist.world import tape_file
 from fakedist.world.tape_file import Reader, Where
 

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from fakedist.errors import RunDirectoryError, WorldError
-from fakedist.job import Job
-from fakedist.run.directory import TAPE_NAME
-from fakedist.run.journal import JournalWriter, read_journal
-from fakedist.run.manifest import new_manifest
-from fakedist.run.tape import MAX_TENSOR_BYTES, TAPE_RECORDS, Tape, find_tapes, script_identity
+from fakedist.options import Job
+from fakedist.rundir.directory import TAPE_NAME
+from fakedist.rundir.journal import JournalWriter, read_journal
+from fakedist.rundir.manifest import new_manifest
+from fakedist.rundir.tape import MAX_TENSOR_BYTES, TAPE_RECORDS, Tape, find_tapes, script_identity
 from fakedist.world.reroute import fake_world
 from fakedist.world.tapes import Tapes
 from tests.unit.analysis.recorded import write_plain

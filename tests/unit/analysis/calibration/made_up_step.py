@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fakedist.run.launch_records import WorkRow
+from fakedist.rundir.launch_records import WorkRow
 
 GPU = "NVIDIA H100 80GB HBM3"
 _ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, {}>"

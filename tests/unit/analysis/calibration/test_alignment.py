@@ -7,10 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from fakedist.analysis.calibration import alignment
-from fakedist.analysis.calibration.alignment import align
-from fakedist.analysis.calibration.scoring import score
-from fakedist.analysis.calibration.signatures import Sequence, Signature
+from fakedist.analysis.calibration import matching
+from fakedist.analysis.calibration.matching import Sequence, Signature, align, score
 
 
 def sequence(text: str) -> Sequence:
@@ -71,5 +69,5 @@ def test_a_band_gives_what_the_whole_gives(seed: int, monkeypatch: pytest.Monkey
     traced = "".join(chosen.choice(("", each, each + "z")) if chosen.random() < 0.1 else each for each in recorded * 2)
     whole = positions(recorded, traced)
     assert np.mean(np.array(whole) >= 0) > 0.9
-    monkeypatch.setattr(alignment, "_MAX_CELLS", 600_000)
+    monkeypatch.setattr(matching, "_MAX_CELLS", 600_000)
     assert np.mean(np.array(positions(recorded, traced)) == np.array(whole)) > 0.99

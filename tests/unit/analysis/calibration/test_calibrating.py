@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.calibration import alignment
-from fakedist.analysis.calibration.calibrating import Calibrated, calibrate
-from fakedist.analysis.calibration.own_times import read_trace_file
-from fakedist.analysis.calibration.recorded_step import recorded_step
+from fakedist.analysis.calibration import matching
+from fakedist.analysis.calibration.calibrating import Calibrated, calibrate, read_trace_file
+from fakedist.analysis.calibration.matching import recorded_step
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.errors import ReportError
 from tests.unit.analysis.calibration.made_up_step import GPU, Launched, Tracing, kernel, product, step, tables
@@ -216,7 +215,7 @@ def test_a_trace_of_the_virtual_gpu_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_long_trace_is_aligned_within_a_band(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alignment, "_MAX_CELLS", 200_000)
+    monkeypatch.setattr(matching, "_MAX_CELLS", 200_000)
     lost = Tracing(changed=lambda place, each: None if place % 23 == 4 else each, nccl_every=0)
     recorded = step(40)
     found = calibrated(tmp_path, lost, recorded * 4, recorded)
@@ -225,7 +224,7 @@ def test_a_long_trace_is_aligned_within_a_band(tmp_path: Path, monkeypatch: pyte
 
 
 def test_of_a_very_long_trace_the_first_steps_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alignment, "_MAX_CELLS", 100_000)
+    monkeypatch.setattr(matching, "_MAX_CELLS", 100_000)
     recorded = step(40)
     found = calibrated(tmp_path, Tracing(nccl_every=0), recorded * 4, recorded)
     assert times(found) == truth(recorded)

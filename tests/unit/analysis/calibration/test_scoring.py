@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.analysis.calibration.scoring import STRONG, conflicts, score
-from fakedist.analysis.calibration.signatures import Signature, operation_name, plain_name
+from fakedist.analysis.calibration.matching import STRONG, Signature, conflicts, operation_name, plain_name, score
 
 _NEW = "void at::native::vectorized_elementwise_kernel<4, at::native::silu_functor, std::array<char*, 2ul>>(int)"
 _OLD = "void at::native::vectorized_elementwise_kernel<4, at::native::silu_functor, at::detail::Array<char*, 2>>(int)"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fakedist.analysis.compare.changed_times import group_changes
-from fakedist.run.step_time import GroupTime, StepTime
+from fakedist.rundir.step_time import GroupTime, StepTime
 
 ROW = GroupTime("dp", 8, 2, "all_gather", 10, 0, 1e9, time_us=100.0, hidden_us=70.0, exposed_us=30.0)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.analysis.compare.headline import changed_arguments, changed_text
+from fakedist.analysis.compare.reasons import changed_arguments, changed_text
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.nsys.database import open_database
-from fakedist.analysis.nsys.tracing import Choice, read_trace
+from fakedist.analysis.nsys.activity import open_database
+from fakedist.analysis.nsys.imported import Choice, read_trace
 from fakedist.errors import ReportError
 from tests.unit.analysis.nsys.made_up import MadeUp, training
 

@@ -3,11 +3,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fakedist.analysis.nsys.imported import read_report, write_run
-from fakedist.analysis.nsys.tracing import Choice
+from fakedist.analysis.nsys.imported import Choice, read_report, write_run
 from fakedist.errors import ReportError
 from fakedist.results.opening import open_run
-from fakedist.run.plain import to_plain
+from fakedist.rundir.plain import to_plain
 from tests.unit.analysis.nsys.made_up import DOMAIN, MAIN, PID, START_END, MadeUp, training
 
 STEP_3 = Choice(step=3)

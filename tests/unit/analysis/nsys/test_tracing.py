@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.nsys.database import open_database
-from fakedist.analysis.nsys.tracing import Choice, read_process, read_trace
-from fakedist.analysis.traces.process_trace import ProcessTrace
-from fakedist.analysis.traces.step_trace import Waits
+from fakedist.analysis.nsys.activity import open_database
+from fakedist.analysis.nsys.imported import Choice, read_process, read_trace
+from fakedist.analysis.traces.step_trace import ProcessTrace, Waits
 from fakedist.errors import ReportError
-from fakedist.run.launch_records import LAUNCH_KINDS
+from fakedist.rundir.launch_records import LAUNCH_KINDS
 from tests.unit.analysis.nsys.made_up import MAIN, MadeUp, training
 
 

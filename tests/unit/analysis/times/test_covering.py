@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fakedist.analysis.times.covering import hidden_parts, hidden_us
-from fakedist.analysis.times.kernel_kinds import timed
+from fakedist.analysis.times.breakdown import timed
+from fakedist.analysis.times.trace import hidden_parts, hidden_us
 from tests.unit.analysis.times.times_by_hand import NAN, kernel, table
 
 

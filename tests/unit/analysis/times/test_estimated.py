@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-
-from fakedist.analysis.times.estimated import estimate_times
-from fakedist.analysis.times.launch_tables import launch_table, work_table
-from fakedist.analysis.times.range_times import recorded_ranges
-from fakedist.gpu_models.known import find_gpu
-from fakedist.time.accuracy import closest
-from fakedist.time.kernels import KernelTimes
-from fakedist.time.timeline import Array
 from tests.unit.time.launches_by_hand import COPY, PRODUCT, launch, record
+
+from fakedist.analysis.times.breakdown import recorded_ranges
+from fakedist.analysis.times.estimated import estimate_times
+from fakedist.analysis.times.recorded_times import launch_table, work_table
+from fakedist.cost_model.accuracy import closest
+from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.timeline import Array
+from fakedist.gpu_models.catalogue import find_gpu
 
 H100 = find_gpu("h100-80g")
 LAYERS = pd.DataFrame({"name": ["", "a"], "class_name": ["", "A"], "parent": [-1, 0]})

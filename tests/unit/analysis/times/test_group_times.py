@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.times.group_times import exposed_calls_us
+from fakedist.analysis.times.step_parts import exposed_calls_us
 
 
 def rows(*spans: tuple[float, float]) -> pd.DataFrame:

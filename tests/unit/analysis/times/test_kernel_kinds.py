@@ -1,10 +1,10 @@
 from pathlib import Path
 from typing import Any
 
-from fakedist.analysis.times.kernel_kinds import generation_us, kernel_table, timed
-from fakedist.run.encoding import columns_of
-from fakedist.run.schema import TABLES
-from fakedist.run.trace_records import KernelsRecord
+from fakedist.analysis.times.breakdown import generation_us, kernel_table, timed
+from fakedist.rundir.encoding import columns_of
+from fakedist.rundir.schema import TABLES
+from fakedist.rundir.trace_records import KernelsRecord
 from tests.unit.analysis.recorded import HandMade
 from tests.unit.analysis.times.times_by_hand import NAN, SOURCE, kernel, record, table
 

@@ -7,11 +7,10 @@ import json
 import pandas as pd
 import pytest
 
-from fakedist.analysis.times.kernel_kinds import timed
-from fakedist.analysis.times.range_times import by_range, range_lanes, range_table
+from fakedist.analysis.times.breakdown import by_range, range_lanes, range_table, timed
 from fakedist.analysis.times.trace import _ranges
-from fakedist.run.launch_records import RangeRow
-from fakedist.run.launch_schema import RANGES
+from fakedist.rundir.launch_records import RangeRow
+from fakedist.rundir.schema import RANGES
 from tests.unit.analysis.times.times_by_hand import NAN, kernel, table
 
 

@@ -7,7 +7,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from fakedist.analysis.times.stage_parts import LANES, Parts, RankRows, lanes_of, parts_of
+from fakedist.analysis.times.job_times import LANES, Parts, RankRows, lanes_of, parts_of
 
 
 def rows_of(*rows: tuple[str, float, float, float, float]) -> RankRows:

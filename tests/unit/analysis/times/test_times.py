@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.times.busy import find_busy
-from fakedist.analysis.times.family_times import by_name
-from fakedist.analysis.times.kernel_kinds import timed
-from fakedist.analysis.times.range_times import recorded_ranges
-from fakedist.analysis.times.totals import Times, find_times
-from fakedist.run.plain import to_plain
-from fakedist.run.schema import KINDS, TABLES
+from fakedist.analysis.times.breakdown import Times, by_name, find_busy, find_times, recorded_ranges, timed
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.schema import KINDS, TABLES
 from tests.unit.analysis.times.times_by_hand import H100, NAN, SOURCE, kernel, model, table
 
 UP, DOWN = 4, 5  # rows of model(): layers.0.up and layers.0.down; further blocks every three rows

@@ -14,10 +14,10 @@ import pytest
 
 from fakedist.analysis.building import build_tables
 from fakedist.analysis.times import trace
-from fakedist.analysis.times.kernel_kinds import timed
-from fakedist.analysis.times.merging import bars, kind_runs, layer_runs
-from fakedist.run.manifest import load_manifest
-from fakedist.run.schema import KINDS
+from fakedist.analysis.times.breakdown import timed
+from fakedist.analysis.times.trace import bars, kind_runs, layer_runs
+from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.schema import KINDS
 from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run, wrote_nothing
 from tests.unit.analysis.times.times_by_hand import NAN, kernel, model, record, table
 

@@ -8,16 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.analysis.times.traced_launches import TracedLaunches, traced_launches
-from fakedist.gpu_models.known import GPUS
-from fakedist.run.encoding import Columns
-from fakedist.run.launch_records import LAUNCH_KINDS
-from fakedist.run.schema import TABLES
-from fakedist.run.trace_records import HostCalls, HostRanges, HostRecord, HostWaits
-from fakedist.time.communication import Communication
-from fakedist.time.fabric import FABRICS
-from fakedist.time.measured import MeasuredPrices
-from fakedist.time.step import PricedStep, price_step
+from fakedist.analysis.times.recorded_times import TracedLaunches, traced_launches
+from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.step import MeasuredPrices, PricedStep, price_step
+from fakedist.gpu_models.catalogue import GPUS
+from fakedist.rundir.encoding import Columns
+from fakedist.rundir.launch_records import LAUNCH_KINDS
+from fakedist.rundir.schema import TABLES
+from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, HostWaits
 from tests.unit.analysis.times.times_by_hand import kernel, table
 
 NAN = float("nan")

@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.analysis.times.uncertain import call_spreads, uncertain_parts
-from fakedist.gpu_models.known import GPUS
-from fakedist.report.text.uncertainty import uncertainty_sheets
-from fakedist.run.step_time import GroupTime, KernelSource
-from fakedist.time.communication import Communication
-from fakedist.time.critical_path import CriticalPath
-from fakedist.time.fabric import FABRICS
-from fakedist.time.placing import StepInterval
-from fakedist.time.step import PricedStep
-from fakedist.time.uncertainty import half_width, variances
+from fakedist.analysis.times.step_parts import call_spreads, uncertain_parts
+from fakedist.cost_model.accuracy import half_width, variances
+from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.placing import StepInterval
+from fakedist.cost_model.step import PricedStep
+from fakedist.cost_model.timeline import CriticalPath
+from fakedist.gpu_models.catalogue import GPUS
+from fakedist.report.text.priced_time import uncertainty_sheets
+from fakedist.rundir.step_time import GroupTime, KernelSource
 
 SOURCE = KernelSource("estimated", "model", 1, "GPU", step_us=1000.0)
 NO_PATH = CriticalPath(np.zeros(0, "i8"), np.zeros(0, "i8"), np.zeros(0))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from fakedist.run.encoding import Columns
-from fakedist.run.schema import BOUNDS, FAMILIES, PHASES
-from fakedist.run.step_time import KernelSource, Peaks
-from fakedist.run.trace_records import KernelsRecord
+from fakedist.rundir.encoding import Columns
+from fakedist.rundir.schema import BOUNDS, FAMILIES, PHASES
+from fakedist.rundir.step_time import KernelSource, Peaks
+from fakedist.rundir.trace_records import KernelsRecord
 
 NAN = float("nan")
 FIGURES = ("start_us", "duration_us", "launch_us", "flops", "moved_bytes", "low_us", "high_us")

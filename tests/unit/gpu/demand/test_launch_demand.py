@@ -11,8 +11,8 @@ from fakedist.gpu.demand.launch_demand import LaunchDemands, Tagged
 from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 from fakedist.gpu.launch_log import Launch, LaunchKind
-from fakedist.run.launch_records import WorkRow
-from fakedist.run.rows import Place
+from fakedist.rundir.launch_records import WorkRow
+from fakedist.rundir.rows import Place
 
 BF16, FP32, FP8 = 14, 0, 28
 PLACE = Place(1, "forward", 0, False)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fakedist.gpu.demand.operation_demand import Demand
-from fakedist.gpu.demand.triton_templates import template_of
+from fakedist.gpu.demand.triton_demand import template_of
 from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 
 PRODUCT = """

@@ -11,9 +11,9 @@ from fakedist.gpu.values.contents import (
     host_views,
     is_small,
 )
-from fakedist.gpu.values.doubts import Doubts
-from fakedist.gpu.values.known import Doubt, Storages, Watch
+from fakedist.gpu.values.known import Storages, Taint, Watch
 from fakedist.gpu.values.shares import Shares
+from fakedist.gpu.values.taints import Taints
 
 
 def _missing(defined: Defined, tensor: torch.Tensor) -> torch.Tensor:
@@ -111,20 +111,20 @@ def test_facts_of_freed_storages_do_not_pile_up() -> None:
 
 def test_what_was_written_elsewhere_is_not_known_where_the_storage_was_before() -> None:
     storages = Storages(Watch())
-    defined, doubts, shares = Defined(storages), Doubts(storages), Shares(lambda tensor: None, storages)
+    defined, taints, shares = Defined(storages), Taints(storages), Shares(lambda tensor: None, storages)
     tensor = torch.empty(4)
     defined.define(tensor)
-    doubts.mark(tensor, Doubt())
+    taints.mark(tensor, Taint())
     shares.know(tensor, 0.5)
     known = storages.get(tensor)
     assert known is not None
     here, known.address = known.address, 1  # as if the storage had moved since
     assert not defined.holds(tensor)
     defined.spoil(tensor[:2])
-    doubts.clear(tensor[:2])
+    taints.clear(tensor[:2])
     shares.forget(tensor)
     known.address = here
-    assert (defined.holds(tensor), doubts.of(tensor), shares.of(tensor)) == (False, None, None)
+    assert (defined.holds(tensor), taints.of(tensor), shares.of(tensor)) == (False, None, None)
     assert not len(storages)
 
 
@@ -142,13 +142,13 @@ def test_a_storage_is_followed_while_anything_is_known() -> None:
     watch, told = Watch(), []
     watch.told = lambda storage, more: told.append(more)
     storages = Storages(watch)
-    defined, doubts, tensor = Defined(storages), Doubts(storages), torch.empty(4)
+    defined, taints, tensor = Defined(storages), Taints(storages), torch.empty(4)
     defined.define(tensor)
-    doubts.mark(tensor, Doubt())
+    taints.mark(tensor, Taint())
     assert (told, len(storages)) == ([1], 1)
     defined.spoil(tensor)
-    assert doubts.of(tensor) is not None
-    doubts.clear(tensor)
+    assert taints.of(tensor) is not None
+    taints.clear(tensor)
     assert (told, len(storages)) == ([1, -1], 0)
 
 

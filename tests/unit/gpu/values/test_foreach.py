@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fakedist.gpu.values.foreach import Foreach
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Doubt
+from fakedist.gpu.values.known import Taint
 
 
-def test_a_list_of_states_that_an_optimizer_does_not_have_gets_no_doubt() -> None:
+def test_a_list_of_states_that_an_optimizer_does_not_have_gets_no_taint() -> None:
     host = Host(0)  # _fused_adamw_ without amsgrad writes an empty list next to its full ones
-    Foreach(host)._doubt((), {0: Doubt(())}, {0})
-    assert not host.doubts
+    Foreach(host)._taint((), {0: Taint(())}, {0})
+    assert not host.taints

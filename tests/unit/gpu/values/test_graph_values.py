@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 from fakedist.gpu.values import graph_values, recipes
 from fakedist.gpu.values.graph_values import GraphRun, GraphValues, _Input
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Doubt
-from fakedist.record.integers import IntegerPart, integers_of
+from fakedist.gpu.values.known import Taint
+from fakedist.record.compiled_graphs import IntegerPart, integers_of
 
 Tensor = torch.Tensor
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -62,8 +62,8 @@ def _part(function: Callable[[Tensor], list[Tensor]], given: Tensor) -> IntegerP
     return IntegerPart.from_json(json.loads(json.dumps(part.as_json())))
 
 
-def _run(part: IntegerPart, given: object, doubt: Doubt | None = None) -> GraphRun:
-    return GraphRun(part, {name: _Input(given, doubt) for name in part.inputs}, lambda tensor, value, doubt: None)
+def _run(part: IntegerPart, given: object, taint: Taint | None = None) -> GraphRun:
+    return GraphRun(part, {name: _Input(given, taint) for name in part.inputs}, lambda tensor, value, taint: None)
 
 
 @pytest.fixture(autouse=True)
@@ -112,11 +112,11 @@ def test_what_follows_from_made_up_values_is_not_known() -> None:
         return [mask.kv_num_blocks, torch.arange(4)]
 
     part = _part(make, DOCUMENTS)
-    doubt = Doubt()
-    run = _run(part, DOCUMENTS, doubt)
+    taint = Taint()
+    run = _run(part, DOCUMENTS, taint)
     value, found = run.of(part.outputs[0])
     assert isinstance(value, Tensor)
-    assert found is doubt
+    assert found is taint
     assert run.known(part.outputs[0]) is None
     assert run.known(part.outputs[1]) is not None  # nothing of it is made up
     assert _run(part, None).known(part.outputs[0]) is None

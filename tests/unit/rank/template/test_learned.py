@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.importing import when_imported
-from fakedist.job import Job
+from fakedist.options import Job
 from fakedist.rank.template.learned import Learned, Learner, Scene, is_installed, key_of, write_learned
 from fakedist.rank.template.scenes import differing_variable
 

@@ -14,7 +14,7 @@ from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
 from fakedist.report.compare.comparison import Comparison, comparison_object
-from fakedist.run.manifest import load_manifest, write_manifest
+from fakedist.rundir.manifest import load_manifest, write_manifest
 from tests.unit.analysis.recorded import KIB, MIB, HandMade, new_run
 from tests.unit.report.two_runs import run_of
 

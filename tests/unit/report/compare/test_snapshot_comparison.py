@@ -11,11 +11,10 @@ import pytest
 
 from fakedist.cli import main
 from fakedist.report.compare.change_sheets import comparison_markdown, comparison_sheets
-from fakedist.report.compare.compared import compared_object, open_comparison
+from fakedist.report.compare.comparison import SnapshotComparison, compared_object, open_comparison
 from fakedist.report.compare.comparison_page import comparison_page
-from fakedist.report.compare.snapshot_comparison import SnapshotComparison
-from fakedist.run.directory import SNAPSHOT_NAME
-from fakedist.run.manifest import import_manifest
+from fakedist.rundir.directory import SNAPSHOT_NAME
+from fakedist.rundir.manifest import import_manifest
 from tests.unit.analysis.recorded import MIB
 from tests.unit.report.reading import read_page
 from tests.unit.report.two_runs import run_of

@@ -12,13 +12,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
-from fakedist.report.compare.comparison import Comparison, comparison_object
-from fakedist.report.compare.comparison_page import comparison_page
-from fakedist.report.compare.time_bars import layers_with_most, time_context
-from fakedist.report.compare.time_change_sheets import time_change_sheets
-from fakedist.report.compare.time_comparison import TimeComparison
-from fakedist.run.step_time import GroupTime
+from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison, time_change_sheets
+from fakedist.report.compare.comparison import Comparison, TimeComparison, comparison_object
+from fakedist.report.compare.comparison_page import comparison_page, layers_with_most, time_context
+from fakedist.rundir.step_time import GroupTime
 from tests.unit.report.two_runs import run_of
 
 

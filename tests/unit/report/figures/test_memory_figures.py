@@ -11,11 +11,10 @@ import pytest
 import fakedist
 from fakedist.report import page
 from fakedist.report.figures.look import STYLE_NAMES
-from fakedist.report.figures.memory_curve import highest_moves, least_between
-from fakedist.report.figures.memory_figures import layer_bars
+from fakedist.report.figures.memory_figures import highest_moves, layer_bars, least_between
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
-from fakedist.run.schema import CATEGORIES
+from fakedist.rundir.schema import CATEGORIES
 from fakedist.units import GIB, MIB, format_bytes
 from tests.unit.report.handmade import ended_well
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.building import build_tables
-from fakedist.report.figures.kernel_figures import kernel_lanes
 from fakedist.report.figures.look import PHASE_COLOURS
+from fakedist.report.figures.time_figures import kernel_lanes
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GPU, HandMade, new_run

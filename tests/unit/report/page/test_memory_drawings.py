@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.building import build_tables
-from fakedist.report.figures.memory_curve import read_curve
-from fakedist.report.page.memory_drawings import add_reserved, add_spans, add_timeline, add_times
-from fakedist.report.page.pack import Pack
+from fakedist.report.figures.memory_figures import read_curve
+from fakedist.report.page.drawings import Pack, add_reserved, add_spans, add_timeline, add_times
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
 from tests.unit.report import handmade

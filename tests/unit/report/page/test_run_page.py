@@ -9,11 +9,11 @@ from rich.console import Console
 
 from fakedist.analysis.building import build_tables
 from fakedist.cli import main
-from fakedist.report.page import page_figures, reserved_section
+from fakedist.report.page import assets, sections
 from fakedist.report.page.run_page import load_page, page, write_page
-from fakedist.report.text.terminal import render
+from fakedist.report.text.run_report import render
 from fakedist.results.opening import open_run
-from fakedist.run.manifest import load_manifest, write_manifest
+from fakedist.rundir.manifest import load_manifest, write_manifest
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
 from tests.unit.analysis.test_segments import fragmented
 from tests.unit.report import handmade
@@ -149,9 +149,9 @@ def test_the_page_draws_the_segments_with_the_most_free_memory(tmp_path: Path, m
     text = page(open_run(run))
     assert 'id="segment-map"' in text
     assert "are not drawn" not in text
-    for module in (page_figures, reserved_section):
+    for module in (assets, sections):
         monkeypatch.setattr(module, "MOST_SEGMENTS", 2)
-    assert len(page_figures.run_figures(open_run(run))["segments"]["data"][0]["x"]) == 2  # type: ignore[index]
+    assert len(assets.run_figures(open_run(run))["segments"]["data"][0]["x"]) == 2  # type: ignore[index]
     assert "3 segments with less free memory are not drawn" in page(open_run(run))
     build_tables(empty := wrote_nothing(tmp_path / "nothing"))
     assert 'id="segment-map"' not in page(open_run(empty))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.calls import ranks_of
-from fakedist.report.page import scripts
+from fakedist.analysis.topology import ranks_of
+from fakedist.report.page import assets
+from fakedist.report.page.assets import joined, page_scripts, plotly_text
 from fakedist.report.page.run_page import page
-from fakedist.report.page.scripts import joined, page_scripts, plotly_text
 from fakedist.results.opening import open_run
 from tests.unit.report.handmade import ended_well
 
@@ -35,7 +35,7 @@ def write_modules(folder: Path, **modules: str) -> None:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(scripts, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(assets, "SCRIPTS", tmp_path)
     joined.cache_clear()
     yield tmp_path
     joined.cache_clear()
@@ -105,7 +105,7 @@ def test_plotly_is_the_version_that_is_built_and_runs_no_text() -> None:
     built = json.loads((ROOT / "tools" / "plotly" / "package.json").read_text())["dependencies"]["plotly.js"]
     assert text.startswith(f"/* plotly.js {built}, ")
     assert "new Function" not in text
-    licences = (Path(scripts.__file__).parent / "plotly" / "LICENSES.txt").read_text()
+    licences = (Path(assets.__file__).parent / "plotly" / "LICENSES.txt").read_text()
     assert f"plotly.js {built} (MIT)" in licences
 
 
@@ -113,7 +113,7 @@ def test_plotly_is_the_version_that_is_built_and_runs_no_text() -> None:
 @pytest.mark.parametrize("text", ["", "3", "0,3,5", "0-7", "0-56:8", "0-3,8,16-24:4"])
 def test_the_page_reads_ranks_as_python_does(text: str) -> None:
     assert NODE is not None
-    address = (scripts.SCRIPTS / "groups.js").as_uri()
+    address = (assets.SCRIPTS / "groups.js").as_uri()
     program = (
         f"import {{ ranksOf }} from {json.dumps(address)}; console.log(JSON.stringify(ranksOf({json.dumps(text)})));"
     )

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.building import build_tables
-from fakedist.report.figures.kernel_figures import read_kernels
-from fakedist.report.page import time_drawings
-from fakedist.report.page.pack import Pack
+from fakedist.report.figures.time_figures import read_kernels
+from fakedist.report.page import drawings
+from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import page
 from fakedist.report.text.time_sheets import group_time_sheet
 from fakedist.results.opening import open_run
-from fakedist.run.schema import FAMILIES
-from fakedist.run.step_time import GroupTime, PathPart
+from fakedist.rundir.schema import FAMILIES
+from fakedist.rundir.step_time import GroupTime, PathPart
 from fakedist.units import format_us
 from tests.unit.analysis.recorded import HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import kernel, record
@@ -92,7 +92,7 @@ def test_a_run_without_times_has_no_section(tmp_path: Path) -> None:
 def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
     pack, found = Kept(), open_run(run)
     kernels = read_kernels(found)
-    time_drawings.add_kernels(pack, found, kernels, found.table("layers"), found.time.summary())
+    drawings.add_kernels(pack, found, kernels, found.table("layers"), found.time.summary())
     tick = pack.meta["tick_us"]
     ordered = kernels.sort_values(["stream", "start_us"])
     assert np.multiply(pack.arrays["bar_start"], tick) == pytest.approx(ordered["start_us"].to_numpy(), abs=1e-3)
@@ -108,14 +108,14 @@ def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
 
 def test_a_collective_says_how_much_of_it_compute_hides(tmp_path: Path) -> None:
     pack, found = Kept(), open_run(overlapping(tmp_path / "run"))
-    time_drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), found.time.summary())
+    drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), found.time.summary())
     assert np.multiply(pack.arrays["bar_hidden"], pack.meta["tick_us"]) == pytest.approx([0, 0, 40])
 
 
 def test_the_scripts_ranges_are_lanes_and_a_table(tmp_path: Path) -> None:
     pack, found = Kept(), open_run(ranged(tmp_path / "run"))
     time = found.time.summary()
-    time_drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), time)
+    drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), time)
     assert [pack.meta["ranges"][int(name)] for name in pack.arrays["range_name"]] == ["<b>outer</b>", "inner"]
     assert (pack.arrays["range_lane"], pack.arrays["range_kernels"]) == ([0, 1], [2, 1])
     busy = np.multiply(pack.arrays["range_busy"], pack.meta["tick_us"])
@@ -159,7 +159,7 @@ def test_the_critical_path_is_a_table_of_layers_and_groups(run: Path) -> None:
 def test_layers_that_are_opened_have_the_figures_of_their_row(run: Path) -> None:
     pack, found = Kept(), open_run(run)
     times, layers = found.table("layer_times"), found.table("layers")
-    time_drawings.add_layer_times(pack, times, layers)
+    drawings.add_layer_times(pack, times, layers)
     assert pack.arrays["time_total_us"] == (times["total_us"] * 1e3).round().tolist()
     assert pack.arrays["time_forward_us"][1] == 195_000 == sum(pack.arrays["time_forward_us"][7:10])
 
@@ -180,7 +180,7 @@ def test_names_of_kernels_are_text(tmp_path: Path) -> None:
 def test_a_page_of_many_kernels_says_that_neighbours_are_one_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_drawings, "MOST_BARS", 50)
+    monkeypatch.setattr(drawings, "MOST_BARS", 50)
     made = HandMade()
     layers = [made.layer(f"l{at}") for at in range(5)]
     made.others.append(record(*(kernel(at * 2.0, 1.9, layer=layers[at % 5], name=f"k{at}") for at in range(2_000))))
@@ -188,7 +188,7 @@ def test_a_page_of_many_kernels_says_that_neighbours_are_one_bar(
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
     pack, found = Kept(), open_run(run)
-    time_drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), found.time.summary())
+    drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), found.time.summary())
     assert pack.meta["merged"]
     assert len(pack.arrays["bar_kind"]) <= 60
     assert sum(pack.arrays["bar_num"]) == 2_000 == pack.meta["num_kernels"]

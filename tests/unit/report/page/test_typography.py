@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.report.page.typography import command, layer_name, signs, source_line, step_time
+from fakedist.report.page.run_page import command, layer_name, signs, source_line, step_time
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 
 from fakedist.analysis.building import build_tables
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.json_object import summary_object
-from fakedist.run import summary
-from fakedist.run.outcome import Ending
-from fakedist.run.schema import CATEGORIES, TABLES
+from fakedist.report.text.run_report import summary_object
+from fakedist.rundir import summary
+from fakedist.rundir.outcome import Ending
+from fakedist.rundir.schema import CATEGORIES, TABLES
 from tests.unit.analysis.recorded import MIB, wrote_nothing
 from tests.unit.report.handmade import ended_well, out_of_memory
 

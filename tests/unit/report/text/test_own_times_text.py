@@ -6,11 +6,10 @@ import dataclasses
 import json
 from pathlib import Path
 
-from fakedist.analysis.calibration.calibrating import Calibrated, Left
-from fakedist.analysis.calibration.own_times import OwnTimesFound, StepChange
+from fakedist.analysis.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
+from fakedist.cost_model.own_table import Origin, made_table
 from fakedist.report.text.own_times_text import own_times_lines, own_times_object
-from fakedist.run.launch_records import WorkRow
-from fakedist.time.own_table import Origin, made_table
+from fakedist.rundir.launch_records import WorkRow
 
 GPU = "NVIDIA H200"
 WORK = WorkRow("cublasGemmEx", "product", "gemm", "aten.mm.default", m=1, n=2, k=3)

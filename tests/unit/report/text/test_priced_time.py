@@ -13,7 +13,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.report.text.priced_time import priced_markdown, priced_object, render_priced
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
-from fakedist.run.plain import to_plain
+from fakedist.rundir.plain import to_plain
 from tests.unit.report.handmade import recorded
 from tests.unit.results.test_repricing import STEP, new_run_directory, priced_run
 

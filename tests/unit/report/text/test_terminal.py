@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fakedist.analysis.building import build_tables
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.terminal import render
+from fakedist.report.text.run_report import render
 from tests.unit.analysis.recorded import GIB, HandMade, new_run, wrote_nothing
 from tests.unit.report.handmade import ended_well, measured, out_of_memory, timed
 

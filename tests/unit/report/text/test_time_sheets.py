@@ -10,20 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fakedist.report.text.csv_table import table_csv
-from fakedist.report.text.json_object import summary_object
-from fakedist.report.text.run_markdown import run_markdown
-from fakedist.report.text.time_wording import (
-    accuracy_text,
-    main_bound,
-    short_kernel,
-    step_remark,
-    step_text,
-    unknown_time,
-)
+from fakedist.report.text.run_report import run_markdown, summary_object
+from fakedist.report.text.sheet import table_csv
+from fakedist.report.text.wording import accuracy_text, main_bound, short_kernel, step_remark, step_text, unknown_time
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
-from fakedist.run.step_time import FamilyAccuracy
+from fakedist.rundir.step_time import FamilyAccuracy
 from tests.unit.report.handmade import measured, timed
 
 

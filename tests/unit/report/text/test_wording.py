@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.report.text.wording import note_texts, short_line
-from fakedist.run.notes import Note
+from fakedist.rundir.notes import Note
 
 
 @pytest.mark.parametrize(

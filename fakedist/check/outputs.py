@@ -1,0 +1,291 @@
+"""The result of a check: as text, as annotations at lines (GitHub, SARIF 2.1.0), and as JUnit XML.
+
+It is valid against both schemas in use: Jenkins' (xunit plugin) and Apache Ant's (windyroad/JUnit-Schema).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import socket
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from rich.console import Console
+from rich.text import Text
+
+from fakedist._version import __version__
+from fakedist.check.checking import Checked
+from fakedist.check.judging import Finding
+from fakedist.report.compare.comparison import format_relative
+from fakedist.report.text.sheet import SheetColumn, escaped, markdown_table, print_long, print_table
+
+_LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \(.*\)")
+_RULES = {
+    "budget": "A figure of a rank is above its budget.",
+    "baseline": "A figure of a rank grew more than its baseline allows.",
+    "fits": "A rank does not fit its GPU.",
+    "script": "A script failed, so nothing was judged.",
+}
+
+
+def github_annotations(checked: Checked) -> list[str]:
+    """GitHub workflow commands that mark the lines in a pull request.
+
+    https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+    """
+    lines = [f"::warning title=fakedist::{_escaped(warning)}" for warning in checked.warnings]
+    for rule, message, file, line in _marks(checked):
+        place = f"file={_escaped(file, is_property=True)},line={line},"
+        lines.append(f"::error {place}title=fakedist {rule}::{_escaped(message)}")
+    return lines
+
+
+def sarif_text(checked: Checked) -> str:
+    """The findings as SARIF 2.1.0. Paths are relative to the configuration's directory."""
+    results = [
+        {
+            "ruleId": rule,
+            "ruleIndex": list(_RULES).index(rule),
+            "level": "error",
+            "message": {"text": message},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": quote(file), "uriBaseId": "%SRCROOT%"},
+                        "region": {"startLine": line},
+                    }
+                }
+            ],
+            # The figure, not its value, identifies a result.
+            "partialFingerprints": {"fakedist/v1": message.partition(" is ")[0]},
+        }
+        for rule, message, file, line in _marks(checked)
+    ]
+    rules = [{"id": name, "shortDescription": {"text": text}} for name, text in _RULES.items()]
+    driver = {"name": "fakedist", "semanticVersion": __version__, "rules": rules}
+    log = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results, "columnKind": "unicodeCodePoints"}],
+    }
+    return json.dumps(log, indent=2) + "\n"
+
+
+def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:
+    """The rule, message, file and line of everything that is wrong."""
+    found = []
+    for finding in checked.exceeded:
+        rule = "budget" if finding.is_over_budget else "baseline"
+        found.append((rule, finding.message, *_place(checked, finding.line)))
+    found += [("fits", misfit, *_place(checked, "")) for misfit in checked.misfits]
+    return found + [("script", failure.message, *_place(checked, "")) for failure in checked.failures]
+
+
+def _place(checked: Checked, line: str) -> tuple[str, int]:
+    """The file and line, if the file is below the configuration's directory. Otherwise the configuration, line 1."""
+    match = _LINE.fullmatch(line)
+    if match is not None:
+        path = checked.config.root / match["file"]
+        if path.is_relative_to(checked.config.root) and path.is_file():
+            return path.relative_to(checked.config.root).as_posix(), int(match["line"])
+    return checked.config.path.name, 1
+
+
+def _escaped(text: str, *, is_property: bool = False) -> str:
+    marks = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+    marks |= {":": "%3A", ",": "%2C"} if is_property else {}
+    for mark, code in marks.items():
+        text = text.replace(mark, code)
+    return text
+
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_text(checked: Checked) -> str:
+    """The result of a check as JUnit XML. A script that failed is an error, an exceeded figure is a failure."""
+    root = ElementTree.Element("testsuites")
+    by_rank: dict[str, list[Finding]] = {}
+    for finding in checked.findings:
+        by_rank.setdefault(f"{finding.job} rank {finding.rank}", []).append(finding)
+    for number, (name, findings) in enumerate(by_rank.items()):
+        suite = _suite(root, name, number, len(findings), failures=sum(each.is_exceeded for each in findings))
+        for finding in findings:
+            case = _case(suite, finding.name, name)
+            if finding.is_exceeded:
+                _told(case, "failure", "budget" if finding.is_over_budget else "baseline", finding.message)
+        _outputs(suite, "\n".join((*checked.warnings, *checked.notes)))
+    for number, failure in enumerate(checked.failures, start=len(by_rank)):
+        name = failure.message.partition(":")[0]
+        suite = _suite(root, name, number, 1, errors=1)
+        _told(_case(suite, "runs", name), "error", "script", failure.message)
+        _outputs(suite, failure.output)
+    for number, misfit in enumerate(checked.misfits, start=len(by_rank) + len(checked.failures)):
+        name = misfit.partition(" does")[0]
+        suite = _suite(root, f"{name} fits", number, 1, failures=1)
+        _told(_case(suite, "fits the GPU", name), "failure", "out_of_memory", misfit)
+        _outputs(suite, "")
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True).replace("'utf-8'", "'UTF-8'") + "\n"
+
+
+def _suite(root: ElementTree.Element, name: str, number: int, tests: int, **counts: int) -> ElementTree.Element:
+    now = datetime.datetime.now().replace(microsecond=0).isoformat()
+    attributes = {
+        "name": _clean(name),
+        "package": "fakedist",
+        "id": str(number),
+        "timestamp": now,
+        "hostname": socket.gethostname() or "localhost",
+        "tests": str(tests),
+        "failures": str(counts.get("failures", 0)),
+        "errors": str(counts.get("errors", 0)),
+        "time": "0",
+    }
+    suite = ElementTree.SubElement(root, "testsuite", attributes)
+    ElementTree.SubElement(suite, "properties")
+    return suite
+
+
+def _case(suite: ElementTree.Element, name: str, of: str) -> ElementTree.Element:
+    classname = f"fakedist.{of.replace(' rank ', '.rank')}"
+    attributes = {"name": _clean(name), "classname": _clean(classname), "time": "0"}
+    return ElementTree.SubElement(suite, "testcase", attributes)
+
+
+def _told(case: ElementTree.Element, tag: str, kind: str, message: str) -> None:
+    clean = _clean(message)
+    ElementTree.SubElement(case, tag, {"message": clean, "type": kind}).text = clean
+
+
+def _outputs(suite: ElementTree.Element, text: str) -> None:
+    ElementTree.SubElement(suite, "system-out").text = _clean(text)
+    ElementTree.SubElement(suite, "system-err")
+
+
+def _clean(text: str) -> str:
+    """Remove characters that XML cannot hold."""
+    return _NOT_XML.sub("?", text)
+
+
+def finding_columns(findings: list[Finding]) -> list[SheetColumn]:
+    """The columns of the table of findings."""
+    columns = [
+        SheetColumn("job", [finding.job for finding in findings], is_text=True),
+        SheetColumn("rank", [str(finding.rank) for finding in findings]),
+        SheetColumn("figure", [finding.name for finding in findings], is_text=True),
+        SheetColumn("is", [finding.amount(finding.value) for finding in findings]),
+        SheetColumn("budget", [_amount(finding, finding.budget) for finding in findings]),
+        SheetColumn("baseline", [_amount(finding, finding.baseline) for finding in findings]),
+        SheetColumn("change", [_change(finding) for finding in findings]),
+        SheetColumn("allowed", [finding.tolerance and f"+{finding.tolerance}" for finding in findings], rank=1),
+        SheetColumn("", [verdict(finding) for finding in findings], is_text=True),
+    ]
+    # Budgets without baselines, and baselines without budgets, leave empty columns.
+    return [column for column in columns if any(column.cells)]
+
+
+def verdict(finding: Finding) -> str:
+    """The verdict on a finding in one word. Empty if it has no limit."""
+    if finding.is_over_budget:
+        return "EXCEEDED"
+    if finding.is_over_baseline:
+        return "GREW"
+    return "" if finding.budget is None and finding.allowed is None else "ok"
+
+
+def render_checked(checked: Checked, console: Console) -> None:
+    """Print the result of a check: warnings and notes, the table, what is exceeded."""
+    for warning in checked.warnings:
+        print_long(console, Text(warning, style="yellow"))
+    for note in checked.notes:
+        print_long(console, Text(note, style="dim"))
+    if checked.findings:
+        print_table(
+            console,
+            f"{checked.config.path.name}: memory, measured{times_title(checked)}",
+            finding_columns(checked.findings),
+        )
+    lines = [finding.message for finding in checked.exceeded]
+    if lines or checked.misfits:
+        console.print()
+    for line in (*lines, *checked.misfits):
+        print_long(console, Text(line, style="bold red"))
+    for path in checked.updated:
+        print_long(console, Text(f"written: {path}"))
+
+
+def checked_markdown(checked: Checked) -> str:
+    """The result of a check as Markdown."""
+    lines = [f"### fakedist check: {outcome(checked)}", ""]
+    lines += [f"- {escaped(told)}" for told in (*checked.warnings, *checked.notes)]
+    lines += [f"- **{escaped(finding.message)}**" for finding in checked.exceeded]
+    lines += [f"- **{escaped(misfit)}**" for misfit in checked.misfits]
+    for failure in checked.failures:
+        lines += [f"- **{escaped(failure.message)}**", "", "```", failure.output.replace("```", "'''"), "```"]
+    if checked.findings:
+        lines += ["", *markdown_table(finding_columns(checked.findings))]
+    return "\n".join(lines) + "\n"
+
+
+def checked_object(checked: Checked) -> dict[str, object]:
+    """The result of a check as ``--json`` prints it."""
+    return {
+        "exit_code": checked.exit_code,
+        "warnings": checked.warnings,
+        "notes": checked.notes,
+        "failures": [{"message": each.message, "output": each.output} for each in checked.failures],
+        "misfits": checked.misfits,
+        "updated": [str(path) for path in checked.updated],
+        "findings": [
+            {
+                "job": finding.job,
+                "rank": finding.rank,
+                "figure": finding.figure.kind,
+                "source": finding.source or "measured",
+                "part": finding.figure.part,
+                **{key: getattr(finding, key) for key in ("value", "budget", "baseline", "allowed", "blame", "line")},
+                "is_exceeded": finding.is_exceeded,
+                "message": finding.message if finding.is_exceeded else "",
+            }
+            for finding in checked.findings
+        ],
+    }
+
+
+def times_title(checked: Checked) -> str:
+    """The part of the table's title about times: "; times estimated". Empty without times."""
+    sources = sorted({finding.source for finding in checked.findings if finding.source})
+    return f"; times {' and '.join(sources)}" if sources else ""
+
+
+def outcome(checked: Checked) -> str:
+    """The outcome of a check in a few words."""
+    if checked.failures:
+        return f"{_many(len(checked.failures), 'script')} failed, so nothing was judged"
+    if checked.misfits:
+        return f"{_many(len(checked.misfits), 'rank')} did not fit the GPU"
+    if checked.exceeded:
+        return f"{_many(len(checked.exceeded), 'figure')} exceeded"
+    return "all within budget"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _amount(finding: Finding, value: float | None) -> str:
+    return "" if value is None else finding.amount(value)
+
+
+def _change(finding: Finding) -> str:
+    if finding.baseline is None:
+        return ""
+    change = finding.value - finding.baseline
+    if not change:
+        return "0"
+    share = format_relative(int(change), int(finding.baseline))
+    amount = ("+" if change > 0 else "") + finding.amount(change)
+    return f"{amount} ({share})" if share else amount

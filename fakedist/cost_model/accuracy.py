@@ -1,0 +1,262 @@
+"""How close estimates are to measurements that were left out, and the 90 % intervals that follow from it.
+
+``make accuracy-times`` (bench/accuracy_times.py) writes the file with the estimators of this package.
+
+``make accuracy-steps`` (bench/accuracy_steps.py) runs the jobs and writes the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.cost_model.gpus import nearest_table
+from fakedist.cost_model.measurements import DATA, Floats
+from fakedist.cost_model.timeline import Array
+from fakedist.errors import SetupError
+from fakedist.gpu_models.spec import GpuSpec
+from fakedist.rundir.plain import PlainValueError, from_plain
+
+#: Widths of intervals are given by estimated time, in microseconds, and by distance from the nearest measured sizes, in
+#: powers of two: below, between and above these.
+TIME_EDGES_US = (16.0, 64.0, 256.0, 1024.0)
+OCTAVE_EDGES = (0.2, 0.5)
+
+
+@dataclass(frozen=True)
+class AccuracyRow:
+    """How close the estimates of one family are on one GPU.
+
+    Attributes:
+        family: What was estimated.
+        gpu: The measured GPU model, a name of ``time.gpus.MEASURED_GPUS``.
+        kernels: Kernels that were left out.
+        median: Median of the relative error's size.
+        p95: Its 95 % quantile.
+        half_widths: Half the width of the 90 % interval, of the logarithm of estimate over measurement: by the bins of
+            ``TIME_EDGES_US``, and in each by those of ``OCTAVE_EDGES``.
+        inside: The share of left-out kernels within an interval that the others gave.
+        noise: 5 % and 95 % quantiles of the logarithm of one collector's time over the median of all, on the same
+            shapes; None if only one measured.
+    """
+
+    family: str
+    gpu: str
+    kernels: int
+    median: float
+    p95: float
+    half_widths: list[list[float]]
+    inside: float
+    noise: tuple[float, float] | None = None
+
+
+@cache
+def accuracy_rows(path: Path = DATA / "accuracy.json") -> tuple[AccuracyRow, ...]:
+    """Every row.
+
+    Raises:
+        SetupError: The file is missing or damaged.
+    """
+    try:
+        return tuple(from_plain(list[AccuracyRow], json.loads(path.read_text())))
+    except FileNotFoundError:
+        raise SetupError(f"the accuracy of kernel times is missing: {path}", "make accuracy-times writes it") from None
+    except (OSError, ValueError, PlainValueError) as error:
+        raise SetupError(f"the accuracy of kernel times is damaged: {path}: {error}", "make accuracy-times") from error
+
+
+def closest(gpu: GpuSpec, families: Iterable[str]) -> list[AccuracyRow]:
+    """The rows that say how close a job's estimates are: those of these families, on the GPU most like its own.
+
+    Args:
+        gpu: The job's GPU.
+        families: Families, as the column ``accuracy`` of priced work has them.
+    """
+    wanted, name = dict.fromkeys(families), nearest_table(gpu).name
+    found = []
+    for family in wanted:
+        rows = [row for row in accuracy_rows() if row.family == family]
+        own = [row for row in rows if row.gpu == name]
+        found += own or rows[:1]
+    return found
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A published step, and what is estimated for the same job. Times are in seconds.
+
+    Attributes:
+        name: Short name of the job.
+        job: What ran, and on how many GPUs.
+        gpu: The GPU model, or the name of the GPU file in bench/jobs.
+        watts: Its power limit.
+        source: Who published the step.
+        note: What the source leaves open, or differs in ours; empty if nothing.
+        is_fitted: Whether the power model's parameter was fitted on this row among others.
+        is_host_bound: Whether the host sets the step's pace.
+        published_s: The published step.
+        step_s: The estimate: kernels, host and communication.
+        low_s: The lower end of its 90 % interval.
+        high_s: The upper end.
+        left_out_s: The estimate with the parameter fitted on the other rows only; None for a row that is not fitted.
+        kernels_s: The estimate if communication took no time; None for stages of a pipeline, which wait for each other.
+    """
+
+    name: str
+    job: str
+    gpu: str
+    watts: float
+    source: str
+    note: str
+    is_fitted: bool
+    is_host_bound: bool
+    published_s: float
+    step_s: float
+    low_s: float
+    high_s: float
+    left_out_s: float | None
+    kernels_s: float | None
+
+    @property
+    def error(self) -> float:
+        """The estimate's relative error."""
+        return self.step_s / self.published_s - 1
+
+    @property
+    def error_without_communication(self) -> float | None:
+        """The relative error if communication took no time."""
+        return None if self.kernels_s is None else self.kernels_s / self.published_s - 1
+
+
+@dataclass(frozen=True)
+class StepAccuracy:
+    """Every published step, and the fit.
+
+    Attributes:
+        heat: The power model's parameter as fitted on all rows that count.
+        rows: The steps.
+    """
+
+    heat: float
+    rows: list[StepRow]
+
+    @property
+    def filled(self) -> list[StepRow]:
+        """The steps that GPUs fill, not the host."""
+        return [row for row in self.rows if not row.is_host_bound]
+
+
+@cache
+def step_accuracy(path: Path = DATA / "accuracy_steps.json") -> StepAccuracy:
+    """The contents of the file.
+
+    Raises:
+        SetupError: The file is missing or damaged.
+    """
+    try:
+        return from_plain(StepAccuracy, json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise SetupError(f"the accuracy of steps is missing: {path}", "make accuracy-steps writes it") from None
+    except (OSError, ValueError, PlainValueError) as error:
+        raise SetupError(f"the accuracy of steps is damaged: {path}: {error}", "make accuracy-steps") from error
+
+
+#: For a family whose errors are not known on any GPU.
+UNKNOWN = 0.35
+#: A quantile of fewer errors says little.
+_LEAST = 30
+
+
+class Intervals:
+    """Widths for estimates from one GPU's measurements.
+
+    Args:
+        name: The name of its table.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._widths = {(row.gpu, row.family): row.half_widths for row in accuracy_rows()}
+
+    def half_width(self, family: str, time_us: Floats, octaves: Floats | None = None, gpu: str = "") -> Floats:
+        """Half the width of each interval, of the logarithm.
+
+        Args:
+            family: A family of ``accuracy.json``.
+            time_us: What was estimated.
+            octaves: Distance from the nearest measured sizes, in powers of two.
+            gpu: The table that the estimates are from; by default this GPU's own.
+        """
+        widths = self._widths.get((gpu or self._name, family))
+        if widths is None:
+            return np.full(len(time_us), UNKNOWN)
+        return half_widths_at(widths, time_us, np.zeros(len(time_us)) if octaves is None else octaves)
+
+
+def half_widths_at(widths: list[list[float]], time_us: Floats, octaves: Floats) -> Floats:
+    """Half the width of each interval, from ``AccuracyRow.half_widths``."""
+    longer, further = _bins(time_us, octaves)
+    return np.asarray(np.array(widths)[longer, further])
+
+
+def widths_by_bin(estimated_us: Floats, errors: Floats, octaves: Floats) -> list[list[float]]:
+    """The 90 % quantiles of errors (logarithms), by time and distance; a bin of few errors takes those of all.
+
+    Args:
+        estimated_us: What was estimated.
+        errors: Logarithms of estimate over measurement.
+        octaves: Distance from the nearest measured sizes.
+    """
+    size = np.abs(errors)
+    every = float(np.quantile(size, 0.9))
+    longer, further = _bins(estimated_us, octaves)
+    found = []
+    for time in range(len(TIME_EDGES_US) + 1):
+        row = []
+        for distance in range(len(OCTAVE_EDGES) + 1):
+            own = size[(longer == time) & (further == distance)]
+            row.append(round(float(np.quantile(own, 0.9)) if len(own) >= _LEAST else every, 4))
+        found.append(row)
+    return found
+
+
+def _bins(time_us: Floats, octaves: Floats) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    longer = np.searchsorted(TIME_EDGES_US, np.nan_to_num(time_us), side="right")
+    return longer, np.searchsorted(OCTAVE_EDGES, octaves, side="right")
+
+
+#: How errors of different shapes of one family go together: as if half of their variance was common to all.
+_COMMON = 0.5
+
+
+def half_width(priced: pd.DataFrame, counts: Array, side: str) -> float:
+    """Half the width of the interval of the sum of all launches, in microseconds.
+
+    Args:
+        priced: A result of ``fakedist.cost_model.step.Prices.price``.
+        counts: How many launches each row has.
+        side: The bound: low_us or high_us.
+    """
+    return float(np.sqrt(sum(variances(priced, counts, side).values())))
+
+
+def variances(priced: pd.DataFrame, counts: Array, side: str = "high_us") -> dict[str, float]:
+    """The square of that, by family: a family of ``accuracy.json``, or else what the estimate rests on.
+
+    Launches of one row of work err alike. Half of the variance of a family's errors is common to all of its rows, the
+    rest is each row's own; families err independently.
+    """
+    known = priced["time_us"].notna().to_numpy()
+    off: Floats = np.abs((priced[side] - priced["time_us"]).to_numpy("f8"))[known] * counts[known]
+    families = priced["accuracy"].where(priced["accuracy"] != "", priced["basis"]).to_numpy()[known]
+    codes, names = pd.factorize(families)
+    together, alone = np.bincount(codes, off), np.bincount(codes, off**2)
+    found = _COMMON * together**2 + (1 - _COMMON) * alone
+    return {str(name): float(each) for name, each in zip(names, found, strict=True)}

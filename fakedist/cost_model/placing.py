@@ -1,0 +1,200 @@
+"""Places a step's kernels and collectives in time, and finds the step's interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.overlap import SharedLinks, settle
+from fakedist.cost_model.timeline import HOST_RANGE, Array, HostTimes, Placed, Timeline, scaled
+from fakedist.rundir.launch_records import LAUNCH_KINDS
+
+_COLLECTIVE = LAUNCH_KINDS.index("collective")
+#: Families of kernels that arithmetic limits.
+_ARITHMETIC = ("gemm", "attention", "convolution")
+#: The interval of a sum over kernels, from all their prices.
+_KernelInterval = Callable[[], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class PlacedStep:
+    """A step in time.
+
+    Attributes:
+        placed: When the launches with work begin and end.
+        time_us: How long each row of the table ``launches`` takes; NaN where that is not known.
+    """
+
+    placed: Placed
+    time_us: Array
+
+
+class StepInterval(NamedTuple):
+    """The 90 % interval of a step, in microseconds.
+
+    Attributes:
+        low_us: The least; None if it is not known.
+        high_us: The most.
+        kernels_us: By how much longer the step may be because of its kernels alone.
+        calls_us: The same because of its collectives.
+        host_us: The same because of the host.
+    """
+
+    low_us: float | None = None
+    high_us: float | None = None
+    kernels_us: float = 0.0
+    calls_us: float = 0.0
+    host_us: float = 0.0
+
+
+class StepLaunches:
+    """The launches of a step with their prices.
+
+    Args:
+        launches: The table ``launches``. What was measured of a launch goes before its price.
+        work: The table ``work``.
+        priced: Prices of the rows of work: time_us, bound, filled.
+        communication: What collectives take; None if they take no time.
+
+    Attributes:
+        timeline: The launches in their order.
+
+    Raises:
+        RunDirectoryError: The tables are damaged.
+    """
+
+    def __init__(
+        self, launches: pd.DataFrame, work: pd.DataFrame, priced: pd.DataFrame, communication: Communication | None
+    ) -> None:
+        self._call = launches["call"].to_numpy("i8")
+        queues = None if communication is None else communication.queues(self._call)
+        self.timeline = timeline = Timeline(launches, queues)
+        self._work, self._priced, self._communication = work, priced, communication
+        self._of_work = launches["work"].to_numpy("i8")
+        self._is_call = timeline.has_work & (timeline.what == _COLLECTIVE)
+        is_kernel = timeline.has_work & ~self._is_call
+        self._alone_us = np.where(is_kernel, priced["time_us"].to_numpy("f8")[self._of_work], np.nan)
+        filled = priced["filled"].to_numpy("f8") if "filled" in priced else np.zeros(len(priced))
+        self._filled = np.where(is_kernel, filled[self._of_work], 0.0)
+        if "measured_us" in launches:
+            measured = launches["measured_us"].to_numpy("f8")
+            is_measured = is_kernel & np.isfinite(measured)
+            self._alone_us = np.where(is_measured, measured, self._alone_us)
+            self._filled[is_measured] = 0.0  # measured next to whatever ran on other streams
+        if communication is not None:
+            self._alone_us[self._is_call] = communication.of_rows(self._call[self._is_call], "time_us")
+
+    def place(self, host: HostTimes) -> PlacedStep:
+        """Place the launches. Where kernels and collectives overlap, they take as long as they leave each other."""
+        durations = np.nan_to_num(self._alone_us)
+        communication = self._communication
+        if communication is None or communication.interferes:
+            durations = self._settled(durations, host, communication)
+        placed = self.timeline.place(durations, host)
+        return PlacedStep(placed, np.where(np.isnan(self._alone_us), np.nan, durations))
+
+    def interval(self, step: PlacedStep, host: HostTimes, of_kernels: _KernelInterval) -> StepInterval:
+        """The step's 90 % interval.
+
+        Args:
+            step: The step as it was placed.
+            host: What the host takes.
+            of_kernels: Returns the interval of the sum of all kernels.
+        """
+        varied = self.varied(step, of_kernels)
+        if varied is None:
+            return StepInterval()
+        end = step.placed.end_us
+        ends = [[self.timeline.place(durations, host).end_us for durations in side] for side in varied]
+        kernels_us, calls_us = ([abs(each - end) for each in ends[1]] + [0.0])[:2]
+        durations = np.nan_to_num(step.time_us)
+        for side, factor in zip(ends, HOST_RANGE, strict=True):
+            side.append(self.timeline.place(durations, scaled(host, factor)).end_us)
+        return StepInterval(*interval_of(end, ends), kernels_us, calls_us, abs(ends[1][-1] - end))
+
+    def varied(self, step: PlacedStep, of_kernels: _KernelInterval) -> list[list[Array]] | None:
+        """Durations of the rows at the least and at the most of their 90 % intervals; None if those are not known.
+
+        Kernels are as much faster or slower together as their sum may be, and so are collectives, whose errors go
+        together. Each side has the two apart: first kernels, then collectives if there are any.
+
+        Args:
+            step: The step as it was placed.
+            of_kernels: Returns the interval of the sum of all kernels.
+        """
+        durations = np.nan_to_num(step.time_us)
+        whole = float(np.nansum(np.where(self._is_call, 0.0, self._alone_us)))
+        bounds = of_kernels()
+        if not whole or any(math.isnan(bound) for bound in bounds):
+            return None
+        found = []
+        for bound, column in zip(bounds, ("low_us", "high_us"), strict=True):
+            side = [durations * np.where(self._is_call, 1.0, bound / whole)]
+            if self._communication is not None and self._is_call.any():
+                factors = np.ones(len(durations))
+                bound_us = self._communication.of_rows(self._call[self._is_call], column)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    ratios = bound_us / self._alone_us[self._is_call]
+                factors[self._is_call] = np.nan_to_num(ratios, nan=1.0, posinf=1.0)
+                side.append(durations * factors)
+            found.append(side)
+        return found
+
+    def _memory_bound(self) -> Array:
+        """Which rows of work memory limits. Where the price does not say, as of a measured kernel, its family does."""
+        bound = self._priced["bound"].astype(str)
+        if (bound != "").any() or "family" not in self._work:
+            return (bound == "memory").to_numpy(bool)
+        return (~self._work["family"].isin(_ARITHMETIC)).to_numpy(bool)
+
+    def _settled(self, alone: Array, host: HostTimes, communication: Communication | None) -> Array:
+        rows = np.flatnonzero(self.timeline.has_work)
+        groups = self._shared_links(rows, communication) if communication is not None else []
+        filled: Array | None = self._filled[rows]
+        streams, _ = self.timeline.streams_and_queues()
+        if len(np.unique(streams[self._filled[rows] > 0])) < 2:
+            filled = None
+        if not groups and filled is None:
+            return alone
+
+        def starts(durations: Array) -> Array:
+            whole = alone.copy()
+            whole[rows] = durations
+            return self.timeline.place(whole, host).start_us
+
+        durations = alone.copy()
+        durations[rows] = settle(starts, alone[rows], groups, filled).durations_us
+        return durations
+
+    def _shared_links(self, rows: Array, communication: Communication) -> list[SharedLinks]:
+        """The collectives among some rows, by whether they leave the node."""
+        work = self._of_work[rows]
+        memory_bound = self._memory_bound().astype("f8")
+        over_nodes = np.zeros(len(rows), bool)
+        is_call = self._is_call[rows]
+        over_nodes[is_call] = communication.of_rows(self._call[rows][is_call], "num_nodes") > 1
+        shares = np.zeros(len(rows))
+        shares[is_call] = np.nan_to_num(communication.of_rows(self._call[rows][is_call], "link_share"))
+        groups = []
+        for members, across in ((is_call & ~over_nodes, False), (is_call & over_nodes, True)):
+            if members.any():
+                rates = communication.slowed(self._work, memory_bound, over_nodes=across)[work]
+                groups.append(SharedLinks(members, rates, shares))
+        return groups
+
+
+def interval_of(end_us: float, ends_us: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """An interval from what a step takes when parts of it are faster or slower, independently of each other.
+
+    Args:
+        end_us: The step.
+        ends_us: The step with each part at its least, and with each part at its most.
+    """
+    low, high = (math.hypot(*(each - end_us for each in side)) for side in ends_us)
+    return end_us - low, end_us + high

@@ -1,0 +1,324 @@
+"""Estimates a step's time on a GPU: prices the work of its launches, and places the launches in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.cost_model.accuracy import variances
+from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.placing import StepInterval, StepLaunches
+from fakedist.cost_model.timeline import Array, CriticalPath, HostCosts, HostTimes, Placed, find_critical_path
+from fakedist.rundir import time_notes
+from fakedist.rundir.notes import Note
+from fakedist.rundir.schema import TABLES
+from fakedist.rundir.step_time import Calibration, KernelSource
+
+_COLUMNS = (
+    *("batch", "m", "n", "k", "groups", "layout", "attention", "heads", "queries", "keys", "width"),
+    *("value_width", "causal", "window", "library"),
+)
+
+
+def shape_texts(work: pd.DataFrame) -> list[str]:
+    """The shape of each row of the table ``work``; empty where it is not known."""
+    rows = zip(*(work[name].tolist() for name in _COLUMNS), strict=True)
+    return [_shape(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+
+
+def _shape(row: dict[str, int | str]) -> str:
+    if row["attention"]:
+        return _attention(row)
+    if not row["m"]:
+        return ""
+    if not row["n"] and not row["k"]:
+        return f"{row['m']} rows"
+    if not row["n"]:  # converted to eight bits
+        return f"{row['m']} x {row['k']}"
+    product = " ".join(filter(None, (f"{row['m']} x {row['n']} x {row['k']}", str(row["layout"]))))
+    if row["groups"]:
+        return f"{product}, {row['groups']} groups"
+    return f"{row['batch']} x ({product})" if row["batch"] not in (0, 1) else product
+
+
+def _window(row: dict[str, int | str]) -> str:
+    if not row["window"]:
+        return ""
+    return f"{row['window']} keys a query" if row["library"] == "flex" else f"window of {row['window']}"
+
+
+def _attention(row: dict[str, int | str]) -> str:
+    queries, keys = row["queries"], row["keys"]
+    tokens = (
+        f"{queries} tokens" if queries == keys else f"{queries} queries, {keys} keys" if queries else f"{keys} keys"
+    )
+    width, value_width = row["width"], row["value_width"]
+    parts = [
+        f"{row['batch']} sequences" if row["batch"] not in (0, 1) else "",
+        f"{row['heads']} heads" if row["heads"] else "",
+        tokens,
+        "" if not width else f"{width}" if value_width in (0, width) else f"{width} and {value_width}",
+        "causal" if row["causal"] else "",
+        _window(row),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+#: Columns that a kernel takes over from its launch, its work, and the price of that.
+_LAUNCH_COLUMNS = ("stream", "grid", "block", "op", "step", "phase", "recompute", "layer", "call")
+_WORK_COLUMNS = ("name", "family", "operation", "flops", "moved_bytes")
+_PRICE_COLUMNS = ("low_us", "high_us", "bound", "shape", "basis")
+
+
+class Prices(Protocol):
+    """A model of one GPU's kernel times."""
+
+    @property
+    def product(self) -> str:
+        """The GPU's name, as CUDA reports it."""
+
+    @property
+    def host(self) -> HostTimes:
+        """What the host takes for its part."""
+
+    @property
+    def calibrated_on(self) -> Calibration | None:
+        """The GPU that it was calibrated on; None without calibration."""
+
+    def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
+        """How long each row of work takes: time_us, low_us, high_us, bound, basis; NaN and "" where not known.
+
+        A model also says which SMs it needs (``filled``), a measurement does not.
+
+        Args:
+            work: The table ``work``.
+            counts: How many launches each row has.
+        """
+
+    def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
+        """The interval of the sum over all launches, as two sums; NaN if it is not known."""
+
+    def notes(self) -> list[Note]:
+        """Where the times come from."""
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """A step on a GPU.
+
+    Attributes:
+        kernels: The table ``kernels``.
+        source: Where it comes from, how long the step takes, and what limits what that means.
+        families: The families of ``time.accuracy`` that its times are estimated as, most time first.
+        interval: The step's interval.
+        variances: What the kernels' part of it is made of, by family (``time.uncertainty``).
+        path: Its critical path.
+    """
+
+    kernels: pd.DataFrame
+    source: KernelSource
+    families: list[str]
+    interval: StepInterval
+    variances: dict[str, float]
+    path: CriticalPath
+
+
+def price_step(
+    launches: pd.DataFrame, work: pd.DataFrame, prices: Prices, communication: Communication | None = None
+) -> PricedStep:
+    """Estimate the kernels of a step.
+
+    Args:
+        launches: The table ``launches``, not empty.
+        work: The table ``work``.
+        prices: The model of the GPU.
+        communication: What its collectives take; None if they take no time.
+
+    Raises:
+        RunDirectoryError: The tables are damaged.
+    """
+    of_work = launches["work"].to_numpy("i8")
+    counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
+    priced = prices.price(work, counts).assign(shape=shape_texts(work))
+    step = StepLaunches(launches, work, priced, communication)
+    found = step.place(prices.host)
+    kernels = _kernels(launches, work, priced, found.placed, found.time_us)
+    if communication is not None:
+        kernels = _with_calls(kernels, communication)
+    interval = step.interval(found, prices.host, lambda: prices.step_interval(priced, counts))
+    source = KernelSource(
+        source="estimated",
+        tool="model",
+        step=int(launches["step"].iloc[0]),
+        gpu=prices.product,
+        step_us=found.placed.end_us,
+        step_low_us=interval.low_us,
+        step_high_us=interval.high_us,
+        calibrated_on=prices.calibrated_on,
+        fabric="" if communication is None else communication.fabric.name,
+        notes=[*prices.notes(), *_notes(launches, work, found.time_us, communication)],
+    )
+    path = find_critical_path(step.timeline, found.placed, prices.host)
+    by_family = variances(priced, counts) if "accuracy" in priced else {}
+    return PricedStep(kernels, source, _families(priced, counts), interval, by_family, path)
+
+
+def _families(priced: pd.DataFrame, counts: Array) -> list[str]:
+    if "accuracy" not in priced:
+        return []
+    sums = (priced["time_us"].fillna(0.0) * counts).groupby(priced["accuracy"]).sum()
+    return [str(name) for name in sums[sums > 0].sort_values(ascending=False, kind="stable").index if name]
+
+
+def _kernels(
+    launches: pd.DataFrame, work: pd.DataFrame, priced: pd.DataFrame, placed: Placed, time_us: Array
+) -> pd.DataFrame:
+    """The table ``kernels``, in order of start. Texts are categorical: a million of them take no time so."""
+    of_work = launches["work"].to_numpy("i8")
+    rows = np.flatnonzero(of_work >= 0)
+    order = np.lexsort((launches["stream"].to_numpy()[rows], placed.start_us))
+    rows = rows[order]
+    found: dict[str, object] = {
+        "start_us": placed.start_us[order],
+        "launch_us": placed.launch_us[order],
+        "duration_us": time_us[rows],
+        "launch": rows,
+    }
+    for names, table, places in (
+        (_LAUNCH_COLUMNS, launches, rows),
+        (_WORK_COLUMNS, work, of_work[rows]),
+        (_PRICE_COLUMNS, priced, of_work[rows]),
+    ):
+        for name in names:
+            column = table[name]
+            is_text = not pd.api.types.is_numeric_dtype(column.dtype)
+            found[name] = pd.Categorical(column).take(places) if is_text else column.to_numpy()[places]
+    return pd.DataFrame({column.name: found[column.name] for column in TABLES["kernels"].columns})
+
+
+def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataFrame:
+    """The table ``kernels`` with the intervals of its collectives, and what runs them."""
+    is_call = (kernels["call"] >= 0).to_numpy(bool)
+    call = kernels["call"].to_numpy("i8")[is_call]
+    bounds = {name: kernels[name].to_numpy("f8", copy=True) for name in ("low_us", "high_us")}
+    for name, column in bounds.items():
+        column[is_call] = communication.of_rows(call, name)
+    texts = communication.calls["text"].reindex(call).fillna("").to_numpy(str)
+    shape = kernels["shape"].to_numpy(object, copy=True)
+    shape[is_call] = texts
+    return kernels.assign(**bounds, shape=pd.Categorical(shape))
+
+
+def _notes(
+    launches: pd.DataFrame, work: pd.DataFrame, time_us: Array, communication: Communication | None
+) -> list[Note]:
+    found = [time_notes.collectives_take_no_time()]
+    if communication is not None:
+        fabric, num_unknown = communication.fabric, int(communication.calls["time_us"].isna().sum())
+        found = [time_notes.collectives_estimated(fabric.name, fabric.source, num_unknown)]
+        if num_uneven := int(communication.calls["is_uneven"].sum()):
+            found.append(time_notes.uneven_splits(num_uneven))
+    of_work = launches["work"].to_numpy("i8")
+    counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
+    if dense := _by_name(work, np.where(work["is_dense"].to_numpy(bool), counts, 0)):
+        found.append(time_notes.attention_is_dense(dense))
+    unknown = of_work[(of_work >= 0) & np.isnan(time_us)]
+    counts = np.bincount(unknown, minlength=len(work))
+    counts[(work["kind"] == "collective").to_numpy(bool)] = 0
+    if names := _by_name(work, counts):
+        found.append(time_notes.not_estimated(names))
+    return found
+
+
+def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int]:
+    """How many launches each kernel has, given those of each row."""
+    found: dict[str, int] = {}
+    for row in np.flatnonzero(counts).tolist():
+        name = str(work["name"].iloc[row])
+        found[name] = found.get(name, 0) + int(counts[row])
+    return found
+
+
+class ImbalancedPrices:
+    """Kernel times with grouped products as long as those of the busiest rank. It implements ``time.step.Prices``.
+
+    The routing of a virtual run is made up, so the real load of the experts is not known.
+
+    Args:
+        prices: The model.
+        imbalance: How much more than its even share the busiest rank gets, 1 or more.
+
+    Attributes:
+        product: The GPU's name.
+        host: What the host takes for its part.
+        calibrated_on: The GPU that the model was calibrated on; None without calibration.
+    """
+
+    def __init__(self, prices: Prices, imbalance: float) -> None:
+        self._prices, self._imbalance = prices, imbalance
+        self._num_grouped = 0
+        self.product: str = prices.product
+        self.host: HostTimes = prices.host
+        self.calibrated_on: Calibration | None = prices.calibrated_on
+
+    def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
+        """How long each row of work takes, see ``Prices.price``."""
+        priced = self._prices.price(work, counts)
+        is_grouped = (work["groups"] > 0).to_numpy(bool)
+        self._num_grouped = int(counts[is_grouped].sum())
+        if self._imbalance == 1:
+            return priced
+        factor = np.where(is_grouped, self._imbalance, 1.0)
+        return priced.assign(**{name: priced[name] * factor for name in ("time_us", "low_us", "high_us")})
+
+    def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
+        """The interval of the sum over all launches, as the model makes it."""
+        return self._prices.step_interval(priced, counts)
+
+    def notes(self) -> list[Note]:
+        """Where the times come from, and what load of experts they are for."""
+        told = self._prices.notes()
+        if self._num_grouped or self._imbalance != 1:
+            told = [*told, time_notes.experts_load(self._imbalance)]
+        return told
+
+
+class MeasuredPrices:
+    """Prices nothing: the table ``launches`` has what each kernel took. It implements
+    ``fakedist.cost_model.step.Prices``.
+
+    Args:
+        product: The GPU's name.
+        launches: The table ``launches`` of the step.
+
+    Attributes:
+        product: The GPU's name.
+        host: What the host takes, where that was not measured.
+        calibrated_on: None.
+    """
+
+    def __init__(self, product: str, launches: pd.DataFrame) -> None:
+        self.product = product
+        self.host = HostCosts()
+        self.calibrated_on: Calibration | None = None
+        self._whole_us = float(np.nansum(launches["measured_us"].to_numpy("f8")))
+
+    def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
+        """No times, for every row of work."""
+        nothing = np.full(len(work), np.nan)
+        texts = pd.Series("", work.index, dtype=object)
+        columns = {"time_us": nothing, "low_us": nothing, "high_us": nothing, "bound": texts}
+        basis = np.where(work["kind"] == "collective", "", "measured")
+        return pd.DataFrame({**columns, "basis": basis}, index=work.index)
+
+    def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
+        """The sum of what was measured, which has no interval."""
+        return self._whole_us, self._whole_us
+
+    def notes(self) -> list[Note]:
+        """None: the tool's own notes say where the times come from."""
+        return []

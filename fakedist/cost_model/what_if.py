@@ -1,0 +1,197 @@
+"""What a change of a job's communication would give: its launches and its fabric as if it had been made.
+
+- ``merge=A,B``: the calls of two groups queue on one communicator, one at a time.
+- ``separate=A``: each kind of collective of a group has a communicator and a stream of its own.
+- ``bandwidth=2x``, ``bandwidth=nvlink:2x``: the NICs, or NVLink, are faster or slower.
+- ``fabric=NAME``, ``gpus-per-node=N``: another interconnect.
+- ``no-overlap``: everything runs one after another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.fabric import Fabric
+from fakedist.errors import JobError
+
+_Kind = Literal["merge", "separate", "bandwidth", "fabric", "gpus-per-node", "no-overlap"]
+_FORMS = "merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, gpus-per-node=N, no-overlap"
+_FACTOR = re.compile(r"(?:(nic|nvlink):)?(\d+(?:\.\d+)?)x?")
+_MOST_FACTOR, _MOST_GPUS = 1000.0, 4096
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A change to price.
+
+    Attributes:
+        text: As it was written.
+        kind: What changes.
+        groups: Names of the groups that it is about.
+        nic: What the NICs' bandwidth is multiplied by.
+        nvlink: The same for NVLink's.
+        fabric: Another fabric; empty for the same.
+        gpus_per_node: GPUs in one NVLink domain; None for the same number.
+    """
+
+    text: str
+    kind: _Kind
+    groups: tuple[str, ...] = ()
+    nic: float = 1.0
+    nvlink: float = 1.0
+    fabric: str = ""
+    gpus_per_node: int | None = None
+
+
+def read_what_if(text: str) -> WhatIf:
+    """Read a change as it is written on the command line.
+
+    Raises:
+        JobError: It is none.
+    """
+    name, _, value = (part.strip() for part in text.partition("="))
+    groups = tuple(part.strip() for part in value.split(",") if part.strip())
+    if name == "merge" and len(set(groups)) > 1:
+        return WhatIf(text, "merge", groups)
+    if name == "separate" and len(groups) == 1:
+        return WhatIf(text, "separate", groups)
+    if name == "bandwidth" and (found := _FACTOR.fullmatch(value)):
+        factor = float(found[2])
+        if 0 < factor <= _MOST_FACTOR:
+            is_nvlink = found[1] == "nvlink"
+            return WhatIf(text, "bandwidth", nic=1.0 if is_nvlink else factor, nvlink=factor if is_nvlink else 1.0)
+    if name == "fabric" and value:
+        return WhatIf(text, "fabric", fabric=value)
+    if name == "gpus-per-node" and value.isdecimal() and 0 < int(value) <= _MOST_GPUS:
+        return WhatIf(text, "gpus-per-node", gpus_per_node=int(value))
+    if name == "no-overlap" and not value:
+        return WhatIf(text, "no-overlap")
+    raise JobError(f"there is no what-if {text!r}", f"what-ifs are {_FORMS}")
+
+
+def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> Fabric:
+    """The fabric with the bandwidth of a what-if.
+
+    Args:
+        what_if: The change.
+        fabric: The interconnect.
+        nvlink_bandwidth: NVLink bandwidth of the GPU model, bytes per second one way; 0 without NVLink.
+
+    Raises:
+        JobError: NVLink changes, and the GPU has none.
+    """
+    if what_if.nic != 1:
+        return replace(
+            fabric,
+            name=f"{fabric.name} with {what_if.nic:g}x NIC bandwidth",
+            nic_bandwidth=fabric.nic_bandwidth * what_if.nic,
+            send_bandwidth=fabric.send_bandwidth * what_if.nic,
+        )
+    if what_if.nvlink != 1:
+        own = fabric.nvlink_bandwidth or nvlink_bandwidth
+        if not own:
+            raise JobError(f"{what_if.text}: this GPU has no NVLink", "bandwidth=2x changes the NICs")
+        name = f"{fabric.name} with {what_if.nvlink:g}x NVLink bandwidth"
+        return replace(fabric, name=name, nvlink_bandwidth=own * what_if.nvlink)
+    return fabric
+
+
+def changed_launches(
+    what_if: WhatIf, launches: pd.DataFrame, communication: Communication, groups: pd.DataFrame
+) -> tuple[pd.DataFrame, Communication]:
+    """The launches of a step and its communication with the streams and communicators of a what-if.
+
+    Args:
+        what_if: The change.
+        launches: The table ``launches``.
+        communication: What its calls take.
+        groups: The table ``groups``.
+
+    Raises:
+        JobError: The step has no calls on such a group, or the change changes nothing.
+    """
+    if what_if.kind == "no-overlap":
+        return launches.assign(stream=np.uint64(0)), communication
+    if not what_if.groups:
+        return launches, communication
+    queue = communication.calls["queue"].to_numpy("i8", copy=True)
+    parts = [_members(what_if, name, queue, groups) for name in what_if.groups]
+    if what_if.kind == "merge":
+        queue[np.isin(queue, np.concatenate(parts))] = int(parts[0][0])
+        return launches, replace(communication, calls=communication.calls.assign(queue=queue))
+    return _separated(what_if, launches, communication, parts[0])
+
+
+def _members(what_if: WhatIf, name: str, queue: npt.NDArray[np.int64], groups: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """The groups of a name or description that have calls."""
+    used = np.unique(queue[queue >= 0])
+    names = groups["name"].astype(str).to_numpy(str)
+    labels = groups["description"].astype(str).to_numpy(str)
+    found: npt.NDArray[np.int64] = used[(names[used] == name) | (labels[used] == name)]
+    if not len(found):
+        known = dict.fromkeys(labels[each] or names[each] for each in used.tolist())
+        hint = f"groups with collectives are {', '.join(known)}" if known else "the step has no collectives"
+        raise JobError(f"{what_if.text}: the step has no collectives on a group {name!r}", hint)
+    return found
+
+
+def _separated(
+    what_if: WhatIf, launches: pd.DataFrame, communication: Communication, members: npt.NDArray[np.int64]
+) -> tuple[pd.DataFrame, Communication]:
+    calls = communication.calls
+    queue = calls["queue"].to_numpy("i8", copy=True)
+    own = np.isin(queue, members)
+    codes, kinds = pd.factorize(calls["kind"].astype(str))
+    if len(set(codes[own].tolist())) < 2:
+        kind = kinds[codes[own][0]]
+        raise JobError(f"{what_if.text}: every call on it is of one kind, {kind}", "there is nothing to separate")
+    # A queue for each pair of group and kind, beyond the numbers of all groups.
+    queue[own] = (queue.max() + 1) + queue[own] * len(kinds) + codes[own]
+    kind_of = pd.Series(np.where(own, codes, -1), index=calls.index)
+    of_launch = kind_of.reindex(launches["call"].to_numpy("i8"), fill_value=-1)
+    streams = _own_streams(launches, np.asarray(of_launch.to_numpy("i8"), np.int64))
+    return launches.assign(stream=streams), replace(communication, calls=calls.assign(queue=queue))
+
+
+def _own_streams(launches: pd.DataFrame, kind: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """The stream of each launch, with a stream for each kind of collective.
+
+    A stream is taken apart only if nothing but collectives runs on it: the calls of a script's own stream wait for its
+    kernels. The waits before a call and the events after it go with it.
+
+    Args:
+        launches: The table ``launches``.
+        kind: The kind of each row that is such a call, from 0; -1 for other rows.
+    """
+    streams: npt.NDArray[np.uint64] = launches["stream"].to_numpy("u8", copy=True)
+    device, what = launches["device"].to_numpy(), launches["what"].astype(str).to_numpy(str)
+    has_work, is_call = launches["work"].to_numpy("i8") >= 0, what == "collective"
+    free = int(streams.max(initial=np.uint64(0))) + 1
+    for index, stream in pd.DataFrame({"device": device, "stream": streams})[kind >= 0].drop_duplicates().to_numpy():
+        rows = np.flatnonzero((device == index) & (streams == stream))
+        if (has_work[rows] & ~is_call[rows]).any():
+            continue
+        of_row = _kind_of_rows(what[rows], has_work[rows], kind[rows])
+        stays = int(kind[rows][kind[rows] >= 0][0])
+        for each in sorted(set(of_row.tolist()) - {-1, stays}):
+            streams[rows[of_row == each]] = free
+            free += 1
+    return streams
+
+
+def _kind_of_rows(
+    what: Sequence[str] | npt.NDArray[np.str_], has_work: npt.NDArray[np.bool_], kind: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The kind of the call that each row of a stream belongs to: the next one for a wait, else the one before."""
+    numbers = pd.Series(np.where(has_work, kind, np.nan))
+    after, before = numbers.bfill().fillna(-1), numbers.ffill().fillna(-1)
+    found: npt.NDArray[np.int64] = np.where(np.asarray(what) == "stream_waits", after, before).astype(np.int64)
+    return found

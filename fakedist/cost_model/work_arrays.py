@@ -1,0 +1,135 @@
+"""The rows of the table ``work`` as arrays, and what a family's rule found for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.cost_model.measurements import Floats, Integers
+
+Flags = npt.NDArray[np.bool_]
+Texts = npt.NDArray[np.object_]
+Codes = npt.NDArray[np.intp]
+
+
+class WorkArrays:
+    """Some rows of work, column by column (``run.launch_records.WorkRow`` describes each).
+
+    Args:
+        work: The table.
+        places: Which rows; all by default.
+    """
+
+    def __init__(self, work: pd.DataFrame, places: Integers | None = None) -> None:
+        self._work, self.places = work, np.arange(len(work)) if places is None else places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def only(self, chosen: Flags) -> WorkArrays:
+        """The chosen rows."""
+        return WorkArrays(self._work, self.places[chosen])
+
+    def numbers(self, name: str) -> Floats:
+        """A column as floating-point numbers."""
+        return self._work[name].to_numpy()[self.places].astype(np.float64)
+
+    def counts(self, name: str) -> Integers:
+        """A column of counts."""
+        return np.asarray(self._work[name].to_numpy()[self.places].astype(np.int64))
+
+    def flags(self, name: str) -> Flags:
+        """A column of truths."""
+        return np.asarray(self._work[name].to_numpy()[self.places].astype(bool))
+
+    def texts(self, name: str) -> Texts:
+        """A column of texts."""
+        return np.asarray(self._work[name].to_numpy()[self.places].astype(object))
+
+    def combinations(self, *names: str) -> tuple[Codes, list[tuple[str, ...]]]:
+        """Which combination of some texts each row has, and the combinations."""
+        if not len(self):
+            return np.zeros(0, np.intp), []
+        frame = self._work[list(names)].iloc[self.places]
+        codes = frame.groupby(list(names), sort=False, observed=True).ngroup().to_numpy()
+        _, first = np.unique(codes, return_index=True)
+        rows = frame.iloc[first]
+        return np.asarray(codes), [tuple(map(str, row)) for row in rows.itertuples(index=False)]
+
+
+@dataclass
+class Estimates:
+    """What a rule estimates for some rows.
+
+    Attributes:
+        time_us: Microseconds at burst clocks; NaN if unknown.
+        spread: Half the width of the 90 % interval, of the logarithm.
+        bound: "compute", "memory" or "launch"; empty if unknown.
+        accuracy: The family of ``accuracy.json`` whose errors the interval is from; empty without one.
+        basis: The measurement or the rule, in a few words.
+        spare: How much less (logarithm) it may take besides, where a mask that is not known may spare work. None: no
+            less.
+    """
+
+    time_us: Floats
+    spread: Floats
+    bound: Texts
+    accuracy: Texts
+    basis: Texts
+    spare: Floats | None = None
+
+    @classmethod
+    def unknown(cls, number: int) -> Estimates:
+        """Nothing is known."""
+        texts = [np.full(number, "", object) for _ in range(3)]
+        return cls(np.full(number, np.nan), np.full(number, np.nan), *texts)
+
+    def put(self, chosen: Flags, found: Estimates) -> None:
+        """Fill in what was found for the chosen rows."""
+        for name in ("time_us", "spread", "bound", "accuracy", "basis"):
+            getattr(self, name)[chosen] = getattr(found, name)
+        if found.spare is not None:
+            self.spare = np.zeros(len(self.time_us)) if self.spare is None else self.spare
+            self.spare[chosen] = found.spare
+
+
+@dataclass
+class Assumptions:
+    """What a rule assumes about rows: each assumption widens the interval and is named in the basis.
+
+    Args:
+        number: Rows.
+    """
+
+    number: int
+    _found: list[tuple[Flags, float, str]] = field(default_factory=list)
+
+    def add(self, where: Flags, spread: float, words: str) -> None:
+        """Assume something of these rows: half a width (logarithm) that adds to the others, and why."""
+        if where.any():
+            self._found.append((where, spread, words))
+
+    def spread(self, measured: Floats) -> Floats:
+        """The widths with every assumption: independent, so their squares add."""
+        total = np.square(measured)
+        for where, spread, _ in self._found:
+            total = total + np.where(where, spread**2, 0.0)
+        return np.asarray(np.sqrt(total))
+
+    def basis(self, begins: Sequence[str] | Texts) -> Texts:
+        """The texts with every assumption's words."""
+        texts = np.asarray(begins, object).copy()
+        for where, _, words in self._found:
+            texts[where] += f"; assumed: {words}"
+        return texts
+
+
+def which_limits(compute_us: Floats, memory_us: Floats, start_us: Floats | float) -> Texts:
+    """What limits each row: "launch" where both are less than a kernel's start."""
+    longest = np.maximum(compute_us, memory_us)
+    bound = np.where(compute_us > memory_us, "compute", "memory")
+    return np.where(longest <= start_us, "launch", bound).astype(object)

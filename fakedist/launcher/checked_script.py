@@ -1,0 +1,74 @@
+"""Finds the user's script and checks that it compiles before anything starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import zipfile
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from fakedist.errors import JobError
+from fakedist.options import Job
+from fakedist.visible import visible
+
+
+class ScriptSyntaxError(Exception):
+    """The script does not compile. The message is what ``python`` would print."""
+
+
+def check_script(job: Job) -> None:
+    """Check that the script or module exists and compiles, without running any of it.
+
+    Raises:
+        JobError: The script or module does not exist, or cannot be read.
+        ScriptSyntaxError: It does not compile.
+    """
+    path = _module_source(job.target) if job.is_module else _script_source(job.target)
+    where = os.path.join(os.getcwd(), job.target)
+    try:
+        where.encode()
+    except UnicodeEncodeError:
+        raise JobError(
+            f"the path {visible(where)} is not UTF-8, and torch's memory history cannot name it", "rename or link it"
+        ) from None
+    if path is None:
+        return
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise JobError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        compile(source, os.path.join(os.getcwd(), path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+        raise ScriptSyntaxError("".join(traceback.format_exception_only(error)).rstrip()) from None
+
+
+def _script_source(target: str) -> Path | None:
+    path = Path(target)
+    if not path.exists():
+        hint = "fakedist profile -m MODULE runs a module" if "." in target and not target.endswith(".py") else ""
+        raise JobError(f"no such script: {target}", hint or "give the path of a Python script")
+    if path.is_dir():
+        if not (path / "__main__.py").exists():
+            raise JobError(f"{target} is a directory without a __main__.py", "give the path of a Python script")
+        return path / "__main__.py"
+    return None if zipfile.is_zipfile(path) else path
+
+
+def _module_source(name: str) -> Path | None:
+    """Find the source of the module that ``python -m name`` would run, without importing its packages."""
+    spec: ModuleSpec | None = None
+    search: list[str] | None = [os.getcwd(), *sys.path]
+    parts = name.split(".")
+    for number, part in enumerate(parts, start=1):
+        spec = PathFinder.find_spec(part, search) if part else None
+        if spec is None:
+            raise JobError(f"no module named {'.'.join(parts[:number])}", f"python -m {name} must work from here")
+        search = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else []
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = PathFinder.find_spec("__main__", search)
+        if spec is None:
+            raise JobError(f"{name} is a package without a __main__ module", f"fakedist profile -m {name}.MODULE")
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None

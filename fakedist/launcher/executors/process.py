@@ -1,0 +1,283 @@
+"""Runs a task on this machine, under a supervisor, and sees how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from fakedist.errors import ExitCode, RunDirectoryError
+from fakedist.launcher.ahead import priced_gpu
+from fakedist.launcher.executors.supervising import Order, Supervised
+from fakedist.launcher.executors.task import Task, TaskResult
+from fakedist.rank.template.learned import key_of
+from fakedist.rundir.directory import is_in_use
+from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.temporary import scratch_directory
+from fakedist.units import format_bytes
+
+_OUTPUT_BYTES = 8_000
+_WAIT_S = 0.5
+_POLL_S = 0.1
+#: Seconds that an attempt whose worker was lost may hold the run directory. A rank has 10 to leave, then come its
+#: tables. An NFS server frees the lock of a client that has gone after 90 (nfsd's lease).
+_EARLIER_S = 120.0
+_ERROR = "fakedist: error: "
+_ROOT = os.fspath(Path(__file__).parents[3])
+# All run the same fakedist, even from a bare clone, and nothing next to the script can shadow it. The supervisor skips
+# site-packages, so that it starts in 30 ms.
+_SUPERVISOR = "import sys; sys.path[0] = sys.argv[1]; from fakedist.launcher.executors.supervising import main; main()"
+_IMPORTS = """
+import sys
+sys.path[0] = sys.argv[1]
+from fakedist.cli.program import Program
+program = Program()
+from fakedist.cli.handed import run_handed_job
+"""
+_FORKED = """
+from fakedist.launcher.ahead import import_ahead
+from fakedist.launcher.executors.task_template import forked_task
+page, gpu, control = sys.argv[2:]
+sys.argv[2:] = forked_task(int(control), lambda: import_ahead(page == "page", gpu))
+"""
+_RUN = "sys.exit(program.run(lambda: run_handed_job(sys.argv[2])))\n"
+_TASK, _TEMPLATE = f"{_IMPORTS}{_RUN}", f"{_IMPORTS}{_FORKED}{_RUN}"
+
+
+class TaskProcesses:
+    """Runs tasks in processes of this machine. Threads may share one.
+
+    Args:
+        environment: The environment of the tasks. None for this process's own.
+        templates: Whether tasks fork from a template that has imported what they need, and their ranks from one that
+            has imported what the first one imported.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, templates: bool = False) -> None:
+        self._environment, self._templates = environment, templates
+        self._lock = threading.Lock()
+        self._supervisors: set[_Supervisor] = set()
+        self._idle: list[_Supervisor] = []
+        self._is_over = False
+
+    def run(self, task: Task) -> TaskResult:
+        """Run a task to its end. No process of it is left."""
+        # Not next to the run directory: if that disk is full, the log holds the error.
+        with scratch_directory("task") as scratch:
+            log = scratch / "log"
+            if not task.cwd.is_dir():
+                ending = Ending(Outcome.ERROR, ExitCode.ERROR, f"{platform.node()} has no directory {task.cwd}")
+                return _result(task, ending, Supervised("itself", 0, 0.0, 0), log)
+            self._wait_for_earlier_attempt(task)
+            with self._supervisor() as supervisor:
+                said = b"" if supervisor is None else supervisor.ask(self._order(task, scratch, log))
+            if not said:
+                return _result(task, self._unsupervised(), Supervised("cancelled", 0, 0.0, 0), log)
+            supervised = Supervised(**json.loads(said))
+            return _result(task, _ending(task, supervised, log), supervised, log)
+
+    def close(self) -> None:
+        """End the supervisors that wait for tasks."""
+        with self._lock:
+            while self._idle:
+                supervisor = self._idle.pop()
+                self._supervisors.discard(supervisor)
+                supervisor.end()
+
+    def cancel(self) -> None:
+        """End every task that runs, and start no more."""
+        with self._lock:
+            self._is_over = True
+            for supervisor in self._supervisors:
+                supervisor.cancel()
+        self.close()
+
+    def _order(self, task: Task, scratch: Path, log: Path) -> Order:
+        data = scratch / "job.json"
+        templates = self._templates and task.job.device == "virtual"
+        template = [sys.executable, "-c", _TEMPLATE, _ROOT, "page" if task.job.page else "", priced_gpu(task.job)]
+        data.write_text(json.dumps({"job": task.job.to_dict(), "directory": os.fspath(task.directory.absolute())}))
+        return Order(
+            command=[sys.executable, "-c", _TASK, _ROOT],
+            arguments=[os.fspath(data)],
+            template=template if templates else [],
+            environment=dict(os.environ if self._environment is None else self._environment),
+            cwd=os.fspath(task.cwd.absolute()),
+            log=os.fspath(log),
+            memory_limit_bytes=task.memory_limit_bytes,
+            timeout_s=task.timeout_s,
+            script=key_of(task.job) if templates else "",
+        )
+
+    @contextmanager
+    def _supervisor(self) -> Iterator[_Supervisor | None]:
+        """A supervisor that has nothing to do. None if tasks were cancelled."""
+        with self._lock:
+            if self._is_over:
+                supervisor = None
+            else:
+                supervisor = self._idle.pop() if self._idle else _Supervisor()
+                self._supervisors.add(supervisor)
+        try:
+            yield supervisor
+        finally:
+            if supervisor is not None:
+                with self._lock:
+                    if stays := self._templates and not self._is_over and supervisor.can_go_on:
+                        self._idle.append(supervisor)
+                    else:
+                        self._supervisors.discard(supervisor)
+                if not stays:
+                    supervisor.end()
+
+    def _wait_for_earlier_attempt(self, task: Task) -> None:
+        """Wait until nothing writes to the task's directory.
+
+        If a worker of a cluster dies, the task runs again at once where another worker shares its directory. What the
+        first attempt left behind ends on its own, but may still be in the midst of that.
+        """
+        until = time.monotonic() + _EARLIER_S
+        runs = [task.directory, *task.directory.glob("rank*")]
+        while any(map(is_in_use, runs)) and not self._is_over and time.monotonic() < until:
+            time.sleep(_POLL_S)
+
+    def _unsupervised(self) -> Ending:
+        """How a task ended whose supervisor said nothing."""
+        if self._is_over:
+            return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "it was cancelled")
+        return Ending(Outcome.ERROR, ExitCode.ERROR, "the process that supervises it was killed")
+
+
+class _Supervisor:
+    """A supervisor's process."""
+
+    def __init__(self) -> None:
+        self._scratch = ExitStack()
+        self._process = start_supervisor(self._scratch.enter_context(scratch_directory("supervisor")))
+        self.can_go_on = True
+
+    def ask(self, order: Order) -> bytes:
+        """Give it an order, and wait for its account of the end. It is empty if it was killed, or was never asked."""
+        said = _ask(self._process, order)
+        self.can_go_on = bool(said)
+        return said
+
+    def cancel(self) -> None:
+        """Let it end its task, as it does when the pipe closes."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):
+            self._process.stdin.close()
+
+    def end(self) -> None:
+        """Let it end its task, and wait for it."""
+        assert self._process.stdout is not None
+        self.cancel()
+        self._process.wait()
+        self._process.stdout.close()
+        self._scratch.close()
+
+
+def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:
+    """Start the process that starts and watches tasks' processes. It has its own session, as Ctrl-C is not for it.
+
+    Args:
+        scratch: A directory for what it keeps while it runs, and for its errors, which are in "log".
+    """
+    with (scratch / "log").open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-S", "-c", _SUPERVISOR, _ROOT, os.fspath(scratch / "learned.json")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+
+
+def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
+    """Give the supervisor its order, and wait for its account of the end. It is empty if the supervisor was killed."""
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    with suppress(OSError, ValueError):  # it was cancelled, or killed, before it had the order
+        supervisor.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+        supervisor.stdin.flush()
+    said = b""
+    while not said.endswith(b"\n"):  # in short waits: where Ray cancels a task, Python sees the interrupt only between
+        if select.select([supervisor.stdout], [], [], _WAIT_S)[0]:
+            if not (read := os.read(supervisor.stdout.fileno(), 65536)):
+                return b""
+            said += read
+    return said
+
+
+def _ending(task: Task, supervised: Supervised, log: Path) -> Ending:
+    """How a task ended: as its supervisor saw it, else as its run directory has it."""
+    if supervised.ended == "memory":
+        limit, most = (format_bytes(each or 0) for each in (task.memory_limit_bytes, supervised.peak_rss_bytes))
+        told = f"its processes held {most} of host memory, and {limit} is the limit"
+        return Ending(Outcome.HOST_MEMORY, 128 + signal.SIGKILL, told)
+    if supervised.ended == "timeout":
+        return Ending(Outcome.TIMEOUT, ExitCode.TIMEOUT, f"it did not end within {task.timeout_s:g} s")
+    if supervised.ended == "cancelled":
+        return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "it was cancelled")
+    if supervised.code < 0:
+        name = signal.Signals(-supervised.code).name
+        return Ending(Outcome.KILLED, 128 - supervised.code, f"by {name}")  # what the rank's own process would say
+    try:
+        ending = load_manifest(task.run_directory).exit
+    except RunDirectoryError:
+        ending = None
+    if ending is None or ending.code != supervised.code:  # else the files are those of an earlier run
+        return Ending(Outcome.ERROR, supervised.code or ExitCode.ERROR, _error(log) or "the run could not start")
+    return ending
+
+
+def _result(task: Task, ending: Ending, supervised: Supervised, log: Path) -> TaskResult:
+    return TaskResult(
+        key=task.key,
+        outcome=ending.outcome,
+        code=ending.code or 0,
+        failure=_failure(ending),
+        output=_tail(log),
+        directory=task.directory,
+        host=platform.node(),
+        worker=str(os.getpid()),
+        wall_s=supervised.wall_s,
+        peak_rss_bytes=supervised.peak_rss_bytes,
+        is_accident=ending.is_accident,
+    )
+
+
+def _failure(ending: Ending) -> str:
+    if ending.ended_well:
+        return ""
+    if ending.outcome is Outcome.KILLED:
+        return f"killed {ending.message}"
+    return ending.message or f"it ended with exit code {ending.code}"
+
+
+def _tail(log: Path) -> str:
+    """The end of what a task printed."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _OUTPUT_BYTES))
+            return file.read().decode(errors="replace").rstrip()
+    except OSError:
+        return ""
+
+
+def _error(log: Path) -> str:
+    """The error that a task printed: fakedist's own, or else its last line."""
+    lines = _tail(log).splitlines()
+    ours = [line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)]
+    return (ours or lines or [""])[-1].strip()

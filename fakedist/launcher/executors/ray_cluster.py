@@ -1,0 +1,243 @@
+"""Runs tasks on a Ray cluster. Ray places them, moves their results and runs those of lost workers again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fakedist.errors import SetupError
+from fakedist.launcher.executors.remote import Handed, SharedMarks, failed, run_there, unpack
+from fakedist.launcher.executors.supervising import LEAVE_S
+from fakedist.launcher.executors.task import Coming, Task, TaskResult
+from fakedist.units import format_bytes
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+#: Seconds in which an address has to answer.
+ANSWER_S = 10.0
+#: How often Ray runs a task again whose worker or node was lost.
+MAX_RETRIES = 5
+_ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^/:]+|\[[^]]+\]):(?P<port>\d+)")
+_WAIT_S = 1.0
+_HINT = "start one (docs/clusters.md), or give its address: RAY_ADDRESS=HOST:6379, or --on ray://HOST:10001"
+
+
+def _say_nothing(text: str) -> None:
+    pass
+
+
+class RayExecutor:
+    """Runs tasks on a Ray cluster that is already up.
+
+    Args:
+        address: Its address: HOST:PORT, ray://HOST:PORT, or "auto" for a cluster that this machine is part of. None
+            takes RAY_ADDRESS, or else "auto".
+        say: Called with a remark, such as that no node is large enough.
+
+    Raises:
+        SetupError: Ray is not installed, or no cluster answers at the address.
+    """
+
+    def __init__(self, address: str | None = None, say: Callable[[str], None] = _say_nothing) -> None:
+        self._say = say
+        self._pending: dict[ObjectRef[TaskResult], tuple[Task, ObjectRef[bytes]]] = {}
+        self._most_bytes: int | None = None
+        self._is_over = self._told_of_room = False
+        self._stack = ExitStack()
+        self._ray = _connected(address or os.environ.get("RAY_ADDRESS") or "auto", self._stack)
+        self._stack.enter_context(_remarks_of_ray(say))
+        self._remote = self._ray.remote(num_returns=2, max_retries=MAX_RETRIES)(_run_on_worker)
+
+    def run(self, tasks: Iterable[Task | None]) -> Iterator[TaskResult]:
+        """Run tasks and yield the result of each as it ends, see :class:`fakedist.launcher.executors.task.Executor`.
+
+        Raises:
+            SetupError: The workers cannot import fakedist.
+            RunDirectoryError: A run directory cannot be written here.
+        """
+        coming = Coming(tasks)
+        with ExitStack() as stack:
+            marks = SharedMarks(stack)
+            stack.callback(self._cancel)
+            while True:
+                while not self._is_over and (task := coming.next()) is not None and self._has_room(task):
+                    self._submit(coming.take(), marks)
+                if not self._pending:
+                    return
+                for ended in self._ray.wait(list(self._pending), num_returns=1, timeout=_WAIT_S)[0]:
+                    task, packed = self._pending.pop(ended)
+                    result = self._result(task, ended, packed)
+                    self._most_bytes = max(self._most_bytes or 0, result.peak_rss_bytes) or None
+                    yield result
+
+    def close(self) -> None:
+        """End what still runs, and leave the cluster."""
+        self._is_over = True
+        self._cancel()
+        self._stack.close()
+
+    def _submit(self, task: Task, marks: SharedMarks) -> None:
+        memory_bytes = task.need.booked_bytes(self._most_bytes)
+        remote = self._remote.options(name=task.key, num_cpus=task.need.cpus, memory=memory_bytes)
+        result, packed = remote.remote(marks.hand(task))
+        self._pending[result] = (task, packed)
+        if not self._told_of_room and not self._fits_a_node(task.need.cpus, memory_bytes):
+            self._told_of_room = True
+            cores = "1 core" if task.need.cpus == 1 else f"{task.need.cpus} cores"
+            self._say(f"no node of the cluster has {cores} and {format_bytes(memory_bytes)}: waiting for one that has")
+
+    def _has_room(self, task: Task) -> bool:
+        """Whether to queue a task: as many as there are cores, and as many again, by which clusters grow."""
+        cores = self._ray.cluster_resources().get("CPU", 0.0)
+        return len(self._pending) < 2 * max(1, int(cores / task.need.cpus))
+
+    def _fits_a_node(self, cpus: int, memory_bytes: int) -> bool:
+        totals = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return any(total.get("CPU", 0) >= cpus and total.get("memory", 0) >= memory_bytes for total in totals)
+
+    def _result(self, task: Task, ended: ObjectRef[TaskResult], packed: ObjectRef[bytes]) -> TaskResult:
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            result: TaskResult = self._ray.get(ended)
+            files: bytes = self._ray.get(packed)
+        except RayTaskError as error:  # nothing in a task raises: it could not be unpickled there
+            raise SetupError(
+                f"the cluster's workers cannot run tasks: {_one_line(error.cause)}",
+                "install this version of fakedist and of Python on every node (docs/clusters.md)",
+            ) from None
+        except RayError as error:
+            return failed(task, f"lost with its worker, after {MAX_RETRIES} retries: {_one_line(error)}")
+        if files:
+            unpack(files, task.directory)
+        return result
+
+    def _cancel(self) -> None:
+        """Cancel what is queued or runs, and wait until it is over."""
+        from ray.exceptions import RayError
+
+        for ref in self._pending:
+            with suppress(RayError, ValueError):
+                self._ray.cancel(ref)
+        if self._pending:
+            self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=LEAVE_S + ANSWER_S)
+        self._pending.clear()
+
+
+def _run_on_worker(handed: Handed) -> tuple[TaskResult, bytes]:
+    return run_there(handed, _environment_of_node())
+
+
+def _environment_of_node() -> dict[str, str]:
+    """The environment that the cluster's node was started with, and what the user's ``runtime_env`` adds to it.
+
+    A worker's own has more: Ray sets OMP_NUM_THREADS to the booked cores, and variables of its own.
+    """
+    import ray
+
+    given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+    node = _environment_of(os.getppid())
+    of_ray = {"OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV"} - node.keys() - given.keys()
+    return {name: value for name, value in os.environ.items() if name not in of_ray and not name.startswith("RAY_")}
+
+
+def _environment_of(pid: int) -> dict[str, str]:
+    """The environment with which a process of this user was started. Empty if it cannot be read."""
+    with suppress(OSError):
+        entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
+        return {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
+    return {}
+
+
+def _connected(address: str, stack: ExitStack) -> Any:
+    """The module ``ray``, connected to the cluster at an address until the stack is closed.
+
+    Raises:
+        SetupError: Ray is not installed, or no cluster answers.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise SetupError("Ray is not installed", "pip install 'fakedist[ray]'") from None
+    if address != "auto":
+        _see_that_it_answers(address)
+    with _as_before():
+        try:
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = "on this machine" if address == "auto" else f"at {address}"
+            raise SetupError(f"no Ray cluster can be used {where}: {_one_line(error)}", _HINT) from None
+    stack.callback(ray.shutdown)
+    return ray
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Undo what Ray changes in this process when it connects: it handles SIGTERM itself, and ``breakpoint()``."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler, hook = signal.getsignal(signal.SIGTERM), os.environ.get("PYTHONBREAKPOINT")
+    try:
+        yield
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, handler)
+        os.environ.pop("PYTHONBREAKPOINT", None)
+        if hook is not None:
+            os.environ["PYTHONBREAKPOINT"] = hook
+
+
+@contextmanager
+def _remarks_of_ray(say: Callable[[str], None]) -> Iterator[None]:
+    """Pass on what Ray reports of lost workers: the first line, once. Ray prints 20 lines of its log on stdout."""
+    from ray._private import worker
+
+    said: set[str] = set()
+
+    def pass_on(data: Mapping[str, Any], **options: object) -> None:
+        for text in data["lines"]:
+            line = text.partition("\n")[0].partition(" Possible reasons")[0].strip().removesuffix(" Error:")
+            if line not in said:
+                said.add(line)
+                say(f"Ray: {line}")
+
+    before, worker.print_to_stdstream = worker.print_to_stdstream, pass_on
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = before
+
+
+def _see_that_it_answers(address: str) -> None:
+    """Check that a gRPC server answers at an address. Ray itself waits for one for two minutes, then ends the process.
+
+    Raises:
+        SetupError: The address is none, or nothing answers in time.
+    """
+    import grpc
+
+    if (match := _ADDRESS.fullmatch(address)) is None:
+        raise SetupError(f"{address!r} is not the address of a Ray cluster", _HINT)
+    server = f"{match['host']}:{match['port']}"
+    until = time.monotonic() + ANSWER_S
+    try:
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), ANSWER_S).close()
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return  # only Ray knows the certificates
+        with grpc.insecure_channel(server) as channel:
+            grpc.channel_ready_future(channel).result(timeout=max(0.1, until - time.monotonic()))
+    except (OSError, OverflowError, grpc.FutureTimeoutError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "what listens there is not Ray"
+        raise SetupError(f"no Ray cluster answers at {address}: {why}", _HINT) from None
+
+
+def _one_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,223 @@
+"""The supervisor: a small process between an executor and the processes of tasks, one task after the other.
+
+It adopts every process that a task leaves behind, samples how much memory they hold together, and ends all of them at
+a limit, when the task is over, and when the executor closes the pipe or dies. It keeps the templates that its tasks and
+their ranks fork from. It needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO, Literal
+
+from fakedist.launcher.executors.task_template import TaskTemplate, end_with_supervisor
+from fakedist.launcher.keeping import TemplateKeeper
+from fakedist.launcher.process_tree import ProcessTree, adopt_orphans
+from fakedist.launcher.template_variable import told_of_template
+from fakedist.rank.template.channel import Forked, ForkTask
+
+Ended = Literal["itself", "memory", "timeout", "cancelled"]
+
+#: Seconds that a task may take to leave after SIGTERM: its rank has 10, then the tables are built.
+LEAVE_S = 20.0
+_SAMPLE_S = 0.2
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to run.
+
+    Attributes:
+        command: The program and its arguments.
+        environment: Its complete environment.
+        cwd: The directory in which it runs.
+        log: The file that takes its output.
+        memory_limit_bytes, timeout_s: As for :class:`fakedist.launcher.executors.task.Task`.
+        script: What its ranks run, as templates are told apart by. Empty if they do not fork from a template.
+        arguments: Further arguments, which a fork of the template gets.
+        template: The command of a template that forks processes like it. Empty if each starts on its own.
+    """
+
+    command: list[str]
+    environment: dict[str, str]
+    cwd: str
+    log: str
+    memory_limit_bytes: int | None
+    timeout_s: float | None
+    script: str = ""
+    arguments: list[str] = field(default_factory=list)
+    template: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """How it ended.
+
+    Attributes:
+        ended: What ended it: "itself", or the supervisor for this reason.
+        code: Its exit code; -n if signal n killed it.
+        wall_s: Seconds that it took.
+        peak_rss_bytes: The most resident memory that its processes held together.
+    """
+
+    ended: Ended
+    code: int
+    wall_s: float
+    peak_rss_bytes: int
+
+
+def main() -> int:
+    """Run the orders on stdin, one a line. Print how each ended, one a line. This process becomes a subreaper."""
+    adopt_orphans()
+    child_ends, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _hear)
+    templates = Templates(TemplateKeeper(Path(sys.argv[2]), output=sys.stderr.fileno()), TaskTemplate())
+    while line := sys.stdin.buffer.readline():
+        supervised = _Supervision(Order(**json.loads(line)), sys.stdin.buffer, child_ends, templates).run()
+        sys.stdout.write(json.dumps(asdict(supervised)) + "\n")
+        sys.stdout.flush()
+    templates.close()
+    return 0
+
+
+def _hear(number: int, frame: FrameType | None) -> None:
+    """Only a handled signal reaches the wakeup descriptor."""
+
+
+@dataclass(frozen=True)
+class Templates:
+    """The templates of a supervisor's tasks.
+
+    Attributes:
+        ranks: Keeps the one that ranks fork from.
+        tasks: The one that the tasks' own processes fork from.
+    """
+
+    ranks: TemplateKeeper
+    tasks: TaskTemplate
+
+    def pids(self) -> set[int | None]:
+        """Their processes, of which none belongs to a task."""
+        return {self.ranks.pid, self.tasks.pid}
+
+    def reaped(self, pid: int) -> None:
+        """A child of this process was reaped."""
+        self.ranks.reaped(pid)
+        self.tasks.reaped(pid)
+
+    def close(self) -> None:
+        """End them."""
+        self.ranks.close()
+        self.tasks.close()
+
+
+def start(order: Order, templates: Templates) -> subprocess.Popen[bytes] | Forked:
+    """Start the program in a session of its own, or fork it from its template."""
+    with open(order.log, "wb") as log, ExitStack() as stack:
+        channel, learned = None, ""
+        if order.script:
+            learned = os.fspath(templates.ranks.learned)
+            if (opened := templates.ranks.open_channel(order.script)) is not None:
+                channel = stack.enter_context(opened).fileno()
+        channels = () if channel is None else (channel,)
+        if order.template:
+            task = ForkTask(order.arguments, order.environment, order.cwd, learned)
+            if (forked := templates.tasks.fork(order.template, task, (log.fileno(), *channels))) is not None:
+                return forked
+        own = os.getpid()
+        return subprocess.Popen(
+            [*order.command, *order.arguments],
+            cwd=order.cwd,
+            env=order.environment | (told_of_template(Path(learned), channel) if learned else {}),
+            pass_fds=channels,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: end_with_supervisor(own),
+        )
+
+
+class _Supervision:
+    """One program that is being watched."""
+
+    def __init__(self, order: Order, line: BinaryIO, child_ends: int, templates: Templates) -> None:
+        self._order = order
+        self._templates = templates
+        self._readers: list[int] = [child_ends, line.fileno()]
+        self._line = line.fileno()
+        self._tree = ProcessTree(os.getpid(), besides=templates.pids)
+        self._peak_bytes = 0
+        templates.ranks.most_bytes()  # of ranks of the task before, which it may have reaped late
+        self._ended: Ended = "itself"
+        self._begun = time.monotonic()
+        self._kill_at: float | None = None
+        self._program = start(order, templates)  # kept: without the object, subprocess would reap the process
+        self._pid = self._program.pid
+
+    def run(self) -> Supervised:
+        status = self._reaped()
+        while status is None:
+            self._wait()
+            self._check_limits()
+            status = self._reaped()
+        wall_s = time.monotonic() - self._begun
+        self._tree.kill()
+        self._reaped()
+        peak_bytes = max(self._peak_bytes, self._templates.ranks.most_bytes())
+        return Supervised(self._ended, os.waitstatus_to_exitcode(status), wall_s, peak_bytes)
+
+    def _wait(self) -> None:
+        """Wait for a sample's time, for a process that ends, or for the executor."""
+        for reader in select.select(self._readers, [], [], _SAMPLE_S)[0]:
+            if not os.read(reader, 4096) and reader == self._line:
+                self._readers.remove(reader)
+                self._leave("cancelled")
+
+    def _check_limits(self) -> None:
+        order, now = self._order, time.monotonic()
+        rss_bytes = self._tree.rss_bytes()
+        self._peak_bytes = max(self._peak_bytes, rss_bytes)
+        if order.memory_limit_bytes is not None and rss_bytes > order.memory_limit_bytes:
+            self._ended = "memory" if self._ended == "itself" else self._ended
+            self._tree.kill()
+        elif order.timeout_s is not None and self._ended == "itself" and now > self._begun + order.timeout_s:
+            self._leave("timeout")
+        if self._kill_at is not None and now > self._kill_at:
+            self._kill_at = None
+            os.kill(self._pid, signal.SIGKILL)
+
+    def _leave(self, why: Ended) -> None:
+        if self._ended == "itself":
+            self._ended = why
+            self._kill_at = time.monotonic() + LEAVE_S
+            os.kill(self._pid, signal.SIGTERM)
+
+    def _reaped(self) -> int | None:
+        """Reap every process that has ended. Returns the program's wait status if it is among them."""
+        found = None
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
+            if not pid:
+                return found
+            if pid in self._templates.pids():
+                self._templates.reaped(pid)
+                continue
+            self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)  # it may lie between two samples
+            if pid == self._pid:
+                found = status

@@ -1,0 +1,394 @@
+"""The parent process: checks the job, starts the child, forwards signals, sees how it ended and builds the tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+from fakedist.errors import ExitCode, RecordingError, SetupError
+from fakedist.gpu.driver.build import ensure_driver, torch_build
+from fakedist.gpu.fast_path.build import ensure_fast_path
+from fakedist.gpu.smi.offer import ensure_smi, smi_environment
+from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.launcher.ahead import Ahead
+from fakedist.launcher.boot import OF_A_RANK
+from fakedist.launcher.checked_script import check_script
+from fakedist.launcher.children import Child, OwnChild
+from fakedist.launcher.machine import count_real_gpus, first_visible_gpu
+from fakedist.launcher.progress import Listener, ProgressLine
+from fakedist.options import Job
+from fakedist.rank.reporter import PIPE_VARIABLE
+from fakedist.rundir.directory import MANIFEST_NAME, SMI_NAME, clear
+from fakedist.rundir.environment import check_variable, refusal
+from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
+from fakedist.world.environ import rank_environment
+
+if TYPE_CHECKING:
+    from fakedist.launcher.templates import RankTemplate
+
+#: Seconds between asking the child to end and killing it.
+GRACE_S = 10.0
+_POLL_S = 0.05
+
+
+def _say_nothing(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Where output goes while the child runs.
+
+    Attributes:
+        child_stdout: Descriptor for the script's output. None inherits the parent's.
+        progress: Terminal for the progress line. None shows no line.
+        say: When several ranks run, called with a line that names the next one.
+        template: What ranks fork from. None starts each on its own.
+    """
+
+    child_stdout: int | None = None
+    progress: TextIO | None = None
+    say: Callable[[str], None] = _say_nothing
+    template: RankTemplate | None = None
+
+
+def check(job: Job) -> None:
+    """Check that the job can run on this machine, before anything is written.
+
+    Raises:
+        FakedistError: The job cannot run: no such script or GPU, a CPU build of torch, no compiler.
+        ScriptSyntaxError: The script does not compile.
+    """
+    check_script(job)
+    for name, value in job.nccl_environment:
+        check_variable(name, value)
+    if job.tapes:
+        from fakedist.rundir.tape import find_tapes
+
+        find_tapes(job)
+    if job.nsys:
+        from fakedist.launcher.nsight import find_nsys
+
+        find_nsys()
+    if refused := refusal(child_environment(job)):
+        raise SetupError(*refused)  # the rank checks what the script sets itself
+    if job.device == "virtual":
+        gpu = find_gpu(job.gpu)
+        if job.fabric is not None:
+            from fakedist.cost_model.fabric import find_fabric
+
+            find_fabric(job.fabric)
+        if job.times:
+            from fakedist.cost_model.own_table import check_own_table  # numpy takes a while to import
+
+            check_own_table(Path(job.times), gpu.product)
+        ensure_driver()
+        ensure_smi()
+        with suppress(SetupError):  # the rank runs without it, too
+            ensure_fast_path()
+        return
+    version, cuda = torch_build()
+    if not cuda:
+        raise SetupError(
+            f"torch {version} is a CPU build; --device cuda needs a CUDA build", "pip install torch==2.15.0"
+        )
+    if count_real_gpus() == 0:
+        raise SetupError("no NVIDIA GPU was found on this machine", "--device virtual needs none")
+
+
+def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callable[[], None] = lambda: None) -> Ending:
+    """Run the rank in a child process until it ends. No process of it is left running.
+
+    A rank forks from a template if there is one for it. If it then turns out to differ, it runs again on its own.
+
+    Args:
+        job: The job.
+        run_directory: The run directory.
+        streams: Where output goes.
+        recorded: Called once the rank has written its last record. Its process may run on for a while.
+
+    Raises:
+        RecordingError: The child could not set itself up (the run directory is then empty) or could not write.
+    """
+    environment = smi_environment(job, run_directory / SMI_NAME, child_environment(job))
+    if streams.template is None:
+        return _Running(job, run_directory, streams).run(environment, recorded)
+    try:
+        return _Running(job, run_directory, streams, streams.template).run(environment, recorded)
+    except _DiffersError as error:
+        clear(run_directory, but={MANIFEST_NAME})
+        environment |= streams.template.learning(job, str(error))
+        return _Running(job, run_directory, streams).run(environment, recorded)
+
+
+class _DiffersError(Exception):
+    """A rank that forked from a template differs from it."""
+
+
+class _Running:
+    """One child process from its start to its end."""
+
+    def __init__(self, job: Job, run_directory: Path, streams: Streams, template: RankTemplate | None = None) -> None:
+        self._job, self._run_directory, self._streams, self._template = job, run_directory, streams, template
+        self._listener = Listener()
+
+    def run(self, environment: dict[str, str], recorded: Callable[[], None]) -> Ending:
+        """Run it. Raises as :func:`run_child`, and :class:`_DiffersError`."""
+        listener, streams = self._listener, self._streams
+        child = self._start(environment)
+        listener.close_writer()
+        watch = _Watch(child, self._job.timeout_s, streams.say)
+        line = ProgressLine(streams.progress) if streams.progress is not None else None
+        try:
+            with watch.signals():
+                while not watch.ended():
+                    listener.wait(_POLL_S)
+                    watch.listen(listener)
+                    if listener.ended is not None:
+                        recorded()
+                    if line is not None and listener.progress is not None:
+                        line.show(listener.progress)
+        finally:
+            watch.end_group()
+            returncode = child.wait()
+            listener.close()
+            if line is not None:
+                line.clear()
+        return self._ended(returncode, watch)
+
+    def _start(self, environment: dict[str, str]) -> Child:
+        """Start it. It gets its own session: a Ctrl-C on the terminal reaches only this process, which forwards it."""
+        stdout, pipe = self._streams.child_stdout, self._listener.writer
+        sys.stdout.flush()
+        if self._template is not None:
+            forked = self._template.fork(self._job, self._run_directory, environment, stdout=stdout, pipe=pipe)
+            if forked is not None:
+                return forked
+            environment = environment | self._template.learning(self._job, "")
+        environment = environment | {PIPE_VARIABLE: str(pipe)}
+        around: list[str] = []
+        if self._job.nsys:
+            from fakedist.launcher import nsight
+
+            around, environment = nsight.around(self._job, self._run_directory, environment)
+        root = str(Path(__file__).parents[2])
+        process = subprocess.Popen(
+            [*around, sys.executable, "-c", OF_A_RANK, root, os.fspath(self._run_directory)],
+            env=environment,
+            stdout=stdout,
+            pass_fds=(pipe,),
+            start_new_session=True,
+        )
+        return OwnChild(process)
+
+    def _ended(self, returncode: int, watch: _Watch) -> Ending:
+        """How it ended, once nothing of it runs."""
+        listener, run_directory = self._listener, self._run_directory
+        if failed := listener.failed:
+            if failed.before_start:
+                clear(run_directory)
+            raise RecordingError(failed.error, failed.hint)
+        if listener.restarted is not None and not watch.interrupts and not watch.terminated_by:
+            raise _DiffersError(listener.restarted.what)
+        code = returncode
+        if self._job.nsys:
+            from fakedist.launcher import nsight
+
+            code = nsight.code_of_rank(returncode, listener.ended)
+        ending = _ending(code, watch, listener)
+        if listener.started is None:
+            clear(run_directory)
+            if watch.interrupts:
+                raise KeyboardInterrupt
+            how = ending.message or f"exit code {ending.code}"
+            hint = "nsys's own messages are above; check --nsys-args" if self._job.nsys else "fakedist doctor"
+            raise RecordingError(f"the rank's process ended before the script began: {how}", hint)
+        return ending
+
+
+def child_environment(job: Job) -> dict[str, str]:
+    """The rank's complete environment. Variables from ``--env`` win."""
+    environment = dict(os.environ)
+    environment.pop("CUDA_VISIBLE_DEVICES", None)  # it numbers real GPUs, and an empty one would hide virtual GPUs
+    environment.update(rank_environment(job))
+    if job.device == "cuda":
+        environment["CUDA_VISIBLE_DEVICES"] = first_visible_gpu()
+    environment.update(job.nccl_environment)
+    environment.update(job.environment)
+    return environment
+
+
+class _Watch:
+    """Watches the child's process group, forwards signals to it and ends it in time.
+
+    Under nsys the child is nsys itself. The rank is then a separate process in its own group, and sends its PID when it
+    starts.
+    """
+
+    def __init__(self, child: Child, timeout_s: float | None, say: Callable[[str], None] = _say_nothing) -> None:
+        self._child, self._say = child, say
+        self.pid = self.rank = child.pid
+        self.timed_out = self.rank_ended = False
+        self.interrupts = 0
+        self.terminated_by = ""
+        self._timeout_at = None if timeout_s is None else time.monotonic() + timeout_s
+        self._kill_at: float | None = None
+
+    def listen(self, listener: Listener) -> None:
+        """Take in the rank's messages. A rank that could not set itself up gets a deadline to leave."""
+        if self._kill_at is None and listener.failed is not None and listener.failed.before_start:
+            self._kill_at = time.monotonic() + GRACE_S
+        if listener.started is not None:
+            self.rank = listener.started.pid
+        if self.rank != self.pid and listener.ended is not None and not self.rank_ended:
+            from fakedist.launcher import nsight
+
+            self.rank_ended, self._timeout_at = True, None
+            self._kill_at = time.monotonic() + nsight.FINISH_S
+
+    def ended(self) -> bool:
+        """Whether the child has ended. Its process group keeps its number."""
+        now = time.monotonic()
+        if self._timeout_at is not None and now > self._timeout_at:
+            self.timed_out, self._timeout_at = True, None
+            self._terminate()
+        if self._kill_at is not None and now > self._kill_at:
+            self._kill_at = None
+            self._signal_group(signal.SIGKILL)
+        return self._child.has_ended()
+
+    def end_group(self) -> None:
+        """End what the child left running, such as DataLoader workers of a killed rank, and the child if it runs."""
+        self._signal_group(signal.SIGTERM)
+        until = time.monotonic() + 0.5
+        while self._others_run() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        self._signal_group(signal.SIGKILL)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Forward the signals that end a program. The first Ctrl-C goes to the whole group, the second kills it.
+
+        Signals that the caller ignores stay ignored, as ``nohup`` and a shell's background jobs expect.
+        """
+        handlers = {
+            signal.SIGINT: self._interrupt,
+            signal.SIGTERM: self._pass_on_termination,
+            signal.SIGHUP: self._pass_on_termination,
+            signal.SIGTSTP: self._pause,
+        }
+        heard = {number: on for number, on in handlers.items() if signal.getsignal(number) is not signal.SIG_IGN}
+        before = {number: signal.signal(number, handler) for number, handler in heard.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupts += 1
+        if self.interrupts == 1:
+            self._say("stopping; writing the report (a second Ctrl-C kills the script)")
+        self._signal_group(signal.SIGINT if self.interrupts == 1 else signal.SIGKILL)
+
+    def _pass_on_termination(self, number: int, frame: FrameType | None) -> None:
+        self.terminated_by = signal.Signals(number).name
+        self._terminate()
+
+    def _pause(self, number: int, frame: FrameType | None) -> None:
+        self._signal_group(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._signal_group(signal.SIGCONT)
+
+    def _terminate(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.rank, signal.SIGTERM)
+        self._kill_at = time.monotonic() + GRACE_S
+
+    def _signal_group(self, number: int) -> None:
+        for group in {self.rank, self.pid} if number == signal.SIGKILL else {self.rank}:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
+
+    def _others_run(self) -> bool:
+        """Whether other processes of the ended child's group still run."""
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                state, _, group = path.read_text().rpartition(") ")[2].split()[:3]  # proc(5): state, parent, group
+                if int(group) in (self.pid, self.rank) and state != "Z":
+                    return True
+        return False
+
+
+def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
+    """How the rank ended: as this process saw it, else as the rank said itself."""
+    told = listener.ended
+    if watch.timed_out:
+        at = f", at {told.line}" if told is not None and told.line else ""
+        return Ending(Outcome.TIMEOUT, ExitCode.TIMEOUT, f"the time limit given with --timeout was reached{at}")
+    if watch.interrupts > 1:
+        return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "Ctrl-C, twice")
+    if returncode < 0 and watch.terminated_by:  # the rank did not leave in time and was killed
+        return Ending(Outcome.INTERRUPTED, ExitCode.TERMINATED, watch.terminated_by)
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
+        sent = BY_ITSELF if listener.own_signal == -returncode else ""
+        return Ending(Outcome.KILLED, 128 - returncode, f"by {name}{sent or hint}")
+    if told is None:
+        return Ending(Outcome.EXIT, returncode)
+    return Ending(told.outcome, returncode, told.message)
+
+
+def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tuple[Path, Ending]:
+    """Run the job and leave a finished run directory, however the script ended.
+
+    Args:
+        job: The job to run. The caller has already called :func:`check`.
+        output: The run directory. None names it after the script and the rank.
+        force: Whether an existing run directory may be overwritten.
+        streams: Where output goes while the child runs.
+
+    Raises:
+        FakedistError: The run directory cannot be written, or the child could not be set up.
+    """
+    from fakedist.rundir.directory import create_run_directory, default_name
+    from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
+
+    with create_run_directory(output or default_name(job), force) as run_directory:
+        try:
+            new_manifest(run_directory, job)
+        except OSError:
+            clear(run_directory)
+            raise
+        with Ahead(job, run_directory) as ahead:
+            ending = run_child(job, run_directory, streams, ahead.recorded)
+        write_manifest(run_directory, dataclasses.replace(load_manifest(run_directory), exit=ending))
+        if job.nsys:
+            from fakedist.launcher import nsight
+
+            nsight.join_report(run_directory)
+        from fakedist.analysis.building import build_tables
+
+        build_tables(run_directory, computed=ahead.computed)
+        if job.page:
+            _write_page(run_directory)
+    return run_directory, ending
+
+
+def _write_page(run_directory: Path) -> None:
+    from fakedist.report.page.run_page import write_page  # plotly takes 0.3 s to import
+    from fakedist.results.opening import open_run_directory
+    from fakedist.rundir.directory import PAGE_NAME
+
+    write_page(open_run_directory(run_directory), run_directory / PAGE_NAME)

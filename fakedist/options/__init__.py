@@ -1,0 +1,32 @@
+"""The job, and the one declaration of each of its options."""
+
+from __future__ import annotations
+
+from fakedist.options.definition import (
+    Collectives,
+    Device,
+    Job,
+    Launcher,
+    Until,
+    Values,
+    profile_arguments,
+    profile_command,
+)
+from fakedist.options.making import JobOptions, Program, make_jobs, place_from_environment
+from fakedist.options.option import Door
+
+__all__ = [
+    "Collectives",
+    "Device",
+    "Door",
+    "Job",
+    "JobOptions",
+    "Launcher",
+    "Program",
+    "Until",
+    "Values",
+    "make_jobs",
+    "place_from_environment",
+    "profile_arguments",
+    "profile_command",
+]

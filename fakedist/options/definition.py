@@ -1,0 +1,370 @@
+"""The job: which rank of which world runs which script, on which device. Each option of it is declared here, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from fakedist.errors import JobError
+from fakedist.options import kinds
+from fakedist.options.kinds import RefusedError
+from fakedist.options.option import Door, Option, OptionGroup, declared, named, options_of
+from fakedist.rank_list import MAX_RANKS
+
+Device = Literal["cuda", "virtual"]
+Launcher = Literal["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]
+Collectives = Literal["values", "noop"]
+Values = Literal["small", "strict", "off"]
+Until = Literal["validation", "save", "end"]
+
+#: The virtual GPU's driver has room for this many devices on one node.
+MAX_GPUS_PER_NODE = 128
+#: Below this the CUDA context and one cuBLAS workspace would not fit.
+MIN_GPU_MEMORY_BYTES = 64 << 20
+
+_WORLD_SIZE = Option(
+    kind=kinds.whole_number(least=1, most=MAX_RANKS),
+    group=OptionGroup.JOB,
+    help="Ranks in the whole job.",
+    default_text="$WORLD_SIZE on the command line",
+    example=1024,
+)
+#: Gives the world size together with ``gpus_per_node``, as torchrun's option of this name does.
+NNODES = named(
+    Option(
+        name="nnodes",
+        kind=kinds.whole_number(least=1, most=MAX_RANKS),
+        group=OptionGroup.JOB,
+        help="Nodes of the job, instead of the world size. Needs the GPUs per node.",
+        example=128,
+    )
+)
+_GPUS_PER_NODE = Option(
+    kind=kinds.whole_number(least=1, most=MAX_GPUS_PER_NODE),
+    group=OptionGroup.JOB,
+    help="GPUs, and so ranks, on each node.",
+    flags=("--gpus-per-node", "--nproc-per-node"),
+    example=4,
+)
+_RANK = Option(
+    kind=kinds.rank_list(),
+    group=OptionGroup.JOB,
+    help="The rank to run, or several: 0,4,8 or 0-1023:64. For profile also stages: one of each pipeline stage.",
+    toml_key="ranks",
+    default_text="$RANK on the command line, otherwise 0",
+    example=3,
+)
+_LAUNCHER = Option(
+    kind=kinds.one_of(get_args(Launcher)),
+    group=OptionGroup.JOB,
+    help="Set the environment variables that this launcher sets.",
+    example="slurm",
+)
+_ENVIRONMENT = Option(
+    name="env",
+    kind=kinds.variables(),
+    group=OptionGroup.JOB,
+    help="Set a variable for the script. It overrides all others. Repeatable.",
+    example={"OMP_NUM_THREADS": "4"},
+)
+_NCCL_ENVIRONMENT = Option(
+    name="nccl_env",
+    kind=kinds.variables(),
+    group=OptionGroup.JOB,
+    help="Set a variable of NCCL's as on the cluster. Estimates of NCCL's memory and time follow it. Repeatable.",
+    example={"NCCL_MAX_NCHANNELS": "8"},
+)
+_TAPES = Option(
+    name="tapes",
+    kind=kinds.run_paths(),
+    group=OptionGroup.JOB,
+    help="Receive what the ranks of these runs sent. Repeatable.",
+    flags=("--tape",),
+    example=["/runs/rank0", "/runs/rank 4"],
+)
+_WITH_PEERS = Option(
+    kind=kinds.switch(),
+    group=OptionGroup.JOB,
+    help="Also run the ranks whose objects this rank needs.",
+    example=True,
+)
+_DEVICE = Option(
+    kind=kinds.one_of(get_args(Device)),
+    group=OptionGroup.DEVICE,
+    help="Run on the real GPU or on the virtual one.",
+    default_text="virtual; on the command line cuda, if the machine has a GPU",
+    example="cuda",
+)
+_GPU = Option(
+    kind=kinds.plain_text(),
+    group=OptionGroup.DEVICE,
+    help="Model of the virtual GPU, or a GPU file: my_gpu.toml.",
+    metavar="MODEL",
+    example="h200",
+)
+_GPU_MEMORY = Option(
+    name="gpu_memory",
+    kind=kinds.memory_size(MIN_GPU_MEMORY_BYTES),
+    group=OptionGroup.DEVICE,
+    help="Memory of the virtual GPU: 80GiB, 80GB or unlimited.",
+    default_text="the model's",
+    example="100GiB",
+)
+_GPU_POWER = Option(
+    name="gpu_power",
+    kind=kinds.watts(),
+    group=OptionGroup.DEVICE,
+    help="Power limit of the GPU in watts. Estimated times follow it.",
+    default_text="the model's",
+    example=500,
+)
+_FABRIC = Option(
+    kind=kinds.plain_text(),
+    group=OptionGroup.DEVICE,
+    help="Interconnect that collectives are estimated for: a preset such as p5-efa, or a fabric file: my_fabric.toml.",
+    metavar="NAME",
+    default_text="the GPU's usual one",
+    example="p5-efa",
+)
+_COLLECTIVES = Option(
+    kind=kinds.one_of(get_args(Collectives)),
+    group=OptionGroup.DEVICE,
+    help="Fill in what other ranks would have sent, or move nothing (noop).",
+    example="noop",
+)
+_VALUES = Option(
+    kind=kinds.one_of(get_args(Values)),
+    group=OptionGroup.DEVICE,
+    help="On the virtual GPU, compute small tensors and generate what no kernel computed (small), fail instead of "
+    "generating a value (strict), or compute nothing (off).",
+    example="strict",
+)
+_SEED = Option(
+    kind=kinds.whole_number(least=-(1 << 63), most=(1 << 64) - 1),
+    group=OptionGroup.DEVICE,
+    help="Seed of every generated value.",
+    example=7,
+)
+_STEPS = Option(
+    kind=kinds.num_steps_or(("auto",)),
+    group=OptionGroup.RECORDING,
+    help="Training steps to run. auto: until a step ends with as much memory as the one before, 2 to 6 steps.",
+    example=3,
+)
+_UNTIL = Option(
+    kind=kinds.num_steps_or(get_args(Until)),
+    group=OptionGroup.RECORDING,
+    help="Instead of --steps: run to this step, to the first validation or checkpoint after training began, or to the "
+    "script's end.",
+    example="end",
+)
+_TIMEOUT = Option(
+    name="timeout",
+    kind=kinds.seconds(),
+    group=OptionGroup.RECORDING,
+    help="End the script after this many seconds.",
+    example=600,
+)
+_KERNELS = Option(
+    kind=kinds.switch(),
+    group=OptionGroup.RECORDING,
+    help="Time the kernels of one step: measured on a real GPU, estimated on the virtual one.",
+    off_flag="--no-kernels",
+    example=False,
+)
+_PAGE = Option(
+    kind=kinds.switch(),
+    group=OptionGroup.RECORDING,
+    help="Write report.html when the rank has ended. `fakedist view` makes it later.",
+    off_flag="--no-page",
+    example=False,
+)
+_NSYS = Option(
+    kind=kinds.switch(),
+    group=OptionGroup.RECORDING,
+    help="Run the rank under Nsight Systems, which then times that step. The run keeps its report.",
+    example=True,
+)
+_NSYS_ARGS = Option(
+    kind=kinds.shell_words(),
+    group=OptionGroup.RECORDING,
+    help="More arguments for nsys profile, in one text.",
+    example="--trace=cuda,nvtx '--stats=a b'",
+)
+
+
+_TIMES = Option(
+    kind=kinds.plain_text(),
+    group=OptionGroup.RECORDING,
+    help="On the virtual GPU, price kernels by times of your own GPU first: what `fakedist calibrate` wrote.",
+    metavar="FILE",
+    example="/runs/h100.times.json",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank of a job.
+
+    A field that is not listed here is an option, described where it is declared.
+
+    Attributes:
+        rank: The rank that runs.
+        target: Path of the script, or name of the module.
+        is_module: Whether ``target`` is a module, as with ``python -m``.
+        arguments: The script's own arguments.
+        environment: Variables set last; they override all others.
+        nccl_environment: NCCL's variables as on the cluster, for the script and for the estimate of NCCL's memory.
+        tapes: Run directories of other ranks, or directories of these, whose tapes supply what those ranks send.
+        gpu: Model of the virtual GPU: a name that ``gpu_models`` knows, or the absolute path of a GPU file.
+        gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES for no limit.
+        gpu_power_watts: Power limit of the GPU, for estimated times; None for the model's own.
+        until: What stops the run instead: a number of steps, the first "validation" or "save" after training began, or
+            the script's own "end"; None to stop after ``steps``.
+        timeout_s: Seconds after which the script is stopped; None for no limit.
+        nsys_args: More arguments for ``nsys profile``.
+
+    Raises:
+        JobError: A value is invalid.
+    """
+
+    world_size: int = field(metadata=declared(_WORLD_SIZE))
+    rank: int = field(metadata=declared(_RANK))
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    gpus_per_node: int = field(default=8, metadata=declared(_GPUS_PER_NODE))
+    launcher: Launcher = field(default="torchrun", metadata=declared(_LAUNCHER))
+    environment: tuple[tuple[str, str], ...] = field(default=(), metadata=declared(_ENVIRONMENT))
+    nccl_environment: tuple[tuple[str, str], ...] = field(default=(), metadata=declared(_NCCL_ENVIRONMENT))
+    tapes: tuple[str, ...] = field(default=(), metadata=declared(_TAPES))
+    with_peers: bool = field(default=False, metadata=declared(_WITH_PEERS))
+    device: Device = field(default="virtual", metadata=declared(_DEVICE))
+    gpu: str = field(default="h100-80g", metadata=declared(_GPU))
+    gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
+    gpu_power_watts: float | None = field(default=None, metadata=declared(_GPU_POWER))
+    fabric: str | None = field(default=None, metadata=declared(_FABRIC))
+    collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))
+    values: Values = field(default="small", metadata=declared(_VALUES))
+    seed: int = field(default=0, metadata=declared(_SEED))
+    steps: int | Literal["auto"] = field(default="auto", metadata=declared(_STEPS))
+    until: int | Until | None = field(default=None, metadata=declared(_UNTIL))
+    timeout_s: float | None = field(default=None, metadata=declared(_TIMEOUT))
+    kernels: bool = field(default=True, metadata=declared(_KERNELS))
+    times: str | None = field(default=None, metadata=declared(_TIMES))
+    page: bool = field(default=True, metadata=declared(_PAGE))
+    nsys: bool = field(default=False, metadata=declared(_NSYS))
+    nsys_args: tuple[str, ...] = field(default=(), metadata=declared(_NSYS_ARGS))
+
+    def __post_init__(self) -> None:
+        for option in JOB_OPTIONS:
+            value = getattr(self, option.field)
+            if value is not option.default:
+                _check(option, value)
+        if not 0 <= self.rank < self.world_size:
+            raise JobError(
+                f"rank {self.rank} does not exist in a world of {self.world_size}",
+                f"ranks go from 0 to {self.world_size - 1}",
+            )
+        if isinstance(self.steps, int) and isinstance(self.until, int) and self.steps != self.until:
+            raise JobError(
+                f"{self.steps} steps and until step {self.until} contradict each other", "give steps or until"
+            )
+        if self.times and self.device == "cuda":
+            raise JobError("on a real GPU kernels are measured: times of your own are for estimates", "leave out times")
+        if self.nsys_args and not self.nsys:
+            raise JobError("arguments for nsys are given, but the rank does not run under nsys", "add nsys")
+
+    @property
+    def node_rank(self) -> int:
+        """Number of the node that the rank runs on."""
+        return self.rank // self.gpus_per_node
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in the job; the last one may not be full."""
+        return -(-self.world_size // self.gpus_per_node)
+
+    @property
+    def local_rank(self) -> int:
+        """The rank's number on its node in the real job."""
+        return self.rank % self.gpus_per_node
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on the rank's node."""
+        return min(self.gpus_per_node, self.world_size - self.node_rank * self.gpus_per_node)
+
+    @property
+    def device_index(self) -> int:
+        """Value of LOCAL_RANK: 0 on the one real GPU, the true local rank on virtual GPUs."""
+        return 0 if self.device == "cuda" else self.local_rank
+
+    @property
+    def script_arguments(self) -> tuple[str, ...]:
+        """The script's ``sys.argv[1:]``. DeepSpeed's launcher puts the local rank before the script's arguments."""
+        own = (f"--local_rank={self.device_index}",) if self.launcher == "deepspeed" else ()
+        return (*own, *self.arguments)
+
+    def to_dict(self) -> dict[str, object]:
+        """The job as plain values, for run.json and for the process that runs it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> Job:
+        """Rebuild the job from :meth:`to_dict`'s values, as they come back from JSON. Unknown keys are ignored.
+
+        Raises:
+            JobError: A value is invalid.
+        """
+        # The kinds check every type, which mypy cannot follow.
+        found: dict[str, Any] = {
+            each.name: values[each.name] for each in dataclasses.fields(cls) if each.name in values
+        }
+        found["arguments"] = tuple(map(str, found.get("arguments", ())))
+        for option in JOB_OPTIONS:
+            if option.field in found and option.field != "rank" and found[option.field] != option.default:
+                found[option.field] = option.read(found[option.field], Door.COMMAND_LINE)
+        return cls(**found)
+
+
+def _check(option: Option, value: object) -> None:
+    try:
+        option.kind.read(value)
+    except RefusedError as error:
+        raise option.refusal(error, Door.COMMAND_LINE) from None
+
+
+#: The options that set a field of the job.
+JOB_OPTIONS = options_of(Job)
+_FIRST = ("world_size", NNODES.name, "gpus_per_node", "rank")
+#: Every option, in the order of ``--help``.
+OPTIONS = sorted([*JOB_OPTIONS, NNODES], key=lambda option: (*_FIRST, option.name).index(option.name))
+
+
+#: Always given. Their defaults on the command line depend on the machine, or on what the user expects.
+_ALWAYS = ("world_size", "rank", "device", "steps")
+
+
+def profile_arguments(job: Job, ranks: Sequence[int] = ()) -> list[str]:
+    """Arguments of ``fakedist profile`` that run the job, or these ranks of it.
+
+    They include every option of the job that differs from its default. The run's directory and the form of the result
+    are not part of the job.
+    """
+    found = []
+    for option in JOB_OPTIONS:
+        value = getattr(job, option.field)
+        if option.field == "rank":
+            found.append(f"--rank={','.join(map(str, ranks)) or job.rank}")
+        elif value != option.default or option.field in _ALWAYS:
+            found += option.arguments(value)
+    return [*found, *(["-m"] if job.is_module else []), job.target, *job.arguments]
+
+
+def profile_command(job: Job, ranks: Sequence[int] = ()) -> str:
+    """The complete shell command that runs the job, or these ranks of it."""
+    return shlex.join(["fakedist", "profile", *profile_arguments(job, ranks)])

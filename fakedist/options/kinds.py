@@ -1,0 +1,301 @@
+"""Kinds of values that options take: how each is read, and how it is written on a command line."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from fakedist.errors import JobError
+from fakedist.rank_list import parse_rank_list
+from fakedist.units import GIB, UNLIMITED_BYTES, format_bytes, parse_bytes
+from fakedist.visible import visible
+
+
+class RefusedError(Exception):
+    """A value is not of its kind.
+
+    Args:
+        predicate: The rest of a sentence that begins with the option's name: "must be 1 or more, not 0".
+    """
+
+    def __init__(self, predicate: str) -> None:
+        super().__init__(predicate)
+        self.predicate = predicate
+
+
+def _last(texts: Sequence[str]) -> object:
+    return texts[-1]
+
+
+def _as_text(value: object) -> list[str]:
+    return [str(value)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueKind:
+    """One kind of value.
+
+    TOML and Python give a *plain* value: a text, a number, true or false, a list, a table. A job *stores* a value,
+    which may differ: a size is stored as bytes, a list as a tuple.
+
+    Attributes:
+        words: What a plain value is, for the documentation.
+        metavar: How ``--help`` writes it. Empty for a switch.
+        read: Makes the stored value from a plain one. Returns a stored one as it is. Raises :class:`RefusedError`.
+        from_texts: Makes the plain value from the texts given on a command line, of which there is at least one.
+        texts: Makes texts from a stored value, each for one appearance of the option.
+        is_switch: Whether the option is on or off, and takes no text.
+        is_repeatable: Whether the option may appear several times. Otherwise the last one counts.
+    """
+
+    words: str
+    metavar: str = ""
+    read: Callable[[object], object]
+    from_texts: Callable[[Sequence[str]], object] = _last
+    texts: Callable[[object], list[str]] = _as_text
+    is_switch: bool = False
+    is_repeatable: bool = False
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _integer(texts: Sequence[str]) -> object:
+    """The last text as an integer, or unchanged if it is none."""
+    try:
+        return int(texts[-1])
+    except ValueError:
+        return texts[-1]
+
+
+def whole_number(least: int | None = None, most: int | None = None) -> ValueKind:
+    """A whole number, with bounds or without."""
+
+    def read(value: object) -> int:
+        if not _is_number(value):
+            raise RefusedError(f"is a whole number, not {value!r}")
+        if least is not None and value < least:
+            raise RefusedError(f"must be {least} or more, not {value}")
+        if most is not None and value > most:
+            raise RefusedError(f"is at most {most}, not {visible(str(value), 40)}")
+        return value
+
+    return ValueKind(words="whole number", metavar="N", read=read, from_texts=_integer)
+
+
+def rank_list() -> ValueKind:
+    """One rank or several. A job stores one of them."""
+
+    def read(value: object) -> tuple[int, ...]:
+        if isinstance(value, str):
+            try:
+                return parse_rank_list(value)
+            except JobError as error:
+                raise RefusedError(f"cannot be read: {error.message}") from None
+        ranks = [value] if _is_number(value) else value
+        if not isinstance(ranks, list | tuple) or not ranks or not all(_is_number(rank) for rank in ranks):
+            raise RefusedError(f"is a rank or a list of ranks, not {value!r}")
+        if len(set(ranks)) < len(ranks):
+            raise RefusedError(f"names a rank twice: {value!r}")
+        return tuple(ranks)
+
+    return ValueKind(
+        words="rank, or list of ranks", metavar="RANKS", read=read, from_texts=",".join, is_repeatable=True
+    )
+
+
+def seconds() -> ValueKind:
+    """A duration in seconds."""
+
+    def from_texts(texts: Sequence[str]) -> object:
+        try:
+            return float(texts[-1])
+        except ValueError:
+            return texts[-1]
+
+    def read(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise RefusedError(f"is a number of seconds, not {value!r}")
+        if not 0 < value < math.inf:  # nan too
+            raise RefusedError(f"must be more than 0 seconds, not {value}")
+        return float(value)
+
+    def texts(value: object) -> list[str]:
+        return [f"{value:g}"]
+
+    return ValueKind(words="seconds", metavar="SECONDS", read=read, from_texts=from_texts, texts=texts)
+
+
+def watts() -> ValueKind:
+    """A power limit in watts."""
+    least, most = 10, 10_000
+
+    def from_texts(texts: Sequence[str]) -> object:
+        try:
+            return float(texts[-1].strip().removesuffix("W"))
+        except ValueError:
+            return texts[-1]
+
+    def read(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise RefusedError(f"is a number of watts, not {value!r}")
+        if not least <= value <= most:  # nan too
+            raise RefusedError(f"must be {least} to {most:,} watts, not {value:g}")
+        return float(value)
+
+    def texts(value: object) -> list[str]:
+        return [f"{value:g}"]
+
+    return ValueKind(words="watts", metavar="WATTS", read=read, from_texts=from_texts, texts=texts)
+
+
+def one_of(choices: tuple[str, ...]) -> ValueKind:
+    """One of a few words."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise RefusedError(f"is one of {', '.join(choices)}, not {value!r}")
+        return value
+
+    return ValueKind(words=", ".join(choices), metavar="|".join(choices), read=read)
+
+
+def num_steps_or(choices: tuple[str, ...]) -> ValueKind:
+    """A number of steps, or a word for when to stop."""
+    words = ", ".join(choices)
+
+    def read(value: object) -> int | str:
+        if isinstance(value, str) and value in choices:
+            return value
+        if not _is_number(value):
+            raise RefusedError(f"is a number of steps or {words}, not {value!r}")
+        if value < 1:
+            raise RefusedError(f"must be 1 or more, not {value}")
+        return value
+
+    return ValueKind(
+        words=f"number of steps, {words}", metavar="|".join(("N", *choices)), read=read, from_texts=_integer
+    )
+
+
+def memory_size(least_bytes: int) -> ValueKind:
+    """A size of memory with a unit, stored as bytes."""
+
+    def read(value: object) -> int:
+        try:
+            size = value if _is_number(value) else parse_bytes(str(value))
+        except JobError as error:
+            raise RefusedError(f"cannot be read: {error.message}") from None
+        if size < least_bytes:
+            raise RefusedError(f"must be {format_bytes(least_bytes)} or more, not {format_bytes(size)}")
+        if size > UNLIMITED_BYTES:
+            raise RefusedError(f"is at most {format_bytes(UNLIMITED_BYTES)} or unlimited, not {format_bytes(size)}")
+        return size
+
+    def texts(value: object) -> list[str]:
+        size = read(value)
+        if size == UNLIMITED_BYTES:
+            return ["unlimited"]
+        return [f"{size}B" if size % GIB else f"{size // GIB}GiB"]
+
+    return ValueKind(words="size with a unit", metavar="SIZE", read=read, texts=texts)
+
+
+def switch() -> ValueKind:
+    """On or off."""
+
+    def read(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise RefusedError(f"is true or false, not {value!r}")
+        return value
+
+    return ValueKind(words="true or false", read=read, is_switch=True)
+
+
+def plain_text() -> ValueKind:
+    """A text that is not empty."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise RefusedError(f"is a text, not {value!r}")
+        return value
+
+    return ValueKind(words="text", metavar="TEXT", read=read)
+
+
+def variables() -> ValueKind:
+    """Environment variables, stored as pairs of name and value in the order of their names."""
+
+    def from_texts(texts: Sequence[str]) -> object:
+        found = {}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not name or not equals:
+                raise RefusedError(f"is KEY=VALUE, not {text!r}")
+            found[name] = value
+        return found
+
+    def read(value: object) -> tuple[tuple[str, str], ...]:
+        if not isinstance(value, Mapping | list | tuple):
+            raise RefusedError(f"maps names to texts, unlike {value!r}")
+        found = dict(value)
+        for name, text in found.items():
+            if not isinstance(text, str | int | float) or isinstance(text, bool):
+                raise RefusedError(f"maps names to texts, and {name} is {text!r}")
+        return tuple(sorted((str(name), str(text)) for name, text in found.items()))
+
+    def texts(value: object) -> list[str]:
+        return [f"{name}={text}" for name, text in read(value)]
+
+    return ValueKind(
+        words="table of texts", metavar="KEY=VALUE", read=read, from_texts=from_texts, texts=texts, is_repeatable=True
+    )
+
+
+def run_paths() -> ValueKind:
+    """Paths of run directories."""
+
+    def from_texts(texts: Sequence[str]) -> object:
+        return [path for text in texts for path in text.split(",") if path]
+
+    def read(value: object) -> tuple[str, ...]:
+        paths = [value] if isinstance(value, str | os.PathLike) else value
+        if not isinstance(paths, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in paths):
+            raise RefusedError(f"is a path or a list of paths, not {value!r}")
+        return tuple(str(os.fspath(path)) for path in paths)
+
+    def texts(value: object) -> list[str]:
+        return list(read(value))
+
+    return ValueKind(
+        words="path, or list of paths",
+        metavar="RUN[,RUN]",
+        read=read,
+        from_texts=from_texts,
+        texts=texts,
+        is_repeatable=True,
+    )
+
+
+def shell_words() -> ValueKind:
+    """Words, given in one text as in a shell or as a list."""
+
+    def read(value: object) -> tuple[str, ...]:
+        if isinstance(value, str):
+            try:
+                return tuple(shlex.split(value))
+            except ValueError as error:
+                raise RefusedError(f"cannot be split into words: {str(error).lower()} in {value!r}") from None
+        if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+            raise RefusedError(f"is a list of texts, not {value!r}")
+        return tuple(value)
+
+    def texts(value: object) -> list[str]:
+        return [shlex.join(read(value))]
+
+    return ValueKind(words="text, or list of texts", metavar="ARGS", read=read, texts=texts)

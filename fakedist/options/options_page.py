@@ -1,0 +1,61 @@
+"""docs/options.md, made from the declarations of a job's options: ``python -m fakedist.options.options_page``."""
+
+from __future__ import annotations
+
+import sys
+
+from fakedist.options.definition import OPTIONS
+from fakedist.options.option import Door, Option, OptionGroup
+
+_INTRODUCTION = """# Options of a job
+
+A job has the same options everywhere: on the command line (`fakedist profile`, `fakedist topology`), in the
+configuration of `fakedist check` ([ci.md](ci.md)), and as keywords of `fakedist.profile` and of the pytest mark.
+`python -m fakedist.options.options_page` prints this page, and a test keeps it true.
+
+The script, or a module, and its arguments:
+
+| command line | `check` | Python |
+|---|---|---|
+| `train.py --lr 0.1` | `script = "train.py"`, `arguments = ["--lr", "0.1"]` | `"train.py", "--lr", "0.1"` |
+| `-m pkg.main --lr 0.1` | `module = "pkg.main"`, `arguments = "--lr 0.1"` | `"pkg.main", "--lr", "0.1", module=True` |
+
+On the command line, torchrun's spelling with underscores works too (`--nproc_per_node`). Options that only torchrun's
+own processes need are ignored: `--standalone`, `--node-rank`, `--master-addr`, `--master-port`, `--rdzv-*`.
+"""
+
+
+def markdown() -> str:
+    """The page."""
+    lines = [_INTRODUCTION]
+    for group in OptionGroup:
+        lines += [f"## {group.value}\n", "| command line | `check` | Python | default | |", "|---|---|---|---|---|"]
+        lines += [_row(option) for option in OPTIONS if option.group is group]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(option: Option) -> str:
+    metavar = option.metavar or option.kind.metavar
+    flags = [flag if option.kind.is_switch else f"{flag} {metavar}" for flag in option.flags]
+    cells = (
+        ", ".join(f"`{flag}`" for flag in (*flags, option.off_flag) if flag),
+        f"`{option.written(Door.TOML, option.example)}`",
+        f"`{option.written(Door.PYTHON, option.example)}`",
+        _default(option),
+        option.help,
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _default(option: Option) -> str:
+    if option.default_text or not option.field or option.default in (None, ()):
+        return option.default_text
+    if option.kind.is_switch:
+        return "on" if option.default else "off"
+    (text,) = option.kind.texts(option.default)
+    return f"`{text}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,256 @@
+"""The timed step as CUPTI saw it: ``torch.profiler``'s raw events, written to the journal.
+
+The events are written unchanged. ``analysis/traces`` finds the layer and phase of each kernel after the rank has ended,
+so that the script's process does none of that work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from fakedist.patch import present
+from fakedist.rundir.encoding import Columns, Record
+from fakedist.rundir.launch_records import LAUNCH_KINDS
+from fakedist.rundir.rows import Place
+from fakedist.rundir.trace_records import (
+    PHASE_RANGE,
+    STEP_RANGE,
+    ProfilerRecord,
+    TracedActivity,
+    TracedCalls,
+    TracedOperations,
+    TracedWaits,
+)
+from fakedist.torch_releases import PROFILER_METADATA
+
+#: cupti_activity.h: CUPTI_ACTIVITY_KIND_CUDA_EVENT. Kineto reads these records, and names them in the waits' metadata.
+_CUDA_EVENT = 36
+_MAPS = Path("/proc/self/maps")
+
+
+def enable_event_records() -> bool:
+    """Begin. The profiler must have started. Returns whether CUPTI does it."""
+    library = _cupti()
+    return library is not None and library.cuptiActivityEnable(_CUDA_EVENT) == 0
+
+
+def disable_event_records() -> None:
+    """End, after :func:`enable_event_records`."""
+    library = _cupti()
+    if library is not None:
+        library.cuptiActivityDisable(_CUDA_EVENT)
+
+
+def _cupti() -> ctypes.CDLL | None:
+    """The CUPTI that this process has loaded; None if torch has it inside its own libraries."""
+    process = ctypes.CDLL(None)
+    if hasattr(process, "cuptiActivityEnable"):
+        return process
+    for line in _MAPS.read_text(errors="replace").splitlines():
+        path = line.rpartition(" ")[2]
+        if os.path.basename(path).startswith("libcupti"):
+            return ctypes.CDLL(path)
+    return None
+
+
+_SIDES = re.compile(r'"(grid|block)": ?\[(\d+), ?(\d+), ?(\d+)\]')
+_NODE = re.compile(r'"graph node id": ?(\d+)')
+#: Names of functions of CUDA's runtime and driver. No torch operation has such a name. Torch 2.11 has no name for
+#: functions newer than itself, such as cudart 13's __cudaLaunchKernel.
+_CALL = re.compile(r"(?:__)?cu(?:da)?[A-Z]\w+$|INVALID$|unknown$")
+#: Events that the profiler reports as GPU work although they are none.
+_NO_WORK = re.compile(r"\w+ Sync$|Stream Wait|Iteration Start|cudaEvent$")
+#: Those that wait, by Kineto's names, and what they are in a table of launches.
+_WAITS = {
+    "Stream Wait Event": "stream_waits",
+    "Event Sync": "host_waits",
+    "Stream Sync": "host_waits",
+    "Context Sync": "host_waits_for_device",
+}
+_RECORD = re.compile(r'"wait_on_(stream|cuda_event_record_corr_id)": ?(-?\d+)')
+
+
+class KinetoEvent(Protocol):
+    """What this module needs of torch's ``_KinetoEvent``. Times are in nanoseconds."""
+
+    def name(self) -> str:
+        """Its name."""
+
+    def start_ns(self) -> int:
+        """When it began."""
+
+    def duration_ns(self) -> int:
+        """How long it took."""
+
+    def device_type(self) -> object:
+        """Where it ran: on the host or on a GPU."""
+
+    def device_resource_id(self) -> int:
+        """Its thread or stream."""
+
+    def correlation_id(self) -> int:
+        """Its own number."""
+
+    def linked_correlation_id(self) -> int:
+        """The number of the operation that was running, or 0."""
+
+    def sequence_nr(self) -> int:
+        """Autograd's sequence number; -1 without one."""
+
+    def is_user_annotation(self) -> bool:
+        """Whether it is a range on the GPU, and no work."""
+
+    def metadata_json(self) -> str:
+        """Grid, block, graph and more, as the inside of a JSON object."""
+
+    def nbytes(self) -> int:
+        """Bytes of a copy or fill; 0 without any."""
+
+    def flops(self) -> int:
+        """Torch's own count for a matrix product; 0 where it counts none."""
+
+
+class CuptiTracer:
+    """``torch.profiler`` around the timed step.
+
+    Args:
+        source: Where its times come from: measured, or simulated on the virtual GPU.
+    """
+
+    def __init__(self, source: Literal["measured", "simulated"] = "measured") -> None:
+        self._source = source
+        self._profile: torch.profiler.profile | None = None
+        self._events: Iterable[KinetoEvent] = ()
+        self._gpu = ""
+        self._has_events = False
+        self._event = present(torch._C._profiler, "_RecordFunctionFast")
+
+    def begin(self, step: int) -> None:
+        """Start the profiler, then mark which step it is."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        # Without the option of metadata events have no grid and no graph. The other one traces waits.
+        options = {} if PROFILER_METADATA.is_missing() else {"expose_kineto_event_metadata": True}
+        config = present(torch._C._profiler, "_ExperimentalConfig")(enable_cuda_sync_events=True, **options)
+        # acc_events: there is only one cycle, and some versions warn without it.
+        self._profile = torch.profiler.profile(
+            activities=activities, acc_events=True, with_flops=True, experimental_config=config
+        )
+        self._profile.start()
+        self._has_events = not PROFILER_METADATA.is_missing() and enable_event_records()
+        self._mark(f"{STEP_RANGE}{step}")
+
+    def place(self, place: Place) -> None:
+        """Mark that this phase begins."""
+        self._mark(f"{PHASE_RANGE}{place.phase}")
+
+    def end(self) -> None:
+        """Stop the profiler once everything that was launched has ended."""
+        profile, self._profile = self._profile, None
+        assert profile is not None
+        if self._has_events:
+            disable_event_records()
+        profile.stop()
+        self._gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
+        self._events = present(profile.profiler, "kineto_results").events()
+
+    def records(self) -> Sequence[Record]:
+        """The events, the GPU's name and the source of its times."""
+        return (profiler_record(self._events, self._gpu, self._source, has_events=self._has_events),)
+
+    def _mark(self, text: str) -> None:
+        with self._event(text):
+            pass
+
+
+def profiler_record(
+    events: Iterable[KinetoEvent],
+    gpu: str,
+    source: Literal["measured", "simulated"] = "measured",
+    *,
+    has_events: bool = False,
+) -> ProfilerRecord:
+    """Make the journal's record of what ``torch.profiler`` saw.
+
+    Args:
+        events: Torch's ``_KinetoEvent`` objects, or objects with their methods.
+        gpu: The GPU's name.
+        source: Where its times come from.
+        has_events: Whether CUPTI traced where events were recorded.
+    """
+    operations, calls, activity = Columns(TracedOperations), Columns(TracedCalls), Columns(TracedActivity)
+    waits = Columns(TracedWaits)
+    texts: dict[str, int] = {}
+    graph_launches: set[int] = set()
+    for event in events:
+        name, start = event.name(), event.start_ns()
+        end = start + event.duration_ns()
+        if event.device_type() != torch._C._autograd.DeviceType.CPU:
+            if event.is_user_annotation() or _NO_WORK.match(name):
+                if name in _WAITS and hasattr(event, "metadata_json"):
+                    _add_wait(waits, event)
+                continue
+            _add_activity(activity, event, texts)
+        elif _CALL.match(name):
+            linked = event.linked_correlation_id()
+            thread = event.device_resource_id()
+            if "GraphLaunch" in name:
+                graph_launches.add(event.correlation_id())
+            calls.add(correlation=event.correlation_id(), start=start, operation=linked, thread=thread)
+        else:
+            operations.add(
+                id=event.correlation_id(),
+                start=start,
+                end=end,
+                thread=event.device_resource_id(),
+                sequence=event.sequence_nr(),
+                flops=int(event.flops()),
+                text=texts.setdefault(name, len(texts)),
+            )
+    nodes = activity.arrays["node"]
+    for row, correlation in enumerate(activity.arrays["correlation"]):
+        if correlation in graph_launches and not nodes[row]:  # torch 2.11 gives nodes no number
+            nodes[row] = 1
+    made = (operations.made(), calls.made(), activity.made(), waits.made())
+    return ProfilerRecord(gpu, source, list(texts), *made, has_events)
+
+
+def _add_activity(activity: Columns[TracedActivity], event: KinetoEvent, texts: dict[str, int]) -> None:
+    more, start = event.metadata_json() if hasattr(event, "metadata_json") else "", event.start_ns()
+    shape = {side: ",".join(sizes) for side, *sizes in _SIDES.findall(more)}
+    node = _NODE.search(more)
+    activity.add(
+        start=start,
+        end=start + event.duration_ns(),
+        stream=event.device_resource_id(),
+        correlation=event.correlation_id(),
+        operation=event.linked_correlation_id(),
+        size=event.nbytes() or -1,
+        node=int(node[1]) if node else 0,
+        text=texts.setdefault(event.name(), len(texts)),
+        grid=texts.setdefault(shape.get("grid", ""), len(texts)),
+        block=texts.setdefault(shape.get("block", ""), len(texts)),
+    )
+
+
+def _add_wait(waits: Columns[TracedWaits], event: KinetoEvent) -> None:
+    what, start = _WAITS[event.name()], event.start_ns()
+    found = {key: int(value) for key, value in _RECORD.findall(event.metadata_json())}
+    waits.add(
+        what=LAUNCH_KINDS.index(what),
+        stream=event.device_resource_id(),
+        recorded_on=found.get("stream", -1),
+        record=found.get("cuda_event_record_corr_id", -1),
+        correlation=event.correlation_id(),
+        start=start,
+        end=start + event.duration_ns(),
+    )

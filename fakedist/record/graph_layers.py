@@ -1,0 +1,189 @@
+"""Places running compiled graphs: which layer each line of generated code works for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+
+from fakedist.patch import present
+from fakedist.record.compiled_graphs import Generated, Modules, Watched, parse_generated
+from fakedist.record.marker import device_pieces
+from fakedist.record.module_names import OUTSIDE, LayerTable
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.memory_records import GeneratedRecord, GraphsRecord, HeldRecord, PlacingsRecord
+from fakedist.rundir.rows import GraphRow, HeldRow, LineRow, PlacingRow
+
+#: Most frames between an operation and the generated code that called it.
+_MOST_FRAMES = 16
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A compiled graph that a layer calls.
+
+    Attributes:
+        code: Number of its generated code.
+        placing: Number of its list of layers.
+        filename: The file of its code.
+        generated: What is known about its code.
+        layers: The layer of each module that the code numbers. The last one, index -1, is the calling layer.
+        may_reuse_inputs: Whether its code runs whenever the graph does, so that it reuses memory of its inputs.
+    """
+
+    code: int
+    placing: int
+    filename: str
+    generated: Generated
+    layers: tuple[int, ...]
+    may_reuse_inputs: bool
+
+    def layer_here(self) -> int | None:
+        """The layer of the line of generated code that runs in this thread. None outside that code."""
+        frame = self._frame(sys._getframe(1))
+        module = None if frame is None else self.generated.lines.get(frame.f_lineno)
+        return None if module is None else self.layers[module]
+
+    def buffers_here(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, str]]:
+        """The tensors that are buffers of integers in the generated code that runs in this thread, with their nodes."""
+        integers = self.generated.integers
+        frame = None if integers is None else self._frame(sys._getframe(1))
+        if integers is None or frame is None:
+            return
+        named = frame.f_locals
+        addresses = {
+            value.data_ptr(): node
+            for name, node in integers.buffers.items()
+            if isinstance(value := named.get(name), torch.Tensor)
+        }
+        for tensor in tensors:
+            if (node := addresses.get(tensor.data_ptr())) is not None:
+                yield tensor, node
+
+    def _frame(self, frame: FrameType | None) -> FrameType | None:
+        """The frame of the generated code that called this one."""
+        for _ in range(_MOST_FRAMES):
+            if frame is None or frame.f_code.co_filename == self.filename:
+                return frame
+            frame = frame.f_back
+        return None
+
+
+class Placing:
+    """Places compiled graphs, and records where.
+
+    Args:
+        layers: Names of modules.
+        watched: The modules of each graph.
+
+    """
+
+    def __init__(self, layers: LayerTable, watched: Watched) -> None:
+        self._layers, self._watched = layers, watched
+        self._codes: dict[str, tuple[int, Generated | None]] = {}
+        self._placings: dict[tuple[int, ...], int] = {}
+        self._placed: dict[tuple[int, int], tuple[Modules, Placed]] = {}
+        self._new_codes: list[Record] = []
+        self._new_placings: list[PlacingRow] = []
+        self._new_graphs: list[GraphRow] = []
+        self._new_held: list[HeldRow] = []
+
+    def take(self) -> list[Record]:
+        """The records for the journal since the last call."""
+        taken, self._new_codes = self._new_codes, []
+        if self._new_placings:
+            taken.append(PlacingsRecord(self._new_placings))
+        if self._new_graphs:
+            taken.append(GraphsRecord(self._new_graphs))
+        if self._new_held:
+            taken.append(HeldRecord(self._new_held))
+        self._new_placings, self._new_graphs, self._new_held = [], [], []
+        return taken
+
+    def begins(self, compiled: object, inputs: Sequence[object], op: int, calling: int) -> Placed | None:
+        """Begin the run of a compiled graph, and return what is known about it.
+
+        Args:
+            compiled: Inductor's compiled graph.
+            inputs: The inputs that it is called with.
+            op: Number of its call.
+            calling: The layer that calls it.
+        """
+        placed = self._placed_of(compiled, calling)
+        if placed is None:
+            return None
+        self._new_graphs.append(GraphRow(op, placed.code, placed.placing))
+        if placed.may_reuse_inputs:
+            for root, line, module in placed.generated.holders:
+                if root < 0 and -1 - root < len(inputs):
+                    for piece in device_pieces(inputs[-1 - root]):
+                        self._new_held.append(HeldRow(op, piece.address, line, placed.layers[module]))
+        return placed
+
+    def _placed_of(self, compiled: object, calling: int) -> Placed | None:
+        key = (id(compiled), calling)
+        modules = self._watched.modules(compiled)
+        if modules is None:
+            return None
+        known = self._placed.get(key)
+        if known is not None and known[0] is modules:
+            return known[1]
+        filename = _filename(compiled)
+        code, generated = self._code(filename, compiled)
+        if generated is None:
+            return None
+        layers = (*(self._moved(layer, modules.calling, calling) for layer in modules.layers), calling)
+        placing = self._placings.get(layers)
+        if placing is None:
+            placing = self._placings[layers] = len(self._placings)
+            self._new_placings.append(PlacingRow(placing, layers))
+        runs_always = getattr(compiled, "cudagraph_info", None) is None
+        placed = Placed(code, placing, filename, generated, layers, runs_always)
+        self._placed[key] = (modules, placed)
+        return placed
+
+    def _code(self, filename: str, compiled: object) -> tuple[int, Generated | None]:
+        known = self._codes.get(filename)
+        if known is None:
+            generated = parse_generated(getattr(compiled, "source_code", ""))
+            number = len(self._codes)
+            known = self._codes[filename] = (number, generated)
+            if generated is not None:
+                lines = [LineRow(line, module) for line, module in generated.lines.items()]
+                self._new_codes.append(GeneratedRecord(number, filename, lines, generated.holders))
+        return known
+
+    def _moved(self, layer: int, compiled_in: int, calling: int) -> int:
+        if layer < 0:
+            return calling
+        return layer if compiled_in in (calling, OUTSIDE) else self._layers.moved(layer, compiled_in, calling)
+
+
+def layers_of(modules: Modules, layers: LayerTable) -> list[int]:
+    """The layer of each module that a graph numbers: that of the innermost known module in its stack, or -1."""
+    found = []
+    for stack in modules.stacks:
+        known = (layers.layer_by_id(key, modules.calling) for key, _ in reversed(stack))
+        found.append(next((layer for layer in known if layer is not None), -1))
+    return found
+
+
+def _filename(compiled: object) -> str:
+    codecache = sys.modules["torch._inductor.codecache"]
+    return str(present(codecache, "get_path")(present(compiled, "cache_key"), "py")[2])
+
+
+def is_dynamos(module: torch.nn.Module) -> bool:
+    """Whether Dynamo made a module. The pieces into which it cuts a graph (DDP's buckets) run as modules."""
+    name = type(module).__module__
+    if name == "torch._dynamo.eval_frame":  # an OptimizedModule: the script's own model, or such a graph
+        inner = module._modules.get("_orig_mod")
+        return isinstance(inner, torch.fx.GraphModule) and is_dynamos(inner)
+    if name.startswith("torch._dynamo."):
+        return True
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    return hasattr(module, "compile_subgraph_reason") or any(map(is_dynamos, module.children()))

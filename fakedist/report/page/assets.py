@@ -1,0 +1,177 @@
+"""The scripts and figures that a page carries: its own modules joined into one, plotly.js, and plotly's JSON.
+
+A page's policy allows exactly these two scripts, by their hashes. plotly.js travels inside the page, compressed; pages
+that lie next to each other can share one file of it instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from fakedist.report.figures.memory_figures import MemoryCurve, has_segments, peak_by_layer, segment_map, timeline_of
+from fakedist.report.figures.run_figures import Calls, calls_of
+from fakedist.report.figures.time_figures import has_roofline, lanes_of, roofline
+from fakedist.results.run import Run
+
+_HERE = Path(__file__).parent
+SCRIPTS = _HERE / "scripts"
+_PLOTLY = _HERE / "plotly" / "plotly.min.js.gz"
+_IMPORT = re.compile(r"^import \{([^}]*)\} from '\./([a-z_]+)\.js';\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const)\*? ([\w$]+))", re.MULTILINE)
+_OTHER = re.compile(r"^\s*(?:import|export)\b.*$", re.MULTILINE)
+#: plotly.js makes one empty style element, into which it puts its rules.
+_EMPTY = hashlib.sha256(b"")
+
+
+@dataclass(frozen=True)
+class PageScripts:
+    """The scripts and the policy of a page.
+
+    Attributes:
+        own: The page's own script.
+        policy: The page's Content-Security-Policy.
+        plotly: plotly.js, compressed, as base64 text; empty if it is in a file.
+        plotly_file: The name of that file; empty if it is in the page.
+    """
+
+    own: str
+    policy: str
+    plotly: str
+    plotly_file: str
+
+
+def page_scripts(entry: str, style: str, plotly_file: str = "") -> PageScripts:
+    """The scripts of a page.
+
+    Args:
+        entry: Name of the module that puts the page together.
+        style: The page's style sheet.
+        plotly_file: Name of a file next to the page that has plotly.js; empty to have it in the page.
+    """
+    own = joined(entry)
+    compressed = _PLOTLY.read_bytes()
+    # Chromium does not load a script by its hash from a file, so pages that share one allow what lies next to them.
+    library = "'self'" if plotly_file else _source(hashlib.sha256(plotly_text()))
+    policy = {
+        "default-src": "'none'",
+        "script-src": f"{_source(hashlib.sha256(own.encode()))} {library}",
+        "style-src-elem": f"{_source(hashlib.sha256(style.encode()))} {_source(_EMPTY)}",
+        "style-src-attr": "'unsafe-inline'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return PageScripts(
+        own=own,
+        policy="; ".join(f"{name} {value}" for name, value in policy.items()),
+        plotly="" if plotly_file else base64.b64encode(compressed).decode(),
+        plotly_file=plotly_file,
+    )
+
+
+def _source(digest: hashlib._Hash) -> str:
+    return f"'sha256-{base64.b64encode(digest.digest()).decode()}'"
+
+
+@lru_cache
+def plotly_text() -> bytes:
+    """plotly.js itself: a bundle of the parts that the charts need (``make plotly``)."""
+    return gzip.decompress(_PLOTLY.read_bytes())
+
+
+@lru_cache
+def joined(entry: str) -> str:
+    """One script from a module and all that it imports. Each module stays a scope of its own.
+
+    Args:
+        entry: Name of the module.
+
+    Raises:
+        ValueError: Modules import each other, or one is written in a form that this cannot join.
+    """
+    order: list[str] = []
+    bodies: dict[str, str] = {}
+    _visit(entry, (), bodies, order)
+    modules = "\n".join(bodies[name] for name in order)
+    return f"(() => {{\n'use strict';\n{modules}\n}})();\n"
+
+
+def _visit(name: str, above: tuple[str, ...], bodies: dict[str, str], order: list[str]) -> None:
+    if name in above:
+        raise ValueError(f"modules import each other: {' -> '.join([*above, name])}")
+    if name in bodies:
+        return
+    text = (SCRIPTS / f"{name}.js").read_text("utf-8")
+    for _, imported in _IMPORT.findall(text):
+        _visit(imported, (*above, name), bodies, order)
+    bodies[name] = _module(name, text)
+    order.append(name)
+
+
+def _module(name: str, text: str) -> str:
+    exported = _EXPORT.findall(text)
+    body = _EXPORT.sub("", _IMPORT.sub(_taken, text))
+    if found := _OTHER.search(body):
+        raise ValueError(f"{name}.js cannot be joined: {found[0].strip()}")
+    return f"const module_{name} = (() => {{\n{body}return {{ {', '.join(exported)} }};\n}})();"
+
+
+def _taken(found: re.Match[str]) -> str:
+    names = ", ".join(each.strip().replace(" as ", ": ") for each in found[1].split(",") if each.strip())
+    return f"const {{ {names} }} = module_{found[2]};\n"
+
+
+# Charts that zoom compute what they show from the page's numbers, so their figures carry a few points only.
+_FEW = 50
+_NO_TITLE = 12  # pixels above a chart
+#: Rows of the chart of segments: enough to see what fragments, and half a screen.
+MOST_SEGMENTS = 16
+
+
+def run_figures(run: Run) -> dict[str, object]:
+    """The figures that need no more than the run's tables, by name; those that the run has nothing for are left out."""
+    found: dict[str, object] = {}
+    if run.summary.peak_allocated_bytes and run.by_category is not None:
+        found["peak"] = figure_object(peak_by_layer(run, kind="treemap"))
+    if has_segments(run):
+        found["segments"] = figure_object(segment_map(run, most=MOST_SEGMENTS))
+    if has_roofline(run):
+        found["roofline"] = figure_object(roofline(run))
+    return found
+
+
+def kernels_figure(run: Run, kernels: pd.DataFrame) -> object:
+    """The timed step by stream.
+
+    Args:
+        run: The run.
+        kernels: The result of :func:`fakedist.report.figures.time_figures.read_kernels`.
+    """
+    return figure_object(lanes_of(run, kernels, most=_FEW))
+
+
+def memory_figures_of(run: Run, curve: MemoryCurve, calls: Calls) -> dict[str, object]:
+    """The timeline and the calls below it."""
+    found: dict[str, object] = {"timeline": figure_object(timeline_of(run, curve, axis="event", num_points=_FEW))}
+    if calls.lanes:
+        found["calls"] = figure_object(calls_of(calls, curve.num_moves))
+    return found
+
+
+def figure_object(figure: go.Figure) -> object:
+    """A figure as JSON, without its template and title: the page has its own colours and headings."""
+    found = json.loads(figure.to_json())
+    for name in ("template", "title"):
+        found["layout"].pop(name, None)
+    found["layout"]["margin"]["t"] = _NO_TITLE
+    return found

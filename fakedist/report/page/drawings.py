@@ -1,0 +1,414 @@
+"""The data behind the page's drawings: memory over time, the peak block by block, and the timed step.
+
+The block is a little-endian u32 with the length of a JSON header, the header padded with blanks to a multiple of 8,
+and the arrays, each on a multiple of 8. Integers are stored byte by byte (all lowest bytes, then all second ones), so
+that neighbours are similar and gzip compresses them well.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.analysis.layer_table import Fold, owner_names, with_children
+from fakedist.analysis.recording import Array
+from fakedist.analysis.times.trace import bars, hidden_us, kind_runs, layer_runs, longest_runs
+from fakedist.report.figures.memory_figures import MemoryCurve
+from fakedist.report.figures.run_figures import Calls
+from fakedist.report.figures.time_figures import bar_labels, drawn_ranges
+from fakedist.report.text.wording import short_line, short_operation
+from fakedist.results.run import Run
+from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS
+from fakedist.rundir.step_time import StepTime
+
+_LEVEL = 6  # gzip; 9 takes three times as long for 2 % less
+
+
+class Pack:
+    """Named arrays and one JSON object.
+
+    Attributes:
+        meta: Everything that is not an array. The page reads it from the header.
+    """
+
+    def __init__(self) -> None:
+        self.meta: dict[str, object] = {}
+        self._arrays: dict[str, Array] = {}
+
+    def add(self, name: str, values: npt.ArrayLike) -> None:
+        """Add an array: non-negative integers in the narrowest type, everything else as float64."""
+        array = np.asarray(values)
+        if array.dtype.kind in "iub":
+            most = int(array.max(initial=0))
+            kinds: tuple[tuple[int, str], ...] = ((1 << 8, "u1"), (1 << 16, "<u2"), (1 << 32, "<u4"))
+            kind = next((kind for limit, kind in kinds if most < limit), "<f8")
+            array = array.astype(kind)
+        else:
+            array = array.astype("<f8")
+        self._arrays[name] = array
+
+    def text(self) -> str:
+        """The whole block as base64 text."""
+        index, body, at = {}, [], 0
+        for name, array in self._arrays.items():
+            index[name] = [array.dtype.str.lstrip("<|"), at, len(array)]
+            data = array.tobytes()
+            if array.dtype.kind == "u":
+                data = np.frombuffer(data, "u1").reshape(-1, array.dtype.itemsize).T.tobytes()
+            data += bytes(-len(data) % 8)
+            body.append(data)
+            at += len(data)
+        header = json.dumps({"meta": self.meta, "arrays": index}, separators=(",", ":")).encode()
+        header += b" " * (-(len(header) + 4) % 8)
+        block = b"".join([len(header).to_bytes(4, "little"), header, *body])
+        return base64.b64encode(gzip.compress(block, _LEVEL, mtime=0)).decode()
+
+
+_NUM_BLOCKS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class PeakBlock:
+    """One of the largest blocks at the peak.
+
+    Attributes:
+        number: Its row in the table ``blocks``.
+        bytes: Bytes.
+        category: What it is for; empty for a snapshot.
+        layer: The layer that owns it; of several, how many.
+        made_in: Step and phase that allocated it; empty for a snapshot.
+        operation: The operation that allocated it.
+        line: The job's line that allocated it; empty without one.
+        stack: Its stack, innermost first, each line with whether it is ``line``.
+    """
+
+    number: int
+    bytes: int
+    category: str
+    layer: str
+    made_in: str
+    operation: str
+    line: str
+    stack: list[tuple[str, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class PeakLine:
+    """All blocks at the peak that one line allocated.
+
+    Attributes:
+        line: The line; of blocks without one, their operation.
+        bytes: Bytes of all of them.
+        num: Their number.
+        categories: What they are for, most bytes first.
+    """
+
+    line: str
+    bytes: int
+    num: int
+    categories: list[str]
+
+
+def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -> list[PeakBlock]:
+    """The largest blocks at the peak in the order of the table ``largest``, with their stacks, innermost first."""
+    alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(_NUM_BLOCKS)
+    names, owners = block_owners(run)
+    stacks = _stacks(run, sorted(set(alive["stack"])), cwd)
+    found = []
+    for number, row in zip(alive.index, alive.to_dict("records"), strict=True):
+        line = lines[row["stack"]] if row["stack"] >= 0 else ""
+        found.append(
+            PeakBlock(
+                number=int(number),
+                bytes=int(row["bytes"]),
+                category="" if run.by_category is None else str(row["category"]),
+                layer=owners.get(int(number), names[row["layer"]]),
+                made_in="" if run.by_category is None else f"{row['step']} {row['phase']}",
+                operation=short_operation(str(row["operation"])),
+                line=line,
+                stack=[(text, text == line) for text in stacks.get(row["stack"], [])],
+            )
+        )
+    return found
+
+
+def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
+    """Names of all layers, and for blocks that several layers own, the text shown instead of a name."""
+    layers = run.table("layers", ["name", "parent"])
+    names = layers["name"].astype(str).tolist()
+    return names, owner_names(run.table("shares"), names, layers["parent"].tolist())
+
+
+def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
+    """Stacks as text, one line per frame."""
+    rows = [number for number in wanted if number >= 0]
+    if not rows:
+        return {}
+    frames = run.table("stacks")["frames"]
+    told = run.table("frames")
+    texts: dict[int, str] = {}
+    for number in {frame for row in rows for frame in frames[row]}:
+        frame = told.iloc[int(number)]
+        texts[number] = f"{short_line(str(frame['filename']), cwd)}:{frame['line']} ({frame['function']})"
+    return {row: [texts[number] for number in frames[row]] for row in rows}
+
+
+def by_line(blocks: pd.DataFrame, lines: list[str]) -> list[PeakLine]:
+    """Blocks alive at the peak, summed by the line that allocated them, most bytes first.
+
+    Blocks without a line come from C++ (autograd, a reducer). They are summed by operation.
+    """
+    alive = blocks[blocks["at_peak"]]
+    texts = pd.Series([*lines, ""])
+    table = pd.DataFrame(
+        {
+            "line": texts.iloc[alive["stack"].to_numpy()].to_numpy(),  # stack -1 (none) is the empty line
+            "operation": alive["operation"].astype(str).map(short_operation).to_numpy(),
+            "category": alive["category"].astype(str).to_numpy(),
+            "bytes": alive["bytes"].to_numpy(),
+        }
+    )
+    table["operation"] = table["operation"].where(table["line"] == "", "")
+    sums = table.groupby(["line", "operation", "category"])["bytes"].agg(["sum", "size"]).reset_index()
+    rows: dict[str, list[tuple[str, int, int]]] = {}
+    for line, operation, category, bytes_, num in sums.sort_values("sum", ascending=False, kind="stable").itertuples(
+        index=False
+    ):
+        what = line or f"(no Python line) {operation}".rstrip()
+        rows.setdefault(what, []).append((category.replace("_", " "), int(bytes_), int(num)))
+    found = [
+        PeakLine(
+            line=line,
+            bytes=sum(bytes_ for _, bytes_, _ in parts),
+            num=sum(num for *_, num in parts),
+            categories=[category for category, _, _ in parts],
+        )
+        for line, parts in rows.items()
+    ]
+    return sorted(found, key=lambda row: -row.bytes)
+
+
+_MOST_KNOTS = 4_000  # of an axis of time: about one for each third of a pixel of a wide screen
+
+
+def add_timeline(pack: Pack, run: Run, curve: MemoryCurve) -> None:
+    """Add every block that was allocated: its kind, and after how many moves it was freed.
+
+    Blocks are in order of allocation, so the moves that free no block are the blocks' allocations in order, and two
+    numbers per block are enough. Blocks of a kind have the same bytes, category, layer, operation and line.
+
+    Args:
+        pack: Where the data go.
+        run: The run.
+        curve: Its memory.
+    """
+    blocks = curve.blocks
+    lives = np.where(curve.freed < curve.num_moves, curve.freed - curve.made, 0)
+    line, line_names = pd.factorize(pd.Series([*curve.lines, ""]))
+    names, owners = block_owners(run)
+    owner, owner_texts = pd.factorize(pd.Series(owners, dtype="object"))
+    layer = blocks["layer"].to_numpy().copy()
+    layer[np.fromiter(owners, "i8", len(owners))] = len(names) + owner
+    keys = {
+        "bytes": blocks["bytes"].to_numpy(),
+        "category": curve.colouring.of_block,
+        "layer": layer,
+        "operation": blocks["operation"].cat.codes.to_numpy(),
+        "line": line[blocks["stack"].to_numpy()],  # stack -1 (none) indexes the empty line at the end
+    }
+    kind, first = kinds_of_rows(keys)
+    pack.add("block_kind", kind)
+    pack.add("block_life", lives)
+    for name, values in keys.items():
+        pack.add(f"kind_{name}", values[first])
+    pack.meta["owners"] = [str(text) for text in owner_texts]
+    pack.meta["names"] = curve.colouring.names
+    pack.meta["colours"] = curve.colouring.colours
+    pack.meta["operations"] = [short_operation(str(name)) for name in blocks["operation"].cat.categories]
+    pack.meta["lines"] = [str(name) for name in line_names]
+    pack.meta["num_moves"] = curve.num_moves
+
+
+def kinds_of_rows(columns: dict[str, Array]) -> tuple[Array, Array]:
+    """Group equal rows: for each row the number of its kind, and for each kind its first row."""
+    num_rows = len(next(iter(columns.values())))
+    kind = np.zeros(num_rows, "i8")
+    for values in columns.values():
+        code, names = pd.factorize(values)
+        kind = pd.factorize(kind * len(names) + code)[0]  # below rows times names, so it never overflows
+    first = np.unique(kind, return_index=True)[1]
+    return kind, first
+
+
+def add_reserved(pack: Pack, curve: MemoryCurve) -> None:
+    """Add reserved bytes at each change."""
+    changed = np.flatnonzero(np.diff(curve.reserved, prepend=0))
+    # A segment is for the next move. Of several changes before one move, the largest is kept.
+    move = np.minimum(curve.of_event[changed] + 1, max(curve.num_moves - 1, 0))
+    found = pd.DataFrame({"move": move, "bytes": curve.reserved[changed]}).groupby("move")["bytes"].max()
+    pack.add("reserved_move", found.index.to_numpy())
+    pack.add("reserved_bytes", found.to_numpy())
+
+
+def add_spans(pack: Pack, run: Run, curve: MemoryCurve) -> None:
+    """Add where phases begin, in moves."""
+    if not run.has("spans"):
+        return
+    spans = run.table("spans")
+    names, phase = np.unique(spans["phase"].astype(str), return_inverse=True)
+    pack.meta["phases"] = names.tolist()
+    pack.add("span_phase", phase)
+    pack.add("span_step", spans["step"].to_numpy())
+    pack.add("span_move", curve.move_at(spans["first_event"].to_numpy()))
+
+
+def add_times(pack: Pack, run: Run, curve: MemoryCurve) -> None:
+    """Add the axes of time: when moves happened, at enough of them to draw a straight line between.
+
+    The wall time is the recording's. In the timed step a move also has the time of the next kernel that was launched.
+    """
+    time_us = np.maximum.accumulate(curve.time_us[curve.events])
+    if not len(time_us):
+        return
+    knots = _knots(len(time_us))
+    pack.add("wall_move", knots)
+    pack.add("wall_us", time_us[knots] - time_us[0])
+    if run.summary.timed is None:
+        return
+    kernels = run.table("kernels", ["op", "start_us", "duration_us", "stream"])
+    kernels = kernels[kernels["op"] > 0]
+    if not len(kernels):
+        return
+    busiest = kernels.groupby("stream")["duration_us"].sum().idxmax()
+    kernels = kernels[kernels["stream"] == busiest].sort_values(["op", "start_us"], kind="stable")
+    op, start = run.table("events", ["op"])["op"].to_numpy()[curve.events], kernels["start_us"].to_numpy("f8")
+    inside = np.flatnonzero((op >= kernels["op"].iloc[0]) & (op <= kernels["op"].iloc[-1]))
+    if len(inside) < 2:
+        return
+    moves = np.arange(inside[0], inside[-1] + 1)
+    found = np.searchsorted(kernels["op"].to_numpy(), np.maximum.accumulate(op[moves]))
+    knots = _knots(len(moves))
+    pack.add("step_move", moves[knots])
+    pack.add("step_us", np.maximum.accumulate(start)[np.minimum(found, len(start) - 1)][knots])
+    pack.meta["timed"] = {"step": run.summary.timed[1].step, "source": run.summary.timed[1].source}
+
+
+def _knots(num: int) -> Array:
+    """Rows at equal distances, with the first and the last."""
+    return np.unique(np.linspace(0, num - 1, min(num, _MOST_KNOTS)).astype("i8"))
+
+
+def add_layers(pack: Pack, layers: pd.DataFrame, folds: list[Fold]) -> None:
+    """Add own bytes of every layer at the peak, and the layers in each folded row of the table."""
+    pack.meta["categories"] = CATEGORIES
+    pack.meta["layers"] = layers["name"].astype(str).tolist()
+    pack.add("layer_parent", layers["parent"].to_numpy() + 1)
+    for name in CATEGORIES:
+        pack.add(f"layer_{name}", layers[f"peak_{name}_bytes"].to_numpy())
+    pack.add("layer_most", layers["most_total_bytes"].to_numpy())
+    add_folds(pack, folds)
+
+
+def add_folds(pack: Pack, folds: list[Fold]) -> None:
+    """Add the layers in each folded row of a table."""
+    pack.add("fold_size", [len(fold.layers) for fold in folds])
+    pack.add("fold_layers", [layer for fold in folds for layer in fold.layers])
+
+
+def add_calls(pack: Pack, calls: Calls) -> None:
+    """Add the calls that have a lane, each at the next move after it."""
+    kept = np.flatnonzero(calls.lane >= 0)
+    pack.add("call_move", calls.move[kept])
+    pack.add("call_lane", calls.lane[kept])
+    pack.add("call_bytes", calls.bytes[kept])
+    pack.meta["lanes"] = [{"group": name, "operation": operation} for _, name, operation in calls.lanes]
+
+
+#: Limits for the bars of the timeline (all streams together) and the intervals of its layers: about 10 bytes each.
+MOST_BARS = 60_000
+MOST_RUNS = 40_000
+#: The script's own ranges, the longest.
+MOST_RANGES = 20_000
+_TICKS = 1 << 31  # per step: 1 ns each in a step of 2 s, and the same bytes for any duration
+#: Columns of the table of layers: figures with children, which the page sums itself when a folded row is expanded.
+LAYER_FIGURES = (*(f"{kind}_us" for kind in KINDS), "total_us", "launch_gap_us")
+
+
+def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, time: StepTime) -> None:
+    """Add the timeline: bars by stream, with the layers and phases above them.
+
+    Args:
+        pack: Where the data go.
+        run: The run.
+        kernels: The result of :func:`fakedist.report.figures.time_figures.read_kernels`.
+        layers: The table ``layers``.
+        time: Where the time goes.
+    """
+    step_us = time.step_us or 1.0
+    tick = max(step_us / _TICKS, 1e-3)
+    found = bars(kernels, MOST_BARS)
+    rows = kernels.iloc[found["first"].to_numpy("i8")]
+    names, labels = bar_labels(run, rows)
+    keys = {
+        "family": rows["family"].to_numpy("i8"),
+        "kind": rows["kind"].to_numpy("i8"),
+        "layer": rows["layer"].to_numpy("i8"),
+        "name": names,
+        "known": found["known"].to_numpy("i8"),
+    }
+    of_bar, first = kinds_of_rows(keys)
+    pack.add("bar_kind", of_bar)
+    pack.add("bar_num", found["num_kernels"].to_numpy())
+    for name, values in keys.items():
+        pack.add(f"bars_{name}", values[first])
+    streams, stream = np.unique(found["stream"].to_numpy("u8"), return_inverse=True)
+    pack.add("bar_stream", stream)
+    _add_times(pack, "bar", found, tick)
+    is_call = (keys["family"] == FAMILIES.index("communication")) & found["known"].to_numpy(bool)
+    pack.add("bar_hidden", np.where(is_call, np.round(hidden_us(found, kernels) / tick), 0).astype("i8"))
+    all_runs = layer_runs(kernels, layers["parent"].to_numpy())
+    runs = longest_runs(all_runs, MOST_RUNS)
+    for name in ("layer", "kind", "depth"):
+        pack.add(f"run_{name}", runs[name].to_numpy("i8"))
+    _add_times(pack, "run", runs, tick)
+    _add_ranges(pack, run, tick)
+    phases = kind_runs(kernels)
+    pack.add("part_kind", phases["kind"].to_numpy("i8"))
+    _add_times(pack, "part", phases, tick)
+    pack.meta |= {"families": FAMILIES, "kinds": KINDS, "streams": [f"stream {at}" for at in range(len(streams))]}
+    pack.meta |= {"kernels": labels, "tick_us": tick, "step_us": step_us, "num_kernels": len(kernels)}
+    pack.meta |= {"merged": len(found) < len(kernels), "runs_left_out": len(all_runs) - len(runs)}
+    pack.meta.setdefault("layers", layers["name"].astype(str).tolist())
+
+
+def _add_ranges(pack: Pack, run: Run, tick: float) -> None:
+    """Add the script's own ranges, for lanes above the kernels."""
+    ranges = drawn_ranges(run, MOST_RANGES)
+    name, names = pd.factorize(ranges["name"].astype(str))
+    pack.add("range_name", name)
+    for column in ("lane", "num_kernels", "num_calls"):
+        pack.add(f"range_{column.removeprefix('num_')}", ranges[column].to_numpy("i8"))
+    pack.add("range_busy", np.round(ranges["kernel_us"].to_numpy("f8") / tick).astype("i8"))
+    _add_times(pack, "range", ranges, tick)
+    pack.meta["ranges"] = [str(each) for each in names]
+
+
+def _add_times(pack: Pack, prefix: str, table: pd.DataFrame, tick: float) -> None:
+    start = np.round(np.maximum(table["start_us"].to_numpy("f8"), 0.0) / tick).astype("i8")
+    end = np.round(np.maximum(table["end_us"].to_numpy("f8"), 0.0) / tick).astype("i8")
+    pack.add(f"{prefix}_start", start)
+    pack.add(f"{prefix}_length", np.maximum(end - start, 0))
+
+
+def add_layer_times(pack: Pack, times: pd.DataFrame, layers: pd.DataFrame) -> None:
+    """Add figures of every layer with children, in whole nanoseconds, for folded rows that are expanded."""
+    for name in LAYER_FIGURES:
+        own = times["own_us" if name == "total_us" else name].to_numpy("f8")
+        pack.add(f"time_{name}", np.round(with_children(layers, own) * 1e3).astype("i8"))
+    pack.add("time_own_us", np.round(times["own_us"].to_numpy() * 1e3).astype("i8"))

@@ -1,0 +1,252 @@
+"""A run as tables on a terminal, as Markdown for a review, and as the object that ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from fakedist.analysis.summing_up import layer_memory
+from fakedist.report.text.memory_sheets import OUTSIDE_TITLE, communicator_sheet, outside_figures, run_sheets
+from fakedist.report.text.sheet import (
+    Sheet,
+    escaped,
+    markdown_table,
+    print_facts,
+    print_figures,
+    print_heading,
+    print_items,
+    print_remark,
+    print_table,
+    print_words,
+)
+from fakedist.report.text.time_sheets import time_sheets
+from fakedist.report.text.wording import (
+    accuracy_text,
+    advice_text,
+    ending,
+    note_texts,
+    peak_place,
+    peaks_text,
+    run_facts,
+    run_title,
+    source_word,
+    time_figures,
+    top_advice,
+    verdict,
+)
+from fakedist.results.opening import open_run
+from fakedist.results.run import Run
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.step_time import KernelSource, StepTime
+from fakedist.rundir.summary import Advice, Outside, Summary
+from fakedist.units import format_bytes
+
+
+def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, object]:
+    """One object with the run's figures: the keys of :class:`fakedist.rundir.summary.Summary`, and ``run_directory``.
+
+    Args:
+        run_directory: The run directory.
+        all_layers: Whether repeated layers stay apart.
+
+    Raises:
+        RunDirectoryError: It is not a run directory, or is damaged.
+    """
+    run = open_run(run_directory)
+    summary = run.summary
+    if all_layers:
+        summary = replace(summary, layers=layer_memory(run.table("layers"), fold=False))
+    return {**to_plain(summary), "run_directory": str(run.path)}
+
+
+def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
+    """Print every table of a run.
+
+    Args:
+        run_directory: The run directory.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+        console: Where to print.
+
+    Raises:
+        RunDirectoryError: It is not a run directory, or is damaged.
+    """
+    run = open_run(run_directory)
+    summary = run.summary
+    print_facts(console, run_facts(run))
+    if run.memory is not None:
+        _peak(console, summary, run.manifest.cwd)
+    print_sheets(console, run_sheets(run, all_layers=all_layers))
+    if summary.estimated_outside:
+        _print_outside(console, summary.estimated_outside)
+    if summary.timed:
+        print_time(console, *summary.timed)
+        print_sheets(console, time_sheets(run, all_layers=all_layers))
+    if summary.advice:
+        _print_advice(console, summary.advice)
+    _notes(console, note_texts(summary.notes, run.manifest.cwd))
+
+
+def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
+    """Print tables with their remarks."""
+    for sheet in sheets:
+        print_table(console, sheet.title, sheet.columns)
+        for remark in sheet.remarks:
+            print_remark(console, remark)
+
+
+def _peak(console: Console, summary: Summary, cwd: str) -> None:
+    allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
+    capacity = summary.capacity_bytes
+    print_heading(console, "Peak memory, measured")
+    rows = [
+        ("allocated", format_bytes(allocated), peak_place(summary)),
+        ("reserved", format_bytes(reserved), ""),
+    ]
+    if capacity:
+        rows.append(("capacity", format_bytes(capacity), f"{reserved / capacity:.1%} of it reserved at the peak"))
+    print_figures(console, rows, is_right=True)
+    if found := verdict(summary, cwd):
+        colour = "bold red" if not found.fits else "bold green" if found.is_sure else "bold yellow"
+        print_words(console, Text(found.word, colour) + Text(found.more, "" if found.fits else colour), 2)
+    if advice := top_advice(summary, cwd):
+        print_words(console, Text(advice), 2)
+
+
+def _print_outside(console: Console, outside: Outside) -> None:
+    """Memory outside the caching allocator, with a table by communicator."""
+    print_heading(console, OUTSIDE_TITLE)
+    print_figures(console, outside_figures(outside))
+    if sheet := communicator_sheet(outside):
+        print_sheets(console, [sheet])
+
+
+def print_time(console: Console, time: StepTime, source: KernelSource) -> None:
+    """The step's time and how it is spent."""
+    print_heading(console, f"Time of step {source.step}, {source_word(source)}")
+    print_figures(console, time_figures(time), is_right=True)
+    for text in (*(note.text for note in source.notes), accuracy_text(source)):
+        if text:
+            print_remark(console, text)
+
+
+def _print_advice(console: Console, pieces: list[Advice]) -> None:
+    print_heading(console, "What would help, estimated, each on its own")
+    for piece in map(advice_text, pieces):
+        print_words(console, Text(f"{piece['gives']} {piece['of']}: {piece['title']} (rule {piece['rule']})"), 2)
+        print_words(console, Text(piece["text"], style="dim"), 4)
+
+
+def _notes(console: Console, texts: list[str]) -> None:
+    if not texts:
+        return
+    print_heading(console, "Notes")
+    print_items(console, texts)
+
+
+#: GitHub refuses comments of more than 65,536 characters. The rest leaves a bot room for text of its own.
+MAX_CHARACTERS = 60_000
+_MAX_ROWS = 200
+_OPEN = ("By category at the peak",)  # what a reader sees without opening anything
+
+
+def run_markdown(run: Run, *, all_layers: bool = False) -> str:
+    """The verdict, and every table collapsed under its title.
+
+    Args:
+        run: The run.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+    summary = run.summary
+    lines = _verdict(run, summary)
+    pieces = ["\n".join(lines)]
+    pieces += ["\n".join(sheet_markdown(sheet)) for sheet in run_sheets(run, all_layers=all_layers)]
+    if summary.estimated_outside:
+        pieces.append("\n".join(_outside(summary.estimated_outside)))
+    if summary.timed:
+        pieces += time_markdown(run, *summary.timed, all_layers=all_layers)
+    if summary.advice:
+        pieces.append("\n".join(["**What would help**, estimated, each on its own", "", *map(_advice, summary.advice)]))
+    if notes := note_texts(summary.notes, run.manifest.cwd):
+        pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in notes)]))
+    text = ""
+    for number, piece in enumerate(pieces):
+        if len(text) + len(piece) > MAX_CHARACTERS:
+            return f"{text}{len(pieces) - number} more parts of the report did not fit here.\n"
+        text += piece + "\n\n"
+    return text.rstrip() + "\n"
+
+
+def _verdict(run: Run, summary: Summary) -> list[str]:
+    found = verdict(summary, run.manifest.cwd)
+    says = f"**{found.word}**{escaped(found.more)}" if found else "allocated nothing on the GPU"
+    if run.memory is None:
+        return [f"### fakedist: {escaped(run_title(run)[:300])}", ""]
+    if run.by_category is None:
+        return [f"### fakedist: {escaped(run_title(run)[:300])}", "", f"Peak, measured: {peaks_text(summary)}."]
+    rank = f"rank {summary.rank:,} of {summary.world_size:,}"
+    lines = [f"### fakedist: {escaped(run_title(run)[:300])}", ""]
+    lines.append(f"{rank} {says}. Peak, measured: {peaks_text(summary)}")
+    if summary.capacity_bytes:
+        lines[-1] += f" of {format_bytes(summary.capacity_bytes)}"
+    ended = escaped(ending(summary, run.manifest.cwd)[:300])
+    lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
+    if advice := top_advice(summary, run.manifest.cwd):
+        lines += ["", f"{escaped(advice)}."]
+    return lines
+
+
+def time_markdown(run: Run, time: StepTime, source: KernelSource, *, all_layers: bool) -> list[str]:
+    """The step's time, and its tables, each collapsed under its title.
+
+    Args:
+        run: The run.
+        time: Where the step's time goes.
+        source: Where its kernels come from.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+    """
+    sheets = time_sheets(run, all_layers=all_layers)
+    return ["\n".join(_time(time, source)), *("\n".join(sheet_markdown(sheet)) for sheet in sheets)]
+
+
+def _time(time: StepTime, source: KernelSource) -> list[str]:
+    lines = [f"**Time of step {source.step}**, {source_word(source)}", ""]
+    lines += [
+        f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(time)
+    ]
+    texts = [*(note.text for note in source.notes), accuracy_text(source)]
+    return [*lines, *(f"- {escaped(text)}" for text in texts if text)]
+
+
+def _outside(outside: Outside) -> list[str]:
+    """Memory outside the caching allocator, with the communicators collapsed."""
+    rows = [
+        f"- {name}: **{escaped(figure)}**" + (f" ({escaped(more)})" if more else "")
+        for name, figure, more in outside_figures(outside)
+    ]
+    sheet = communicator_sheet(outside)
+    return [f"**{OUTSIDE_TITLE}**", "", *rows, *(["", *sheet_markdown(sheet)] if sheet else [])]
+
+
+def sheet_markdown(sheet: Sheet) -> list[str]:
+    """The lines of a table with its remarks, collapsed under its title."""
+    rows = len(sheet.columns[0].cells)
+    table = markdown_table(sheet.columns)[: _MAX_ROWS + 2]
+    remarks = [*sheet.remarks]
+    if rows > _MAX_ROWS:
+        remarks.append(f"{rows - _MAX_ROWS} more rows are in the run")
+    below = [line for remark in remarks for line in ("", f"_{escaped(remark)}_")]
+    if sheet.title in _OPEN:
+        return [f"**{sheet.title}**", "", *table, *below]
+    return ["<details>", f"<summary>{sheet.title}</summary>", "", *table, *below, "", "</details>"]
+
+
+def _advice(piece: Advice) -> str:
+    told = advice_text(piece)
+    return f"- **{told['gives']}** {told['of']}: {escaped(told['title'])} ({told['rule']}). {escaped(told['text'])}"

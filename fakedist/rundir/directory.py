@@ -1,0 +1,230 @@
+"""Creates and replaces run directories. Nothing else is overwritten, and two runs never share a directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fakedist.bounded import UnreadableError, read_json
+from fakedist.errors import RunDirectoryError
+from fakedist.options import Job
+from fakedist.temporary import FRESH_PREFIX
+from fakedist.visible import visible
+
+#: What to type about a run directory that cannot be read.
+DAMAGED = "the run directory is damaged; profile the job again"
+
+MANIFEST_NAME = "run.json"
+JOURNAL_NAME = "journal.bin"
+LOCK_NAME = ".lock"
+TABLES_NAME = "tables"
+SNAPSHOT_NAME = "memory_snapshot.pickle"
+PAGE_NAME = "report.html"
+TRACE_NAME = "trace.json.gz"
+TAPE_NAME = "tape.bin"
+#: A second journal: what another program's report contains about the timed step.
+KERNELS_NAME = "kernels.bin"
+#: nsys's report, without its suffix.
+NSYS_NAME = "nsight"
+#: Calls of the virtual GPU's ``nvidia-smi``, one per line.
+SMI_NAME = "nvidia-smi.log"
+#: Prefix of the directories, next to the tables, that hold tables being written or replaced.
+SCRATCH_PREFIX = ".tables-"
+#: A directory of several ranks' runs has one of these for each.
+_RANK = re.compile(r"rank\d+")
+_OURS = (
+    *(MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME),
+    *(KERNELS_NAME, f"{NSYS_NAME}.nsys-rep", f"{NSYS_NAME}.qdstrm", SMI_NAME),
+)
+#: What a run that is killed may leave of a file or a table that it was writing. Whoever holds the lock may remove it.
+_LEFT_OVER = re.compile(rf"(?:{re.escape(SCRATCH_PREFIX)}|{re.escape(FRESH_PREFIX)}).*")
+
+
+def default_name(job: Job, ranks: Sequence[int] = (), *, which: str = "") -> Path:
+    """An unused name for a run directory or a directory of several runs: the script's, with rank and world size.
+
+    Args:
+        job: The job.
+        ranks: The ranks of several runs.
+        which: What to say instead of the ranks.
+    """
+    stem = job.target.rpartition(".")[2] if job.is_module else Path(job.target).stem
+    which = which or (f"ranks{min(ranks)}-{max(ranks)}" if ranks else f"rank{job.rank}")
+    return free_name(f"fakedist-{stem}-{which}of{job.world_size}")
+
+
+def free_name(base: str) -> Path:
+    """An unused name in the current directory: ``base``, or ``base`` with a number."""
+    path, count = Path(base), 1
+    while path.exists():
+        count += 1
+        path = Path(f"{base}-{count}")
+    return path
+
+
+@contextmanager
+def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
+    """An empty run directory, locked against other runs until the context exits.
+
+    Args:
+        path: Where to create it. Missing parents are created.
+        force: Whether to replace an existing run directory.
+
+    Raises:
+        RunDirectoryError: The path holds something that may not be replaced, cannot be written, or is in use by
+            another run.
+    """
+    try:
+        _remove_ranks(path, check_replaceable(path, force))
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _locked(path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RunDirectoryError(
+            f"{visible(str(path))} cannot be written: {error.strerror}", "choose another place with -o"
+        ) from error
+    try:
+        clear(path)
+        yield path.resolve()
+    finally:
+        (path / LOCK_NAME).unlink(missing_ok=True)  # while still locked: later it could be another run's
+        with suppress(OSError):  # nothing was kept
+            path.rmdir()
+        os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of a directory's lock, which is held until it is closed.
+
+    Raises:
+        RunDirectoryError: Another run holds it.
+    """
+    while True:
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise in_use(path) from None
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(lock), (path / LOCK_NAME).stat()):
+                return lock
+        os.close(lock)  # the run that held it has ended, and removed it in between
+
+
+def in_use(path: Path) -> RunDirectoryError:
+    """The error that another run is writing to a directory."""
+    return RunDirectoryError(f"{path} is in use by another run", "choose another place with -o")
+
+
+def clear(path: Path, but: Collection[str] = ()) -> None:
+    """Remove what a run has written, without its lock. The manifest goes last: until then this is a run directory.
+
+    Args:
+        path: A run directory that is locked.
+        but: Names to keep.
+    """
+    for name in sorted(set(_OURS) - {LOCK_NAME, *but}, key=lambda name: name == MANIFEST_NAME):
+        _remove(path / name)
+    for left in path.iterdir():
+        if _LEFT_OVER.fullmatch(left.name):
+            _remove(left)
+
+
+def check_replaceable(path: Path, force: bool) -> list[str]:
+    """Check that a run may be written to a path, in place of the run or the runs of several ranks that it holds.
+
+    Returns:
+        The names of the ranks' run directories in it.
+
+    Raises:
+        RunDirectoryError: It holds something that fakedist did not write, or runs that may not be replaced.
+    """
+    ranks = check_ours(path)
+    if not force and ranks:
+        held = f"the runs of {len(ranks)} ranks" if len(ranks) > 1 else f"a run in {ranks[0]}"
+        raise RunDirectoryError(f"{path} holds {held}", "add --force to replace all of it, or choose another -o")
+    if not force and (path / MANIFEST_NAME).exists():
+        raise RunDirectoryError(f"{path} holds a run already", "add --force to replace it, or choose another -o")
+    return ranks
+
+
+def check_ours(path: Path) -> list[str]:
+    """Check that a path is free, or a directory with nothing in it but a run, or runs of several ranks.
+
+    Returns:
+        The names of the ranks' run directories in it.
+
+    Raises:
+        RunDirectoryError: It is something else.
+    """
+    if path.is_symlink() and not path.exists():
+        raise RunDirectoryError(f"{path} is a link to nothing", "choose another place with -o")
+    if path.exists() and not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file", "choose another place with -o")
+    names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    names -= {LOCK_NAME, *filter(_LEFT_OVER.fullmatch, names)}
+    ranks = sorted(name for name in names if _RANK.fullmatch(name))
+    if names and MANIFEST_NAME not in names and not ranks:
+        raise RunDirectoryError(f"{path} is neither empty nor a run directory", "choose another place with -o")
+    if foreign := sorted(names - set(_OURS) - set(ranks)):
+        told = f"{path} holds something that fakedist did not write: {visible(foreign[0])}"
+        raise RunDirectoryError(told, f"move it away: {path}, or choose another place with -o")
+    if MANIFEST_NAME in names and not _is_manifest(path / MANIFEST_NAME):
+        told = f"{path / MANIFEST_NAME} is damaged, or was not written by fakedist"
+        raise RunDirectoryError(told, "move it away, or choose another place with -o")
+    for name in ranks:
+        if (path / name).is_symlink() or check_ours(path / name):
+            raise RunDirectoryError(f"{path / name} is not a rank's run directory", "choose another place with -o")
+    return ranks
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        values = read_json(path)
+    except (OSError, UnreadableError):
+        return False
+    return isinstance(values, dict) and "schema_version" in values and "job" in values
+
+
+def _remove_ranks(path: Path, ranks: Sequence[str]) -> None:
+    """Remove ranks' run directories from a directory, once none of them is in use.
+
+    Raises:
+        RunDirectoryError: One is in use.
+    """
+    for name in ranks:
+        if is_in_use(path / name):
+            raise in_use(path / name)
+    for name in ranks:
+        with create_run_directory(path / name, force=True):
+            pass
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a run is writing to the directory now."""
+    try:
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,181 @@
+"""The launches of a timed step in the journal: what each has to do and in which order, not how long it takes.
+
+Launches that have the same to do share one row of work. ``fakedist.cost_model`` prices the rows of work for a GPU and
+places the launches in time, so another GPU needs no other run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from fakedist.rundir.encoding import I32, I64, U8, U32, U64, Record
+
+#: What a row of the launch log is. The last five launch nothing on the GPU.
+LAUNCH_KINDS = (
+    "kernel",
+    "product",
+    "library",
+    "copy",
+    "fill",
+    "collective",
+    "stream_records",
+    "stream_waits",
+    "host_waits",
+    "host_waits_for_device",
+    "host_reads",
+)
+
+
+class WorkRow(NamedTuple):
+    """Work that launches of the timed step have to do: a row of the table ``work``. Sizes that do not apply are 0.
+
+    Attributes:
+        name: The kernel's name, as CUPTI reports it.
+        kind: One of LAUNCH_KINDS: kernel, product, library, copy, fill, collective or host_reads.
+        family: One of ``run.schema.FAMILIES``.
+        operation: The operation that launched it, e.g. aten.mm.default; empty if none did.
+        flops: Floating-point operations; NaN if unknown.
+        moved_bytes: The fewest bytes it must read and write; NaN if unknown.
+        dtype: The type it computes in: fp64, fp32, tf32, bf16 (and fp16), fp8, int8; tf32x3, bf16x3, bf16x6, bf16x9 for
+            fp32 made of so many products; empty for copies and fills.
+        over_host_link: Whether the bytes cross the link between host and GPU.
+        pinned: Whether the host's side of such a copy is pinned memory.
+        batch: Products: how many of one size. Attention: sequences.
+        m: Products: rows of the result. Grouped products: rows of all groups together. Conversions to eight bits: rows.
+            Embeddings: rows that are looked up.
+        n: Products: columns of the result.
+        k: Products: length of the sums. Conversions to eight bits: columns.
+        groups: Grouped products: their number of groups; 0 for other products.
+        layout: Products: which operands are transposed, as cuBLAS names it (TN is y = x w^T of a linear layer's
+            forward, NN its input gradient, NT its weight gradient); empty if unknown.
+        a_bytes: Products: bytes of an element of the first operand.
+        b_bytes: Products: of the second.
+        d_bytes: Products: of the result.
+        accumulates: Products: whether the result is added to the tensor that receives it.
+        scaling: fp8 products: "tensor", "row" or "block", by how many values share a scale; else empty.
+        attention: "forward" or "backward"; empty for anything else.
+        library: Attention: "cudnn" (Transformer Engine's, too), "flash2", "flash3", "efficient", "flex" or empty for
+            unknown.
+        heads: Attention: query heads of a sequence.
+        kv_heads: Attention: key and value heads of a sequence.
+        queries: Attention: queries of a sequence.
+        keys: Attention: keys of a sequence.
+        width: Attention: width of a query's head. Norms and reductions: length of a row.
+        value_width: Attention: width of a value's head.
+        causal: Attention: whether each query meets only the keys before it.
+        window: Attention: the most keys that a query meets; 0 without a window. Of flex_attention: the mean of the
+            keys in the blocks that it visits.
+        dropout: Attention: whether it leaves out scores at random.
+        deterministic: Attention: whether its backward adds up gradients in a fixed order.
+        is_dense: Attention: whether it counts as if every query met every key, because the mask's values are unknown.
+        threads: Kernels: threads of its grid.
+        steps: Recurrent networks, factorisations: how many steps follow one another, each of which waits for the one
+            before.
+        is_bounded: Whether only the least is known that it takes: its arithmetic and bytes, but not how close its
+            kernel comes to the GPU's limits.
+    """
+
+    name: str
+    kind: str
+    family: str
+    operation: str = ""
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+    dtype: str = ""
+    over_host_link: bool = False
+    pinned: bool = True
+    batch: int = 0
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    groups: int = 0
+    layout: str = ""
+    a_bytes: float = 0.0
+    b_bytes: float = 0.0
+    d_bytes: float = 0.0
+    accumulates: bool = False
+    scaling: str = ""
+    attention: str = ""
+    library: str = ""
+    heads: int = 0
+    kv_heads: int = 0
+    queries: int = 0
+    keys: int = 0
+    width: int = 0
+    value_width: int = 0
+    causal: bool = False
+    window: int = 0
+    dropout: bool = False
+    deterministic: bool = False
+    is_dense: bool = False
+    threads: int = 0
+    steps: int = 0
+    is_bounded: bool = False
+
+
+class RangeRow(NamedTuple):
+    """A range that the script opened in the timed step (NVTX, ``record_function``).
+
+    Attributes:
+        name: Its name.
+        thread: The thread that opened it, numbered as they come.
+        depth: Ranges of that thread around it.
+        first_launch: Row of the table ``launches``: the first that the host made after the range began.
+        end_launch: The first that it made after the range ended.
+    """
+
+    name: str
+    thread: int
+    depth: int
+    first_launch: int
+    end_launch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchesRecord(Record):
+    """The launches of the timed step, in the order in which the host made them. They become the table ``launches``.
+
+    Texts (grid, block) are places in ``texts``. ``what`` and ``phase`` are places in LAUNCH_KINDS and
+    ``run.schema.PHASES``.
+
+    Attributes:
+        step: The timed step.
+        work_rows: What the launches have to do.
+        texts: The texts.
+        ranges: The script's ranges.
+        what: What the row is, a place in LAUNCH_KINDS.
+        work: Place in ``work_rows``; -1 for events and waits.
+        stream: CUDA stream; 0 is the default one.
+        event: The event that is recorded or waited for; 0 without one.
+        num_operations: Operations of torch that the host ran since the last row with work; each takes host time.
+        graph: Number of the launch of the CUDA graph that it belongs to; 0 outside of graphs.
+        device: Index of the device.
+        grid: Blocks as x,y,z.
+        block: Threads of a block as x,y,z.
+        op: Number of the operation that launched it; -1 if none was running.
+        phase: Phase.
+        recompute: Whether backward ran a forward again.
+        layer: Row of ``layers``.
+        call: Sequence number of the collective that it stands for; -1 otherwise.
+    """
+
+    kind: ClassVar[str] = "launches"
+    step: int
+    work_rows: list[WorkRow]
+    texts: list[str]
+    what: U8
+    work: I32
+    stream: U64
+    event: U64
+    num_operations: U32
+    graph: I32
+    device: I32
+    grid: U32
+    block: U32
+    op: I64
+    phase: U8
+    recompute: U8
+    layer: I32
+    call: I64
+    ranges: list[RangeRow] = field(default_factory=list)

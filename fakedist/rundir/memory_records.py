@@ -1,0 +1,158 @@
+"""The journal's records of memory: what the allocator did, what blocks are for, and what compiled graphs hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fakedist.rundir.encoding import I32, I64, U8, U64, Record
+from fakedist.rundir.rows import FrameRow, GraphRow, HeldRow, HolderRow, LineRow, PlacingRow, PoolRow
+
+
+@dataclass(frozen=True, slots=True)
+class EventsRecord(Record):
+    """What the caching allocator did on a device, in order.
+
+    Attributes:
+        device: The device's index.
+        frames: New frames. Their numbers follow those of the records before.
+        stacks: New stacks: numbers of frames, innermost first.
+        action: Place of the action in ``run.schema.ACTIONS``.
+        address: Address of the block or segment.
+        size: Requested bytes of a block, bytes of a segment.
+        stream: CUDA stream.
+        time_us: Unix time.
+        op: Number of the operation that ran; -1 if none did.
+        stack: Number of the stack; -1 without one.
+        pools: The private pools among the segments.
+    """
+
+    kind: ClassVar[str] = "events"
+    device: int
+    frames: list[FrameRow]
+    stacks: list[tuple[int, ...]]
+    action: U8
+    address: U64
+    size: I64
+    stream: U64
+    time_us: I64
+    op: I64
+    stack: I32
+    pools: list[PoolRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class MarksRecord(Record):
+    """What blocks are for. A mark means the block last allocated at its address by an operation up to its own.
+
+    Attributes:
+        op: Number of an operation.
+        address: Address of the block.
+        category: Place of the category in ``run.schema.CATEGORIES``, or one of the journal's own codes.
+        layer: The layer that owns it; -1 keeps the layer that allocated it.
+        start: First byte that the layer uses.
+        size: Bytes that the layer uses.
+    """
+
+    kind: ClassVar[str] = "marks"
+    op: I64
+    address: U64
+    category: U8
+    layer: I32
+    start: I64
+    size: I64
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsRecord(Record):
+    """The caching allocator's own statistics of a device at the end.
+
+    Attributes:
+        device: The device's index.
+        allocated_peak_bytes: The most that was allocated.
+        reserved_peak_bytes: The most that was reserved.
+        allocated_bytes: Allocated at the end.
+        reserved_bytes: Reserved at the end.
+        num_ooms: Requests that failed.
+        peaks_were_reset: Whether the script reset the peaks.
+    """
+
+    kind: ClassVar[str] = "stats"
+    device: int
+    allocated_peak_bytes: int
+    reserved_peak_bytes: int
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    num_ooms: int = 0
+    peaks_were_reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequestRecord(Record):
+    """A request that the caching allocator could not serve.
+
+    Attributes:
+        device: The device's index.
+        requested_bytes: What was asked for.
+        op: Number of the operation that asked.
+        layer: Name of the layer that asked.
+        line: The script's line, as ``file:line (function)``.
+        message: What the device had left.
+    """
+
+    kind: ClassVar[str] = "oom"
+    device: int
+    requested_bytes: int
+    op: int
+    layer: str
+    line: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedRecord(Record):
+    """The generated code of a compiled graph.
+
+    Attributes:
+        number: Its number.
+        filename: Its file.
+        lines: The module of each line that works for one.
+        holders: Where memory changes hands.
+    """
+
+    kind: ClassVar[str] = "generated"
+    number: int
+    filename: str
+    lines: list[LineRow]
+    holders: list[HolderRow]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingsRecord(Record):
+    """New lists of layers for the modules of compiled graphs."""
+
+    kind: ClassVar[str] = "placings"
+    rows: list[PlacingRow]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphsRecord(Record):
+    """Calls of compiled graphs."""
+
+    kind: ClassVar[str] = "graphs"
+    rows: list[GraphRow]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRecord(Record):
+    """Inputs whose memory compiled graphs use again."""
+
+    kind: ClassVar[str] = "held"
+    rows: list[HeldRow]
+
+
+#: The records of this module.
+MEMORY_RECORDS: tuple[type[Record], ...] = (
+    *(EventsRecord, MarksRecord, StatisticsRecord, FailedRequestRecord),
+    *(GeneratedRecord, PlacingsRecord, GraphsRecord, HeldRecord),
+)

@@ -1,0 +1,316 @@
+"""The records of the journal. The recording half writes them, the reading half gets the same objects back.
+
+A record is a frozen dataclass. Its ``kind`` names it in the file. Rows are NamedTuples (:mod:`fakedist.rundir.rows`).
+What comes by the million is in columns. This module has the records of the rank, its steps, operations and calls;
+:mod:`fakedist.rundir.memory_records` those of memory, :mod:`fakedist.rundir.trace_records` those of the timed step as
+a tool saw it, :mod:`fakedist.rundir.launch_records` those of its launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fakedist.gpu_models.spec import GpuSpec
+from fakedist.rundir.encoding import U32, Record
+from fakedist.rundir.launch_records import LaunchesRecord
+from fakedist.rundir.memory_records import MEMORY_RECORDS
+from fakedist.rundir.notes import Note
+from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.rows import (
+    CallRow,
+    GroupRow,
+    InventedRow,
+    LayerRow,
+    OperationRow,
+    RegionRow,
+    ScopeRow,
+    UnansweredRow,
+)
+from fakedist.rundir.step_time import Peaks
+from fakedist.rundir.trace_records import TRACE_RECORDS
+
+# ---- the rank and its GPU
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRecord(Record):
+    """The rank's GPU and software. The last record counts.
+
+    Attributes:
+        gpu_name: The GPU's name; empty if it is not known yet.
+        capacity_bytes: Its memory.
+        compute_capability: As "9.0".
+        spec_memory_bytes: The memory of the GPU model that the virtual GPU stands for; 0 on a real GPU.
+        peaks: Its peak rates; None for an unknown model.
+        model: The whole GPU model that the virtual GPU stands for, with its power limit; None on a real GPU.
+        torch: Version of torch.
+        cuda: Version of CUDA that torch was built for.
+        python: Version of Python.
+        device_index: Index of the rank's device.
+        alloc_conf: The allocator's settings, as in PYTORCH_ALLOC_CONF.
+    """
+
+    kind: ClassVar[str] = "gpu"
+    gpu_name: str = ""
+    capacity_bytes: int = 0
+    compute_capability: str = ""
+    spec_memory_bytes: int = 0
+    peaks: Peaks | None = None
+    model: GpuSpec | None = None
+    torch: str = ""
+    cuda: str = ""
+    python: str = ""
+    device_index: int = 0
+    alloc_conf: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclRecord(Record):
+    """NCCL, as the job would have loaded it. The last record counts.
+
+    Attributes:
+        version: Its version.
+        environment: The NCCL variables that matter for memory or time (``run.nccl``).
+    """
+
+    kind: ClassVar[str] = "nccl"
+    version: str
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideRecord(Record):
+    """Memory of the real GPU at the end of the run.
+
+    Attributes:
+        device: The GPU's index.
+        used_bytes: Bytes in use, other processes included.
+        reserved_bytes: Bytes that the caching allocator had reserved.
+    """
+
+    kind: ClassVar[str] = "outside"
+    device: int
+    used_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFacts:
+    """What the rank knows of the script's training.
+
+    Attributes:
+        evaluated: Whether an evaluation ran.
+        optimizer_steps: How often any optimizer stepped.
+        counts_itself: Whether the script marked where its steps end.
+    """
+
+    evaluated: bool
+    optimizer_steps: int
+    counts_itself: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRecord(Record):
+    """How the rank ended.
+
+    Attributes:
+        outcome: How the script ended.
+        code: The exit code.
+        message: More about it, one line; may be empty.
+        line: Where it ended, as ``file:line (function)``; empty at the script's end.
+        last_phase: The phase that it was in.
+        last_step: The last recorded step that had begun; 0 before the first.
+        training: None if the script never imported torch, or ran in another tool.
+    """
+
+    kind: ClassVar[str] = "outcome"
+    outcome: Outcome
+    code: int | None
+    message: str = ""
+    line: str = ""
+    last_phase: str = "init"
+    last_step: int = 0
+    training: TrainingFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoteRecord(Record):
+    """A note for the report.
+
+    Attributes:
+        note: The note.
+    """
+
+    kind: ClassVar[str] = "note"
+    note: Note
+
+
+@dataclass(frozen=True, slots=True)
+class InventedRecord(Record):
+    """Values that were made up since the last such record."""
+
+    kind: ClassVar[str] = "invented"
+    rows: list[InventedRow]
+
+
+@dataclass(frozen=True, slots=True)
+class NotSentRecord(Record):
+    """A line that read integers or flags that another rank should have sent. They were this rank's own, or zeros.
+
+    Attributes:
+        line: The line, as ``file:line (function)``.
+        call: The call that should have received them.
+        source: The rank that sends them; -1 for any.
+        command: The command that supplies them; may be empty.
+        is_read: Whether the script read them. On the host that is not seen.
+    """
+
+    kind: ClassVar[str] = "not_sent"
+    line: str
+    call: str
+    source: int
+    command: str
+    is_read: bool
+
+    @property
+    def text(self) -> str:
+        """The call, the rank that sends and the line: "broadcast from rank 0 at train.py:3 (main)"."""
+        whom = "any rank" if self.source < 0 else f"rank {self.source}"
+        return f"{self.call} from {whom}" + (f" at {self.line}" if self.line else "")
+
+
+@dataclass(frozen=True, slots=True)
+class UnansweredRecord(Record):
+    """Calls of CUDA functions that were refused so far. A later record replaces the numbers of an earlier one."""
+
+    kind: ClassVar[str] = "unanswered"
+    rows: list[UnansweredRow]
+
+
+# ---- steps, layers and operations
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord(Record):
+    """A step that ended.
+
+    Attributes:
+        step: Its number, from 1.
+        start_us: When it began, as Unix time.
+        end_us: When it ended.
+        samples: First dimension of the model's input, summed over its forwards with gradients; 0 if not known.
+        sample_shape: The other dimensions of that input, such as "3x224x224"; empty if not known.
+    """
+
+    kind: ClassVar[str] = "step"
+    step: int
+    start_us: int
+    end_us: int
+    samples: int = 0
+    sample_shape: str = ""
+
+    @property
+    def wall_us(self) -> int:
+        """How long it took."""
+        return self.end_us - self.start_us
+
+
+@dataclass(frozen=True, slots=True)
+class StepWentOnRecord(Record):
+    """A step that was reported as ended and went on. What came after its end belongs to it.
+
+    Attributes:
+        step: Its number; 0 if what was recorded as step 1 is ``init``.
+    """
+
+    kind: ClassVar[str] = "step_went_on"
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayersRecord(Record):
+    """New layers, parents before children, and layers that have another name or parent since they were written."""
+
+    kind: ClassVar[str] = "layers"
+    rows: list[LayerRow]
+
+
+@dataclass(frozen=True, slots=True)
+class ScopesRecord(Record):
+    """New scopes."""
+
+    kind: ClassVar[str] = "scopes"
+    rows: list[ScopeRow]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationNamesRecord(Record):
+    """Operations that ran for the first time."""
+
+    kind: ClassVar[str] = "operations"
+    rows: list[OperationRow]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsRecord(Record):
+    """Operations that ran, in order.
+
+    Attributes:
+        first: Number of the first one.
+        operation: Number of each one's name.
+        scope: Number of each one's scope.
+    """
+
+    kind: ClassVar[str] = "ops"
+    first: int
+    operation: U32
+    scope: U32
+
+
+@dataclass(frozen=True, slots=True)
+class RegionsRecord(Record):
+    """Ranges of operations that saved activations and that ended."""
+
+    kind: ClassVar[str] = "regions"
+    rows: list[RegionRow]
+
+
+# ---- process groups
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsRecord(Record):
+    """New process groups."""
+
+    kind: ClassVar[str] = "groups"
+    rows: list[GroupRow]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRecord(Record):
+    """A group that is bound to its device: NCCL creates the communicator with it, not at the first call.
+
+    Attributes:
+        group: Number of the group.
+    """
+
+    kind: ClassVar[str] = "bound"
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallsRecord(Record):
+    """Calls on process groups."""
+
+    kind: ClassVar[str] = "calls"
+    rows: list[CallRow]
+
+
+_OWN: tuple[type[Record], ...] = (
+    *(GpuRecord, NcclRecord, OutsideRecord, OutcomeRecord, NoteRecord, InventedRecord, NotSentRecord, UnansweredRecord),
+    *(StepRecord, StepWentOnRecord, LayersRecord, ScopesRecord, OperationNamesRecord, OperationsRecord),
+    *(RegionsRecord, GroupsRecord, BoundRecord, CallsRecord, LaunchesRecord),
+)
+#: Every kind of record of a journal, by its name in the file.
+RECORDS = {each.kind: each for each in (*_OWN, *MEMORY_RECORDS, *TRACE_RECORDS)}

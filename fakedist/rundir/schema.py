@@ -1,0 +1,527 @@
+"""What a run directory holds: the one place for names, types, units and meanings.
+
+docs/run-directory.md is made from it (:mod:`fakedist.rundir.schema_page`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from dataclasses import KW_ONLY, dataclass
+
+from fakedist.rundir.launch_records import LAUNCH_KINDS, WorkRow
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: Its name; ``_bytes`` and ``_us`` are its unit.
+        type: Its Parquet type.
+        meaning: One sentence.
+        words: The only texts that it may hold; empty if it may hold any.
+        row_of: The table of which its numbers are rows; empty if they are none. What is read is checked.
+        least: The least of those numbers: -1 where it stands for none.
+        may_end: Whether it may also be the number of rows there, for what never ended.
+        is_earlier: Whether it is a row before its own.
+        has_ranks: Whether its texts are lists of ranks, or empty.
+    """
+
+    name: str
+    type: str
+    meaning: str
+    _: KW_ONLY
+    words: tuple[str, ...] = ()
+    row_of: str = ""
+    least: int = 0
+    may_end: bool = False
+    is_earlier: bool = False
+    has_ranks: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file ``tables/<name>.parquet``.
+
+    Attributes:
+        row: What a row is, and in which order they are.
+        columns: Its columns, in order.
+    """
+
+    row: str
+    columns: tuple[Column, ...]
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """What each attribute of a class means, on one line: from its docstring."""
+    text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line and not line.startswith(" "):  # the next section, such as "Raises:"
+            break
+        if start := re.match(r"    (\w+): (.*)", line):
+            last, meaning = start[1], start[2]
+            found[last] = meaning
+        elif found and line.strip():
+            found[last] += " " + line.strip()
+    return found
+
+
+_TYPES = {str: "string", int: "int64", float: "double", bool: "bool"}
+_MEANINGS = attributes(WorkRow)
+
+LAUNCHES = Table(
+    "What the host gave to the streams in the timed step, in order: launches, and the events and waits between them. "
+    "On the virtual GPU it says nothing of times, and so holds for any GPU.",
+    (
+        Column("what", "string", "What it is: " + ", ".join(LAUNCH_KINDS) + ".", words=LAUNCH_KINDS),
+        Column("work", "int32", "Row of `work`; -1 for events and waits.", row_of="work", least=-1),
+        Column("stream", "uint64", "CUDA stream; 0 is the default one."),
+        Column("event", "uint64", "The event that is recorded or waited for; 0 without one."),
+        Column("num_operations", "int64", "Operations of torch that the host ran since the last row with work."),
+        Column("graph", "int32", "Number of the launch of the CUDA graph that it belongs to; 0 outside of graphs."),
+        Column("device", "int32", "Index of the device."),
+        Column("grid", "string", "Blocks as x,y,z; empty if unknown."),
+        Column("block", "string", "Threads of a block as x,y,z; empty if unknown."),
+        Column("op", "int64", "Number of the operation that launched it, as in `blocks`; -1 if none was running."),
+        Column("step", "int32", "Step."),
+        Column("phase", "string", "init, generation, forward, backward, optimizer or other."),
+        Column("recompute", "bool", "Launched while backward ran a checkpointed forward again."),
+        Column("layer", "int32", "Row of `layers`; 0 outside of modules.", row_of="layers"),
+        Column("call", "int64", "Sequence number in `calls` of the collective that it stands for; -1 otherwise."),
+        Column("measured_us", "double", "How long it took on a real GPU; NaN for collectives, and on the virtual GPU."),
+        Column("host_us", "double", "Time of the host before it, waits left out; NaN on the virtual GPU."),
+    ),
+)
+
+RANGES = Table(
+    "A range that the script opened in the timed step: torch.cuda.nvtx, torch.profiler's record_function. In the order "
+    "in which they began, outer ones first. None of an imported trace.",
+    (
+        Column("name", "string", "Its name."),
+        Column("thread", "int64", "The thread that opened it, numbered as they come."),
+        Column("depth", "int64", "Ranges of that thread around it."),
+        Column(
+            "first_launch",
+            "int64",
+            "Row of `launches`: the first after the range began, whatever its thread.",
+            row_of="launches",
+            may_end=True,
+        ),
+        Column(
+            "end_launch",
+            "int64",
+            "Row of `launches`: the first after the range ended.",
+            row_of="launches",
+            may_end=True,
+        ),
+        Column("begin_us", "double", "When the host launched the first kernel in it; NaN without one."),
+        Column("end_us", "double", "When it launched the last one."),
+        Column("gpu_begin_us", "double", "When the first of those began on the GPU."),
+        Column("gpu_end_us", "double", "When the last of them ended, as far as durations are known."),
+        Column("num_kernels", "int64", "How many, communication left out."),
+        Column("num_unknown", "int64", "How many of them are of unknown duration."),
+        Column("kernel_us", "double", "How long the others took, ranges inside included."),
+        Column("num_calls", "int64", "Collective calls in it."),
+    ),
+)
+
+WORK = Table(
+    "What launches of the timed step have to do; launches with the same to do share a row. 0 where a size does not "
+    "apply.",
+    tuple(
+        Column(name, _TYPES[hint], _MEANINGS.get(name, "").replace("``", "`"))
+        for name, hint in typing.get_type_hints(WorkRow).items()
+    ),
+)
+
+
+SCHEMA_VERSION = 1
+
+#: What a block of memory is for; where several hold, the first does.
+CATEGORIES = (
+    "parameter",
+    "optimizer_state",
+    "gradient",
+    "workspace",
+    "activation",
+    "communication",
+    "temporary",
+    "other",
+)
+#: In the journal alone: this rank's part of parameters that were gathered; a parameter unless made for the gather.
+SHARD, SHARD_CODE = "shard", 255
+#: In the journal alone: what has the shapes of a model's parameters; a copy of them unless it was made as zeros.
+ALIKE, ALIKE_CODE = "alike", 254
+#: Records have their places, so a new one goes to the end.
+PHASES = ("init", "forward", "backward", "optimizer", "other", "generation")
+#: What a kernel does.
+FAMILIES = ("gemm", "attention", "norm", "elementwise", "copy", "optimizer", "communication", "other")
+#: What a kernel's time is spent for: its phase, but what backward computes again stands alone.
+KINDS = ("generation", "forward", "recompute", "backward", "optimizer", "other")
+#: What limits an estimated kernel; empty where that is not known.
+BOUNDS = ("", "compute", "memory", "launch")
+#: The moments of the table `segments`: the reserved peak when it was reached, and the allocated peak.
+MOMENTS = ("peak_reserved", "peak_allocated")
+#: What the free memory of a segment is; where several hold, the first does.
+SEGMENT_STATES = {
+    "unknown": "before the history, at an unknown address",
+    "private": "in a private pool (of a CUDA graph or a torch.cuda.MemPool)",
+    "empty": "nothing in it is allocated",
+    "expandable": "expandable, and something in it is allocated",
+    "small": "of the small pool (blocks up to 1 MiB), and something in it is allocated",
+    "pinned": "less than half of it is allocated",
+    "used": "half of it or more is allocated",
+}
+#: The allocator's own names, c10/cuda/CUDACachingAllocator.h TraceEntry::Action.
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+    "annotate",
+)
+
+
+def _per_category(text: str, prefix: str = "") -> tuple[Column, ...]:
+    return tuple(Column(f"{prefix}{name}_bytes", "int64", text.format(name)) for name in CATEGORIES)
+
+
+TABLES: dict[str, Table] = {
+    "blocks": Table(
+        "A block of device memory that the caching allocator gave away, in the order of allocation.",
+        (
+            Column("address", "uint64", "Device address."),
+            Column("requested_bytes", "int64", "What was asked for."),
+            Column("bytes", "int64", "What the allocator gave: the request rounded up, or a free block's whole rest."),
+            Column("alloc_event", "int64", "Row of `events` that made it.", row_of="events"),
+            Column(
+                "free_event",
+                "int64",
+                "Row of `events` that asked to free it; the number of events if none did.",
+                row_of="events",
+                may_end=True,
+            ),
+            Column(
+                "reuse_event",
+                "int64",
+                "Row of `events` from which its memory could be given again; the number of events if none.",
+                row_of="events",
+                may_end=True,
+            ),
+            Column("op", "int64", "Number of the operation that allocated it; -1 if none was running."),
+            Column("operation", "string", "That operation, e.g. aten.mm.default."),
+            Column("step", "int32", "Training step; 0 is before the first one."),
+            Column("phase", "string", "init, generation, forward, backward, optimizer or other.", words=PHASES),
+            Column("recompute", "bool", "Allocated while backward ran a checkpointed forward again."),
+            Column("layer", "int32", "Row of `layers`; for marked blocks the layer that owns it.", row_of="layers"),
+            Column("category", "string", "What it is for: " + ", ".join(CATEGORIES) + ".", words=CATEGORIES),
+            Column("stream", "uint64", "CUDA stream; 0 is the default one."),
+            Column("stack", "int32", "Row of `stacks`; -1 without Python frames.", row_of="stacks", least=-1),
+            Column("at_peak", "bool", "Whether it was alive at the peak."),
+        ),
+    ),
+    "shares": Table(
+        "A layer's share of a block that several layers own (a flat buffer); other blocks have no row.",
+        (
+            Column("block", "int64", "Row of `blocks`.", row_of="blocks"),
+            Column("layer", "int32", "Row of `layers`.", row_of="layers"),
+            Column("bytes", "int64", "Its share; the shares of a block add up to the block."),
+        ),
+    ),
+    "events": Table(
+        "What the allocator did, in order.",
+        (
+            Column("action", "string", "The allocator's own word: " + ", ".join(ACTIONS) + ".", words=ACTIONS),
+            Column("address", "uint64", "Of the block or segment."),
+            Column("size_bytes", "int64", "Requested bytes of a block; bytes of a segment."),
+            Column("stream", "uint64", "CUDA stream."),
+            Column("time_us", "int64", "Unix time."),
+            Column("op", "int64", "Number of the operation that ran; -1 if none did."),
+            Column("stack", "int32", "Row of `stacks` (allocations only); -1 if none.", row_of="stacks", least=-1),
+            Column("allocated_bytes", "int64", "In blocks that tensors hold, after the event."),
+            Column("reserved_bytes", "int64", "In segments, after the event."),
+        ),
+    ),
+    "segments": Table(
+        "A segment that the caching allocator held at one of two moments, those with the most free memory first. Those "
+        "of a moment add up to what is reserved. Adjacent pages of an expandable segment are one row.",
+        (
+            Column(
+                "moment",
+                "string",
+                "peak_reserved: the first time that the most was reserved, with the block that it was reserved for; "
+                "peak_allocated: the first time that the most was allocated.",
+                words=MOMENTS,
+            ),
+            Column("event", "int64", "Row of `events` after which it is.", row_of="events"),
+            Column("address", "uint64", "Device address; 0 if unknown."),
+            Column("bytes", "int64", "Its size."),
+            Column(
+                "state",
+                "string",
+                "; ".join(f"{name}: {text}" for name, text in SEGMENT_STATES.items()) + ".",
+                words=tuple(SEGMENT_STATES),
+            ),
+            Column("pool", "string", "small, large or unknown."),
+            Column("private_pool", "string", "Id of its private pool; empty outside of private pools."),
+            Column("is_expandable", "bool", "Whether it consists of mapped pages (expandable_segments)."),
+            Column("stream", "uint64", "The CUDA stream whose blocks it serves."),
+            Column("allocated_bytes", "int64", "In blocks that tensors hold."),
+            Column("requested_bytes", "int64", "What was asked for with those; the rest is rounding."),
+            Column("waiting_bytes", "int64", "In blocks that were freed while another stream still used them."),
+            Column("free_bytes", "int64", "The rest."),
+            Column("num_blocks", "int64", "Blocks in it, allocated or waiting."),
+            Column("num_holes", "int64", "Pieces that the free memory is in."),
+            Column("largest_hole_bytes", "int64", "The largest of them."),
+            Column(
+                "block",
+                "int64",
+                "Row of `blocks`: the largest one in it; -1 if it is empty.",
+                row_of="blocks",
+                least=-1,
+            ),
+        ),
+    ),
+    "stacks": Table(
+        "A Python stack.",
+        (
+            Column("frames", "list<int32>", "Rows of `frames`, innermost first.", row_of="frames"),
+            Column("line", "string", "The innermost line outside of torch: file:line (function)."),
+        ),
+    ),
+    "frames": Table(
+        "A Python frame.",
+        (
+            Column("filename", "string", "Source file."),
+            Column("line", "int32", "Line."),
+            Column("function", "string", "Function."),
+        ),
+    ),
+    "layers": Table(
+        "A module, by its fully qualified name; parents before children, models that an optimizer trains before "
+        "others. Row 0 is outside of any module.",
+        (
+            Column("name", "string", "Name without wrappers; a root module is called by its class in parentheses."),
+            Column("class_name", "string", "Class."),
+            Column("parent", "int32", "Row of the parent; -1 for row 0.", row_of="layers", least=-1, is_earlier=True),
+            *_per_category("Bytes of category {} at the peak, the layer's own.", "peak_"),
+            *_per_category("Most bytes of category {} in the last step, the layer's own.", "most_"),
+            *_per_category("Most bytes of category {} in the last step, with its children.", "most_total_"),
+            Column("peak_own_bytes", "int64", "Bytes at the peak, the layer's own; the column adds up to the peak."),
+            Column("peak_total_bytes", "int64", "Bytes at the peak, with its children."),
+            Column("most_own_bytes", "int64", "Most bytes alive at once in the last step, the layer's own."),
+            Column("most_total_bytes", "int64", "Most bytes alive at once in the last step, with its children."),
+        ),
+    ),
+    "phases": Table(
+        "A phase of a step, in the order in which they began.",
+        (
+            Column("step", "int32", "Step."),
+            Column("phase", "string", "Phase.", words=PHASES),
+            Column("peak_allocated_bytes", "int64", "Most that was allocated during it."),
+            Column("peak_reserved_bytes", "int64", "Most that was reserved during it."),
+            Column("end_allocated_bytes", "int64", "Allocated when it ended."),
+        ),
+    ),
+    "spans": Table(
+        "A stretch of events in one phase, in order; together they are all of the events.",
+        (
+            Column("step", "int32", "Step."),
+            Column("phase", "string", "Phase.", words=PHASES),
+            Column("first_event", "int64", "Row of `events` that begins it; the next span's ends it.", row_of="events"),
+        ),
+    ),
+    "steps": Table(
+        "A training step that ended.",
+        (
+            Column("step", "int32", "Number, from 1."),
+            Column("start_us", "int64", "Unix time."),
+            Column("wall_us", "int64", "How long it took here, recording included; not a real GPU's time."),
+            Column("peak_allocated_bytes", "int64", "Most that was allocated during it."),
+            Column("peak_reserved_bytes", "int64", "Most that was reserved during it."),
+            Column(
+                "samples",
+                "int64",
+                "First dimension of the model's input, summed over its forwards with gradients; 0 if not known.",
+            ),
+            Column("sample_shape", "string", "The input's other dimensions: 3x224x224; empty if not known."),
+        ),
+    ),
+    "largest": Table(
+        "The largest blocks at the peak, largest first.",
+        (
+            Column("bytes", "int64", "Bytes."),
+            Column("category", "string", "What it is for.", words=CATEGORIES),
+            Column("layer", "string", "Name of the layer that owns it; of several how many: 12 layers of layers.3."),
+            Column("phase", "string", "Phase it was allocated in.", words=PHASES),
+            Column("step", "int32", "Step it was allocated in."),
+            Column("operation", "string", "Operation that allocated it."),
+            Column("line", "string", "The innermost line outside of torch: file:line (function)."),
+        ),
+    ),
+    "collectives": Table(
+        "Calls of one operation on one group.",
+        (
+            Column("group", "int32", "Row of `groups`."),
+            Column("operation", "string", "all_reduce, all_gather_into_tensor, ..."),
+            Column("num_calls", "int64", "Calls."),
+            Column("bytes_in", "int64", "Bytes of this rank's inputs."),
+            Column("bytes_out", "int64", "Bytes of this rank's outputs."),
+        ),
+    ),
+    "calls": Table(
+        "A collective call, in order.",
+        (
+            Column("sequence", "int64", "Sequence number."),
+            Column("operation", "string", "all_reduce, all_gather_into_tensor, ..."),
+            Column("group", "int32", "Row of `groups`."),
+            Column("bytes_in", "int64", "Bytes of this rank's inputs."),
+            Column("bytes_out", "int64", "Bytes of this rank's outputs."),
+            Column("dtype", "string", "dtype of the first tensor."),
+            Column("asynchronous", "bool", "Called with async_op=True."),
+            Column("stream", "uint64", "CUDA stream it was called from."),
+            Column("op", "int64", "Number of the next operation."),
+            Column("step", "int32", "Step."),
+            Column("phase", "string", "Phase.", words=PHASES),
+            Column("layer", "int32", "Row of `layers`.", row_of="layers"),
+            Column("peer", "int64", "The other rank of a send or receive; -1 for collectives."),
+            Column(
+                "largest_part_bytes",
+                "int64",
+                "Bytes of the largest part of an all_to_all to or from another rank; 0 for other calls.",
+            ),
+            Column(
+                "exchanged_bytes",
+                "int64",
+                "Bytes of an all_to_all to all other ranks or from them, whichever is more; 0 for other calls.",
+            ),
+        ),
+    ),
+    "kernels": Table(
+        "What a stream did in the timed step: a kernel, a copy, a fill, or a collective; in the order of their start. "
+        "Which step, and whether it was measured or estimated, says `kernels` of the `--json` object.",
+        (
+            Column("name", "string", "The kernel, or the library's function that would have launched it."),
+            Column("family", "string", "What it does: " + ", ".join(FAMILIES) + ".", words=FAMILIES),
+            Column("stream", "uint64", "CUDA stream; 0 is the default one."),
+            Column("start_us", "double", "When it began, from the beginning of the step."),
+            Column("duration_us", "double", "How long it took; NaN if not known: an estimated step's collectives."),
+            Column("launch_us", "double", "When the host launched it, from the beginning of the step; NaN: unknown."),
+            Column("grid", "string", "Blocks as x,y,z; empty if unknown."),
+            Column("block", "string", "Threads of a block as x,y,z; empty if unknown."),
+            Column("operation", "string", "The operation that launched it, e.g. aten.mm.default; empty if none was."),
+            Column("op", "int64", "Number of that operation, as in `blocks`; -1 if none was running."),
+            Column("step", "int32", "Step."),
+            Column("phase", "string", "init, generation, forward, backward, optimizer or other.", words=PHASES),
+            Column("recompute", "bool", "Launched while backward ran a checkpointed forward again."),
+            Column("layer", "int32", "Row of `layers`; 0 outside of modules.", row_of="layers"),
+            Column("call", "int64", "Sequence number in `calls` of the collective that it stands for; -1 otherwise."),
+            Column(
+                "flops",
+                "double",
+                "Its share of a product's, convolution's or attention's FLOPs; else 0; NaN if unknown.",
+            ),
+            Column("moved_bytes", "double", "What it must read and write at least; NaN if not known."),
+            Column(
+                "bound",
+                "string",
+                "Estimated: compute, memory or launch limits it; empty where not known.",
+                words=BOUNDS,
+            ),
+            Column("low_us", "double", "Estimated: the least of its 90 % interval; NaN if measured or not known."),
+            Column("high_us", "double", "Estimated: the most of its 90 % interval; NaN if measured or not known."),
+            Column("shape", "string", "Estimated: sizes of its product or attention; empty for others."),
+            Column("basis", "string", "Estimated: the measurement its time is from, and what is assumed; else empty."),
+            Column("launch", "int64", "Row of `launches`; -1 if a tool traced it.", row_of="launches", least=-1),
+        ),
+    ),
+    "launches": LAUNCHES,
+    "ranges": RANGES,
+    "work": WORK,
+    "layer_times": Table(
+        "The timed step by layer: a row for each row of `layers`, none without `kernels`. Communication is apart.",
+        (
+            Column("name", "string", "The layer's name."),
+            Column("num_kernels", "int64", "Kernels of the layer's own, communication left out."),
+            *(Column(f"{name}_us", "double", f"Time of those in {name}, the layer's own.") for name in KINDS),
+            Column("own_us", "double", "Time of those; the column adds up to the time of all kernels."),
+            Column("total_us", "double", "The same with its children."),
+            *(
+                Column(f"family_{name}_us", "double", f"Time of those of family {name}, the layer's own.")
+                for name in FAMILIES
+                if name != "communication"
+            ),
+            *(Column(f"bound_{name}_us", "double", f"Time of those that {name} limits.") for name in BOUNDS if name),
+            Column("flops", "double", "Floating-point operations of those, where they are known."),
+            Column("moved_bytes", "double", "Bytes that those move, where they are known."),
+            Column("num_lacking_flops", "int64", "Matrix products and attention whose operations are not known."),
+            Column("launch_gap_us", "double", "How long the GPU waited for the host to launch the layer's kernels."),
+            Column("num_calls", "int64", "Collective calls of the layer's own."),
+            Column("num_unknown_calls", "int64", "Those whose duration is not known."),
+            Column(
+                "communication_us",
+                "double",
+                "Duration of the others: of the copies that stand for them, where they are not priced.",
+            ),
+        ),
+    ),
+    "kernel_names": Table(
+        "Kernels of one name, shape and layer in the timed step, most time first.",
+        (
+            Column("name", "string", "Name."),
+            Column("family", "string", "Family."),
+            Column("shape", "string", "Sizes of its work, as in `kernels`; where they are not known, its grid."),
+            Column("layer", "string", "Their layer; one name for repeated layers: layers.0-79.attention."),
+            Column("num_kernels", "int64", "How many."),
+            Column("num_unknown", "int64", "How many of them are of unknown duration."),
+            Column("time_us", "double", "How long the others took."),
+            Column("low_us", "double", "The least of the 90 % interval of that; NaN if measured, or not known."),
+            Column("high_us", "double", "The most of it."),
+            Column("flops", "double", "Floating-point operations of those where they are known."),
+            Column("flops_us", "double", "How long those took."),
+            Column("moved_bytes", "double", "Bytes moved by those where they are known."),
+            Column("moved_us", "double", "How long those took."),
+            Column("least_us", "double", "The shortest."),
+            Column("median_us", "double", "The median."),
+            Column("largest_us", "double", "The longest."),
+            Column("num_layers", "int64", "Layers that run it."),
+            Column("bound", "string", "What limits most of its time; empty where not known."),
+        ),
+    ),
+    "groups": Table(
+        "A process group that this rank is in.",
+        (
+            Column("name", "string", "Its name in torch.distributed."),
+            Column(
+                "description",
+                "string",
+                "Its description or mesh axes; else the line that made it.",
+            ),
+            Column("backend", "string", "The backend that the script asked for."),
+            Column("size", "int64", "Ranks in it."),
+            Column("group_rank", "int64", "This rank's place in it."),
+            Column("ranks", "string", "Its ranks, regular ones as start-stop:step.", has_ranks=True),
+        ),
+    ),
+    "invented": Table(
+        "Values that the virtual GPU had to make up because the script read what no kernel had computed.",
+        (
+            Column("operation", "string", "The reading operation."),
+            Column("line", "string", "file:line of the script."),
+            Column("num_calls", "int64", "How often."),
+            Column("num_values", "int64", "How many values."),
+        ),
+    ),
+    "unanswered": Table(
+        "CUDA functions that the virtual GPU refused.",
+        (Column("function", "string", "Name."), Column("num_calls", "int64", "Calls.")),
+    ),
+}

@@ -1,0 +1,131 @@
+"""docs/run-directory.md, made from the schema of the tables and from the docstrings of the summary's records.
+
+``python -m fakedist.rundir.schema_page`` prints it; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Iterator
+
+from fakedist.options.option import options_of
+from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.schema import SCHEMA_VERSION, TABLES, attributes
+from fakedist.rundir.summary import Summary
+
+_INTRODUCTION = """# The run directory
+
+`fakedist profile` writes one directory. It is all that the two halves of fakedist share: the recording half never reads
+it, and the reading half never needs torch. `python -m fakedist.rundir.schema_page` prints this page; a test keeps it
+true.
+
+| file | what it is |
+|---|---|
+| `run.json` | the manifest, below |
+| `journal.bin` | what the rank wrote while it ran; the tables are made from it, and after a kill nothing else exists |
+| `tape.bin` | what the rank sent, for other ranks' runs to receive ([tape.md](tape.md)) |
+| `kernels.bin` | with `--nsys`: the kernels of nsys's report, as a journal |
+| `nsight.nsys-rep` | that report, for nsys-ui |
+| `nvidia-smi.log` | calls of the virtual GPU's `nvidia-smi` that it refused or answered with constants |
+| `tables/*.parquet` | the tables, below |
+| `trace.json.gz` | steps, phases, layers, kernels by stream, collectives, the memory counter; for ui.perfetto.dev |
+| `report.html` | the report as one self-contained page; open it in a browser, without a network |
+| `memory_snapshot.pickle` | torch's own snapshot format, for pytorch.org/memory_viz |
+
+All sizes are in bytes and all times in microseconds. A directory of a newer schema version is refused. A directory is
+never overwritten without `--force`, and `--force` replaces only runs: that of one rank, or those of several in `rank0`,
+`rank4`, ... New tables are written next to the old ones and moved into place together; nothing is written through a
+symbolic link.
+"""
+
+
+def markdown() -> str:
+    """docs/run-directory.md."""
+    lines = [_INTRODUCTION, f"Schema version {SCHEMA_VERSION}.\n", "## run.json\n"]
+    kinds = records(Manifest, without=Summary)
+    for kind in kinds:
+        lines += _section(kind, is_titled=kind is not Manifest)
+    lines += [
+        "## The object of `--json`\n",
+        "The summary, with `run_directory`: the absolute path of the run directory.\n",
+    ]
+    for kind in records(Summary):
+        if kind not in kinds:
+            lines += _section(kind, is_titled=kind is not Summary)
+    lines.append("## Tables\n")
+    for name, table in TABLES.items():
+        lines += [f"### {name}\n", f"{table.row}\n", "| column | type | meaning |", "|---|---|---|"]
+        lines += [*(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in table.columns), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(kind: type, *, is_titled: bool) -> list[str]:
+    title = [f"### {kind.__name__}\n", f"{_sentence(kind)}\n"] if is_titled else []
+    return [*title, "| key | type | meaning |", "|---|---|---|", *_rows(kind), ""]
+
+
+def records(kind: type, without: type | None = None) -> list[type]:
+    """A record and all those in its fields, in the order in which they are first met, ``without`` one of them."""
+    found = [kind]
+    for each in found:
+        for hint in typing.get_type_hints(each).values():
+            found += [inner for inner in _dataclasses_in(hint) if inner not in found and inner is not without]
+    return found
+
+
+def _dataclasses_in(hint: object) -> Iterator[type]:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint
+    for inner in typing.get_args(hint):
+        yield from _dataclasses_in(inner)
+
+
+def _rows(kind: type) -> Iterator[str]:
+    meanings, hints = meanings_of(kind), typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        yield f"| `{field.name}` | {_type_text(hints[field.name])} | {_as_json(meanings[field.name])} |"
+
+
+def _type_text(hint: object) -> str:
+    """A type as JSON has it: "integer or null", "list of LayerMemory"."""
+    arguments = typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return ", ".join(str(member.value) for member in hint)
+    match typing.get_origin(hint):
+        case typing.Literal:
+            return ", ".join(map(str, arguments))
+        case origin if origin in (types.UnionType, typing.Union):
+            return " or ".join(_type_text(each) for each in arguments)
+        case origin if origin is list or arguments[1:] == (Ellipsis,):
+            return f"list of {_type_text(arguments[0])}".replace("pair of", "pairs of")
+        case origin if origin is tuple:
+            return f"pair of {_type_text(arguments[0])}s"
+        case origin if origin is dict:
+            return f"{_type_text(arguments[1])} by name"
+    names = {int: "integer", float: "number", str: "text", bool: "boolean", type(None): "null"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))  # type: ignore[call-overload, no-any-return]
+
+
+def _as_json(text: str) -> str:
+    """A docstring's words for a reader of JSON."""
+    for word, in_json in (("``", "`"), ("None", "null"), ("False", "false"), ("True", "true")):
+        text = text.replace(word, in_json)
+    return text
+
+
+def _sentence(kind: type) -> str:
+    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+
+
+def meanings_of(kind: type) -> dict[str, str]:
+    """What each attribute of a record means: from its docstring, or the help of an option of a job."""
+    return {option.field: option.help for option in options_of(kind)} | attributes(kind)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

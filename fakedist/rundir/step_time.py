@@ -1,0 +1,397 @@
+"""Where the time of the timed step goes: the times of a run's summary. Microseconds throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fakedist.rundir.notes import Note
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Peak rates of a GPU.
+
+    Attributes:
+        flops: FLOP/s by dtype, dense.
+        bytes_per_s: Memory bandwidth.
+    """
+
+    flops: dict[str, float]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The GPU that the model of kernel times was calibrated on.
+
+    Attributes:
+        gpu: Its name.
+        torch: Version of torch.
+        date: When.
+        driver: Version of the driver.
+    """
+
+    gpu: str
+    torch: str
+    date: str
+    driver: str = ""
+
+
+@dataclass(frozen=True)
+class FamilyAccuracy:
+    """How close estimates of one family were to measured kernels that were left out.
+
+    Attributes:
+        family: What was estimated: products, attention, ...
+        gpu: The GPU model that was measured.
+        median_error: Median of the relative error's size.
+        p95_error: Its 95 % quantile.
+    """
+
+    family: str
+    gpu: str
+    median_error: float
+    p95_error: float
+
+
+@dataclass(frozen=True)
+class UncertainPart:
+    """A part of a step's interval.
+
+    Attributes:
+        kind: kernels, collectives, or host.
+        name: The family of kernels, or what their estimate rests on; the operation of the collectives; the host.
+        group: The group of the collectives; empty otherwise.
+        num_nodes: NVLink domains that it spans; 0 otherwise.
+        half_width_us: By how much longer the step may be because of it alone.
+        share: Its share of the variance of the step.
+    """
+
+    kind: Literal["kernels", "collectives", "host"]
+    name: str
+    group: str
+    num_nodes: int
+    half_width_us: float
+    share: float
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Where the kernels of the timed step come from.
+
+    Attributes:
+        source: measured, simulated or estimated.
+        tool: cupti, nsys or model.
+        step: The timed step.
+        gpu: The GPU's name.
+        step_us: From the beginning of the step to the end of everything that it launched.
+        step_low_us: The least of its 90 % interval; None if nothing of it is estimated, or that is not known.
+        step_high_us: The most of it.
+        notes: What limits what these times mean.
+        calibrated_on: The GPU that the model was calibrated on; None without calibration.
+        fabric: The interconnect that collectives were estimated for; empty if they were not.
+        tool_version: Version of the tool; empty if it is not known.
+        report: The tool's report.
+        accuracy: How close such estimates are, for the families that take most of the step; empty if it is measured.
+        uncertain: What the interval is made of, the three largest parts first to last; empty without one.
+    """
+
+    source: Literal["measured", "simulated", "estimated"]
+    tool: str
+    step: int
+    gpu: str
+    step_us: float
+    step_low_us: float | None = None
+    step_high_us: float | None = None
+    notes: list[Note] = field(default_factory=list)
+    calibrated_on: Calibration | None = None
+    fabric: str = ""
+    tool_version: str = ""
+    report: str = ""
+    accuracy: list[FamilyAccuracy] = field(default_factory=list)
+    uncertain: list[UncertainPart] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FamilyTime:
+    """Kernels of one family in the timed step.
+
+    Attributes:
+        family: One of ``run.schema.FAMILIES``.
+        num_kernels: How many.
+        num_unknown: How many of them are of unknown duration.
+        time_us: How long the others took.
+        flops: Floating-point operations of those where they are known.
+        flops_us: How long those took.
+        moved_bytes: Bytes moved by those where they are known.
+        moved_us: How long those took.
+        compute_us: The time that arithmetic limits.
+        memory_us: The time that memory limits.
+        launch_us: The time that launches limit.
+        share: Of the time of all kernels; None for communication.
+    """
+
+    family: str
+    num_kernels: int
+    num_unknown: int
+    time_us: float
+    flops: float
+    flops_us: float
+    moved_bytes: float
+    moved_us: float
+    compute_us: float
+    memory_us: float
+    launch_us: float
+    share: float | None
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Kernels of one name, shape and layer in the timed step; a row of the table ``kernel_names``.
+
+    Attributes:
+        name: Name.
+        family: Family.
+        shape: Sizes of its work; where they are not known, its grid.
+        layer: Their layer; one name for repeated layers.
+        num_kernels: How many.
+        num_unknown: How many of them are of unknown duration.
+        time_us: How long the others took.
+        low_us: The least of the 90 % interval of that; None if it is measured, or not known.
+        high_us: The most of it.
+        flops: Floating-point operations of those where they are known.
+        flops_us: How long those took.
+        moved_bytes: Bytes moved by those where they are known.
+        moved_us: How long those took.
+        least_us: The shortest; None where none is known.
+        median_us: The median.
+        largest_us: The longest.
+        num_layers: Layers that run it.
+        bound: What limits most of its time; empty where that is not known.
+    """
+
+    name: str
+    family: str
+    shape: str
+    layer: str
+    num_kernels: int
+    num_unknown: int
+    time_us: float
+    low_us: float | None
+    high_us: float | None
+    flops: float
+    flops_us: float
+    moved_bytes: float
+    moved_us: float
+    least_us: float | None
+    median_us: float | None
+    largest_us: float | None
+    num_layers: int
+    bound: str
+
+
+@dataclass(frozen=True)
+class RangeTime:
+    """The script's ranges of one name in the timed step.
+
+    Attributes:
+        name: Name.
+        num_ranges: How many.
+        depth: The fewest ranges around one.
+        num_kernels: Kernels that were launched in them, communication left out, ranges inside included.
+        num_unknown: How many of them are of unknown duration.
+        kernel_us: How long the others took.
+        gpu_us: From the begin of the first kernel of each to the end of its last, summed.
+        num_calls: Collective calls.
+    """
+
+    name: str
+    num_ranges: int
+    depth: int
+    num_kernels: int
+    num_unknown: int
+    kernel_us: float
+    gpu_us: float
+    num_calls: int
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """The timed step of a layer, or of several alike that are folded into one row; children included.
+
+    Attributes:
+        name: Fully qualified name, with ``0-79`` for the numbers of folded layers.
+        class_name: Its class.
+        depth: Parents above it.
+        num_repeats: Layers in the row.
+        generation_us: Time of its kernels in generation; likewise in the other kinds.
+        forward_us: In forward.
+        recompute_us: In forwards that backward runs again.
+        backward_us: In backward.
+        optimizer_us: In the optimizer.
+        other_us: In anything else.
+        bound_compute_us: The time that arithmetic limits.
+        bound_memory_us: The time that memory limits.
+        bound_launch_us: The time that launches limit.
+        num_kernels: Kernels, communication left out.
+        flops: Floating-point operations, where they are known.
+        moved_bytes: Bytes moved, where they are known.
+        num_lacking_flops: Matrix products and attention whose operations are not known.
+        launch_gap_us: How long the GPU waited for the host to launch its kernels.
+        num_calls: Collective calls.
+        num_unknown_calls: Those whose duration is not known.
+        communication_us: Duration of the others.
+        total_us: Time of all of its kernels.
+        own_us: The same without children.
+        least_us: The repeat that took least.
+        median_us: The median repeat.
+        largest_us: The repeat that took most.
+    """
+
+    name: str
+    class_name: str
+    depth: int
+    num_repeats: int
+    generation_us: float
+    forward_us: float
+    recompute_us: float
+    backward_us: float
+    optimizer_us: float
+    other_us: float
+    bound_compute_us: float
+    bound_memory_us: float
+    bound_launch_us: float
+    num_kernels: int
+    flops: float
+    moved_bytes: float
+    num_lacking_flops: int
+    launch_gap_us: float
+    num_calls: int
+    num_unknown_calls: int
+    communication_us: float
+    total_us: float
+    own_us: float
+    least_us: float
+    median_us: float
+    largest_us: float
+
+
+@dataclass(frozen=True)
+class GroupTime:
+    """Collectives of one operation on one group in the timed step.
+
+    Attributes:
+        group: The group's description, or its name.
+        group_size: Its ranks.
+        num_nodes: NVLink domains that it spans.
+        operation: The operation.
+        num_calls: Calls.
+        num_unknown: Those whose duration is not known.
+        moved_bytes: Bytes of their whole buffers.
+        time_us: How long the others take.
+        hidden_us: Of that, while something computes, or the step waits for another call.
+        exposed_us: Of that, while nothing computes and the step waits for this call. It adds up to
+            ``StepTime.communication_us``.
+    """
+
+    group: str
+    group_size: int
+    num_nodes: int
+    operation: str
+    num_calls: int
+    num_unknown: int
+    moved_bytes: float
+    time_us: float
+    hidden_us: float
+    exposed_us: float
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """A part of the critical path of the timed step.
+
+    Attributes:
+        kind: kernels, collectives, host (the GPU waits for what the host launches) or idle.
+        layer: Of kernels and the host, their layer, one name for repeated layers; empty outside of modules.
+        group: Of collectives, the group's description, or its name.
+        operation: Of collectives, the operation.
+        num_layers: Layers in the row; 0 for collectives and idle time.
+        num_launches: Kernels or calls on the path; launches that the GPU waits for.
+        time_us: How long it is. The parts add up to ``StepTime.step_us``.
+    """
+
+    kind: Literal["kernels", "collectives", "host", "idle"]
+    layer: str
+    group: str
+    operation: str
+    num_layers: int
+    num_launches: int
+    time_us: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Where the time of the timed step goes.
+
+    ``step_us`` is the sum of ``busy_us``, ``communication_us``, ``launch_gap_us`` and ``wait_us``.
+
+    Attributes:
+        step_us: The step.
+        step_low_us: The least of its 90 % interval; None if nothing of it is estimated, or that is not known.
+        step_high_us: The most of it.
+        busy_us: A stream computes.
+        communication_us: Only a collective of known duration runs.
+        launch_gap_us: The GPU waits for the host.
+        wait_us: Everything else.
+        num_kernels: Kernels, communication left out.
+        num_unknown_kernels: Those of unknown duration.
+        kernel_us: The sum of their durations.
+        by_kind: Of it, by ``run.schema.KINDS``.
+        by_bound: Of it, by what limits it; estimated times only.
+        num_calls: Collective calls.
+        num_unknown_calls: Those whose duration is not known.
+        flops: Floating-point operations, where they are known.
+        model_flops: The same without what backward computes again.
+        num_lacking_flops: Matrix products and attention whose operations are not known.
+        moved_bytes: Bytes moved, where they are known.
+        peaks: The GPU's peak rates; None if its model is not known.
+        model_flops_utilisation: Of the bf16 peak while busy; None without peaks.
+        by_family: Kernels by family, most time first.
+        top_kernels: Kernels by name, shape and layer, most time first.
+        layers: Layers that run anything.
+        by_group: Collectives by group and operation, most exposed first; empty if they were not priced.
+        ranges: The script's own ranges, most time first.
+        critical_path: What makes the step as long as it is, the longest part first; empty if it is not known what
+            streams wait for.
+        generation_us: Of the step, from the first kernel of a generation to its last, sampling and waiting included;
+            the sum over all that other phases separate.
+    """
+
+    step_us: float
+    step_low_us: float | None
+    step_high_us: float | None
+    busy_us: float
+    communication_us: float
+    launch_gap_us: float
+    wait_us: float
+    num_kernels: int
+    num_unknown_kernels: int
+    kernel_us: float
+    by_kind: dict[str, float]
+    by_bound: dict[str, float]
+    num_calls: int
+    num_unknown_calls: int
+    flops: float
+    model_flops: float
+    num_lacking_flops: int
+    moved_bytes: float
+    peaks: Peaks | None
+    model_flops_utilisation: float | None
+    by_family: list[FamilyTime] = field(default_factory=list)
+    top_kernels: list[KernelTime] = field(default_factory=list)
+    layers: list[LayerTime] = field(default_factory=list)
+    by_group: list[GroupTime] = field(default_factory=list)
+    ranges: list[RangeTime] = field(default_factory=list)
+    critical_path: list[PathPart] = field(default_factory=list)
+    generation_us: float = 0.0

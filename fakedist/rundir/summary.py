@@ -1,0 +1,369 @@
+"""The figures of a run: what ``--json`` prints and what every report reads. Bytes and microseconds throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fakedist.rundir.notes import Note
+from fakedist.rundir.outcome import Ending
+from fakedist.rundir.schema import SCHEMA_VERSION
+from fakedist.rundir.step_time import KernelSource, StepTime
+
+
+@dataclass(frozen=True)
+class LeftDuringInit:
+    """A rank whose script ended by itself before a first step, such as a spare rank.
+
+    Attributes:
+        line: Where it did, ``file:line (function)``; empty at the script's end.
+        not_sent: Where it read integers or flags that another rank should have sent, and which; empty if it did not.
+        command: The command that supplies them; may be empty.
+    """
+
+    line: str
+    not_sent: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """What one NCCL communicator takes of the GPU's memory, *estimated*.
+
+    Attributes:
+        group: The process group's description, or its name.
+        group_size: Ranks in it.
+        local_size: Ranks of it on this node.
+        num_nodes: Nodes that it spans.
+        channels: Least and most channels.
+        parts: Least and most bytes by what they are for.
+        low_bytes: The least that it takes.
+        high_bytes: The most that it takes.
+    """
+
+    group: str
+    group_size: int
+    local_size: int
+    num_nodes: int
+    channels: tuple[int, int]
+    parts: dict[str, tuple[int, int]]
+    low_bytes: int
+    high_bytes: int
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Device memory outside of the caching allocator, *estimated*. No other figure contains it.
+
+    Attributes:
+        low_bytes: The least.
+        high_bytes: The most.
+        context_bytes: The CUDA context's part; None where it is not known.
+        context_source: Who published that.
+        nccl_version: Version of NCCL.
+        nccl_environment: NCCL's variables as the script left them.
+        communicators: What each communicator takes, most first.
+        num_unused_groups: Groups without any call, and so without memory.
+        left_out: What is not known, one sentence each.
+        measured_bytes: On a real GPU, what it held at the end less reserved, other processes included; else None.
+        beside_reserved: Whether this fits in addition to what is reserved.
+    """
+
+    low_bytes: int
+    high_bytes: int
+    context_bytes: int | None
+    context_source: str
+    nccl_version: str
+    nccl_environment: dict[str, str]
+    communicators: list[Communicator]
+    num_unused_groups: int
+    left_out: list[str]
+    measured_bytes: int | None
+    beside_reserved: Literal["fits", "may not fit", "does not fit"] = "fits"
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """A phase of a step; a row of the table ``phases``.
+
+    Attributes:
+        step: Step.
+        phase: Phase.
+        peak_allocated_bytes: Most that was allocated during it.
+        peak_reserved_bytes: Most that was reserved during it.
+        end_allocated_bytes: Allocated when it ended.
+    """
+
+    step: int
+    phase: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    end_allocated_bytes: int
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """A layer, or several alike that are folded into one row.
+
+    Attributes:
+        name: Fully qualified name, with ``0-79`` for the numbers of folded layers.
+        class_name: Its class.
+        num_repeats: Layers in the row.
+        peak_bytes: Bytes at the peak by category, children included; the sum of the repeats.
+        peak_own_bytes: Bytes at the peak without children; the sum of the repeats.
+        peak_total_bytes: Bytes at the peak, children included; the sum of the repeats.
+        least_peak_bytes: The repeat with the least at the peak, children included.
+        median_peak_bytes: The median repeat.
+        largest_peak_bytes: The repeat with the most.
+        most_bytes: Most bytes at once in the last step by category, of the repeat that held most.
+        most_total_bytes: Most bytes at once in the last step, children included, of the repeat that held most.
+    """
+
+    name: str
+    class_name: str
+    num_repeats: int
+    peak_bytes: dict[str, int]
+    peak_own_bytes: int
+    peak_total_bytes: int
+    least_peak_bytes: int
+    median_peak_bytes: int
+    largest_peak_bytes: int
+    most_bytes: dict[str, int]
+    most_total_bytes: int
+
+
+@dataclass(frozen=True)
+class LargeBlock:
+    """One of the largest blocks at the peak; a row of the table ``largest``.
+
+    Attributes:
+        bytes: Bytes.
+        category: What it is for.
+        layer: The layer that owns it; of several, how many: "12 layers of layers.3".
+        phase: Phase that allocated it.
+        step: Step that allocated it.
+        operation: Operation that allocated it.
+        line: The innermost line outside of torch: ``file:line (function)``.
+    """
+
+    bytes: int
+    category: str
+    layer: str
+    phase: str
+    step: int
+    operation: str
+    line: str
+
+
+@dataclass(frozen=True)
+class HeldSegment:
+    """A segment with free memory that blocks in it keep reserved; part of a row of the table ``segments``.
+
+    Attributes:
+        bytes: Its size.
+        state: pinned (less than half of it is allocated) or used.
+        stream: The CUDA stream whose blocks it serves.
+        allocated_bytes: In blocks that tensors hold.
+        free_bytes: In holes between blocks.
+        num_blocks: Blocks in it.
+        num_holes: Pieces that the free memory is in.
+        largest_hole_bytes: The largest of them.
+        block: The largest block in it.
+    """
+
+    bytes: int
+    state: str
+    stream: int
+    allocated_bytes: int
+    free_bytes: int
+    num_blocks: int
+    num_holes: int
+    largest_hole_bytes: int
+    block: LargeBlock
+
+
+@dataclass(frozen=True)
+class ReservedMoment:
+    """Why more was reserved than allocated, at one moment.
+
+    Attributes:
+        moment: peak_reserved (the first time that the most was reserved) or peak_allocated.
+        step: Step.
+        phase: Phase.
+        reserved_bytes: Reserved then.
+        allocated_bytes: Allocated then.
+        rounding_bytes: The part of allocated that nothing asked for: requests are rounded up.
+        unused: The difference in parts, which add up to it: free bytes by the state of their segment (a column of the
+            table ``segments``), and as ``waiting`` what was freed while another stream still used it.
+        num_segments: Segments.
+        held: Segments of the large pool that blocks keep reserved, most free memory first.
+        taken_for: The block that the last segment was taken for; None at other moments.
+    """
+
+    moment: str
+    step: int
+    phase: str
+    reserved_bytes: int
+    allocated_bytes: int
+    rounding_bytes: int
+    unused: dict[str, int]
+    num_segments: int
+    held: list[HeldSegment]
+    taken_for: LargeBlock | None
+
+
+@dataclass(frozen=True)
+class CollectiveTotal:
+    """All calls of one operation on one group, *simulated*.
+
+    Attributes:
+        group: The group's description, or its name.
+        group_size: Ranks in it.
+        operation: all_reduce, all_gather_into_tensor, ...
+        num_calls: Calls.
+        bytes_in: Bytes of this rank's inputs.
+        bytes_out: Bytes of this rank's outputs.
+    """
+
+    group: str
+    group_size: int
+    operation: str
+    num_calls: int
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True)
+class StepPeak:
+    """A training step that ended; a row of the table ``steps``.
+
+    Attributes:
+        step: Number, from 1.
+        wall_us: How long it took here, recording included; not a real GPU's time.
+        peak_allocated_bytes: Most that was allocated during it.
+        peak_reserved_bytes: Most that was reserved during it.
+        samples: First dimension of the model's input, summed over its forwards with gradients; 0 if not known.
+        sample_shape: The input's other dimensions, such as "3x224x224"; empty if not known.
+    """
+
+    step: int
+    wall_us: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    samples: int = 0
+    sample_shape: str = ""
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The request that ended the run.
+
+    Attributes:
+        requested_bytes: What was asked for.
+        layer: The layer that asked.
+        operation: The operation that asked.
+        line: The line that asked.
+        allocated_bytes: Allocated at that moment.
+        reserved_bytes: Reserved at that moment.
+    """
+
+    requested_bytes: int
+    layer: str
+    operation: str
+    line: str
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change to the job that would lower a peak, *estimated* by itself from this run.
+
+    Attributes:
+        rule: The rule that found it.
+        title: What to change.
+        text: Why, and how.
+        gives_bytes: How much lower the peak would be.
+        of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
+        line: The line that allocates what it saves: ``file:line (function)``; empty if there is no such line.
+        is_upper_bound: Whether ``gives_bytes`` is only the most that it can be.
+    """
+
+    rule: str
+    title: str
+    text: str
+    gives_bytes: int
+    of: str = "peak_allocated_bytes"
+    line: str = ""
+    is_upper_bound: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a run.
+
+    Attributes:
+        world_size: Ranks in the job; None where that is not known (a snapshot, another tool's report).
+        rank: The one that ran.
+        device: cuda or virtual.
+        gpu: The GPU's name; empty if the rank never reached it.
+        torch: Version of torch.
+        exit: How the rank ended.
+        left_during_init: Where the script ended by itself before a first step; None if it did not.
+        fits: Whether the peak fits the GPU in addition to the least of ``estimated_outside``; False if the rank ran out
+            of memory.
+        capacity_bytes: The GPU's memory.
+        peak_allocated_bytes: Most that tensors held at once.
+        peak_reserved_bytes: Most that the caching allocator held at once.
+        peak_step: Step of the allocated peak; 0 is before the first step.
+        peak_phase: Phase of the allocated peak.
+        estimated_outside: Device memory outside of the caching allocator; None for a snapshot.
+        by_phase: Peaks of each phase.
+        by_category: Bytes at the allocated peak by category; they add up to it.
+        layers: Layers that held anything.
+        largest_blocks: The largest blocks at the peak.
+        collectives: This rank's calls by group and operation.
+        steps: Steps that ended.
+        kernels: Where the table ``kernels`` comes from; None without one.
+        time: Where the time of the timed step goes; None without one.
+        out_of_memory: The request that ended the run; None if none did.
+        advice: What would lower the peak.
+        invented_values: Values that the virtual GPU made up.
+        reserved: Why more was reserved than allocated, at both peaks.
+        notes: What limits what these figures mean.
+        schema_version: Version of this layout.
+    """
+
+    schema_version: int = field(default=SCHEMA_VERSION, kw_only=True)
+    world_size: int | None
+    rank: int | None
+    device: str
+    gpu: str
+    torch: str
+    exit: Ending
+    left_during_init: LeftDuringInit | None
+    fits: bool
+    capacity_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_step: int
+    peak_phase: str
+    estimated_outside: Outside | None
+    by_phase: list[PhasePeak]
+    by_category: dict[str, int]
+    layers: list[LayerMemory]
+    largest_blocks: list[LargeBlock]
+    collectives: list[CollectiveTotal]
+    steps: list[StepPeak]
+    kernels: KernelSource | None
+    time: StepTime | None
+    out_of_memory: OutOfMemory | None
+    advice: list[Advice]
+    invented_values: int
+    reserved: list[ReservedMoment] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    @property
+    def timed(self) -> tuple[StepTime, KernelSource] | None:
+        """Where the time of the timed step goes, and where it comes from; None without kernels."""
+        return None if self.time is None or self.kernels is None else (self.time, self.kernels)

@@ -1,0 +1,277 @@
+"""Notes on the times of the timed step. A function makes one note, and its name is the note's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fakedist.rundir.notes import counted, note, share_text
+
+_MOST_NAMED = 3
+
+
+@note
+def not_timed(why: str) -> str:
+    """No step was timed."""
+    return f"no kernel times: {why}"
+
+
+@note
+def timed_to_its_optimizer(step: int) -> str:
+    """The script ended in the timed step, whose own end is not known."""
+    return (
+        f"the script ended in step {step}, which is timed up to its last optimizer step: what follows that in a step, "
+        "such as averages of parameters or the next batch's copy, is not in its times"
+    )
+
+
+@note
+def timed_to_the_end(step: int) -> str:
+    """A tool traced the timed step, in which the script ended."""
+    return (
+        f"the script ended in step {step}, which is timed: what follows its last optimizer step, such as saving a "
+        "checkpoint, is in its times"
+    )
+
+
+@note
+def profiler_saw_no_kernels() -> str:
+    """torch.profiler ran and saw nothing."""
+    return (
+        "no kernel times: torch.profiler saw no kernels in the timed step; if CUPTI was refused (another profiler, no "
+        "permission), the output above tells why"
+    )
+
+
+# ---- estimated times
+
+
+#: From this fraction on, a fall of the clock is not worth a word.
+_FULL_CLOCK = 0.99
+
+
+@note
+def from_measurements(gpu: str, measured_on: str, clock: float, watts: float) -> str:
+    """Kernel times are estimated from published measurements.
+
+    Args:
+        gpu: The GPU's name.
+        measured_on: The measured GPU model, if not this one; else empty.
+        clock: The fraction of the full clock that the step keeps.
+        watts: The power limit.
+    """
+    text = f"kernel times are estimated from published measurements of the {measured_on or gpu}"
+    if measured_on:
+        text += f", as the {gpu} was not measured"
+    if clock < _FULL_CLOCK:
+        text += f"; products and attention run at {clock:.0%} of the full clock to stay within {watts:,.0f} W"
+    return text
+
+
+@note
+def own_times(gpu: str, date: str, measured: float, scaled: float) -> str:
+    """Some times were measured on the user's own GPU."""
+    return (
+        f"measured on your {gpu} on {date}: {share_text(measured)} of kernel time; {share_text(scaled)} is estimated "
+        "and scaled by similar kernels that were measured"
+    )
+
+
+@note
+def own_times_not_used(why: str) -> str:
+    """The table of own times that the job names cannot be used any more."""
+    return f"the job's own times were not used: {why}"
+
+
+@note
+def collectives_take_no_time() -> str:
+    """Estimated times leave collectives out."""
+    return "the time of collectives is not estimated: a stream that waits for one continues at once"
+
+
+@note
+def collectives_estimated(fabric: str, source: str, num_unknown: int) -> str:
+    """Collectives are priced for a fabric."""
+    unknown = f"; the time of {counted(num_unknown, 'call')} is not known" if num_unknown else ""
+    text = f"collectives are estimated for the fabric {fabric} ({source}); other ranks are taken to arrive at once"
+    return text + unknown
+
+
+@note
+def only_collectives_are_estimated() -> str:
+    """A measured step with priced collectives."""
+    return (
+        "the copies that stood for collectives are left out, and collectives are placed where the measured kernels "
+        "leave them; a kernel next to a collective takes longer than was measured, and the interval is the collectives'"
+    )
+
+
+@note
+def collectives_not_priced(why: str) -> str:
+    """Collectives of a measured step are the copies that stand for them.
+
+    Args:
+        why: Why; empty if the GPU model is not known.
+    """
+    return f"the time of collectives is that of the copies that stand for them: {why or 'this GPU model is not known'}"
+
+
+@note
+def uneven_splits(num_calls: int) -> str:
+    """Some calls of all_to_all have parts of different sizes."""
+    calls = counted(num_calls, "all_to_all has", "all_to_all have")
+    return (
+        f"{calls} uneven splits: what this rank sends or receives counts, whichever is more; other ranks may have more "
+        "(--moe-imbalance scales it)"
+    )
+
+
+@note
+def nccl_environment(variables: Mapping[str, str]) -> str:
+    """NCCL's variables that the times of collectives follow, by name."""
+    named = ", ".join(f"{name}={value}" for name, value in variables.items())
+    return f"the times of collectives follow {named}"
+
+
+@note
+def experts_load(imbalance: float) -> str:
+    """The load of experts is not known, because the routing is made up."""
+    load = "its even load (--moe-imbalance sets another)" if imbalance == 1 else f"{imbalance:g} times its even load"
+    return f"all_to_all and grouped products are estimated for a rank with {load}, as the routing is made up"
+
+
+@note
+def attention_is_dense(launches: Mapping[str, int]) -> str:
+    """flex_attention's masks have no values. Launches by kernel."""
+    num_launches = sum(launches.values())
+    return (
+        f"{counted(num_launches, 'launch', 'launches')} of flex_attention {'is' if num_launches == 1 else 'are'} "
+        f"estimated as if every query met every key, because the values of their masks are unknown "
+        f"({_named(launches)}): the interval of the step reaches down to one block of keys for each query"
+    )
+
+
+@note
+def not_estimated(launches: Mapping[str, int]) -> str:
+    """Launches, by kernel, whose work is not known."""
+    told = counted(sum(launches.values()), "launch has", "launches have")
+    return f"{told} no estimate, because the work is unknown: {_named(launches)}"
+
+
+def _named(launches: Mapping[str, int]) -> str:
+    """The kernels with the most launches."""
+    names = sorted(launches, key=lambda name: -launches[name])
+    more = f" and {len(names) - _MOST_NAMED} others" if len(names) > _MOST_NAMED else ""
+    return ", ".join(name[:80] or "unnamed" for name in names[:_MOST_NAMED]) + more
+
+
+# ---- traced times
+
+
+@note
+def times_are_not_a_gpus() -> str:
+    """CUPTI traced the virtual GPU."""
+    return "each kernel takes 1 µs on the virtual GPU: their order is the job's, their times are no GPU's"
+
+
+@note
+def kernels_without_launch(count: int, num_all: int) -> str:
+    """Kernels whose launch was not traced."""
+    return f"{counted(count, 'kernel')} of {num_all:,} without a traced launch: of no layer"
+
+
+@note
+def kernels_of_graphs(count: int) -> str:
+    """Kernels of CUDA graphs whose capture was not traced."""
+    return f"{counted(count, 'kernel')} of CUDA graphs count for the layer that launched the graph"
+
+
+@note
+def graphs_as_a_whole(count: int) -> str:
+    """CUDA graphs without their kernels."""
+    hint = "nsys profile --cuda-graph-trace=node shows its kernels"
+    return f"{counted(count, 'CUDA graph')} traced as a whole: one row each; {hint}"
+
+
+@note
+def no_layers_traced() -> str:
+    """No range names a layer."""
+    return "no range of the trace names a layer: every kernel is outside of modules"
+
+
+@note
+def forward_not_traced(count: int) -> str:
+    """Kernels of a backward whose forward is not in the trace."""
+    return f"{counted(count, 'kernel')} of backward without a known layer: their forward was not traced"
+
+
+@note
+def no_phases_traced() -> str:
+    """No range names a phase."""
+    return "no range of the trace names forward, backward or optimizer: every kernel's phase is other"
+
+
+@note
+def no_operations_traced() -> str:
+    """No range names an operation."""
+    return "no range of the trace names operations: it is not known which forwards are recomputed"
+
+
+@note
+def no_steps_traced() -> str:
+    """No range of a report names a step."""
+    return "no range of the report names a step: everything in it counts as one step"
+
+
+@note
+def several_processes(num_processes: int, chosen: int, others: Sequence[int]) -> str:
+    """A report has kernels of several processes."""
+    return (
+        f"the report has kernels of {num_processes} processes; these are of process {chosen} "
+        f"(--process {', '.join(map(str, others))})"
+    )
+
+
+# ---- several ranks of a job
+
+
+@note
+def exchanges_elsewhere(rank: int, others: Sequence[int]) -> str:
+    """A rank exchanges with ranks that are not priced with it."""
+    named = ", ".join(map(str, others[:_MOST_NAMED])) + (", ..." if len(others) > _MOST_NAMED else "")
+    which = f"rank{'s' if len(others) > 1 else ''} {named}"
+    return f"rank {rank} sends to or receives from {which}, not given here: these transfers do not wait for each other"
+
+
+@note
+def unmatched_calls(rank: int, number: int) -> str:
+    """Calls of a rank that the others never make."""
+    have, wait = ("have", "wait") if number > 1 else ("has", "waits")
+    text = f"{counted(number, 'call')} of rank {rank} with the other ranks {have} no other side in their timed steps"
+    return f"{text}, and {wait} for nothing"
+
+
+@note
+def micro_batches_repeated(recorded: int, wanted: int) -> str:
+    """Micro-batches beyond those that were recorded are priced."""
+    return (
+        f"{recorded} micro-batches were recorded, and those beyond repeat a steady one, up to {wanted}; memory is that "
+        "of the recorded ones"
+    )
+
+
+@note
+def exchange_nothing(ranks: Sequence[int]) -> str:
+    """Ranks that are priced together have nothing to do with each other."""
+    return f"ranks {', '.join(map(str, ranks))} send nothing to each other: the step is that of the slowest"
+
+
+@note
+def tokens_not_known(why: str) -> str:
+    """The tokens of the job's step are not known."""
+    return f"tokens of a step are not known: {why}; --tokens-per-step N gives them"
+
+
+@note
+def flops_not_counted(why: str) -> str:
+    """The FLOPs of the job's step are not known."""
+    return f"no TFLOP/s and no MFU: {why}"

@@ -1,0 +1,202 @@
+"""Collectives: measured curves in one NVLink domain, a fitted ring between nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fakedist.cost_model.collectives import CollectiveTimes, load_collectives
+from fakedist.cost_model.fabric import FABRICS
+from fakedist.errors import SetupError
+from fakedist.gpu_models.catalogue import GPUS
+from fakedist.nccl.interconnect import GroupShape
+
+NDR = FABRICS["dgx-h100-ndr"]
+H100 = GPUS["h100-80g"]
+#: With NVLink that was not measured.
+MY_GPU = replace(H100, name="my-gpu", product="My GPU", nvlink_bandwidth=200e9)
+MIB = 1 << 20
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send")
+
+
+@cache
+def h100() -> CollectiveTimes:
+    return CollectiveTimes(H100, NDR)
+
+
+def test_a_measured_message_takes_what_was_measured() -> None:
+    logs = load_collectives()
+    row = logs[(logs["gpu"] == "h100-80g") & (logs["operation"] == "all_reduce") & (logs["nodes"] == 1)]
+    row = row[(row["gpus_per_node"] == 8) & (row["bytes"] == 64 * MIB)].iloc[0]
+    found = h100().time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
+    assert found.time_us == pytest.approx(row["time_us"], rel=1e-6)
+    assert (found.algorithm, found.protocol, found.basis) == ("nvls", "simple", "measured")
+
+
+def test_beyond_the_largest_message_its_bandwidth_holds() -> None:
+    large, double = (h100().time("all_gather", num_bytes, GroupShape(8, 1, 8)).time_us for num_bytes in (64e9, 128e9))
+    assert double == pytest.approx(2 * large)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("shape", [(8, 1, 8), (5, 1, 5), (64, 8, 8), (16, 16, 1)])
+def test_more_bytes_never_take_less_time(operation: str, shape: tuple[int, int, int]) -> None:
+    times = [h100().time(operation, 2.0**power, GroupShape(*shape)).time_us for power in range(20, 34)]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_a_faster_network_is_never_slower(operation: str) -> None:
+    shape = GroupShape(64, 8, 8)
+    double = CollectiveTimes(H100, replace(NDR, nic_bandwidth=2 * NDR.nic_bandwidth))
+    for power in range(10, 34):
+        assert double.time(operation, 2.0**power, shape).time_us <= h100().time(operation, 2.0**power, shape).time_us
+
+
+def test_a_group_with_one_rank_a_node_has_one_nic() -> None:
+    rail, full = (
+        h100().time("all_gather", 2**34, shape).time_us for shape in (GroupShape(8, 8, 1), GroupShape(64, 8, 8))
+    )
+    one_nic = 2**34 * 7 / 8 / (NDR.nic_bandwidth * NDR.achieved) * 1e6
+    assert rail == pytest.approx(one_nic, rel=0.01)
+    assert full < rail / 5
+
+
+def test_ten_nodes_are_met_within_the_interval() -> None:
+    logs = load_collectives()
+    rows = logs[(logs["nodes"] == 10) & (logs["operation"] == "all_gather") & (logs["gpus_per_node"] == 4)]
+    for row in rows.to_dict("records"):
+        found = h100().time("all_gather", row["bytes"], GroupShape(40, 10, 4))
+        assert found.time_us == pytest.approx(row["time_us"], rel=0.25)
+
+
+def test_a_small_all_reduce_over_many_nodes_runs_on_a_tree() -> None:
+    shape = GroupShape(1024, 128, 8)
+    assert h100().time("all_reduce", 1 * MIB, shape).algorithm == "tree"
+    assert h100().time("all_reduce", 1024 * MIB, shape).algorithm == "nvlstree"
+    assert h100().time("all_reduce", 64 * 1024 * MIB, GroupShape(128, 128, 1)).algorithm == "ring"
+
+
+def test_a_group_of_one_takes_no_time() -> None:
+    assert h100().time("all_reduce", 1e9, GroupShape(1, 1, 1)).time_us == 0.0
+
+
+def test_the_shape_of_a_group_follows_from_its_ranks() -> None:
+    assert GroupShape.of(range(0, 64, 8), 8) == GroupShape(8, 8, 1)
+    assert GroupShape.of(range(16), 8) == GroupShape(16, 2, 8)
+    assert GroupShape.of([0, 1, 2, 8], 8) == GroupShape(4, 2, 1)
+
+
+def test_a_model_without_logs_says_so_by_its_interval() -> None:
+    own = h100().time("all_reduce", MIB, GroupShape(8, 1, 8))
+    other = CollectiveTimes(MY_GPU, NDR).time("all_reduce", MIB, GroupShape(8, 1, 8))
+    between = h100().time("all_reduce", MIB, GroupShape(6, 1, 6))
+    assert own.spread < between.spread < other.spread
+
+
+def test_logs_without_times_are_refused(tmp_path: Path) -> None:
+    for text in ("", "gpu,operation\n", "gpu,operation,nodes,gpus_per_node,bytes,time_us,origin\na,b,1,2,8,0,x\n"):
+        path = tmp_path / f"{len(text)}.csv"
+        path.write_text(text)
+        with pytest.raises(SetupError, match="make measured"):
+            load_collectives(path)
+    with pytest.raises(SetupError, match="are missing"):
+        load_collectives(tmp_path / "none.csv")
+
+
+def test_left_out_rows_change_the_curve() -> None:
+    logs = load_collectives()
+    rest: pd.DataFrame = logs[~((logs["gpus_per_node"] == 8) & (logs["nodes"] == 1))]
+    found = CollectiveTimes(H100, NDR, rest).time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
+    assert found.time_us != pytest.approx(h100().time("all_reduce", 64 * MIB, GroupShape(8, 1, 8)).time_us, rel=1e-3)
+
+
+def test_more_gpus_than_were_measured_follow_the_tuner() -> None:
+    logs = load_collectives()
+    few = logs[~((logs["gpus_per_node"] > 4) & (logs["gpu"] == "h100-80g") & (logs["nodes"] == 1))]
+    for operation in ("all_gather", "reduce_scatter", "all_to_all"):
+        found = CollectiveTimes(H100, NDR, few).time(operation, 64 * MIB, GroupShape(8, 1, 8))
+        assert found.time_us == pytest.approx(h100().time(operation, 64 * MIB, GroupShape(8, 1, 8)).time_us, rel=0.2)
+        assert found.basis == "measured, and NCCL's tuner"
+
+
+def test_slower_links_of_another_model_count() -> None:
+    # A third of NVLink's bandwidth: the bytes take three times as long, the latency does not.
+    third = replace(H100, name="third", product="Third", nvlink_bandwidth=150e9)
+    for num_bytes, factor in ((64 * MIB, 2.5), (16 * 1024 * MIB, 2.99)):
+        own, other = (
+            CollectiveTimes(gpu, NDR).time("all_gather", num_bytes, GroupShape(8, 1, 8)).time_us
+            for gpu in (H100, third)
+        )
+        assert factor < other / own < 3.001
+
+
+def test_nvlink_of_the_fabric_counts_before_the_models() -> None:
+    half = CollectiveTimes(H100, replace(NDR, nvlink_bandwidth=225e9))
+    own, found = (each.time("all_gather", 1024 * MIB, GroupShape(8, 1, 8)) for each in (h100(), half))
+    assert found.time_us == pytest.approx(2 * own.time_us, rel=0.02)
+    assert found.spread > own.spread
+
+
+def test_a_card_without_nvlink_has_a_wide_interval_unless_it_was_measured() -> None:
+    shape = GroupShape(2, 1, 2)
+    measured, other = (CollectiveTimes(GPUS[name], NDR).time("all_gather", MIB, shape) for name in ("l40s", "rtx4090"))
+    assert (measured.spread, other.spread) == (0.15, 2.0)
+    assert CollectiveTimes(GPUS["l40s"], NDR).time("all_gather", MIB, GroupShape(16, 1, 16)).spread == 2.0
+
+
+def test_latency_leaves_the_links_idle_and_large_messages_do_not() -> None:
+    for shape in (GroupShape(8, 1, 8), GroupShape(64, 8, 8)):
+        for operation in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+            shares = [h100().time(operation, 2.0**power, shape).link_share for power in (12, 20, 26, 40)]
+            assert shares == sorted(shares)
+            assert shares[0] < 0.1
+            assert 0.9 < shares[-1] <= 1.0
+    # A send reaches half of its NIC with NCCL's chunks.
+    assert h100().time("send", 2**30, GroupShape(2, 2, 1)).link_share == pytest.approx(0.51, abs=0.01)
+
+
+#: Groups in one node, or on few, and the same ranks or more on more nodes.
+_ON_MORE_NODES = {
+    (8, 1, 8): ((8, 2, 4), (8, 8, 1), (16, 2, 8)),
+    (4, 1, 4): ((4, 2, 2), (4, 4, 1)),
+    (16, 2, 8): ((64, 8, 8),),
+    (64, 8, 8): ((1024, 128, 8),),
+    (2, 2, 1): ((8, 8, 1),),
+    (8, 8, 1): ((128, 128, 1),),
+}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_more_nodes_and_more_bytes_are_never_faster(gpu: str, fabric: str) -> None:
+    times = CollectiveTimes(GPUS[gpu], FABRICS[fabric])
+    shapes = {*_ON_MORE_NODES, *(shape for others in _ON_MORE_NODES.values() for shape in others)}
+    for operation in OPERATIONS:
+        before = dict.fromkeys(shapes, 0.0)
+        for power in range(9, 34, 3):
+            found = {shape: times.time(operation, 2.0**power, GroupShape(*shape)).time_us for shape in shapes}
+            for shape, others in _ON_MORE_NODES.items():
+                for other in others:
+                    assert found[other] >= found[shape] * 0.999, (operation, power, shape, other)
+            for shape in shapes:
+                assert found[shape] >= before[shape] * 0.98, (operation, power, shape)
+            before = found
+
+
+def test_gpus_without_nvlink_cross_their_node_on_the_way_to_others() -> None:
+    times = CollectiveTimes(GPUS["l40s"], NDR)
+    inside, across = (times.time("all_gather", 2.0**32, GroupShape(*shape)) for shape in ((8, 1, 8), (8, 8, 1)))
+    assert across.time_us >= inside.time_us > 3e6
+    assert across.spread >= inside.spread
+    assert across.basis.endswith("as in one node")
+
+
+def test_eight_gpus_with_nvlink_sharp_reduce_faster_than_four_as_measured() -> None:
+    four, eight = (h100().time("all_reduce", 2.0**32, GroupShape(ranks, 1, ranks)) for ranks in (4, 8))
+    assert eight.algorithm == "nvls"
+    assert eight.time_us < four.time_us

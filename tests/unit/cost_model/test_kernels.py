@@ -1,0 +1,338 @@
+"""Work is priced from measurements, for every GPU, with an interval and the reason; what is unknown stays unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.unit.time.work_by_hand import attention, moving, product, work
+
+from fakedist.cost_model import rules
+from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.measurements import load_measured
+from fakedist.cost_model.work_arrays import Estimates
+from fakedist.gpu_models.catalogue import GPUS, find_gpu
+from fakedist.rundir.launch_records import WorkRow
+
+every_gpu = pytest.mark.parametrize("name", GPUS)
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def h100() -> KernelTimes:
+    return KernelTimes(find_gpu("h100"))
+
+
+def priced(times: KernelTimes, *rows: WorkRow) -> pd.DataFrame:
+    """The rows alone: one short launch of each, so clocks do not fall."""
+    return times.price(work(*rows), np.zeros(len(rows)))
+
+
+def times_us(times: KernelTimes, *rows: WorkRow) -> list[float]:
+    return [float(each) for each in priced(times, *rows)["time_us"]]
+
+
+MIX = (
+    product(8192, 4096, 4096),
+    product(8192, 4096, 4096, layout="NT", d_bytes=4.0, accumulates=True),
+    product(512, 512, 64, batch=64),
+    product(4096, 4096, 4096, dtype="tf32", a_bytes=4.0, b_bytes=4.0, d_bytes=4.0),
+    product(8192, 4096, 2048, groups=8),
+    attention(4096),
+    attention(4096, "backward", library="flash2"),
+    attention(4096, library="", window=512),
+    moving(1e8),
+    moving(1e8, "norm", "vectorized_layer_norm_kernel", "aten._fused_rms_norm.default"),
+    moving(1e8, "norm", "softmax_warp_forward", "aten._softmax.default"),
+    moving(1e8, "copy", "Memcpy DtoD"),
+    moving(1e8, "copy", "indexSelectLargeIndex", "aten.embedding.default"),
+    moving(1e8, "optimizer", "multi_tensor_apply_kernel", "aten._fused_adamw_.default"),
+    moving(1e8, "other", "reduce_kernel", "aten.sum.dim_IntList"),
+    moving(1e8, "copy", "Memcpy HtoD")._replace(over_host_link=True),
+    moving(0.0),
+    WorkRow("conv", "library", "gemm", "aten.convolution.default", 1e12, 1e8, dtype="bf16"),
+)
+
+
+@every_gpu
+def test_every_family_has_a_time_an_interval_and_a_reason_on_every_gpu(name: str) -> None:
+    known = priced(KernelTimes(GPUS[name]), *MIX)
+    assert (known["time_us"] > 0).all()
+    assert (known["low_us"] < known["time_us"]).all()
+    assert (known["time_us"] < known["high_us"]).all()
+    assert known["bound"].isin(["compute", "memory", "launch"]).all()
+    assert known["basis"].str.contains("measured|assumed").all()
+
+
+def test_loaded_measurements_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = KernelTimes(find_gpu("h100"))
+    times.load()
+    monkeypatch.setattr(rules, "load_measured", None)
+    assert (priced(times, product(8192, 4096, 4096), attention(4096), moving(1e8))["time_us"] > 0).all()
+
+
+def test_a_measured_product_takes_what_was_measured(h100: KernelTimes) -> None:
+    table = load_measured("h100-sxm").products["bf16"]
+    place = [int(np.flatnonzero(axis == size)[0]) for axis, size in ((table.m, 8192), (table.n, 4096), (table.k, 4096))]
+    (found,) = priced(h100, product(8192, 4096, 4096)).to_dict("records")
+    assert found["time_us"] == pytest.approx(table.times_us[tuple(place)])
+    assert (found["bound"], found["basis"]) == ("compute", "measured: bf16 products on h100-sxm")
+    assert found["accuracy"] == "products bf16"
+
+
+def test_dropout_takes_as_long_for_each_score_whatever_the_width(h100: KernelTimes) -> None:
+    shapes = [(4096, 128), (8192, 128), (8192, 64)]
+    for direction in ("forward", "backward"):
+        rows = [attention(tokens, direction, width=width) for tokens, width in shapes]
+        plain = times_us(h100, *rows)
+        with_dropout = times_us(h100, *(row._replace(dropout=True) for row in rows))
+        more = [after - before for before, after in zip(plain, with_dropout, strict=True)]
+        assert more[0] > 0
+        assert more[1] == pytest.approx(4 * more[0], rel=1e-3)
+        assert more[2] == pytest.approx(more[1])
+
+
+@every_gpu
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_mask_that_is_not_known_may_be_anything_from_one_block_to_all_keys(name: str, direction: str) -> None:
+    times, masks = KernelTimes(GPUS[name]), {"library": "flex", "causal": False}
+    rows = [attention(16384, direction, **masks, **more) for more in ({"is_dense": True}, {}, {"window": 128})]
+    unknown, dense, sparse = priced(times, *rows).itertuples()
+    assert unknown.time_us == dense.time_us
+    assert unknown.high_us == dense.high_us
+    assert unknown.low_us <= sparse.time_us < dense.low_us
+    assert "mask is not known" in unknown.basis
+
+
+def test_dropout_of_cudnn_takes_longer_than_flash_attentions(h100: KernelTimes) -> None:
+    rows = [attention(8192, library=library) for library in ("cudnn", "flash2")]
+    plain, dropping = (times_us(h100, *(row._replace(dropout=value) for row in rows)) for value in (False, True))
+    assert dropping[0] - plain[0] == pytest.approx(1.5 * (dropping[1] - plain[1]))
+
+
+def test_a_deterministic_backward_is_slower_and_says_so(h100: KernelTimes) -> None:
+    row = attention(8192, "backward")
+    plain, fixed = priced(h100, row, row._replace(deterministic=True)).to_dict("records")
+    assert fixed["time_us"] == pytest.approx(plain["time_us"] / 0.87)
+    assert "deterministic" in fixed["basis"]
+    assert fixed["high_us"] / fixed["time_us"] > plain["high_us"] / plain["time_us"]
+
+
+def test_what_is_assumed_is_said_and_widens_the_interval(h100: KernelTimes) -> None:
+    plain, other = priced(h100, product(8192, 4096, 4096), product(8192, 4096, 4096, layout="NN")).to_dict("records")
+    assert "assumed: as fast as TN" in other["basis"]
+    assert other["time_us"] == plain["time_us"]
+    assert other["high_us"] > plain["high_us"]
+
+
+def test_tf32_and_fp32_are_slower_by_their_peaks(h100: KernelTimes) -> None:
+    four = {"a_bytes": 4.0, "b_bytes": 4.0, "d_bytes": 4.0}
+    bf16, tf32, fp32 = times_us(
+        h100,
+        product(8192, 8192, 8192),
+        product(8192, 8192, 8192, dtype="tf32", **four),
+        product(8192, 8192, 8192, dtype="fp32", **four),
+    )
+    peaks = GPUS["h100-80g"].peak_flops
+    assert tf32 / bf16 == pytest.approx(peaks["bf16"] / peaks["tf32"], rel=0.05)
+    assert fp32 / bf16 == pytest.approx(peaks["bf16"] / peaks["fp32"], rel=0.05)
+
+
+def test_unknown_work_has_no_time(h100: KernelTimes) -> None:
+    found = priced(
+        h100,
+        WorkRow("ncclKernel", "collective", "communication", flops=NAN, moved_bytes=NAN),
+        WorkRow("mystery", "kernel", "other", flops=NAN, moved_bytes=NAN),
+        WorkRow("gemm", "kernel", "gemm", flops=NAN, moved_bytes=NAN),
+        WorkRow("triton", "kernel", "elementwise", flops=NAN, moved_bytes=1e8),
+    )
+    assert found["time_us"].isna().all()
+    assert (found["bound"] == "").all()
+    assert (found["basis"] == "").all()
+
+
+def test_unknown_work_has_the_bounds_of_its_bytes_and_widens_the_step(h100: KernelTimes) -> None:
+    rows = work(product(8192, 4096, 4096), WorkRow("dots", "kernel", "other", flops=NAN, moved_bytes=4e8, dtype="bf16"))
+    counts = np.array([1, 3])
+    found = h100.price(rows, counts)
+    low, high = found.loc[1, ["low_us", "high_us"]]
+    assert low == pytest.approx(4e8 / GPUS["h100-80g"].memory_bandwidth * 1e6)
+    product_us = 2 * 8192**3 / GPUS["h100-80g"].peak_flops["bf16"] * 1e6  # of the same bytes
+    assert high > product_us
+    known = h100.step_interval(found[:1], counts[:1])
+    whole = h100.step_interval(found, counts)
+    assert whole[0] == pytest.approx(known[0])
+    assert whole[1] == pytest.approx(known[1] + 3 * high)
+
+
+def test_unknown_work_without_bytes_may_take_as_long_as_the_longest_kernel(h100: KernelTimes) -> None:
+    found = priced(h100, product(8192, 4096, 4096), WorkRow("mystery", "kernel", "other", flops=NAN, moved_bytes=NAN))
+    assert found["high_us"][1] == found["time_us"][0]
+    assert found["low_us"][1] == 0
+
+
+@every_gpu
+def test_a_complex_product_takes_as_long_as_its_four_products(name: str) -> None:
+    complex_ = product(2048, 2048, 2048, dtype="fp32", a_bytes=8.0, b_bytes=8.0, d_bytes=8.0)
+    real = product(4096, 2048, 4096, dtype="fp32", a_bytes=4.0, b_bytes=4.0, d_bytes=4.0)
+    one, other = times_us(KernelTimes(GPUS[name]), complex_._replace(flops=4 * complex_.flops), real)
+    assert one == pytest.approx(other, rel=0.02)
+
+
+def test_steps_that_wait_for_each_other_have_a_latency(h100: KernelTimes) -> None:
+    lstm = WorkRow("cudnnRNNForward", "library", "gemm", "aten._cudnn_rnn", 5.5e11, 1e8, dtype="bf16", steps=512)
+    few, many = priced(h100, lstm._replace(steps=0), lstm).to_dict("records")
+    assert many["time_us"] - few["time_us"] > 512
+    assert many["low_us"] > 5.5e11 / GPUS["h100-80g"].peak_flops["bf16"] * 1e6
+    assert "512" not in many["basis"]
+    assert "each step that waits" in many["basis"]
+
+
+def test_what_is_bounded_has_an_interval_from_its_roofline_up(h100: KernelTimes) -> None:
+    cdist = WorkRow("cdist_kernel", "kernel", "gemm", "aten._cdist_forward", 1e11, 1e8, dtype="fp32", is_bounded=True)
+    (found,) = priced(h100, cdist).to_dict("records")
+    least = 1e11 / GPUS["h100-80g"].peak_flops["fp32"] * 1e6
+    assert found["low_us"] == pytest.approx(least)
+    assert found["low_us"] < found["time_us"]
+    assert found["high_us"] > 10 * least
+
+
+def test_no_rule_prices_below_the_roofline(h100: KernelTimes, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (product(8192, 4096, 4096), attention(4096), moving(1e8), moving(1e8)._replace(over_host_link=True))
+    least = priced(h100, *rows)["least_us"]
+    for rule in ("_products", "_attention", "_memory"):
+        rules = getattr(h100, rule)
+        for name in ("single", "grouped", "price", "over_host_link"):
+            if hasattr(rules, name):
+                original = getattr(rules, name)
+                monkeypatch.setattr(type(rules), name, lambda _, some, run=original: _a_tenth(run(some)))
+    found = priced(KernelTimes(find_gpu("h100")), *rows)
+    assert (found["time_us"] == least).all()
+    assert (found["low_us"] == least).all()
+    assert found["basis"].str.endswith("not below the roofline").all()
+
+
+def _a_tenth(found: Estimates) -> Estimates:
+    found.time_us /= 100
+    return found
+
+
+def test_a_type_without_units_has_no_time_even_if_its_bytes_are_known(h100: KernelTimes) -> None:
+    fp8 = WorkRow("conv", "library", "gemm", "aten.convolution.default", 1e12, 1e8, dtype="fp8")
+    assert np.isnan(times_us(KernelTimes(GPUS["a100-80g"]), fp8)).all()
+
+
+def test_single_precision_made_of_several_products_has_its_own_peak() -> None:
+    h100, b200 = GPUS["h100-80g"], GPUS["b200"]
+    assert h100.peak("tf32x3") == h100.peak_flops["tf32"] / 3
+    assert b200.peak("bf16x9") == b200.peak_flops["bf16"] / 9
+    assert h100.peak("bf16x9") == h100.peak_flops["fp32"], "cuBLAS emulates from Blackwell on"
+    assert GPUS["a100-80g"].peak("fp8") is None
+
+
+def test_fp8_has_no_time_on_a_gpu_without_fp8_and_int8_is_like_bf16() -> None:
+    fp8 = product(4096, 4096, 4096, dtype="fp8", a_bytes=1.0, b_bytes=1.0, scaling="tensor")
+    assert np.isnan(times_us(KernelTimes(GPUS["a100-80g"]), fp8)).all()
+    int8 = product(4096, 4096, 4096, dtype="int8", a_bytes=1.0, b_bytes=1.0, d_bytes=4.0)
+    (found,) = priced(KernelTimes(GPUS["a100-80g"]), int8).to_dict("records")
+    assert "assumed: int8 reaches the fraction of its peak that bf16 does" in found["basis"]
+    bf16, eight = times_us(KernelTimes(GPUS["h200"]), product(4096, 4096, 4096), fp8)
+    assert eight < bf16
+
+
+@every_gpu
+@pytest.mark.parametrize("family", ["elementwise", "norm", "copy", "optimizer", "other"])
+def test_more_bytes_never_take_less_time(name: str, family: str) -> None:
+    found = times_us(KernelTimes(GPUS[name]), *(moving(size, family) for size in np.geomspace(1, 1e11, 150)))
+    assert (np.diff(found) >= -1e-9).all()
+
+
+@every_gpu
+def test_a_causal_mask_never_costs_more_than_none(name: str) -> None:
+    for direction in ("forward", "backward"):
+        sizes = [(tokens, causal) for tokens in (1024, 4096, 16384) for causal in (True, False)]
+        rows = [attention(tokens, direction, causal=causal) for tokens, causal in sizes]
+        found = np.array(times_us(KernelTimes(GPUS[name]), *rows)).reshape(3, 2)
+        assert (found[:, 0] <= found[:, 1]).all()
+
+
+@every_gpu
+def test_a_larger_batch_never_takes_less_time(name: str) -> None:
+    for rows in (
+        [product(512, 512, 256, batch=batch) for batch in (1, 2, 4, 8, 16, 64)],
+        [attention(2048, batch=batch) for batch in (1, 2, 4, 8, 16)],
+    ):
+        assert (np.diff(times_us(KernelTimes(GPUS[name]), *rows)) >= 0).all()
+
+
+def test_a_gpu_without_measurements_says_whose_it_takes() -> None:
+    found = priced(KernelTimes(GPUS["rtx4090"]), product(8192, 4096, 4096), moving(1e8))
+    assert found["basis"].str.contains("rtx4090").all()
+    assert found["basis"].str.contains("l40s").all()
+    own = priced(KernelTimes(GPUS["l40s"]), product(8192, 4096, 4096), moving(1e8))
+    ratio = (found["high_us"] / found["time_us"]) / (own["high_us"] / own["time_us"])
+    assert (ratio > 1.001).all()
+
+
+def test_less_bandwidth_slows_what_memory_limits_and_nothing_else() -> None:
+    h100 = GPUS["h100-80g"]
+    slow = dataclasses.replace(h100, name="slow", like="h100-80g", memory_bandwidth=h100.memory_bandwidth / 2)
+    rows = (product(8192, 8192, 8192), moving(1e9))
+    before, after = (np.array(times_us(KernelTimes(gpu), *rows)) for gpu in (h100, slow))
+    assert after / before == pytest.approx([1.0, 2.0], rel=0.02)
+
+
+def test_clocks_fall_with_the_power_limit_and_slow_only_arithmetic() -> None:
+    table, counts = work(product(8192, 8192, 8192), moving(1e9)), np.array([1000, 100])
+    found = [KernelTimes(find_gpu("h100"), watts).price(table, counts)["time_us"] for watts in (10_000, 700, 500, 350)]
+    products, moved = ([each[place] for each in found] for place in (0, 1))
+    assert products == sorted(products)
+    assert products[0] < products[2] < products[3]
+    assert len(set(moved)) == 1
+
+
+def test_a_note_says_whose_measurements_and_what_the_clock_is() -> None:
+    times = KernelTimes(GPUS["rtx4090"], 300)
+    times.price(work(product(8192, 8192, 8192)), np.array([1000]))
+    (note,) = times.notes()
+    assert "published measurements of the NVIDIA L40S" in note.text
+    assert "RTX 4090 was not measured" in note.text
+    assert f"{times.clock.fraction:.0%} of the full clock to stay within 300 W" in note.text
+    (plain,) = KernelTimes(find_gpu("h100")).notes()
+    assert plain.text == "kernel times are estimated from published measurements of the NVIDIA H100 80GB HBM3"
+
+
+def test_the_clock_follows_the_mix_of_the_step() -> None:
+    table = work(product(8192, 8192, 8192), moving(1e9))
+    fractions = []
+    for counts in ([1000, 0], [1000, 1000], [0, 1000]):
+        times = KernelTimes(find_gpu("h100"), 500)
+        times.price(table, np.array(counts))
+        fractions.append(times.clock.fraction)
+    assert fractions[0] < fractions[1] <= fractions[2] == 1.0
+
+
+def test_a_sum_is_better_known_than_its_parts(h100: KernelTimes) -> None:
+    rows = [product(8192, size, 4096) for size in range(1000, 1200)] + [
+        moving(size * 1e5) for size in range(1000, 1200)
+    ]
+    table, counts = work(*rows), np.ones(len(rows))
+    found = h100.price(table, counts)
+    low, high = h100.step_interval(found, counts)
+    total = found["time_us"].sum()
+    assert found["low_us"].sum() < low < total < high < found["high_us"].sum()
+
+
+def test_launches_of_one_shape_err_alike(h100: KernelTimes) -> None:
+    table = work(product(8192, 4096, 4096))
+    found = h100.price(table, np.array([0]))
+    low, high = h100.step_interval(found, np.array([100]))
+    assert (low, high) == pytest.approx((100 * found["low_us"][0], 100 * found["high_us"][0]))
+
+
+def test_no_rows_are_priced_as_no_rows(h100: KernelTimes) -> None:
+    found = h100.price(work(), np.zeros(0))
+    assert len(found) == 0
+    assert h100.step_interval(found, np.zeros(0)) == (0.0, 0.0)

@@ -1,0 +1,184 @@
+"""Virtual time: streams wait for events, the host for streams, and shares add up."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fakedist.analysis.times.recorded_times import launch_table, work_table
+from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.step import PricedStep, price_step
+from fakedist.gpu.demand.launch_demand import Tagged
+from fakedist.gpu.demand.operation_demand import Demand
+from fakedist.gpu.demand.work_shapes import AttentionShape
+from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
+from fakedist.gpu.launch_rows import LaunchRows, StepRanges
+from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.rundir.rows import Place
+
+PRICES = KernelTimes(find_gpu("h100-80g"))
+FORWARD = Place(2, "forward", 3, False)
+LARGE = 1e9  # bytes, about 330 us
+SIDE = 7
+
+
+def launch(kind: LaunchKind, **fields: Any) -> Launch:
+    made = Launch(kind=kind, tag=-1, call=-1)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def kernel(tag: int, blocks: int = 1, **fields: Any) -> Launch:
+    return launch(LaunchKind.KERNEL, tag=tag, grid=(blocks, 1, 1), block=(128, 1, 1), **fields)
+
+
+def tagged(moved_bytes: float = LARGE, flops: float = 0.0, operation: str = "aten.add.Tensor") -> Tagged:
+    return Tagged(11, operation, FORWARD, Demand(flops, moved_bytes))
+
+
+def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[str, Any]], PricedStep]:
+    """The kernels of a log, in the order in which they began, and the step."""
+    record = LaunchRows(2, launches, tags, lambda each: "kernel", ranges=StepRanges(int)).record()
+    step = price_step(launch_table(record), work_table(record), PRICES)
+    return step.kernels.to_dict("records"), step
+
+
+def note_codes(step: PricedStep) -> list[str]:
+    return [note.code for note in step.source.notes]
+
+
+def end(row: dict[str, Any]) -> float:
+    return float(row["start_us"] + row["duration_us"])
+
+
+def test_a_stream_does_one_after_the_other_and_the_host_goes_on() -> None:
+    (first, second), step = rows_of([kernel(0), kernel(1)], {0: tagged(), 1: tagged()})
+    assert second["start_us"] == pytest.approx(end(first))
+    assert second["launch_us"] == pytest.approx(2 * (PRICES.host.operation_us + PRICES.host.launch_us))
+    assert step.source.step_us == pytest.approx(end(second))
+
+
+def test_a_row_says_where_it_comes_from() -> None:
+    (row,), _ = rows_of([kernel(0, blocks=6)], {0: tagged()})
+    assert {name: row[name] for name in ("operation", "op", "phase", "layer", "grid", "block", "bound", "call")} == {
+        "operation": "aten.add.Tensor", "op": 11, "phase": "forward", "layer": 3, "grid": "6,1,1", "block": "128,1,1",
+        "bound": "memory", "call": -1,
+    }  # fmt: skip
+
+
+def test_another_stream_does_not_wait_until_it_is_told_to() -> None:
+    launches = [kernel(0), kernel(1, stream=SIDE)]
+    (first, meanwhile), _ = rows_of(launches, {0: tagged(), 1: tagged()})
+    assert meanwhile["start_us"] < end(first)
+    waits = [
+        kernel(0),
+        launch(LaunchKind.STREAM_RECORDS, event=5),
+        launch(LaunchKind.STREAM_WAITS, event=5, stream=SIDE),
+    ]
+    (first, after), _ = rows_of([*waits, kernel(1, stream=SIDE)], {0: tagged(), 1: tagged()})
+    assert after["start_us"] == pytest.approx(end(first))
+
+
+def test_an_event_is_what_was_on_the_stream_when_it_was_recorded() -> None:
+    launches = [kernel(0), launch(LaunchKind.STREAM_RECORDS, event=5), kernel(1)]
+    launches += [launch(LaunchKind.STREAM_WAITS, event=5, stream=SIDE), kernel(2, stream=SIDE)]
+    (first, _, after), _ = rows_of(launches, {tag: tagged() for tag in range(3)})
+    assert after["start_us"] == pytest.approx(end(first))
+
+
+def test_a_stream_that_waits_for_an_earlier_event_goes_on_after_its_own_work() -> None:
+    launches = [kernel(0), launch(LaunchKind.STREAM_RECORDS, event=5), kernel(1, stream=SIDE), kernel(2, stream=SIDE)]
+    launches += [launch(LaunchKind.STREAM_WAITS, event=5, stream=SIDE), kernel(3, stream=SIDE)]
+    (first, _, own, after), _ = rows_of(launches, {tag: tagged() for tag in range(4)})
+    assert end(own) > end(first)
+    assert after["start_us"] == pytest.approx(end(own))
+
+
+def test_an_event_of_before_the_step_is_over() -> None:
+    (row,), _ = rows_of([launch(LaunchKind.STREAM_WAITS, event=1), kernel(0)], {0: tagged()})
+    assert row["start_us"] == row["launch_us"]
+
+
+@pytest.mark.parametrize("kind", [LaunchKind.HOST_WAITS, LaunchKind.HOST_WAITS_FOR_DEVICE])
+def test_a_host_that_waits_launches_later(kind: LaunchKind) -> None:
+    (first, second), _ = rows_of([kernel(0), launch(kind), kernel(1)], {0: tagged(), 1: tagged()})
+    assert second["launch_us"] > end(first)
+
+
+def test_the_hosts_own_copies_of_values_it_knows_take_time_and_make_it_wait() -> None:
+    item = tagged(8.0, operation="aten._local_scalar_dense.default")
+    launches = [kernel(0), launch(LaunchKind.HOST_READS, tag=1, bytes=8), kernel(2)]
+    (first, read, after), _ = rows_of(launches, {0: tagged(), 1: item, 2: tagged()})
+    assert (read["name"], read["family"]) == ("Memcpy DtoH", "copy")
+    assert read["start_us"] == pytest.approx(end(first))
+    assert after["launch_us"] > end(read)
+
+
+def test_a_copy_that_was_launched_is_not_there_twice() -> None:
+    launches = [
+        launch(LaunchKind.COPY, tag=0, bytes=8, direction=TO_HOST),
+        launch(LaunchKind.HOST_READS, tag=0, bytes=8),
+    ]
+    rows, _ = rows_of(launches, {0: tagged(8.0, operation="aten.copy_.default")})
+    assert len(rows) == 1
+
+
+def test_a_collective_is_one_row_without_a_duration_and_its_copies_are_none() -> None:
+    launches = [launch(LaunchKind.COLLECTIVE, tag=0, call=9), kernel(1, call=9), kernel(2)]
+    (collective, after), step = rows_of(launches, {0: Tagged(12, "all_reduce", FORWARD), 1: tagged(), 2: tagged()})
+    assert (collective["name"], collective["family"], collective["call"]) == ("all_reduce", "communication", 9)
+    assert math.isnan(collective["duration_us"])
+    assert after["start_us"] == after["launch_us"]
+    assert note_codes(step) == ["from_measurements", "collectives_take_no_time"]
+
+
+def test_kernels_of_one_operation_share_its_work_by_their_threads() -> None:
+    rows, _ = rows_of([kernel(0, blocks=1), kernel(0, blocks=3)], {0: tagged(4e8)})
+    assert [row["moved_bytes"] for row in rows] == [1e8, 3e8]
+
+
+def test_what_a_fill_has_moved_is_not_the_kernels_too() -> None:
+    rows, _ = rows_of([launch(LaunchKind.FILL, tag=0, bytes=300), kernel(0)], {0: tagged(400.0)})
+    assert [row["moved_bytes"] for row in rows] == [300.0, 100.0]
+
+
+def test_a_library_has_all_of_its_operations_work() -> None:
+    shape = AttentionShape("forward", "cudnn", 2, 32, 8, 4096, 4096, 128, 128)
+    attention = Tagged(1, "aten._scaled_dot_product_cudnn_attention.default", FORWARD,
+                       Demand(1e12, 1e6, "bf16", shape))  # fmt: skip
+    rows, _ = rows_of([kernel(0, blocks=999), launch(LaunchKind.LIBRARY, tag=0)], {0: attention})
+    assert [row["flops"] for row in rows] == [0.0, 1e12]
+    assert [row["bound"] for row in rows] == ["launch", "compute"]
+
+
+def test_a_product_is_timed_by_the_sizes_that_the_library_got() -> None:
+    product = launch(LaunchKind.PRODUCT, tag=0, m=4096, n=2048, k=1024, batch=3, a_type=14, b_type=14, d_type=0)
+    (row,), _ = rows_of([product], {0: tagged()})
+    assert row["flops"] == 2 * 4096 * 2048 * 1024 * 3
+    assert row["moved_bytes"] == 3 * (2 * (4096 * 1024 + 2048 * 1024) + 4 * 4096 * 2048)
+    assert row["family"] == "gemm"
+
+
+def test_a_kernel_that_copies_a_products_operands_has_none_of_its_flops() -> None:
+    product = launch(LaunchKind.PRODUCT, tag=0, m=8, n=8, k=8, batch=1, a_type=14, b_type=14, d_type=14)
+    (copy, multiply), _ = rows_of([kernel(0), product], {0: tagged(1e6, 1024.0, "aten.mm.default")})
+    assert (copy["flops"], multiply["flops"]) == (0.0, 1024.0)
+    assert copy["duration_us"] > 0
+
+
+def test_a_launch_without_a_tag_has_no_estimate_and_is_counted() -> None:
+    (row,), step = rows_of([kernel(-1)], {})
+    assert math.isnan(row["duration_us"])
+    assert (row["op"], row["operation"], row["bound"]) == (-1, "", "")
+    assert step.source.notes[-1].text == "1 launch has no estimate, because the work is unknown: kernel"
+
+
+def test_a_graph_is_launched_once_for_all_that_is_in_it() -> None:
+    launches = [kernel(0, graph=1), kernel(1, graph=1), kernel(0, graph=2), kernel(1, graph=2)]
+    rows, _ = rows_of(launches, {0: tagged(), 1: tagged()})
+    launched = [row["launch_us"] for row in rows]
+    assert launched == [PRICES.host.graph_us] * 2 + [2 * PRICES.host.graph_us] * 2
+    assert len({row["duration_us"] for row in rows}) == 1

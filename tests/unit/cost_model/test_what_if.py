@@ -1,0 +1,150 @@
+"""What a change of a job's communication gives: exact, on schedules made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.unit.time.test_placing import Free
+
+from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.placing import StepLaunches
+from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
+from fakedist.errors import JobError
+from fakedist.gpu_models.catalogue import GPUS
+
+NDR = FABRICS["dgx-h100-ndr"]
+WORK = pd.DataFrame([("product", 64, 64, 1), ("collective", 0, 0, 0)], columns=["kind", "m", "n", "batch"])
+PRICED = pd.DataFrame({"time_us": [100.0, np.nan], "bound": ["compute", ""]})
+GROUPS = pd.DataFrame([("0", ""), ("5", "dp"), ("6", "tp"), ("7", "idle")], columns=["name", "description"])
+#: sequence, kind, queue (row of GROUPS), time.
+CALLS = [(40, "all_gather", 1, 60.0), (41, "reduce_scatter", 1, 90.0), (42, "all_reduce", 2, 50.0)]
+COLUMNS = ["what", "work", "stream", "event", "call"]
+
+
+def call(number: int, stream: int) -> list[tuple[str, int, int, int, int]]:
+    """A call as ProcessGroupNCCL makes it: its stream waits for stream 0, which can wait for the event ``number``."""
+    return [
+        ("stream_records", -1, 0, 100 + number, -1),
+        ("stream_waits", -1, stream, 100 + number, -1),
+        ("collective", 1, stream, 0, number),
+        ("stream_records", -1, stream, number, -1),
+    ]
+
+
+PRODUCT = ("product", 0, 0, 0, -1)
+
+
+def waits(number: int) -> tuple[str, int, int, int, int]:
+    return ("stream_waits", -1, 0, number, -1)
+
+
+def end_us(rows: list[tuple[str, int, int, int, int]], what_if: str = "", link_share: float | None = None) -> float:
+    """When the step ends with a change. Calls interfere if they keep the links busy for a share of their time."""
+    launches = pd.DataFrame(rows, columns=COLUMNS).assign(num_operations=0, graph=0, device=0)
+    table = pd.DataFrame(CALLS, columns=["call", "kind", "queue", "time_us"]).set_index("call")
+    table = table.assign(low_us=table["time_us"], high_us=table["time_us"], num_nodes=1, moved_bytes=0.0)
+    table = table.assign(link_share=0.0 if link_share is None else link_share)
+    communication = Communication(table, GPUS["h100-80g"], NDR, link_share is not None)
+    if what_if:
+        launches, communication = changed_launches(read_what_if(what_if), launches, communication, GROUPS)
+    return StepLaunches(launches, WORK, PRICED, communication).place(Free()).placed.end_us
+
+
+def test_calls_of_one_group_queue_even_on_two_streams() -> None:
+    assert end_us([*call(40, 7), *call(41, 8)]) == 150.0
+
+
+def test_separate_calls_of_one_group_run_at_once_if_streams_allow() -> None:
+    assert end_us([*call(40, 7), *call(41, 8)], "separate=dp") == 90.0
+
+
+def test_separate_gives_each_kind_a_stream_and_keeps_its_waits_and_events() -> None:
+    rows = [*call(40, 7), PRODUCT, *call(41, 7), waits(41), PRODUCT]
+    # As it is: 60 us next to a product of 100, then 90 after the product, then a product.
+    assert end_us(rows) == 290.0
+    assert end_us(rows, "separate=dp") == 290.0
+    behind = [PRODUCT, *call(40, 7), *call(41, 7), waits(41), PRODUCT]
+    assert end_us(behind) == 100 + 60 + 90 + 100
+    assert end_us(behind, "separate=dp") == 100 + 90 + 100
+
+
+def test_a_gather_no_longer_waits_behind_the_reduction_of_the_block_before() -> None:
+    """Backward as Megatron-FSDP runs it: a block's gradients go out, and the next block's weights come in."""
+    backward = [PRODUCT, *call(41, 8), *call(40, 7), waits(40), PRODUCT, waits(41), PRODUCT]
+    # One communicator: the reduction (90), then the gather (60), then the block that waits for it.
+    assert end_us(backward) == 100 + 90 + 60 + 100 + 100
+    # Two of half-idle links: the gather runs at once, and the reduction during it and the block.
+    assert end_us(backward, "separate=dp", 0.5) == 100 + 60 + 100 + 100
+    # Links that one collective fills are shared: less is gained.
+    assert 100 + 60 + 100 + 100 < end_us(backward, "separate=dp", 1.0) < end_us(backward, "", 1.0)
+    assert end_us(backward, "", 1.0) == end_us(backward)
+
+
+def test_the_stream_of_a_script_is_not_taken_apart() -> None:
+    own = [("product", 0, 7, 0, -1), *call(40, 7), *call(41, 7)]
+    assert end_us(own, "separate=dp") == end_us(own) == 250.0
+
+
+def test_merged_groups_queue() -> None:
+    rows = [*call(41, 7), *call(42, 8)]
+    assert end_us(rows) == 90.0
+    assert end_us(rows, "merge=dp,tp") == 140.0
+    assert end_us(rows, "merge=5,6") == 140.0
+
+
+def test_without_overlap_everything_takes_its_turn() -> None:
+    rows = [*call(40, 7), PRODUCT, *call(42, 8), PRODUCT]
+    assert end_us(rows) == 200.0
+    assert end_us(rows, "no-overlap") == 60 + 100 + 50 + 100
+
+
+@pytest.mark.parametrize(
+    ("what_if", "message", "hint"),
+    [
+        ("merge=dp,moe", "no collectives on a group 'moe'", "dp, tp"),
+        ("separate=idle", "no collectives on a group 'idle'", "dp, tp"),
+        ("separate=tp", "every call on it is of one kind, all_reduce", "nothing to separate"),
+    ],
+)
+def test_a_group_that_nothing_changes_for_is_an_error(what_if: str, message: str, hint: str) -> None:
+    with pytest.raises(JobError, match=message) as raised:
+        end_us([*call(40, 7), *call(41, 7), *call(42, 8)], what_if)
+    assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "merge=dp",
+        "merge=dp,dp",
+        "separate=a,b",
+        "bandwidth=fast",
+        "bandwidth=0x",
+        "bandwidth=2000x",
+        "no-overlap=1",
+    ],
+)
+def test_anything_else_is_no_what_if(text: str) -> None:
+    with pytest.raises(JobError, match="there is no what-if") as raised:
+        read_what_if(text)
+    assert "merge=A,B" in raised.value.hint
+
+
+def test_bandwidth_is_that_of_the_nics_or_of_nvlink() -> None:
+    nics = changed_fabric(read_what_if("bandwidth=2x"), NDR, 450e9)
+    assert (nics.nic_bandwidth, nics.send_bandwidth) == (2 * NDR.nic_bandwidth, 2 * NDR.send_bandwidth)
+    nvlink = changed_fabric(read_what_if("bandwidth=nvlink:0.5"), NDR, 450e9)
+    assert (nvlink.nvlink_bandwidth, nvlink.nic_bandwidth) == (225e9, NDR.nic_bandwidth)
+    assert replace(nvlink, name=NDR.name, nvlink_bandwidth=0.0) == NDR
+    with pytest.raises(JobError, match="has no NVLink"):
+        changed_fabric(read_what_if("bandwidth=nvlink:2x"), NDR, 0.0)
+
+
+def test_another_fabric_and_another_node() -> None:
+    assert read_what_if("fabric=p5-efa").fabric == "p5-efa"
+    assert read_what_if("gpus-per-node=72").gpus_per_node == 72

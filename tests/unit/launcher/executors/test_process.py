@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fakedist.launcher.executors import process
+from fakedist.launcher.executors.process import TaskProcesses
+from fakedist.launcher.executors.task import Task, TaskResult
+from fakedist.options import Job
+from fakedist.rundir.directory import create_run_directory, is_in_use
+from fakedist.rundir.manifest import new_manifest
+from fakedist.rundir.outcome import Outcome
+
+# Stands in for a whole run: the job's arguments are statements, and those after the first are about how it ended.
+_RUN = """
+import dataclasses, json, os, signal, sys, time
+from pathlib import Path
+sys.path[0] = sys.argv[1]
+from fakedist.options import Job
+from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.rundir.outcome import Ending, Outcome
+handed = json.loads(Path(sys.argv[2]).read_text())
+job, directory = Job.from_dict(handed["job"]), Path(handed["directory"])
+def end(outcome, code, message=""):
+    directory.mkdir(parents=True, exist_ok=True)
+    new_manifest(directory, job)
+    ending = Ending(Outcome(outcome), code, message)
+    write_manifest(directory, dataclasses.replace(load_manifest(directory), exit=ending))
+    sys.exit(code)
+exec(job.arguments[0])
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_TASK", _RUN)
+
+
+def task(tmp_path: Path, statement: str, **options: object) -> Task:
+    job = Job(world_size=8, rank=0, target="train.py", arguments=(statement,))
+    return Task(**({"key": "one", "job": job, "directory": tmp_path / "run", "cwd": tmp_path} | options))  # type: ignore[arg-type]
+
+
+def run(given: Task) -> TaskResult:
+    return TaskProcesses().run(given)
+
+
+def test_a_result_has_the_runs_own_outcome(tmp_path: Path) -> None:
+    given = task(tmp_path, "print(os.getcwd()); end('stopped', 0)")
+    result = run(given)
+    assert (result.key, result.outcome, result.code, result.failure) == ("one", Outcome.STOPPED, 0, "")
+    assert result.ended_well
+    assert (result.output, result.directory) == (str(tmp_path), tmp_path / "run")
+    assert (result.host, result.worker) == (os.uname().nodename, str(os.getpid()))
+    assert result.wall_s > 0
+    assert result.peak_rss_bytes > 1 << 20
+    assert pickle.loads(pickle.dumps((given, result))) == (given, result)
+
+
+@pytest.mark.parametrize(
+    ("statement", "outcome", "code", "failure"),
+    [
+        ("end('exception', 1, 'ValueError: tp')", Outcome.EXCEPTION, 1, "ValueError: tp"),
+        ("end('out_of_memory', 4, 'tried to allocate')", Outcome.OUT_OF_MEMORY, 4, "tried to allocate"),
+        ("end('exit', 3)", Outcome.EXIT, 3, "it ended with exit code 3"),
+        ("end('killed', 139, 'by SIGSEGV')", Outcome.KILLED, 139, "killed by SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGBUS)", Outcome.KILLED, 128 + signal.SIGBUS, "killed by SIGBUS"),
+        ("print('a'); print('disk is full'); sys.exit(1)", Outcome.ERROR, 1, "disk is full"),
+        ("print('fakedist: error: no tape\\n  type this'); sys.exit(2)", Outcome.ERROR, 2, "no tape"),
+        ("sys.exit(0)", Outcome.ERROR, 1, "the run could not start"),
+    ],
+)
+def test_a_failure_is_a_result(tmp_path: Path, statement: str, outcome: Outcome, code: int, failure: str) -> None:
+    result = run(task(tmp_path, statement))
+    assert (result.outcome, result.code, result.failure) == (outcome, code, failure)
+    assert not result.ended_well
+
+
+def test_an_earlier_run_that_could_not_be_replaced_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    run(task(tmp_path, "end('stopped', 0)"))
+    result = run(task(tmp_path, "print('the disk is full'); sys.exit(1)"))
+    assert (result.outcome, result.failure) == (Outcome.ERROR, "the disk is full")
+
+
+def test_a_task_waits_until_an_earlier_attempt_has_left_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, results = threading.Event(), []
+    monkeypatch.setattr(process, "is_in_use", lambda path: is_in_use(path) and not waits.set())
+    given = task(
+        tmp_path,
+        "from fakedist.rundir.directory import *\nwith create_run_directory(directory, True): end('stopped', 0)",
+    )
+    with create_run_directory(given.directory, force=False) as earlier:
+        new_manifest(earlier, given.job)
+        later = threading.Thread(target=lambda: results.append(run(given)))
+        later.start()
+        assert waits.wait(60)
+        assert results == []
+    later.join()
+    assert [result.outcome for result in results] == [Outcome.STOPPED]
+
+
+def test_limits_are_results(tmp_path: Path) -> None:
+    late = run(task(tmp_path, "time.sleep(60)", timeout_s=0.3))
+    assert (late.outcome, late.code, late.failure) == (Outcome.TIMEOUT, 124, "it did not end within 0.3 s")
+    large = run(task(tmp_path, "held = b'x' * (96 << 20); time.sleep(60)", memory_limit_bytes=64 << 20))
+    assert (large.outcome, large.code) == (Outcome.HOST_MEMORY, 137)
+    assert large.failure.endswith("of host memory, and 64.00 MiB is the limit")
+
+
+def test_a_directory_that_this_machine_lacks_is_named(tmp_path: Path) -> None:
+    result = run(task(tmp_path, "end('stopped', 0)", cwd=tmp_path / "elsewhere"))
+    assert (result.outcome, result.code) == (Outcome.ERROR, 1)
+    assert result.failure == f"{os.uname().nodename} has no directory {tmp_path / 'elsewhere'}"
+
+
+def test_cancelling_ends_what_runs_and_starts_nothing(tmp_path: Path) -> None:
+    processes, results = TaskProcesses(), []
+    given = task(tmp_path, "Path('started').write_text(''); time.sleep(60)")
+    thread = threading.Thread(target=lambda: results.append(processes.run(given)))
+    thread.start()
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    processes.cancel()
+    thread.join()
+    results.append(processes.run(given))
+    assert [(result.outcome, result.failure) for result in results] == [(Outcome.INTERRUPTED, "it was cancelled")] * 2

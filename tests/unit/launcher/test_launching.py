@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fakedist.errors import JobError, RecordingError, SetupError
+from fakedist.launcher import launching
+from fakedist.launcher.children import OwnChild
+from fakedist.launcher.launching import Streams
+from fakedist.options import Device, Job
+from fakedist.rank.reporter import PIPE_VARIABLE, Failed, Message
+from fakedist.rank.reporter import Ended as Told
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.plain import to_plain
+
+JOB = Job(world_size=16, rank=9, target="train.py")
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    return directory
+
+
+def tell(message: Message) -> str:
+    """Code of the child that sends the parent a message."""
+    line = json.dumps({type(message).__name__: to_plain(message)}) + "\n"
+    return f"os.write(pipe, {line.encode()!r})"
+
+
+def child(monkeypatch: pytest.MonkeyPatch, code: str, started: bool = True) -> None:
+    """Have the child run ``code`` instead of the harness."""
+    lines = ["import os, sys, signal, time, subprocess", f"pipe = int(os.environ['{PIPE_VARIABLE}'])"]
+    if started:
+        lines.append('os.write(pipe, b\'{"Started": {"pid": %d}}\\n\' % os.getpid())')
+    monkeypatch.setattr(launching, "OF_A_RANK", "\n".join([*lines, code]))
+
+
+class Clock:
+    """The time as the parent reads it. It stands still until ``begun`` exists, then every deadline is over."""
+
+    def __init__(self, begun: Path) -> None:
+        self._begun = begun
+        self.sleep = time.sleep
+
+    def monotonic(self) -> float:
+        return time.monotonic() if self._begun.exists() else -1e9
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Python for a child: from here on the given time is over, however long the child took to come here."""
+    begun = tmp_path / "begun"
+    monkeypatch.setattr(launching, "time", Clock(begun))
+    return f"open({str(begun)!r}, 'w').close()"
+
+
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        (tell(Told(Outcome.FINISHED, 0)), Ending(Outcome.FINISHED, 0)),
+        ("sys.exit(3)", Ending(Outcome.EXIT, 3)),
+        (f"{tell(Told(Outcome.OUT_OF_MEMORY, 4, 'm'))}; sys.exit(4)", Ending(Outcome.OUT_OF_MEMORY, 4, "m")),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Ending(Outcome.KILLED, 139, "by SIGSEGV")),
+    ],
+)
+def test_the_ending_is_what_the_child_said_or_how_it_died(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path, code: str, ending: Ending
+) -> None:
+    child(monkeypatch, code)
+    assert launching.run_child(JOB, run_directory, Streams()) == ending
+
+
+def test_a_killed_child_hints_at_the_machines_memory(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
+    child(monkeypatch, "os.kill(os.getpid(), signal.SIGKILL)")
+    ending = launching.run_child(JOB, run_directory, Streams())
+    assert (ending.outcome, ending.code) == ("killed", 137)
+    assert "may have run out of memory" in ending.message
+
+
+def test_a_rank_that_does_not_leave_when_asked_to_is_killed_and_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    monkeypatch.setattr(launching, "GRACE_S", 0.2)
+    child(
+        monkeypatch,
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)",
+    )
+    assert launching.run_child(JOB, run_directory, Streams()) == Ending(Outcome.INTERRUPTED, 143, "SIGTERM")
+
+
+def test_the_end_of_the_given_time_names_the_line_that_the_script_had_come_to(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str
+) -> None:
+    told = tell(Told(Outcome.INTERRUPTED, 143, "SIGTERM", "train.py:3 (wait_for)"))
+    handler = f"lambda *_: ({told}, sys.exit(143))"
+    monkeypatch.setattr(launching, "GRACE_S", 600.0)
+    child(monkeypatch, f"signal.signal(signal.SIGTERM, {handler}); {begin}; time.sleep(600)")
+    ending = launching.run_child(dataclasses.replace(JOB, timeout_s=1.0), run_directory, Streams())
+    assert ending == Ending(
+        Outcome.TIMEOUT, 124, "the time limit given with --timeout was reached, at train.py:3 (wait_for)"
+    )
+
+
+def test_an_error_of_ours_before_the_script_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    child(monkeypatch, f"{tell(Failed('no', 'do', before_start=True))}; sys.exit(1)", started=False)
+    with pytest.raises(RecordingError) as error:
+        launching.run_child(JOB, run_directory, Streams())
+    assert (error.value.message, error.value.hint) == ("no", "do")
+    assert list(run_directory.iterdir()) == []
+
+
+def test_a_child_that_dies_before_the_script_begins_is_our_error(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    child(monkeypatch, "sys.exit(9)", started=False)
+    with pytest.raises(RecordingError, match="before the script began: exit code 9"):
+        launching.run_child(JOB, run_directory, Streams())
+    assert list(run_directory.iterdir()) == []
+
+
+def test_the_time_is_over(monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str) -> None:
+    child(monkeypatch, f"{begin}; time.sleep(600)")
+    ending = launching.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
+    assert (ending.outcome, ending.code) == ("timeout", 124)
+
+
+def test_a_child_that_does_not_heed_is_killed(monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str) -> None:
+    child(monkeypatch, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {begin}; time.sleep(600)")
+    monkeypatch.setattr(launching, "GRACE_S", 0.2)
+    ending = launching.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
+    assert (ending.outcome, ending.code) == ("timeout", 124)
+
+
+@pytest.mark.parametrize(
+    ("heard", "ending"),
+    [
+        (f"{tell(Told(Outcome.INTERRUPTED, 130, 'told'))}; sys.exit(130)", Ending(Outcome.INTERRUPTED, 130, "told")),
+        ("os.kill(os.getppid(), signal.SIGINT); signal.pause()", Ending(Outcome.INTERRUPTED, 130, "Ctrl-C, twice")),
+    ],
+)
+def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path, heard: str, ending: Ending
+) -> None:
+    monkeypatch.setattr(launching, "GRACE_S", 600.0)
+    body = "try:\n    os.kill(os.getppid(), signal.SIGINT)\n    time.sleep(600)\nexcept KeyboardInterrupt:\n"
+    child(monkeypatch, f"signal.signal(signal.SIGINT, signal.default_int_handler)\n{body}    {heard}")
+    assert launching.run_child(JOB, run_directory, Streams()) == ending
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_the_caller_ignores_stays_ignored(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path, number: int
+) -> None:
+    child(monkeypatch, f"os.kill(os.getppid(), {number}); time.sleep(0.3); {tell(Told(Outcome.FINISHED, 0))}")
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        assert launching.run_child(JOB, run_directory, Streams()) == Ending(Outcome.FINISHED, 0)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_the_last_record_is_told_while_the_child_still_runs(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    heard = run_directory / "heard"
+    waits = f"\nwhile not os.path.exists({str(heard)!r}): time.sleep(0.01)"
+    child(monkeypatch, tell(Told(Outcome.FINISHED, 0)) + waits)
+    assert launching.run_child(JOB, run_directory, Streams(), heard.touch) == Ending(Outcome.FINISHED, 0)
+
+
+def test_what_the_child_left_running_is_ended(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
+    left = run_directory / "left"
+    child(monkeypatch, f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")
+    launching.run_child(JOB, run_directory, Streams())
+    stat = Path(f"/proc/{left.read_text()}/stat")
+    assert not stat.exists() or ") Z " in stat.read_text()
+
+
+def test_what_the_user_set_wins_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "kept")
+    monkeypatch.setenv("RANK", "77")
+    job = dataclasses.replace(JOB, environment=(("WORLD_SIZE", "3"), ("NEW", "1")))
+    environment = launching.child_environment(job)
+    assert (environment["MINE"], environment["NEW"], environment["WORLD_SIZE"]) == ("kept", "1", "3")
+    assert environment["RANK"] == "9"
+
+
+@pytest.mark.parametrize(("visible", "chosen"), [(None, "0"), ("2,3", "2"), ("GPU-abc", "GPU-abc")])
+def test_a_rank_sees_the_first_real_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, chosen: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    environment = launching.child_environment(dataclasses.replace(JOB, device="cuda"))
+    assert environment["CUDA_VISIBLE_DEVICES"] == chosen
+
+
+def test_hidden_real_gpus_do_not_hide_the_virtual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES" not in launching.child_environment(JOB)
+
+
+def test_a_cpu_build_of_torch_is_named_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(launching, "torch_build", lambda: ("2.13.0+cpu", ""))
+    job = dataclasses.replace(JOB, target=str(tmp_path / "train.py"), device="cuda")
+    with pytest.raises(SetupError, match=r"2\.13\.0\+cpu is a CPU build") as error:
+        launching.check(job)
+    assert "pip install torch" in error.value.hint
+
+
+def test_an_unknown_gpu_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(launching, "ensure_driver", lambda: pytest.fail("built"))
+    with pytest.raises(JobError, match="h100-80"):
+        launching.check(dataclasses.replace(JOB, target=str(tmp_path / "train.py"), gpu="h100-80"))
+
+
+@pytest.mark.parametrize("device", ["virtual", "cuda"])
+def test_an_allocator_that_keeps_no_history_is_refused_before_anything_is_written(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script.py").write_text("")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8, backend: cudaMallocAsync")
+    job = Job(world_size=8, rank=0, target=str(tmp_path / "script.py"), device=device)
+    with pytest.raises(SetupError, match="cudaMallocAsync") as error:
+        launching.check(job)
+    assert "--env PYTORCH_CUDA_ALLOC_CONF=" in error.value.hint
+
+
+def test_the_first_ctrl_c_says_that_the_report_follows() -> None:
+    said: list[str] = []
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
+        watch = launching._Watch(OwnChild(child), None, said.append)
+        watch._interrupt(signal.SIGINT, None)
+        watch._interrupt(signal.SIGINT, None)
+        child.wait()
+    assert said == ["stopping; writing the report (a second Ctrl-C kills the script)"]

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.errors import RecordingError, RunDirectoryError
+from fakedist.launcher import launching, ranks
+from fakedist.launcher.launching import Streams
+from fakedist.launcher.ranks import exit_code, profile_ranks, profile_with_peers
+from fakedist.options import Job
+from fakedist.rundir.directory import TAPE_NAME, create_run_directory
+from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.manifest import new_manifest
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.tape import Awaited, GroupRecord, Guess, SentRecord, Tape
+
+JOB = Job(world_size=16, rank=0, target="train.py")
+
+
+def made_run(path: Path) -> None:
+    """A run of one rank."""
+    with create_run_directory(path, force=False) as made:
+        new_manifest(made, JOB)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that were run; rank 2 cannot begin, rank 3 is interrupted."""
+    jobs: list[Job] = []
+
+    def profile(job: Job, output: Path, force: bool, streams: Streams) -> tuple[Path, Ending]:
+        jobs.append(job)
+        if job.rank == 2:
+            raise RecordingError("no memory")
+        return output, Ending(Outcome.INTERRUPTED, 130) if job.rank == 3 else Ending(Outcome.STOPPED, 0)
+
+    monkeypatch.setattr(launching, "profile", profile)
+    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
+    return jobs
+
+
+def test_each_rank_has_the_tapes_of_those_before(asked: list[Job], tmp_path: Path) -> None:
+    runs = list(profile_ranks(JOB, (4, 2, 0, 1), tmp_path, False, Streams()))
+    assert [run.ending.outcome for run in runs] == ["stopped", "error", "stopped", "stopped"]
+    names = [[Path(tape).name for tape in job.tapes] for job in asked]
+    assert names == [[], ["rank4"], ["rank4"], ["rank4", "rank0"]]
+    assert exit_code(runs) == 1
+
+
+def test_an_interrupt_ends_all(asked: list[Job], tmp_path: Path) -> None:
+    runs = list(profile_ranks(JOB, (0, 3, 5), tmp_path, False, Streams()))
+    assert [run.rank for run in runs] == [0, 3]
+    assert exit_code(runs) == 130
+
+
+def test_nothing_runs_where_a_run_is_in_the_way(asked: list[Job], tmp_path: Path) -> None:
+    made_run(tmp_path / "rank5")
+    with pytest.raises(RunDirectoryError, match="rank5 holds a run already"):
+        list(profile_ranks(JOB, (0, 5), tmp_path, False, Streams()))
+    (tmp_path / "rank5" / "thesis.tex").write_text("three years")
+    with pytest.raises(RunDirectoryError, match=r"thesis\.tex"):
+        list(profile_ranks(JOB, (0, 5), tmp_path, True, Streams()))
+    assert asked == []
+
+
+def test_ranks_replace_the_run_of_one_rank_if_they_may(asked: list[Job], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made_run(run)
+    with pytest.raises(RunDirectoryError, match="run holds a run already") as caught:
+        list(profile_ranks(JOB, (0, 5), run, False, Streams()))
+    assert caught.value.hint == "add --force to replace it, or choose another -o"
+    (run / "thesis.tex").write_text("three years")
+    with pytest.raises(RunDirectoryError, match=r"thesis\.tex"):
+        list(profile_ranks(JOB, (0, 5), run, True, Streams()))
+    assert {path.name for path in run.iterdir()} == {"run.json", "thesis.tex"}
+    assert asked == []
+    (run / "thesis.tex").unlink()
+    assert [each.rank for each in profile_ranks(JOB, (0, 5), run, True, Streams())] == [0, 5]
+    assert not (run / "run.json").exists()
+
+
+class Stages:
+    """Two ranks with stages by turns, each of which waits for the one before it: ``launching.profile`` of such a job.
+
+    Args:
+        num_stages: Of both ranks together.
+        first: Stages from this one on wait; 0 waits for a message that no rank ever sends.
+    """
+
+    def __init__(self, num_stages: int, first: int) -> None:
+        self.order: list[int] = []
+        self._num_stages = num_stages
+        self._first = first
+
+    def profile(self, job: Job, output: Path, force: bool, streams: Streams) -> tuple[Path, Ending]:
+        assert force == (job.rank in self.order)
+        self.order.append(job.rank)
+        arrived = sum(1 for path in job.tapes for _ in Tape(Path(path), 1 - job.rank).sent_to(job.rank))
+        shutil.rmtree(output, ignore_errors=True)
+        output.mkdir(parents=True)
+        tape = JournalWriter(output / TAPE_NAME)
+        tape.append(GroupRecord(0, (0, 1), 0))
+        for stage in range(job.rank, self._num_stages, 2):
+            nth = (stage - self._first) // 2 + 1
+            if stage >= self._first and arrived < nth:
+                tape.append(Awaited("send_object_list", 1 - job.rank, ((0, 1), 0), job.rank, None, nth))
+                return output, Ending(Outcome.EXCEPTION, 1, "WorldError: it waits")
+            tape.append(SentRecord(0, 1 - job.rank, "send_object_list", 0, 0, tensors=[], objects=[b"shapes"]))
+        return output, Ending(Outcome.FINISHED, 0)
+
+
+def run_stages(stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[int, str], list[str]]:
+    """How each of two ranks ended, and what was said meanwhile."""
+    monkeypatch.setattr(launching, "profile", stages.profile)
+    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
+    said: list[str] = []
+    runs = list(profile_ranks(JOB, (0, 1), tmp_path / "runs", False, Streams(say=said.append)))
+    assert sorted(run.rank for run in runs) == [0, 1]
+    return {run.rank: run.ending.outcome for run in runs}, said
+
+
+def test_a_rank_runs_again_when_the_tape_of_a_later_one_has_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stages = Stages(num_stages=6, first=1)
+    outcomes, said = run_stages(stages, monkeypatch, tmp_path)
+    assert outcomes == {0: "finished", 1: "finished"}
+    assert stages.order == [0, 1, 0, 1, 0, 1]
+    assert said[1] == "rank 0 waits for rank 1, and runs again once that tape has what it needs"
+    assert said[4] == "rank 0 runs again: the tape of rank 1 has what it waited for"
+
+
+def test_ranks_that_wait_for_each_other_end_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stages = Stages(num_stages=4, first=0)
+    outcomes, _ = run_stages(stages, monkeypatch, tmp_path)
+    assert outcomes == {0: "exception", 1: "exception"}
+    assert stages.order == [0, 1]
+
+
+def test_a_rank_that_waits_for_the_same_again_is_not_run_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stages = Stages(num_stages=4, first=0)
+    monkeypatch.setattr(Tape, "has", lambda tape, awaited, rank: True)
+    outcomes, _ = run_stages(stages, monkeypatch, tmp_path)
+    assert outcomes == {0: "exception", 1: "exception"}
+    assert stages.order == [0, 1, 0, 1]
+
+
+def test_a_rank_that_waits_for_two_things_by_turns_is_not_run_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stages = Stages(num_stages=4, first=0)
+    by_turns = (Awaited("send_object_list", 1, ((0, 1), 0), 0, None, nth) for nth in itertools.cycle((1, 2)))
+    monkeypatch.setattr(Tape, "has", lambda tape, awaited, rank: len(stages.order) < 50)
+    monkeypatch.setattr(Tape, "awaited", lambda tape: next(by_turns) if tape.rank == 0 else None)
+    run_stages(stages, monkeypatch, tmp_path)
+    assert stages.order == [0, 1, 0, 0]
+
+
+class Pipeline:
+    """Stages in a row, each of which waits for the one before: ``launching.profile`` of such a job.
+
+    Args:
+        guesses: Whether a stage without what it waits for fails after a guess, not for want of it.
+        never: A rank that never sends anything.
+    """
+
+    def __init__(self, guesses: bool = False, never: int = -1) -> None:
+        self.order: list[int] = []
+        self._guesses = guesses
+        self._never = never
+
+    def profile(self, job: Job, output: Path, force: bool, streams: Streams) -> tuple[Path, Ending]:
+        assert force == (job.rank in self.order)
+        self.order.append(job.rank)
+        have = {int(Path(path).name.removeprefix("rank")): Path(path) for path in job.tapes}
+        shutil.rmtree(output, ignore_errors=True)
+        output.mkdir(parents=True)
+        tape = JournalWriter(output / TAPE_NAME)
+        before = job.rank - 1
+        if before >= 0 and not (before in have and list(Tape(have[before], before).sent_to(job.rank))):
+            call = Awaited("send_object_list", before, ((before, job.rank), 0), job.rank, None, 1)
+            tape.append(Guess(call, "recv_object_list", "train.py:1", "''", True) if self._guesses else call)
+            return output, Ending(Outcome.EXCEPTION, 1, "it waits")
+        if job.rank != self._never:
+            tape.append(GroupRecord(0, (job.rank, job.rank + 1), 0))
+            tape.append(SentRecord(0, job.rank + 1, "send_object_list", 0, 0, tensors=[], objects=[b"shapes"]))
+        return output, Ending(Outcome.FINISHED, 0)
+
+
+def run_peers(
+    pipeline: Pipeline, rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> tuple[Ending, list[str]]:
+    """How a rank ended that runs with its peers, and what was said meanwhile."""
+    monkeypatch.setattr(launching, "profile", pipeline.profile)
+    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
+    said: list[str] = []
+    job = dataclasses.replace(JOB, rank=rank, with_peers=True)
+    found, ending = profile_with_peers(job, tmp_path / "runs", False, Streams(say=said.append))
+    assert found == tmp_path / f"runs/rank{rank}"
+    return ending, said
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+def test_a_rank_with_peers_runs_those_that_it_waits_for_and_they_theirs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guesses: bool
+) -> None:
+    pipeline = Pipeline(guesses)
+    ending, said = run_peers(pipeline, 3, monkeypatch, tmp_path)
+    assert ending.code == 0
+    assert pipeline.order == [3, 2, 1, 0, 1, 2, 3]
+    assert said[0] == f"rank 3 waits for rank 2, which runs now, into {tmp_path}/runs/rank2"
+    assert said[-1] == "rank 3 runs again: the tape of rank 2 has what it waited for"
+
+
+def test_a_rank_that_waits_for_no_other_runs_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pipeline = Pipeline()
+    assert run_peers(pipeline, 0, monkeypatch, tmp_path)[1] == []
+    assert pipeline.order == [0]
+
+
+def test_a_peer_that_never_sends_leaves_the_rank_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pipeline = Pipeline(never=1)
+    ending, _ = run_peers(pipeline, 2, monkeypatch, tmp_path)
+    assert ending.code == 1
+    assert pipeline.order == [2, 1, 0, 1]
+
+
+def test_peers_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ranks, "MAX_PEERS", 3)
+    pipeline = Pipeline()
+    ending, said = run_peers(pipeline, 15, monkeypatch, tmp_path)
+    assert ending.code == 1
+    assert pipeline.order == [15, 14, 13, 12]
+    assert said[-1] == "rank 12 waits for rank 11; 3 peers have run, which is the limit"
+
+
+def test_a_rank_that_failed_for_itself_has_no_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pipeline = Pipeline(guesses=True)
+    profile = pipeline.profile
+
+    def does_not_fit(*how: Any) -> tuple[Path, Ending]:
+        return profile(*how)[0], Ending(Outcome.OUT_OF_MEMORY, 4)
+
+    monkeypatch.setattr(pipeline, "profile", does_not_fit)
+    assert run_peers(pipeline, 5, monkeypatch, tmp_path)[0].code == 4
+    assert pipeline.order == [5]
+
+
+def test_the_first_run_says_which_others_run(asked: list[Job], tmp_path: Path) -> None:
+    seen = []
+
+    def more(run: ranks.RankRun) -> tuple[int, ...]:
+        seen.append(run.rank)
+        return (0, 4, 8)
+
+    runs = list(profile_ranks(JOB, (0,), tmp_path, False, Streams(), more=more))
+    assert [run.rank for run in runs] == [0, 4, 8]
+    assert seen == [0]
+    names = [[Path(tape).name for tape in job.tapes] for job in asked]
+    assert names == [[], ["rank0"], ["rank0", "rank4"]]

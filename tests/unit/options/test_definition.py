@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from fakedist.errors import JobError
+from fakedist.options import Job
+from fakedist.units import UNLIMITED_BYTES
+
+JOB = Job(world_size=1024, rank=13, target="train.py")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"world_size": 0}, "--world-size must be 1 or more"),
+        ({"world_size": -8}, "--world-size must be 1 or more"),
+        ({"rank": 1024}, "rank 1024 does not exist in a world of 1024"),
+        ({"rank": -1}, "rank -1 does not exist"),
+        ({"gpus_per_node": 0}, "--gpus-per-node must be 1 or more"),
+        ({"gpus_per_node": 129}, "--gpus-per-node is at most 128"),
+        ({"steps": 0}, "--steps must be 1 or more"),
+        ({"device": "tpu"}, "--device is one of cuda, virtual"),
+        ({"launcher": "ssh"}, "--launcher is one of"),
+        ({"gpu_memory_bytes": 1}, "--gpu-memory must be 64.00 MiB or more, not 1 B"),
+        ({"timeout_s": 0.0}, "--timeout must be more than 0"),
+        ({"timeout_s": float("nan")}, "--timeout must be more than 0"),
+        ({"steps": 3, "until": 4}, "3 steps and until step 4 contradict each other"),
+        ({"nsys_args": ("--trace=osrt",)}, "arguments for nsys are given"),
+        ({"times": "/own.json", "device": "cuda"}, "on a real GPU kernels are measured"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused_with_one_line(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(JobError) as error:
+        dataclasses.replace(JOB, **change)
+    assert told in error.value.message
+    assert "\n" not in error.value.message
+    assert error.value.exit_code == 2
+
+
+def test_a_rank_knows_its_place_on_its_machine() -> None:
+    assert (JOB.node_rank, JOB.local_rank, JOB.local_world_size, JOB.num_nodes) == (1, 5, 8, 128)
+
+
+def test_the_last_machine_may_not_be_full() -> None:
+    job = Job(world_size=12, rank=9, target="train.py")
+    assert (job.num_nodes, job.local_rank, job.local_world_size) == (2, 1, 4)
+
+
+def test_the_one_real_gpu_is_number_0_and_virtual_ones_have_their_true_number() -> None:
+    assert dataclasses.replace(JOB, device="cuda").device_index == 0
+    assert dataclasses.replace(JOB, device="virtual").device_index == 5
+
+
+def test_a_job_comes_back_from_json_as_it_was() -> None:
+    job = dataclasses.replace(
+        JOB,
+        arguments=("--lr", "1"),
+        environment=(("A", "b=c"),),
+        nccl_environment=(("NCCL_ALGO", "Ring"),),
+        gpu_memory_bytes=UNLIMITED_BYTES,
+        timeout_s=1.5,
+    )
+    assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+
+
+def test_keys_of_a_newer_version_do_not_hinder_reading_a_job() -> None:
+    assert Job.from_dict({**JOB.to_dict(), "added_later": 1}) == JOB

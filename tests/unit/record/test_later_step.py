@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fakedist.errors import StopRun
+from fakedist.record.steps import After, Steps
+from fakedist.record.timed_step import LaterStep
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.notes import Note
+from fakedist.rundir.records import NoteRecord
+from fakedist.rundir.rows import Place
+from fakedist.rundir.trace_records import TimedStepRecord
+
+AFTER = Place(3, "other", 0, recompute=False)
+TRACED = Note("traced", "traced")
+
+
+class Written:
+    """A tracer that writes down what it is told."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.told: list[str] = []
+        self._refuses = refuses
+
+    def begin(self, step: int) -> None:
+        if self._refuses:
+            raise RuntimeError(self._refuses)
+        self.told.append(f"begin {step}")
+
+    def place(self, place: Place) -> None:
+        self.told.append(place.phase)
+
+    def end(self) -> None:
+        self.told.append("end")
+
+    def records(self) -> list[Record]:
+        return [NoteRecord(TRACED)]
+
+
+def timed(tracer: Written) -> LaterStep:
+    """After two recorded steps."""
+    found = LaterStep(lambda layer: f"layer{layer}")
+    assert found.trace(tracer) == 2
+    assert found.begins_after(2)
+    return found
+
+
+def test_a_step_that_ends_with_the_script_says_what_is_in_its_times() -> None:
+    step = timed(Written())
+    step.step_ended(3, AFTER)
+    step.step_ended(4, AFTER, is_cut_short=True)
+    (*_, note) = step.close()
+    assert isinstance(note, NoteRecord)
+    assert note.note.code == "timed_to_the_end"
+
+
+def test_one_step_warms_up_and_the_next_is_traced() -> None:
+    tracer = Written()
+    step = timed(tracer)
+    assert [step.step_ended(2, AFTER), step.is_on, tracer.told] == [False, False, []]
+    assert step.step_ended(3, AFTER)
+    step.place(Place(4, "forward", 0, recompute=False))
+    assert not step.step_ended(4, AFTER)
+    assert tracer.told == ["begin 4", "other", "forward", "end"]
+    assert step.close() == [TimedStepRecord(4), NoteRecord(TRACED)]
+
+
+def test_without_a_tracer_nothing_is_timed() -> None:
+    step = LaterStep(str)
+    assert not step.begins_after(2)
+    assert step.close() == []
+
+
+def note_of(step: LaterStep) -> str:
+    (record,) = step.close()
+    assert isinstance(record, NoteRecord)
+    return record.note.text
+
+
+def test_a_script_that_ends_early_has_a_note_that_says_which_step_was_missing() -> None:
+    step = timed(Written())
+    assert note_of(step) == "no kernel times: the script ended before step 4, which would have been timed"
+
+
+def test_a_timed_step_that_does_not_end_is_no_measurement() -> None:
+    tracer = Written()
+    step = timed(tracer)
+    step.step_ended(3, AFTER)
+    assert note_of(step) == "no kernel times: step 4, which was timed, did not end"
+    assert tracer.told[-1] == "end"
+
+
+def test_a_tracer_that_cannot_begin_says_why() -> None:
+    step = timed(Written(refuses="CUPTI is taken\nby a tool"))
+    assert not step.step_ended(3, AFTER)
+    assert note_of(step) == "no kernel times: CUPTI is taken"
+
+
+def test_a_script_with_a_profiler_of_its_own_keeps_it() -> None:
+    step = timed(Written())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
+        assert not step.step_ended(3, AFTER)
+    assert "its own profiler" in note_of(step)
+
+
+def test_inside_of_a_dispatch_mode_the_recording_goes_on() -> None:
+    step = LaterStep(str)
+    step.trace(Written())
+    with TorchDispatchMode():
+        assert not step.begins_after(2)
+    assert "in a TorchDispatchMode" in note_of(step)
+
+
+def test_the_scripts_ranges_are_marked_also_those_that_began_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = timed(Written())
+    before = step.range_begins("train")
+    step.range_ended(step.range_begins("over"))
+    step.step_ended(2, AFTER)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        monkeypatch.setattr(torch._C._autograd, "_profiler_enabled", lambda: False)  # as before the tracer begins
+        step.step_ended(3, AFTER)
+        inside = step.range_begins("micro-batch: 1")
+        step.range_ended(before)
+        step.range_ended(inside)
+        step.step_ended(4, AFTER)
+        step.range_begins("later")
+    marks = [event.name for event in profile.events() if event.name.startswith("fakedist.range")]
+    assert marks == [
+        "fakedist.range:0:train", "fakedist.range:2:micro-batch: 1", "fakedist.range_end:0", "fakedist.range_end:2",
+    ]  # fmt: skip
+
+
+def test_layers_that_an_error_cut_short_are_closed_with_the_one_around_them() -> None:
+    step = timed(Written())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        step.layer_begins(1)
+        step.layer_begins(2)
+        step.layer_begins(3)
+        step.layer_ended(1)
+        step.layer_ended(7)  # began before the step
+        step.layer_begins(4)
+        step.layer_ended(4)
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    spans = {event.name().removeprefix("fakedist.layer:layer"): (event.start_ns(), event.end_ns()) for event in events}
+    assert set(spans) == {"1", "2", "3", "4"}
+    assert spans["1"][1] >= spans["2"][1] >= spans["3"][1]
+    assert spans["4"][0] >= spans["1"][1]
+
+
+def train(steps: Steps) -> None:
+    optimizer = nn.Module()
+    for _ in range(9):
+        steps.work()
+        steps.optimizer_begins(optimizer)
+        steps.optimizer_ended(optimizer)
+
+
+def test_more_steps_run_and_are_not_counted_as_recorded() -> None:
+    ended: list[int] = []
+    steps = Steps(After(2), lambda step, start_us, end_us: ended.append(step))
+    steps.more = 2
+    with pytest.raises(StopRun):
+        train(steps)
+    assert ended == [1, 2, 3, 4]
+    assert steps.last == 2

@@ -1,0 +1,53 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fakedist.errors import RunDirectoryError
+from fakedist.rundir import schema_page
+from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.summary import Summary
+from fakedist.rundir.tables import read_table, write_table
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_documentation_is_what_the_schema_prints() -> None:
+    assert (ROOT / "docs" / "run-directory.md").read_text() == schema_page.markdown(), (
+        "python -m fakedist.rundir.schema_page > docs/run-directory.md"
+    )
+
+
+def test_the_keys_of_the_json_object_are_frozen() -> None:
+    wanted = """schema_version world_size rank device gpu torch exit fits capacity_bytes peak_allocated_bytes
+        peak_reserved_bytes peak_step peak_phase by_phase by_category layers largest_blocks collectives steps
+        kernels time out_of_memory advice invented_values left_during_init estimated_outside notes run_directory
+        reserved"""
+    assert sorted([*schema_page.meanings_of(Summary), "run_directory"]) == sorted(wanted.split())
+
+
+def test_every_field_of_the_json_object_is_described() -> None:
+    for kind in schema_page.records(Manifest):
+        assert set(schema_page.meanings_of(kind)) == {f.name for f in dataclasses.fields(kind)}
+
+
+def test_a_table_comes_back_with_the_schemas_columns_and_types(tmp_path: Path) -> None:
+    write_table(tmp_path, "unanswered", {"num_calls": [3], "function": ["cudaFoo"]})
+    table = read_table(tmp_path, "unanswered")
+    assert table.column_names == ["function", "num_calls"]
+    assert str(table.schema.field("num_calls").type) == "int64"
+    assert table.to_pylist() == [{"function": "cudaFoo", "num_calls": 3}]
+
+
+def test_a_column_that_the_schema_does_not_know_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no column surprise"):
+        write_table(tmp_path, "unanswered", {"function": [], "num_calls": [], "surprise": []})
+
+
+def test_a_missing_or_damaged_table_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="has no table unanswered"):
+        read_table(tmp_path, "unanswered")
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "unanswered.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RunDirectoryError, match="cannot be read"):
+        read_table(tmp_path, "unanswered")

@@ -1,0 +1,80 @@
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.errors import RunDirectoryError
+from fakedist.rundir.snapshot import read_snapshot, write_snapshot
+
+
+class Runs:
+    """A pickle that runs a command when it is loaded."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    content = {"segments": [{"address": 1}], "device_traces": [[{"action": "alloc"}]]}
+    write_snapshot(tmp_path, [pickle.dumps(content)[:9], pickle.dumps(content)[9:]])
+    assert read_snapshot(tmp_path / "memory_snapshot.pickle") == content
+    assert os.listdir(tmp_path) == ["memory_snapshot.pickle"]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_wants_to_run_code_is_refused_by_its_name(tmp_path: Path, protocol: int) -> None:
+    made, hostile = tmp_path / "made", tmp_path / "hostile.pickle"
+    content = {"segments": [], "device_traces": [Runs(os.system, (f"touch {made}",))]}
+    hostile.write_bytes(pickle.dumps(content, protocol))
+    with pytest.raises(RunDirectoryError, match=r"tries to run (posix|nt)\.system"):
+        read_snapshot(hostile)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "call", [(eval, ("1",)), (getattr, ((), "__class__")), (__import__, ("os",)), (bytearray, (9,))]
+)
+def test_builtins_are_refused_too(tmp_path: Path, call: tuple[Any, ...]) -> None:
+    (tmp_path / "hostile").write_bytes(pickle.dumps(Runs(*call)))
+    with pytest.raises(RunDirectoryError, match="tries to run builtins"):
+        read_snapshot(tmp_path / "hostile")
+
+
+NO_SNAPSHOTS = [
+    b"",
+    b"text",
+    b"\x80\x04",
+    b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",  # bytes without end
+    b"\x80\xff.",
+    b"cos\n",
+    b"(lp0\nP1\n.",  # refers to something outside
+    b"(" * 1000,
+    b"\x82\x01.",
+    pickle.dumps({"segments": [1, 2]})[:-5],
+    pickle.dumps({"segments": 3}),
+    pickle.dumps({"segments": [], "device_traces": {}}),
+    pickle.dumps({"a": 1}),
+    pickle.dumps(7),
+]
+
+
+@pytest.mark.parametrize("content", NO_SNAPSHOTS)
+def test_what_is_no_snapshot_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=r"is not a memory snapshot|tries to run"):
+        read_snapshot(tmp_path / "x")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="cannot be read"):
+        read_snapshot(tmp_path / "x")
+
+
+def test_segments_alone_are_a_snapshot_without_a_history(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(pickle.dumps([{"address": 1}]))
+    assert read_snapshot(tmp_path / "x") == {"segments": [{"address": 1}], "device_traces": []}

@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from fakedist.errors import FakedistError, SweepError
+from fakedist.launcher.executors.task import Task
+from fakedist.sweep.opened import Sweep, open_sweep
+from fakedist.sweep.outcomes import Row, Status, StepEstimate
+from fakedist.sweep.point_rows import estimate_step
+from fakedist.sweep.reading import Given, sweep_of_file
+from fakedist.sweep.sheets import reasons
+from fakedist.sweep.sweeping import Listener, run_sweep
+from tests.unit.results.test_job_time import stage
+from tests.unit.sweep.fake_executor import (
+    CRASHED,
+    INTERRUPTED,
+    KILLED_ITSELF,
+    LOST,
+    OUT_OF_MEMORY,
+    RAISED,
+    RAN,
+    REFUSED,
+    FakeExecutor,
+)
+
+SWEEP = """
+script = "train.py"
+arguments = ["--tp", "{tp}", "--mbs", "{mbs}"]
+world_size = 8
+headroom = "0%"
+[axes]
+tp = [1, 2]
+mbs = [1, 2]
+"""
+
+
+class Told:
+    """What a listener was told."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Row, bool]] = []
+        self.remarks: list[str] = []
+        self.number = 0
+
+    def begins(self, number: int) -> None:
+        self.number = number
+
+    def listener(self) -> Listener:
+        return Listener(self.begins, lambda row, known: self.rows.append((row, known)), self.remarks.append)
+
+
+STEP = StepEstimate(
+    step_us=1e6,
+    low_us=9e5,
+    high_us=1.1e6,
+    bubble_us=0.0,
+    bubble_from="placed",
+    communication_us=0.0,
+    tokens_per_step=1000,
+    tokens_per_s_per_gpu=125.0,
+    samples_per_step=8,
+    sample_shape="1000",
+    samples_per_s_per_gpu=0.125,
+    tflops_per_gpu=None,
+    mfu=None,
+    mfu_torchtitan=None,
+    gpu="NVIDIA H100 80GB HBM3",
+    fabric="dgx-h100-ndr",
+)
+MADE: list[Path] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of two pipeline stages, made once."""
+    folder = tmp_path_factory.mktemp("made")
+    for rank in (0, 4):
+        stage(folder / f"rank{rank}", rank)
+    MADE[:] = [folder]
+    return folder
+
+
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are priced, as they are outside of these tests."""
+    monkeypatch.setattr("fakedist.sweep.point_rows.estimate_step", estimate_step)
+
+
+@pytest.fixture(autouse=True)
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script, in a directory where sweeps run. Nothing of the machine is checked, and no step is priced."""
+    monkeypatch.setattr("fakedist.sweep.point_rows.estimate_step", lambda *given: (STEP, ""))
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.py").write_text("pass\n")
+    monkeypatch.chdir(tmp_path / "job")
+    monkeypatch.setattr("fakedist.launcher.launching.check", lambda job: None)
+    return tmp_path / "job"
+
+
+def run(
+    directory: Path,
+    outcome: Callable[[Task], str] = lambda task: RAN,
+    text: str = SWEEP,
+    **settings: object,
+) -> tuple[Sweep, FakeExecutor, Told]:
+    Path("sweep.toml").write_text(text)
+    fresh = bool(settings.pop("fresh", False))
+    plan = sweep_of_file(Path("sweep.toml"), Given(settings=settings))
+    executor, told = FakeExecutor(MADE[0], outcome), Told()
+    return run_sweep(plan, directory, executor, told.listener(), fresh=fresh), executor, told
+
+
+def ranks(tasks: Sequence[Task]) -> list[int]:
+    return [task.job.rank for task in tasks]
+
+
+def argument(task: Task, name: str) -> int:
+    return int(task.job.arguments[task.job.arguments.index(name) + 1])
+
+
+def statuses(sweep: Sweep) -> dict[tuple[object, ...], Status]:
+    return {tuple(value for _, value in row.values): row.status for row in sweep.rows}
+
+
+@pytest.mark.usefixtures("priced")
+def test_each_point_runs_the_first_and_the_last_stage(tmp_path: Path) -> None:
+    sweep, executor, told = run(tmp_path / "s", text=SWEEP.replace("mbs = [1, 2]", "mbs = [1]"))
+    assert ranks(executor.tasks) == [0, 4] * 2
+    assert executor.tasks[1].job.tapes == (str(executor.tasks[0].directory),)
+    assert executor.is_closed
+    assert told.number == len(told.rows) == len(sweep.rows) == 2
+    for row in sweep.rows:
+        assert row.status is Status.FITS
+        assert row.has_every_stage
+        assert row.step is not None
+        assert (row.step.bubble_from, row.step.mfu is not None) == ("placed", True)
+        assert row.step.tokens_per_s_per_gpu == pytest.approx(row.step.tokens_per_step / row.step.step_us * 1e6 / 8)  # type: ignore[operator]
+        assert row.fullest is not None
+        assert row.fullest.total_bytes == (
+            row.fullest.peak_reserved_bytes + row.fullest.nccl_high_bytes + row.fullest.context_bytes
+        )
+
+
+def test_listed_ranks_run(tmp_path: Path) -> None:
+    _, executor, _ = run(tmp_path / "s", ranks="4", keep=None)
+    assert ranks(executor.tasks) == [4] * 4
+
+
+def test_points_that_ran_do_not_run_again(tmp_path: Path) -> None:
+    first, _, _ = run(tmp_path / "s")
+    again, executor, told = run(tmp_path / "s")
+    assert executor.tasks == []
+    assert all(known for _, known in told.rows)
+    assert again.rows == first.rows
+
+
+def test_new_values_of_an_axis_run_and_old_points_do_not(tmp_path: Path) -> None:
+    run(tmp_path / "s")
+    sweep, executor, _ = run(tmp_path / "s", text=SWEEP.replace("tp = [1, 2]", "tp = [2, 4]"))
+    assert {argument(task, "--tp") for task in executor.tasks} == {4}
+    assert {dict(row.values)["tp"] for row in sweep.rows} == {2, 4}
+
+
+@pytest.mark.parametrize("change", ["script", "variable", "version", "fresh"])
+def test_a_change_runs_every_point_again_and_is_named(
+    tmp_path: Path, job: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "s")
+    if change == "script":
+        (job / "model.py").write_text("x = 1\n")
+    elif change == "variable":
+        monkeypatch.setenv("NVTE_FLASH_ATTN", "0")
+    elif change == "version":
+        monkeypatch.setattr("fakedist.sweep.plan.__version__", "9.9.9")
+    _, executor, told = run(tmp_path / "s", fresh=change == "fresh")
+    assert len(executor.tasks) == 8
+    named = {"script": "model.py", "variable": "variable NVTE_FLASH_ATTN", "version": "versions"}
+    if change != "fresh":
+        assert named[change] in told.remarks[0]
+
+
+def test_a_variable_of_the_terminal_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "s")
+    monkeypatch.setenv("SSH_TTY", "/dev/pts/7")
+    monkeypatch.setenv("COLUMNS", "81")
+    assert run(tmp_path / "s")[1].tasks == []
+
+
+def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:
+    class KilledError(Exception):
+        pass
+
+    def killed(task: Task) -> str:
+        if argument(task, "--tp") == 2 and task.job.rank == 4:
+            raise KilledError
+        return RAN
+
+    with pytest.raises(KilledError):
+        run(tmp_path / "s", killed)
+    journal = tmp_path / "s" / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"row":{"id":"')  # killed while it wrote
+    assert len(open_sweep(tmp_path / "s").rows) == 2
+    sweep, executor, _ = run(tmp_path / "s")
+    assert [(argument(task, "--mbs"), task.job.rank) for task in executor.tasks] == [(1, 4), (2, 0), (2, 4)]
+    assert {row.status for row in sweep.rows} == {Status.FITS}
+    assert all(line and json.loads(line) for line in journal.read_text().splitlines())
+
+
+def test_an_interrupted_sweep_has_a_table_and_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "s", lambda task: INTERRUPTED if argument(task, "--mbs") == 2 else RAN)
+    assert (tmp_path / "s" / "sweep.parquet").exists()
+    _, executor, _ = run(tmp_path / "s")
+    ran = [(argument(task, "--tp"), argument(task, "--mbs")) for task in executor.tasks]
+    assert ran == [(1, 2), (1, 2), (2, 1), (2, 1), (2, 2), (2, 2)]
+
+
+def test_what_went_wrong_is_a_row(tmp_path: Path) -> None:
+    kinds = {(1, 1): OUT_OF_MEMORY, (1, 2): REFUSED, (1, 4): RAISED, (2, 1): LOST}
+    text = SWEEP.replace("mbs = [1, 2]", "mbs = [1, 2, 4]")
+    sweep, executor, _ = run(
+        tmp_path / "s", lambda task: kinds.get((argument(task, "--tp"), argument(task, "--mbs")), RAN), text=text
+    )
+    rows = {tuple(value for _, value in row.values): row for row in sweep.rows}
+    assert statuses(sweep) == {
+        (1, 1): Status.DOES_NOT_FIT,
+        (1, 2): Status.INVALID,
+        (1, 4): Status.FAILED,
+        (2, 1): Status.FAILED,
+        (2, 2): Status.FITS,
+        (2, 4): Status.FITS,
+    }
+    assert rows[1, 1].reason.startswith("out of memory")
+    assert (rows[1, 2].reason, rows[1, 2].line) == (
+        "AssertionError: heads cannot be divided by tp",
+        "/job/train.py:7 (main)",
+    )
+    assert rows[2, 1].reason == "the worker was lost"
+    assert ranks(executor.tasks) == [0, 0, 0, 0, 0, 4, 0, 4]
+    # What could not start runs again. What failed by itself does not.
+    assert [argument(task, "--tp") for task in run(tmp_path / "s", text=text)[1].tasks] == [2, 2]
+
+
+def test_a_rank_that_a_signal_killed_runs_once_more_and_the_row_says_so(tmp_path: Path) -> None:
+    ran: Counter[tuple[int, int]] = Counter()
+
+    def ends(task: Task) -> str:
+        tp = argument(task, "--tp")
+        ran[tp, task.job.rank] += 1
+        if tp == 1 and task.job.rank == 4:
+            return CRASHED if ran[tp, 4] == 1 else RAN
+        return {1: RAN, 2: CRASHED, 4: KILLED_ITSELF}[tp]
+
+    text = SWEEP.replace("mbs = [1, 2]", "mbs = [1]").replace("tp = [1, 2]", "tp = [1, 2, 4]")
+    sweep, executor, _ = run(tmp_path / "s", ends, text=text)
+    assert ran == {(1, 0): 1, (1, 4): 2, (2, 0): 2, (4, 0): 1}
+    assert len({task.key for task in executor.tasks}) == len(executor.tasks)
+    rows = {dict(row.values)["tp"]: row for row in sweep.rows}
+    assert [(each.rank, each.first_try) for each in rows[1].ranks] == [(0, ""), (4, "killed by SIGSEGV")]
+    assert rows[1].status is Status.FITS
+    assert (rows[2].status, rows[2].ranks[0].first_try) == (Status.FAILED, "killed by SIGSEGV")
+    assert (rows[4].status, rows[4].ranks[0].first_try) == (Status.FAILED, "")
+    assert "2 ranks ran a second time: the first was killed by SIGSEGV" in list(reasons(sweep.rows))
+
+
+@pytest.mark.usefixtures("priced")
+def test_prices_make_rows_and_no_runs(tmp_path: Path) -> None:
+    text = SWEEP.replace("mbs = [1, 2]", 'mbs = [1]\nfabric = ["p5-efa", "dgx-h100-ndr"]')
+    text = text.replace("tp = [1, 2]", "tp = [1]").replace("[axes]", 'fabric = "{fabric}"\n[axes]')
+    sweep, executor, _ = run(tmp_path / "s", text=text)
+    assert len(executor.tasks) == 2
+    assert len(sweep.rows) == 2
+    assert {row.step.fabric for row in sweep.rows if row.step} == {"p5-efa", "dgx-h100-ndr"}
+    later = text.replace('"dgx-h100-ndr"]', '"dgx-h100-ndr", "dgx-a100-hdr"]')
+    again, executor, _ = run(tmp_path / "s", text=later)
+    assert executor.tasks == []
+    assert len(again.rows) == 3
+
+
+def test_points_beyond_one_that_does_not_fit_are_skipped_and_some_are_checked(tmp_path: Path) -> None:
+    text = SWEEP.replace("mbs = [1, 2]", "mbs = { values = [1, 2, 4, 8], monotone = true }")
+    sweep, executor, told = run(
+        tmp_path / "s", lambda task: OUT_OF_MEMORY if argument(task, "--mbs") >= 2 else RAN, text=text
+    )
+    found = statuses(sweep)
+    assert [found[tp, mbs] for tp in (1, 2) for mbs in (1, 2)] == [Status.FITS, Status.DOES_NOT_FIT] * 2
+    beyond = [found[tp, mbs] for tp in (1, 2) for mbs in (4, 8)]
+    assert sorted(beyond) == [Status.DOES_NOT_FIT] + [Status.SKIPPED] * 3
+    assert [row.is_check for row in sweep.rows].count(True) == 1
+    assert len(executor.tasks) == 2 * 3 + 1
+    assert told.remarks == []
+    assert run(tmp_path / "s", text=text)[1].tasks == []
+
+
+def test_an_axis_that_is_not_monotone_is_found_out(tmp_path: Path) -> None:
+    text = SWEEP.replace("mbs = [1, 2]", "mbs = { values = [1, 2, 4, 8], monotone = true }")
+    sweep, _, told = run(tmp_path / "s", lambda task: OUT_OF_MEMORY if argument(task, "--mbs") == 1 else RAN, text=text)
+    assert Status.SKIPPED not in statuses(sweep).values()
+    assert "mbs not monotone" in told.remarks[0]
+
+
+def test_only_the_best_keep_their_runs(tmp_path: Path) -> None:
+    sweep, _, _ = run(tmp_path / "s", keep="best:2")
+    kept = {folder.name for folder in (tmp_path / "s" / "runs").iterdir()}
+    assert kept == {each.row.key for each in sweep.ranking.ranked[:2]}
+    assert run(tmp_path / "s", keep="best:2")[1].tasks == []
+
+
+def test_runs_that_were_kept_are_priced_anew_and_do_not_run_again(tmp_path: Path) -> None:
+    run(tmp_path / "s", keep="best:4", ranks="0")
+    # None is among the best before it has its new row.
+    sweep, executor, _ = run(tmp_path / "s", keep="best:1", ranks="0", micro_batches="4")
+    assert executor.tasks == []
+    assert len(sweep.rows) == 4
+    assert [folder.name for folder in (tmp_path / "s" / "runs").iterdir()] == [sweep.ranking.ranked[0].row.key]
+
+
+def test_two_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
+    def nested(task: Task) -> str:
+        with pytest.raises(SweepError, match="is in use by another sweep"):
+            run(tmp_path / "s")
+        return RAN
+
+    run(tmp_path / "s", nested)
+
+
+@pytest.mark.parametrize("wrong", ["script", "directory", "journal"])
+def test_a_sweep_that_cannot_begin_leaves_no_executor_open(
+    tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s").mkdir()
+    if wrong == "script":
+        monkeypatch.undo()  # the script is looked for again
+        monkeypatch.chdir(tmp_path)
+    elif wrong == "directory":
+        (tmp_path / "s" / "thesis.tex").touch()
+    else:
+        (tmp_path / "s" / "journal.jsonl").write_text("{}\n")
+    Path("sweep.toml").write_text(SWEEP)
+    executor = FakeExecutor(MADE[0])
+    with pytest.raises(FakedistError):
+        run_sweep(sweep_of_file(Path("sweep.toml"), Given()), tmp_path / "s", executor, Told().listener())
+    assert executor.is_closed
+    assert executor.tasks == []
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "thesis.tex").touch()
+    with pytest.raises(SweepError, match="neither empty nor a sweep's directory"):
+        run(tmp_path / "s")
+
+
+def test_a_damaged_journal_is_refused_with_its_line(tmp_path: Path) -> None:
+    run(tmp_path / "s")
+    journal = tmp_path / "s" / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join([*lines[:2], lines[2][:-30] + "\n", *lines[3:]]))
+    with pytest.raises(SweepError, match=r"journal.jsonl, line 3 cannot be read"):
+        run(tmp_path / "s")
+
+
+def test_a_full_disk_leaves_a_journal_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+    import os
+
+    calls = []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fakedist.sweep.sweep_directory.os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(tmp_path / "s")
+    assert len(open_sweep(tmp_path / "s").rows) == 1
+    assert len(run(tmp_path / "s")[0].rows) == 4
+
+
+def test_every_stage_runs_for_the_best(tmp_path: Path) -> None:
+    sweep, executor, _ = run(tmp_path / "s", ranks="stages:1")
+    assert ranks(executor.tasks) == [0, 4] * 4  # a pipeline of two has no other stage
+    assert {row.has_every_stage for row in sweep.rows} == {True}
+
+
+WIDE = SWEEP.replace("tp = [1, 2]", 'tp = "1..64"').replace("mbs = [1, 2]", 'mbs = "1..64"')
+
+
+def test_a_sampler_runs_as_many_points_as_trials(tmp_path: Path) -> None:
+    sweep, executor, _ = run(tmp_path / "s", text=WIDE, trials=12)
+    assert len(sweep.rows) == 12
+    assert len(executor.tasks) == 24
+    again, executor, _ = run(tmp_path / "s", text=WIDE, trials=14)
+    assert len(executor.tasks) == 4
+    assert len(again.rows) == 14
+
+
+def test_a_sampler_learns_what_does_not_fit(tmp_path: Path) -> None:
+    """Half of the space does not fit. A sampler that did not learn from that would choose from it half of the time."""
+
+    def outcome(task: Task) -> str:
+        return OUT_OF_MEMORY if argument(task, "--mbs") > 32 else RAN
+
+    sweep, _, _ = run(tmp_path / "s", outcome, text=WIDE, trials=40, ranks="0")
+    later = [row.status for row in sweep.rows][20:]
+    assert later.count(Status.DOES_NOT_FIT) < 5
+
+
+def test_a_space_that_is_used_up_ends_the_sampler(tmp_path: Path) -> None:
+    sweep, _, _ = run(tmp_path / "s", trials=50, ranks="0")
+    assert len(sweep.rows) == 4
