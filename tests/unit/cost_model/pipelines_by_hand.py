@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
-from tests.unit.time.launches_by_hand import ALL_REDUCE, COPY, PRODUCT, launch, record
 from torch.distributed import pipelining
 
 from fakedist.analysis.times.recorded_times import launch_table, work_table
 from fakedist.rundir.launch_records import WorkRow
+from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, PRODUCT, launch, record
 
 SEND = ALL_REDUCE._replace(name="send", operation="send")
 RECV = ALL_REDUCE._replace(name="recv", operation="recv")

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
-from tests.unit.time.launches_by_hand import ALL_REDUCE, COPY, launch, record
 
 from fakedist.analysis.times.recorded_times import launch_table
 from fakedist.analysis.times.step_parts import path_parts
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST, CriticalPath, Timeline, find_critical_path
 from fakedist.rundir.step_time import PathPart
 from tests.unit.analysis.times.times_by_hand import model
+from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, launch, record
 
 
 class Host(NamedTuple):

@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from tests.unit.time.work_by_hand import attention, moving, product, work
 
 from fakedist.cost_model import rules
 from fakedist.cost_model.kernels import KernelTimes
@@ -15,6 +14,7 @@ from fakedist.cost_model.measurements import load_measured
 from fakedist.cost_model.work_arrays import Estimates
 from fakedist.gpu_models.catalogue import GPUS, find_gpu
 from fakedist.rundir.launch_records import WorkRow
+from tests.unit.cost_model.work_by_hand import attention, moving, product, work
 
 every_gpu = pytest.mark.parametrize("name", GPUS)
 NAN = float("nan")

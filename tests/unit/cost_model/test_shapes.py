@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from tests.unit.time.launches_by_hand import COPY, PRODUCT
 
 from fakedist.cost_model.step import shape_texts
 from fakedist.rundir.launch_records import WorkRow
+from tests.unit.cost_model.launches_by_hand import COPY, PRODUCT
 
 ATTENTION = WorkRow("fmha", "library", "attention", attention="forward", batch=2, heads=32, kv_heads=8)._replace(
     queries=8192, keys=8192, width=128, value_width=128, causal=True

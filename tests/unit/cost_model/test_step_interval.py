@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from tests.unit.time.launches_by_hand import COPY, UNKNOWN, launch, record
 
 from fakedist.analysis.times.recorded_times import launch_table, work_table
 from fakedist.cost_model.kernels import KernelTimes
@@ -14,6 +13,7 @@ from fakedist.cost_model.step import price_step
 from fakedist.cost_model.timeline import HOST_RANGE, Array
 from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.rundir.step_time import KernelSource
+from tests.unit.cost_model.launches_by_hand import COPY, UNKNOWN, launch, record
 
 
 class HalfToDouble(KernelTimes):

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from tests.unit.time.test_placing import Free
 
 from fakedist.cost_model.communication import Communication
 from fakedist.cost_model.fabric import FABRICS
@@ -15,6 +14,7 @@ from fakedist.cost_model.placing import StepLaunches
 from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
 from fakedist.errors import JobError
 from fakedist.gpu_models.catalogue import GPUS
+from tests.unit.cost_model.test_placing import Free
 
 NDR = FABRICS["dgx-h100-ndr"]
 WORK = pd.DataFrame([("product", 64, 64, 1), ("collective", 0, 0, 0)], columns=["kind", "m", "n", "batch"])

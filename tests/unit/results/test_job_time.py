@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.time.launches_by_hand import PRODUCT, launch, record
 
 import fakedist
 from fakedist.analysis.building import build_tables
@@ -18,6 +17,7 @@ from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.results.job_time import time_job
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.analysis.recorded import GPU, new_run
+from tests.unit.cost_model.launches_by_hand import PRODUCT, launch, record
 from tests.unit.report.handmade import recorded
 
 EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from tests.unit.time.launches_by_hand import ALL_REDUCE, COPY, PRODUCT, UNKNOWN, launch, record
 
 from fakedist.analysis.building import build_tables
 from fakedist.errors import JobError, RunDirectoryError
@@ -19,6 +18,7 @@ from fakedist.rundir.manifest import load_manifest, write_manifest
 from fakedist.rundir.time_notes import not_timed
 from tests.unit.analysis.recorded import GPU
 from tests.unit.analysis.recorded import new_run as new_run_directory
+from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, PRODUCT, UNKNOWN, launch, record
 from tests.unit.report.handmade import recorded
 
 H100 = find_gpu("h100-80g")

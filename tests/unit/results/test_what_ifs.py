@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.time.launches_by_hand import ALL_REDUCE, PRODUCT, launch, record
 
 from fakedist.analysis.building import build_tables
 from fakedist.cli import main
@@ -16,6 +15,7 @@ from fakedist.errors import JobError
 from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import GPU, new_run
+from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, PRODUCT, launch, record
 from tests.unit.report.handmade import recorded, talking
 
 #: A reduction of the gradients on stream 7 next to two gathers on stream 9, after and before a product.

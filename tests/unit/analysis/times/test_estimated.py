@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from tests.unit.time.launches_by_hand import COPY, PRODUCT, launch, record
 
 from fakedist.analysis.times.breakdown import recorded_ranges
 from fakedist.analysis.times.estimated import estimate_times
@@ -13,6 +12,7 @@ from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.kernels import KernelTimes
 from fakedist.cost_model.timeline import Array
 from fakedist.gpu_models.catalogue import find_gpu
+from tests.unit.cost_model.launches_by_hand import COPY, PRODUCT, launch, record
 
 H100 = find_gpu("h100-80g")
 LAYERS = pd.DataFrame({"name": ["", "a"], "class_name": ["", "A"], "parent": [-1, 0]})

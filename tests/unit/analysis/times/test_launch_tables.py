@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-from tests.unit.time.launches_by_hand import COPY, PRODUCT, UNKNOWN, launch, record
 
 from fakedist.analysis.times.recorded_times import launch_table, work_table
 from fakedist.rundir.directory import TABLES_NAME
 from fakedist.rundir.schema import LAUNCHES, WORK
 from fakedist.rundir.tables import write_table
 from tests.unit.analysis.recorded import HandMade
+from tests.unit.cost_model.launches_by_hand import COPY, PRODUCT, UNKNOWN, launch, record
 
 ROWS = [
     launch(PRODUCT, op=7, layer=3, grid="8,4,1", block="384,1,1"),

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from tests.unit.time.launches_by_hand import PRODUCT, launch
 
 from fakedist.analysis.times.job_times import flops_of, tokens_of
 from fakedist.rundir.launch_records import WorkRow
+from tests.unit.cost_model.launches_by_hand import PRODUCT, launch
 
 EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)
 POSITIONS = EMBEDDING._replace(m=512)
