@@ -42,9 +42,20 @@ SLACK_BYTES = 1 << 20
 #: packed sequences differ by less from step to step.
 WHOLE_BATCH = 0.9
 
-#: Bytes that live blocks were requested with, on each device: the allocator's large blocks (over 1 MiB) and its small
-#: ones. What it adds to a request varies from step to step: it leaves the rest of a cached block whole if it is small.
-Live = Mapping[int, tuple[int, int]]
+
+class LiveBytes(NamedTuple):
+    """Live bytes of a device: requested in large blocks of the allocator (over 1 MiB) and in small ones, and the large
+    blocks themselves, which are larger where the allocator does not split a cached block.
+    """
+
+    large: int
+    small: int
+    large_blocks: int
+
+
+#: What is live on each device that has anything.
+Live = Mapping[int, LiveBytes]
+_NOTHING = LiveBytes(0, 0, 0)
 
 
 class StepSize(NamedTuple):
@@ -106,11 +117,10 @@ class After:
 class Steady:
     """Steps until one ends with as much live memory as the step before, so that the next one would be the same.
 
-    Live memory is what was requested of the caching allocator and is still allocated, on each device, without what the
-    allocator adds to a request. Blocks of its large pools must match to the byte. Blocks of its small pools (up to 1
-    MiB each) may differ by less than 1 MiB in total. Every optimizer must have
-    stepped, and the step's batch must not be a partial one, as the last of an epoch is.
-    Each step from step 2 on is timed until then.
+    Live memory is what was requested of the caching allocator and is still allocated. On each device, requests for
+    large blocks must match to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If
+    the large blocks themselves differ, one more step must request the same: the allocator may still reserve more.
+    Every optimizer must have stepped, and the batch must be whole. Each step from step 2 on is timed until then.
 
     Args:
         live: Returns what is live now.
@@ -133,6 +143,7 @@ class Steady:
         self._now: Live = {}
         self._before: Live | None = None
         self._why = ""
+        self._num_alike = 0
 
     def may_end(self) -> None:
         """Read what is live."""
@@ -158,15 +169,23 @@ class Steady:
         return [notes.not_steady(self._why)] if self._why else []
 
     def _difference(self, before: Live, now: Live, step: int) -> str:
-        for device in sorted({*before, *now}):
-            (large, small), (large_now, small_now) = before.get(device, (0, 0)), now.get(device, (0, 0))
-            if large != large_now or abs(small - small_now) >= SLACK_BYTES:
-                told = f"{format_bytes(large + small)} of requests were live at the end of step {step - 1}"
-                exact = f" ({large_now + small_now - large - small:+,} bytes)"
-                return f"{told}, {format_bytes(large_now + small_now)} at the end of step {step}{exact}"
+        devices = [(before.get(device, _NOTHING), now.get(device, _NOTHING)) for device in sorted({*before, *now})]
+        for old, new in devices:
+            if old.large != new.large or abs(old.small - new.small) >= SLACK_BYTES:
+                self._num_alike = 0
+                return _grew("requests", old.large + old.small, new.large + new.small, step)
+        self._num_alike += 1
+        for old, new in devices:
+            if old.large_blocks != new.large_blocks and self._num_alike == 1:
+                return _grew("large blocks", old.large_blocks, new.large_blocks, step)
         if self._size(step).rows < WHOLE_BATCH * self._most_rows:
             return f"step {step} had a smaller batch than a step before"
         return f"an optimizer has not stepped in {step} steps" if self._waits() else ""
+
+
+def _grew(what: str, bytes_: int, now_bytes: int, step: int) -> str:
+    live = f"{format_bytes(bytes_)} of {what} were live at the end of step {step - 1}"
+    return f"{live}, {format_bytes(now_bytes)} at the end of step {step} ({now_bytes - bytes_:+,} bytes)"
 
 
 def make_goal(
@@ -770,7 +789,12 @@ def live_bytes() -> Live:
         return {}
     found = {}
     for device in range(torch.cuda.device_count()):
-        requested = torch._C._cuda_memoryStats(device)["requested_bytes"]
+        stats = torch._C._cuda_memoryStats(device)
+        requested = stats["requested_bytes"]
         if requested["all"]["current"]:
-            found[device] = (requested["large_pool"]["current"], requested["small_pool"]["current"])
+            found[device] = LiveBytes(
+                requested["large_pool"]["current"],
+                requested["small_pool"]["current"],
+                stats["allocated_bytes"]["large_pool"]["current"],
+            )
     return found

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from fakedist.record.steps import After, Live, Steady, StepSize, make_goal
+from fakedist.record.steps import After, Live, LiveBytes, Steady, StepSize, make_goal
 
 MIB = 1 << 20
 
 
 class Ends:
-    """Steps that end with so much live memory: large and small blocks of device 0."""
+    """Steps that end with so much live on device 0: requests for large and small blocks, and the large blocks."""
 
     def __init__(
-        self, *live: tuple[int, int], waits: bool = False, stops: bool = True, rows: Sequence[int] = (8,) * 8
+        self, *live: tuple[int, ...], waits: bool = False, stops: bool = True, rows: Sequence[int] = (8,) * 8
     ) -> None:
-        self.live = [{0: each} for each in live]
+        self.live = [{0: LiveBytes(each[0], each[1], each[2] if len(each) > 2 else each[0])} for each in live]
         self.goal = Steady(self._now, lambda: waits, lambda step: StepSize(rows[step - 1], 0), stops=stops)
         self.number = 0
 
@@ -45,6 +45,15 @@ def test_a_step_that_ends_with_more_is_followed_by_another() -> None:
     ends = Ends((MIB, 5), (3 * MIB, 5), (3 * MIB, 5))
     assert ends.goal.is_timed(2)
     assert ends.run() == 3
+
+
+def test_other_blocks_for_the_same_requests_take_one_more_step() -> None:
+    assert Ends((MIB, 5, MIB), (MIB, 5, 2 * MIB), (MIB, 5, 2 * MIB), (MIB, 5, 2 * MIB)).run() == 3
+    assert Ends((MIB, 5, MIB), (MIB, 5, 2 * MIB), (MIB, 5, MIB), (MIB, 5, 2 * MIB)).run() == 3  # rounding alone
+    assert (
+        Ends((MIB, 5, MIB), (MIB, 5, 2 * MIB), (3 * MIB, 5, MIB), (3 * MIB, 5, 2 * MIB), (3 * MIB, 5, 2 * MIB)).run()
+        == 5
+    )
 
 
 def test_losses_kept_for_a_log_are_steady_enough() -> None:

@@ -64,8 +64,7 @@ def test_the_size_of_a_step_has_the_rows_of_the_first_input_and_the_elements_of_
     assert job.training.size_of(2) == (0, 0)
 
 
-def test_live_bytes_are_those_that_were_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that is kept whole, because what would remain is small, is no difference between steps."""
+def test_live_bytes_are_those_that_were_requested_and_the_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     allocated, requested = (
         {
             pool: {"current": bytes_}
@@ -77,4 +76,4 @@ def test_live_bytes_are_those_that_were_requested(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     stats = {"allocated_bytes": allocated, "requested_bytes": requested}
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: stats, raising=False)
-    assert live_bytes() == {0: (2 << 20, 700)}
+    assert live_bytes() == {0: (2 << 20, 700, 3 << 20)}
