@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from fakedist.launcher.executors.task_template import TaskTemplate, end_with_supervisor
 from fakedist.launcher.keeping import TemplateKeeper
@@ -77,7 +77,8 @@ class Supervised:
 
 
 def main() -> int:
-    """Run the orders on stdin, one a line. Print how each ended, one a line. This process becomes a subreaper."""
+    """Run the orders on stdin, one a line. Print how each ended, one a line. A child of this process does it all."""
+    shield = _shield()
     adopt_orphans()
     child_ends, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -85,11 +86,28 @@ def main() -> int:
     signal.signal(signal.SIGCHLD, _hear)
     templates = Templates(TemplateKeeper(Path(sys.argv[2]), output=sys.stderr.fileno()), TaskTemplate())
     while line := sys.stdin.buffer.readline():
-        supervised = _Supervision(Order(**json.loads(line)), sys.stdin.buffer, child_ends, templates).run()
+        owners = (sys.stdin.fileno(), shield)
+        supervised = _Supervision(Order(**json.loads(line)), owners, child_ends, templates).run()
+        if select.select([shield], [], [], 0)[0]:
+            break
         sys.stdout.write(json.dumps(asdict(supervised)) + "\n")
         sys.stdout.flush()
     templates.close()
     return 0
+
+
+def _shield() -> int:
+    """Go on in a child: Ray kills the children of a worker that leaves, and nothing would end the tasks then.
+
+    Returns:
+        A descriptor that is at its end once the process that was this one is gone.
+    """
+    reader, writer = os.pipe()
+    if child := os.fork():
+        os.close(reader)
+        os._exit(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+    os.close(writer)
+    return reader
 
 
 def _hear(number: int, frame: FrameType | None) -> None:
@@ -153,11 +171,10 @@ def start(order: Order, templates: Templates) -> subprocess.Popen[bytes] | Forke
 class _Supervision:
     """One program that is being watched."""
 
-    def __init__(self, order: Order, line: BinaryIO, child_ends: int, templates: Templates) -> None:
+    def __init__(self, order: Order, owners: tuple[int, ...], child_ends: int, templates: Templates) -> None:
         self._order = order
         self._templates = templates
-        self._readers: list[int] = [child_ends, line.fileno()]
-        self._line = line.fileno()
+        self._readers: list[int] = [child_ends, *owners]
         self._tree = ProcessTree(os.getpid(), besides=templates.pids)
         self._peak_bytes = 0
         templates.ranks.most_bytes()  # of ranks of the task before, which it may have reaped late
@@ -182,7 +199,7 @@ class _Supervision:
     def _wait(self) -> None:
         """Wait for a sample's time, for a process that ends, or for the executor."""
         for reader in select.select(self._readers, [], [], _SAMPLE_S)[0]:
-            if not os.read(reader, 4096) and reader == self._line:
+            if not os.read(reader, 4096):  # an owner is gone
                 self._readers.remove(reader)
                 self._leave("cancelled")
 

@@ -104,8 +104,9 @@ def test_a_fork_is_as_if_it_had_been_started(supervisor: Supervisor, tmp_path: P
     assert 0 < forked.peak_rss_bytes < 1 << 30
 
 
-def test_a_fork_is_a_child_of_the_supervisor(supervisor: Supervisor) -> None:
-    assert supervisor.run("print(HOW, os.getppid())")[1] == ["forked", str(supervisor.process.pid)]
+def test_a_fork_is_a_child_of_the_supervisors_own(supervisor: Supervisor) -> None:
+    parent = "open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1]"
+    assert supervisor.run(f"print(HOW, {parent})")[1] == ["forked", str(supervisor.process.pid)]
 
 
 @pytest.mark.parametrize(
