@@ -84,8 +84,8 @@ class Building:
 
             stack.callback(unseen.add(nn_module.register_module_parameter_registration_hook(self._registered)))
             stack.callback(unseen.add(nn_module.register_module_buffer_registration_hook(self._registered)))
-            stack.enter_context(self._watch_apply())
-            stack.enter_context(self._watch_loading())
+            stack.enter_context(self._watch_apply(unseen))
+            stack.enter_context(self._watch_loading(unseen))
             for name in wrappers.keys() & sys.modules.keys():
                 imported(sys.modules[name])
             stack.enter_context(when_imported(wrappers.__contains__, imported))
@@ -150,7 +150,7 @@ class Building:
     # ---- what moves, loads and wraps
 
     @contextmanager
-    def _watch_apply(self) -> Iterator[None]:
+    def _watch_apply(self, unseen: Unseen) -> Iterator[None]:
         """Note what ``.cuda()``, ``.to()``, ``.half()`` and ``.to_empty()`` move, and all that they make."""
 
         def apply(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -168,11 +168,11 @@ class Building:
                     self._tell_results(None)
                 self._note_own(self_)
 
-        with patched(nn.Module, "_apply", apply) as original:
+        with unseen.replaced(nn.Module, "_apply", apply) as original:
             yield
 
     @contextmanager
-    def _watch_loading(self) -> Iterator[None]:
+    def _watch_loading(self, unseen: Unseen) -> Iterator[None]:
         """Note the tensors of a checkpoint that are on the device."""
 
         def load_state_dict(self_: nn.Module, state_dict: object, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +183,7 @@ class Building:
                         self._note(tensor, module)
             return original(self_, state_dict, *args, **kwargs)
 
-        with patched(nn.Module, "load_state_dict", load_state_dict) as original:
+        with unseen.replaced(nn.Module, "load_state_dict", load_state_dict) as original:
             yield
 
     @contextmanager

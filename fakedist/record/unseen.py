@@ -56,6 +56,7 @@ class Unseen:
         self._handles: list[RemovableHandle] = []
         self._lock, self._depth = threading.Lock(), 0
         self._taken: list[Taken] = []
+        self._replaced: list[tuple[type, str, Any, Any]] = []
         self._exit = ExitStack()
         self._steps = threading.local()
 
@@ -68,6 +69,17 @@ class Unseen:
             handle.remove()
 
         return remove
+
+    @contextmanager
+    def replaced(self, owner: type, name: str, replacement: Any) -> Iterator[Any]:
+        """Replace a method as :func:`fakedist.patch.patched` does, and hide the replacement, too."""
+        with patched(owner, name, replacement) as original:
+            entry = (owner, name, original, replacement)
+            self._replaced.append(entry)
+            try:
+                yield original
+            finally:
+                self._replaced.remove(entry)
 
     def is_reported(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether compiled code has reported the step that this optimizer is in. Its hooks need not report it again.
@@ -88,6 +100,8 @@ class Unseen:
             self._depth += 1
             if self._depth == 1:
                 self._taken = take(self._handles)
+                for owner, name, original, _ in self._replaced:
+                    setattr(owner, name, original)
         try:
             yield
         finally:
@@ -96,6 +110,8 @@ class Unseen:
                 if not self._depth:
                     put_back(self._taken)
                     self._taken = []
+                    for owner, name, _, replacement in self._replaced:
+                        setattr(owner, name, replacement)
 
     @contextmanager
     def from_dynamo(self, begins: Stepped, ended: Stepped) -> Iterator[None]:
