@@ -74,7 +74,7 @@ def test_whether_a_factorisation_worked_is_known_and_not_made_up(run: Solved) ->
 def test_each_factorisation_has_a_time_that_is_bounded_by_its_roofline(run: Solved) -> None:
     solvers = run.kernels[run.kernels["name"].str.contains(SOLVERS)]
     assert {"cusolverDn"} <= {name[:10] for name in solvers["name"]}
-    assert set(solvers["phase"]) == {"optimizer", "other"}, "the optimizers, then a layer is quantised"
+    assert set(solvers["phase"]) == {"optimizer"}, "what follows the last optimizer step is not timed"
     assert (solvers["flops"] > 0).all()
     least = roofline_us(solvers.assign(dtype="fp32", over_host_link=False), find_gpu("h100-80g"))
     assert (solvers["low_us"] >= least - 1e-6).all()
