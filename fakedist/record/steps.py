@@ -59,15 +59,13 @@ _NOTHING = LiveBytes(0, 0, 0)
 
 
 class StepSize(NamedTuple):
-    """The inputs of the model that a step trained.
-
-    Attributes:
-        rows: First dimension of the first input, as a rule the batch, summed over the step's forwards.
-        elements: Elements of all inputs.
+    """The inputs of the model that a step trained: rows of the first input, as a rule the batch, and elements of all,
+    summed over the step's forwards, and the most rows of a forward.
     """
 
     rows: int
     elements: int
+    most: int = 0
 
 
 class Goal(Protocol):
@@ -139,7 +137,7 @@ class Steady:
     ) -> None:
         self.is_steady = False
         self._live, self._waits, self._size, self._stops = live, waits, size, stops
-        self._most_rows = 0
+        self._most_rows = self._most = 0
         self._now: Live = {}
         self._before: Live | None = None
         self._why = ""
@@ -154,7 +152,9 @@ class Steady:
         """Whether the step is steady, or the last one to try."""
         if not self.is_steady:
             before, self._before = self._before, self._now
-            self._most_rows = max(self._most_rows, self._size(step).rows)
+            self._most = max(self._most, self._size(step).most)
+            if step > 1:  # a pipeline's first step probes shapes, too
+                self._most_rows = max(self._most_rows, self._size(step).rows)
             if before is not None and step >= LEAST_STEPS:
                 self._why = self._difference(before, self._now, step)
                 self.is_steady = not self._why
@@ -178,7 +178,8 @@ class Steady:
         for old, new in devices:
             if old.large_blocks != new.large_blocks and self._num_alike == 1:
                 return _grew("large blocks", old.large_blocks, new.large_blocks, step)
-        if self._size(step).rows < WHOLE_BATCH * self._most_rows:
+        size = self._size(step)
+        if size.rows < WHOLE_BATCH * self._most_rows or size.most < WHOLE_BATCH * self._most:
             return f"step {step} had a smaller batch than a step before"
         return f"an optimizer has not stepped in {step} steps" if self._waits() else ""
 
@@ -200,9 +201,7 @@ def make_goal(
     Args:
         steps: Number of steps, or "auto".
         until: Number of steps, or what ends the run instead. None if only ``steps`` counts.
-        live: See :class:`Steady`.
-        waits: See :class:`Steady`.
-        size: See :class:`Steady`.
+        live, waits, size: See :class:`Steady`.
     """
     if isinstance(until, int):
         return After(until)
@@ -213,8 +212,6 @@ def make_goal(
 _IN_BACKWARD = -1
 #: If an optimizer steps this many times more than in the step before, its steps are taken as training steps.
 _MOST_REPEATS = 16
-
-
 #: How far the real time was ahead of the steady clock when this process began.
 _AHEAD_NS = time.time_ns() - time.monotonic_ns()
 
@@ -631,9 +628,9 @@ class _Samples:
         shapes, others = _shapes(args), _shapes(kwargs)
         if shapes:
             self.samples = Samples(self.samples.number + shapes[0][0], "x".join(map(str, shapes[0][1:])))
-        rows, elements = self.size
+        rows, elements, most = self.size
         if every := [*shapes, *others]:
-            self.size = StepSize(rows + every[0][0], elements + sum(map(prod, every)))
+            self.size = StepSize(rows + every[0][0], elements + sum(map(prod, every)), max(most, every[0][0]))
 
 
 def _shapes(arguments: object) -> list[tuple[int, ...]]:

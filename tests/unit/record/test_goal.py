@@ -18,7 +18,9 @@ class Ends:
         self, *live: tuple[int, ...], waits: bool = False, stops: bool = True, rows: Sequence[int] = (8,) * 8
     ) -> None:
         self.live = [{0: LiveBytes(each[0], each[1], each[2] if len(each) > 2 else each[0])} for each in live]
-        self.goal = Steady(self._now, lambda: waits, lambda step: StepSize(rows[step - 1], 0), stops=stops)
+        self.goal = Steady(
+            self._now, lambda: waits, lambda step: StepSize(rows[step - 1], 0, rows[step - 1]), stops=stops
+        )
         self.number = 0
 
     def _now(self) -> Live:
@@ -83,6 +85,9 @@ def test_a_partial_batch_is_not_the_step_to_stop_at() -> None:
     assert ends.run() == 6
     assert "not steady: step 6 had a smaller batch than a step before" in ends.goal.notes()[0].text
     assert Ends(*[(MIB, 0)] * 8, rows=[3, 8, 8]).run() == 2
+    probed = Ends(*[(MIB, 0)] * 8)
+    probed.goal = Steady(probed._now, lambda: False, lambda step: StepSize(9 if step == 1 else 8, 0, 1))
+    assert probed.run() == 2  # a pipeline probes its shapes with one more forward
     assert Ends(*[(MIB, 0)] * 8, rows=[100, 90, 100]).run() == 2  # graphs, which are never alike
 
 

@@ -60,8 +60,8 @@ def test_the_size_of_a_step_has_the_rows_of_the_first_input_and_the_elements_of_
     job = Job()
     for rows in (8, 8):
         job.forward(MODEL, torch.zeros(rows, 3), [torch.zeros(5, 4)])
-    assert job.training.size_of(1) == (16, 2 * (24 + 20))
-    assert job.training.size_of(2) == (0, 0)
+    assert job.training.size_of(1) == (16, 2 * (24 + 20), 8)
+    assert job.training.size_of(2) == (0, 0, 0)
 
 
 def test_live_bytes_are_those_that_were_requested_and_the_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
