@@ -44,7 +44,7 @@ class _Noted(NamedTuple):
     module: weakref.ref[nn.Module]
 
 
-class Building:
+class Construction:
     """What models have, as long as they have not run.
 
     Args:

@@ -137,7 +137,7 @@ class Position:
 
     @property
     def phase(self) -> str:
-        """One of ``run.schema.PHASES``."""
+        """One of ``rundir.schema.PHASES``."""
         if self._engines and not self._steps_in_backward:
             return "backward"
         return self._phase

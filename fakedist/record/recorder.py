@@ -16,7 +16,7 @@ from fakedist.errors import RecordingError
 from fakedist.frames import script_line
 from fakedist.options import Until
 from fakedist.record.compiled_graphs import Modules, Watched, compilations, compiled_graphs, is_tracing
-from fakedist.record.construction import Building
+from fakedist.record.construction import Construction
 from fakedist.record.copies import Copies
 from fakedist.record.device_memory import AllocatorHistory, Beginning, EventTracker, allocator_history
 from fakedist.record.draining import Drain, Sources
@@ -114,7 +114,7 @@ class Recorder:
         self._operations = Operations(
             self._position, self._execute_before_cuda, self._tick, lambda text: None, fast_path=fast_path
         )
-        self._building = Building(
+        self._building = Construction(
             self._position, self._layers, self._marks, self._copies, self._operations.tell_results
         )
         self._watched = Watched(self._compiles, lambda: self._position.layer)

@@ -137,7 +137,7 @@ class LaunchesRecord(Record):
     """The launches of the timed step, in the order in which the host made them. They become the table ``launches``.
 
     Texts (grid, block) are places in ``texts``. ``what`` and ``phase`` are places in LAUNCH_KINDS and
-    ``run.schema.PHASES``.
+    ``rundir.schema.PHASES``.
 
     Attributes:
         step: The timed step.

@@ -71,7 +71,7 @@ class NcclRecord(Record):
 
     Attributes:
         version: Its version.
-        environment: The NCCL variables that matter for memory or time (``run.nccl``).
+        environment: The NCCL variables that matter for memory or time (``rundir.environment``).
     """
 
     kind: ClassVar[str] = "nccl"

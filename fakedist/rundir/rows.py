@@ -11,7 +11,7 @@ class Place(NamedTuple):
 
     Attributes:
         step: Step.
-        phase: One of ``run.schema.PHASES``.
+        phase: One of ``rundir.schema.PHASES``.
         layer: Number of the layer; 0 is outside of any module.
         recompute: Whether backward runs a forward again.
     """

@@ -30,7 +30,7 @@ from fakedist.report.text.sheet import (
     print_table,
     print_words,
 )
-from fakedist.report.text.wording import short_kernel, unknown_time, us_or_dash
+from fakedist.report.text.wording import or_dash, short_kernel, unknown_time, us_or_dash
 from fakedist.units import format_bytes
 
 
@@ -56,9 +56,7 @@ def text_column(name: str, cells: Iterable[object]) -> SheetColumn:
 
 def size_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     """A, B and the change."""
-    found = [
-        SheetColumn(name, [_or_dash(bytes_) for bytes_ in rows[f"{name.lower()}_bytes"].tolist()]) for name in "AB"
-    ]
+    found = [SheetColumn(name, [or_dash(bytes_) for bytes_ in rows[f"{name.lower()}_bytes"].tolist()]) for name in "AB"]
     changes = [format_change(bytes_) for bytes_ in rows["change_bytes"].tolist()]
     return [*found, SheetColumn("change", changes, rank=KEY)]
 
@@ -72,10 +70,6 @@ def relative_column(rows: pd.DataFrame) -> SheetColumn:
 def what_column(rows: pd.DataFrame) -> SheetColumn:
     """What became of it: grew, appeared, ..."""
     return SheetColumn("", [str(what) for what in rows["what"]], is_text=True, rank=1)
-
-
-def _or_dash(bytes_: int) -> str:
-    return format_bytes(bytes_) if bytes_ else "-"
 
 
 _LACKING = "a snapshot has no layers, phases, categories or times: the blocks are compared by source line"

@@ -96,7 +96,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
 
     Args:
         run: The run.
-        kernels: The result of :func:`fakedist.report.page.drawings.read_kernels`.
+        kernels: The result of :func:`fakedist.report.figures.time_figures.read_kernels`.
         layers: The table ``layers``.
         folds: Its layers, folded.
     """

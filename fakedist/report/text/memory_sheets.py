@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
+from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
@@ -216,7 +216,6 @@ def outside_section(summary: Summary) -> dict[str, object] | None:
     }
 
 
-_EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_LARGEST = 10
 _NUM_CHANGES = 12
 _NUM_STEPS = 4  # of more steps, only the first two, the one with the peak and the last are shown
@@ -323,7 +322,7 @@ def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> She
     columns = [SheetColumn("layer", names, is_text=True)]
     for name, (categories, rank) in LAYER_COLUMNS.items():
         sums = [sum(row[f"peak_{category}_bytes"] for category in categories) for row in rows]
-        columns.append(SheetColumn(name, [or_dash(bytes_) for bytes_ in sums], rank=rank if any(sums) else _EMPTY_RANK))
+        columns.append(SheetColumn(name, [or_dash(bytes_) for bytes_ in sums], rank=rank if any(sums) else EMPTY_RANK))
     for name, key, rank in (
         ("total", "peak_total_bytes", KEY),
         ("own", "peak_own_bytes", 5),

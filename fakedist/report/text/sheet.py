@@ -30,6 +30,9 @@ _NARROW = 64  # below this, what is said about a figure goes on a line of its ow
 _PIECES = re.compile(r"[^./_,]*[./_,]*")
 KEY = -1
 
+#: The rank of an empty column, which is left out before all others.
+EMPTY_RANK = 9
+
 
 @dataclass(frozen=True)
 class SheetColumn:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, unfolded
 from fakedist.analysis.times.breakdown import PEAK_DTYPE, fold_times, rows_of
-from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
+from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn
 from fakedist.report.text.wording import (
     MIN_SHARE,
     bytes_rate,
@@ -23,7 +23,6 @@ from fakedist.results.run import Run
 from fakedist.rundir.step_time import LayerTime, PathPart, StepTime
 from fakedist.units import format_bytes, format_us
 
-_EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_TOP = 10
 _NUM_RANGES = 20
 _NUM_PATH = 8
@@ -84,9 +83,9 @@ def layer_time_sheet(
     columns.append(_times("own", rows, "own_us", 5))
     columns += [_times(name, rows, f"{name}_us", 6, several=True) for name in ("least", "median", "largest")]
     rates = [flops_rate(row.flops, row.total_us) for row in rows]
-    columns.append(SheetColumn("TFLOP/s", rates, rank=2 if set(rates) != {"-"} else _EMPTY_RANK))
+    columns.append(SheetColumn("TFLOP/s", rates, rank=2 if set(rates) != {"-"} else EMPTY_RANK))
     bounds = [bound_of(row) for row in rows]
-    columns.append(SheetColumn("bound", bounds, is_text=True, rank=1 if any(bounds) else _EMPTY_RANK))
+    columns.append(SheetColumn("bound", bounds, is_text=True, rank=1 if any(bounds) else EMPTY_RANK))
     columns.append(_times("host late", rows, "launch_gap_us", 3))
     columns.append(SheetColumn("kernels", [f"{row.num_kernels:,}" for row in rows], rank=8))
     remarks = ["sums over kernels: more than the step if streams overlap; communication is not included"]
@@ -106,7 +105,7 @@ def bound_of(row: LayerTime) -> str:
 def _times(name: str, rows: list[LayerTime], key: str, rank: int, several: bool = False) -> SheetColumn:
     """Times of rows. With ``several``, only of rows with several layers."""
     values = [getattr(row, key) if not several or row.num_repeats > 1 else 0.0 for row in rows]
-    return SheetColumn(name, [us_or_dash(value) for value in values], rank=rank if any(values) else _EMPTY_RANK)
+    return SheetColumn(name, [us_or_dash(value) for value in values], rank=rank if any(values) else EMPTY_RANK)
 
 
 def family_sheet(time: StepTime, word: str) -> Sheet:
@@ -148,7 +147,7 @@ def family_columns(time: StepTime) -> list[SheetColumn]:
 
 
 def _rate(name: str, cells: list[str], rank: int) -> SheetColumn:
-    return SheetColumn(name, cells, rank=rank if set(cells) != {"-"} else _EMPTY_RANK)
+    return SheetColumn(name, cells, rank=rank if set(cells) != {"-"} else EMPTY_RANK)
 
 
 def top_sheet(time: StepTime, word: str) -> Sheet:
