@@ -20,8 +20,8 @@ import pandas as pd
 
 from fakedist.cost_model.collectives import CollectiveTimes, load_collectives
 from fakedist.cost_model.fabric import FABRICS, Fabric
-from fakedist.gpu_models.catalogue import GPUS
-from fakedist.nccl.interconnect import GroupShape
+from fakedist.cost_model.nccl.interconnect import GroupShape
+from fakedist.gpu.models.catalogue import GPUS
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
 BEGIN, END = "<!-- make accuracy-collectives: begin -->", "<!-- make accuracy-collectives: end -->"

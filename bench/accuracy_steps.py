@@ -29,16 +29,16 @@ import pandas as pd
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fakedist.analysis.times.estimated import Network, communication_for  # noqa: E402
-from fakedist.analysis.times.job_times import Models, job_times  # noqa: E402
 from fakedist.cost_model.accuracy import StepAccuracy, StepRow  # noqa: E402
 from fakedist.cost_model.communication import Communication  # noqa: E402
+from fakedist.cost_model.estimated import Network, communication_for  # noqa: E402
 from fakedist.cost_model.fabric import find_fabric  # noqa: E402
+from fakedist.cost_model.job_times import Models, job_times  # noqa: E402
 from fakedist.cost_model.kernels import KernelTimes  # noqa: E402
 from fakedist.cost_model.measurements import DATA  # noqa: E402
 from fakedist.cost_model.step import price_step  # noqa: E402
-from fakedist.gpu_models.catalogue import find_gpu  # noqa: E402
-from fakedist.gpu_models.spec import GpuSpec  # noqa: E402
+from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
+from fakedist.gpu.models.spec import GpuSpec  # noqa: E402
 from fakedist.rundir.step_time import KernelSource  # noqa: E402
 from tests.accuracy import titan  # noqa: E402
 from tests.accuracy.step_jobs import NOT_SAID, STEPS, Published  # noqa: E402

@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from report import records  # noqa: E402
 
-from fakedist.analysis.building import build_tables  # noqa: E402
 from fakedist.options import Job  # noqa: E402
+from fakedist.results.building import build_tables  # noqa: E402
 from fakedist.rundir.journal import JournalWriter  # noqa: E402
 from fakedist.rundir.manifest import new_manifest  # noqa: E402
 

@@ -107,7 +107,7 @@ def measure(code: str, a: Path, b: Path) -> tuple[float, float, float]:
 
 
 _BUILD = """
-from fakedist.analysis.building import build_tables
+from fakedist.results.building import build_tables
 build_tables(Path(a))
 """
 _PAGE = """

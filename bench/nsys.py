@@ -114,8 +114,8 @@ import json, resource, sys, time
 from pathlib import Path
 import numpy as np
 started = time.monotonic()
-from fakedist.analysis.nsys.imported import read_report
-from fakedist.analysis.nsys.imported import Choice
+from fakedist.results.nsys.imported import read_report
+from fakedist.results.nsys.imported import Choice
 found = read_report(Path(sys.argv[1]), Path(sys.argv[1]), Choice())
 seconds = time.monotonic() - started
 counts = np.unique(np.frombuffer(found.kernels["layer"], "<i4"), return_counts=True)

@@ -20,10 +20,10 @@ import pandas as pd
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fakedist.analysis.times.recorded_times import launch_table, work_table  # noqa: E402
 from fakedist.cost_model.kernels import KernelTimes  # noqa: E402
+from fakedist.cost_model.recorded_times import launch_table, work_table  # noqa: E402
 from fakedist.cost_model.step import price_step  # noqa: E402
-from fakedist.gpu_models.catalogue import find_gpu  # noqa: E402
+from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
 from fakedist.rundir.encoding import Columns  # noqa: E402
 from fakedist.rundir.launch_records import LAUNCH_KINDS, LaunchesRecord, WorkRow  # noqa: E402
 

@@ -25,7 +25,7 @@ LARGE_JOB = ROOT / "bench" / "jobs" / "llama_405b.py"
 LAYERS = (12, 48, 126)
 BARE = """
 import runpy, sys
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 from fakedist.units import UNLIMITED_BYTES
 sys.argv = sys.argv[1:]

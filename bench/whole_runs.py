@@ -28,7 +28,7 @@ SMALL, LARGE, LARGEST = (["--world-size", str(size), "--rank", "0"] for size in 
 #: Runs a script's rank on the virtual GPU with torch's own fake process group, and records nothing.
 ALONE = """
 import os, runpy, sys
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 os.environ.update(OMP_NUM_THREADS="1", LOCAL_RANK="0", RANK="0", WORLD_SIZE=sys.argv[1])
 with virtual_gpu(find_gpu("h100-80g"), 8):

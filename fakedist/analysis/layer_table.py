@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from fakedist.analysis.recording import Array, Recording
 from fakedist.rundir.rows import LayerRow
 from fakedist.rundir.schema import CATEGORIES
 
+Row = TypeVar("Row")
 _BYTES = [f"peak_{name}_bytes" for name in CATEGORIES]
 
 
@@ -245,3 +247,11 @@ def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def rows_of(kind: type[Row], table: pd.DataFrame) -> list[Row]:
+    """The rows of a table as records. Unknown values become None, because JSON has no NaN."""
+    return [
+        kind(**{str(name): None if value != value else value for name, value in row.items()})
+        for row in table.to_dict("records")
+    ]

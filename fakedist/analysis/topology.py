@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from fakedist.analysis.layer_table import rows_of
 from fakedist.analysis.recording import Recording
-from fakedist.analysis.times.breakdown import rows_of
 from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.rundir.rows import CallRow, ScopeRow
 from fakedist.rundir.schema import TABLES

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from fakedist.analysis.compare.baseline import names_layer, part_changes, pattern_parts
-from fakedist.analysis.compare.changed_times import layer_changes
-from fakedist.analysis.compare.reasons import Cause, find_cause, origin_of
 from fakedist.check.config import CheckJob, Figure, Limit
 from fakedist.check.measured import RankFigures, peak_places
 from fakedist.report.compare.comparison import format_relative, say_part, say_time_part
+from fakedist.results.compare.baseline import names_layer, part_changes, pattern_parts
+from fakedist.results.compare.changed_times import layer_changes
+from fakedist.results.compare.reasons import Cause, find_cause, origin_of
 from fakedist.results.run import Run
 from fakedist.units import format_bytes, format_us
 

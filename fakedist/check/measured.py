@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from fakedist.analysis.compare.baseline import layers_bytes, pattern_parts, pattern_times
-from fakedist.analysis.compare.changed_memory import block_changes, layer_paths, match_layers, peak_blocks
 from fakedist.check.config import Figure
 from fakedist.errors import CheckError, did_you_mean
 from fakedist.report.compare.comparison import BLOCK_COLUMNS
+from fakedist.results.compare.baseline import layers_bytes, pattern_parts, pattern_times
+from fakedist.results.compare.changed_memory import block_changes, layer_paths, match_layers, peak_blocks
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import CATEGORIES

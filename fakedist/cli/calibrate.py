@@ -37,11 +37,11 @@ def calibrate(
     (.json or .json.gz), a .nsys-rep, or the output of `nsys export --type sqlite`. The table that it writes goes before
     all other times: fakedist time RUN --times FILE, fakedist profile --times FILE (docs/calibrate.md).
     """
-    from fakedist.analysis.calibration.calibrating import find_own_times, is_sqlite
     from fakedist.cost_model.own_table import own_table_text
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.report.text.own_times_text import own_times_lines, own_times_object
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
+    from fakedist.results.calibration.calibrating import find_own_times, is_sqlite
     from fakedist.results.opening import open_timed_run
 
     output = chosen_output(form, as_json)

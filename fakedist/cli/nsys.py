@@ -38,8 +38,8 @@ def nsys(
     REPORT is a .nsys-rep, which this machine's nsys exports, or the output of `nsys export --type sqlite`. Its NVTX
     ranges mark steps, phases and layers (docs/nsys.md).
     """
-    from fakedist.analysis.nsys.imported import Choice, read_report, write_run
     from fakedist.launcher.nsight import export_sqlite
+    from fakedist.results.nsys.imported import Choice, read_report, write_run
     from fakedist.rundir.directory import create_run_directory, free_name
 
     output = chosen_output(form, as_json)

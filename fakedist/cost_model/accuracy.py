@@ -21,7 +21,7 @@ from fakedist.cost_model.gpus import nearest_table
 from fakedist.cost_model.measurements import DATA, Floats
 from fakedist.cost_model.timeline import Array
 from fakedist.errors import SetupError
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir.plain import PlainValueError, from_plain
 
 #: Widths of intervals are given by estimated time, in microseconds, and by distance from the nearest measured sizes, in

@@ -20,7 +20,7 @@ import numpy as np
 
 from fakedist.cost_model.measurements import Floats
 from fakedist.cost_model.work_arrays import Flags
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.spec import GpuSpec
 
 #: The rate of products of 10 ms and more over that of products of 0.1 to 1 ms (bf16, m >= 2048, n and k >= 1024,
 #: medians; ``fakedist/cost_model/data``): the fraction of the clock that pure products keep at the GPU's own limit.

@@ -9,7 +9,7 @@
 - Over nodes, nothing takes less time than between as many GPUs of one node: GPUs without NVLink reach each other and
   their NICs over the same links.
 - What was not measured (more GPUs, another GPU model, NCCL's variables) takes as much more or less than
-  what was as NCCL's tuner says (:mod:`fakedist.nccl.tuner`). It also says which algorithm and protocol run.
+  what was as NCCL's tuner says (:mod:`fakedist.cost_model.nccl.tuner`). It also says which algorithm and protocol run.
 
 docs/accuracy.md has the logs, and the errors when part of them is left out.
 """
@@ -27,12 +27,12 @@ import pandas as pd
 
 from fakedist.cost_model.fabric import Fabric
 from fakedist.cost_model.measurements import Floats
+from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect, interconnect_like
+from fakedist.cost_model.nccl.settings import KIB, MIB, Settings
+from fakedist.cost_model.nccl.tuner import Candidate, Network, Tuner
 from fakedist.errors import SetupError
-from fakedist.gpu_models.catalogue import GPUS
-from fakedist.gpu_models.spec import GpuSpec
-from fakedist.nccl.interconnect import GroupShape, Interconnect, interconnect_like
-from fakedist.nccl.settings import KIB, MIB, Settings
-from fakedist.nccl.tuner import Candidate, Network, Tuner
+from fakedist.gpu.models.catalogue import GPUS
+from fakedist.gpu.models.spec import GpuSpec
 
 TABLE = Path(__file__).parent / "data" / "collectives.csv"
 COLUMNS = ("gpu", "operation", "nodes", "gpus_per_node", "bytes", "time_us", "origin")

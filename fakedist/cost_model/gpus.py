@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fakedist.cost_model.attention import AttentionRoof
 from fakedist.cost_model.products import ProductRoof
-from fakedist.gpu_models.catalogue import GPUS
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.catalogue import GPUS
+from fakedist.gpu.models.spec import GpuSpec
 
 #: The table's name -> the GPU model that was measured.
 MEASURED_GPUS = {

@@ -22,7 +22,7 @@ from fakedist.cost_model.overlap import filled_sms
 from fakedist.cost_model.rules import AttentionRules, MemoryRules, ProductRules
 from fakedist.cost_model.timeline import Array, HostCosts
 from fakedist.cost_model.work_arrays import Assumptions, Estimates, Flags, Texts, WorkArrays, which_limits
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.step_time import Calibration

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.cost_model.measurements import Floats, Measured
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.spec import GpuSpec
 
 ELEMENTWISE = "elementwise"
 _NORM_BACKENDS = {"pytorch": "", "torch_compile": ".compiled"}

@@ -32,7 +32,7 @@ from fakedist.cost_model.measurements import Floats, load_measured
 from fakedist.cost_model.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
 from fakedist.cost_model.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
 from fakedist.cost_model.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.spec import GpuSpec
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.cost_model.nccl.collective_kinds import collective_of
 from fakedist.cost_model.stages import Transfer, transfers_of
 from fakedist.errors import SetupError
-from fakedist.nccl.collective_kinds import collective_of
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 
 #: Values of ``NodeType``.

@@ -16,7 +16,7 @@ from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 
 if TYPE_CHECKING:
-    from fakedist.gpu_models.spec import GpuSpec
+    from fakedist.gpu.models.spec import GpuSpec
 
 MAX_DEVICES = 128  # MAX_DEVICES in driver/virtual_gpu.h
 

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fakedist.errors import FakedistError
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.options import Job
 
 if TYPE_CHECKING:
-    from fakedist.analysis.building import Computed
+    from fakedist.results.building import Computed
 
 
 def import_ahead(page: bool, gpu: str) -> None:
@@ -24,8 +24,8 @@ def import_ahead(page: bool, gpu: str) -> None:
         gpu: The GPU model for which the tables price a step. Empty if they price none.
     """
     with suppress(ImportError, FakedistError):  # raised again where it is needed
-        import fakedist.analysis.building
         import fakedist.report.text.run_report
+        import fakedist.results.building
         import fakedist.results.opening  # noqa: F401
         from fakedist.rundir.tables import import_parquet
 
@@ -87,6 +87,6 @@ class Ahead:
         with suppress(Exception):  # raised again where it is needed
             self._may_go_on.wait()
             if self._is_recorded and not self._job.nsys:  # what nsys saw is joined to the recording later
-                from fakedist.analysis.building import compute_tables
+                from fakedist.results.building import compute_tables
 
                 self.computed = compute_tables(self._run_directory)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, TextIO
 from fakedist.errors import ExitCode, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
 from fakedist.gpu.fast_path.build import ensure_fast_path
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
-from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.launcher.ahead import Ahead
 from fakedist.launcher.boot import OF_A_RANK
 from fakedist.launcher.checked_script import check_script
@@ -378,7 +378,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
             from fakedist.launcher import nsight
 
             nsight.join_report(run_directory)
-        from fakedist.analysis.building import build_tables
+        from fakedist.results.building import build_tables
 
         build_tables(run_directory, computed=ahead.computed)
         if job.page:

@@ -219,7 +219,7 @@ class Job:
         environment: Variables set last; they override all others.
         nccl_environment: NCCL's variables as on the cluster, for the script and for the estimate of NCCL's memory.
         tapes: Run directories of other ranks, or directories of these, whose tapes supply what those ranks send.
-        gpu: Model of the virtual GPU: a name that ``gpu_models`` knows, or the absolute path of a GPU file.
+        gpu: Model of the virtual GPU: a name that ``gpu/models`` knows, or the absolute path of a GPU file.
         gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES for no limit.
         gpu_power_watts: Power limit of the GPU, for estimated times; None for the model's own.
         until: What stops the run instead: a number of steps, the first "validation" or "save" after training began, or

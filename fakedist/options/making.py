@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from fakedist.errors import JobError, did_you_mean
-from fakedist.gpu_models.spec import GPU_FILE_ENDING
+from fakedist.gpu.models.spec import GPU_FILE_ENDING
 from fakedist.options.definition import (
     NNODES,
     OPTIONS,

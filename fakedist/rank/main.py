@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from fakedist.errors import ExitCode, FakedistError
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
-from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.importing import imported_within, when_imported
 from fakedist.options import Job
 from fakedist.rank.ending import (

@@ -18,16 +18,16 @@ from typing import Protocol
 
 import torch
 
-from fakedist.frameworks.adapting import adapted_frameworks
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
+from fakedist.gpu.models.catalogue import find_gpu, gpu_of_product
 from fakedist.gpu.native import cache_directory
 from fakedist.gpu.tracker.tracker import EventTracker
 from fakedist.gpu.tuning import FirstConfigurations, event_times, kept_triton_key
 from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.virtual import VirtualGpu
-from fakedist.gpu_models.catalogue import find_gpu, gpu_of_product
 from fakedist.options import Job, profile_command
+from fakedist.rank.frameworks.adapting import adapted_frameworks
 from fakedist.rank.reporter import Progress, Reporter
 from fakedist.record.cupti import CuptiTracer
 from fakedist.record.device_memory import (

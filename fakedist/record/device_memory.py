@@ -23,8 +23,8 @@ import torch
 
 from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
-from fakedist.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
 from fakedist.patch import patched, present
+from fakedist.rank.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
 from fakedist.record.numbering import Gemms, HistoryReader, Read
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.encoding import Record

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from fakedist.frameworks import deepspeed, megatron, transformer_engine
+from fakedist.rank.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.marker import PLAIN, WHAT_BITS, Marker, Piece, PythonMarker, What, device_pieces, inside_transforms
 from fakedist.record.module_names import OUTSIDE, LayerTable, modules_of
 from fakedist.record.position import Position

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Unpack
 import pandas as pd
 
 from fakedist.analysis.axes import Pipeline, find_pipeline
-from fakedist.analysis.times.breakdown import PEAK_DTYPE
-from fakedist.analysis.times.job_times import JobRank, JobTimes, job_times
+from fakedist.cost_model.breakdown import PEAK_DTYPE
+from fakedist.cost_model.job_times import JobRank, JobTimes, job_times
 from fakedist.errors import JobError
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.results.opening import open_run_directory
 from fakedist.results.repricing import Pricing, PricingOptions, tables_to_price

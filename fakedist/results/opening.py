@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from fakedist.analysis.calibration.calibrating import TimedRun
 from fakedist.errors import RunDirectoryError
+from fakedist.results.calibration.calibrating import TimedRun
 from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price
 from fakedist.results.run import Run
 from fakedist.results.run_tables import MadeTables, StoredTables
@@ -42,7 +42,7 @@ def open_run_directory(path: Path) -> Run:
     if manifest.summary is None:
         if is_in_use(path):
             raise RunDirectoryError(f"{path} is still being written", "wait for the run to end")
-        from fakedist.analysis.building import build_tables  # slow to import, and needed only after a kill
+        from fakedist.results.building import build_tables  # slow to import, and needed only after a kill
 
         build_tables(path, may_be_empty=False)
         manifest = load_manifest(path)
@@ -62,9 +62,9 @@ def open_snapshot(path: Path) -> Run:
     """
     from fakedist.analysis import memory_tables
     from fakedist.analysis.blocks import build_blocks, event_places
-    from fakedist.analysis.building import make_tables
     from fakedist.analysis.foreign import NoSnapshotError, read_foreign
-    from fakedist.analysis.summing_up import summarize
+    from fakedist.results.building import make_tables
+    from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector
     from fakedist.rundir.snapshot import SNAPSHOT_HINT, read_snapshot
 

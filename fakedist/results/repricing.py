@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import pandas as pd
 
-from fakedist.analysis.times.estimated import (
+from fakedist.cost_model.estimated import (
     Models,
     NetworkChoice,
     estimate_times,
@@ -17,8 +17,8 @@ from fakedist.analysis.times.estimated import (
     prices_of,
 )
 from fakedist.errors import RunDirectoryError
-from fakedist.gpu_models.catalogue import find_gpu
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.results.run_tables import ReplacedTables, RunTables
 from fakedist.rundir.environment import check_variable
 from fakedist.rundir.manifest import Manifest

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.analysis.times.breakdown import fold_times
+from fakedist.cost_model.breakdown import fold_times
 from fakedist.results.repricing import Pricing, PricingOptions, price_again
 from fakedist.results.run_tables import KeptTables, RunTables
 from fakedist.rundir.manifest import Manifest
@@ -164,7 +164,7 @@ class RunTime:
         return self._step_time
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
-        """Time by layer, with children. Columns: see ``analysis.times.layer_times.fold_times``.
+        """Time by layer, with children. Columns: see ``cost_model.breakdown.fold_times``.
 
         Args:
             fold: Whether repeated layers fold into one row.

@@ -13,7 +13,7 @@ from pathlib import Path
 from fakedist._version import __version__
 from fakedist.bounded import UnreadableError, read_json
 from fakedist.errors import JobError, RunDirectoryError
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.rundir.directory import DAMAGED, MANIFEST_NAME
 from fakedist.rundir.notes import Note

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir.encoding import U32, Record
 from fakedist.rundir.launch_records import LaunchesRecord
 from fakedist.rundir.memory_records import MEMORY_RECORDS

@@ -22,8 +22,8 @@ import yaml
 
 from fakedist.bounded import UnreadableError, read_bytes
 from fakedist.errors import FakedistError, SweepError, did_you_mean
-from fakedist.gpu_models.catalogue import find_gpu
-from fakedist.gpu_models.spec import GPU_FILE_ENDING
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.models.spec import GPU_FILE_ENDING
 from fakedist.options import Door, Job, Program, make_jobs
 from fakedist.options.making import option_named
 from fakedist.rundir.plain import from_plain

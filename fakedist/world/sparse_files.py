@@ -1,8 +1,8 @@
 """Checkpoints of tensors without values: their zeros become holes in the file, which take no disk space.
 
 Large tensors on the virtual GPU hold no values and read as zeros. The parameters of a 70B model would fill a disk with
-them. ``torch.save`` (and with it torch.distributed.checkpoint) and safetensors (:mod:`fakedist.frameworks.safetensors`)
-write through this module. What is read back is the same.
+them. ``torch.save`` (and with it torch.distributed.checkpoint) and safetensors
+(:mod:`fakedist.rank.frameworks.safetensors`) write through this module. What is read back is the same.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ import numpy as np
 import pandas as pd
 
 import fakedist
-from fakedist.gpu_models.catalogue import find_gpu
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.results.run import Run
 
 ROOT = Path(__file__).parent.parent.parent

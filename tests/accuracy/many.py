@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from fakedist.analysis.building import build_tables
 from fakedist.options import Device, Job
+from fakedist.results.building import build_tables
 from fakedist.rundir.directory import create_run_directory
 from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
 from fakedist.rundir.outcome import Ending, Outcome

@@ -15,9 +15,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.nsys.imported import recorded_step
 from fakedist.errors import SetupError
 from fakedist.launcher.nsight import export_sqlite, find_nsys
+from fakedist.results.nsys.imported import recorded_step
 from fakedist.results.opening import open_run
 from fakedist.rundir.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.rundir.journal import JournalWriter
@@ -67,7 +67,7 @@ def kernels(under_nsys: tuple[dict[str, Any], Path], tmp_path_factory: pytest.Te
     for record in recorded_step(copy, exported, copy / f"{NSYS_NAME}.nsys-rep"):
         journal.append(record)
     journal.close()
-    from fakedist.analysis.building import build_tables
+    from fakedist.results.building import build_tables
 
     build_tables(copy)
     found = open_run(copy).table("kernels")

@@ -23,14 +23,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fakedist.analysis.calibration.calibrating import OwnTimesFound, find_own_times
 from fakedist.cost_model.own_table import OwnTable, own_table_text
 from fakedist.errors import FakedistError, JobError, ScriptError
-from fakedist.gpu_models.catalogue import GPUS, find_gpu
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.gpu.models.catalogue import GPUS, find_gpu
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.launcher.machine import count_real_gpus
 from fakedist.report.text.own_times_text import own_times_lines
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
+from fakedist.results.calibration.calibrating import OwnTimesFound, find_own_times
 from fakedist.results.opening import open_timed_run
 
 ROOT = Path(__file__).parents[2]

@@ -25,8 +25,8 @@ def device(args: argparse.Namespace, num_gpus: int = 1) -> Iterator[Any]:
     if args.device != "virtual":
         yield None
         return
+    from fakedist.gpu.models.catalogue import find_gpu
     from fakedist.gpu.virtual import virtual_gpu
-    from fakedist.gpu_models.catalogue import find_gpu
 
     with virtual_gpu(find_gpu(args.gpu), num_gpus, args.gpu_memory) as gpu:
         yield gpu

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from fakedist.gpu.driver.build import torch_build
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 
 _LOOK = """
 import json, torch

@@ -65,8 +65,8 @@ def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
     with ExitStack() as stack:
         is_undefined = compute_what_is_read() if virtual else None
         if job.world_size and (virtual or job.world_size > 1):
-            from fakedist.frameworks.adapting import adapted_frameworks
             from fakedist.options import Job
+            from fakedist.rank.frameworks.adapting import adapted_frameworks
             from fakedist.world.environ import rank_environment
             from fakedist.world.reroute import fake_world
 

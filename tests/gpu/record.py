@@ -176,7 +176,7 @@ def like(product: str, capacity_bytes: int) -> tuple[str, int]:
     Raises:
         LookupError: fakedist knows no such GPU.
     """
-    from fakedist.gpu_models.catalogue import GPUS
+    from fakedist.gpu.models.catalogue import GPUS
 
     for spec in GPUS.values():
         if spec.product == product:

@@ -16,9 +16,9 @@ from fakedist.cli import main
 from fakedist.cost_model.own_table import Origin, made_table, own_table_text
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.rundir.outcome import Outcome
-from tests.unit.analysis.calibration.made_up_step import Tracing, step
-from tests.unit.analysis.nsys.made_up import training
 from tests.unit.report.handmade import timed
+from tests.unit.results.calibration.made_up_step import Tracing, step
+from tests.unit.results.nsys.made_up import training
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import result
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fakedist.check.baselines import Baseline, read_baseline
 from fakedist.check.config import CheckConfig, CheckJob, read_config
 from fakedist.cost_model.fabric import read_fabric
-from fakedist.gpu_models.catalogue import GPUS, read_gpu_file
+from fakedist.gpu.models.catalogue import GPUS, read_gpu_file
 from fakedist.options import Job
 from fakedist.rundir.encoding import encode
 from fakedist.rundir.journal import read_journal
@@ -25,8 +25,8 @@ from fakedist.sweep.reading import Given, sweep_of_file
 from tests.hostile.damaging import damage
 from tests.hostile.fuzzing import bounded, bounded_growth, changed, damaged_bytes, reads, told
 from tests.hostile.runs import records
-from tests.unit.analysis.nsys.made_up import training
 from tests.unit.report.handmade import ranged, timed
+from tests.unit.results.nsys.made_up import training
 
 pytestmark = pytest.mark.timeout(60)  # for each test, where one hangs: all of them take a minute in sum
 

@@ -42,7 +42,7 @@ def test_sixteen_threads_leave_nothing_behind_and_touch_nothing_that_is_not_thei
 
 def test_a_crash_inside_of_an_answer_names_the_call() -> None:
     code = """
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 with virtual_gpu(find_gpu("h100-80g")):
     import ctypes

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from fakedist.cost_model.kernels import roofline_us
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from tests.conftest import RunFakedist
 
 JOB = Path(__file__).parent / "jobs" / "linear_algebra.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fakedist
-from fakedist.gpu_models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import GPUS
 from fakedist.results.run import Run
 from tests.accuracy.kernel_kinds import PAGE, Facts, arguments, kinds, operations
 from tests.conftest import RunFakedist

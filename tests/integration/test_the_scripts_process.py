@@ -208,7 +208,7 @@ def test_an_allocator_without_history_is_refused_where_the_script_chose_it(
 _ASK = """
 import ctypes, json, os, sys
 from fakedist.gpu.driver.build import ensure_driver
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 answers = {}
 for text in json.load(sys.stdin):

@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 _BEFORE = """
 import json, sys
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 with virtual_gpu(find_gpu("{gpu}"), {devices}, {memory}) as gpu:
     import torch

@@ -76,8 +76,8 @@ def _worker(module: str) -> _Worker:
 
 
 def _serve(module_path: Path) -> None:
+    from fakedist.gpu.models.catalogue import find_gpu
     from fakedist.gpu.virtual import virtual_gpu
-    from fakedist.gpu_models.catalogue import find_gpu
 
     answers = sys.stdout
     sys.stdout = sys.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
-    "torch": ("rank/surroundings", "frames", "world/", "frameworks/", "gpu/", "record/"),
+    "torch": ("rank/surroundings", "rank/frameworks/", "frames", "world/", "gpu/", "record/"),
     "pandas": ("cost_model/", "analysis/", "results/", "report/", "export/", "check/", "sweep/"),
     "pyarrow": ("rundir/tables",),
     "plotly": ("report/", "sweep/page"),
@@ -23,7 +23,7 @@ LIBRARY_HOMES = {
 
 EVERYWHERE = (
     *("_version", "torch_releases", "errors", "units", "rank_list", "section", "bounded", "visible", "temporary"),
-    *("gpu_models", "options"),
+    *("gpu/models", "options"),
 )
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of EVERYWHERE.
 MAY_IMPORT = {
@@ -38,29 +38,26 @@ MAY_IMPORT = {
     "bounded": (),
     "visible": (),
     "temporary": (),
-    "gpu_models": (),
     "options": (),
     "importing": (),
     "patch": (),
     "frames": ("rundir",),
     "own_memory": (),
     "api": ("check", "results"),
-    "cli": ("launcher", "rundir", "analysis", "results", "report", "check", "cost_model", "export", "sweep"),
-    "launcher": ("rank", "rundir", "gpu", "world", "cost_model", "analysis", "results", "report"),
-    "rank": ("importing", "patch", "rundir", "gpu", "world", "frameworks", "record"),
+    "cli": ("launcher", "rundir", "results", "report", "check", "cost_model", "export", "sweep"),
+    "launcher": ("rank", "rundir", "gpu", "world", "cost_model", "results", "report"),
+    "rank": ("importing", "patch", "rundir", "gpu", "world", "record"),
     "rundir": (),
     "world": ("rundir", "patch", "frames"),
-    "frameworks": ("world", "patch", "importing"),
     "gpu": ("rundir", "patch", "frames", "importing", "own_memory"),
-    "record": ("rundir", "frameworks", "patch", "frames", "importing", "own_memory"),
-    "nccl": ("rundir",),
-    "cost_model": ("rundir", "nccl"),
-    "analysis": ("rundir", "nccl", "cost_model"),
-    "results": ("rundir", "analysis", "report"),  # report only when a chart is wanted: run.figures
-    "report": ("rundir", "analysis", "results"),
-    "export": ("rundir", "nccl", "cost_model", "results"),
-    "check": ("api", "rundir", "analysis", "results", "report", "launcher"),
-    "sweep": ("launcher", "rundir", "analysis", "results", "report"),
+    "record": ("rundir", "rank/frameworks", "patch", "frames", "importing", "own_memory"),
+    "cost_model": ("rundir", "analysis"),
+    "analysis": ("rundir",),
+    "results": ("rundir", "analysis", "cost_model", "report"),  # report only when a chart is wanted: run.figures
+    "report": ("rundir", "analysis", "cost_model", "results"),
+    "export": ("rundir", "cost_model", "results"),
+    "check": ("api", "rundir", "results", "report", "launcher"),
+    "sweep": ("launcher", "rundir", "cost_model", "results", "report"),
 }
 
 #: A module's name that stands in several rooms -> what all of them are.
@@ -77,8 +74,8 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(("__main__", "check/marked_test", "cli/handed", "options/options_page"), "run with `python -m`"),
     "cli/program": "the console script",
     **dict.fromkeys(("cli/compare", "cli/doctor", "cli/nsys", "cli/report", "cli/view"), "one module a command"),
-    **dict.fromkeys(("frameworks/dynamo", "frameworks/safetensors"), "one module a framework"),
-    "frameworks/symmetric_memory": "one module a framework",
+    **dict.fromkeys(("rank/frameworks/dynamo", "rank/frameworks/safetensors"), "one module a framework"),
+    "rank/frameworks/symmetric_memory": "one module a framework",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "rank/script": "runs the script; its frames are cut from the script's errors",
     "record/generation": "which forwards generate tokens: a subject of its own",

@@ -61,7 +61,7 @@ enum {
     CAPTURED_EVENT = 907,
 };
 
-/* One GPU model, as gpu_models/spec.py describes it, passed once to fakedist_configure(). gpu/virtual.py mirrors the layout. */
+/* One GPU model, as gpu/models/spec.py describes it, passed once to fakedist_configure(). gpu/virtual.py mirrors the layout. */
 struct gpu_model {
     char name[64];
     uint64_t memory_bytes;

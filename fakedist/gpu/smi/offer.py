@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fakedist.errors import SetupError
 from fakedist.gpu.driver.build import torch_build
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.native import cache_directory
 from fakedist.gpu.smi.nvidia_smi import VARIABLE, Machine
-from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.options import Job
 from fakedist.temporary import replacing
 

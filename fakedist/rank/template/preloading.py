@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
-from fakedist.gpu_models.catalogue import find_gpu
 from fakedist.rank.template.hidden import HiddenModules
 from fakedist.rank.template.learned import TORCH, Learned, Scene, is_installed
 from fakedist.rank.template.recording import Recording

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from fakedist.analysis.compare import changed_lines, changed_memory, changed_times, reasons
 from fakedist.errors import RunDirectoryError
 from fakedist.report.text.group_sheets import CallsText, RunTopology
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
 from fakedist.report.text.wording import communication_word, short_line
+from fakedist.results.compare import changed_lines, changed_memory, changed_times, reasons
 from fakedist.results.opening import open_run, open_run_directory
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain

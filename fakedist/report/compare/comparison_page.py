@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fakedist.analysis.compare.common_axis import Stretch, on_axis
-from fakedist.analysis.times.breakdown import kind_family_us
+from fakedist.cost_model.breakdown import kind_family_us
 from fakedist.report.compare.change_sheets import comparison_sheets
 from fakedist.report.compare.comparison import (
     Compared,
@@ -24,6 +23,7 @@ from fakedist.report.page.drawings import Pack, add_kernels
 from fakedist.report.page.run_page import template_text
 from fakedist.report.text.wording import run_facts, run_title, step_remark, step_text, us_or_dash
 from fakedist.report.writing import replace_text
+from fakedist.results.compare.common_axis import Stretch, on_axis
 from fakedist.results.run import Run
 from fakedist.rundir.schema import FAMILIES, KINDS
 from fakedist.rundir.step_time import StepTime

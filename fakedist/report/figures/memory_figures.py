@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fakedist.analysis.compare.common_axis import Stretch, common_axis, on_axis
 from fakedist.analysis.recording import Array
 from fakedist.report.figures.look import (
     CATEGORY_COLOURS,
@@ -31,6 +30,7 @@ from fakedist.report.figures.look import (
     stacked_rows,
 )
 from fakedist.report.text.wording import short_line
+from fakedist.results.compare.common_axis import Stretch, common_axis, on_axis
 from fakedist.results.run import Run
 from fakedist.rundir.schema import CATEGORIES, SEGMENT_STATES
 from fakedist.units import GIB, MIB, format_bytes

@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fakedist.analysis.recording import Array
-from fakedist.analysis.times.breakdown import range_lanes, timed
-from fakedist.analysis.times.trace import bars, call_texts, hidden_parts, hidden_us, kind_runs, layer_runs, longest_runs
+from fakedist.cost_model.breakdown import range_lanes, timed
+from fakedist.cost_model.trace import bars, call_texts, hidden_parts, hidden_us, kind_runs, layer_runs, longest_runs
 from fakedist.report.figures.look import (
     FAMILY_COLOURS,
     HIDDEN,

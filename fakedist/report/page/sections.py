@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold
-from fakedist.analysis.times.breakdown import fold_times, kind_family_us, rows_of
+from fakedist.analysis.layer_table import Fold, rows_of
 from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
+from fakedist.cost_model.breakdown import fold_times, kind_family_us
 from fakedist.report.figures.memory_figures import Colouring
 from fakedist.report.page.assets import MOST_SEGMENTS
 from fakedist.report.page.drawings import LAYER_FIGURES, PeakBlock, PeakLine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fakedist.analysis.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
 from fakedist.report.text.wording import short_kernel
+from fakedist.results.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
 from fakedist.rundir.notes import counted, share_text
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us

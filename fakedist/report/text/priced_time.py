@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from fakedist.analysis.compare import changed_times
 from fakedist.errors import RunDirectoryError
 from fakedist.report.compare.change_sheets import group_columns
 from fakedist.report.compare.comparison import format_relative, format_us_change
@@ -15,6 +14,7 @@ from fakedist.report.text.run_report import print_sheets, print_time, sheet_mark
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, escaped, print_facts
 from fakedist.report.text.time_sheets import path_sheet, time_sheets
 from fakedist.report.text.wording import run_title, step_word
+from fakedist.results.compare import changed_times
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, StepTime, UncertainPart

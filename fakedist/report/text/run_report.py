@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fakedist.analysis.summing_up import layer_memory
 from fakedist.report.text.memory_sheets import OUTSIDE_TITLE, communicator_sheet, outside_figures, run_sheets
 from fakedist.report.text.sheet import (
     Sheet,
@@ -40,6 +39,7 @@ from fakedist.report.text.wording import (
 )
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
+from fakedist.results.summing_up import layer_memory
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Outside, Summary

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import fold_layers, unfolded
-from fakedist.analysis.times.breakdown import PEAK_DTYPE, fold_times, rows_of
+from fakedist.analysis.layer_table import fold_layers, rows_of, unfolded
+from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
 from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn
 from fakedist.report.text.wording import (
     MIN_SHARE,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fakedist.analysis.times.breakdown import PEAK_DTYPE
+from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.options import Job
 from fakedist.results.run import Run
 from fakedist.rundir.directory import PAGE_NAME

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.building import build_tables
+from fakedist.results.building import build_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
 from tests.unit.analysis.recorded import MIB, HandMade, new_run

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.blocks import build_blocks, event_places
-from fakedist.analysis.building import make_tables
 from fakedist.analysis.foreign import read_foreign
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.segments import segment_table
-from fakedist.analysis.summing_up import reserved_moments
+from fakedist.results.building import make_tables
+from fakedist.results.summing_up import reserved_moments
 from fakedist.rundir.schema import MOMENTS
 from fakedist.rundir.summary import ReservedMoment
 from tests.unit.analysis.recorded import BASE, GIB, KIB, MIB, HandMade

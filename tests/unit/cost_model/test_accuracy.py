@@ -14,7 +14,7 @@ import pytest
 from fakedist.cost_model.accuracy import accuracy_rows, closest
 from fakedist.cost_model.measurements import DATA, load_measured
 from fakedist.errors import SetupError
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 
 ROOT = Path(__file__).parent.parent.parent.parent
 FOUND: list[dict[str, Any]] = json.loads((DATA / "accuracy.json").read_text())

@@ -7,7 +7,7 @@ import pytest
 
 from fakedist.cost_model.attention import AttentionKernel, AttentionRoof, AttentionShapes, AttentionTimes
 from fakedist.cost_model.measurements import load_measured
-from fakedist.gpu_models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import GPUS
 
 PEAK, BANDWIDTH = GPUS["h200"].peak_flops["bf16"], GPUS["h200"].memory_bandwidth
 

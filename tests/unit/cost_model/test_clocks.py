@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fakedist.cost_model.clocks import PowerModel, SustainedClock
-from fakedist.gpu_models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import GPUS
 
 ARITHMETIC, MEMORY = np.array([True]), np.array([False])
 SHORT, OFTEN = np.array([500.0]), np.array([1000.0])

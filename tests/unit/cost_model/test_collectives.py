@@ -11,9 +11,9 @@ import pytest
 
 from fakedist.cost_model.collectives import CollectiveTimes, load_collectives
 from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.nccl.interconnect import GroupShape
 from fakedist.errors import SetupError
-from fakedist.gpu_models.catalogue import GPUS
-from fakedist.nccl.interconnect import GroupShape
+from fakedist.gpu.models.catalogue import GPUS
 
 NDR = FABRICS["dgx-h100-ndr"]
 H100 = GPUS["h100-80g"]

@@ -6,9 +6,9 @@ import pytest
 
 from fakedist.cost_model.collectives import CollectiveTime, CollectiveTimes
 from fakedist.cost_model.fabric import FABRICS
-from fakedist.gpu_models.catalogue import GPUS
-from fakedist.nccl.interconnect import GroupShape
-from fakedist.nccl.settings import read_settings
+from fakedist.cost_model.nccl.interconnect import GroupShape
+from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.gpu.models.catalogue import GPUS
 
 MIB = 1 << 20
 NODE, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(512, 64, 8), GroupShape(2, 2, 1)

@@ -11,9 +11,9 @@ import pytest
 from fakedist.cost_model.collectives import CollectiveTimes
 from fakedist.cost_model.communication import Communication, call_times
 from fakedist.cost_model.fabric import FABRICS
-from fakedist.gpu_models.catalogue import GPUS
-from fakedist.nccl.interconnect import GroupShape
-from fakedist.nccl.settings import read_settings
+from fakedist.cost_model.nccl.interconnect import GroupShape
+from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.gpu.models.catalogue import GPUS
 
 MIB = 1 << 20
 GROUPS = pd.DataFrame(

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.analysis.times.recorded_times import launch_table
-from fakedist.analysis.times.step_parts import path_parts
+from fakedist.cost_model.recorded_times import launch_table
+from fakedist.cost_model.step_parts import path_parts
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST, CriticalPath, Timeline, find_critical_path
 from fakedist.rundir.step_time import PathPart
-from tests.unit.analysis.times.times_by_hand import model
 from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, launch, record
+from tests.unit.cost_model.times_by_hand import model
 
 
 class Host(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from fakedist.cost_model.gpus import product_roof
 from fakedist.cost_model.measurements import load_measured
 from fakedist.cost_model.products import GroupedTimes
-from fakedist.gpu_models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import GPUS
 
 H100 = product_roof(GPUS["h100-80g"], "bf16")
 

@@ -7,7 +7,7 @@ import pytest
 
 from fakedist.cost_model.kernels import KernelTimes
 from fakedist.cost_model.step import ImbalancedPrices
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from tests.unit.cost_model.work_by_hand import product, work
 
 WORK = work(product(4096, 4096, 4096), product(4096, 2048, 4096, groups=8))

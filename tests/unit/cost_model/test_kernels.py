@@ -12,7 +12,7 @@ from fakedist.cost_model import rules
 from fakedist.cost_model.kernels import KernelTimes
 from fakedist.cost_model.measurements import load_measured
 from fakedist.cost_model.work_arrays import Estimates
-from fakedist.gpu_models.catalogue import GPUS, find_gpu
+from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.cost_model.work_by_hand import attention, moving, product, work
 

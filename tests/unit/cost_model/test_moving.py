@@ -7,7 +7,7 @@ import pytest
 
 from fakedist.cost_model.measurements import load_measured
 from fakedist.cost_model.moving import MovingTimes, measured_moves
-from fakedist.gpu_models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import GPUS
 
 H200 = GPUS["h200"].memory_bandwidth
 

@@ -12,7 +12,7 @@ from fakedist.cost_model.kernels import KernelTimes
 from fakedist.cost_model.own import OwnPrices, OwnTimes, Times, apply_own, own_prices
 from fakedist.cost_model.own_table import Origin, OwnTable, made_table, own_table_text
 from fakedist.errors import SetupError
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.rundir.launch_records import WorkRow
 
 ORIGIN = Origin("NVIDIA H100 80GB HBM3", "torch.profiler", "2026-01-31")

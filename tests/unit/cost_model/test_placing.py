@@ -11,7 +11,7 @@ import pytest
 from fakedist.cost_model.communication import Communication
 from fakedist.cost_model.fabric import FABRICS
 from fakedist.cost_model.placing import PlacedStep, StepLaunches
-from fakedist.gpu_models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import GPUS
 
 WORK = pd.DataFrame([("product", 132 * 128, 256, 1), ("collective", 0, 0, 0)], columns=["kind", "m", "n", "batch"])
 PRICED = pd.DataFrame({"time_us": [100.0, np.nan], "bound": ["compute", ""]})

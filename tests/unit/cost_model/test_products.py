@@ -10,7 +10,7 @@ import pytest
 from fakedist.cost_model.gpus import product_roof
 from fakedist.cost_model.measurements import ProductTable, load_measured
 from fakedist.cost_model.products import ProductRoof, ProductSizes, ProductTimes, fill_gaps, interpolate
-from fakedist.gpu_models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import GPUS
 
 H100 = product_roof(GPUS["h100-80g"], "bf16")
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.times.recorded_times import launch_table, work_table
 from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.recorded_times import launch_table, work_table
 from fakedist.cost_model.step import PricedStep, price_step
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.demand.work_shapes import AttentionShape
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
 from fakedist.gpu.launch_rows import LaunchRows, StepRanges
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.rundir.rows import Place
 
 PRICES = KernelTimes(find_gpu("h100-80g"))

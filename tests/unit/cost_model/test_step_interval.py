@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.times.recorded_times import launch_table, work_table
 from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.recorded_times import launch_table, work_table
 from fakedist.cost_model.step import price_step
 from fakedist.cost_model.timeline import HOST_RANGE, Array
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.rundir.step_time import KernelSource
 from tests.unit.cost_model.launches_by_hand import COPY, UNKNOWN, launch, record
 

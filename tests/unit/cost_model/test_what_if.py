@@ -13,7 +13,7 @@ from fakedist.cost_model.fabric import FABRICS
 from fakedist.cost_model.placing import StepLaunches
 from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
 from fakedist.errors import JobError
-from fakedist.gpu_models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import GPUS
 from tests.unit.cost_model.test_placing import Free
 
 NDR = FABRICS["dgx-h100-ndr"]

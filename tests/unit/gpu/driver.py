@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 _BEFORE = """
 import ctypes, json
 from ctypes import byref, c_char, c_int, c_int64, c_size_t, c_uint, c_uint64, c_void_p
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

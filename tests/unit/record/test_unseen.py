@@ -12,7 +12,7 @@ from torch._dynamo import trace_rules
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
-from fakedist.frameworks.dynamo import nothing_of_ours
+from fakedist.rank.frameworks.dynamo import nothing_of_ours
 from fakedist.record.hooks import optimizer_hooks
 from fakedist.record.unseen import Unseen, put_back, take
 

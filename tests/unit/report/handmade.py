@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fakedist.analysis.building import build_tables
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.results.building import build_tables
 from fakedist.rundir.launch_records import RangeRow
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.summary import Summary
 from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade, new_run
-from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
 from tests.unit.cost_model import launches_by_hand
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch
+from tests.unit.cost_model.times_by_hand import H100, NAN, kernel, record
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize2x1x1_execute_segment_k_off_kernel"
 GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>"

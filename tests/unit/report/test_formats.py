@@ -8,9 +8,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.report.text.run_report import MAX_CHARACTERS, run_markdown
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.report.handmade import ended_well, out_of_memory

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fakedist.analysis.building import build_tables
+from fakedist.results.building import build_tables
 from fakedist.rundir.trace_records import KernelsRecord
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
-from tests.unit.analysis.times.times_by_hand import NAN, kernel, record
+from tests.unit.cost_model.times_by_hand import NAN, kernel, record
 
 
 def run_of(

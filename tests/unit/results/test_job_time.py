@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import fakedist
-from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.errors import ExitCode, JobError, RunDirectoryError
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.results.building import build_tables
 from fakedist.results.job_time import time_job
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.analysis.recorded import GPU, new_run

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.building import build_tables
 from fakedist.errors import JobError, RunDirectoryError
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.manifest import load_manifest, write_manifest

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.errors import JobError
-from fakedist.gpu_models.catalogue import find_gpu
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import GPU, new_run
 from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, PRODUCT, launch, record

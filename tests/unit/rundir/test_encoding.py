@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.gpu_models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir.encoding import Columns, Record, columns_of, decode, encode
 from fakedist.rundir.memory_records import EventsRecord, GeneratedRecord, MarksRecord
 from fakedist.rundir.outcome import Outcome

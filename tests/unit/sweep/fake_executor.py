@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from fakedist.analysis.building import build_tables
 from fakedist.launcher.executors.task import Task, TaskResult
+from fakedist.results.building import build_tables
 from fakedist.rundir.manifest import load_manifest, write_manifest
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 from tests.unit.analysis.recorded import new_run

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
 from fakedist.report.compare.comparison import Comparison, comparison_object
+from fakedist.results.building import build_tables
 from fakedist.rundir.manifest import load_manifest, write_manifest
 from tests.unit.analysis.recorded import KIB, MIB, HandMade, new_run
 from tests.unit.report.two_runs import run_of

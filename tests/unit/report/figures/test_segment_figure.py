@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import fakedist
-from fakedist.analysis.building import build_tables
 from fakedist.report.figures.look import FREE, STYLE_NAMES
 from fakedist.report.figures.memory_figures import drawn_blocks, has_segments, segment_map
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.units import MIB

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakedist.analysis.building import build_tables
 from fakedist.report.figures.look import PHASE_COLOURS
 from fakedist.report.figures.time_figures import kernel_lanes
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GPU, HandMade, new_run
-from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
+from tests.unit.cost_model.times_by_hand import H100, NAN, kernel, record
 from tests.unit.report.handmade import ended_well, overlapping, ranged, timed
 
 

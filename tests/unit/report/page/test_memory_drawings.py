@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakedist.analysis.building import build_tables
 from fakedist.report.figures.memory_figures import read_curve
 from fakedist.report.page.drawings import Pack, add_reserved, add_spans, add_timeline, add_times
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
 from tests.unit.report import handmade

@@ -7,11 +7,11 @@ import jinja2
 import pytest
 from rich.console import Console
 
-from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.report.page import assets, sections
 from fakedist.report.page.run_page import load_page, page, write_page
 from fakedist.report.text.run_report import render
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.rundir.manifest import load_manifest, write_manifest
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakedist.analysis.building import build_tables
 from fakedist.report.figures.time_figures import read_kernels
 from fakedist.report.page import drawings
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import page
 from fakedist.report.text.time_sheets import group_time_sheet
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.rundir.schema import FAMILIES
 from fakedist.rundir.step_time import GroupTime, PathPart
 from fakedist.units import format_us
 from tests.unit.analysis.recorded import HandMade, new_run
-from tests.unit.analysis.times.times_by_hand import kernel, record
+from tests.unit.cost_model.times_by_hand import kernel, record
 from tests.unit.report.handmade import ended_well, measured, overlapping, ranged, timed
 from tests.unit.report.reading import PageText, read_page
 

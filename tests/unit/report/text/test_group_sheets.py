@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fakedist.analysis.building import build_tables
 from fakedist.errors import RunDirectoryError
 from fakedist.report.compare.change_sheets import render_comparison
 from fakedist.report.compare.comparison import Comparison
 from fakedist.report.page.run_page import page
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.report.reading import read_page

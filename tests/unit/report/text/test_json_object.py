@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.building import build_tables
 from fakedist.errors import RunDirectoryError
 from fakedist.report.text.run_report import summary_object
+from fakedist.results.building import build_tables
 from fakedist.rundir import summary
 from fakedist.rundir.outcome import Ending
 from fakedist.rundir.schema import CATEGORIES, TABLES

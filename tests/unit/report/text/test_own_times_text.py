@@ -6,9 +6,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from fakedist.analysis.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
 from fakedist.cost_model.own_table import Origin, made_table
 from fakedist.report.text.own_times_text import own_times_lines, own_times_object
+from fakedist.results.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
 from fakedist.rundir.launch_records import WorkRow
 
 GPU = "NVIDIA H200"

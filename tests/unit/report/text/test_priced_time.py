@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fakedist.analysis.building import build_tables
 from fakedist.errors import RunDirectoryError
 from fakedist.report.text.priced_time import priced_markdown, priced_object, render_priced
+from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain

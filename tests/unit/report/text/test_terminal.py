@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fakedist.analysis.building import build_tables
 from fakedist.errors import RunDirectoryError
 from fakedist.report.text.run_report import render
+from fakedist.results.building import build_tables
 from tests.unit.analysis.recorded import GIB, HandMade, new_run, wrote_nothing
 from tests.unit.report.handmade import ended_well, measured, out_of_memory, timed
 

@@ -1,0 +1,534 @@
+"""Where the time of the timed step goes: by what the GPU does, by family and name of kernels, by layer, by range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.analysis.layer_table import Fold, fold_layers, rows_of, unfolded, with_children
+from fakedist.analysis.recording import Array, Recording
+from fakedist.cost_model.overlap import union_us
+from fakedist.rundir.encoding import columns_of
+from fakedist.rundir.launch_records import LaunchesRecord, RangeRow
+from fakedist.rundir.schema import BOUNDS, FAMILIES, KINDS, PHASES, RANGES, TABLES
+from fakedist.rundir.step_time import FamilyTime, KernelSource, KernelTime, LayerTime, Peaks, RangeTime, StepTime
+from fakedist.rundir.trace_records import KernelsRecord
+
+#: Families of compute. Communication is not one of them.
+COMPUTE_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
+#: Families whose floating-point operations make up the model's. Kernels whose operations are unknown are counted.
+_COUNTED = ("gemm", "attention")
+
+
+def kernel_table(recording: Recording) -> pd.DataFrame:
+    """The table ``kernels`` as a tool saw them: one row per kernel, copy, fill or collective, in order of start."""
+    columns = recording.kernels
+    texts = {"family": FAMILIES, "phase": PHASES, "bound": BOUNDS}
+    texts |= dict.fromkeys(("name", "grid", "block", "operation"), tuple(recording.kernel_texts))
+    frame = pd.DataFrame({name: columns[name] for name in columns_of(KernelsRecord)})
+    for name, known in texts.items():
+        frame[name] = np.array(known or ("",), object)[columns[name]]
+    frame["recompute"] = frame["recompute"].astype(bool)
+    frame = frame.assign(low_us=np.nan, high_us=np.nan, shape="", basis="", launch=-1)
+    return frame.sort_values(["start_us", "stream"], kind="stable").reset_index(drop=True)
+
+
+def places(values: pd.Series, known: tuple[str, ...]) -> Array:
+    """Texts as indices into ``known``.
+
+    Raises:
+        ValueError: A text is not in ``known``.
+    """
+    categories = values.astype("category")
+    of_category = np.array([known.index(str(name)) for name in categories.cat.categories], "i8")
+    return of_category[categories.cat.codes.to_numpy()] if len(values) else np.zeros(0, "i8")
+
+
+def timed(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The table ``kernels`` with the columns that all tables of times need.
+
+    Added columns: ``kind`` and ``family`` as indices into ``KINDS`` and ``FAMILIES``; ``is_compute``; ``is_call`` (a
+    collective's only or first kernel); ``is_known`` (the duration is known); ``known_us`` (the duration, 0 if unknown);
+    ``lacks_flops`` (a matrix product or attention whose operations are not counted).
+    """
+    phase = kernels["phase"].astype(str)
+    kind = phase.where(phase.isin(KINDS), "other").where(~kernels["recompute"].astype(bool), "recompute")
+    family = places(kernels["family"], FAMILIES)
+    duration = kernels["duration_us"].to_numpy("f8")
+    is_known = np.isfinite(duration)
+    is_compute, call = family != FAMILIES.index("communication"), kernels["call"]
+    counted = np.isin(family, [FAMILIES.index(name) for name in _COUNTED])
+    return kernels.assign(
+        kind=places(kind, KINDS),
+        family=family,
+        is_compute=is_compute,
+        is_call=~is_compute & ((call < 0) | ~call.duplicated()).to_numpy(bool),
+        is_known=is_known,
+        known_us=np.where(is_known, duration, 0.0),
+        lacks_flops=counted & ~np.isfinite(kernels["flops"].to_numpy("f8")),
+    )
+
+
+def kind_family_us(kernels: pd.DataFrame) -> Array:
+    """Known compute time in microseconds, shape (number of ``KINDS``, number of ``FAMILIES``).
+
+    Args:
+        kernels: The result of :func:`timed`.
+    """
+    compute = kernels[kernels["is_compute"]]
+    sums = np.zeros((len(KINDS), len(FAMILIES)))
+    np.add.at(sums, (compute["kind"].to_numpy("i8"), compute["family"].to_numpy("i8")), compute["known_us"].to_numpy())
+    return sums
+
+
+def generation_us(kernels: pd.DataFrame) -> float:
+    """How long the step generates, in microseconds: from the first kernel of each generation to the end of its last.
+
+    What is between its kernels belongs to it (sampling, waits for the host), unless a forward, a backward or an
+    optimizer's step separates them.
+
+    Args:
+        kernels: The result of :func:`timed`.
+    """
+    generation, other = KINDS.index("generation"), KINDS.index("other")
+    tells = kernels[kernels["kind"] != other].sort_values("start_us", kind="stable")
+    is_one = (tells["kind"] == generation).to_numpy(bool)
+    number = np.cumsum(~is_one)[is_one]  # of the stretch between others
+    rows = tells[is_one]
+    stretches = rows.assign(end_us=rows["start_us"] + rows["known_us"]).groupby(number)
+    return float((stretches["end_us"].max() - stretches["start_us"].min()).sum())
+
+
+_ROUNDING_US = 1e-3
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How a step's time is spent. The four parts add up to the step.
+
+    Attributes:
+        step_us: From the start of the step to the end of everything that it launched.
+        busy_us: At least one stream computes.
+        communication_us: Nothing computes, and a collective of known duration runs.
+        launch_gap_us: Nothing runs, and the next kernel was launched after the gap began: the host is late.
+        wait_us: Nothing runs for any other reason; for any reason at all if launches are unknown.
+        of_kernel_us: For each kernel, the launch gap that it ended. The gap at the step's end belongs to no kernel.
+    """
+
+    step_us: float
+    busy_us: float
+    communication_us: float
+    launch_gap_us: float
+    wait_us: float
+    of_kernel_us: Array
+
+
+def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
+    """Divide a step's time into its parts.
+
+    Args:
+        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
+        step_us: The step's time. Kernels that end later make it longer.
+    """
+    known = kernels["is_known"].to_numpy(bool)
+    start = np.maximum(kernels["start_us"].to_numpy("f8")[known], 0.0)
+    end = np.maximum(kernels["start_us"].to_numpy("f8")[known] + kernels["known_us"].to_numpy()[known], start)
+    step_us = max(float(step_us), float(end.max(initial=0.0)))
+    compute = kernels["is_compute"].to_numpy(bool)[known]
+    busy = union_us(start[compute], end[compute])
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    launch = kernels["launch_us"].to_numpy("f8")[known][order]
+    free = np.concatenate([[0.0], np.maximum.accumulate(end)])  # before each kernel, when the GPU had run out of work
+    gap = np.maximum(start - free[:-1], 0.0)
+    is_late = launch > free[:-1]  # never true if the launch is unknown
+    late = np.where(is_late, gap, 0.0)
+    of_kernel = np.zeros(len(kernels))
+    of_kernel[np.flatnonzero(known)[order]] = late
+    tail = step_us - float(free[-1])  # after the last kernel only the host works
+    waits = float(gap.sum() - late.sum())
+    late_us = float(late.sum()) + (tail if np.isfinite(launch).any() else 0.0)
+    waits += 0.0 if np.isfinite(launch).any() else tail
+    rest = step_us - busy - late_us - waits
+    rest = rest if rest > _ROUNDING_US else 0.0
+    return Busy(step_us, busy, rest, late_us, waits, of_kernel)
+
+
+_INTERVAL = ("low_us", "high_us")
+_SUMS = ("num_kernels", "num_unknown", "time_us", "flops", "flops_us", "moved_bytes", "moved_us")
+
+
+def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Every family that ran, most time first.
+
+    Columns: those of ``_SUMS``, as in :func:`name_table`, and ``compute_us``, ``memory_us``, ``launch_us``: the time
+    that each bound limits.
+
+    Args:
+        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
+    """
+    rows = _counted(kernels)
+    bound = rows["bound"].astype(str).to_numpy()
+    for name in filter(None, BOUNDS):
+        rows[f"{name}_us"] = np.where(bound == name, rows["time_us"], 0.0)
+    columns = [*_SUMS, *(f"{name}_us" for name in BOUNDS if name)]
+    found = rows.groupby("family", sort=True)[columns].sum().reset_index()
+    found["family"] = [FAMILIES[at] for at in found["family"]]
+    return found.sort_values("time_us", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def name_table(kernels: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
+    """The table ``kernel_names``: a row for each name, shape and folded layer of kernels, most time first.
+
+    Args:
+        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
+        layers: The table ``layers``.
+    """
+    rows = _counted(kernels)
+    rows["name"] = rows["name"].astype("category")
+    rows["shape"] = _shapes(kernels)
+    rows["layer_name"] = _folded_names(kernels["layer"].to_numpy("i8"), layers)
+    keys = ["name", "family", "shape", "layer_name"]
+    groups = rows.groupby(keys, sort=False, observed=True)
+    found = groups[list(_SUMS)].sum()
+    for name in _INTERVAL:
+        found[name] = groups[name].sum(min_count=1)
+    duration = groups["duration_us"]
+    found["least_us"], found["median_us"], found["largest_us"] = duration.min(), duration.median(), duration.max()
+    found["num_layers"] = groups["layer"].nunique()
+    found["bound"] = _main_bound(rows, keys).reindex(found.index).fillna("")
+    found = found.reset_index().rename(columns={"layer_name": "layer"})
+    found = found.astype({"name": str, "shape": str, "layer": str})
+    found["family"] = [FAMILIES[at] for at in found["family"]]
+    order = found.sort_values(["time_us", "num_kernels"], ascending=False, kind="stable").index
+    return found.loc[order, [column.name for column in TABLES["kernel_names"].columns]]
+
+
+def by_name(names: pd.DataFrame) -> pd.DataFrame:
+    """The columns that can be added up of a table ``kernel_names``, by name and family, in the order of the table.
+
+    Args:
+        names: The table ``kernel_names``.
+    """
+    return names.groupby(["name", "family"], sort=False)[list(_SUMS)].sum().reset_index()
+
+
+def _shapes(kernels: pd.DataFrame) -> pd.Series:
+    """The shape of each kernel's work; where it is not known, as in a trace of a GPU, its grid: it follows the size."""
+    shape, grid = (kernels[name].astype("category") for name in ("shape", "grid"))
+    grid = grid.cat.rename_categories({text: f"grid {text}" for text in grid.cat.categories if text})
+    known = sorted({*map(str, shape.cat.categories), *map(str, grid.cat.categories)})
+    both = pd.CategoricalDtype(known)
+    return shape.astype(both).where(np.asarray(shape.astype(str) != ""), grid.astype(both))
+
+
+def _folded_names(layer: npt.NDArray[np.int64], layers: pd.DataFrame) -> pd.Categorical[str]:
+    """The name of each kernel's layer, the same for repeated layers: layers.0-79.attention."""
+    folds = fold_layers(layers)
+    of_layer = np.zeros(max(len(layers), 1), "i8")
+    for number, fold in enumerate(folds):
+        of_layer[list(fold.layers)] = number
+    texts = pd.Index([fold.name for fold in folds] or [""])
+    numbers = pd.factorize(texts)[0]  # two folds may have one name
+    return pd.Categorical.from_codes(numbers[of_layer[layer]], categories=texts.unique())
+
+
+def _main_bound(rows: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """The bound that limits most of each group's time."""
+    told = rows[rows["bound"].astype(str) != ""]
+    sums = told.astype({"bound": str}).groupby([*keys, "bound"], sort=False, observed=True)["time_us"].sum()
+    most = sums.reset_index().sort_values("time_us", ascending=False, kind="stable").drop_duplicates(keys)
+    return most.set_index(keys)["bound"]
+
+
+def _counted(kernels: pd.DataFrame) -> pd.DataFrame:
+    """One row per kernel with the columns to sum. NaN counts as 0, and so does the time that goes with it."""
+    flops, moved = kernels["flops"].to_numpy("f8"), kernels["moved_bytes"].to_numpy("f8")
+    known_us = kernels["known_us"].to_numpy()
+    counts = {
+        "num_kernels": np.ones(len(kernels), "i8"),
+        "num_unknown": (~kernels["is_known"].to_numpy(bool)).astype("i8"),
+        "time_us": known_us,
+        "flops": np.nan_to_num(flops),
+        "flops_us": np.where(np.isfinite(flops), known_us, 0.0),
+        "moved_bytes": np.nan_to_num(moved),
+        "moved_us": np.where(np.isfinite(moved), known_us, 0.0),
+    }
+    return kernels[["name", "family", "layer", "bound", "duration_us", *_INTERVAL]].assign(**counts)
+
+
+_KIND_COLUMNS = [f"{kind}_us" for kind in KINDS]
+_BOUND_COLUMNS = [f"bound_{name}_us" for name in BOUNDS if name]
+_SUMMED = [*_KIND_COLUMNS, *_BOUND_COLUMNS, "num_kernels", "flops", "moved_bytes", "num_lacking_flops", "launch_gap_us"]
+_CALLS = ["num_calls", "num_unknown_calls", "communication_us"]
+
+
+def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array) -> pd.DataFrame:
+    """The table ``layer_times``: one row for each row of ``layers``. Every kernel counts in exactly one.
+
+    Args:
+        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
+        layers: The table ``layers``.
+        gap_us: For each kernel, the time that the GPU waited for its launch.
+    """
+    num, layer = len(layers), kernels["layer"].to_numpy("i8")
+    compute = kernels["is_compute"].to_numpy(bool)
+    known_us = kernels["known_us"].to_numpy()
+
+    def summed(chosen: Array, weights: Array | None = None) -> Array:
+        values = None if weights is None else weights[chosen]
+        return np.bincount(layer[chosen], values, num)
+
+    table = pd.DataFrame({"name": layers["name"].astype(str)})
+    table["num_kernels"] = summed(compute).astype("i8")
+    kind, family = kernels["kind"].to_numpy(), kernels["family"].to_numpy()
+    for at, column in enumerate(_KIND_COLUMNS):
+        table[column] = summed(compute & (kind == at), known_us)
+    table["own_us"] = table[_KIND_COLUMNS].sum(axis=1)
+    table["total_us"] = with_children(layers, table["own_us"].to_numpy())
+    for name in COMPUTE_FAMILIES:
+        table[f"family_{name}_us"] = summed(family == FAMILIES.index(name), known_us)
+    bound = kernels["bound"].astype(str).to_numpy()
+    for name in filter(None, BOUNDS):
+        table[f"bound_{name}_us"] = summed(compute & (bound == name), known_us)
+    for column in ("flops", "moved_bytes"):
+        table[column] = summed(compute, np.nan_to_num(kernels[column].to_numpy("f8")))
+    table["num_lacking_flops"] = summed(kernels["lacks_flops"].to_numpy(bool)).astype("i8")
+    table["launch_gap_us"] = summed(np.ones(len(kernels), bool), gap_us)
+    is_call = kernels["is_call"].to_numpy(bool)
+    table["num_calls"] = summed(is_call).astype("i8")
+    table["num_unknown_calls"] = summed(is_call & ~kernels["is_known"].to_numpy(bool)).astype("i8")
+    table["communication_us"] = summed(~compute, known_us)
+    return table
+
+
+def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
+    """Times of folds: one row per fold, in their order.
+
+    Columns: name, class_name, depth, num_repeats; sums over the repeats with children: forward_us, recompute_us,
+    backward_us, optimizer_us, other_us, total_us, bound_compute_us, bound_memory_us, bound_launch_us, num_kernels,
+    flops, moved_bytes, num_lacking_flops, launch_gap_us, num_calls, num_unknown_calls, communication_us; own_us without
+    children; least_us, median_us, largest_us: total of one repeat, with children.
+
+    Args:
+        times: The table ``layer_times``.
+        layers: The table ``layers``.
+        folds: The result of :func:`fakedist.analysis.layer_table.fold_layers` or ``unfolded``.
+    """
+    totals = {name: with_children(layers, times[name].to_numpy()) for name in (*_SUMMED, *_CALLS)}
+    own, whole = times["own_us"].to_numpy(), times["total_us"].to_numpy()
+    rows = []
+    for fold in folds:
+        repeats = list(fold.layers)
+        each = np.sort(whole[repeats])
+        rows.append(
+            {
+                "name": fold.name,
+                "class_name": fold.class_name,
+                "depth": fold.depth,
+                "num_repeats": len(repeats),
+                **{name: values[repeats].sum().item() for name, values in totals.items()},
+                "total_us": float(each.sum()),
+                "own_us": float(own[repeats].sum()),
+                "least_us": float(each[0]),
+                "median_us": float(each[len(each) // 2]),
+                "largest_us": float(each[-1]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+_PLACES = list(RangeRow._fields)
+
+
+def recorded_ranges(record: LaunchesRecord | None) -> pd.DataFrame:
+    """The columns of the table ``ranges`` that need no times.
+
+    Args:
+        record: The launches; None if there are none.
+    """
+    rows = pd.DataFrame([] if record is None else record.ranges, columns=_PLACES)
+    return rows.astype({"name": object} | dict.fromkeys(_PLACES[1:], "int64"))
+
+
+def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
+    """The table ``ranges``.
+
+    Args:
+        ranges: Columns ``RangeRow._fields``.
+        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
+    """
+    ordered = kernels[kernels["launch"] >= 0].sort_values("launch", kind="stable")
+    launch = ordered["launch"].to_numpy()
+    first, end = (np.searchsorted(launch, ranges[name].to_numpy()) for name in ("first_launch", "end_launch"))
+    sums = {
+        "num_kernels": ordered["is_compute"].to_numpy(bool),
+        "kernel_us": np.where(ordered["is_compute"], ordered["known_us"], 0.0),
+        "num_unknown": (ordered["is_compute"] & ~ordered["is_known"]).to_numpy(bool),
+        "num_calls": ordered["is_call"].to_numpy(bool),
+    }
+    found = ranges[_PLACES].copy()
+    for name, values in sums.items():
+        whole = np.concatenate([[0], np.cumsum(values)])
+        found[name] = (whole[end] - whole[first]).astype("f8" if name == "kernel_us" else "i8")
+    host, start = ordered["launch_us"].to_numpy("f8"), ordered["start_us"].to_numpy("f8")
+    until = start + ordered["known_us"].to_numpy("f8")
+    inside = list(zip(first.tolist(), end.tolist(), strict=True))
+    nothing = float("nan")
+    found["begin_us"] = [host[a] if a < b else nothing for a, b in inside]
+    found["end_us"] = [host[b - 1] if a < b else nothing for a, b in inside]
+    found["gpu_begin_us"] = [start[a:b].min() if a < b else nothing for a, b in inside]
+    found["gpu_end_us"] = [until[a:b].max() if a < b else nothing for a, b in inside]
+    return found[[column.name for column in RANGES.columns]].astype(dict.fromkeys(("begin_us", "end_us"), "f8"))
+
+
+def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
+    """The ranges as bars on the GPU, those that overlap below each other: outer ones above those that they contain.
+
+    Args:
+        ranges: The table ``ranges``.
+        most: Rows to keep, the longest.
+
+    Returns:
+        Columns name, lane, start_us, end_us, num_kernels, kernel_us, num_calls, by start. Ranges without kernels are
+        left out.
+    """
+    table = ranges.assign(start_us=ranges["gpu_begin_us"], end_us=ranges["gpu_end_us"])
+    table["long_us"] = table["end_us"] - table["start_us"]
+    found = table[table["long_us"] > 0].nlargest(most, "long_us").sort_index()
+    found = found.sort_values(["start_us", "long_us"], ascending=[True, False], kind="stable")
+    reached: list[float] = []
+    lanes = []
+    for start, end in zip(found["start_us"].tolist(), found["end_us"].tolist(), strict=True):
+        lane = next((at for at, until in enumerate(reached) if until <= start), len(reached))
+        reached[lane : lane + 1] = [end]
+        lanes.append(lane)
+    columns = ["name", "lane", "start_us", "end_us", "num_kernels", "kernel_us", "num_calls"]
+    return found.assign(lane=np.array(lanes, "i8"))[columns].reset_index(drop=True)
+
+
+def by_range(ranges: pd.DataFrame) -> list[RangeTime]:
+    """Ranges of one name together, most kernel time first.
+
+    Args:
+        ranges: The table ``ranges``.
+    """
+    rows = ranges.assign(gpu_us=ranges["gpu_end_us"] - ranges["gpu_begin_us"])
+    found = []
+    for name, each in rows.groupby("name", sort=False):
+        found.append(
+            RangeTime(
+                name=str(name),
+                num_ranges=len(each),
+                depth=int(each["depth"].min()),
+                num_kernels=int(each["num_kernels"].sum()),
+                num_unknown=int(each["num_unknown"].sum()),
+                kernel_us=float(each["kernel_us"].sum()),
+                gpu_us=float(each["gpu_us"].sum()),
+                num_calls=int(each["num_calls"].sum()),
+            )
+        )
+    return sorted(found, key=lambda row: -row.kernel_us)
+
+
+NUM_TOP = 20
+#: The peak rate that utilisation refers to: by convention dense bf16, whatever dtype the job uses.
+PEAK_DTYPE = "bf16"
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of a step, from its kernels.
+
+    Attributes:
+        layers: The table ``layer_times``.
+        names: The table ``kernel_names``.
+        ranges: The table ``ranges``.
+        summary: Where the time goes; None without kernels.
+    """
+
+    layers: pd.DataFrame
+    names: pd.DataFrame
+    ranges: pd.DataFrame
+    summary: StepTime | None
+
+
+def find_times(
+    kernels: pd.DataFrame,
+    layers: pd.DataFrame,
+    source: KernelSource | None,
+    peaks: Peaks | None,
+    *,
+    ranges: pd.DataFrame,
+) -> Times:
+    """Compute every table and figure about a step's time.
+
+    Args:
+        kernels: The table ``kernels``.
+        layers: The table ``layers``.
+        source: Where the kernels come from; None without kernels.
+        peaks: The GPU's peak rates; None if they are unknown.
+        ranges: The script's ranges: the result of :func:`fakedist.cost_model.breakdown.recorded_ranges`.
+    """
+    ready = timed(kernels)
+    busy = find_busy(ready, 0.0 if source is None else source.step_us)
+    times = layer_time_table(ready, layers, busy.of_kernel_us)
+    names, inside = name_table(ready, layers), range_table(ranges, ready)
+    if not len(kernels) or source is None:
+        return Times(times.iloc[:0], names, inside, None)
+    families, top, by_layer = _tables(ready, times, layers, names)
+    found = replace(_step_time(ready, busy, source, peaks), by_family=families, top_kernels=top, layers=by_layer)
+    return Times(times, names, inside, replace(found, ranges=by_range(inside)))
+
+
+def _step_time(kernels: pd.DataFrame, busy: Busy, source: KernelSource, peaks: Peaks | None) -> StepTime:
+    compute = kernels[kernels["is_compute"]]
+    known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
+    kind = compute["kind"].to_numpy()
+    model_flops = float(flops[kind != KINDS.index("recompute")].sum())
+    bound = compute["bound"].astype(str).to_numpy()
+    peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
+    return StepTime(
+        generation_us=generation_us(kernels),
+        step_us=busy.step_us,
+        step_low_us=source.step_low_us,
+        step_high_us=source.step_high_us,
+        busy_us=busy.busy_us,
+        communication_us=busy.communication_us,
+        launch_gap_us=busy.launch_gap_us,
+        wait_us=busy.wait_us,
+        num_kernels=len(compute),
+        num_unknown_kernels=int((~compute["is_known"]).sum()),
+        kernel_us=float(known_us.sum()),
+        by_kind={name: float(known_us[kind == at].sum()) for at, name in enumerate(KINDS)},
+        by_bound={name: float(known_us[bound == name].sum()) for name in BOUNDS if name and (bound == name).any()},
+        num_calls=int(kernels["is_call"].sum()),
+        num_unknown_calls=int((kernels["is_call"] & ~kernels["is_known"]).sum()),
+        flops=float(flops.sum()),
+        model_flops=model_flops,
+        num_lacking_flops=int(compute["lacks_flops"].sum()),
+        moved_bytes=float(np.nan_to_num(compute["moved_bytes"].to_numpy("f8")).sum()),
+        peaks=peaks,
+        model_flops_utilisation=model_flops / (busy.busy_us * 1e-6 * peak) if peak and busy.busy_us else None,
+    )
+
+
+def _tables(
+    kernels: pd.DataFrame, times: pd.DataFrame, layers: pd.DataFrame, names: pd.DataFrame
+) -> tuple[list[FamilyTime], list[KernelTime], list[LayerTime]]:
+    compute = kernels["is_compute"]
+    families = family_table(kernels)
+    whole = float(kernels["known_us"][compute].sum())
+    is_compute = families["family"] != "communication"
+    families["share"] = np.where(is_compute, families["time_us"] / (whole or 1.0), np.nan)
+    top = names[names["family"] != "communication"].head(NUM_TOP)
+    return rows_of(FamilyTime, families), rows_of(KernelTime, top), folded_layer_times(times, layers)
+
+
+def folded_layer_times(times: pd.DataFrame, layers: pd.DataFrame, *, fold: bool = True) -> list[LayerTime]:
+    """Layers that ran any kernel or collective. Repeated layers fold into one row unless ``fold`` is False."""
+    found = fold_times(times, layers, fold_layers(layers) if fold else unfolded(layers))
+    return rows_of(LayerTime, found[(found["num_kernels"] > 0) | (found["num_calls"] > 0)])

@@ -1,0 +1,198 @@
+"""Memory of each communicator, from the calls made on its group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fakedist.cost_model.nccl.collective_kinds import collective_of
+from fakedist.cost_model.nccl.connections import (
+    channel_bytes,
+    channels_per_peer,
+    coll_channels,
+    nvls_bytes,
+    pat_bytes,
+    pipes,
+    pool_bytes,
+    ring_bytes,
+    tree_bytes,
+)
+from fakedist.cost_model.nccl.interconnect import NOTHING, GroupShape, Interconnect, Span, exactly, total
+from fakedist.cost_model.nccl.settings import Settings
+from fakedist.cost_model.nccl.tuner import Network, Tuner
+
+_PEER_OPERATIONS = ("send", "recv")
+_TO_ALL = ("all_to_all",)
+_ROOTED = ("gather", "scatter")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The calls made on a group.
+
+    Attributes:
+        operations: Names of the operations.
+        send_local: Number of ranks on this node that the rank sent to.
+        recv_local: Number of ranks on this node that it received from.
+        send_remote: Number of ranks on other nodes that it sent to.
+        recv_remote: Number of ranks on other nodes that it received from.
+        is_bound: Whether the group was bound to its device, and so had a communicator before any call.
+        sizes: Bytes of the whole buffers of each operation's calls. An operation that is not in it had calls of any
+            size.
+    """
+
+    operations: frozenset[str] = frozenset()
+    send_local: int = 0
+    recv_local: int = 0
+    send_remote: int = 0
+    recv_remote: int = 0
+    is_bound: bool = False
+    sizes: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    def does(self, *prefixes: str) -> bool:
+        """Whether any operation's name starts with one of these prefixes."""
+        return any(operation.startswith(prefixes) for operation in self.operations)
+
+
+@dataclass(frozen=True)
+class CommunicatorMemory:
+    """The memory of one communicator.
+
+    Attributes:
+        channels: Channels for collectives.
+        parts: Bytes by part: channels, rings, trees, NVLink SHARP, send and receive. Parts without memory are left out.
+    """
+
+    channels: Span
+    parts: dict[str, Span]
+
+    @property
+    def bytes(self) -> Span:
+        """Bytes of all parts."""
+        return total(self.parts.values())
+
+
+def communicator_memory(
+    shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings, network: Network | None = None
+) -> CommunicatorMemory | None:
+    """The memory of a group's communicator; None if the group has none.
+
+    Args:
+        shape: Where the group's ranks are.
+        usage: The calls made on the group.
+        interconnect: The interconnect of its GPUs.
+        settings: NCCL's settings.
+        network: What joins the nodes, for NCCL's choice of algorithms; by default a NIC of 400 Gb/s for each GPU.
+    """
+    if not usage.operations and not usage.is_bound:
+        return None
+    parts = {"channels": channel_bytes(shape, interconnect, settings)}
+    parts |= (
+        _eager(shape, interconnect, settings)
+        if not settings.lazy
+        else _collectives(shape, usage, interconnect, Tuner(interconnect, network or Network(), settings))
+    )
+    parts |= _peers(shape, usage, interconnect, settings)
+    if "pairs" in parts and all(operation in _PEER_OPERATIONS for operation in usage.operations):
+        least = min(parts["channels"].low, channel_bytes(_pair(usage), interconnect, settings).low)
+        parts["channels"] = Span(least, parts["channels"].high)  # if no send was batched, only the pairs have channels
+    return CommunicatorMemory(
+        coll_channels(shape, interconnect, settings), {name: each for name, each in parts.items() if each.high}
+    )
+
+
+def _eager(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
+    """Parts when everything connects at creation, with the pool for sends (``initTransportsRank``)."""
+    pool = pool_bytes(shape, interconnect, settings)
+    if shape.num_nodes > 1:  # PXN: also the pools of the node's other ranks
+        pool += Span(0, (shape.own - 1) * pool.high)
+    return {
+        "rings": ring_bytes(shape, interconnect, settings),
+        "trees": tree_bytes(shape, interconnect, settings),
+        "PAT": pat_bytes(shape, interconnect, settings),
+        "NVLink SHARP": nvls_bytes(shape, interconnect, settings),
+        "network pool": pool,
+    }
+
+
+def _collectives(shape: GroupShape, usage: Usage, interconnect: Interconnect, tuner: Tuner) -> dict[str, Span]:
+    """Parts when an algorithm connects on first use: those of all that the tuner may choose for the calls."""
+    settings = tuner.settings
+    choices = _choices(shape, usage, tuner)
+    if not choices or shape.size == 1:
+        return {}
+    used = frozenset().union(*choices)
+    ring, tree = ring_bytes(shape, interconnect, settings), tree_bytes(shape, interconnect, settings)
+    found = {
+        "rings": ring,
+        # Without rings, a tree also has the connections that it would share with them.
+        "trees": tree if "rings" in used else ring + tree,
+        "NVLink SHARP": nvls_bytes(shape, interconnect, settings),
+        "PAT": pat_bytes(shape, interconnect, settings),
+    }
+    # A tree alone: each rank has at least one neighbour in a chain.
+    alone = {name: ring.low if name == "trees" else each.low for name, each in found.items()}
+    certain = {name for choice in choices if len(choice) == 1 for name in choice}
+    spans = {name: Span(each.low if name in certain else 0, each.high) for name, each in found.items() if name in used}
+    least = max(min(alone[name] for name in choice) for choice in choices)
+    return _at_least(spans, least - sum(each.low for each in spans.values()))
+
+
+_PARTS = {"ring": "rings", "tree": "trees", "nvls": "NVLink SHARP", "nvlstree": "NVLink SHARP", "pat": "PAT"}
+
+
+def _choices(shape: GroupShape, usage: Usage, tuner: Tuner) -> set[frozenset[str]]:
+    """The parts that may serve each call. All that serve its collective may, if the size of the call is not known."""
+    found = set()
+    for operation in usage.operations:
+        kind = collective_of(operation, 0, 0)[0]
+        if kind in ("send", "all_to_all", "gather", "scatter"):
+            continue
+        if not kind:
+            found.add(frozenset({"rings"}))
+            continue
+        sizes = usage.sizes.get(operation)
+        if sizes is None:
+            algorithms = [{each.algorithm for each in tuner.candidates(kind, 1.0, shape)}]
+        else:
+            algorithms = [tuner.likely(kind, size, shape) for size in sizes]
+        found |= {frozenset(_PARTS[name] for name in names) for names in algorithms}
+    return found
+
+
+def _at_least(spans: dict[str, Span], missing: int) -> dict[str, Span]:
+    """Spans of parts that may each be absent, but together take ``missing`` more: the first parts are charged."""
+    charged: dict[str, Span] = {}
+    for name, each in spans.items():
+        taken = min(max(missing, 0), each.high - each.low)
+        charged[name] = Span(each.low + taken, each.high)
+        missing -= taken
+    return charged
+
+
+def _peers(shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
+    """Send, receive and what is built on them: a connection per peer and channel within the node, a pool beyond it."""
+    sends = [usage.send_local, usage.send_remote]
+    recvs = [usage.recv_local, usage.recv_remote]
+    everybody = usage.does(*_TO_ALL)
+    if everybody:
+        sends = recvs = [shape.own - 1, shape.size - shape.own]
+    pipe, per_peer = pipes(interconnect, settings), channels_per_peer(shape, interconnect, settings)
+    within = per_peer * (exactly(sends[0]) * pipe.send + exactly(recvs[0]) * pipe.recv)
+    if usage.does(*_ROOTED):  # the root is not recorded: it connects to every rank, the others only to it
+        within += Span(0, (per_peer * (pipe.send + pipe.recv)).high * (shape.own - 1))
+    pool, over = pool_bytes(shape, interconnect, settings), 0
+    if shape.num_nodes > 1:
+        over = (shape.own if everybody else 1) * bool(sends[1]) + bool(recvs[1])  # PXN sends for the whole node
+        over += 2 * usage.does(*_ROOTED)
+    found = {"send and receive": within, "network pool": Span(0, over * pool.high)}
+    unbatched = usage.send_local + usage.recv_local + usage.send_remote + usage.recv_remote
+    if unbatched and not usage.is_bound:  # an unbatched send has a communicator for the pair
+        pairs = max(usage.send_local + usage.send_remote, usage.recv_local + usage.recv_remote)
+        found["pairs"] = Span(0, pairs * channel_bytes(_pair(usage), interconnect, settings).high)
+    return {name: each for name, each in found.items() if each != NOTHING}
+
+
+def _pair(usage: Usage) -> GroupShape:
+    """The shape of the two ranks of a send or receive."""
+    return GroupShape(2, 1, 2) if usage.send_local + usage.recv_local else GroupShape(2, 2, 1)

@@ -1,0 +1,254 @@
+"""NCCL's tuner: which algorithm and protocol it runs a collective on, and what it takes that to cost.
+
+A candidate costs latency + bytes / bandwidth; the cheapest runs. Formulas and constants are those of NCCL 2.28 to 2.30,
+src/graph/tuning.cc (NVIDIA/nccl @5067397c; since then in src/tuning, @12df1a11), Apache-2.0: ``ncclTopoTuneModel``,
+``ncclTopoGetAlgoTime``. For hosts with Intel's CPUs.
+
+NCCL finds the bandwidths that go in by a search of the machine's topology. Here they follow from the interconnect:
+rings reach 0.8 of NVLink's bandwidth in a node (18 channels of 20 GB/s on H100), the heads of NVLink SHARP share 0.824
+(18 links of 20.6), a GPU behind PCIe 0.76 (24 GB/s of 31.5), and a node's rings 0.96 of its NICs (8 channels of 48).
+
+NCCL tunes neither all_to_all nor sends. They are candidates here with the same latencies, so that every operation can
+be carried over to links on which it was not measured.
+
+The number of channels that the environment allows does not change NCCL's choice. It limits what a call reaches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fakedist.cost_model.nccl.connections import nvls_channels
+from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect
+from fakedist.cost_model.nccl.settings import Settings
+
+#: Latencies in microseconds by protocol (LL, LL128, Simple): of the call, and of a step over NVLink, PCIe and network.
+_BASE = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}
+_NVLINK = {"ring": (0.6, 1.9, 3.4), "tree": (0.6, 1.25, 4.0)}
+_PCIE = {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, 4.0)}
+_NETWORK = {"ring": (2.7, 4.0, 14.0), "tree": (5.0, 8.5, 14.0)}
+_NVLS_US, _NVLS_TREE_NETWORK_US = 25.0, 20.9
+_PAT_BASE_US, _PAT_NETWORK_US, _PAT_RANK_US = 8.0, 14.0, 2.8
+#: What the host adds to each step of a ring over nodes; three times that with Simple.
+_NETWORK_OVERHEAD_US = 1.0
+#: GB/s by generation (Ampere, Hopper, Blackwell) and number of nodes (1, 2, more).
+_LL_MOST = ((87.7, 39.0, 20.4), (141.0, 39.0, 20.4), (282.0, 39.0, 20.4))
+_RING_LL128_CHANNEL = (20.0, 36.7, 40.0)
+_TREE_LL128_CHANNEL = ((20.0, 20.0, 20.0), (36.7, 36.7, 29.0), (55.6, 31.67, 20.0))
+_TREE_CHANNEL = ((24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))
+_NVLS_TREE_CHANNEL = ((math.inf, math.inf, math.inf), (math.inf, 57.7, 45.5), (math.inf, 96.0, 80.0))
+_NVLS_EFFICIENCY = (0.0, 0.85, 0.74)
+#: GB/s that the search tries for each head of NVLink SHARP: a GPU that owns a part of the data (src/graph/search.cc).
+_NVLS_SPEEDS = ((), (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0), (90.0, 80.0, 70.0, 60.0, 50.0, 45.0, 40.0, 30.0, 24.0))
+#: Factors on a tree's bandwidth, for messages from 64 B in powers of two.
+_TREE_CORRECTION = (
+    (1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0),
+    (1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0),
+    (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+)
+_PROTOCOLS = ("ll", "ll128", "simple")
+_SIMPLE = _PROTOCOLS.index("simple")
+#: Simple's ring over nodes reaches a plateau from this many bytes a rank and channel.
+_PLATEAU_BYTES, _PLATEAU = 64, 1.4
+#: Fractions of the links' bandwidths that NCCL's search finds, see the head of this file.
+_NVLINK_FOUND, _NVLS_FOUND, _PCIE_FOUND, _NIC_FOUND = 0.8, 0.824, 0.76, 0.96
+#: NVLink SHARP reaches this many ranks of a node (NCCL_MAX_NVLS_ARITY), except for all_reduce.
+_NVLS_RANKS = 32
+_PAIR_US = 0.4
+_GB = 1e9
+_DEFAULT = Settings()
+#: By how much the cost of a candidate may be off, as a factor: NCCL's search is only approximated.
+DOUBT = 1.3
+
+
+@dataclass(frozen=True)
+class Network:
+    """What joins the nodes.
+
+    Attributes:
+        nic_bandwidth: Bandwidth of one NIC, bytes per second one way.
+        nics_per_gpu: NICs for each GPU.
+    """
+
+    nic_bandwidth: float = 50e9
+    nics_per_gpu: float = 1.0
+
+
+class Candidate(NamedTuple):
+    """One way to run a collective.
+
+    Attributes:
+        algorithm: ring, tree, nvls, nvlstree or pat; pairs or send for what is not tuned.
+        protocol: ll, ll128 or simple.
+        time_us: What it costs.
+    """
+
+    algorithm: str
+    protocol: str
+    time_us: float
+
+
+class Tuner:
+    """Chooses what collectives run on, between GPUs of one model.
+
+    Args:
+        interconnect: What joins the GPUs of a node.
+        network: What joins the nodes.
+        settings: NCCL's settings.
+        counts_channels: Whether costs follow the number of channels that the settings allow.
+
+    Attributes:
+        settings: The same.
+    """
+
+    def __init__(
+        self, interconnect: Interconnect, network: Network, settings: Settings, *, counts_channels: bool = False
+    ) -> None:
+        self._interconnect, self._network, self.settings = interconnect, network, settings
+        self._counts_channels = counts_channels
+        self._generation = {8: 0, 9: 1}.get(interconnect.capability, 2 if interconnect.capability > 9 else 0)
+
+    def choose(self, kind: str, num_bytes: float, shape: GroupShape) -> Candidate:
+        """What runs a collective.
+
+        Args:
+            kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, barrier, all_to_all, gather, scatter or
+                send.
+            num_bytes: Bytes of the whole buffer.
+            shape: Where the group's ranks are.
+        """
+        return min(self.candidates(kind, num_bytes, shape), key=lambda each: each.time_us)
+
+    def likely(self, kind: str, num_bytes: float, shape: GroupShape) -> set[str]:
+        """The algorithms that may run a collective, if the costs of any two are off by a factor of ``DOUBT``."""
+        found = self.candidates(kind, num_bytes, shape)
+        least = min(each.time_us for each in found)
+        return {each.algorithm for each in found if each.time_us <= DOUBT * least}
+
+    def cost_us(self, chosen: Candidate, kind: str, num_bytes: float, shape: GroupShape) -> float:
+        """What a candidate costs here, which another tuner chose."""
+        found = {each[:2]: each.time_us for each in self.candidates(kind, num_bytes, shape)}
+        return found[chosen[:2]]
+
+    def candidates(self, kind: str, num_bytes: float, shape: GroupShape) -> list[Candidate]:
+        """The ways to run a collective that the settings allow; a ring if they allow none."""
+        kind = "all_reduce" if kind == "barrier" else kind
+        if kind in ("all_to_all", "gather", "scatter", "send"):
+            return [self._pairs(kind, num_bytes, shape)]
+        allowed, protocols = self.settings.algorithms_of(kind), self.settings.protocols_of(kind)
+        found = list(self._possible(kind, num_bytes, shape))
+        left = [each for each in found if each.algorithm in allowed and each.protocol in protocols]
+        rings = [each for each in found if each.algorithm == "ring"]
+        return left or [each for each in rings if each.protocol in protocols] or rings
+
+    def _possible(self, kind: str, num_bytes: float, shape: GroupShape) -> Iterator[Candidate]:
+        for place, protocol in enumerate(_PROTOCOLS):
+            if protocol == "ll128" and not self._interconnect.nvlink:
+                continue
+            yield Candidate("ring", protocol, self._ring_us(kind, num_bytes, shape, place))
+            if kind == "all_reduce":
+                yield Candidate("tree", protocol, self._tree_us(num_bytes, shape, place))
+        nvls = self._nvls_us(kind, num_bytes, shape)
+        if nvls is not None:
+            yield Candidate("nvls" if shape.num_nodes == 1 else "nvlstree", "simple", nvls)
+        if kind in ("all_gather", "reduce_scatter") and shape.is_rail:
+            # A peer at each power of two, and a part that grows with the ranks.
+            steps = int(math.log2(shape.num_nodes)) * _PAT_NETWORK_US / 3.5
+            latency = _PAT_BASE_US + steps + shape.size * _PAT_RANK_US
+            yield Candidate("pat", "simple", latency + num_bytes / (0.75 * self._bus(shape) * 1e3))
+
+    def _bus(self, shape: GroupShape) -> float:
+        """GB/s of all rings of a group together."""
+        found = _NVLINK_FOUND if self._interconnect.nvlink else _PCIE_FOUND
+        within = found * self._interconnect.bandwidth / _GB
+        if shape.num_nodes == 1:
+            return within
+        nics = max(shape.local * self._network.nics_per_gpu, 1.0)
+        between = _NIC_FOUND * nics * self._network.nic_bandwidth / _GB
+        return between if shape.local == 1 else min(within, between)
+
+    def _channels(self, shape: GroupShape) -> int:
+        return self._interconnect.channels(shape).high
+
+    def _limited(self, bus: float) -> float:
+        """The bandwidth that as many channels as the settings allow move, each as much as LL128 does at most."""
+        if not self._counts_channels:
+            return bus
+        return min(bus, self.settings.channels[1] * _RING_LL128_CHANNEL[self._generation])
+
+    def _ring_us(self, kind: str, num_bytes: float, shape: GroupShape, place: int) -> float:
+        bus, size, nodes = self._bus(shape), shape.size, shape.num_nodes
+        if _PROTOCOLS[place] == "ll":
+            bus = min(_LL_MOST[self._generation][min(nodes, 3) - 1], 0.5 * bus)
+        if _PROTOCOLS[place] == "ll128":
+            bus = min(0.92 * bus, self._channels(shape) * _RING_LL128_CHANNEL[self._generation])
+        bus = self._limited(bus)
+        hop = (_NVLINK if self._interconnect.nvlink else _PCIE)["ring"][place]
+        # With one rank a node, the network's latency is as exposed as in a tree.
+        over = _NETWORK["tree" if shape.is_rail else "ring"][place]
+        latency = _BASE["ring"][place]
+        if kind in ("broadcast", "reduce"):
+            return latency + (hop if nodes == 1 else _NETWORK["ring"][place]) + num_bytes / (bus * 1e3)
+        passes = 2 if kind == "all_reduce" else 1
+        steps, between = passes * (size - 1), passes * (nodes - 1)
+        if nodes > 1:
+            hop = max(hop, _NETWORK_OVERHEAD_US * (3 if place == _SIMPLE else 1))
+        latency += (steps - between) * hop + between * over
+        is_long = num_bytes / (self._channels(shape) * size) >= _PLATEAU_BYTES
+        if place == _SIMPLE and nodes > 1 and kind == "all_reduce" and is_long:
+            latency *= _PLATEAU
+        return latency + num_bytes * steps / size / (bus * 1e3)
+
+    def _tree_us(self, num_bytes: float, shape: GroupShape, place: int) -> float:
+        channels, scale = self._channels(shape), min(shape.num_nodes, 3) - 1
+        bus = min(0.92 * self._bus(shape), channels * _TREE_CHANNEL[self._generation][scale])
+        if _PROTOCOLS[place] == "ll":
+            bus = min(bus / 3.8, _LL_MOST[self._generation][scale])
+        if _PROTOCOLS[place] == "ll128":
+            share = 7 / 9 if shape.num_nodes == 1 else 120 / 128
+            bus = min(share * bus, channels * _TREE_LL128_CHANNEL[self._generation][scale])
+        octave = int(math.log2(max(num_bytes / 64, 1.0)))
+        if octave < len(_TREE_CORRECTION[place]):
+            bus *= _TREE_CORRECTION[place][octave]
+        hop = (_NVLINK if self._interconnect.nvlink else _PCIE)["tree"][place]
+        depth = int(math.log2(shape.num_nodes))
+        latency = 2 * ((shape.size // shape.num_nodes - 1) * hop + depth * _NETWORK["tree"][place])
+        return _BASE["tree"][place] + latency + 2 * num_bytes / (self._limited(bus) * 1e3)
+
+    def _nvls_us(self, kind: str, num_bytes: float, shape: GroupShape) -> float | None:
+        """NVLink SHARP in one node, or its trees over nodes (all_reduce only); None where it cannot run."""
+        is_all_reduce, over_nodes = kind == "all_reduce", shape.num_nodes > 1
+        channels = nvls_channels(shape, self._interconnect, self.settings)
+        unlimited = nvls_channels(shape, self._interconnect, _DEFAULT)
+        if not channels or kind not in ("all_reduce", "all_gather", "reduce_scatter"):
+            return None
+        if not is_all_reduce and (over_nodes or shape.local > _NVLS_RANKS):
+            return None  # over nodes only with SHARP in the network
+        heads = shape.local
+        most = _NVLS_FOUND * self._interconnect.bandwidth / _GB / heads
+        speed = next((each for each in _NVLS_SPEEDS[self._generation] if each <= most), most)
+        bus = heads * speed * _NVLS_EFFICIENCY[self._generation] * (heads - 1) / heads
+        bus *= 2 if is_all_reduce else (heads - 1) / heads
+        latency = _NVLS_US
+        if over_nodes:
+            most = _NVLS_TREE_CHANNEL[self._generation][min(shape.num_nodes, 3) - 1]
+            between = self._bus(shape) * (2 if shape.num_nodes == 2 else 1)
+            bus = min(bus, between, most * heads)
+            latency += 2 * int(math.log2(shape.num_nodes)) * _NVLS_TREE_NETWORK_US
+        if self._counts_channels:
+            bus *= min(channels / unlimited, 1.0)
+        factor = shape.size / (2 * (shape.size - 1)) if is_all_reduce else 1.0
+        return latency + num_bytes / (bus * factor * 1e3)
+
+    def _pairs(self, kind: str, num_bytes: float, shape: GroupShape) -> Candidate:
+        """What is made of sends: it is not tuned."""
+        hop = (_NVLINK if self._interconnect.nvlink else _PCIE)["ring"][_SIMPLE]
+        latency = _BASE["ring"][_SIMPLE] + (hop if shape.num_nodes == 1 else _NETWORK["ring"][_SIMPLE])
+        bus = self._limited(self._bus(shape))
+        if kind == "send":
+            return Candidate("send", "simple", latency + num_bytes / (bus * 1e3))
+        peers = shape.size - 1
+        return Candidate("pairs", "simple", latency + _PAIR_US * peers + num_bytes * peers / shape.size / (bus * 1e3))

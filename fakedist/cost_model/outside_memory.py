@@ -1,0 +1,154 @@
+"""Device memory outside the caching allocator: a run's estimate, and whether it fits on top of the measured memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import pandas as pd
+
+from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
+from fakedist.cost_model.fabric import FABRICS, default_fabric
+from fakedist.cost_model.nccl.collective_kinds import collective_of
+from fakedist.cost_model.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
+from fakedist.cost_model.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total
+from fakedist.cost_model.nccl.settings import MIB, read_settings
+from fakedist.cost_model.nccl.tuner import Network
+from fakedist.gpu.models.catalogue import GPUS
+from fakedist.rundir import summary
+from fakedist.rundir.summary import Outside
+
+#: A process's CUDA context with PyTorch, as measured and published. No figure was found for any other GPU.
+CONTEXT_BYTES = {
+    "NVIDIA GeForce RTX 3060": (114 * MIB, "sgl-project/sglang#35538"),
+    "NVIDIA GeForce RTX 3090": (256 * MIB, "invoke-ai/InvokeAI#9413"),
+}
+_LIBRARIES = "libraries: handles of cuBLAS and cuDNN, and kernels as they are loaded, are not known"
+
+
+def estimate_outside(
+    tables: Mapping[str, pd.DataFrame],
+    *,
+    gpu_name: str,
+    gpus_per_node: int,
+    fabric: str | None = None,
+    nccl_version: str = "",
+    nccl_environment: Mapping[str, str] = MappingProxyType({}),
+    bound: Collection[int] = (),
+    measured_bytes: int | None = None,
+) -> Outside:
+    """Estimate the GPU memory that the rank takes outside the caching allocator.
+
+    Args:
+        tables: ``groups`` and ``calls`` of the run.
+        gpu_name: The GPU, as CUDA names it.
+        gpus_per_node: GPUs of each node.
+        fabric: The job's fabric, if it is a preset; else the GPU's usual one is taken. NCCL's choice of algorithms
+            over nodes follows from its NICs.
+        nccl_version: Version of NCCL.
+        nccl_environment: NCCL_* variables.
+        bound: Numbers of the groups that are bound to a device.
+        measured_bytes: The device's used memory minus reserved, at the end; None on a virtual GPU.
+    """
+    interconnect, settings = find_interconnect(gpu_name), read_settings(nccl_environment)
+    network = _network(gpu_name, fabric)
+    left_out = [] if gpu_name in CONTEXT_BYTES else [f"CUDA context: not known for {gpu_name or 'this GPU'}"]
+    context, source = CONTEXT_BYTES.get(gpu_name, (0, ""))
+    groups = {number: group for number, group in enumerate(read_groups(tables["groups"])) if "nccl" in group.backend}
+    found: list[tuple[ProcessGroup, GroupShape, CommunicatorMemory]] = []
+    if interconnect is None and groups:
+        left_out.append(f"NCCL: not known for {gpu_name or 'this GPU'}")
+    elif interconnect is not None:
+        calls = {int(str(number)): rows for number, rows in tables["calls"].groupby("group")}
+        for number, group in groups.items():
+            shape, is_local = _shape(group, gpus_per_node)
+            usage = _usage(_through_nccl(calls.get(number), group.backend), is_local, number in bound)
+            if (each := communicator_memory(shape, usage, interconnect, settings, network)) is not None:
+                found.append((group, shape, each))
+    everything = total([exactly(context), *(each.bytes for *_, each in found)])
+    return Outside(
+        low_bytes=everything.low,
+        high_bytes=everything.high,
+        context_bytes=context or None,
+        context_source=source,
+        nccl_version=nccl_version,
+        nccl_environment=dict(nccl_environment),
+        communicators=[_summarized(*each) for each in sorted(found, key=lambda row: -row[2].bytes.high)],
+        num_unused_groups=len(groups) - len(found) if interconnect is not None else 0,
+        left_out=[*left_out, _LIBRARIES],
+        measured_bytes=measured_bytes,
+    )
+
+
+def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
+    """The estimate, completed with whether it fits into the capacity together with reserved memory."""
+    if not capacity or reserved + outside.high_bytes <= capacity:
+        return replace(outside, beside_reserved="fits")
+    fits_least = reserved + outside.low_bytes <= capacity
+    return replace(outside, beside_reserved="may not fit" if fits_least else "does not fit")
+
+
+def _network(gpu_name: str, fabric: str | None) -> Network:
+    model = next((name for name, spec in GPUS.items() if spec.product == gpu_name), "")
+    joined = FABRICS.get(fabric or "") or default_fabric(model)
+    return Network(joined.nic_bandwidth, joined.nics_per_node / joined.gpus_per_node)
+
+
+def _shape(group: ProcessGroup, per_node: int) -> tuple[GroupShape, list[bool]]:
+    """Where the group's ranks are, and which of them are on this rank's node."""
+    ranks = ranks_of(group.ranks)
+    if not ranks:  # another rank made it: it fills as few nodes as it can
+        return GroupShape.of(range(group.size), per_node), []
+    mine = ranks[group.group_rank] // per_node
+    return GroupShape.of(ranks, per_node, group.group_rank), [rank // per_node == mine for rank in ranks]
+
+
+def _through_nccl(calls: pd.DataFrame | None, backend: str) -> pd.DataFrame | None:
+    """The calls of a group that reach NCCL. If the group has gloo for the host, object calls and barriers do not."""
+    if calls is None:
+        return None
+    others = r"monitored_barrier" if backend == "nccl" else r"monitored_barrier|barrier|\w+_object(?:_list)?"
+    found = calls[~calls["operation"].str.fullmatch(others)]
+    return found if len(found) else None
+
+
+def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> Usage:
+    if calls is None:
+        return Usage(is_bound=is_bound)
+    peers: dict[str, set[int]] = {"send": set(), "recv": set()}
+    for operation, found in peers.items():
+        found |= set(calls.loc[(calls["operation"] == operation) & (calls["peer"] >= 0), "peer"])
+    counts = {
+        f"{name}_{'local' if local else 'remote'}": sum(is_local[int(peer)] == local for peer in found)
+        for name, found in peers.items()
+        for local in (True, False)
+    }
+    operations = frozenset(map(str, calls["operation"].unique()))
+    return Usage(operations, **counts, is_bound=is_bound, sizes=_sizes(calls))
+
+
+def _sizes(calls: pd.DataFrame) -> dict[str, frozenset[int]]:
+    """Bytes of the whole buffers of each operation's calls."""
+    found: dict[str, set[int]] = {}
+    distinct = calls[["operation", "bytes_in", "bytes_out"]].astype({"operation": str}).drop_duplicates()
+    for operation, bytes_in, bytes_out in distinct.itertuples(index=False):
+        found.setdefault(operation, set()).add(collective_of(operation, bytes_in, bytes_out)[1])
+    return {operation: frozenset(sizes) for operation, sizes in found.items()}
+
+
+def _summarized(group: ProcessGroup, shape: GroupShape, each: CommunicatorMemory) -> summary.Communicator:
+    return summary.Communicator(
+        group=group.label,
+        group_size=shape.size,
+        local_size=shape.own,
+        num_nodes=shape.num_nodes,
+        channels=_pair(each.channels),
+        parts={name: _pair(part) for name, part in each.parts.items()},
+        low_bytes=each.bytes.low,
+        high_bytes=each.bytes.high,
+    )
+
+
+def _pair(span: Span) -> tuple[int, int]:
+    return span.low, span.high

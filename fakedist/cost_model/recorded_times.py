@@ -1,0 +1,397 @@
+"""The times of a recorded step: estimated, or measured with its collectives estimated, or as a tool traced them.
+
+The copies that stand for collectives are left out. Each call is one launch instead, as in a step on the virtual GPU, so
+that ``fakedist.cost_model`` can price it and place everything again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording, empty_columns
+from fakedist.cost_model.breakdown import Times, find_times
+from fakedist.cost_model.estimated import estimate_times, measured_prices, network_of, prices_of
+from fakedist.cost_model.step import Prices
+from fakedist.errors import FakedistError
+from fakedist.gpu.models.catalogue import gpu_of_product
+from fakedist.gpu.models.spec import GpuSpec
+from fakedist.options import Job
+from fakedist.rundir import time_notes
+from fakedist.rundir.encoding import columns_of
+from fakedist.rundir.launch_records import LAUNCH_KINDS, LaunchesRecord, RangeRow, WorkRow
+from fakedist.rundir.notes import Note
+from fakedist.rundir.records import GpuRecord
+from fakedist.rundir.schema import LAUNCHES, PHASES, WORK
+from fakedist.rundir.step_time import KernelSource, Peaks, StepTime
+from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, HostWaits
+
+
+def launch_table(record: LaunchesRecord | None) -> pd.DataFrame:
+    """The table ``launches``: a row for each launch, event and wait, in the order of the host. Texts are categorical.
+
+    Args:
+        record: The launches; None if there are none.
+    """
+    columns: dict[str, Array]
+    if record is None:
+        columns = empty_columns(LaunchesRecord)
+    else:
+        codes = columns_of(LaunchesRecord)
+        columns = {name: np.frombuffer(getattr(record, name), NUMPY_TYPES[code]) for name, code in codes.items()}
+    shapes = [""] if record is None else record.texts
+    known = {"what": list(LAUNCH_KINDS), "phase": list(PHASES), "grid": shapes, "block": shapes}
+    texts = {name: pd.Categorical.from_codes(columns[name].astype(np.int32), pd.Index(known[name])) for name in known}
+    step = np.full(len(columns["what"]), 0 if record is None else record.step, "i4")
+    found = pd.DataFrame({**columns, **texts, "recompute": columns["recompute"].astype(bool), "step": step})
+    found = found.assign(measured_us=np.nan, host_us=np.nan)
+    return found[[column.name for column in LAUNCHES.columns]]
+
+
+def work_table(record: LaunchesRecord | None) -> pd.DataFrame:
+    """The table ``work``: a row for each distinct piece of work.
+
+    Args:
+        record: The launches; None if there are none.
+    """
+    types: dict[str, type] = {"string": object, "int64": np.int64, "double": np.float64, "bool": bool}
+    rows = pd.DataFrame([] if record is None else record.work_rows, columns=list(WorkRow._fields), dtype=object)
+    return rows.astype({column.name: types[column.type] for column in WORK.columns})
+
+
+_COLLECTIVE, _READS = LAUNCH_KINDS.index("collective"), LAUNCH_KINDS.index("host_reads")
+#: What a kernel's launch is, by the beginning of its name, else by its family.
+_COPY, _FILL = "Memcpy", "Memset"
+#: The host goes on once such a copy is done.
+_TO_PAGEABLE = "-> Pageable"
+_UNKNOWN_STREAM = 1 << 32
+_HELD_UP = 1 << 61  # no correlation of a call is this large
+_WORK = ["name", "kind", "family", "operation", "flops", "moved_bytes"]
+
+
+@dataclass(frozen=True)
+class TracedLaunches:
+    """The tables of a traced step, as of a step on the virtual GPU.
+
+    Attributes:
+        launches: The table ``launches``.
+        work: The table ``work``.
+        ranges: The columns of the table ``ranges`` that need no times.
+        kernels: The table ``kernels`` as the tool saw it, with the row of each in ``launches``: of a copy that stands
+            for a collective, the row of that.
+    """
+
+    launches: pd.DataFrame
+    work: pd.DataFrame
+    ranges: pd.DataFrame
+    kernels: pd.DataFrame
+
+
+def traced_launches(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> TracedLaunches:
+    """Make the tables of a traced step.
+
+    Args:
+        kernels: The table ``kernels`` as the tool saw it.
+        host: What the host did.
+        calls: The table ``calls``.
+    """
+    at_us = kernels["launch_us"].to_numpy("f8")
+    at_us = np.where(np.isnan(at_us), kernels["start_us"].to_numpy("f8"), at_us)
+    stands_in = (kernels["family"].astype(str) == "communication") & kernels["call"].isin(calls["sequence"])
+    own = np.flatnonzero(~stands_in)
+    launched, waited = _launched(kernels.iloc[own], at_us[own]).assign(kernel=own), _waited(host)
+    stand_ins = kernels[stands_in].assign(at_us=at_us[stands_in])
+    called = _called(_places(stand_ins, host, calls, launched, waited), calls)
+    rows = pd.concat([launched, _held_up(called, launched), called, waited], ignore_index=True)
+    rows = rows.sort_values("at_us", kind="stable").reset_index(drop=True)
+    last = np.flatnonzero(rows["kind"] != "").max(initial=-1)  # the tool itself waits for the device after the step
+    rows = rows.iloc[: last + 1]
+    launch = np.full(len(kernels), -1)
+    has_kernel = rows["kernel"].notna().to_numpy(bool)
+    launch[rows["kernel"][has_kernel].to_numpy("i8")] = np.flatnonzero(has_kernel)
+    of_call = {int(each): row for row, each in enumerate(rows["call"].tolist()) if each >= 0}
+    launch[stands_in] = [of_call[each] for each in kernels["call"][stands_in].tolist()]
+    launches, work = _tables(rows, host.step)
+    return TracedLaunches(launches, work, _ranges(host, rows["at_us"].to_numpy()), kernels.assign(launch=launch))
+
+
+def _launched(kernels: pd.DataFrame, at_us: Array) -> pd.DataFrame:
+    """Rows of kernels, copies and fills."""
+    names, families = kernels["name"].astype(str), kernels["family"].astype(str)
+    kind = np.select(
+        [names.str.contains(_TO_PAGEABLE, regex=False), names.str.startswith(_COPY), names.str.startswith(_FILL)],
+        ["host_reads", "copy", "fill"],
+        default=np.where(families == "gemm", "product", "kernel"),
+    )
+    ends = kernels["start_us"] + kernels["duration_us"]
+    columns = ["stream", "grid", "block", "op", "phase", "recompute", "layer", "name", "family", "operation", "flops"]
+    return kernels[[*columns, "moved_bytes"]].assign(
+        at_us=at_us,
+        until_us=np.where(kind == "host_reads", ends, at_us),
+        measured_us=kernels["duration_us"].to_numpy("f8"),
+        what=kind,
+        kind=kind,
+        call=-1,
+        event=0,
+    )
+
+
+class _Place(NamedTuple):
+    """Where a collective call is: when the host launched it, on which stream, and whether it copies anything."""
+
+    at_us: float
+    stream: int
+    copies: bool
+
+
+def _places(
+    stand_ins: pd.DataFrame, host: HostRecord, calls: pd.DataFrame, launched: pd.DataFrame, waited: pd.DataFrame
+) -> dict[int, _Place]:
+    """The place of each call: where the first of the copies that stand for it was launched.
+
+    Some calls copy nothing, such as a send. Sends and asynchronous calls have a stream of their own: such a call is
+    before the event that was then recorded on it; if nothing waits for that event, it is where it was made, on the
+    stream of the other calls of its group. Any other call is on the stream that computes most, where it was made.
+    """
+    found: dict[int, _Place] = {}
+    for call, rows in stand_ins.groupby("call"):
+        stream = int(rows["stream"].mode().iloc[0])
+        found[int(str(call))] = _Place(float(rows["at_us"].min()), stream, copies=True)
+    facts = calls[["sequence", "group", "asynchronous", "peer"]].itertuples(index=False, name=None)
+    of_call = {int(call): (int(group), bool(own) or peer >= 0) for call, group, own, peer in facts}
+    usual = {of_call[call][0]: place.stream for call, place in found.items() if of_call[call][1]}
+    main = _main_stream(launched)
+    recorded = waited[(waited["what"] == "stream_records") & (waited["stream"] != main)]
+    events = sorted(zip(recorded["at_us"].tolist(), recorded["stream"].tolist(), strict=True))
+    marks = _columns(host.calls, HostCalls)
+    made = sorted(zip(marks["at_us"].tolist(), marks["call"].tolist(), strict=True))
+    for number, (at_us, call) in enumerate(made):
+        if call in found or call not in of_call:
+            continue
+        group, has_stream = of_call[call]
+        until = made[number + 1][0] if number + 1 < len(made) else np.inf
+        first = bisect_left(events, (at_us, 0))
+        if has_stream and first < len(events) and events[first][0] < until:
+            found[call] = _Place(*events[first], copies=False)
+        else:
+            stream = usual.get(group, _UNKNOWN_STREAM + group) if has_stream else main
+            found[call] = _Place(at_us, stream, copies=False)
+    return found
+
+
+def _called(places: dict[int, _Place], calls: pd.DataFrame) -> pd.DataFrame:
+    """A row for each collective call."""
+    found = calls.set_index("sequence").loc[list(places)]
+    at_us = np.array([place.at_us for place in places.values()], "f8")
+    nothing = np.full(len(found), np.nan)
+    return pd.DataFrame(
+        {
+            "copies": [place.copies for place in places.values()],
+            "stream": np.array([place.stream for place in places.values()], "u8"),
+            "grid": "",
+            "block": "",
+            "op": -1,
+            "phase": found["phase"].astype(str).to_numpy(),
+            "recompute": False,
+            "layer": found["layer"].to_numpy(),
+            "name": found["operation"].astype(str).to_numpy(),
+            "family": "communication",
+            "operation": found["operation"].astype(str).to_numpy(),
+            "flops": nothing,
+            "moved_bytes": nothing,
+            "at_us": at_us,
+            "until_us": at_us,
+            "measured_us": nothing,
+            "what": "collective",
+            "kind": "collective",
+            "call": found.index.to_numpy("i8"),
+            "event": 0,
+        }
+    )
+
+
+def _main_stream(launched: pd.DataFrame) -> int:
+    """The stream that computes most."""
+    sums = launched.groupby("stream")["measured_us"].sum()
+    return int(str(sums.idxmax())) if len(sums) else 0
+
+
+def _held_up(called: pd.DataFrame, launched: pd.DataFrame) -> pd.DataFrame:
+    """Events that calls wait for which copy nothing: what was launched before them.
+
+    CUPTI's waits on streams without work are not told by torch.profiler.
+    """
+    main = _main_stream(launched)
+    calls = called[(called["stream"] != main) & ~called["copies"].astype(bool)]
+    event = _HELD_UP + calls["call"]
+    records = calls.assign(what="stream_records", stream=np.uint64(main), event=event)
+    waits = calls.assign(what="stream_waits", event=event)
+    rows = pd.concat([records, waits], ignore_index=True).sort_values(["call", "what"], kind="stable")
+    return rows.assign(kind="", call=-1, phase="other", name="")
+
+
+def _waited(host: HostRecord) -> pd.DataFrame:
+    """Rows of events and waits."""
+    waits = _columns(host.waits, HostWaits)
+    return pd.DataFrame(
+        {
+            "stream": waits["stream"],
+            "grid": "",
+            "block": "",
+            "op": -1,
+            "phase": "other",
+            "recompute": False,
+            "layer": 0,
+            "name": "",
+            "at_us": waits["at_us"],
+            "until_us": waits["until_us"],
+            "what": np.array(LAUNCH_KINDS, object)[waits["what"]],
+            "kind": "",
+            "call": -1,
+            "event": waits["event"],
+        }
+    )
+
+
+def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    has_work = (rows["kind"] != "").to_numpy(bool)
+    worked = rows[has_work]
+    number = worked.groupby(_WORK, sort=False, dropna=False).ngroup().to_numpy("i8")
+    first = worked.iloc[np.unique(number, return_index=True)[1]] if len(worked) else worked
+    work_rows = [WorkRow(*each) for each in first[_WORK].itertuples(index=False, name=None)]
+    work = pd.DataFrame(work_rows, columns=list(WorkRow._fields)).astype(work_table(None).dtypes)
+    of_row = np.full(len(rows), -1)
+    of_row[has_work] = number
+    launches = rows.assign(
+        work=of_row, host_us=_host_us(rows), num_operations=0, graph=0, device=0, step=step,
+        what=pd.Categorical(rows["what"], categories=list(LAUNCH_KINDS)),
+        phase=pd.Categorical(rows["phase"].astype(str), categories=list(PHASES)),
+        grid=pd.Categorical(rows["grid"].astype(str)), block=pd.Categorical(rows["block"].astype(str)),
+        recompute=rows["recompute"].astype(bool),
+    )  # fmt: skip
+    types = {"string": "category", "int32": "i4", "int64": "i8", "uint64": "u8", "double": "f8", "bool": "bool"}
+    launches = launches.astype({column.name: types[column.type] for column in LAUNCHES.columns})
+    return launches[[column.name for column in LAUNCHES.columns]], work[[column.name for column in WORK.columns]]
+
+
+def _host_us(rows: pd.DataFrame) -> Array:
+    """The time of the host before each row, without what it waited for."""
+    at_us, until_us = (np.maximum(rows[name].to_numpy("f8"), 0.0) for name in ("at_us", "until_us"))
+    reached = np.maximum.accumulate(np.concatenate([[0.0], np.maximum(at_us, until_us)]))[:-1]
+    return np.asarray(np.maximum(at_us - reached, 0.0))
+
+
+def _ranges(host: HostRecord, at_us: Array) -> pd.DataFrame:
+    """The script's ranges: the launches that the host made in each, whatever their thread."""
+    found = _columns(host.ranges, HostRanges)
+    first, end = (np.searchsorted(at_us, found[name]).tolist() for name in ("begin_us", "end_us"))
+    threads, ends = found["thread"].tolist(), found["end_us"].tolist()
+    rows, around = [], dict[int, list[float]]()
+    for row, begin in enumerate(found["begin_us"].tolist()):
+        thread = threads[row]
+        around[thread] = [each for each in around.get(thread, []) if each > begin]
+        name = host.texts[int(found["name"][row])]
+        rows.append(RangeRow(name, thread, len(around[thread]), first[row], end[row]))
+        around[thread].append(ends[row])
+    table = pd.DataFrame(rows, columns=list(RangeRow._fields))
+    return table.astype({"name": object} | dict.fromkeys(RangeRow._fields[1:], "int64"))
+
+
+def _columns(table: HostWaits | HostCalls | HostRanges, kind: type) -> dict[str, Array]:
+    return {name: np.frombuffer(getattr(table, name), NUMPY_TYPES[code]) for name, code in columns_of(kind).items()}
+
+
+_COPIES = "copies stand for collectives"
+
+
+@dataclass(frozen=True)
+class RecordedTimes:
+    """The times of a recorded step.
+
+    Attributes:
+        tables: The tables that they make or complete.
+        summary: Where the time goes; None if no step was timed.
+        source: Where the kernels come from; None without kernels.
+        gpu: The GPU model; None for an unknown one.
+        notes: Notes that belong to the run.
+    """
+
+    tables: dict[str, pd.DataFrame]
+    summary: StepTime | None
+    source: KernelSource | None
+    gpu: GpuSpec | None
+    notes: list[Note] = field(default_factory=list)
+
+
+def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], job: Job | None) -> RecordedTimes:
+    """Find the times of a recorded step.
+
+    Args:
+        recording: The recording.
+        tables: The run's other tables; ``kernels`` as a tool saw them, ``ranges`` without times.
+        job: The job; None for an imported trace.
+    """
+    gpu, source, host = recording.gpu or GpuRecord(), recording.kernel_source, recording.host
+    model, nccl = gpu.model, {} if recording.nccl is None else recording.nccl.environment
+    if source is None and model is not None and len(tables["launches"]):
+        prices, told = _prices(model, job)
+        found = estimate_times(tables, model, prices, network_of(model, job, nccl=nccl))
+        return RecordedTimes(_made(found.kernels, found.times), found.times.summary, found.source, model, told)
+    if source is None or host is None:  # nothing was timed, or the trace was imported
+        times = find_times(tables["kernels"], tables["layers"], source, _peaks(gpu, source), ranges=tables["ranges"])
+        return RecordedTimes(_made(tables["kernels"], times), times.summary, source, model)
+    model = model or gpu_of_product(gpu.gpu_name)
+    step = _traced_tables(tables, host)
+    whole = {**tables, **step}
+    if model is not None and host.has_events:
+        measured = measured_prices(source.gpu, step["launches"])
+        found = estimate_times(whole, model, measured, network_of(model, job, nccl=nccl), traced=source)
+        return RecordedTimes(step | _made(found.kernels, found.times), found.times.summary, found.source, model)
+    if (step["launches"]["call"] >= 0).any():
+        why = "" if model is None else "where events were recorded was not traced"
+        source = replace(source, notes=[*source.notes, time_notes.collectives_not_priced(why)])
+    times = find_times(step["kernels"], tables["layers"], source, _peaks(gpu, source), ranges=step["ranges"])
+    return RecordedTimes(step | _made(step["kernels"], times), times.summary, source, model)
+
+
+def _made(kernels: pd.DataFrame, times: Times) -> dict[str, pd.DataFrame]:
+    made = {"kernels": kernels, "layer_times": times.layers, "kernel_names": times.names}
+    return made | {"ranges": times.ranges}
+
+
+def _traced_tables(tables: Mapping[str, pd.DataFrame], host: HostRecord) -> dict[str, pd.DataFrame]:
+    """The tables of a traced step that are made of its kernels and of what the host did."""
+    found = traced_launches(tables["kernels"], host, tables["calls"])
+    return {"launches": found.launches, "work": found.work, "ranges": found.ranges, "kernels": found.kernels}
+
+
+def _prices(gpu: GpuSpec, job: Job | None) -> tuple[Prices, list[Note]]:
+    """The prices of kernels, with the job's own times before them. If their file has gone, a note tells it."""
+    if job is None or not job.times:
+        return prices_of(gpu), []
+    try:
+        return prices_of(gpu, job.times), []
+    except FakedistError as error:
+        return prices_of(gpu), [time_notes.own_times_not_used(error.message)]
+
+
+def _peaks(gpu: GpuRecord, source: KernelSource | None) -> Peaks | None:
+    """The GPU's peak rates; None for simulated times, which cannot be compared with them."""
+    return None if source is not None and source.source == "simulated" else gpu.peaks
+
+
+def where_from(source: KernelSource) -> str:
+    """Where the times of the timed step come from, for run.json."""
+    if source.source == "estimated":
+        return f"estimated: kernels by a model of the GPU, collectives for the fabric {source.fabric}"
+    if source.source == "simulated":
+        collectives = f"collectives estimated for the fabric {source.fabric}" if source.fabric else _COPIES
+        return f"simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 µs; {collectives}"
+    tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(source.tool, source.tool)
+    collectives = f"collectives estimated for the fabric {source.fabric}" if source.fabric else _COPIES
+    return f"measured: {tool} on this GPU; {collectives}"

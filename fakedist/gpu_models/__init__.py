@@ -1,4 +1,0 @@
-"""GPU models: what the virtual GPU reports about itself, and the limits that kernel times are estimated from.
-
-Each file in ``models/`` describes one model. A user's ``--gpu my_gpu.toml`` has the same form.
-"""

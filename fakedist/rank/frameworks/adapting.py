@@ -1,0 +1,98 @@
+"""Adapts modules that ask all ranks for something one rank cannot answer, when the script imports them.
+
+=======================================  ============================================
+module                                   adapter
+=======================================  ============================================
+``torch.distributed.checkpoint``         :mod:`fakedist.rank.frameworks.checkpoints`
+``torch.distributed.pipelining``         :mod:`fakedist.rank.frameworks.pipelining`
+``torch.distributed._symmetric_memory``  :mod:`fakedist.rank.frameworks.symmetric_memory`
+``torch._dynamo.trace_rules``            :mod:`fakedist.rank.frameworks.dynamo`
+``megatron.training.training``           :mod:`fakedist.rank.frameworks.megatron`
+``megatron_fsdp.uneven_dtensor``         :mod:`fakedist.rank.frameworks.megatron`
+``deepspeed.runtime.zero.utils``         :mod:`fakedist.rank.frameworks.deepspeed`
+``safetensors.torch``                    :mod:`fakedist.rank.frameworks.safetensors`
+=======================================  ============================================
+
+On the virtual GPU, :mod:`fakedist.rank.frameworks.sharding` also makes DTensor and FSDP2 answer sooner.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+
+from fakedist.importing import when_imported
+from fakedist.patch import patched
+from fakedist.rank.frameworks.checkpoints import parts_of_one, parts_of_others, plans_of_one, states_of_others
+from fakedist.rank.frameworks.deepspeed import lists_of_rank_0
+from fakedist.rank.frameworks.dynamo import nothing_of_ours
+from fakedist.rank.frameworks.megatron import flags_of_rank_0, uneven_parts
+from fakedist.rank.frameworks.pipelining import stages_alone
+from fakedist.rank.frameworks.safetensors import sparse_safetensors
+from fakedist.rank.frameworks.sharding import (
+    chunks_when_asked,
+    fakes_once,
+    first_shard_sizes_once,
+    flags_once,
+    strategies_once,
+)
+from fakedist.rank.frameworks.symmetric_memory import no_symmetric_memory
+
+#: Takes a module; returns what to replace in it, by dotted name.
+Adapter = Callable[[ModuleType], dict[str, object]]
+
+#: Adapters by the end of a module's full name, because frameworks carry copies of others.
+_ADAPTERS: dict[str, Adapter] = {
+    "torch._dynamo.trace_rules": nothing_of_ours,
+    "megatron.training.training": flags_of_rank_0,
+    "megatron_fsdp.uneven_dtensor": uneven_parts,
+    "torch.distributed._symmetric_memory": no_symmetric_memory,
+    "torch.distributed.checkpoint.utils": plans_of_one,
+    "torch.distributed.checkpoint.default_planner": parts_of_one,
+    "torch.distributed.optim.zero_redundancy_optimizer": states_of_others,
+    "torch.distributed.fsdp._optim_utils": parts_of_others,
+    "torch.distributed.pipelining.stage": stages_alone,
+    "deepspeed.runtime.zero.utils": lists_of_rank_0,
+    "safetensors.torch": sparse_safetensors,
+}
+
+
+#: Adapters that only save the host time.
+_SOONER: dict[str, Adapter] = {
+    "torch.distributed.fsdp._fully_shard._fsdp_param": chunks_when_asked,
+    "torch.distributed.tensor._op_schema": fakes_once,
+    "torch.distributed.tensor._ops.utils": strategies_once,
+    "torch.distributed.tensor._random": first_shard_sizes_once,
+    "torch.distributed.tensor._sharding_prop": flags_once,
+}
+
+
+@contextmanager
+def adapted_frameworks(sooner: bool = False) -> Iterator[None]:
+    """Adapt each framework module when it is imported, and those that already are.
+
+    Args:
+        sooner: Also have DTensor and FSDP2 answer sooner. Not where the host's time is measured.
+    """
+    adapters = {**_ADAPTERS, **_SOONER} if sooner else _ADAPTERS
+    with ExitStack() as stack:
+
+        def adapt(module: ModuleType) -> None:
+            adapter = _adapter_of(module.__name__, adapters)
+            for name, replacement in adapter(module).items() if adapter is not None else ():
+                owner, _, attribute = name.rpartition(".")
+                stack.enter_context(patched(getattr(module, owner) if owner else module, attribute, replacement))
+
+        def is_adapted(name: str) -> bool:
+            return _adapter_of(name, adapters) is not None
+
+        for module in [found for name, found in sys.modules.items() if is_adapted(name)]:
+            adapt(module)
+        stack.enter_context(when_imported(is_adapted, adapt))
+        yield
+
+
+def _adapter_of(name: str, adapters: Mapping[str, Adapter]) -> Adapter | None:
+    return next((adapter for ending, adapter in adapters.items() if f".{name}".endswith(f".{ending}")), None)

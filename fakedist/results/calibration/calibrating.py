@@ -1,0 +1,351 @@
+"""From a run and a trace of its job to a table of own times, and what the table changes in the step's estimate."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.traces.chrome_trace import read_chrome_trace
+from fakedist.analysis.traces.step_trace import ProcessTrace
+from fakedist.bounded import UnreadableError, open_file
+from fakedist.cost_model.estimated import estimate_times, network_of, prices_of
+from fakedist.cost_model.own import OwnPrices
+from fakedist.cost_model.own_table import Origin, OwnTable, made_table
+from fakedist.errors import ReportError
+from fakedist.gpu.models.catalogue import GPUS
+from fakedist.gpu.models.spec import GpuSpec
+from fakedist.options import Job
+from fakedist.results.calibration.matching import Matched, RecordedStep, Traced, match, recorded_step, traced_kernels
+from fakedist.results.nsys.activity import open_database
+from fakedist.results.nsys.imported import read_process
+from fakedist.rundir.collector import no_collector
+from fakedist.rundir.launch_records import WorkRow
+
+#: At least this share of the recorded launches must be in the trace, and of the pairs this share be certain.
+_LEAST_MATCHED, _LEAST_STRONG = 0.5, 0.5
+#: Names of the virtual GPU's library calls, which no GPU has kernels of.
+_LIBRARY_CALL = re.compile(r"cu(?:blas|dnn|blasLt)[A-Z]\w+$")
+#: A product that is faster than the peak by more than this was not measured, or is not the recorded one.
+_FASTER_THAN_PEAK = 1.1
+
+
+@dataclass(frozen=True)
+class Left:
+    """Launches of one kind that were not matched.
+
+    Attributes:
+        name: The kernel, or the library's function.
+        family: Its family.
+        count: How many: of a recorded step, or of the trace.
+        time_us: How long they took in the trace; 0 for those of a recorded step.
+    """
+
+    name: str
+    family: str
+    count: int
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A table of own times, and how much of the trace and of the recorded step it is made from.
+
+    Attributes:
+        table: The table.
+        num_launches: Launches of the recorded step that a trace can contain.
+        num_measured: Those that were matched at least once.
+        num_steps: Repetitions of the step in the trace.
+        num_kernels: The trace's kernels, without communication.
+        num_unread: Those that were not looked at, because the trace is very long.
+        num_matched: Those that were matched and used.
+        num_extra: Those that are nothing recorded.
+        num_conflicts: Those whose grid or bytes differ from the recorded ones, so that they do other work.
+        num_ambiguous: Those that may be one of several launches.
+        num_too_fast: Those faster than the GPU's peak allows.
+        num_elsewhere: Activities of other processes and GPUs.
+        num_unreadable: Damaged events.
+        missing: Recorded launches that the trace lacks, most first.
+        extra: The trace's kernels that are nothing recorded, most time first.
+    """
+
+    table: OwnTable
+    num_launches: int
+    num_measured: int
+    num_steps: int
+    num_kernels: int
+    num_unread: int
+    num_matched: int
+    num_extra: int
+    num_conflicts: int
+    num_ambiguous: int
+    num_too_fast: int
+    num_elsewhere: int
+    num_unreadable: int
+    missing: list[Left]
+    extra: list[Left]
+
+
+def calibrate(
+    step: RecordedStep, trace: ProcessTrace, file: Path, peak_flops: dict[str, float], *, is_rehearsal: bool = False
+) -> Calibrated:
+    """Measure the work of a recorded step in a trace.
+
+    Args:
+        step: The recorded step.
+        trace: The trace. ``trace.gpu`` names the GPU.
+        file: The trace's file, which messages and the table name.
+        peak_flops: Dense peak of the trace's GPU by type, FLOP/s; empty if it is not known.
+        is_rehearsal: Whether a trace of the virtual GPU is taken. The table is marked.
+
+    Raises:
+        ReportError: Too little matches to trust it, or the trace is of the virtual GPU.
+    """
+    traced = traced_kernels(trace)
+    if not is_rehearsal:
+        _refuse_virtual(traced, file)
+    found = match(step.launches, step.work, traced)
+    _refuse_little(step, traced, found, file)
+    fast = _too_fast(step, found, peak_flops)
+    samples: dict[WorkRow, list[float]] = defaultdict(list)
+    for launch, duration in zip(found.launch[~fast].tolist(), found.duration_us[~fast].tolist(), strict=True):
+        samples[step.works[step.work[launch]]].append(duration)
+    if not samples:
+        raise ReportError(f"every kernel of {file} is faster than {trace.gpu} can be", "is it a trace of this job?")
+    origin = Origin(
+        gpu=trace.gpu,
+        tool=" ".join(filter(None, (trace.tool, trace.tool_version))),
+        date=datetime.date.today().isoformat(),
+        torch=trace.torch,
+        driver=trace.driver,
+        file=str(file.resolve()),
+        rehearsal=is_rehearsal,
+    )
+    measured = np.bincount(found.launch[~fast], minlength=len(step.launches)) > 0
+    return Calibrated(
+        table=made_table(origin, samples),
+        num_launches=len(step.launches),
+        num_measured=int(measured.sum()),
+        num_steps=found.num_repetitions,
+        num_kernels=len(traced.launches),
+        num_unread=len(traced.launches) - found.num_read,
+        num_matched=len(found.launch) - int(fast.sum()),
+        num_extra=len(found.unmatched),
+        num_conflicts=found.num_conflicts,
+        num_ambiguous=found.num_ambiguous,
+        num_too_fast=int(fast.sum()),
+        num_elsewhere=trace.num_elsewhere,
+        num_unreadable=trace.num_unreadable,
+        missing=_missing(step, found),
+        extra=_extra(traced, found),
+    )
+
+
+def with_gpu(trace: ProcessTrace, gpu: str) -> ProcessTrace:
+    """The trace, with the GPU's name where it does not give one."""
+    return trace if trace.gpu else replace(trace, gpu=gpu)
+
+
+def _refuse_virtual(traced: Traced, file: Path) -> None:
+    names = [each for each in traced.launches.signatures if each.kind == "kernel"]
+    if any(_LIBRARY_CALL.match(each.name) and each.grid == "1,1,1" for each in names):
+        raise ReportError(
+            f"{file} is a trace of the virtual GPU, where each kernel takes 1 us: nothing was measured",
+            "trace the job on a GPU",
+        )
+
+
+def _refuse_little(step: RecordedStep, traced: Traced, found: Matched, file: Path) -> None:
+    launches = len(step.launches)
+    if not launches:
+        raise ReportError("the run recorded no launches", "profile it on the virtual GPU, without --no-kernels")
+    matched = int((found.of_launch > 0).sum())
+    if not len(traced.launches):
+        raise ReportError(f"{file} has no kernels but communication", "trace a whole step of the job")
+    if found.num_strong < _LEAST_STRONG * found.num_telling:
+        raise ReportError(
+            f"{file} looks like another job's: only {found.num_strong:,} of {found.num_telling:,} kernels that could "
+            "be the run's have its names, grids and sizes",
+            "trace the job that the run recorded, with the same model, batch and options",
+        )
+    if matched < _LEAST_MATCHED * launches:
+        raise ReportError(
+            f"too little of {file} matches the run: {matched:,} of its {launches:,} launches "
+            f"({matched / launches:.0%}; at least {_LEAST_MATCHED:.0%} are needed)",
+            "trace at least one whole step of the job that the run recorded, of the same rank",
+        )
+
+
+def _too_fast(
+    step: RecordedStep, found: Matched, peak_flops: dict[str, float]
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Pairs whose kernel took less than its arithmetic takes at the GPU's peak."""
+    least = np.array(
+        [work.flops / peak_flops[work.dtype] * 1e6 if work.dtype in peak_flops else 0.0 for work in step.works] or [0.0]
+    )
+    least = np.where(np.isfinite(least), least, 0.0) / _FASTER_THAN_PEAK
+    return np.asarray(found.duration_us < least[step.work[found.launch]])
+
+
+def _missing(step: RecordedStep, found: Matched) -> list[Left]:
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for launch in np.flatnonzero(found.of_launch == 0).tolist():
+        each = step.launches.signatures[step.launches.signature[launch]]
+        counts[each.name, each.family] += 1
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return [Left(name, family, count, 0.0) for (name, family), count in ordered]
+
+
+def _extra(traced: Traced, found: Matched) -> list[Left]:
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    times: dict[tuple[str, str], float] = defaultdict(float)
+    for kernel in found.unmatched.tolist():
+        each = traced.launches.signatures[traced.launches.signature[kernel]]
+        counts[each.name, each.family] += 1
+        times[each.name, each.family] += float(traced.duration_us[kernel])
+    ordered = sorted(times.items(), key=lambda item: -item[1])
+    return [Left(name, family, counts[name, family], time) for (name, family), time in ordered]
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A run whose step can be priced.
+
+    Attributes:
+        tables: Its tables ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
+        model: The GPU model that it ran on.
+        job: The job.
+        nccl: NCCL's variables as the run recorded them.
+    """
+
+    tables: Mapping[str, pd.DataFrame]
+    model: GpuSpec
+    job: Job | None
+    nccl: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """What own times change in the estimate of a step.
+
+    Attributes:
+        gpu: The GPU that the step is priced for.
+        model: The name of its model, as ``--gpu`` takes it; empty if it is the run's own.
+        estimated_us: The step without own times.
+        step_us: The step with them.
+        step_low_us: The least of its 90 % interval; None if it is not known.
+        step_high_us: The most of it.
+        measured: Share of kernel time that was measured.
+        scaled: Share of kernel time that is estimated and scaled by similar kernels.
+    """
+
+    gpu: str
+    model: str
+    estimated_us: float
+    step_us: float
+    step_low_us: float | None
+    step_high_us: float | None
+    measured: float
+    scaled: float
+
+
+@dataclass(frozen=True)
+class OwnTimesFound:
+    """A table of own times and how it was made.
+
+    Attributes:
+        calibrated: The table, and what was matched.
+        gpu_is_told: Whether the trace names its GPU; else it was taken to be the run's.
+        trace_rank: The rank that the trace names; -1 without one.
+        change: What the table changes in the step's estimate; None if the GPU's model is not known.
+    """
+
+    calibrated: Calibrated
+    gpu_is_told: bool
+    trace_rank: int
+    change: StepChange | None
+
+
+def find_own_times(
+    run: TimedRun, exported: Path, trace_file: Path, process: int | None = None, *, is_rehearsal: bool = False
+) -> OwnTimesFound:
+    """Measure the work of a run's step in a trace.
+
+    Args:
+        run: The run, profiled on the virtual GPU.
+        exported: The trace: a Chrome trace, or an SQLite export of Nsight Systems.
+        trace_file: The file that the user gave, which messages name.
+        process: The process in the trace; None for the one with most kernels.
+        is_rehearsal: Whether the trace may be of the virtual GPU. Its table is marked and cannot be used.
+
+    Raises:
+        ReportError: The trace cannot be read, or too little of it matches.
+        RunDirectoryError: The run's tables are damaged.
+    """
+    model = run.model
+    with no_collector():
+        trace = read_trace_file(exported, trace_file, process)
+        gpu = _gpu(trace, model)
+        peaks = gpu.peak_flops if gpu is not None and not is_rehearsal else {}
+        step = recorded_step(run.tables["launches"], run.tables["work"])
+        calibrated = calibrate(step, with_gpu(trace, model.product), trace_file, peaks, is_rehearsal=is_rehearsal)
+    change = None if gpu is None else step_change(run, gpu, calibrated.table)
+    return OwnTimesFound(calibrated, bool(trace.gpu), trace.rank, change)
+
+
+def read_trace_file(exported: Path, called: Path, process: int | None = None) -> ProcessTrace:
+    """Read a Chrome trace, or an SQLite export of Nsight Systems.
+
+    Raises:
+        ReportError: It is neither, is damaged, or has no kernels of that process.
+    """
+    if is_sqlite(exported):
+        with open_database(exported, called) as database:
+            return read_process(database, process)
+    return read_chrome_trace(exported, process)
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a file is an SQLite database; False if it cannot be read, which its reader tells."""
+    try:
+        with open_file(path) as file:
+            return file.read(16).startswith(b"SQLite format 3\0")
+    except (OSError, UnreadableError):
+        return False
+
+
+def step_change(run: TimedRun, gpu: GpuSpec, table: OwnTable) -> StepChange:
+    """Price a run's step with and without own times, as its report does.
+
+    Args:
+        run: The run.
+        gpu: The GPU model of the table.
+        table: Own times.
+    """
+    model, network = prices_of(gpu), network_of(gpu, run.job, nccl=run.nccl)
+    before = estimate_times(run.tables, gpu, model, network).source
+    prices = OwnPrices(model, table)
+    after = estimate_times(run.tables, gpu, prices, network).source
+    return StepChange(
+        gpu=gpu.product,
+        model="" if gpu.product == run.model.product else gpu.name,
+        estimated_us=before.step_us,
+        step_us=after.step_us,
+        step_low_us=after.step_low_us,
+        step_high_us=after.step_high_us,
+        measured=prices.shares.measured,
+        scaled=prices.shares.scaled,
+    )
+
+
+def _gpu(trace: ProcessTrace, model: GpuSpec) -> GpuSpec | None:
+    """The model of the trace's GPU: the run's own, or one of this name."""
+    if not trace.gpu or trace.gpu.casefold() == model.product.casefold():
+        return model
+    return next((each for each in GPUS.values() if each.product.casefold() == trace.gpu.casefold()), None)

@@ -1,0 +1,191 @@
+"""How a step's time changed: its parts, kernels, layers, and collectives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fakedist.cost_model.breakdown import COMPUTE_FAMILIES, by_name
+from fakedist.results.compare.changed_memory import OUTSIDE
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.schema import KINDS
+from fakedist.rundir.step_time import StepTime
+from fakedist.rundir.summary import CollectiveTotal
+
+#: Parts of a step and their display names.
+_PARTS = {
+    "step_us": "step",
+    "busy_us": "computes",
+    "communication_us": "only communicates",
+    "launch_gap_us": "host late",
+    "wait_us": "waits",
+    "kernel_us": "all kernels",
+    "generation_us": "generation",
+}
+#: Smaller changes are rounding errors of sums.
+_NOTHING_US = 0.01
+
+
+def part_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
+    """The parts of two steps: columns name, a_us, b_us, change_us, what, in the order of ``_PARTS``."""
+    pairs = [(name, getattr(a, key), getattr(b, key)) for key, name in _PARTS.items()]
+    return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
+
+
+def phase_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
+    """Kernel time of two steps by phase: columns name, a_us, b_us, change_us, what, in the order of a step."""
+    kinds = [(name, a.by_kind.get(name, 0.0), b.by_kind.get(name, 0.0)) for name in KINDS]
+    return with_change(pd.DataFrame([row for row in kinds if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
+
+
+def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
+    """Families of kernels of two steps, largest change first.
+
+    Returns:
+        Columns family, num_a, num_b, unknown_a, unknown_b (kernels of unknown duration), a_us, b_us, change_us, what.
+        The change is 0 if only one of the runs has kernels of unknown duration.
+    """
+    sides = [
+        pd.DataFrame(to_plain(each.by_family), columns=["family", "num_kernels", "num_unknown", "time_us"])
+        for each in (a, b)
+    ]
+    return _joined(sides, ["family"])
+
+
+def name_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """Kernels of two tables ``kernel_names`` by name, whatever their shape and layer, largest change first.
+
+    Returns:
+        Column name, and the columns of :func:`family_changes`.
+    """
+    return _joined([by_name(each[each["family"] != "communication"]) for each in (a, b)], ["name", "family"])
+
+
+def group_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
+    """Exposed communication of two steps by group and operation, largest change first.
+
+    Returns:
+        Columns group, operation, num_a, num_b (calls), unknown_a, unknown_b (those of unknown duration), whole_a_us,
+        whole_b_us (all of their time), a_us, b_us (the exposed part), change_us, what. No rows unless both steps have
+        their communication by group. The change is 0 if only one of them has calls of unknown duration.
+    """
+    keys = ["group", "operation"]
+    names = {"num_calls": "num_kernels", "num_unknown": "num_unknown", "exposed_us": "time_us", "time_us": "whole_us"}
+    both = bool(a.by_group and b.by_group)
+    sides = [
+        pd.DataFrame(to_plain(each.by_group if both else []), columns=[*keys, *names])
+        .rename(columns=names)
+        .groupby(keys, sort=False, as_index=False)
+        .sum()
+        for each in (a, b)
+    ]
+    found = _joined(sides, keys)
+    for side, each in zip("ab", sides, strict=True):
+        whole = each.set_index(keys)["whole_us"]
+        found[f"whole_{side}_us"] = whole.reindex(pd.MultiIndex.from_frame(found[keys])).fillna(0.0).to_numpy("f8")
+    return found
+
+
+def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
+    """Own time of layers by family: columns path, category (the family), us. It adds up to the time of all kernels.
+
+    Args:
+        times: The table ``layer_times``.
+        paths: Each layer's name in a comparison. Repeated layers share a name.
+    """
+    path = pd.Series([paths.get(row, "") or OUTSIDE for row in range(len(times))], index=times.index, dtype=object)
+    frames = [
+        pd.DataFrame({"path": path, "category": family, "us": times[f"family_{family}_us"]})
+        for family in COMPUTE_FAMILIES
+    ]
+    sums = pd.concat(frames).groupby(["path", "category"], sort=True)["us"].sum().reset_index()
+    return sums[sums["us"] != 0].reset_index(drop=True)
+
+
+def layer_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """Changes between two results of :func:`layer_parts`, largest first. They add up to the change of all kernels.
+
+    Returns:
+        Columns path, name (equal to path), category, a_us, b_us, change_us, what.
+    """
+    found = a.merge(b, on=["path", "category"], how="outer", suffixes=("_a", "_b")).fillna({"us_a": 0.0, "us_b": 0.0})
+    found = found.rename(columns={"us_a": "a_us", "us_b": "b_us"}).assign(name=found["path"])
+    return by_effect(with_change(found[["path", "name", "category", "a_us", "b_us"]]))
+
+
+def with_change(found: pd.DataFrame) -> pd.DataFrame:
+    """Add change_us, and what: appeared, gone, grew, shrank, same."""
+    found = found.astype({"a_us": "float64", "b_us": "float64"})
+    change = found["b_us"] - found["a_us"]
+    found["change_us"] = change.where(change.abs() >= _NOTHING_US, 0.0)
+    grown = np.where(found["change_us"] > 0, "grew", np.where(found["change_us"] < 0, "shrank", "same"))
+    new, gone = (found["a_us"] == 0) & (found["b_us"] > 0), (found["b_us"] == 0) & (found["a_us"] > 0)
+    found["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
+    return found
+
+
+def by_effect(found: pd.DataFrame) -> pd.DataFrame:
+    """Rows sorted by size of change, largest first."""
+    order = found["change_us"].abs().sort_values(ascending=False, kind="stable").index
+    return found.loc[order].reset_index(drop=True)
+
+
+def _joined(sides: list[pd.DataFrame], keys: list[str]) -> pd.DataFrame:
+    columns = {"num_kernels": "num_{}", "num_unknown": "unknown_{}", "time_us": "{}_us"}
+    renamed = [
+        each[[*keys, *columns]].rename(columns={name: text.format(side) for name, text in columns.items()})
+        for side, each in zip("ab", sides, strict=True)
+    ]
+    found = renamed[0].merge(renamed[1], on=keys, how="outer", sort=False)
+    counts = ["num_a", "num_b", "unknown_a", "unknown_b"]
+    found[counts] = found[counts].fillna(0).astype("int64")
+    found[["a_us", "b_us"]] = found[["a_us", "b_us"]].fillna(0.0)
+    found = with_change(found)
+    found.loc[found["num_a"] == 0, "what"] = "appeared"
+    found.loc[found["num_b"] == 0, "what"] = "gone"
+    found.loc[(found["what"] == "same") & (found["num_a"] != found["num_b"]), "what"] = "recounted"
+    unknown = (found["unknown_a"] > 0) != (found["unknown_b"] > 0)
+    found.loc[unknown, "change_us"] = 0.0
+    found.loc[unknown, "what"] = "not known"
+    return by_effect(found)
+
+
+_FIGURES = ("num_calls", "bytes_in", "bytes_out")
+_NUMBERS = ("group_size", *_FIGURES)
+
+
+def collective_changes(a: list[CollectiveTotal], b: list[CollectiveTotal]) -> pd.DataFrame:
+    """Calls and bytes by group and operation.
+
+    Args:
+        a: ``collectives`` of one summary.
+        b: ``collectives`` of the other.
+
+    Returns:
+        Columns group, operation; group_size, num_calls, bytes_in, bytes_out, each with the prefixes a_ and b_;
+        change_bytes (in plus out); what. Groups with the same description count as one. Equal rows are left out. The
+        largest change comes first.
+    """
+    keys = ["group", "operation"]
+    sides = []
+    for side, rows in (("a", a), ("b", b)):
+        table = pd.DataFrame(to_plain(rows), columns=[*keys, *_NUMBERS]).astype(dict.fromkeys(_NUMBERS, "int64"))
+        sums = table.groupby(keys, sort=False).agg(
+            group_size=("group_size", "max"), **{n: (n, "sum") for n in _FIGURES}
+        )
+        sides.append(sums.add_prefix(f"{side}_"))
+    found = sides[0].join(sides[1], how="outer")
+    missing_a, missing_b = found["a_num_calls"].isna(), found["b_num_calls"].isna()
+    found = found.fillna(0).astype("int64")
+    carried = [found[f"{side}_bytes_in"] + found[f"{side}_bytes_out"] for side in "ab"]
+    found["change_bytes"] = carried[1] - carried[0]
+    found["what"] = "same"
+    found.loc[found["change_bytes"] > 0, "what"] = "grew"
+    found.loc[found["change_bytes"] < 0, "what"] = "shrank"
+    equal = (found["change_bytes"] == 0) & (found["a_num_calls"] == found["b_num_calls"])
+    regrouped = equal & (found["a_group_size"] != found["b_group_size"])
+    found.loc[regrouped, "what"] = "regrouped"
+    found.loc[missing_a, "what"], found.loc[missing_b, "what"] = "appeared", "gone"
+    found = found[(found["what"] != "same") | ~equal].reset_index()
+    order = pd.DataFrame({"bytes": -found["change_bytes"].abs(), "calls": -found["b_num_calls"]})
+    return found.loc[order.sort_values(["bytes", "calls"], kind="stable").index].reset_index(drop=True)

@@ -1,0 +1,289 @@
+"""Why a figure changed: the settings in which the runs differ, and the categories and layers that account for it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fakedist.results.compare.changed_memory import OUTSIDE
+from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.summary import Summary
+from fakedist.units import format_bytes
+
+#: Settings of a job: their keys and display names.
+_JOB = {
+    "world_size": "world size",
+    "rank": "rank",
+    "target": "script",
+    "arguments": "arguments",
+    "gpus_per_node": "GPUs a node",
+    "device": "device",
+    "gpu_memory_bytes": "GPU memory",
+    "gpu_power_watts": "GPU power limit in watts",
+    "steps": "steps asked for",
+    "launcher": "launcher",
+    "collectives": "collectives",
+    "values": "values",
+    "environment": "variables",
+    "seed": "seed",
+    "nccl_environment": "NCCL's variables",
+}
+
+
+def different_settings(a: Manifest, b: Manifest, summaries: tuple[Summary, Summary]) -> list[dict[str, str]]:
+    """Every setting in which two manifests differ: objects with ``name``, ``a``, ``b``.
+
+    Args:
+        a: The manifest of one run.
+        b: The manifest of the other.
+        summaries: The figures of both.
+    """
+    pairs: list[tuple[str, object, object]] = [(name, _setting(a, key), _setting(b, key)) for key, name in _JOB.items()]
+    one, other = summaries
+    pairs += [
+        ("git commit", a.git_commit, b.git_commit),
+        ("torch", one.torch, other.torch),
+        ("gpu", one.gpu, other.gpu),
+        ("steps that ended", len(one.steps), len(other.steps)),
+        ("how it ended", _ending(one.exit), _ending(other.exit)),
+        ("times", _times(one), _times(other)),
+        ("fakedist", a.fakedist, b.fakedist),
+    ]
+    return [{"name": name, "a": _text(mine), "b": _text(theirs)} for name, mine, theirs in pairs if mine != theirs]
+
+
+def _setting(manifest: Manifest, key: str) -> object:
+    value = getattr(manifest.job, key, None)
+    return format_bytes(value) if key == "gpu_memory_bytes" and value is not None else value
+
+
+def unlike_times(a: Summary, b: Summary) -> list[str]:
+    """Why the times of two summaries are not directly comparable, one sentence each."""
+    if a.timed is None or b.timed is None:
+        return []
+    timed = (a.timed, b.timed)
+    words = [source.source for _, source in timed]
+    if words[0] != words[1]:
+        told = f"the times of A are {words[0]}, those of B {words[1]}"
+        return [f"{told}: a difference may be the model's error, not a change of the job"]
+    unknown = [time.num_unknown_calls for time, _ in timed]
+    if bool(unknown[0]) != bool(unknown[1]):
+        return ["only one of the runs knows the duration of its collectives: their steps cannot be compared"]
+    return []
+
+
+def _times(summary: Summary) -> str:
+    return "none" if summary.timed is None else f"{summary.timed[1].source} ({summary.timed[1].tool})"
+
+
+def incomplete(summary: Summary) -> str:
+    """How a run ended early, in one phrase; empty if it did not."""
+    ending = summary.exit
+    if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
+        return ""
+    steps = len(summary.steps)
+    return f"{_ending(ending)} after {steps} step{'' if steps == 1 else 's'}: its figures end there"
+
+
+def _ending(ending: Ending) -> str:
+    if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
+        return "finished"  # a run is stopped after --steps
+    message = ending.message.split(". ")[0]
+    return ending.outcome.replace("_", " ") + (f" ({message})" if message else "")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join("=".join(map(str, each)) if isinstance(each, list | tuple) else str(each) for each in value)
+    return "" if value is None else str(value)
+
+
+_MOST = 3  # changes named one by one
+#: Settings that follow from the others, or that do not change what the script does.
+_NO_CAUSE = ("arguments", "steps that ended", "how it ended", "times")
+_OPTION = re.compile(r"--?[A-Za-z]")
+
+
+def changed_text(changes: Sequence[str]) -> str:
+    """The changes in one phrase; empty without any."""
+    if len(changes) <= _MOST + 1:
+        return ", ".join(changes)
+    return f"{', '.join(changes[:_MOST])} and {len(changes) - _MOST} more settings"
+
+
+def changed_names(a: Manifest, b: Manifest, differences: Sequence[dict[str, str]]) -> list[str]:
+    """Each change in a few words, those of the script's arguments first.
+
+    Args:
+        a: The manifest of one run.
+        b: The manifest of the other.
+        differences: The result of :func:`fakedist.results.compare.reasons.different_settings`.
+    """
+    found = changed_arguments(*([] if each.job is None else each.job.arguments for each in (a, b)))
+    for row in differences:
+        if row["name"] not in _NO_CAUSE:
+            found.append(f"{row['name']} {row['a'] or '(none)'} -> {row['b'] or '(none)'}")
+    return found
+
+
+def changed_arguments(a: Sequence[str], b: Sequence[str]) -> list[str]:
+    """The arguments in which two command lines differ: "--loss-parallel", "--tp 8 -> 4", "no --checkpoint full".
+
+    Args:
+        a: The arguments of one script.
+        b: The arguments of the other.
+    """
+    before, after = _options(a), _options(b)
+    found = []
+    for name, values in after.items():
+        if name not in before:
+            found.append(_spoken(name, values))
+        elif before[name] != values:
+            found.append(f"{_spoken(name, before[name])} -> {' '.join(values) or '(none)'}")
+    return [*found, *(f"no {_spoken(name, values)}" for name, values in before.items() if name not in after)]
+
+
+def _spoken(name: str, values: Sequence[str]) -> str:
+    return " ".join([name, *values]).strip()
+
+
+def _options(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each option in their order; arguments before the first option have an empty name."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for argument in arguments:
+        if _OPTION.match(argument):
+            name, is_given, value = argument.partition("=")
+            found.setdefault(name, []).extend([value] if is_given else [])
+        else:
+            found.setdefault(name, []).append(argument)
+    return found
+
+
+#: A part accounts for the whole if its change is between these multiples of the whole's change.
+_STANDS_FOR = (0.8, 1.25)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What accounts for most of a change: of the peak in bytes, of a step's kernels in microseconds.
+
+    Attributes:
+        change: The change of the figure.
+        category: The category (for kernels, the family) that changed most in the same direction.
+        path: The layers responsible, with numbers as ``*``; empty if no part of the model is prominent.
+        part: The change of these layers.
+        layer: The layer's name if there is only one, else the path.
+    """
+
+    change: float
+    category: str
+    path: str
+    part: float
+    layer: str
+
+
+def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | None:
+    """The category that changed most in the figure's direction, and the deepest layer that accounts for its change.
+
+    Args:
+        parts: Columns path, name, category and ``column``: the layers' own changes, which add up to the figure's.
+        column: The column with the changes.
+
+    Returns:
+        The cause; None if the figure did not change.
+    """
+    total = float(parts[column].sum())
+    if not total:
+        return None
+    way = 1 if total > 0 else -1
+    sums = parts.groupby("category", observed=True)[column].sum() * way
+    category = str(sums.idxmax())
+    chosen = parts[parts["category"] == category]
+    path, part = _descend(chosen["path"], chosen[column])
+    inside = chosen[is_below(chosen["path"], path) & (chosen[column] != 0)]
+    depth = len(_steps(path))
+    alone = {".".join(_steps(str(name))[:depth]) for name in inside["name"]}
+    return Cause(total, category, path, part, alone.pop() if path and len(alone) == 1 else path)
+
+
+def is_below(paths: pd.Series, path: str) -> pd.Series:
+    """Which paths are ``path`` or below it; all of them if it is empty."""
+    return (paths == path) | paths.str.startswith(path + ".") | (not path)
+
+
+def _descend(paths: pd.Series, changes: pd.Series) -> tuple[str, float]:
+    """Descend the tree of names for as long as one branch accounts for the change above it."""
+    change = float(changes.sum())
+    sums: dict[tuple[str, ...], float] = defaultdict(int)
+    for path, part in zip(paths, changes.tolist(), strict=True):
+        steps = _steps(str(path))
+        for depth in range(1, len(steps) + 1):
+            sums[steps[:depth]] += part
+    below: dict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
+    for steps in sums:
+        below[steps[:-1]].append(steps)
+    at: tuple[str, ...] = ()
+    while branches := below[at]:
+        best = max(branches, key=lambda branch: sums[branch] / change)
+        if not _STANDS_FOR[0] <= sums[best] / change <= _STANDS_FOR[1]:
+            break
+        at, change = best, sums[best]
+    return ".".join(at), change
+
+
+def _steps(path: str) -> tuple[str, ...]:
+    return (path,) if path.startswith("(") else tuple(path.split("."))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What allocates the blocks of a cause.
+
+    Attributes:
+        line: The job's line, ``file:line (function)``; empty if unknown, as in most of backward.
+        operation: The operation; empty if unknown.
+        phase: The phase it runs in.
+    """
+
+    line: str = ""
+    operation: str = ""
+    phase: str = ""
+
+    def phrase(self, verb: str) -> str:
+        """The verb and the place after a comma: ", made at model.py:212 (forward)"; empty if the place is unknown."""
+        if self.line:
+            return f", {verb} at {self.line}"
+        return f", {verb} in {self.operation.removeprefix('aten.')} ({self.phase})" if self.operation else ""
+
+
+def origin_of(cause: Cause, blocks: pd.DataFrame) -> Origin:
+    """Where most of a cause comes from.
+
+    Args:
+        cause: The cause.
+        blocks: Columns path, category, line, operation, phase, change_bytes of blocks at the peak.
+    """
+    way = 1 if cause.part > 0 else -1
+    found = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]
+    found = found[found["change_bytes"] * way > 0]
+    if not len(found):
+        return Origin()
+    # A line is more useful than an operation, unless it accounts for next to nothing.
+    told = found[found["line"] != ""]
+    if len(told) and told["change_bytes"].abs().max() * 2 >= found["change_bytes"].abs().max():
+        found = told
+    most = found.iloc[int(found["change_bytes"].abs().argmax())]
+    return Origin(str(most["line"]), str(most["operation"]), str(most["phase"]))
+
+
+def of_layers(layer: str) -> str:
+    """The layers in words: "of layers.*.mlp", "outside of modules", or "all over the model" without a layer."""
+    if layer == OUTSIDE:
+        return "outside of modules"
+    return f"of {layer}" if layer else "all over the model"

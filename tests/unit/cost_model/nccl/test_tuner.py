@@ -1,0 +1,121 @@
+"""NCCL's choice of algorithm and protocol, from the formulas of its tuner."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakedist.cost_model.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape, Interconnect
+from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.cost_model.nccl.tuner import DOUBT, Network, Tuner
+
+MIB = 1 << 20
+NODE, PAIR, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(2, 1, 2), GroupShape(1024, 128, 8), GroupShape(128, 128, 1)
+
+
+def tuner(interconnect: Interconnect = HOPPER, *, counts_channels: bool = False, **variables: str) -> Tuner:
+    settings = read_settings({f"NCCL_{name}": value for name, value in variables.items()})
+    return Tuner(interconnect, Network(), settings, counts_channels=counts_channels)
+
+
+@pytest.mark.parametrize(
+    ("interconnect", "kind", "num_bytes", "shape", "algorithm", "protocol"),
+    [
+        # NVLink SHARP serves large all_reduce of eight Hopper, as 480 GB/s in nccl-tests' logs show; rings the rest.
+        (HOPPER, "all_reduce", 64 * MIB, NODE, "nvls", "simple"),
+        (HOPPER, "all_reduce", 1024, NODE, "ring", "ll"),
+        (HOPPER, "all_gather", 64 * MIB, NODE, "ring", "simple"),
+        (HOPPER, "all_reduce", 64 * MIB, PAIR, "ring", "simple"),
+        (AMPERE, "all_reduce", 64 * MIB, NODE, "ring", "simple"),
+        (BLACKWELL, "all_reduce", 64 * MIB, NODE, "nvls", "simple"),
+        (PCIE, "all_reduce", 64 * MIB, NODE, "ring", "simple"),
+        (HOPPER, "broadcast", 64 * MIB, NODES, "ring", "simple"),
+        (HOPPER, "barrier", 4, NODES, "tree", "ll"),
+        (HOPPER, "all_reduce", MIB, NODES, "tree", "ll128"),
+        (HOPPER, "all_reduce", 256 * MIB, NODES, "nvlstree", "simple"),
+        (AMPERE, "all_reduce", 65536 * MIB, NODES, "ring", "simple"),
+        (HOPPER, "all_gather", 65536 * MIB, NODES, "ring", "simple"),
+        (HOPPER, "reduce_scatter", MIB, RAIL, "pat", "simple"),
+        (HOPPER, "all_to_all", MIB, NODE, "pairs", "simple"),
+        (HOPPER, "send", MIB, PAIR, "send", "simple"),
+    ],
+)
+def test_what_runs(
+    interconnect: Interconnect, kind: str, num_bytes: int, shape: GroupShape, algorithm: str, protocol: str
+) -> None:
+    assert tuner(interconnect).choose(kind, num_bytes, shape)[:2] == (algorithm, protocol)
+
+
+def test_a_ring_costs_its_steps_and_its_bytes() -> None:
+    found = {each[:2]: each.time_us for each in tuner().candidates("all_gather", 360e6, NODE)}
+    # 8.4 us and 7 steps of 3.4; 7/8 of the bytes at 360 GB/s.
+    assert found["ring", "simple"] == pytest.approx(8.4 + 7 * 3.4 + 875)
+    # 14 us and 7 steps of 1.9; 0.92 of the bandwidth.
+    assert found["ring", "ll128"] == pytest.approx(14 + 7 * 1.9 + 875 / 0.92)
+    # 6.6 us and 7 steps of 0.6; 141 GB/s on Hopper.
+    assert found["ring", "ll"] == pytest.approx(6.6 + 7 * 0.6 + 360e3 * 7 / 8 / 141)
+
+
+def test_a_tree_over_nodes_costs_its_depth_and_a_correction() -> None:
+    found = {each[:2]: each.time_us for each in tuner().candidates("all_reduce", 64 * 2**20, NODES)}
+    # 7 hops in the node and 7 between nodes, up and down; 360 GB/s of NVLink, which 8 NICs exceed; 0.8 at 64 MiB.
+    moved = 2 * 64 * MIB / (0.92 * 360 * 0.8) / 1e3
+    assert found["tree", "simple"] == pytest.approx(8.4 + 2 * (7 * 4 + 7 * 14) + moved)
+
+
+def test_a_ring_over_nodes_has_a_plateau_with_simple() -> None:
+    found = {each[:2]: each.time_us for each in tuner().candidates("all_reduce", 3840e6, NODES)}
+    steps, between = 2 * 1023, 2 * 127
+    latency = 8.4 + (steps - between) * 3.4 + between * 14
+    assert found["ring", "simple"] == pytest.approx(1.4 * latency + 3840e6 * steps / 1024 / 360e3)
+
+
+@pytest.mark.parametrize(
+    ("variables", "algorithms", "protocols"),
+    [
+        ({"ALGO": "Tree"}, {"tree"}, {"ll", "ll128", "simple"}),
+        ({"ALGO": "^NVLS,Tree"}, {"ring"}, {"ll", "ll128", "simple"}),
+        ({"PROTO": "LL"}, {"ring", "tree"}, {"ll"}),
+        ({"PROTO": "^LL128"}, {"ring", "tree", "nvls"}, {"ll", "simple"}),
+        ({"ALGO": "allgather:ring"}, {"ring", "tree", "nvls"}, {"ll", "ll128", "simple"}),
+        ({"ALGO": "ring;allreduce:tree"}, {"tree"}, {"ll", "ll128", "simple"}),
+        ({"NVLS_ENABLE": "0"}, {"ring", "tree"}, {"ll", "ll128", "simple"}),
+        ({"ALGO": "PAT"}, {"ring"}, {"ll", "ll128", "simple"}),
+    ],
+)
+def test_the_environment_forbids(variables: dict[str, str], algorithms: set[str], protocols: set[str]) -> None:
+    found = tuner(**variables).candidates("all_reduce", MIB, NODE)
+    assert {each.algorithm for each in found} == algorithms
+    assert {each.protocol for each in found} == protocols
+
+
+def test_pat_can_be_switched_off() -> None:
+    assert tuner(PAT_ENABLE="0").choose("all_gather", MIB, RAIL).algorithm == "ring"
+
+
+def test_without_nvlink_there_is_no_ll128() -> None:
+    assert {each.protocol for each in tuner(PCIE).candidates("all_reduce", MIB, NODE)} == {"ll", "simple"}
+
+
+def test_few_channels_do_not_change_the_choice_but_its_cost() -> None:
+    free, few = tuner(), tuner(MAX_NCHANNELS="4")
+    chosen = few.choose("all_gather", 1024 * MIB, NODE)
+    assert chosen == free.choose("all_gather", 1024 * MIB, NODE)
+    costs = tuner(MAX_NCHANNELS="4", counts_channels=True).cost_us(chosen, "all_gather", 1024 * MIB, NODE)
+    assert costs / chosen.time_us == pytest.approx(360 / (4 * 36.7), rel=0.01)  # a channel of Hopper moves 36.7 GB/s
+
+
+def test_choices_within_the_doubt_are_all_likely() -> None:
+    near = tuner().candidates("all_reduce", MIB, NODE)
+    best = {name: min(each.time_us for each in near if each.algorithm == name) for name in ("ring", "tree", "nvls")}
+    least = min(best.values())
+    assert tuner().likely("all_reduce", MIB, NODE) == {name for name, cost in best.items() if cost <= DOUBT * least}
+    assert tuner().likely("all_reduce", 256 * MIB, NODE) == {"nvls"}
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
+@pytest.mark.parametrize("shape", [NODE, PAIR, NODES, RAIL])
+def test_faster_links_never_cost_more(kind: str, shape: GroupShape) -> None:
+    double = Tuner(HOPPER, Network(100e9), read_settings({}))
+    for power in range(4, 34):
+        slow, fast = (each.choose(kind, 2.0**power, shape).time_us for each in (tuner(), double))
+        assert fast <= slow

@@ -1,0 +1,51 @@
+"""A step's estimated times, and what is said about how close they are."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from fakedist.cost_model.accuracy import closest
+from fakedist.cost_model.breakdown import recorded_ranges
+from fakedist.cost_model.estimated import estimate_times
+from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.recorded_times import launch_table, work_table
+from fakedist.cost_model.timeline import Array
+from fakedist.gpu.models.catalogue import find_gpu
+from tests.unit.cost_model.launches_by_hand import COPY, PRODUCT, launch, record
+
+H100 = find_gpu("h100-80g")
+LAYERS = pd.DataFrame({"name": ["", "a"], "class_name": ["", "A"], "parent": [-1, 0]})
+
+
+@pytest.fixture
+def tables() -> dict[str, pd.DataFrame]:
+    made = record([launch(COPY, layer=1), *(launch(PRODUCT, layer=1) for _ in range(9))])
+    known = {"launches": launch_table(made), "work": work_table(made), "layers": LAYERS}
+    return known | {"ranges": recorded_ranges(made)}
+
+
+def test_the_accuracy_is_of_the_families_that_take_most_of_the_step(tables: dict[str, pd.DataFrame]) -> None:
+    found = estimate_times(tables, H100, KernelTimes(H100)).source.accuracy
+    families = [row.family for row in found]
+    assert families[0].startswith("products bf16")
+    assert families[1].startswith("elementwise")
+    (row,) = closest(H100, families[:1])
+    assert (found[0].gpu, found[0].median_error, found[0].p95_error) == (row.gpu, row.median, row.p95)
+
+
+class _OfUnknownAccuracy(KernelTimes):
+    def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
+        return super().price(work, counts).assign(accuracy="")
+
+
+def test_a_model_that_was_not_measured_has_no_accuracy(tables: dict[str, pd.DataFrame]) -> None:
+    assert estimate_times(tables, H100, _OfUnknownAccuracy(H100)).source.accuracy == []
+
+
+def test_each_kernel_tells_what_its_time_is_from(tables: dict[str, pd.DataFrame]) -> None:
+    kernels = estimate_times(tables, H100, KernelTimes(H100)).kernels
+    is_product = (kernels["family"] == "gemm").to_numpy()
+    basis = kernels["basis"].astype(str)
+    assert basis[is_product].str.startswith("measured: bf16 products on h100-sxm").all()
+    assert basis[~is_product].str.startswith("measured: elementwise on h100-sxm; assumed: ").all()

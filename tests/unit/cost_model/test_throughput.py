@@ -1,0 +1,88 @@
+"""Tokens and FLOPs of a step, from its launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fakedist.cost_model.job_times import flops_of, tokens_of
+from fakedist.rundir.launch_records import WorkRow
+from tests.unit.cost_model.launches_by_hand import PRODUCT, launch
+
+EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)
+POSITIONS = EMBEDDING._replace(m=512)
+ATTENTION = WorkRow("flash", "kernel", "attention", "aten.sdpa", 1.0, 1e6, "bf16")._replace(
+    attention="forward", batch=2, heads=8, kv_heads=2, queries=1024, keys=1024, width=64, value_width=64, causal=True
+)
+
+
+def tables(*rows: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables launches and work of these rows, each of which is an operation of its own."""
+    works: dict[WorkRow, int] = {}
+    for number, row in enumerate(rows):
+        row["op"] = number if row["op"] < 0 else row["op"]
+        row["work"] = works.setdefault(row["work"], len(works))
+    return pd.DataFrame(rows), pd.DataFrame(list(works), columns=WorkRow._fields)
+
+
+def micro_batch(**fields: Any) -> list[dict[str, Any]]:
+    rows = [(EMBEDDING, 1), (POSITIONS, 2), (PRODUCT, 3), (PRODUCT, 4)]
+    return [launch(work, layer=layer, **fields) for work, layer in rows]
+
+
+def test_tokens_are_what_the_first_embedding_looks_up_in_each_micro_batch() -> None:
+    rows = [*micro_batch(), *micro_batch(), *micro_batch(phase="backward", recompute=True)]
+    found = tokens_of(*tables(*rows))
+    assert (found.number, found.num_micro_batches) == (2 * 2048, 2)
+
+
+def test_an_operation_of_two_kernels_counts_once() -> None:
+    rows = micro_batch()
+    rows[0]["op"] = 100
+    rows.insert(1, rows[0] | {})
+    assert tokens_of(*tables(*rows)).number == 2048
+
+
+def test_products_outside_of_torchs_operations_count_each() -> None:
+    launches, work = tables(*micro_batch(), *micro_batch())
+    is_product = (work["family"] == "gemm").to_numpy()[launches["work"]]
+    launches.loc[is_product, "op"] = -1
+    assert tokens_of(launches, work).num_micro_batches == 2
+    assert tokens_of(launches[launches["layer"] != 3].iloc[:-1], work).why.endswith("do not run equally often")
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([launch(PRODUCT, layer=3)], "no embedding was seen"),
+        ([launch(EMBEDDING, layer=1)], "no product follows"),
+        ([*micro_batch(), launch(EMBEDDING, layer=1)], "do not run equally often"),
+    ],
+)
+def test_tokens_that_are_not_certain_are_not_known(rows: list[dict[str, Any]], why: str) -> None:
+    found = tokens_of(*tables(*rows))
+    assert found.number == 0
+    assert why in found.why
+
+
+def test_flops_are_three_times_the_forward_and_conventions_differ_in_attention() -> None:
+    rows = [*micro_batch(), launch(ATTENTION, layer=3), launch(PRODUCT, phase="backward")]
+    found = flops_of(*tables(*rows))
+    every = 2 * 2 * 8 * 1024 * 1024 * (64 + 64)
+    assert found.torchtitan == 3 * (2 * PRODUCT.flops + every)
+    assert found.megatron == 3 * (2 * PRODUCT.flops + every / 2)
+    assert found.num_lacking == 0
+
+
+def test_products_without_flops_are_counted() -> None:
+    unknown = PRODUCT._replace(flops=float("nan"))
+    assert flops_of(*tables(launch(unknown), launch(unknown))).num_lacking == 2
+
+
+def test_a_kernel_that_prepares_an_attention_lacks_no_flops() -> None:
+    seed = WorkRow("extract_seed_and_offset", "kernel", "attention", "transformer_engine.fused_attn_fwd", 0.0, 0.0)
+    assert flops_of(*tables(launch(PRODUCT), launch(seed))).num_lacking == 0
+    unknown = seed._replace(flops=float("nan"))
+    assert flops_of(*tables(launch(PRODUCT), launch(unknown))).num_lacking == 1

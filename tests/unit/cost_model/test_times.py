@@ -1,0 +1,222 @@
+"""Where the time goes: every question's answer on kernels whose sums are known by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from fakedist.cost_model.breakdown import Times, by_name, find_busy, find_times, recorded_ranges, timed
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.schema import KINDS, TABLES
+from tests.unit.cost_model.times_by_hand import H100, NAN, SOURCE, kernel, model, table
+
+UP, DOWN = 4, 5  # rows of model(): layers.0.up and layers.0.down; further blocks every three rows
+
+
+def times(*kernels: dict[str, Any], step_us: float = 0.0, **more: Any) -> Times:
+    source = dataclasses.replace(SOURCE, step_us=step_us)
+    ranges = recorded_ranges(None)
+    return find_times(table(*kernels), model(), source, more.get("peaks", H100), ranges=ranges)
+
+
+def summary(*kernels: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Where the time goes, as ``--json`` prints it."""
+    found = times(*kernels, **more).summary
+    assert found is not None
+    plain: dict[str, Any] = to_plain(found)
+    return plain
+
+
+def a_step() -> list[dict[str, Any]]:
+    """Forward, recomputation and backward of three blocks, an all-gather next to them, an optimizer."""
+    rows = []
+    for block in range(3):
+        at = block * 100.0
+        for number, layer in enumerate((UP + 3 * block, DOWN + 3 * block)):
+            more: dict[str, Any] = {"layer": layer, "flops": 1e9}
+            rows.append(kernel(at + 10 * number, 10 + block, **more))
+            rows.append(kernel(at + 300 + 10 * number, 10, phase="backward", recompute=True, **more))
+            rows.append(kernel(at + 600 + 10 * number, 20, phase="backward", **more))
+        rows.append(kernel(at, 50, "communication", stream=7, layer=UP - 1 + 3 * block, call=block))
+    rows.append(kernel(1000, 40, "optimizer", phase="optimizer"))
+    rows.append(kernel(1040, NAN, "communication", stream=7, call=3, phase="optimizer"))
+    return rows
+
+
+def test_every_kernel_is_in_one_layer_and_one_kind_and_all_add_up() -> None:
+    found = times(*a_step())
+    assert found.summary is not None
+    whole = sum(row["duration_us"] for row in a_step() if row["family"] != "communication")
+    assert found.summary.kernel_us == pytest.approx(whole) == found.layers["own_us"].sum()
+    assert sum(found.summary.by_kind.values()) == pytest.approx(whole)
+    compute = [row for row in found.summary.by_family if row.family != "communication"]
+    assert sum(row.time_us for row in compute) == pytest.approx(whole)
+    assert sum(row.share or 0.0 for row in compute) == pytest.approx(1)
+    families = [column for column in found.layers.columns if column.startswith("family_")]
+    assert found.layers[families].to_numpy().sum() == pytest.approx(whole)
+    kinds = found.layers[[f"{kind}_us" for kind in KINDS]].to_numpy().sum(axis=1)
+    assert kinds.tolist() == pytest.approx(found.layers["own_us"].tolist())
+    roots = [row for row in found.summary.layers if row.name in ("", "(Net)")]
+    assert sum(row.total_us for row in roots) == pytest.approx(whole)
+    assert found.summary.num_kernels == 19 == sum(row.num_kernels for row in roots)
+    assert found.names[found.names["family"] != "communication"]["time_us"].sum() == pytest.approx(whole)
+
+
+def test_recomputation_is_apart_from_forward_and_backward() -> None:
+    own = times(*a_step()).layers.loc[UP]
+    assert [own[f"{kind}_us"] for kind in KINDS] == [0, 10, 10, 20, 0, 0]
+
+
+def test_phases_without_a_column_of_their_own_are_other() -> None:
+    found = summary(kernel(0, 3, phase="init"), kernel(3, 4, phase="other"))
+    assert found["by_kind"] == dict.fromkeys(KINDS, 0) | {"other": 7}
+
+
+def test_repeated_layers_are_one_row_with_the_least_the_median_and_the_most_of_one() -> None:
+    rows = {row["name"]: row for row in summary(*a_step())["layers"]}
+    blocks = rows["layers.0-2"]
+    assert (blocks["num_repeats"], blocks["own_us"], blocks["num_kernels"]) == (3, 0, 18)
+    assert (blocks["least_us"], blocks["median_us"], blocks["largest_us"]) == (80, 82, 84)
+    assert blocks["total_us"] == 246 == 66 + blocks["recompute_us"] + blocks["backward_us"]
+    assert rows["layers.0-2.up"]["total_us"] == rows["layers.0-2.up"]["own_us"] == 123
+    assert "layers.0.up" not in rows
+
+
+def test_communication_is_never_compute() -> None:
+    found = summary(*a_step())
+    assert (found["num_calls"], found["num_unknown_calls"]) == (4, 1)
+    assert all(row["family"] != "communication" for row in found["top_kernels"])
+    own = times(*a_step()).layers
+    assert own.loc[UP - 1, ["own_us", "num_kernels", "communication_us", "num_calls"]].tolist() == [0, 0, 50, 1]
+    assert own.loc[0, ["num_calls", "num_unknown_calls", "communication_us"]].tolist() == [1, 1, 0]
+    communication = next(row for row in found["by_family"] if row["family"] == "communication")
+    assert (communication["time_us"], communication["num_unknown"], communication["share"]) == (150, 1, None)
+
+
+def test_several_kernels_of_one_collective_are_one_call() -> None:
+    copies = [kernel(at, 5, "communication", stream=7, call=3) for at in (0, 5, 10)]
+    found = summary(kernel(0, 1), *copies, kernel(20, NAN, "communication", call=-1))
+    assert (found["num_calls"], found["num_unknown_calls"]) == (2, 1)
+
+
+def test_streams_that_overlap_are_busy_once() -> None:
+    found = summary(kernel(0, 100), kernel(50, 100, stream=9), kernel(200, 10), step_us=300)
+    assert (found["kernel_us"], found["busy_us"]) == (210, 160)
+
+
+def test_a_kernel_inside_of_a_longer_one_ends_nothing() -> None:
+    assert summary(kernel(0, 100), kernel(10, 5, stream=9), kernel(20, 5, stream=9))["busy_us"] == 100
+
+
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    found = summary(
+        kernel(10, 20, launch_us=5),  # the GPU waits 10 for the host
+        kernel(30, 40, "communication", stream=7, launch_us=6),
+        kernel(50, 10, launch_us=8),  # hides 10 of the communication
+        kernel(75, 5, launch_us=9),  # launched long ago: it waited for something else
+        kernel(90, 5, launch_us=85),  # launched when the GPU had been idle for 5
+        step_us=100,
+    )
+    parts = [found[f"{name}_us"] for name in ("busy", "communication", "launch_gap", "wait")]
+    assert parts == [40, 30, 10 + 10 + 5, 5]
+    assert sum(parts) == found["step_us"] == 100
+
+
+def test_a_wait_for_the_host_belongs_to_the_layer_whose_kernel_came_late() -> None:
+    rows = [kernel(10, 5, launch_us=8, layer=UP), kernel(30, 5, launch_us=20, layer=DOWN), kernel(50, 5, launch_us=1)]
+    own = times(*rows).layers
+    assert own["launch_gap_us"].tolist() == [0, 0, 0, 0, 10, 15, 0, 0, 0, 0, 0, 0]
+    folded = {row["name"]: row for row in summary(*rows)["layers"]}
+    assert folded["layers.0-2"]["launch_gap_us"] == 25
+
+
+def test_without_launch_times_no_layer_is_blamed() -> None:
+    found = summary(kernel(10, 5), kernel(30, 5), step_us=50)
+    assert (found["launch_gap_us"], found["wait_us"]) == (0, 40)
+
+
+def test_kernels_make_a_step_that_was_told_too_short_longer() -> None:
+    assert summary(kernel(0, 100), step_us=50)["step_us"] == 100
+
+
+def test_a_collective_of_unknown_duration_takes_part_in_no_time() -> None:
+    ready = timed(table(kernel(0, 10), kernel(50, NAN, "communication", launch_us=60), kernel(90, 10)))
+    busy = find_busy(ready, 100)
+    assert (busy.busy_us, busy.communication_us, busy.wait_us) == (20, 0, 80)
+
+
+def test_flops_that_are_not_known_are_counted_and_never_taken_for_none() -> None:
+    found = summary(
+        kernel(0, 100, flops=2e9, moved_bytes=1e6),
+        kernel(100, 100),
+        kernel(200, 50, "elementwise", moved_bytes=3e6),
+        kernel(250, 50, flops=1e9, phase="backward", recompute=True),
+    )
+    assert (found["flops"], found["model_flops"], found["num_lacking_flops"]) == (3e9, 2e9, 1)
+    gemm = next(row for row in found["by_family"] if row["family"] == "gemm")
+    assert (gemm["flops"], gemm["flops_us"], gemm["time_us"]) == (3e9, 150, 250)
+    assert (gemm["moved_bytes"], gemm["moved_us"]) == (1e6, 100)
+    assert found["model_flops_utilisation"] == pytest.approx(2e9 / (300e-6 * 989.4e12))
+
+
+def test_without_a_peak_there_is_no_utilisation() -> None:
+    assert summary(kernel(0, 1, flops=1e9), peaks=None)["model_flops_utilisation"] is None
+
+
+def test_names_are_sorted_by_time_and_tell_what_limits_most_of_it() -> None:
+    rows = [kernel(0, 10, name="a", bound="memory", layer=UP), kernel(10, 30, name="a", bound="compute", layer=UP)]
+    rows += [kernel(40, 12, name="a", bound="memory", layer=UP), kernel(60, 60, "norm", name="b", bound="memory")]
+    names = times(*rows).names
+    assert list(names.columns) == [column.name for column in TABLES["kernel_names"].columns]
+    assert names["name"].tolist() == ["b", "a"]
+    a = names.iloc[1]
+    assert (a["num_kernels"], a["time_us"], a["num_layers"], a["bound"]) == (3, 52, 1, "compute")
+    assert (a["least_us"], a["median_us"], a["largest_us"]) == (10, 12, 30)
+    assert summary(*rows)["by_bound"] == {"compute": 30, "memory": 82}
+
+
+def test_names_are_apart_by_shape_else_grid_and_by_layer_and_add_up() -> None:
+    rows = [kernel(0, 10, name="a", grid="1,2,3"), kernel(10, 20, name="a", grid="4,1,1")]
+    rows += [kernel(40, 40, name="a", grid="4,1,1", layer=UP), kernel(90, 1, name="a", shape="8 x 8 x 8 TN")]
+    found = times(*rows).names
+    assert list(found[["shape", "layer", "time_us"]].itertuples(index=False, name=None)) == [
+        ("grid 4,1,1", "layers.0-2.up", 40),
+        ("grid 4,1,1", "", 20),
+        ("grid 1,2,3", "", 10),
+        ("8 x 8 x 8 TN", "", 1),
+    ]
+    (whole,) = by_name(found).itertuples(index=False)
+    assert (whole.name, whole.num_kernels, whole.time_us) == ("a", 4, 71)
+
+
+def test_the_interval_of_a_row_is_the_sum_of_its_kernels() -> None:
+    rows = [kernel(0, 10, name="a", low_us=8, high_us=13), kernel(10, 20, name="a", low_us=17, high_us=26)]
+    (found,) = times(*rows).names.itertuples(index=False)
+    assert (found.low_us, found.high_us) == (25, 39)
+    measured = times(kernel(0, 10)).names.iloc[0]
+    assert measured["low_us"] != measured["low_us"]
+
+
+def test_one_name_in_two_families_stays_two_rows() -> None:
+    names = times(
+        kernel(0, 1, name="copy_kernel", family="copy"), kernel(1, 1, "communication", name="copy_kernel")
+    ).names
+    assert sorted(names["family"]) == ["communication", "copy"]
+
+
+def test_a_step_without_a_kernel_has_no_times() -> None:
+    found = times()
+    assert (found.summary, len(found.layers), len(found.names)) == (None, 0, 0)
+    assert list(found.layers.columns) == [column.name for column in TABLES["layer_times"].columns]
+
+
+def test_the_object_is_json_without_nan() -> None:
+    json.dumps(summary(*a_step(), kernel(1100, NAN, "other")), allow_nan=False)
+
+
+def test_an_unknown_family_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not in tuple"):
+        times(kernel(0, 1, "surprise"))

@@ -1,0 +1,69 @@
+"""Lines are found again after the code, the script or the whole checkout moved, and never two for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakedist.results.compare.changed_lines import same_files, same_lines
+
+
+def line(number: int, file: str = "/job/model.py", function: str = "forward") -> str:
+    return f"{file}:{number} ({function})"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ({12: 8}, {12: 8, 40: 8}, {12: 12}),  # a new line below
+        ({12: 8, 14: 2}, {15: 8, 17: 3}, {12: 15, 14: 17}),  # code above the function
+        ({12: 8, 14: 2}, {12: 8, 13: 1, 15: 2}, {12: 12}),  # what leaves the fewest bytes changed
+        ({12: 8}, {90: 1}, {12: 90}),  # the function's only line
+        ({12: 8}, {}, {}),
+        ({}, {12: 8}, {}),
+    ],
+)
+def test_lines_of_a_function_move_together(a: dict[int, int], b: dict[int, int], same: dict[int, int]) -> None:
+    found = same_lines(*({line(at): held for at, held in side.items()} for side in (a, b)))
+    assert found == {line(at): line(to) for at, to in same.items()}
+
+
+def test_another_function_is_another_line() -> None:
+    assert same_lines({line(12): 8}, {line(12, function="loss"): 8}) == {}
+
+
+def test_a_file_is_the_same_in_another_folder() -> None:
+    files = same_files(
+        {"/home/me/job/model.py", "/home/me/job/sub/model.py"}, {"/tmp/x/model.py", "/tmp/x/sub/model.py"}
+    )
+    assert files == {"/home/me/job/model.py": "/tmp/x/model.py", "/home/me/job/sub/model.py": "/tmp/x/sub/model.py"}
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ({"/p/a/model.py", "/p/b/model.py"}, {"/q/model.py"}),  # either could be it
+        ({"/p/a/__init__.py"}, {"/q/b/__init__.py"}),  # a name that says nothing
+        ({"/p/model.py"}, {"/p/train.py"}),
+    ],
+)
+def test_a_file_that_may_be_another_one_is_not_matched(a: set[str], b: set[str]) -> None:
+    assert same_files(a, b) == {}
+
+
+def test_a_file_is_matched_once() -> None:
+    assert same_files({"/p/model.py", "/job/model.py"}, {"/job/model.py"}) == {"/job/model.py": "/job/model.py"}
+
+
+def test_lines_of_an_unmatched_file_are_not_those_of_a_file_without_a_name() -> None:
+    assert same_lines({line(3, "/p/train.py"): 1}, {line(3, ""): 1}) == {}
+
+
+def test_texts_without_a_line_are_the_same_if_equal() -> None:
+    assert same_lines({"(no stack recorded)": 1, "x": 2}, {"(no stack recorded)": 5}) == {
+        "(no stack recorded)": "(no stack recorded)"
+    }
+
+
+def test_many_lines_of_one_function_are_not_paired_all_with_all() -> None:
+    many = {line(number): 1 for number in range(50_000)}
+    assert same_lines(many, many) == {text: text for text in many}

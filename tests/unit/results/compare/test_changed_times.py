@@ -1,0 +1,67 @@
+"""How the communication of two steps differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fakedist.results.compare.changed_times import group_changes
+from fakedist.rundir.step_time import GroupTime, StepTime
+
+ROW = GroupTime("dp", 8, 2, "all_gather", 10, 0, 1e9, time_us=100.0, hidden_us=70.0, exposed_us=30.0)
+
+
+def step(*rows: GroupTime) -> StepTime:
+    return StepTime(
+        step_us=1000.0,
+        step_low_us=None,
+        step_high_us=None,
+        busy_us=0.0,
+        communication_us=0.0,
+        launch_gap_us=0.0,
+        wait_us=0.0,
+        num_kernels=0,
+        num_unknown_kernels=0,
+        kernel_us=0.0,
+        by_kind={},
+        by_bound={},
+        num_calls=0,
+        num_unknown_calls=0,
+        flops=0.0,
+        model_flops=0.0,
+        num_lacking_flops=0,
+        moved_bytes=0.0,
+        peaks=None,
+        model_flops_utilisation=None,
+        by_group=list(rows),
+    )
+
+
+def test_exposed_communication_is_compared_by_group_and_operation_largest_change_first() -> None:
+    reduce = replace(ROW, operation="reduce_scatter", exposed_us=5.0)
+    found = group_changes(
+        step(ROW, reduce), step(replace(ROW, exposed_us=50.0, num_calls=12, time_us=90.0), replace(ROW, group="tp"))
+    )
+    assert found[["group", "operation", "change_us", "what"]].to_numpy().tolist() == [
+        ["tp", "all_gather", 30.0, "appeared"],
+        ["dp", "all_gather", 20.0, "grew"],
+        ["dp", "reduce_scatter", -5.0, "gone"],
+    ]
+    assert found[["whole_a_us", "whole_b_us", "num_a", "num_b"]].to_numpy().tolist() == [
+        [0.0, 100.0, 0, 10],
+        [100.0, 90.0, 10, 12],
+        [100.0, 0.0, 10, 0],
+    ]
+
+
+def test_two_groups_of_one_name_count_together() -> None:
+    found = group_changes(step(ROW, ROW), step(ROW))
+    assert found["change_us"].tolist() == [-30.0]
+
+
+def test_what_only_one_step_knows_is_not_compared() -> None:
+    assert len(group_changes(step(ROW), step())) == 0
+    found = group_changes(step(ROW), step(replace(ROW, num_unknown=1, exposed_us=9.0)))
+    assert found[["change_us", "what"]].to_numpy().tolist() == [[0.0, "not known"]]
+    assert found["a_us"].tolist() == pytest.approx([30.0])

@@ -1,0 +1,220 @@
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fakedist.errors import ReportError
+from fakedist.results.nsys.imported import Choice, read_report, write_run
+from fakedist.results.opening import open_run
+from fakedist.rundir.plain import to_plain
+from tests.unit.results.nsys.made_up import DOMAIN, MAIN, PID, START_END, MadeUp, training
+
+STEP_3 = Choice(step=3)
+
+
+def texts(found: pd.DataFrame) -> list[str]:
+    """The notes on the kernels of a run."""
+    return [note["text"] for note in found.attrs["notes"]]
+
+
+def kernels(report: MadeUp, directory: Path, choice: Choice = STEP_3) -> pd.DataFrame:
+    """The table of kernels, with the layer's name in place of its row."""
+    path = report.write(directory / "report.sqlite")
+    run_directory = directory / "run"
+    run_directory.mkdir()
+    write_run(read_report(path, path, choice), run_directory)
+    run = open_run(run_directory)
+    found = run.table("kernels")
+    found["layer"] = run.table("layers")["name"].to_numpy()[found["layer"]]
+    found.attrs |= to_plain(run.summary.kernels)
+    return found
+
+
+def rows(found: pd.DataFrame, *columns: str) -> list[tuple[object, ...]]:
+    return list(found[list(columns)].itertuples(index=False, name=None))
+
+
+EXPECTED = [
+    ("gemm", "layers.0", "forward", False, "aten.mm"),
+    ("softmax", "layers.0.attention", "forward", False, "aten.softmax"),
+    ("gemm", "layers.1", "forward", False, "aten.mm"),
+    ("softmax", "layers.1.attention", "forward", False, "aten.softmax"),
+    ("gemm", "layers.1", "backward", True, "aten.mm"),
+    ("gemm", "layers.1", "backward", False, "aten.mm"),
+    ("add", "layers.1", "backward", False, "torch::autograd::AccumulateGrad"),
+    ("softmax_back", "layers.0.attention", "backward", False, "SoftmaxBackward0"),
+    ("multi_tensor_apply", "", "optimizer", False, ""),
+]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_every_kernel_is_of_the_layer_whose_forward_made_it(old: bool, tmp_path: Path) -> None:
+    found = kernels(training(old=old), tmp_path)
+    assert rows(found, "name", "layer", "phase", "recompute", "operation") == EXPECTED
+    assert found.attrs["step"] == 3
+    assert found.attrs["gpu"] == "NVIDIA H100 80GB HBM3"
+    assert (found.attrs["source"], found.attrs["tool"]) == ("measured", "nsys")
+
+
+def test_times_are_from_the_beginning_of_the_step(tmp_path: Path) -> None:
+    found = kernels(training(), tmp_path)
+    first = found.iloc[0]
+    assert (first["launch_us"], first["start_us"], first["duration_us"]) == (0.15, 0.25, 0.005)
+    assert (first["grid"], first["block"], first["stream"]) == ("8,4,1", "128,1,1", 7)
+    assert found.attrs["step_us"] == (7605 - 1000) / 1000
+
+
+@pytest.mark.parametrize("column", ["graphNodeId", "domainId", "textId", "eventType", "gridX"])
+def test_a_column_that_a_version_has_not_is_no_error(column: str, tmp_path: Path) -> None:
+    found = kernels(training(without=(column,)), tmp_path)
+    assert rows(found, "name", "layer", "phase", "recompute", "operation") == EXPECTED
+    assert found["grid"].unique().tolist() == ["" if column == "gridX" else "8,4,1"]
+
+
+def test_texts_may_be_registered_strings(tmp_path: Path) -> None:
+    report = training()
+    names = dict.fromkeys(str(row[2]) for row in report.ranges)
+    report.strings = {text: place + 1 for place, text in enumerate(names)}
+    report.ranges = [(*row[:2], report.strings[str(row[2])], *row[3:]) for row in report.ranges]
+    assert rows(kernels(report, tmp_path), "name", "layer", "phase", "recompute", "operation") == EXPECTED
+
+
+def test_the_last_step_with_an_end_is_taken(tmp_path: Path) -> None:
+    report = training()
+    report.range(10_000, None, "step 5")
+    report.kernel(10_500)
+    report.kernel(9_600, "in step 4")
+    found = kernels(report, tmp_path, Choice())
+    assert (found.attrs["step"], found["name"].tolist()) == (4, ["in step 4"])
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="no step 7") as raised:
+        kernels(training(), tmp_path, Choice(step=7))
+    assert raised.value.hint == "--step is one of 3, 4"
+
+
+def test_without_steps_all_is_one_and_a_note_says_so(tmp_path: Path) -> None:
+    report = MadeUp()
+    report.range(100, 900, "mlp")
+    report.kernel(200)
+    found = kernels(report, tmp_path, Choice())
+    assert rows(found, "layer", "phase") == [("mlp", "other")]
+    assert any("no range of the report names a step" in text for text in texts(found))
+
+
+def test_ranges_that_start_and_end_in_any_order_count_too(tmp_path: Path) -> None:
+    report = MadeUp()
+    report.range(0, 1000, "step 1", kind=START_END)
+    report.range(10, 500, "forward", kind=START_END)
+    report.range(400, 700, "backward", kind=START_END)
+    report.kernel(450)
+    report.kernel(600)
+    report.kernel(100)
+    found = kernels(report, tmp_path, Choice())
+    assert found["phase"].tolist() == ["forward", "backward", "backward"]
+
+
+def test_a_librarys_ranges_are_no_layers(tmp_path: Path) -> None:
+    report = MadeUp()
+    report.ranges.append((0, 0, "NCCL", MAIN, DOMAIN, 9))
+    report.range(0, 1000, "step 1")
+    report.range(10, 500, "mlp")
+    report.ranges.append((20, 400, "ncclAllReduce", MAIN, 59, 9))
+    report.kernel(100, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL")
+    found = kernels(report, tmp_path, Choice())
+    assert rows(found, "layer", "operation", "family") == [("mlp", "ncclAllReduce", "communication")]
+
+
+def test_a_kernel_whose_launch_was_not_traced_is_counted(tmp_path: Path) -> None:
+    report = training()
+    report.kernels.append((3000, 3010, 999, "orphan", None, PID))
+    found = kernels(report, tmp_path)
+    orphan = found[found["name"] == "orphan"].iloc[0]
+    assert orphan["layer"] == ""
+    assert orphan["launch_us"] != orphan["launch_us"]
+    assert "1 kernel of 10 without a traced launch: of no layer" in texts(found)
+
+
+def test_kernels_of_a_graph_count_for_its_launch_and_a_note_says_so(tmp_path: Path) -> None:
+    report = training()
+    report.kernel(1160, "in graph", node=77)
+    found = kernels(report, tmp_path)
+    assert found[found["name"] == "in graph"]["layer"].tolist() == ["layers.0"]
+    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in [
+        note["text"] for note in found.attrs["notes"]
+    ]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_kernels_of_a_graph_count_for_the_layer_that_was_captured_where_the_report_saw_it(
+    old: bool, tmp_path: Path
+) -> None:
+    report = training(old=old)
+    report.range(100, 900, "captured")
+    report.nodes = [(77, 55, MAIN, 5000), (55, 0, MAIN, 500)]
+    report.kernel(1160, "in graph", node=77)
+    found = kernels(report, tmp_path)
+    assert found[found["name"] == "in graph"]["layer"].tolist() == ["captured"]
+    assert not any("CUDA graph" in text for text in texts(found))
+
+
+def test_a_graph_that_was_traced_as_a_whole_is_a_row_and_a_note(tmp_path: Path) -> None:
+    report = training()
+    report.calls.append((1170, 500, MAIN))
+    report.graphs.append((1400, 1900, 500))
+    found = kernels(report, tmp_path)
+    graph = found[found["name"] == "CUDA graph"].iloc[0]
+    assert (graph["layer"], graph["family"], graph["duration_us"]) == ("layers.0", "other", 0.5)
+    assert any("1 CUDA graph traced as a whole" in text for text in texts(found))
+
+
+def test_copies_have_their_bytes(tmp_path: Path) -> None:
+    report = training()
+    report.calls += [(1170, 500, MAIN), (1180, 501, MAIN)]
+    report.copies += [(1400, 1500, 500, 4096, 1), (1600, 1700, 501, 4096, 8)]
+    found = kernels(report, tmp_path)
+    copies = found[found["family"] == "copy"]
+    assert rows(copies, "name", "moved_bytes", "layer") == [
+        ("Memcpy HtoD", 4096.0, "layers.0"),
+        ("Memcpy DtoD", 8192.0, "layers.0"),
+    ]
+
+
+def test_the_process_with_most_kernels_is_taken_and_another_may_be_chosen(tmp_path: Path) -> None:
+    report = training()
+    other = 0x1000009 << 24
+    report.range(0, 2000, "step 1", other | 3)
+    report.range(10, 500, "elsewhere", other | 3)
+    report.kernel(100, "other", other | 3)
+    found = kernels(report, tmp_path)
+    assert rows(found, "name", "layer", "phase", "recompute", "operation") == EXPECTED
+    assert any(
+        "kernels of 2 processes; these are of process 7 (--process 9)" in note["text"] for note in found.attrs["notes"]
+    )
+    (tmp_path / "second").mkdir()
+    chosen = kernels(report, tmp_path / "second", Choice(process=9))
+    assert rows(chosen, "name", "layer") == [("other", "elsewhere")]
+
+
+def test_a_report_of_ours_has_its_layers_by_their_names(tmp_path: Path) -> None:
+    report = MadeUp()
+    report.range(0, 1000, "fakedist.step:4", kind=START_END)
+    report.range(0, 900, "fakedist.phase:forward", kind=START_END)
+    report.range(10, 800, "fakedist.layer:(Net), op_id = 3")
+    report.range(15, 790, "DistributedDataParallel.forward, op_id = 4")
+    report.range(20, 700, "fakedist.layer:blocks.0, op_id = 5")
+    report.kernel(50)
+    report.range(60, 61, "fakedist.call:12, op_id = 6")
+    report.range(65, 90, "fakedist::all_gather, op_id = 7")
+    report.kernel(70, "Memcpy")
+    report.kernel(750)
+    found = kernels(report, tmp_path, Choice())
+    assert rows(found, "layer", "phase", "family", "call") == [
+        ("blocks.0", "forward", "other", -1),
+        ("blocks.0", "forward", "communication", 12),
+        ("(Net)", "forward", "other", -1),
+    ]
+    layers = open_run(tmp_path / "run").table("layers")
+    names = layers["name"].tolist()
+    assert [names[parent] for parent in layers["parent"][1:]] == ["", "(Net)", "blocks"]

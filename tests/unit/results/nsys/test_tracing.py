@@ -1,0 +1,100 @@
+"""All steps of one process of a report, for calibration: launches in order, the operations around them, captures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakedist.analysis.traces.step_trace import ProcessTrace, Waits
+from fakedist.errors import ReportError
+from fakedist.results.nsys.activity import open_database
+from fakedist.results.nsys.imported import Choice, read_process, read_trace
+from fakedist.rundir.launch_records import LAUNCH_KINDS
+from tests.unit.results.nsys.made_up import MAIN, MadeUp, training
+
+
+def process(report: MadeUp, directory: Path, number: int | None = None) -> ProcessTrace:
+    with open_database(report.write(directory / "report.sqlite")) as database:
+        return read_process(database, number)
+
+
+def chains(trace: ProcessTrace) -> list[tuple[str, ...]]:
+    _, found, chain = trace.operations()
+    return [found[each] for each in chain]
+
+
+def test_kernels_of_all_steps_come_in_the_order_of_their_launches(tmp_path: Path) -> None:
+    trace = process(training(), tmp_path)
+    assert (trace.tool, trace.gpu) == ("nsys", "NVIDIA H100 80GB HBM3")
+    assert trace.launch.tolist() == sorted(trace.launch.tolist())
+    names = [trace.activity.names[each] for each in trace.activity.name]
+    assert names == ["gemm", "softmax", "gemm", "softmax", "gemm", "gemm", "add", "softmax_back", "multi_tensor_apply"]
+    assert (trace.activity.columns["end"] - trace.activity.columns["start"]).tolist() == [5] * 9
+
+
+def test_operations_are_those_of_emit_nvtx_without_their_numbers(tmp_path: Path) -> None:
+    found = chains(process(training(), tmp_path))
+    assert found[0][0] == "aten::mm"
+    assert found[1][0] == "aten::softmax"
+    assert "MmBackward0" in found[4]
+    assert found[8] == ()
+
+
+def test_nodes_of_a_graph_belong_to_the_operations_that_were_captured(tmp_path: Path) -> None:
+    report = MadeUp()
+    report.range(100, 200, "aten::mm")
+    report.nodes.append((5, 5, MAIN, 150))
+    report.kernel(900, "gemm", node=5)
+    assert chains(process(report, tmp_path)) == [("aten::mm",)]
+
+
+def waits(report: MadeUp, directory: Path) -> Waits | None:
+    with open_database(report.write(directory / "report.sqlite")) as database:
+        return read_trace(database, Choice(step=3)).waits
+
+
+def test_a_wait_is_for_the_last_record_of_its_event_before_it(tmp_path: Path) -> None:
+    report = training()
+    for correlation, start in ((21, 1200), (22, 1300), (23, 1400), (24, 1500), (25, 1600)):
+        report.calls.append((start, correlation, MAIN))
+    report.events += [(7, 21, 3), (9, 22, 4), (7, 24, 3)]
+    report.waits += [
+        (1401, 1402, 13, 23, 2, 3),  # waits for the first record of event 3
+        (1601, 1700, -1, 25, 1, 3),  # the host waits for the second one
+        (1710, 1800, 7, 26, 3, -1),
+        (1810, 1900, -1, 27, 4, -1),
+        (9600, 9700, -1, 28, 4, -1),  # after the step
+    ]
+    found = waits(report, tmp_path)
+    assert found is not None
+    what = [LAUNCH_KINDS[each] for each in found.what]
+    assert list(zip(what, found.stream.tolist(), found.event.tolist(), found.start.tolist(), strict=True)) == [
+        ("stream_records", 7, 21, 1200),
+        ("stream_records", 7, 24, 1500),
+        ("stream_waits", 13, 21, 1401),
+        ("host_waits", -1, 24, 1601),
+        ("host_waits", 7, 0, 1710),
+        ("host_waits_for_device", -1, 0, 1810),
+    ]
+
+
+def test_without_records_of_events_it_is_not_known_what_waits(tmp_path: Path) -> None:
+    report = training()
+    report.waits.append((1401, 1402, 13, 23, 2, 3))
+    assert waits(report, tmp_path) is None
+
+
+def test_other_processes_are_counted(tmp_path: Path) -> None:
+    report = training()
+    other = (0x1000008 << 24) | 5
+    for at in (100, 200):
+        report.kernel(at, "theirs", thread=other)
+    assert process(report, tmp_path).num_elsewhere == 2
+    again = process(report, tmp_path / "again" if (tmp_path / "again").mkdir() is None else tmp_path, 8)
+    assert [again.activity.names[each] for each in again.activity.name] == ["theirs", "theirs"]
+
+
+def test_a_report_without_kernels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="has no kernels"):
+        process(MadeUp(), tmp_path)

@@ -1,0 +1,410 @@
+"""Whole runs from their journals, however they ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from fakedist.cost_model import recorded_times
+from fakedist.errors import RunDirectoryError
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.options import Job
+from fakedist.report.text.wording import run_facts
+from fakedist.results import building
+from fakedist.results.building import build_tables, compute_tables
+from fakedist.results.opening import open_run, open_run_directory
+from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME
+from fakedist.rundir.journal import MAGIC
+from fakedist.rundir.schema import ACTIONS, TABLES
+from fakedist.rundir.summary import Summary
+from fakedist.rundir.tables import write_table
+from fakedist.units import UNLIMITED_BYTES
+from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade, new_run, write_plain
+
+
+def one_step() -> HandMade:
+    made = HandMade()
+    made.op("forward", 1, made.layer("head"))
+    made.alloc(0, 4 * MIB)
+    made.step(1)
+    made.ended()
+    return made
+
+
+def built(directory: Path) -> dict[str, Any]:
+    """The manifest after the tables were made."""
+    build_tables(directory)
+    manifest = json.loads((directory / "run.json").read_text())
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def texts(found: dict[str, Any]) -> list[str]:
+    """The notes of a manifest or a summary."""
+    return [note["text"] for note in found["notes"]]
+
+
+#: What is said of a run that was stopped.
+NOT_REACHED = (
+    "the script was stopped after {}; not recorded: validation, saving and what else follows "
+    "(--until end records the whole script)"
+)
+
+
+def test_every_table_and_key_of_the_schema_is_there(tmp_path: Path) -> None:
+    manifest = built(one_step().write(new_run(tmp_path)))
+    assert sorted(path.stem for path in (tmp_path / "tables").iterdir()) == sorted(TABLES)
+    for name, table in TABLES.items():
+        schema = pyarrow.parquet.read_schema(tmp_path / "tables" / f"{name}.parquet")
+        assert [(column.name, column.type) for column in table.columns] == [
+            (field.name, str(field.type).replace("element", "item").replace("<item: ", "<")) for field in schema
+        ]
+    assert list(manifest["summary"]) == [field.name for field in dataclasses.fields(Summary)]
+    assert (tmp_path / SNAPSHOT_NAME).exists()
+    assert manifest["versions"] == {"python": "3.11.0", "torch": "2.15.0", "cuda": "13.2"}
+    assert manifest["dropped"] == []
+
+
+def test_figures_add_up(tmp_path: Path) -> None:
+    summary = built(one_step().write(new_run(tmp_path)))["summary"]
+    assert summary["peak_allocated_bytes"] == 4 * MIB
+    assert sum(summary["by_category"].values()) == 4 * MIB
+    assert sum(layer["peak_own_bytes"] for layer in summary["layers"]) == 4 * MIB
+    assert texts(summary) == [NOT_REACHED.format("1 step")]
+    assert summary["fits"] is True
+    assert summary["exit"] == {"outcome": "stopped", "code": 0, "message": ""}
+
+
+def empty_file(directory: Path) -> None:
+    (directory / JOURNAL_NAME).touch()
+
+
+def killed_before_the_first_record(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(MAGIC)
+
+
+def killed_in_the_first_word(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(MAGIC[:2])
+
+
+@pytest.mark.parametrize("left", [empty_file, killed_before_the_first_record, killed_in_the_first_word])
+def test_a_rank_that_wrote_nothing_still_has_its_tables(tmp_path: Path, left: Callable[[Path], None]) -> None:
+    left(new_run(tmp_path, "killed"))
+    manifest = built(tmp_path)
+    summary = manifest["summary"]
+    assert summary["exit"]["outcome"] == "killed"
+    assert (summary["peak_allocated_bytes"], summary["layers"], summary["by_phase"]) == (0, [], [])
+    assert manifest["notes"][0]["code"] == "no_last_record"
+    assert sorted(path.stem for path in (tmp_path / "tables").iterdir()) == sorted(TABLES)
+
+
+def test_a_journal_cut_off_anywhere_gives_what_it_has(tmp_path: Path) -> None:
+    whole = one_step().write(new_run(tmp_path / "whole")) / JOURNAL_NAME
+    data = whole.read_bytes()
+    for number, length in enumerate([*range(0, len(data), 307), len(data) - 1]):
+        run = new_run(tmp_path / str(number), "killed")
+        (run / JOURNAL_NAME).write_bytes(data[:length])
+        manifest = built(run)
+        assert manifest["summary"]["peak_allocated_bytes"] in (0, 4 * MIB)
+    assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
+    cut = "the recording ends in the middle of a record, which is left out"
+    assert cut in texts(manifest)
+    assert manifest["dropped"][-1] == {"code": "recording_cut", "text": cut}
+
+
+def gone(directory: Path) -> None:
+    (directory / JOURNAL_NAME).unlink()
+
+
+def of_something_else(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(b"PK\x03\x04 and more")
+
+
+def without_records(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(MAGIC)
+
+
+def with_foreign_records(directory: Path) -> None:
+    write_plain(directory / JOURNAL_NAME, {"kind": "events"})
+
+
+def with_columns_cut_short(directory: Path) -> None:
+    write_plain(directory / JOURNAL_NAME, {"kind": "ops", "first": 0, "operation": b"123", "scope": b"1234"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        (gone, "is missing"),
+        (of_something_else, "is not a journal of fakedist"),
+        (without_records, "holds no record"),
+        (empty_file, "holds no record"),
+        (with_foreign_records, "has a record 'events' that is not fakedist's: it has no device"),
+        (with_columns_cut_short, "has a record 'ops' that is not fakedist's: operation is not a column"),
+    ],
+)
+def test_a_damaged_recording_is_refused_and_nothing_is_written(
+    tmp_path: Path, damage: Callable[[Path], None], cause: str
+) -> None:
+    built(one_step().write(new_run(tmp_path)))
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    del manifest["summary"]
+    (tmp_path / "run.json").write_text(json.dumps(manifest))
+    if damage is empty_file:
+        gone(tmp_path)
+    damage(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(RunDirectoryError, match=rf"^the recording is damaged: \S+journal\.bin {cause}"):
+        open_run(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:
+    run = one_step().write(new_run(tmp_path / "run"))
+    target = tmp_path / "target"
+    target.mkdir()
+    (run / "tables").symlink_to(target)
+    before = contents(run)
+    with pytest.raises(RunDirectoryError, match="tables is a symbolic link"):
+        build_tables(run)
+    assert list(target.iterdir()) == []
+    assert contents(run) == before
+
+
+def test_what_was_computed_before_the_end_is_used_unless_more_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_step().write(new_run(tmp_path))
+    computed = compute_tables(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "compute_tables", None)
+        build_tables(run, computed=computed)
+    assert len(open_run(run).table("steps")) == 1
+    with (run / JOURNAL_NAME).open("ab") as journal:
+        journal.write(b"a record that a kill cut off")
+    build_tables(run, computed=computed)
+    assert open_run(run).manifest.dropped
+
+
+def test_tables_that_fail_to_be_made_leave_those_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(one_step().write(new_run(tmp_path)))
+    (tmp_path / "tables" / "layers.parquet").write_bytes(b"as it was")
+    before = contents(tmp_path)
+
+    def disk_full(directory: Path, name: str, columns: dict[str, Any]) -> None:
+        if name == "events":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_table(directory, name, columns)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "write_table", disk_full)
+        with pytest.raises(OSError, match="No space"):
+            build_tables(tmp_path)
+    assert contents(tmp_path) == before
+    build_tables(tmp_path)
+    assert contents(tmp_path)[str(tmp_path / "tables" / "layers.parquet")] != b"as it was"
+    assert not list(tmp_path.glob(".tables-*"))
+
+
+def test_a_run_whose_parent_was_killed_is_told_as_killed(tmp_path: Path) -> None:
+    made = one_step()
+    made.others = [record for record in made.others if record.kind != "outcome"]
+    run = open_run(made.write(new_run(tmp_path, "running")))
+    assert run.summary.exit.outcome == "killed"
+    assert dict(run_facts(run))["ended"] == "killed (with fakedist profile, which was killed) after 1 step"
+
+
+def test_a_rank_that_ran_out_of_memory_does_not_fit_and_says_who_asked(tmp_path: Path) -> None:
+    made = HandMade()
+    layer = made.layer("layers.7.mlp")
+    op = made.op("forward", 1, layer, name="aten.addmm.default")
+    made.alloc(0, MIB)
+    made.event("oom", 0, 6 * GIB)
+    line = "/job/model.py:33 (forward)"
+    made.record("oom", device=0, requested_bytes=6 * GIB, op=op, layer="layers.7.mlp", line=line, message="free: 2 GiB")
+    made.ended("out_of_memory", 4, "CUDA out of memory")
+    summary = built(made.write(new_run(tmp_path, "out_of_memory")))["summary"]
+    assert summary["fits"] is False
+    assert summary["exit"] == {"outcome": "out_of_memory", "code": 4, "message": "CUDA out of memory"}
+    assert summary["out_of_memory"] == {
+        "requested_bytes": 6 * GIB,
+        "layer": "layers.7.mlp",
+        "operation": "aten.addmm.default",
+        "line": line,
+        "allocated_bytes": MIB,
+        "reserved_bytes": GIB,
+    }
+
+
+def test_a_request_that_failed_and_was_handled_is_no_out_of_memory(tmp_path: Path) -> None:
+    made = one_step()
+    made.record("oom", device=0, requested_bytes=6 * GIB, op=-1, layer="", line="", message="")
+    found = built(made.write(new_run(tmp_path)))
+    assert found["summary"]["out_of_memory"] is None
+    assert found["summary"]["fits"] is True
+    assert [text for text in texts(found) if "too little once for 6.00 GiB, and the script went on" in text]
+
+
+@pytest.mark.parametrize(("segment", "fits"), [(78 * GIB, True), (79 * GIB + 512, False)])
+def test_with_unlimited_memory_the_peak_is_held_against_the_models_own(
+    tmp_path: Path, segment: int, fits: bool
+) -> None:
+    made = one_step()
+    made.gpu = dataclasses.replace(GPU, capacity_bytes=UNLIMITED_BYTES, spec_memory_bytes=80 * GIB)
+    made.event("segment_alloc", 2 * GIB, segment)
+    summary = built(made.write(new_run(tmp_path, gpu_memory_bytes=UNLIMITED_BYTES)))["summary"]
+    assert summary["capacity_bytes"] == 80 * GIB
+    assert summary["fits"] is fits
+
+
+def test_the_rank_knows_better_than_its_exit_code_but_not_than_a_kill(tmp_path: Path) -> None:
+    def ending(seen: str, *said: Any) -> dict[str, Any]:
+        made = HandMade()
+        if said:
+            made.ended(*said)
+        return dict(built(made.write(new_run(tmp_path / f"{seen}{said}", seen)))["summary"]["exit"])
+
+    assert ending("exit", "exception", 1, "ValueError: no") == {
+        "outcome": "exception",
+        "code": 0,
+        "message": "ValueError: no",
+    }
+    assert ending("timeout", "interrupted", 130, "")["outcome"] == "timeout"
+    assert ending("killed")["outcome"] == "killed"
+
+
+def test_the_tables_are_about_the_ranks_own_device(tmp_path: Path) -> None:
+    made = HandMade()
+    made.gpu = dataclasses.replace(GPU, device_index=1)
+    made.op()
+    made.alloc(0, 16 * MIB, device=0)
+    made.alloc(0, 4 * MIB, device=1)
+    made.ended()
+    manifest = built(made.write(new_run(tmp_path)))
+    assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
+    assert texts(manifest) == [
+        "the rank also used cuda:0; the tables are about cuda:1",
+        NOT_REACHED.format("0 steps"),
+    ]
+
+
+def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> None:
+    made = HandMade()
+    made.gpu = dataclasses.replace(GPU, device_index=1)
+    made.op()
+    made.alloc(0, 16 * MIB, device=0)
+    made.ended()
+    manifest = built(made.write(new_run(tmp_path)))
+    assert manifest["summary"]["peak_allocated_bytes"] == 16 * MIB
+    assert texts(manifest) == [
+        "the rank used cuda:0, not the device of its LOCAL_RANK",
+        NOT_REACHED.format("0 steps"),
+    ]
+
+
+def test_a_device_on_which_only_a_snapshot_was_taken_was_not_used(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.alloc(0, MIB, device=1)
+    made.events[0] = [(ACTIONS.index("snapshot"), 0, 0, 0, 0, -1, -1)]  # torch.cuda.memory_snapshot() leaves one on all
+    recording = made.read(tmp_path)
+    assert (recording.device, sorted(recording.events)) == (1, [1])
+
+
+def test_a_run_without_a_forward_says_why_everything_is_other(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("init", 0)
+    made.alloc(0, 8 * MIB)
+    (note,) = [text for text in texts(built(made.write(new_run(tmp_path / "died")))) if "no forward ran" in text]
+    assert note.endswith("counts as other, outside of modules")
+    made.op("forward", 1)
+    assert not [text for text in texts(built(made.write(new_run(tmp_path / "went")))) if "no forward ran" in text]
+
+
+def test_notes_say_what_a_reader_must_know(tmp_path: Path) -> None:
+    made = one_step()
+    made.record("note", note={"code": "mine", "text": "a word of the rank"})
+    made.record("invented", rows=[("aten.item", "/job/train.py", 3, 2, 2), ("aten.item", "/job/train.py", 3, 1, 5)])
+    made.record("invented", rows=[("aten.topk.default", "/job/router.py", 8, 1, 4)])
+    made.record("unanswered", rows=[("cudaGraphLaunch", 3)])
+    made.stats(MIB, GIB)
+    notes = texts(built(made.write(new_run(tmp_path, collectives="noop"))))
+    assert notes[0] == "a word of the rank"
+    assert [note.split(" ")[0] for note in notes[1:]] == [
+        "the",
+        "11",
+        "aten.topk.default,",
+        "cudaGraphLaunch",
+        "collectives",
+        "the",
+    ]
+    assert "first at /job/train.py:3," in notes[2]
+    assert "first at /job/router.py:8," in notes[3]
+    invented = pyarrow.parquet.read_table(tmp_path / "tables" / "invented.parquet").to_pylist()
+    assert invented[0] == {"operation": "aten.item", "line": "/job/train.py:3", "num_calls": 3, "num_values": 7}
+    assert [row["num_values"] for row in invented] == [7, 4]
+
+
+def test_the_window_of_a_layers_most_is_the_last_step_that_ended(tmp_path: Path) -> None:
+    made = HandMade()
+    layer = made.layer("head")
+    for step, size in ((1, 64), (2, 8), (3, 32)):
+        made.op("forward", step, layer)
+        made.alloc(0, size * KIB)
+        made.free(0, size * KIB)
+    made.step(1)
+    made.step(2)
+    layers = built(made.write(new_run(tmp_path)))["summary"]["layers"]
+    assert [(row["name"], row["most_total_bytes"]) for row in layers] == [("head", 8 * KIB)]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_rank_that_trained_nothing_is_told_what_it_read_that_no_rank_sent(tmp_path: Path, is_read: bool) -> None:
+    made = HandMade()
+    made.op("other", 0)
+    for line, read in (("train.py:3 (main)", False), ("train.py:9 (main)", is_read)):
+        made.record("not_sent", line=line, call="broadcast", source=0, command="fakedist ...", is_read=read)
+    made.record("outcome", outcome="finished", code=0, message="", last_phase="init", last_step=0)
+    run = made.write(new_run(tmp_path, "finished"))
+    told, note = texts(built(run))
+    assert told.startswith("no training step: no module ran and no optimizer stepped")
+    assert "broadcast from rank 0 at train.py:3 (main), broadcast from rank 0 at train.py:9 (main)" in note
+    assert note.endswith("may be why it trained nothing. To receive them: fakedist ...")
+    left = open_run_directory(run).summary.left_during_init
+    assert left is not None
+    assert left.not_sent == f"broadcast from rank 0 at train.py:{9 if is_read else 3} (main)"
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_no_rank_sent_is_noted_in_training_only_where_the_script_reads_it(tmp_path: Path, is_read: bool) -> None:
+    made = HandMade()
+    made.op("forward", 1)
+    made.step(1)
+    made.record("not_sent", line="train.py:9 (main)", call="recv", source=-1, command="", is_read=is_read)
+    made.ended()
+    found = [text for text in texts(built(made.write(new_run(tmp_path)))) if "should have sent" in text]
+    assert len(found) == is_read
+    assert all("recv from any rank at train.py:9 (main)" in text and "To receive" not in text for text in found)
+
+
+def test_a_job_whose_own_times_have_gone_is_estimated_without_them_and_a_note_tells_it(tmp_path: Path) -> None:
+    gpu = find_gpu("h200")
+    job = Job(world_size=1, rank=0, target="train.py", gpu="h200", times=str(tmp_path / "gone.json"))
+    prices, told = recorded_times._prices(gpu, job)
+    assert prices.calibrated_on is None
+    assert [note.code for note in told] == ["own_times_not_used"]
+    assert "gone.json cannot be read" in told[0].text
+    assert recorded_times._prices(gpu, dataclasses.replace(job, times=None))[1] == []
