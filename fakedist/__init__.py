@@ -16,8 +16,10 @@ from fakedist._version import __version__
 from fakedist.errors import (
     CheckError,
     FakedistError,
+    InventedValueError,
     JobError,
     RecordingError,
+    ReportError,
     RunDirectoryError,
     ScriptError,
     SetupError,
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckError",
     "FakedistError",
+    "InventedValueError",
     "JobError",
     "JobTime",
     "RecordingError",
+    "ReportError",
     "Run",
     "RunDirectoryError",
     "ScriptError",

@@ -13,7 +13,6 @@ import venv
 import zipfile
 from pathlib import Path
 
-READING = Path(__file__).resolve().parent.parent / "requirements-reading.txt"
 #: The version of torch in NVIDIA's container 25.05.
 CONTAINERS_TORCH = "2.8.0a0+5228986c39.nv25.5"
 
@@ -25,18 +24,17 @@ def main(dist: Path, scratch: Path) -> None:
     run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(scratch / "again"), str(sdist))
     (again,) = (scratch / "again").glob("*.whl")
     check(names(wheel) == names(again), "the sdist's wheel has other files")
-    run(python, "-m", "pip", "install", "--quiet", "-r", str(READING))
-    run(python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel))
+    run(python, "-m", "pip", "install", "--quiet", str(wheel))
     fakedist = python.parent / "fakedist"
     run(fakedist, "--version")
     run(python, "-c", "import fakedist, sys; fakedist.open; assert 'torch' not in sys.modules")
     for command in ("report", "view", "compare", "topology", "time", "nsys", "calibrate", "export"):
         run(fakedist, command, "--help")
     refused = run(fakedist, "profile", "--world-size", "2", "--rank", "0", Path(__file__).resolve(), code=1)
-    check("pip install torch" in refused, f"profile without torch says: {refused}")
+    check("pip install 'fakedist[torch]'" in refused, f"profile without torch says: {refused}")
     python = environment(scratch / "container")
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", str(made_up_torch(scratch)))
-    planned = run(python, "-m", "pip", "install", "--dry-run", str(wheel))
+    planned = run(python, "-m", "pip", "install", "--dry-run", f"{wheel}[torch]")
     check("Would install" in planned and "torch-" not in planned, f"torch would be replaced: {planned}")
     sys.stdout.write(f"{wheel.name} and {sdist.name} install and work\n")
 

@@ -108,7 +108,7 @@ def torch_directory() -> Path:
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
-        raise SetupError("torch is not installed in this Python", "pip install torch==2.15.0")
+        raise SetupError("torch is not installed in this Python", "pip install 'fakedist[torch]'")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
