@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.summary import summary
+from tests.summary import longest_files, summary
 
 ROOT = Path(__file__).parent.parent
 #: Says whose rank a process is; a test's own environment must not leak into the runs it starts.
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+#: Files listed at the end of a run of many.
+NUM_LONGEST = 10
 TIERS = ("integration", "clients", "gpu")
 
 
@@ -102,9 +104,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many ran, how many were skipped, and why."""
+    """How many ran, how many were skipped, and why; in a run of many files, which took longest."""
     terminalreporter.section("what ran")
-    for line in summary(terminalreporter.stats):
+    longest = longest_files(terminalreporter.stats, NUM_LONGEST)
+    for line in (*summary(terminalreporter.stats), *(longest if len(longest) == NUM_LONGEST else ())):
         terminalreporter.write_line(line)
 
 

@@ -1,4 +1,4 @@
-"""The end of a test run: how many tests of each tier ran, how many were skipped, and why."""
+"""The end of a test run: the tests that ran by tier, reasons of skips, and the files that took longest."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Report(Protocol):
 
     nodeid: str
     longrepr: object
+    duration: float
 
 
 def summary(stats: Mapping[str, Sequence[Report]]) -> list[str]:
@@ -27,6 +28,15 @@ def summary(stats: Mapping[str, Sequence[Report]]) -> list[str]:
         lines.append(f"{skipped.total():,} skipped:")
         lines += [f"{count:7,}  {reason}" for reason, count in _by_size(skipped)]
     return lines
+
+
+def longest_files(stats: Mapping[str, Sequence[object]], num_files: int) -> list[str]:
+    """Lines with the files whose tests, set-up included, took longest, in seconds of their worker."""
+    seconds: Counter[str] = Counter()
+    for report in (report for reports in stats.values() for report in reports):
+        if hasattr(report, "nodeid") and hasattr(report, "duration"):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    return [f"{duration:7.0f} s  {file}" for file, duration in seconds.most_common(num_files)]
 
 
 def _tier(nodeid: str) -> str:
