@@ -69,6 +69,8 @@ class Generation:
 def _tokens(arguments: Iterable[object]) -> tuple[int, int] | None:
     """Sequences and tokens of each; None without a tensor of tokens."""
     for value in arguments:
-        if isinstance(value, torch.Tensor) and value.dim() == 2 and not value.is_floating_point():
+        if not isinstance(value, torch.Tensor) or value.is_nested or value.dim() != 2:
+            continue
+        if not value.is_floating_point():
             return int(value.shape[0]), int(value.shape[1])
     return None

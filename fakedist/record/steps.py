@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -625,17 +624,23 @@ class _Samples:
         """Count the input of one forward."""
         if id(module) != self._model:
             return
-        shapes, others = _shapes(args), _shapes(kwargs)
-        if shapes:
-            self.samples = Samples(self.samples.number + shapes[0][0], "x".join(map(str, shapes[0][1:])))
+        inputs, others = _tensors(args), _tensors(kwargs)
+        if inputs:
+            shape = "" if inputs[0].is_nested else "x".join(map(str, inputs[0].shape[1:]))
+            self.samples = Samples(self.samples.number + inputs[0].size(0), shape)
         rows, elements, most = self.size
-        if every := [*shapes, *others]:
-            self.size = StepSize(rows + every[0][0], elements + sum(map(prod, every)), max(most, every[0][0]))
+        if every := [*inputs, *others]:
+            first = every[0].size(0)
+            self.size = StepSize(rows + first, elements + sum(map(_elements, every)), max(most, first))
 
 
-def _shapes(arguments: object) -> list[tuple[int, ...]]:
-    leaves = tree_leaves(arguments)
-    return [tuple(map(int, leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+def _tensors(arguments: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    jagged: torch.Tensor | None = getattr(tensor, "_values", None) if tensor.layout is torch.jagged else None
+    return (tensor if jagged is None else jagged).numel()  # of jagged ones, the length of rows is a symbol
 
 
 class Training:

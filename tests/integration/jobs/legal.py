@@ -44,6 +44,22 @@ def main():
     nn.LazyLinear(3).cuda()  # never runs
     lazy(rows())
     train(lazy, lazy.parameters(), rows)
+    lengths = [3, 5, 9]
+
+    def jagged(make):
+        return torch.nested.nested_tensor([make(each) for each in lengths], layout=torch.jagged, device="cuda")
+
+    class Values(nn.Module):
+        def __init__(self, first):
+            super().__init__()
+            self.parts = nn.Sequential(first, nn.Linear(64, 8))
+
+        def forward(self, rows):
+            return self.parts(rows).values()
+
+    words, parts = Values(nn.Embedding(100, 64)).cuda(), Values(nn.Linear(WIDTH, 64)).cuda()
+    train(words, words.parameters(), lambda: jagged(lambda length: torch.randint(0, 100, (length,))))
+    train(parts, parts.parameters(), lambda: jagged(lambda length: torch.randn(length, WIDTH)))
     plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).cuda()
     for compiled in (torch.jit.trace(plain, rows()), torch.jit.script(plain)):
         train(compiled, compiled.parameters(), rows, steps=3)

@@ -34,6 +34,13 @@ def test_forwards_that_go_on_where_the_one_before_ended_generate(lengths: list[i
     assert "".join("-+"[each] for each in found) == generate
 
 
+def test_nested_tokens_are_those_of_an_evaluation() -> None:
+    generation, rows = Generation(), [torch.zeros(each, dtype=torch.long) for each in (3, 5)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    with torch.no_grad():
+        assert not any(generation.generates(MODEL, (nested,), {}) for _ in range(2))
+
+
 def test_a_forward_that_is_given_a_cache_generates_from_the_prompt_on() -> None:
     generation = Generation()
     with torch.inference_mode():

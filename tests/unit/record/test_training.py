@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fakedist.record.position import Position
-from fakedist.record.steps import Training, live_bytes
+from fakedist.record.steps import StepSize, Training, live_bytes
 
 MODEL, CRITIC = nn.Linear(4, 4), nn.Linear(4, 4)
 
@@ -54,6 +54,18 @@ def test_without_a_positional_tensor_samples_are_not_known() -> None:
     job.step()
     job.training.steps.close()
     assert job.ended == [(1, 0, "")]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_rows_of_a_nested_input_are_samples_without_a_shape() -> None:
+    rows = [torch.zeros(each, 4) for each in (3, 5)]
+    job = Job()
+    for layout in (torch.jagged, torch.strided):
+        job.forward(MODEL, torch.nested.nested_tensor(rows, layout=layout))
+    job.step()
+    assert job.training.size_of(1) == StepSize(4, 64, 2)
+    job.training.steps.close()
+    assert job.ended == [(1, 4, "")]
 
 
 def test_the_size_of_a_step_has_the_rows_of_the_first_input_and_the_elements_of_all() -> None:
