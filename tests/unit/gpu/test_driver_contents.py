@@ -65,6 +65,7 @@ freed = upload(block(), b"12345678")
 driver.fakedist_handed_out(c_void_p(freed), c_size_t(512))
 found["handed out again"] = read(freed)
 engines = block()
+ctypes.memset(engines, 7, 8)  # as the engine does
 driver.fakedist_know(c_void_p(engines), c_size_t(8), COMPUTED)
 found["the engine's"] = read(engines)
 driver.fakedist_taint(c_void_p(engines), c_size_t(4))
