@@ -7,12 +7,13 @@ moves no data. From torch 2.15's sources in aten/src/ATen/native/cuda, named at 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from fakedist.gpu.values.arguments import Arguments, tensors
+from fakedist.gpu.values.storage import storage_of
 
 #: Rows up to this size stay in the caches between two passes: each of an H100's 132 SMs works on two of them, and its
 #: second-level cache has 50 MB.
@@ -25,10 +26,12 @@ class Part(NamedTuple):
     Attributes:
         words: Their names contain one of these.
         moved_bytes: The fewest bytes that they read and write together.
+        arithmetic: Their part of the operation's arithmetic, from 0 to 1. Without any, other kernels share it.
     """
 
     words: tuple[str, ...]
     moved_bytes: float
+    arithmetic: float = 0.0
 
 
 #: Returns an operation's parts, from its arguments and its result.
@@ -103,10 +106,32 @@ def _batch_norm(args: Arguments, result: object) -> tuple[Part, ...]:
 
 def _convolution_backward(args: Arguments, result: object) -> tuple[Part, ...]:
     """Convolution.cpp, convolution_backward: a sum over the gradient makes that of the bias."""
-    bias = result[2] if isinstance(result, (list, tuple)) and len(result) > 2 else None
-    if not isinstance(bias, torch.Tensor):
+    if not isinstance(result, (list, tuple)):
         return ()
-    return (Part(("reduce_kernel",), _bytes_of(args[0]) + _bytes_of(bias)),)
+    bias = result[2] if len(result) > 2 else None
+    summed = () if bias is None else (Part(("reduce_kernel",), _bytes_of(args[0]) + _bytes_of(bias)),)
+    return (*summed, *_depthwise_backward(args, result))
+
+
+def _depthwise_backward(args: Arguments, result: Sequence[object]) -> tuple[Part, ...]:
+    """DepthwiseConv2d.cu and DepthwiseConv3d.cu: a kernel for each gradient, behind copies of what is not contiguous.
+    The one of the weight has few threads, and as much to do.
+    """
+    (grad, data, weight), groups = tensors(args[:3]), args[9]
+    if groups != data.shape[1] or groups == 1:
+        return ()
+    share = 1.0 / max(sum(isinstance(each, torch.Tensor) for each in result[:2]), 1)
+    names = (("depthwise2d_backward", "backward_input"), ("depthwise2d_grad_weight", "backward_weight"))
+    others = (weight, data)
+    gradients = [
+        Part(words, _bytes_of((grad, other, made)), share)
+        for words, other, made in zip(names, others, result, strict=False)
+        if isinstance(made, torch.Tensor)
+    ]
+    copied = sum(
+        min(each.nbytes, storage_of(each)[1]) + each.nbytes for each in (grad, data) if not each.is_contiguous()
+    )
+    return (*gradients, Part(("elementwise_kernel",), float(copied))) if copied else tuple(gradients)
 
 
 def _pad(args: Arguments, result: object) -> tuple[Part, ...]:
@@ -125,6 +150,11 @@ def _kept_bytes(args: Arguments) -> float:
     return float(math.prod(max(size, 0) for size in sizes) * data.element_size())
 
 
+def _mirrored_pad_backward(args: Arguments, result: object) -> tuple[Part, ...]:
+    """ReflectionPad.cu and ReplicationPadding.cu: fills the result with zeros, then adds the gradient to it."""
+    return (Part(("reflection_pad", "replication_pad"), _bytes_of(args[0]) + _bytes_of(result)),)
+
+
 def _loss(args: Arguments, result: object) -> tuple[Part, ...]:
     """Loss.cu: the loss of each element is written, and read again where it is reduced."""
     each = max(_bytes_of(args[0]), _bytes_of(args[1]))
@@ -136,6 +166,7 @@ def _loss(args: Arguments, result: object) -> tuple[Part, ...]:
 _PARTS: dict[str, Parts] = {
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _loss),
     "constant_pad_nd": _pad,
+    **{f"{kind}_pad{n}d_backward": _mirrored_pad_backward for kind in ("reflection", "replication") for n in (1, 2, 3)},
     "convolution_backward": _convolution_backward,
     "_softmax": _softmax,
     "_log_softmax": _softmax,

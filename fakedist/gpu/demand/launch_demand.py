@@ -39,7 +39,8 @@ class Division:
     ) -> None:
         self._demand, self._weights = demand, weights
         self._parts = {number: _part_of(name, demand.parts) for number, name in names.items()}
-        sharing = [number for number in computing if self._parts[number] is None] or list(computing)
+        own = [number for number, part in self._parts.items() if part is not None and part.arithmetic]
+        sharing = own or [number for number in computing if self._parts[number] is None] or list(computing)
         self._main = max(sharing, key=lambda number: weights[number], default=-1)
         #: The launches that do the arithmetic: the main one; several alike if nothing says which it is.
         self._computing = {self._main} if demand.is_of_one_kernel else set(sharing)
@@ -65,6 +66,8 @@ class Division:
             moved = NAN
         if number in self._computing:
             flops = demand.flops * (weight / self._shared if self._shared else 1.0 / len(self._computing))
+            if part is not None and part.arithmetic:
+                flops = demand.flops * part.arithmetic * share
             steps = demand.steps if number in self._stepping else 0
             return demand._replace(flops=flops, moved_bytes=moved, steps=steps)
         flops = 0.0 if demand.flops == demand.flops else NAN

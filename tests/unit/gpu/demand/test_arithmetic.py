@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fakedist.gpu.demand.kernel_parts import Part
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
 from fakedist.torch_releases import installed
 
@@ -70,6 +71,23 @@ def test_a_depthwise_convolution_moves_its_tensors_and_runs_without_tensor_cores
     assert demand.flops == 2.0 * 8 * 28 * 28 * 32 * 49
     assert demand.moved_bytes == 2 * data.nbytes + 32 * 49 * 2
     assert (demand.dtype, demand.is_bounded) == ("fp32", True)
+
+
+def test_each_gradient_of_a_depthwise_convolution_reads_that_of_the_result_and_does_half() -> None:
+    data, weight = made(8, 32, 28, 28), made(32, 1, 7, 7)
+    settings = ([32], [1, 1], [3, 3], [1, 1], False, [0, 0], 32, [True, True, False])
+
+    def backward(grad: torch.Tensor, result: tuple[torch.Tensor | None, ...]) -> tuple[Part, ...]:
+        return demand_of(aten.convolution_backward.default, grad, data, weight, *settings, result=result).parts
+
+    of_data, of_weight = backward(made(8, 32, 28, 28), (data, weight, None))
+    assert of_data == (("depthwise2d_backward", "backward_input"), 2 * data.nbytes + weight.nbytes, 0.5)
+    assert of_weight == (("depthwise2d_grad_weight", "backward_weight"), 2 * data.nbytes + weight.nbytes, 0.5)
+    expanded = made(1).expand(8, 32, 28, 28)
+    assert backward(expanded, (None, weight, None)) == (
+        of_weight._replace(arithmetic=1.0),
+        Part(("elementwise_kernel",), data.nbytes + 2.0),
+    )
 
 
 @pytest.fixture
@@ -199,6 +217,13 @@ def test_a_padding_fills_its_result_and_copies_what_it_keeps() -> None:
     demand = demand_of(aten.constant_pad_nd.default, data, [-2, -2, 3, 3], 0.0, result=out)
     kept = 2 * 8 * 16 * 12 * 2
     assert {part.words[0]: part.moved_bytes for part in demand.parts} == {"FillFunctor": out.nbytes, "copy": 2 * kept}
+
+
+@pytest.mark.parametrize("kind", ["reflection", "replication"])
+def test_the_gradient_of_a_mirrored_padding_is_added_to_zeros(kind: str) -> None:
+    data, grad = made(2, 8, 16, 16), made(2, 8, 22, 22)
+    demand = demand_of(getattr(aten, f"{kind}_pad2d_backward").default, grad, data, [3, 3, 3, 3], result=data)
+    assert demand.parts == (Part(("reflection_pad", "replication_pad"), grad.nbytes + data.nbytes),)
 
 
 @pytest.mark.parametrize("name", ["reflection_pad2d_backward", "replication_pad2d_backward", "avg_pool2d_backward"])

@@ -76,6 +76,18 @@ def test_a_kernel_with_its_own_bytes_leaves_the_operations_to_the_others() -> No
     assert alone.moved_bytes == 400.0
 
 
+def test_a_kernel_with_its_own_arithmetic_has_it_whatever_its_threads() -> None:
+    parts = (Part(("sum",), 5.0), Part(("of_data",), 8.0, 0.5), Part(("of_weight",), 90.0, 0.5))
+    rows = worked(
+        Demand(100.0, 400.0, parts=parts),
+        kernel("sum", 9),
+        kernel("of_data", 30),
+        kernel("of_weight", 1),
+        kernel("copy", 7),
+    )
+    assert [(row.flops, row.moved_bytes) for row in rows] == [(0.0, 5.0), (50.0, 8.0), (50.0, 90.0), (0.0, 400.0)]
+
+
 def test_one_kernel_of_an_attention_computes_it() -> None:
     shape = AttentionShape("backward", "flash2", 2, 8, 4, 1024, 512, 64, 32, causal=True, window=9)
     before, main, after = worked(
