@@ -628,10 +628,9 @@ class _Samples:
         if inputs:
             shape = "" if inputs[0].is_nested else "x".join(map(str, inputs[0].shape[1:]))
             self.samples = Samples(self.samples.number + inputs[0].size(0), shape)
-        rows, elements, most = self.size
         if every := [*inputs, *others]:
-            first = every[0].size(0)
-            self.size = StepSize(rows + first, elements + sum(map(_elements, every)), max(most, first))
+            rows, (before, elements, most) = every[0].size(0), self.size
+            self.size = StepSize(before + rows, elements + sum(map(_elements, every)), max(most, rows))
 
 
 def _tensors(arguments: object) -> list[torch.Tensor]:
@@ -639,8 +638,7 @@ def _tensors(arguments: object) -> list[torch.Tensor]:
 
 
 def _elements(tensor: torch.Tensor) -> int:
-    jagged: torch.Tensor | None = getattr(tensor, "_values", None) if tensor.layout is torch.jagged else None
-    return (tensor if jagged is None else jagged).numel()  # of jagged ones, the length of rows is a symbol
+    return int((getattr(tensor, "_values", tensor) if tensor.layout is torch.jagged else tensor).numel())
 
 
 class Training:

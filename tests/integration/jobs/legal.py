@@ -18,6 +18,26 @@ def train(net, parameters, batch, steps=2, optimizer=torch.optim.SGD):
     return stepper
 
 
+class Values(nn.Module):
+    """What layers make of each row of a nested tensor."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.parts = nn.Sequential(first, nn.Linear(64, 8))
+
+    def forward(self, rows):
+        return self.parts(rows).values()
+
+
+def train_nested():
+    def jagged(make):
+        return torch.nested.nested_tensor([make(each) for each in (3, 5, 9)], layout=torch.jagged, device="cuda")
+
+    words, parts = Values(nn.Embedding(100, 64)).cuda(), Values(nn.Linear(WIDTH, 64)).cuda()
+    train(words, words.parameters(), lambda: jagged(lambda length: torch.randint(0, 100, (length,))))
+    train(parts, parts.parameters(), lambda: jagged(lambda length: torch.randn(length, WIDTH)))
+
+
 def main():
     dist.init_process_group("nccl")
     torch.cuda.set_device(0)
@@ -44,22 +64,7 @@ def main():
     nn.LazyLinear(3).cuda()  # never runs
     lazy(rows())
     train(lazy, lazy.parameters(), rows)
-    lengths = [3, 5, 9]
-
-    def jagged(make):
-        return torch.nested.nested_tensor([make(each) for each in lengths], layout=torch.jagged, device="cuda")
-
-    class Values(nn.Module):
-        def __init__(self, first):
-            super().__init__()
-            self.parts = nn.Sequential(first, nn.Linear(64, 8))
-
-        def forward(self, rows):
-            return self.parts(rows).values()
-
-    words, parts = Values(nn.Embedding(100, 64)).cuda(), Values(nn.Linear(WIDTH, 64)).cuda()
-    train(words, words.parameters(), lambda: jagged(lambda length: torch.randint(0, 100, (length,))))
-    train(parts, parts.parameters(), lambda: jagged(lambda length: torch.randn(length, WIDTH)))
+    train_nested()
     plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).cuda()
     for compiled in (torch.jit.trace(plain, rows()), torch.jit.script(plain)):
         train(compiled, compiled.parameters(), rows, steps=3)
