@@ -20,9 +20,8 @@ from fakedist.units import format_us, parse_bytes
 if TYPE_CHECKING:
     from fakedist.sweep.command import Texts
     from fakedist.sweep.opened import Sweep
-    from fakedist.sweep.outcomes import Row
-    from fakedist.sweep.plan import SweepPlan
-    from fakedist.sweep.reading import Given
+    from fakedist.sweep.plan import Given, SweepPlan
+    from fakedist.sweep.rows import Row
 
 
 class SweepProgress:
@@ -182,7 +181,7 @@ def sweep(
         "trials": trials,
         "sampler": sampler,
     }
-    from fakedist.sweep.reading import Given
+    from fakedist.sweep.plan import Given
 
     if module is None and len(arguments) == 1 and Path(arguments[0]).is_dir():
         return _show(Path(arguments[0]), output)
@@ -195,7 +194,7 @@ def sweep(
 
 
 def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
-    from fakedist.sweep.plan import dry_run, dry_run_object, render_dry_run
+    from fakedist.sweep.sheets import dry_run, dry_run_object, render_dry_run
 
     found = dry_run(plan)
     if output.format == JSON:
@@ -266,7 +265,7 @@ def _run(
 
 
 def _plan(arguments: Sequence[str], module: str | None, given: Given) -> SweepPlan:
-    from fakedist.sweep.reading import sweep_of_command, sweep_of_file
+    from fakedist.sweep.plan import sweep_of_command, sweep_of_file
 
     if module is None and arguments and arguments[0].endswith(_TOML):
         if arguments[1:]:

@@ -169,20 +169,20 @@ def _check_output(
 def _print_run(
     price: Callable[..., Run], what_ifs: Sequence[str], output: Output, *, table: str | None, all_layers: bool
 ) -> None:
-    from fakedist.report.text import priced_time
+    from fakedist.report.text import time_sheets
     from fakedist.report.text.sheet import table_csv
 
     priced = price()
-    changed = priced_time.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
+    changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
     if output.format == JSON:
-        output.write_object(priced_time.priced_object(priced, changed))
+        output.write_object(time_sheets.priced_object(priced, changed))
     elif output.format == MARKDOWN:
-        output.write(priced_time.priced_markdown(priced, all_layers=all_layers, what_ifs=changed))
+        output.write(time_sheets.priced_markdown(priced, all_layers=all_layers, what_ifs=changed))
     elif output.format == CSV:
         output.write(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_layers))
     else:
         output.render(
-            lambda console: priced_time.render_priced(priced, console, all_layers=all_layers, what_ifs=changed)
+            lambda console: time_sheets.render_priced(priced, console, all_layers=all_layers, what_ifs=changed)
         )
 
 

@@ -29,8 +29,6 @@ COLUMNS = (
     *("ranks", "has_every_stage", "stages", "is_check"),
     *("run", "host", "worker", "wall_s", "peak_rss_bytes"),
 )
-#: Columns that differ between two sweeps of the same points.
-MACHINE_COLUMNS = ("host", "worker", "wall_s", "peak_rss_bytes")
 
 
 #: A value of an axis.

@@ -21,7 +21,7 @@ from fakedist.options import Job
 from fakedist.rundir.encoding import encode
 from fakedist.rundir.journal import read_journal
 from fakedist.rundir.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
-from fakedist.sweep.reading import Given, sweep_of_file
+from fakedist.sweep.plan import Given, sweep_of_file
 from tests.hostile.damaging import damage
 from tests.hostile.fuzzing import bounded, bounded_growth, changed, damaged_bytes, reads, told
 from tests.hostile.runs import records

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.report.compare.comparison import format_relative, format_us_change
-from fakedist.report.text.run_report import print_sheets, sheet_markdown, summary_object
+from fakedist.report.text.run_report import summary_object
 from fakedist.report.text.sheet import (
     Sheet,
     SheetColumn,
@@ -21,7 +21,9 @@ from fakedist.report.text.sheet import (
     print_figures,
     print_heading,
     print_remark,
+    print_sheets,
     print_table,
+    sheet_markdown,
 )
 from fakedist.report.text.wording import job_command
 from fakedist.results.job_time import JobTime

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +10,17 @@ from rich.text import Text
 
 from fakedist.report.text.memory_sheets import OUTSIDE_TITLE, communicator_sheet, outside_figures, run_sheets
 from fakedist.report.text.sheet import (
-    Sheet,
     escaped,
-    markdown_table,
     print_facts,
     print_figures,
     print_heading,
     print_items,
-    print_remark,
-    print_table,
+    print_sheets,
     print_words,
+    sheet_markdown,
 )
-from fakedist.report.text.time_sheets import time_sheets
+from fakedist.report.text.time_sheets import print_time, time_markdown, time_sheets
 from fakedist.report.text.wording import (
-    accuracy_text,
     advice_text,
     ending,
     note_texts,
@@ -32,8 +28,6 @@ from fakedist.report.text.wording import (
     peaks_text,
     run_facts,
     run_title,
-    source_word,
-    time_figures,
     top_advice,
     verdict,
 )
@@ -41,7 +35,6 @@ from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.summing_up import layer_memory
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
 
@@ -90,14 +83,6 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     _notes(console, note_texts(summary.notes, run.manifest.cwd))
 
 
-def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
-    """Print tables with their remarks."""
-    for sheet in sheets:
-        print_table(console, sheet.title, sheet.columns)
-        for remark in sheet.remarks:
-            print_remark(console, remark)
-
-
 def _peak(console: Console, summary: Summary, cwd: str) -> None:
     allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
     capacity = summary.capacity_bytes
@@ -124,15 +109,6 @@ def _print_outside(console: Console, outside: Outside) -> None:
         print_sheets(console, [sheet])
 
 
-def print_time(console: Console, time: StepTime, source: KernelSource) -> None:
-    """The step's time and how it is spent."""
-    print_heading(console, f"Time of step {source.step}, {source_word(source)}")
-    print_figures(console, time_figures(time), is_right=True)
-    for text in (*(note.text for note in source.notes), accuracy_text(source)):
-        if text:
-            print_remark(console, text)
-
-
 def _print_advice(console: Console, pieces: list[Advice]) -> None:
     print_heading(console, "What would help, estimated, each on its own")
     for piece in map(advice_text, pieces):
@@ -149,8 +125,6 @@ def _notes(console: Console, texts: list[str]) -> None:
 
 #: GitHub refuses comments of more than 65,536 characters. The rest leaves a bot room for text of its own.
 MAX_CHARACTERS = 60_000
-_MAX_ROWS = 200
-_OPEN = ("By category at the peak",)  # what a reader sees without opening anything
 
 
 def run_markdown(run: Run, *, all_layers: bool = False) -> str:
@@ -202,28 +176,6 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     return lines
 
 
-def time_markdown(run: Run, time: StepTime, source: KernelSource, *, all_layers: bool) -> list[str]:
-    """The step's time, and its tables, each collapsed under its title.
-
-    Args:
-        run: The run.
-        time: Where the step's time goes.
-        source: Where its kernels come from.
-        all_layers: Whether repeated layers stay apart and small ones are shown.
-    """
-    sheets = time_sheets(run, all_layers=all_layers)
-    return ["\n".join(_time(time, source)), *("\n".join(sheet_markdown(sheet)) for sheet in sheets)]
-
-
-def _time(time: StepTime, source: KernelSource) -> list[str]:
-    lines = [f"**Time of step {source.step}**, {source_word(source)}", ""]
-    lines += [
-        f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(time)
-    ]
-    texts = [*(note.text for note in source.notes), accuracy_text(source)]
-    return [*lines, *(f"- {escaped(text)}" for text in texts if text)]
-
-
 def _outside(outside: Outside) -> list[str]:
     """Memory outside the caching allocator, with the communicators collapsed."""
     rows = [
@@ -232,19 +184,6 @@ def _outside(outside: Outside) -> list[str]:
     ]
     sheet = communicator_sheet(outside)
     return [f"**{OUTSIDE_TITLE}**", "", *rows, *(["", *sheet_markdown(sheet)] if sheet else [])]
-
-
-def sheet_markdown(sheet: Sheet) -> list[str]:
-    """The lines of a table with its remarks, collapsed under its title."""
-    rows = len(sheet.columns[0].cells)
-    table = markdown_table(sheet.columns)[: _MAX_ROWS + 2]
-    remarks = [*sheet.remarks]
-    if rows > _MAX_ROWS:
-        remarks.append(f"{rows - _MAX_ROWS} more rows are in the run")
-    below = [line for remark in remarks for line in ("", f"_{escaped(remark)}_")]
-    if sheet.title in _OPEN:
-        return [f"**{sheet.title}**", "", *table, *below]
-    return ["<details>", f"<summary>{sheet.title}</summary>", "", *table, *below, "", "</details>"]
 
 
 def _advice(piece: Advice) -> str:

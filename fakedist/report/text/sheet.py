@@ -279,3 +279,28 @@ def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
     if name == "layer_times" and run.time is not None:
         table = run.time.layers(fold=not all_layers)
     return str(table.to_csv(index=False))
+
+
+def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
+    """Print tables with their remarks."""
+    for sheet in sheets:
+        print_table(console, sheet.title, sheet.columns)
+        for remark in sheet.remarks:
+            print_remark(console, remark)
+
+
+_MAX_ROWS = 200
+_OPEN = ("By category at the peak",)  # what a reader sees without opening anything
+
+
+def sheet_markdown(sheet: Sheet) -> list[str]:
+    """The lines of a table with its remarks, collapsed under its title."""
+    rows = len(sheet.columns[0].cells)
+    table = markdown_table(sheet.columns)[: _MAX_ROWS + 2]
+    remarks = [*sheet.remarks]
+    if rows > _MAX_ROWS:
+        remarks.append(f"{rows - _MAX_ROWS} more rows are in the run")
+    below = [line for remark in remarks for line in ("", f"_{escaped(remark)}_")]
+    if sheet.title in _OPEN:
+        return [f"**{sheet.title}**", "", *table, *below]
+    return ["<details>", f"<summary>{sheet.title}</summary>", "", *table, *below, "", "</details>"]

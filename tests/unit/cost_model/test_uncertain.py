@@ -16,7 +16,7 @@ from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.step_parts import call_spreads, uncertain_parts
 from fakedist.cost_model.timeline import CriticalPath
 from fakedist.gpu.models.catalogue import GPUS
-from fakedist.report.text.priced_time import uncertainty_sheets
+from fakedist.report.text.time_sheets import uncertainty_sheets
 from fakedist.rundir.step_time import GroupTime, KernelSource
 
 SOURCE = KernelSource("estimated", "model", 1, "GPU", step_us=1000.0)

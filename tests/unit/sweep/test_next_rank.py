@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fakedist.rundir.outcome import Outcome
-from fakedist.sweep.outcomes import RankKind, RankResult
-from fakedist.sweep.points import next_rank
-from fakedist.sweep.reading import Given, sweep_of_file
+from fakedist.sweep.plan import Given, sweep_of_file
+from fakedist.sweep.rows import RankKind, RankResult
+from fakedist.sweep.sweeping import next_rank
 
 
 def ended(*ranks: int) -> dict[int, RankResult]:

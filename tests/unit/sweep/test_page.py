@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 import pytest
 
 from fakedist.sweep.opened import Sweep
-from fakedist.sweep.outcomes import Status
 from fakedist.sweep.page import maps, memory_against_speed, parallel_axes, sweep_page
+from fakedist.sweep.rows import Status
 from tests.unit.sweep.rows_by_hand import row
 from tests.unit.sweep.test_sheets import ROWS, sweep
 

@@ -7,8 +7,7 @@ import pytest
 from fakedist.errors import FakedistError, SweepError
 from fakedist.options import Program
 from fakedist.sweep.command import Texts
-from fakedist.sweep.plan import RankChoice, SweepPlan
-from fakedist.sweep.reading import Given, sweep_of_command, sweep_of_file
+from fakedist.sweep.plan import Given, RankChoice, SweepPlan, sweep_of_command, sweep_of_file
 from fakedist.sweep.space import all_points
 
 SWEEP = """

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.priced_time import priced_markdown, priced_object, render_priced
+from fakedist.report.text.time_sheets import priced_markdown, priced_object, render_priced
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
