@@ -11,11 +11,14 @@ from collections.abc import Generator
 
 import pytest
 
-#: Exceptions that end a run in a special way: the last step, a full GPU, a signal. By name, as torch may not be loaded.
-_KEPT = ("StopRun", "OutOfMemoryError", "Terminated", "JournalFailed", "KeyboardInterrupt")
+from fakedist.errors import StopRun, chain_of
+
+#: Other exceptions that end a run in a special way: a full GPU, a signal, a full disk. By name, as torch may not be
+#: loaded here, and the reading half does not import the recording half.
+_KEPT_NAMES = ("OutOfMemoryError", "Terminated", "JournalFailed")
 
 
-class Watcher:
+class FailureKeeper:
     """Keeps what the test raised.
 
     Attributes:
@@ -37,18 +40,17 @@ class Watcher:
 
 def run_test(arguments: list[str]) -> int:
     """Run the one test. Returns its exit code if it did not raise."""
-    watcher = Watcher()
-    code = int(pytest.main(arguments, plugins=[watcher]))
-    error = watcher.error
+    keeper = FailureKeeper()
+    code = int(pytest.main(arguments, plugins=[keeper]))
+    error = keeper.error
     if error is None:
         return code
-    link: BaseException | None = error
-    while link is not None:
-        if type(link).__name__ in _KEPT:
+    for link in chain_of(error):
+        if isinstance(link, StopRun | KeyboardInterrupt) or type(link).__name__ in _KEPT_NAMES:
             raise error
-        link = link.__cause__ or link.__context__
-    told = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
-    raise SystemExit(f"skipped: {error}" if isinstance(error, pytest.skip.Exception) else told)
+    if isinstance(error, pytest.skip.Exception):
+        raise SystemExit(f"skipped: {error}")
+    raise SystemExit(f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": "))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from fakedist.check.checking import Checked
 from fakedist.check.judging import Finding
 from fakedist.report.compare.comparison import format_relative
 from fakedist.report.text.sheet import SheetColumn, escaped, markdown_table, print_long, print_table
+from fakedist.rundir.notes import counted
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \(.*\)")
 _RULES = {
@@ -264,16 +265,12 @@ def times_title(checked: Checked) -> str:
 def outcome(checked: Checked) -> str:
     """The outcome of a check in a few words."""
     if checked.failures:
-        return f"{_many(len(checked.failures), 'script')} failed, so nothing was judged"
+        return f"{counted(len(checked.failures), 'script')} failed, so nothing was judged"
     if checked.misfits:
-        return f"{_many(len(checked.misfits), 'rank')} did not fit the GPU"
+        return f"{counted(len(checked.misfits), 'rank')} did not fit the GPU"
     if checked.exceeded:
-        return f"{_many(len(checked.exceeded), 'figure')} exceeded"
+        return f"{counted(len(checked.exceeded), 'figure')} exceeded"
     return "all within budget"
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _amount(finding: Finding, value: float | None) -> str:

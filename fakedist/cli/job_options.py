@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar, cast
 
 import click
 
@@ -12,6 +13,7 @@ from fakedist.errors import JobError
 from fakedist.options import Door, Job, Program, make_jobs, place_from_environment
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Option
+from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -136,13 +138,59 @@ def _dashed(name: str) -> str:
 
 def job_options() -> list[click.Parameter]:
     """Every option of a job, ``-m``, and torchrun's options that are ignored."""
-    found: list[click.Parameter] = [_as_click(option) for option in OPTIONS]
-    place = 1 + next(number for number, option in enumerate(OPTIONS) if option.name == "rank")
-    told = "Run a module, as python -m does. Its arguments follow."
-    found.insert(place, click.Option(["-m", "module"], metavar="MODULE", help=told))
+    options: list[click.Parameter] = [_as_click(option) for option in OPTIONS]
+    after_rank = 1 + next(number for number, option in enumerate(OPTIONS) if option.name == "rank")
+    help_text = "Run a module, as python -m does. Its arguments follow."
+    options.insert(after_rank, click.Option(["-m", "module"], metavar="MODULE", help=help_text))
     for flag, takes_value in _IGNORED.items():
-        found.append(click.Option([flag], hidden=True, is_flag=not takes_value, expose_value=False, callback=_note))
-    return found
+        options.append(click.Option([flag], hidden=True, is_flag=not takes_value, expose_value=False, callback=_note))
+    return options
+
+
+def pricing_options() -> list[click.Parameter]:
+    """Every option of pricing."""
+    return [_as_click(option) for option in PRICING_OPTIONS]
+
+
+def count_options(metavar: str = "") -> list[click.Parameter]:
+    """The options that say how much a priced step does, as texts: ``--tokens-per-step`` and ``--micro-batches``."""
+    return [_as_click(replace(option, metavar=metavar)) for option in (TOKENS_PER_STEP, MICRO_BATCHES)]
+
+
+def pricing_of(given: Mapping[str, object]) -> tuple[str | None, PricingOptions]:
+    """The GPU to price for, and the other settings.
+
+    Args:
+        given: click's values of :func:`pricing_options`.
+
+    Raises:
+        JobError: A value is invalid.
+    """
+    stored = {option.name: _stored(option, given) for option in PRICING_OPTIONS if given[option.name] not in (None, ())}
+    gpu = stored.pop("gpu", None)
+    if "nccl_env" in stored:
+        stored["nccl_env"] = dict(stored["nccl_env"])
+    return gpu, cast(PricingOptions, stored)
+
+
+def counts_of(given: Mapping[str, object]) -> dict[str, int]:
+    """Tokens and micro-batches of a step, as far as they were given.
+
+    Args:
+        given: click's values of :func:`count_options`.
+
+    Raises:
+        JobError: A value is invalid.
+    """
+    return {
+        option.name: _stored(option, given)
+        for option in (TOKENS_PER_STEP, MICRO_BATCHES)
+        if given[option.name] is not None
+    }
+
+
+def _stored(option: Option, given: Mapping[str, object]) -> Any:
+    return option.read(_plain(option, given[option.name]), Door.COMMAND_LINE)  # the kind checks the type
 
 
 def _as_click(option: Option) -> click.Option:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from fakedist.cli.job_options import ScriptCommand, executor_options, job_options
+from fakedist.cli.job_options import ScriptCommand, count_options, executor_options, job_options
 from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options, output_option
 from fakedist.cli.say import last_line, remark
 from fakedist.errors import ExitCode
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fakedist.sweep.command import Texts
     from fakedist.sweep.opened import Sweep
     from fakedist.sweep.plan import Given, SweepPlan
-    from fakedist.sweep.rows import Row
+    from fakedist.sweep.point_rows import Row
 
 
 class SweepProgress:
@@ -92,7 +92,7 @@ class _SweepCommand(ScriptCommand):
 @click.command(
     cls=_SweepCommand,
     no_args_is_help=True,
-    params=job_options(),
+    params=[*job_options(), *count_options("EXPR")],
 )
 @click.option(
     "--axis", "axes", multiple=True, metavar="NAME=VALUES", help="An axis: tp=1,2,4,8 or tp=1..8*2. Repeatable."
@@ -118,15 +118,11 @@ class _SweepCommand(ScriptCommand):
     "--headroom", metavar="SHARE", help="Share of the memory that the fastest point must leave free.  [default: 5%]"
 )
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
-@click.option(
-    "--tokens-per-step", metavar="EXPR", help="Tokens in a step, over all ranks.  [default: as found in the runs]"
-)
 @executor_options
 @click.option("--trials", type=int, metavar="N", help="Run only this many points, chosen by an Optuna sampler.")
 @click.option("--sampler", metavar="NAME", help="Optuna's sampler: tpe or random.  [default: tpe]")
 @click.option("--memory-limit", metavar="SIZE", help="End a rank whose processes hold more host memory than this.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")
-@click.option("--micro-batches", metavar="EXPR", help="Price steps of this many micro-batches.  [default: as recorded]")
 @click.option("--dry-run", is_flag=True, help="Print each point with its command, and run nothing.")
 @output_option("directory", "DIR", "Directory of the sweep.  [default: fakedist-sweep-NAME]")
 @format_options(TEXT, JSON)

@@ -9,53 +9,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fakedist.cli.job_options import count_options, counts_of, pricing_of, pricing_options
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
 from fakedist.cli.say import reading
-from fakedist.options.kinds import RefusedError, variables, watts
 
 if TYPE_CHECKING:
     from fakedist.results.job_time import JobTime
-    from fakedist.results.repricing import PricingOptions
     from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 _DEFAULT_TABLE = "layer_times"
 
 
-def _power(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    kind = watts()
-    try:
-        return None if value is None else float(str(kind.read(kind.from_texts([value]))))
-    except RefusedError as error:
-        raise click.UsageError(f"--gpu-power {error}", ctx) from None
-
-
-def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    try:
-        return dict(str(value).split("=", 1) for value in variables().texts(variables().from_texts(values)))
-    except RefusedError as error:
-        raise click.UsageError(f"--nccl-env {error}", ctx) from None
-
-
-@click.command()
+@click.command(params=[*pricing_options(), *count_options()])
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--gpu", metavar="MODEL", help="GPU model, or a GPU file: my_gpu.toml.  [default: the run's]")
-@click.option(
-    "--gpu-power", metavar="WATTS", callback=_power, help="Power limit of the GPU in watts.  [default: the model's]"
-)
-@click.option(
-    "--times", metavar="FILE", help="Times of your own GPU, written by fakedist calibrate.  [default: the run's]"
-)
-@click.option("--fabric", metavar="NAME", help="Interconnect: a preset, or a fabric file.  [default: the run's]")
-@click.option(
-    "--gpus-per-node",
-    type=click.IntRange(1, 4096),
-    metavar="N",
-    help="GPUs in one NVLink domain.  [default: the run's]",
-)
-@click.option(
-    "--no-interference", is_flag=True, help="Do not let kernels and collectives that run at once slow each other down."
-)
 @click.option(
     "--what-if",
     "what_ifs",
@@ -64,33 +31,6 @@ def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]
     help="Show what a change would give: merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, "
     "gpus-per-node=N or no-overlap. Repeatable, each on its own.",
 )
-@click.option(
-    "--nccl-env",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=_variables,
-    help="Set a variable of NCCL's. It overrides the run's own. Repeatable.",
-)
-@click.option(
-    "--moe-imbalance",
-    type=click.FloatRange(1, 1000),
-    default=1.0,
-    metavar="F",
-    help="Load of the busiest rank's experts, as a multiple of an even load. It scales all_to_all and grouped "
-    "products.  [default: 1]",
-)
-@click.option(
-    "--tokens-per-step",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Tokens in a step, over all ranks.  [default: what the first embedding looks up]",
-)
-@click.option(
-    "--micro-batches",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Price a step of this many micro-batches, by repeating a steady one.  [default: as recorded]",
-)
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {_DEFAULT_TABLE}]")
@@ -98,22 +38,13 @@ def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]
 def time(
     runs: tuple[Path, ...],
     *,
-    gpu: str | None,
-    gpu_power: float | None,
-    times: str | None,
-    fabric: str | None,
-    gpus_per_node: int | None,
-    no_interference: bool,
     what_ifs: tuple[str, ...],
-    nccl_env: dict[str, str],
-    moe_imbalance: float,
-    tokens_per_step: int | None,
-    micro_batches: int | None,
     file: Path | None,
     form: str | None,
     as_json: bool,
     table: str | None,
     all_layers: bool,
+    **given: object,
 ) -> int:
     """Estimate the timed step of a run on another GPU or interconnect, without running the script.
 
@@ -125,23 +56,15 @@ def time(
     the others send. The result is the step of the whole job; --format html draws it.
     """
     output = chosen_output(form, as_json, file)
-    several = len(runs) > 1 or (tokens_per_step or micro_batches) is not None or output.format == HTML
+    counts = counts_of(given)
+    several = len(runs) > 1 or bool(counts) or output.format == HTML
     _check_output(output, len(runs), several=several, table=table, all_layers=all_layers, what_ifs=what_ifs)
-    pricing: PricingOptions = {
-        "power_watts": gpu_power,
-        "times": times,
-        "fabric": fabric,
-        "gpus_per_node": gpus_per_node,
-        "interference": not no_interference,
-        "nccl_env": nccl_env,
-        "moe_imbalance": moe_imbalance,
-    }
+    gpu, pricing = pricing_of(given)
     with reading(*runs):
         if several:
             from fakedist.results.job_time import time_job
 
-            more = {"tokens_per_step": tokens_per_step, "micro_batches": micro_batches}
-            price_job = partial(time_job, runs, gpu, **pricing, **more)
+            price_job = partial(time_job, runs, gpu, **pricing, **counts)
             print_job(price_job(), output, {text: price_job(what_if=text) for text in what_ifs})
         else:
             from fakedist.results.opening import open_run

@@ -70,11 +70,11 @@ _ENVIRONMENT = Option(
     help="Set a variable for the script. It overrides all others. Repeatable.",
     example={"OMP_NUM_THREADS": "4"},
 )
-_NCCL_ENVIRONMENT = Option(
+NCCL_ENVIRONMENT = Option(
     name="nccl_env",
     kind=kinds.variables(),
     group=OptionGroup.JOB,
-    help="Set a variable of NCCL's as on the cluster. Estimates of NCCL's memory and time follow it. Repeatable.",
+    help="Set a variable of NCCL as on the cluster. Estimates of NCCL's memory and time follow it. Repeatable.",
     example={"NCCL_MAX_NCHANNELS": "8"},
 )
 _TAPES = Option(
@@ -98,10 +98,10 @@ _DEVICE = Option(
     default_text="virtual; on the command line cuda, if the machine has a GPU",
     example="cuda",
 )
-_GPU = Option(
+GPU = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.DEVICE,
-    help="Model of the virtual GPU, or a GPU file: my_gpu.toml.",
+    help="GPU model, or a GPU file: my_gpu.toml.",
     metavar="MODEL",
     example="h200",
 )
@@ -113,15 +113,15 @@ _GPU_MEMORY = Option(
     default_text="the model's",
     example="100GiB",
 )
-_GPU_POWER = Option(
+GPU_POWER = Option(
     name="gpu_power",
-    kind=kinds.watts(),
+    kind=kinds.number(least=10, most=10_000, metavar="WATTS", unit="watts", suffix="W"),
     group=OptionGroup.DEVICE,
     help="Power limit of the GPU in watts. Estimated times follow it.",
     default_text="the model's",
     example=500,
 )
-_FABRIC = Option(
+FABRIC = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.DEVICE,
     help="Interconnect that collectives are estimated for: a preset such as p5-efa, or a fabric file: my_fabric.toml.",
@@ -196,10 +196,10 @@ _NSYS_ARGS = Option(
 )
 
 
-_TIMES = Option(
+TIMES = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.RECORDING,
-    help="On the virtual GPU, price kernels by times of your own GPU first: what `fakedist calibrate` wrote.",
+    help="Calibration table of your GPU, which `fakedist calibrate` wrote: its times price kernels first.",
     metavar="FILE",
     example="/runs/h100.times.json",
 )
@@ -239,14 +239,14 @@ class Job:
     gpus_per_node: int = field(default=8, metadata=declared(_GPUS_PER_NODE))
     launcher: Launcher = field(default="torchrun", metadata=declared(_LAUNCHER))
     environment: tuple[tuple[str, str], ...] = field(default=(), metadata=declared(_ENVIRONMENT))
-    nccl_environment: tuple[tuple[str, str], ...] = field(default=(), metadata=declared(_NCCL_ENVIRONMENT))
+    nccl_environment: tuple[tuple[str, str], ...] = field(default=(), metadata=declared(NCCL_ENVIRONMENT))
     tapes: tuple[str, ...] = field(default=(), metadata=declared(_TAPES))
     with_peers: bool = field(default=False, metadata=declared(_WITH_PEERS))
     device: Device = field(default="virtual", metadata=declared(_DEVICE))
-    gpu: str = field(default="h100-80g", metadata=declared(_GPU))
+    gpu: str = field(default="h100-80g", metadata=declared(GPU))
     gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
-    gpu_power_watts: float | None = field(default=None, metadata=declared(_GPU_POWER))
-    fabric: str | None = field(default=None, metadata=declared(_FABRIC))
+    gpu_power_watts: float | None = field(default=None, metadata=declared(GPU_POWER))
+    fabric: str | None = field(default=None, metadata=declared(FABRIC))
     collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))
     values: Values = field(default="small", metadata=declared(_VALUES))
     seed: int = field(default=0, metadata=declared(_SEED))
@@ -254,7 +254,7 @@ class Job:
     until: int | Until | None = field(default=None, metadata=declared(_UNTIL))
     timeout_s: float | None = field(default=None, metadata=declared(_TIMEOUT))
     kernels: bool = field(default=True, metadata=declared(_KERNELS))
-    times: str | None = field(default=None, metadata=declared(_TIMES))
+    times: str | None = field(default=None, metadata=declared(TIMES))
     page: bool = field(default=True, metadata=declared(_PAGE))
     nsys: bool = field(default=False, metadata=declared(_NSYS))
     nsys_args: tuple[str, ...] = field(default=(), metadata=declared(_NSYS_ARGS))
@@ -274,7 +274,9 @@ class Job:
                 f"{self.steps} steps and until step {self.until} contradict each other", "give steps or until"
             )
         if self.times and self.device == "cuda":
-            raise JobError("on a real GPU kernels are measured: times of your own are for estimates", "leave out times")
+            raise JobError(
+                "on a real GPU kernels are measured; a calibration table is for estimates", "leave out times"
+            )
         if self.nsys_args and not self.nsys:
             raise JobError("arguments for nsys are given, but the rank does not run under nsys", "add nsys")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -109,49 +111,44 @@ def rank_list() -> ValueKind:
     )
 
 
+def number(*, least: float, most: float, metavar: str, unit: str = "", suffix: str = "") -> ValueKind:
+    """A number with bounds, stored as a float.
+
+    Args:
+        unit: Its unit in words: "watts".
+        suffix: The unit's symbol, which may follow the number on a command line: 500W.
+    """
+    called = f"a number of {unit}" if unit else "a number"
+
+    def from_texts(texts: Sequence[str]) -> object:
+        try:
+            return float(texts[-1].strip().removesuffix(suffix))
+        except ValueError:
+            return texts[-1]
+
+    def read(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise RefusedError(f"is {called}, not {value!r}")
+        if not least <= value <= most:  # nan too
+            raise RefusedError(f"must be {least} to {most:,}{unit and ' '}{unit}, not {value:g}")
+        return float(value)
+
+    def texts(value: object) -> list[str]:
+        return [f"{value:g}"]
+
+    return ValueKind(words=unit or "number", metavar=metavar, read=read, from_texts=from_texts, texts=texts)
+
+
 def seconds() -> ValueKind:
     """A duration in seconds."""
+    kind = number(least=math.ulp(0.0), most=sys.float_info.max, metavar="SECONDS", unit="seconds")
 
-    def from_texts(texts: Sequence[str]) -> object:
-        try:
-            return float(texts[-1])
-        except ValueError:
-            return texts[-1]
-
-    def read(value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise RefusedError(f"is a number of seconds, not {value!r}")
-        if not 0 < value < math.inf:  # nan too
+    def read(value: object) -> object:
+        if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < math.inf:
             raise RefusedError(f"must be more than 0 seconds, not {value}")
-        return float(value)
+        return kind.read(value)
 
-    def texts(value: object) -> list[str]:
-        return [f"{value:g}"]
-
-    return ValueKind(words="seconds", metavar="SECONDS", read=read, from_texts=from_texts, texts=texts)
-
-
-def watts() -> ValueKind:
-    """A power limit in watts."""
-    least, most = 10, 10_000
-
-    def from_texts(texts: Sequence[str]) -> object:
-        try:
-            return float(texts[-1].strip().removesuffix("W"))
-        except ValueError:
-            return texts[-1]
-
-    def read(value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise RefusedError(f"is a number of watts, not {value!r}")
-        if not least <= value <= most:  # nan too
-            raise RefusedError(f"must be {least} to {most:,} watts, not {value:g}")
-        return float(value)
-
-    def texts(value: object) -> list[str]:
-        return [f"{value:g}"]
-
-    return ValueKind(words="watts", metavar="WATTS", read=read, from_texts=from_texts, texts=texts)
+    return dataclasses.replace(kind, read=read)
 
 
 def one_of(choices: tuple[str, ...]) -> ValueKind:

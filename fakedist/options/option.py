@@ -22,6 +22,7 @@ class OptionGroup(Enum):
     JOB = "Job"
     DEVICE = "Device"
     RECORDING = "Recording"
+    PRICING = "Pricing"
 
 
 class Door(Enum):

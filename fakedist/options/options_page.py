@@ -1,4 +1,4 @@
-"""docs/options.md, made from the declarations of a job's options: ``python -m fakedist.options.options_page``."""
+"""docs/options.md, made from the declarations of the options: ``python -m fakedist.options.options_page``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Door, Option, OptionGroup
+from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP
 
 _INTRODUCTION = """# Options of a job
 
@@ -24,24 +25,31 @@ On the command line, torchrun's spelling with underscores works too (`--nproc_pe
 own processes need are ignored: `--standalone`, `--node-rank`, `--master-addr`, `--master-port`, `--rdzv-*`.
 """
 
+_PRICING = """## Pricing
+
+Options of `fakedist time`, and keywords of `Run.priced_for` and `fakedist.time_job` (the last two of `time_job`
+alone). A sweep gives those that are a job's options as such, and the others as [sweeps.md](sweeps.md) describes.
+"""
+
 
 def markdown() -> str:
     """The page."""
     lines = [_INTRODUCTION]
-    for group in OptionGroup:
+    for group in (OptionGroup.JOB, OptionGroup.DEVICE, OptionGroup.RECORDING):
         lines += [f"## {group.value}\n", "| command line | `check` | Python | default | |", "|---|---|---|---|---|"]
-        lines += [_row(option) for option in OPTIONS if option.group is group]
+        lines += [_row(option, Door.TOML, Door.PYTHON) for option in OPTIONS if option.group is group]
         lines.append("")
+    lines += [_PRICING, "| command line | Python | default | |", "|---|---|---|---|"]
+    lines += [_row(option, Door.PYTHON) for option in (*PRICING_OPTIONS, TOKENS_PER_STEP, MICRO_BATCHES)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _row(option: Option) -> str:
+def _row(option: Option, *doors: Door) -> str:
     metavar = option.metavar or option.kind.metavar
     flags = [flag if option.kind.is_switch else f"{flag} {metavar}" for flag in option.flags]
     cells = (
         ", ".join(f"`{flag}`" for flag in (*flags, option.off_flag) if flag),
-        f"`{option.written(Door.TOML, option.example)}`",
-        f"`{option.written(Door.PYTHON, option.example)}`",
+        *(f"`{option.written(door, option.example)}`" for door in doors),
         _default(option),
         option.help,
     )

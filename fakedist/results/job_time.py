@@ -17,8 +17,9 @@ from fakedist.cost_model.job_times import JobRank, JobTimes, job_times
 from fakedist.errors import JobError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
+from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.opening import open_run_directory
-from fakedist.results.repricing import Pricing, PricingOptions, tables_to_price
+from fakedist.results.repricing import models_of, tables_to_price
 from fakedist.results.run import Run
 from fakedist.results.run_tables import StoredTables
 from fakedist.rundir import time_notes
@@ -123,7 +124,7 @@ def time_job(
         tokens_per_step: Tokens of a step, of all ranks; None to find them in the runs.
         micro_batches: Micro-batches of a step; those beyond the recorded ones repeat a steady one. None for those that
             were recorded.
-        options: What else to price for, see :class:`fakedist.results.repricing.Pricing`.
+        options: What else to price for, see :class:`fakedist.options.pricing.Pricing`.
 
     Raises:
         JobError: The runs are not of one job, or of one rank; there is no such GPU, fabric or what-if; or the recorded
@@ -135,7 +136,7 @@ def time_job(
     first, ranks = _check(opened)
     job = first.manifest.job
     assert job is not None
-    models = Pricing(gpu, **options).models(first.manifest, first.summary)
+    models = models_of(Pricing(gpu, **options), first.manifest, first.summary)
     found = job_times(_tables(ranks), frozenset(ranks), job.world_size, models, micro_batches=micro_batches)
     pipeline = _pipeline(first, job.rank)
     stages = [_stage(ranks[each.rank], each, pipeline) for each in found.ranks]

@@ -13,7 +13,8 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
-from fakedist.results.repricing import Pricing, PricingOptions, price_again
+from fakedist.options.pricing import Pricing, PricingOptions
+from fakedist.results.repricing import models_of, price_again
 from fakedist.results.run_tables import KeptTables, RunTables
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.plain import to_plain
@@ -290,7 +291,7 @@ class Run:
 
         Args:
             gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
-            options: What else to price for, see :class:`fakedist.results.repricing.Pricing`.
+            options: What else to price for, see :class:`fakedist.options.pricing.Pricing`.
 
         Raises:
             SetupError: The file of own times cannot be read, or is of another GPU.
@@ -299,7 +300,7 @@ class Run:
             RunDirectoryError: The run has no launches: it was imported or made with --no-kernels. Or its kernels were
                 measured, and another GPU is wanted.
         """
-        models = Pricing(gpu, **options).models(self.manifest, self.summary)
+        models = models_of(Pricing(gpu, **options), self.manifest, self.summary)
         summary, tables = price_again(self.manifest, self.summary, self._tables, models)
         return Run(self.path, self.manifest, summary, tables, device=self.device)
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from fakedist.errors import RunDirectoryError
 from fakedist.options import Job
+from fakedist.rank_list import format_rank_list
 from fakedist.rundir.directory import MANIFEST_NAME, TAPE_NAME, is_in_use
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.journal import JournalReader, read_journal
@@ -323,10 +324,9 @@ def is_member(rank: int, key: RanksKey) -> bool:
 
 
 def describe_ranks(key: RanksKey) -> str:
-    """The ranks of a group in words: "ranks 0-7", "ranks 0-56 by 8", "ranks 1, 5, 7"."""
+    """The ranks of a group in words: "ranks 0-7", "ranks 0-56:8", "ranks 1, 5, 7"."""
     if key[:1] == ("range",):
-        ranks = range(*map(int, key[1:]))
-        return f"ranks {ranks[0]}-{ranks[-1]}" + (f" by {ranks.step}" if ranks.step != 1 else "")
+        return f"ranks {format_rank_list(range(*map(int, key[1:])))}"
     some = ", ".join(str(rank) for rank in key[:8])
     return f"rank{'s' if len(key) > 1 else ''} {some}{', ...' if len(key) > 8 else ''}"
 

@@ -26,6 +26,7 @@ from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GPU_FILE_ENDING
 from fakedist.options import Door, Job, Program, make_jobs
 from fakedist.options.making import option_named
+from fakedist.options.pricing import pricing_option
 from fakedist.rundir.plain import from_plain
 from fakedist.section import Section
 from fakedist.sweep.space import Axis, Point, Scalar, Space, text_of
@@ -279,16 +280,7 @@ _CLOCKS = ("clock_khz", "memory_clock_khz")
 
 @dataclass(frozen=True)
 class PricedFor:
-    """What a point's step is priced for. None leaves the run's own.
-
-    Attributes:
-        gpu: The GPU model, or a GPU file.
-        power_watts: Its power limit.
-        times: A file that ``fakedist calibrate`` wrote.
-        fabric: The interconnect.
-        gpus_per_node: GPUs in one NVLink domain.
-        moe_imbalance: The busiest rank's part of an all_to_all and of grouped products, in even shares.
-    """
+    """What a point's step is priced for: fields of :class:`fakedist.options.pricing.Pricing`, which declares them."""
 
     gpu: str | None = None
     power_watts: float | None = None
@@ -473,10 +465,5 @@ def _seen_by_script(gpu: str, memory_bytes: int | None) -> tuple[object, ...]:
 
 
 def _prices(price: Mapping[str, object], filling: Filling) -> dict[str, object]:
-    per_node, imbalance = (filling.plain(price.get(name)) for name in PRICES)
-    if per_node is not None and (not isinstance(per_node, int) or isinstance(per_node, bool) or per_node < 1):
-        raise SweepError(f"price gpus_per_node is a whole number of 1 or more, not {per_node!r}", "gpus_per_node = 8")
-    imbalance = 1.0 if imbalance is None else imbalance
-    if not isinstance(imbalance, int | float) or isinstance(imbalance, bool) or not 1 <= imbalance <= 1000:
-        raise SweepError(f"price moe_imbalance is a number from 1 to 1,000, not {imbalance!r}", "moe_imbalance = 1.5")
-    return {"gpus_per_node": per_node, "moe_imbalance": float(imbalance)}
+    values = {name: filling.plain(price.get(name)) for name in PRICES}
+    return {name: pricing_option(name).read(value, Door.PYTHON) for name, value in values.items() if value is not None}

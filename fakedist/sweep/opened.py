@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from fakedist.rundir.plain import to_plain
+from fakedist.sweep.point_rows import Row
 from fakedist.sweep.ranking import Ranking, rank_rows, sentences
-from fakedist.sweep.rows import Row
 from fakedist.sweep.space import COLUMNS, text_of
 from fakedist.sweep.sweep_directory import JOURNAL_NAME, TABLE_NAME, About, read_about, read_known
 from fakedist.temporary import replacing

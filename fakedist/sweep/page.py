@@ -22,8 +22,8 @@ from fakedist.report.page.assets import figure_object
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text
 from fakedist.sweep.opened import Sweep
+from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.ranking import answer, counts_text, memory_text, speed_text
-from fakedist.sweep.rows import Row, Status
 from fakedist.sweep.sheets import EFFECTS_TITLE, TITLE, columns_of, effects_of, reasons, shown_rows
 from fakedist.sweep.space import Scalar, text_of
 from fakedist.sweep.sweep_directory import PAGE_NAME, replace_file, report_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fakedist.sweep.command import PointRun
-from fakedist.sweep.rows import Row, Status
+from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.space import Point, Scalar, Space
 
 #: One skipped point in this many runs, to check that the axis is monotone.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fakedist.sweep.rows import RankResult, Row, Status, StepEstimate
+from fakedist.sweep.point_rows import RankResult, Row, Status, StepEstimate
 from fakedist.sweep.space import Scalar, text_of
 from fakedist.units import GIB, format_us
 

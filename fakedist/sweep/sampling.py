@@ -18,9 +18,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from fakedist.errors import SweepError
 from fakedist.sweep.command import PointRun
 from fakedist.sweep.plan import SweepPlan
+from fakedist.sweep.point_rows import Row, Status, StepEstimate
 from fakedist.sweep.points import Wait
 from fakedist.sweep.ranking import UNITS, rate_in
-from fakedist.sweep.rows import Row, Status, StepEstimate
 from fakedist.sweep.space import Axis, Point, Scalar, text_of
 from fakedist.sweep.sweep_directory import STORAGE_NAME
 from fakedist.units import GIB

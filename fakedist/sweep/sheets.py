@@ -16,8 +16,8 @@ from fakedist.rundir.plain import to_plain
 from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.opened import Sweep
 from fakedist.sweep.plan import RankChoice, SweepPlan
+from fakedist.sweep.point_rows import Row, Status, StepEstimate
 from fakedist.sweep.ranking import AxisEffect, answer, counts_text, rate_in, speed_text
-from fakedist.sweep.rows import Row, Status, StepEstimate
 from fakedist.sweep.space import Point, all_points, text_of
 from fakedist.sweep.sweep_directory import PAGE_NAME, TABLE_NAME
 from fakedist.units import format_bytes, format_us

@@ -18,7 +18,7 @@ from fakedist._version import __version__
 from fakedist.bounded import UnreadableError, open_file, read_json
 from fakedist.errors import SweepError
 from fakedist.rundir.plain import PlainValueError, from_plain, to_plain
-from fakedist.sweep.rows import RankResult, Row
+from fakedist.sweep.point_rows import RankResult, Row
 from fakedist.sweep.space import Scalar
 from fakedist.temporary import replacing
 

@@ -25,9 +25,9 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.sweep.command import PointRun
 from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import Ground, SweepPlan, find_ground, id_of, key_of
+from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, judge, make_row
 from fakedist.sweep.points import ListedPoints, MonotonePoints, Source, Wait, sample_to_check
 from fakedist.sweep.ranking import rank_rows
-from fakedist.sweep.rows import RankKind, RankResult, Row, Status, judge, make_row
 from fakedist.sweep.space import Point, all_points
 from fakedist.sweep.sweep_directory import (
     ABOUT_NAME,

@@ -24,7 +24,7 @@ from fakedist.launcher.executors.task import Executor, Need, Task
 from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
 from fakedist.sweep.plan import Given, sweep_of_file
-from fakedist.sweep.rows import Row, Status
+from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.sweeping import Listener, run_sweep
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="not installed: ray: make frameworks")

@@ -15,7 +15,7 @@ import pytest
 
 import fakedist
 from fakedist.rundir.outcome import Outcome
-from fakedist.sweep.rows import Row, Status
+from fakedist.sweep.point_rows import Row, Status
 from tests.conftest import clean_environment
 
 SCRIPT = """

@@ -71,7 +71,7 @@ SAME_THING = {
 }
 #: A module of fewer than 80 lines with one importer -> why it is one.
 SMALL_FOR_A_REASON = {
-    **dict.fromkeys(("__main__", "check/marked_test", "cli/handed", "options/options_page"), "run with `python -m`"),
+    **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file", "options/options_page"), "run with `python -m`"),
     "cli/program": "the console script",
     **dict.fromkeys(("cli/compare", "cli/doctor", "cli/nsys", "cli/report", "cli/view"), "one module a command"),
     **dict.fromkeys(("rank/frameworks/dynamo", "rank/frameworks/safetensors"), "one module a framework"),

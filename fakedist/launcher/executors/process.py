@@ -43,7 +43,7 @@ import sys
 sys.path[0] = sys.argv[1]
 from fakedist.cli.program import Program
 program = Program()
-from fakedist.cli.handed import run_handed_job
+from fakedist.cli.job_file import run_job_file
 """
 _FORKED = """
 from fakedist.launcher.ahead import import_ahead
@@ -51,7 +51,7 @@ from fakedist.launcher.executors.task_template import forked_task
 page, gpu, control = sys.argv[2:]
 sys.argv[2:] = forked_task(int(control), lambda: import_ahead(page == "page", gpu))
 """
-_RUN = "sys.exit(program.run(lambda: run_handed_job(sys.argv[2])))\n"
+_RUN = "sys.exit(program.run(lambda: run_job_file(sys.argv[2])))\n"
 _TASK, _TEMPLATE = f"{_IMPORTS}{_RUN}", f"{_IMPORTS}{_FORKED}{_RUN}"
 
 

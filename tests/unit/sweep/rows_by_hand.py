@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fakedist.rundir.outcome import Outcome
 from fakedist.sweep.command import PricedFor
-from fakedist.sweep.rows import RankKind, RankResult, Row, Status, StepEstimate
+from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimate
 from fakedist.sweep.space import Scalar
 from fakedist.units import GIB
 

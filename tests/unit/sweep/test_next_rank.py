@@ -6,7 +6,7 @@ import pytest
 
 from fakedist.rundir.outcome import Outcome
 from fakedist.sweep.plan import Given, sweep_of_file
-from fakedist.sweep.rows import RankKind, RankResult
+from fakedist.sweep.point_rows import RankKind, RankResult
 from fakedist.sweep.sweeping import next_rank
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fakedist.sweep.opened import Sweep
 from fakedist.sweep.page import maps, memory_against_speed, parallel_axes, sweep_page
-from fakedist.sweep.rows import Status
+from fakedist.sweep.point_rows import Status
 from tests.unit.sweep.rows_by_hand import row
 from tests.unit.sweep.test_sheets import ROWS, sweep
 

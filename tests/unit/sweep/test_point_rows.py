@@ -7,8 +7,8 @@ import pytest
 from fakedist.launcher.executors.task import Task
 from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
-from fakedist.sweep import rows
-from fakedist.sweep.rows import RankKind, RankResult, judge
+from fakedist.sweep import point_rows
+from fakedist.sweep.point_rows import RankKind, RankResult, judge
 from tests.unit.sweep.fake_executor import make_failed, result
 
 MESSAGE = "WorldError: recv_object_list waits for an object from rank 4, which does not run"
@@ -23,7 +23,7 @@ def judged(place: Path, message: str, line: str) -> RankResult:
 
 
 def test_a_rank_that_needs_another_says_how_to_run_it(tmp_path: Path) -> None:
-    found = judged(tmp_path, MESSAGE, f"{rows._PACKAGE}/world/objects.py:299 (_keep)")
+    found = judged(tmp_path, MESSAGE, f"{point_rows._PACKAGE}/world/objects.py:299 (_keep)")
     assert found.kind is RankKind.FAILED
     assert found.reason == f"{MESSAGE} (--rank stages:all or --with-peers runs more ranks)"
     assert found.line == ""  # fakedist's own line says nothing about the job
@@ -31,7 +31,7 @@ def test_a_rank_that_needs_another_says_how_to_run_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "kind"),
-    [("/job/train.py:7 (main)", RankKind.INVALID), (f"{rows._PACKAGE}/world/groups.py:1 (new)", RankKind.FAILED)],
+    [("/job/train.py:7 (main)", RankKind.INVALID), (f"{point_rows._PACKAGE}/world/groups.py:1 (new)", RankKind.FAILED)],
     ids=["job", "fakedist"],
 )
 def test_only_the_job_refuses_a_layout(tmp_path: Path, line: str, kind: RankKind) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fakedist.rundir.outcome import Outcome
 from fakedist.sweep.command import PricedFor
-from fakedist.sweep.rows import RankKind, RankResult, estimate_step
+from fakedist.sweep.point_rows import RankKind, RankResult, estimate_step
 from tests.unit.results.test_job_time import NUM_BATCHES, stage
 
 RESULT = RankResult(rank=0, kind=RankKind.RAN, outcome=Outcome.STOPPED, pipeline=(0, 4))

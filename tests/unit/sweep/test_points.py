@@ -11,7 +11,7 @@ from fakedist.errors import FakedistError, SweepError
 from fakedist.launcher.executors.task import Task
 from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import Given, sweep_of_file
-from fakedist.sweep.rows import Row, Status, StepEstimate, estimate_step
+from fakedist.sweep.point_rows import Row, Status, StepEstimate, estimate_step
 from fakedist.sweep.sheets import reasons
 from fakedist.sweep.sweeping import Listener, run_sweep
 from tests.unit.results.test_job_time import stage
@@ -87,13 +87,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are priced, as they are outside of these tests."""
-    monkeypatch.setattr("fakedist.sweep.rows.estimate_step", estimate_step)
+    monkeypatch.setattr("fakedist.sweep.point_rows.estimate_step", estimate_step)
 
 
 @pytest.fixture(autouse=True)
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A script, in a directory where sweeps run. Nothing of the machine is checked, and no step is priced."""
-    monkeypatch.setattr("fakedist.sweep.rows.estimate_step", lambda *given: (STEP, ""))
+    monkeypatch.setattr("fakedist.sweep.point_rows.estimate_step", lambda *given: (STEP, ""))
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "train.py").write_text("pass\n")
     monkeypatch.chdir(tmp_path / "job")

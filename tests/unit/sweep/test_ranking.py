@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.ranking import Speed, answer, rank_rows
-from fakedist.sweep.rows import Row, Status
 from fakedist.units import GIB
 from tests.unit.sweep.rows_by_hand import row
 

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from fakedist.sweep.opened import Sweep
+from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.ranking import answer, counts_text, short_label
-from fakedist.sweep.rows import Row, Status
 from fakedist.sweep.sheets import render_sweep, sweep_object
 from fakedist.sweep.space import COLUMNS
 from fakedist.sweep.sweep_directory import About

@@ -1,4 +1,4 @@
-"""Runs a job that another process of fakedist hands over in a file: a check, or ``fakedist.profile``."""
+"""Runs the job in a file that another process of fakedist wrote: a check, or ``fakedist.profile``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fakedist.launcher.templates import RankTemplate
 from fakedist.options import Job, profile_arguments
 
 
-def run_handed_job(path: str) -> int:
+def run_job_file(path: str) -> int:
     """Run the job and leave its run directory, and print on stderr what ``fakedist profile`` would.
 
     It leaves no process behind, even if its supervisor was killed, as Ray kills the children of a worker that exits.
@@ -27,14 +27,14 @@ def run_handed_job(path: str) -> int:
         The exit code.
     """
     template = RankTemplate.from_environment()
-    handed = json.loads(Path(path).read_text())
-    job = Job.from_dict(handed["job"])
+    values = json.loads(Path(path).read_text())
+    job = Job.from_dict(values["job"])
     sys.argv = ["fakedist", "profile", *profile_arguments(job)]  # run.json's command, to be typed again
 
     def run() -> int:
         check(job)  # this machine may not be the one that checked it
         streams = Streams(child_stdout=STDERR, say=remark, template=template)
-        run_directory, ending = run_one(job, Path(handed["directory"]), True, streams)
+        run_directory, ending = run_one(job, Path(values["directory"]), True, streams)
         return say_ending(ending, job, run_directory)
 
     with nothing_left():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -332,17 +332,7 @@ def estimate_step(
         JobError: What to price for is not valid.
     """
     try:
-        job = time_job(
-            directories,
-            pricing.gpu,
-            power_watts=pricing.power_watts,
-            times=pricing.times,
-            fabric=pricing.fabric,
-            gpus_per_node=pricing.gpus_per_node,
-            moe_imbalance=pricing.moe_imbalance,
-            tokens_per_step=tokens_per_step,
-            micro_batches=micro_batches,
-        )
+        job = time_job(directories, **asdict(pricing), tokens_per_step=tokens_per_step, micro_batches=micro_batches)
     except FakedistError as error:
         return None, error.message
     stages = results[0].pipeline

@@ -1,0 +1,106 @@
+"""Settings that a step is priced for, each declared once: for ``fakedist time``, sweeps and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
+
+from fakedist.options import kinds
+from fakedist.options.definition import FABRIC, GPU, GPU_POWER, NCCL_ENVIRONMENT, TIMES
+from fakedist.options.option import Option, OptionGroup, declared, named, options_of
+
+_OF_THE_RUN = "the run's"
+_NVLINK_DOMAIN = Option(
+    kind=kinds.whole_number(least=1, most=4096),
+    group=OptionGroup.PRICING,
+    help="GPUs in one NVLink domain.",
+    default_text=_OF_THE_RUN,
+    example=72,
+)
+_INTERFERENCE = Option(
+    kind=kinds.switch(),
+    group=OptionGroup.PRICING,
+    help="Let kernels and collectives that run at once slow each other down.",
+    off_flag="--no-interference",
+    example=False,
+)
+_MOE_IMBALANCE = Option(
+    kind=kinds.number(least=1, most=1000, metavar="F"),
+    group=OptionGroup.PRICING,
+    help="Load of the busiest rank's experts, in even loads. It scales all_to_all and grouped products.",
+    example=1.3,
+)
+TOKENS_PER_STEP = named(
+    Option(
+        name="tokens_per_step",
+        kind=kinds.whole_number(least=1),
+        group=OptionGroup.PRICING,
+        help="Tokens in a step, over all ranks.",
+        default_text="the tokens that the first embedding looks up",
+        example=4_194_304,
+    )
+)
+MICRO_BATCHES = named(
+    Option(
+        name="micro_batches",
+        kind=kinds.whole_number(least=1),
+        group=OptionGroup.PRICING,
+        help="Price a step of this many micro-batches, by repeating a steady one.",
+        default_text="as recorded",
+        example=64,
+    )
+)
+
+
+def _priced(option: Option, name: str) -> Option:
+    """A job's option where a run is priced again: the run's own value is the default."""
+    default = option.default_text if name == "power_watts" else _OF_THE_RUN
+    return replace(named(replace(option, name=option.name or name)), name=name, default_text=default)
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What runs are priced for. A field that is not listed here is an option, described where it is declared.
+
+    Attributes:
+        gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
+        times: A calibration table of that GPU; None for the run's own, if it is for this GPU.
+        fabric: A preset such as "p5-efa", or a fabric file; None for the run's own, or the GPU's usual one.
+        gpus_per_node: None for the run's own number, or the fabric's.
+        nccl_env: NCCL's variables, which override those that the run had.
+        what_if: A change of the job's communication, such as "merge=dp,tp" (``fakedist.cost_model.what_if``).
+    """
+
+    gpu: str | None = field(default=None, metadata=declared(_priced(GPU, "gpu")))
+    power_watts: float | None = field(default=None, metadata=declared(_priced(GPU_POWER, "power_watts")))
+    times: str | None = field(default=None, metadata=declared(_priced(TIMES, "times")))
+    fabric: str | None = field(default=None, metadata=declared(_priced(FABRIC, "fabric")))
+    gpus_per_node: int | None = field(default=None, metadata=declared(_NVLINK_DOMAIN))
+    interference: bool = field(default=True, metadata=declared(_INTERFERENCE))
+    nccl_env: Mapping[str, str] = field(default_factory=dict, metadata=declared(_priced(NCCL_ENVIRONMENT, "nccl_env")))
+    moe_imbalance: float = field(default=1.0, metadata=declared(_MOE_IMBALANCE))
+    what_if: str | None = None
+
+
+class PricingOptions(TypedDict, total=False):
+    """The keywords of :meth:`fakedist.Run.priced_for` and :func:`fakedist.time_job`: those of :class:`Pricing`."""
+
+    power_watts: float | None
+    times: str | None
+    fabric: str | None
+    gpus_per_node: int | None
+    interference: bool
+    nccl_env: Mapping[str, str]
+    moe_imbalance: float
+    what_if: str | None
+
+
+#: The options that set a field of :class:`Pricing`, in the order of ``--help``.
+PRICING_OPTIONS = options_of(Pricing)
+_BY_NAME = {option.name: option for option in PRICING_OPTIONS}
+
+
+def pricing_option(name: str) -> Option:
+    """The option that sets this field of :class:`Pricing`."""
+    return _BY_NAME[name]
