@@ -10,7 +10,7 @@ from typing import Unpack
 
 from fakedist.check.running import RankToRun, run_rank, see_that_it_can_run
 from fakedist.errors import JobError
-from fakedist.options import Door, Job, JobOptions, Program, make_jobs
+from fakedist.options import Door, Job, JobOptions, JobProgram, make_jobs
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 
@@ -45,13 +45,13 @@ def profile(
         SetupError: This machine cannot run it.
         ScriptError: The script failed. Its ``output`` holds the end of what the script printed.
     """
-    program = Program(os.fspath(target), tuple(map(str, arguments)), is_module=module)
+    program = JobProgram(os.fspath(target), tuple(map(str, arguments)), is_module=module)
     job = make_job(program, {**options, "world_size": world_size, "rank": rank})
     directory = Path(output) if output is not None else Path(tempfile.mkdtemp(prefix="fakedist-")) / "run"
     return run_job(job, f"{Path(job.target).name} rank {rank}", directory, Path.cwd())
 
 
-def make_job(program: Program, options: Mapping[str, object]) -> Job:
+def make_job(program: JobProgram, options: Mapping[str, object]) -> Job:
     """Make a job from Python's options.
 
     Raises:

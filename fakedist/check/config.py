@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import CheckError, JobError, did_you_mean
-from fakedist.options import Door, Job, Program, make_jobs
+from fakedist.options import Door, Job, JobProgram, make_jobs
 from fakedist.options.definition import OPTIONS
 from fakedist.rundir.schema import CATEGORIES, FAMILIES
 from fakedist.section import Section
@@ -288,7 +288,7 @@ def _job(section: Section, default_tolerances: tuple[Limit, ...], directory: Pat
     return CheckJob(name, jobs, read_budgets(budgets), tolerances)
 
 
-def _program(section: Section) -> Program:
+def _program(section: Section) -> JobProgram:
     """What the job runs."""
     script, module = section.take("script", str), section.take("module", str)
     target = script or module
@@ -296,8 +296,8 @@ def _program(section: Section) -> Program:
         raise CheckError(f"{section.where}: a job has a script or a module, and not both", 'script = "train.py"')
     arguments = section.take_any("arguments")
     if isinstance(arguments, str):
-        return Program(target, _split(section, arguments), is_module=module is not None)
-    return Program(target, section.take_texts("arguments"), is_module=module is not None)
+        return JobProgram(target, _split(section, arguments), is_module=module is not None)
+    return JobProgram(target, section.take_texts("arguments"), is_module=module is not None)
 
 
 def _split(section: Section, arguments: str) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
 def _run_marked(item: pytest.Function, options: Mapping[str, object], run_directory: Path) -> Run:
     from fakedist.api import make_job, run_job
     from fakedist.errors import JobError, did_you_mean
-    from fakedist.options import Program
+    from fakedist.options import JobProgram
     from fakedist.options.definition import OPTIONS
 
     known = [*_LIMITS, *(option.name for option in OPTIONS)]
@@ -149,7 +149,7 @@ def _run_marked(item: pytest.Function, options: Mapping[str, object], run_direct
         raise JobError(f"the mark has no argument {unknown[0]!r}", did_you_mean(unknown[0], known))
     env = options.get("env") or {}
     inside = {**env, INSIDE_VARIABLE: item.nodeid} if isinstance(env, Mapping) else env  # invalid: refused below
-    program = Program("fakedist.check.marked_test", tuple(_inner_arguments(item)), is_module=True)
+    program = JobProgram("fakedist.check.marked_test", tuple(_inner_arguments(item)), is_module=True)
     job = make_job(program, {**options, "env": inside})
     return run_job(job, item.name, run_directory, item.config.invocation_params.dir)
 

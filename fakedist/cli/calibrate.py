@@ -24,7 +24,7 @@ _EXPORT_S = 3600.0
     required=True,
     help="A trace of the same job on a GPU: torch.profiler's, or a report of Nsight Systems.",
 )
-@output_option("file", "FILE", "The table to write.  [default: RUN.times.json]", is_file=True)
+@output_option("file", "FILE", "The calibration table to write.  [default: RUN.times.json]", is_file=True)
 @force_option("table")
 @click.option("--process", type=int, metavar="PID", help="The process.  [default: the one with most kernels]")
 @format_options(TEXT, JSON)
@@ -34,12 +34,12 @@ def calibrate(
     """Measure the kernels of a run's step in a trace of your own GPU.
 
     RUN is a run directory of the job on the virtual GPU. The trace is what torch.profiler's export_chrome_trace wrote
-    (.json or .json.gz), a .nsys-rep, or the output of `nsys export --type sqlite`. The table that it writes goes before
-    all other times: fakedist time RUN --times FILE, fakedist profile --times FILE (docs/calibrate.md).
+    (.json or .json.gz), a .nsys-rep, or the output of `nsys export --type sqlite`. The calibration table
+    overrides all other times: fakedist time RUN --times FILE, fakedist profile --times FILE (docs/calibrate.md).
     """
     from fakedist.cost_model.own_table import own_table_text
     from fakedist.launcher.nsight import export_sqlite
-    from fakedist.report.text.own_times_text import own_times_lines, own_times_object
+    from fakedist.report.text.calibration_text import calibration_lines, calibration_object
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
     from fakedist.results.calibration.calibrating import find_own_times, is_sqlite
     from fakedist.results.opening import open_timed_run
@@ -62,10 +62,10 @@ def calibrate(
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_text(target, own_table_text(found.calibrated.table))
     if output.format == JSON:
-        output.write_object(own_times_object(found, target))
+        output.write_object(calibration_object(found, target))
         return 0
     rank = opened.job.rank if opened.job is not None else -1
-    for line in own_times_lines(found, rank, trace):
+    for line in calibration_lines(found, rank, trace):
         say(line)
     say(f"{target}: {len(found.calibrated.table.rows):,} measured times")
     gpu = f" --gpu {found.change.model}" if found.change is not None and found.change.model else ""
@@ -75,7 +75,7 @@ def calibrate(
 
 def _check(trace: Path) -> None:
     if not trace.is_file():
-        what = "is a directory" if trace.is_dir() else "does not exist"
-        raise ReportError(f"{trace} {what}", "give the file: --from-trace trace.json")
+        why = "is a directory" if trace.is_dir() else "does not exist"
+        raise ReportError(f"{trace} {why}", "give the file: --from-trace trace.json")
     if not trace.stat().st_size:
         raise ReportError(f"{trace} is empty", "was the program ended while it wrote the trace? trace again")

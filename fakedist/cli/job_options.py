@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import click
 
 from fakedist.errors import JobError
-from fakedist.options import Door, Job, Program, make_jobs, place_from_environment
+from fakedist.options import Door, Job, JobProgram, make_jobs, place_from_environment
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Option
 from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
@@ -255,7 +255,9 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, given: Mapping[str, 
         from fakedist.launcher.machine import count_real_gpus
 
         plain["device"] = "cuda" if count_real_gpus() else "virtual"
-    program = Program(arguments[0], arguments[1:]) if module is None else Program(module, arguments, is_module=True)
+    program = (
+        JobProgram(arguments[0], arguments[1:]) if module is None else JobProgram(module, arguments, is_module=True)
+    )
     jobs = make_jobs(program, plain, Door.COMMAND_LINE)
     if plain["rank"] is None:
         raise JobError("which rank shall run?", "--rank 0, or RANK in the environment")
@@ -264,6 +266,13 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, given: Mapping[str, 
             "--with-peers is for one rank: it finds the others by itself", f"--rank {jobs[-1].rank} --with-peers"
         )
     return jobs
+
+
+def program_of(arguments: tuple[str, ...], module: str | None) -> JobProgram:
+    """The script, or the module, with its arguments."""
+    if module is None:
+        return JobProgram(arguments[0], arguments[1:])
+    return JobProgram(module, arguments, is_module=True)
 
 
 def _plain(option: Option, value: object) -> object:

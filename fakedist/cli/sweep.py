@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from fakedist.cli.job_options import ScriptCommand, count_options, executor_options, job_options
+from fakedist.cli.job_options import ScriptCommand, count_options, executor_options, job_options, program_of
 from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options, output_option
 from fakedist.cli.say import last_line, remark
 from fakedist.errors import ExitCode
-from fakedist.options import Program
 from fakedist.options.definition import OPTIONS
 from fakedist.units import format_us, parse_bytes
 
 if TYPE_CHECKING:
     from fakedist.sweep.command import Texts
     from fakedist.sweep.opened import Sweep
-    from fakedist.sweep.plan import Given, SweepPlan
+    from fakedist.sweep.plan import CommandLineSettings, SweepPlan
     from fakedist.sweep.point_rows import Row
 
 
@@ -177,11 +176,11 @@ def sweep(
         "trials": trials,
         "sampler": sampler,
     }
-    from fakedist.sweep.plan import Given
+    from fakedist.sweep.plan import CommandLineSettings
 
     if module is None and len(arguments) == 1 and Path(arguments[0]).is_dir():
         return _show(Path(arguments[0]), output)
-    asked = Given(axes, monotone, derived, conditions, prices, _options(given), settings)
+    asked = CommandLineSettings(axes, monotone, derived, conditions, prices, _options(given), settings)
     plan = _plan(arguments, module, asked)
     directory = directory or Path(f"fakedist-sweep-{plan.name}")
     if dry_run:
@@ -245,13 +244,13 @@ def _run(
     memory_limit: str | None,
 ) -> int:
     from fakedist.launcher.executors.choosing import make_executor
-    from fakedist.sweep.sweeping import Listener, run_sweep
+    from fakedist.sweep.sweeping import SweepListener, run_sweep
 
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     on, jobs, cold = place
     executor = make_executor(on, jobs, remark, cold=cold)
     progress = SweepProgress(directory)
-    listener = Listener(begins=progress.begins, finished=progress.finished, say=remark)
+    listener = SweepListener(begins=progress.begins, finished=progress.finished, say=remark)
     try:
         sweep = run_sweep(plan, directory, executor, listener, fresh=fresh, limit_bytes=limit)
     except KeyboardInterrupt:
@@ -260,7 +259,7 @@ def _run(
     return _print(sweep, output)
 
 
-def _plan(arguments: Sequence[str], module: str | None, given: Given) -> SweepPlan:
+def _plan(arguments: Sequence[str], module: str | None, given: CommandLineSettings) -> SweepPlan:
     from fakedist.sweep.plan import sweep_of_command, sweep_of_file
 
     if module is None and arguments and arguments[0].endswith(_TOML):
@@ -269,12 +268,7 @@ def _plan(arguments: Sequence[str], module: str | None, given: Given) -> SweepPl
         return sweep_of_file(Path(arguments[0]), given)
     if module is None and not arguments:
         raise click.UsageError("no sweep file and no script was given")
-    program = (
-        Program(arguments[0], tuple(arguments[1:]))
-        if module is None
-        else Program(module, tuple(arguments), is_module=True)
-    )
-    return sweep_of_command(program, given)
+    return sweep_of_command(program_of(tuple(arguments), module), given)
 
 
 def _options(given: Mapping[str, object]) -> dict[str, Texts | bool]:

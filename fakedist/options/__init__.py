@@ -12,7 +12,7 @@ from fakedist.options.definition import (
     profile_arguments,
     profile_command,
 )
-from fakedist.options.making import JobOptions, Program, make_jobs, place_from_environment
+from fakedist.options.making import JobOptions, JobProgram, make_jobs, place_from_environment
 from fakedist.options.option import Door
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "Door",
     "Job",
     "JobOptions",
+    "JobProgram",
     "Launcher",
-    "Program",
     "Until",
     "Values",
     "make_jobs",

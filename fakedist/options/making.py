@@ -55,7 +55,7 @@ class JobOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class JobProgram:
     """What each rank runs.
 
     Attributes:
@@ -69,7 +69,7 @@ class Program:
     is_module: bool = False
 
 
-def make_jobs(program: Program, given: Mapping[str, object], door: Door, directory: str = "") -> tuple[Job, ...]:
+def make_jobs(program: JobProgram, given: Mapping[str, object], door: Door, directory: str = "") -> tuple[Job, ...]:
     """Make the job of each rank that the options name: rank 0 if they name none.
 
     Args:

@@ -24,7 +24,7 @@ from fakedist.bounded import UnreadableError, read_bytes
 from fakedist.errors import FakedistError, SweepError, did_you_mean
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GPU_FILE_ENDING
-from fakedist.options import Door, Job, Program, make_jobs
+from fakedist.options import Door, Job, JobProgram, make_jobs
 from fakedist.options.making import option_named
 from fakedist.options.pricing import pricing_option
 from fakedist.rundir.plain import from_plain
@@ -339,7 +339,7 @@ class SweptCommand:
         directory: The directory to which paths are relative.
     """
 
-    program: Program
+    program: JobProgram
     options: Mapping[str, object]
     files: tuple[PointFile, ...] = ()
     price: Mapping[str, object] = field(default_factory=dict)

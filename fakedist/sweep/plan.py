@@ -20,7 +20,7 @@ from typing import Literal
 from fakedist._version import __version__
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import FakedistError, JobError, SweepError, did_you_mean
-from fakedist.options import Door, Job, Program
+from fakedist.options import Door, Job, JobProgram
 from fakedist.options.definition import OPTIONS
 from fakedist.rank_list import parse_rank_list
 from fakedist.section import Section
@@ -303,7 +303,7 @@ def _module_file(name: str) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Given:
+class CommandLineSettings:
     """What the command line gave, in its own words. It goes before the sweep file.
 
     Attributes:
@@ -326,11 +326,11 @@ class Given:
 
 
 @dataclass
-class _Parts:
+class _SweepParts:
     """The parts of a sweep, from the file or none yet."""
 
     name: str
-    program: Program
+    program: JobProgram
     door: Door
     directory: str = ""
     axes: dict[str, Axis] = field(default_factory=dict)
@@ -342,7 +342,7 @@ class _Parts:
     settings: dict[str, object] = field(default_factory=dict)
 
 
-def sweep_of_file(path: Path, given: Given) -> SweepPlan:
+def sweep_of_file(path: Path, given: CommandLineSettings) -> SweepPlan:
     """The sweep that a file describes, with what the command line changes.
 
     Raises:
@@ -357,24 +357,24 @@ def sweep_of_file(path: Path, given: Given) -> SweepPlan:
     try:
         return _plan(_parts_of_file(path, values), given)
     except FakedistError as error:
-        if path.name in error.message or given != Given():  # then it may be an option that is wrong
+        if path.name in error.message or given != CommandLineSettings():  # then it may be an option that is wrong
             raise
         raise SweepError(f"{path.name}: {error.message}", error.hint) from None
 
 
-def sweep_of_command(program: Program, given: Given) -> SweepPlan:
+def sweep_of_command(program: JobProgram, given: CommandLineSettings) -> SweepPlan:
     """The sweep that a command line describes without a file.
 
     Raises:
         SweepError: Something in it is not valid.
     """
     stem = program.target.rpartition(".")[2] if program.is_module else Path(program.target).stem
-    return _plan(_Parts(stem, program, Door.COMMAND_LINE), given)
+    return _plan(_SweepParts(stem, program, Door.COMMAND_LINE), given)
 
 
-def _parts_of_file(path: Path, values: dict[str, object]) -> _Parts:
+def _parts_of_file(path: Path, values: dict[str, object]) -> _SweepParts:
     section, directory = Section(path.name, values, SweepError), path.resolve().parent
-    parts = _Parts(path.stem, _program(section, directory), Door.TOML, os.fspath(directory))
+    parts = _SweepParts(path.stem, _program(section, directory), Door.TOML, os.fspath(directory))
     parts.axes = {name: axis_of_toml(name, plain, path.name) for name, plain in section.take_table("axes").items()}
     for name, plain in section.take_table("let").items():
         parts.derived[check_name(name, path.name)] = _expression(plain, f"{path.name}, {name}:")
@@ -413,7 +413,7 @@ _SETTINGS = (
 )
 
 
-def _program(section: Section, directory: Path) -> Program:
+def _program(section: Section, directory: Path) -> JobProgram:
     script, module = section.take("script", str), section.take("module", str)
     if (script is None) is (module is None):
         raise SweepError(f"{section.where} has a script or a module, and not both", 'script = "train.py"')
@@ -430,7 +430,7 @@ def _program(section: Section, directory: Path) -> Program:
     if any("\0" in word for word in words):
         raise SweepError(f"{section.where}: arguments: an argument has a NUL character", "leave it out")
     target = module if script is None else os.path.normpath(directory / script)
-    return Program(str(target), tuple(words), is_module=module is not None)
+    return JobProgram(str(target), tuple(words), is_module=module is not None)
 
 
 def _several(plain: object) -> list[object]:
@@ -445,7 +445,7 @@ def _expression(plain: object, where: str) -> Expression:
     return Expression(plain, where)
 
 
-def _plan(parts: _Parts, given: Given) -> SweepPlan:
+def _plan(parts: _SweepParts, given: CommandLineSettings) -> SweepPlan:
     """The sweep of parts, with what the command line gave."""
     for text in given.axes:
         axis = axis_of_text(text, given.monotone)

@@ -372,19 +372,19 @@ def _placed(job: JobTime, slowest: StageTime) -> StepEstimate:
 def _with_formula(found: StepEstimate, job: JobTime, stages: Sequence[int]) -> StepEstimate:
     """The step with the bubble of a pipeline of which only some stages ran.
 
-    A stage waits (p - 1) / v times for what one microbatch takes on a stage, p stages of v chunks each (Narayanan et
+    A stage waits (p - 1) / v times for what one micro-batch takes on a stage, p stages of v chunks each (Narayanan et
     al., arXiv:2104.04473, section 2.2). The rank that works longest stands for every stage.
     """
-    microbatches = job.summary.throughput.num_micro_batches
+    micro_batches = job.summary.throughput.num_micro_batches
     run = next((each for each in job.runs if each.summary.rank == stages[0]), None)
     chunks = _chunks(run, stages) if run is not None else None
-    if not microbatches or not chunks:
+    if not micro_batches or not chunks:
         return replace(found, bubble_from="not known")
     working = {stage.rank: job.summary.step_us - stage.bubble_us for stage in job.summary.stages}
     longest = max(working, key=lambda rank: working[rank])
     lanes = job.lanes[(job.lanes["rank"] == longest) & job.lanes["lane"].isin(_IN_PIPELINE)]
     passes_us = float((lanes["end_us"] - lanes["start_us"]).sum())
-    bubble_us = (len(stages) - 1) / chunks * passes_us / microbatches
+    bubble_us = (len(stages) - 1) / chunks * passes_us / micro_batches
     step_us = working[longest] + bubble_us
     scale = step_us / found.step_us
     return replace(
@@ -407,7 +407,7 @@ def _slowed(rate: float | None, scale: float) -> float | None:
 
 
 def _chunks(run: Run, stages: Sequence[int]) -> int | None:
-    """Model chunks of each stage: how often the first sends a microbatch to the second. None if it is not seen."""
+    """Model chunks of each stage: how often the first sends a micro-batch to the second. None if it is not seen."""
     groups, calls, launches = run.table("groups"), run.table("calls"), run.table("launches")
     ran = tokens_of(launches, run.table("work")).num_micro_batches
     own = [number for number, ranks in enumerate(groups["ranks"]) if ranks and parse_rank_list(ranks) == tuple(stages)]

@@ -29,7 +29,7 @@ _DAMAGED = "run the sweep again with --fresh, or into another directory with -o"
 
 
 @dataclass
-class Known:
+class JournalContent:
     """What a journal holds. A later line replaces an earlier one.
 
     Attributes:
@@ -90,7 +90,7 @@ class SweepJournal:
             raise
 
 
-def read_known(path: Path) -> Known:
+def read_known(path: Path) -> JournalContent:
     """What a journal holds.
 
     Raises:
@@ -99,9 +99,9 @@ def read_known(path: Path) -> Known:
     return _read(path)[0]
 
 
-def _read(path: Path) -> tuple[Known, int]:
+def _read(path: Path) -> tuple[JournalContent, int]:
     """What a journal holds, and where its last whole line ends."""
-    known, end = Known(), 0
+    known, end = JournalContent(), 0
     try:
         with open_file(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(_MOST_OF_A_LINE), b""), 1):
@@ -118,14 +118,14 @@ def _read(path: Path) -> tuple[Known, int]:
     return known, end
 
 
-def _take_line(known: Known, line: bytes, where: str) -> None:
+def _take_line(known: JournalContent, line: bytes, where: str) -> None:
     try:
         _take(known, json.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PlainValueError) as error:
         raise SweepError(f"{where} cannot be read: {str(error)[:100]}", _DAMAGED) from None
 
 
-def _take(known: Known, entry: dict[str, object]) -> None:
+def _take(known: JournalContent, entry: dict[str, object]) -> None:
     ((kind, value),) = entry.items()
     if kind == "row":
         row = from_plain(Row, value)

@@ -49,7 +49,7 @@ _NAMED = 4
 
 
 @dataclass(frozen=True)
-class Listener:
+class SweepListener:
     """What is told while a sweep runs.
 
     Attributes:
@@ -67,7 +67,7 @@ def run_sweep(
     plan: SweepPlan,
     directory: Path,
     executor: Executor,
-    listener: Listener,
+    listener: SweepListener,
     *,
     fresh: bool = False,
     limit_bytes: int | None = None,
@@ -114,7 +114,7 @@ def _run(
     runs: Sequence[PointRun],
     parts: tuple[SweepJournal, Ground, Executor],
     *,
-    listener: Listener,
+    listener: SweepListener,
     limit_bytes: int | None,
 ) -> None:
     journal, ground, executor = parts
@@ -190,7 +190,7 @@ def _about(plan: SweepPlan, points: list[str] | None, ground: Ground) -> About:
     )
 
 
-def _say_what_changed(journal: SweepJournal, ground: Ground, directory: Path, listener: Listener) -> None:
+def _say_what_changed(journal: SweepJournal, ground: Ground, directory: Path, listener: SweepListener) -> None:
     """Name what makes every point run again."""
     if not journal.known.rows or not (changed := ground.differences(earlier_ground(directory))):
         return

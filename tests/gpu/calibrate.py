@@ -28,7 +28,7 @@ from fakedist.errors import FakedistError, JobError, ScriptError
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.launcher.machine import count_real_gpus
-from fakedist.report.text.own_times_text import own_times_lines
+from fakedist.report.text.calibration_text import calibration_lines
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
 from fakedist.results.calibration.calibrating import OwnTimesFound, find_own_times
 from fakedist.results.opening import open_timed_run
@@ -82,7 +82,7 @@ def calibrate(out: Path | None, gpu: str | None, *, rehearse: bool, short: bool 
         on_gpu = [each for each in on_gpu if not each.startswith("--steps")]
         _python(*on_gpu, str(SHAPES), "--trace", str(trace), *arguments)
         found = find_own_times(open_timed_run(run), trace, trace, is_rehearsal=rehearse)
-    for line in own_times_lines(found, 0, trace):
+    for line in calibration_lines(found, 0, trace):
         print(line)
     replace_text(target, own_table_text(_told(found)))
     return target

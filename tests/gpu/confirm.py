@@ -49,7 +49,7 @@ PIECES = {
     "examples": Piece("the examples", 200.0, examples.run),
     "processes": Piece("real processes against faked ranks", 300.0, processes.run),
     "times": Piece("kernel times: bare, recorded, estimated", 330.0, times.run),
-    "calibrate": Piece("kernels of a few shapes, as a table of own times", 90.0, calibrate.run),
+    "calibrate": Piece("kernels of a few shapes, as a calibration table", 90.0, calibrate.run),
 }
 
 

@@ -1,4 +1,4 @@
-"""Times of kernels of a few shapes on this GPU, as a table of own times. `make calibrate` alone measures many."""
+"""Times of kernels of a few shapes on this GPU, as a calibration table. `make calibrate` alone measures many."""
 
 from __future__ import annotations
 

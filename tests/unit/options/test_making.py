@@ -5,9 +5,9 @@ import os
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.options import Door, Program, make_jobs, place_from_environment
+from fakedist.options import Door, JobProgram, make_jobs, place_from_environment
 
-PROGRAM = Program("train.py")
+PROGRAM = JobProgram("train.py")
 
 
 @pytest.mark.parametrize(

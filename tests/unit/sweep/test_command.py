@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import SweepError
-from fakedist.options import Door, Program
+from fakedist.options import Door, JobProgram
 from fakedist.sweep.command import PointFile, PointRun, PricedFor, SweptCommand
 from fakedist.sweep.space import Axis, Expression, Point, Space, all_points, axis_of_text
 
@@ -13,7 +13,7 @@ from fakedist.sweep.space import Axis, Expression, Point, Space, all_points, axi
 def swept(
     *arguments: str, files: tuple[PointFile, ...] = (), price: dict[str, object] | None = None, **options: object
 ) -> SweptCommand:
-    return SweptCommand(Program("train.py", arguments), {"world_size": 8, **options}, files, price or {})
+    return SweptCommand(JobProgram("train.py", arguments), {"world_size": 8, **options}, files, price or {})
 
 
 def runs(one: SweptCommand, *axes: str) -> list[PointRun]:
@@ -113,7 +113,7 @@ def test_the_command_line_gives_texts() -> None:
 
     space = Space((Axis("n", (8, 16)),))
     options = {"world_size": Texts(("{n}",)), "env": Texts(("A={n}", "B=1"))}
-    one = SweptCommand(Program("train.py"), options, door=Door.COMMAND_LINE)
+    one = SweptCommand(JobProgram("train.py"), options, door=Door.COMMAND_LINE)
     found = one.at(space, Point((("n", 16),)))
     assert found.job.world_size == 16
     assert found.job.environment == (("A", "16"), ("B", "1"))

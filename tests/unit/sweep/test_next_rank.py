@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.rundir.outcome import Outcome
-from fakedist.sweep.plan import Given, sweep_of_file
+from fakedist.sweep.plan import CommandLineSettings, sweep_of_file
 from fakedist.sweep.point_rows import RankKind, RankResult
 from fakedist.sweep.sweeping import next_rank
 
@@ -27,5 +27,5 @@ def test_stages_run_in_the_order_of_the_pipeline(
     every_stage: bool, ran: list[int], later: int | None, tmp_path: Path
 ) -> None:
     (tmp_path / "sweep.toml").write_text('script = "train.py"\nworld_size = 8\n')
-    plan = sweep_of_file(tmp_path / "sweep.toml", Given())
+    plan = sweep_of_file(tmp_path / "sweep.toml", CommandLineSettings())
     assert next_rank(plan, ended(*ran), every_stage=every_stage) == later

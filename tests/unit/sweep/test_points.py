@@ -10,10 +10,10 @@ import pytest
 from fakedist.errors import FakedistError, SweepError
 from fakedist.launcher.executors.task import Task
 from fakedist.sweep.opened import Sweep, open_sweep
-from fakedist.sweep.plan import Given, sweep_of_file
+from fakedist.sweep.plan import CommandLineSettings, sweep_of_file
 from fakedist.sweep.point_rows import Row, Status, StepEstimate, estimate_step
 from fakedist.sweep.sheets import reasons
-from fakedist.sweep.sweeping import Listener, run_sweep
+from fakedist.sweep.sweeping import SweepListener, run_sweep
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import (
     CRASHED,
@@ -49,8 +49,8 @@ class Told:
     def begins(self, number: int) -> None:
         self.number = number
 
-    def listener(self) -> Listener:
-        return Listener(self.begins, lambda row, known: self.rows.append((row, known)), self.remarks.append)
+    def listener(self) -> SweepListener:
+        return SweepListener(self.begins, lambda row, known: self.rows.append((row, known)), self.remarks.append)
 
 
 STEP = StepEstimate(
@@ -109,7 +109,7 @@ def run(
 ) -> tuple[Sweep, FakeExecutor, Told]:
     Path("sweep.toml").write_text(text)
     fresh = bool(settings.pop("fresh", False))
-    plan = sweep_of_file(Path("sweep.toml"), Given(settings=settings))
+    plan = sweep_of_file(Path("sweep.toml"), CommandLineSettings(settings=settings))
     executor, told = FakeExecutor(MADE[0], outcome), Told()
     return run_sweep(plan, directory, executor, told.listener(), fresh=fresh), executor, told
 
@@ -344,7 +344,7 @@ def test_a_sweep_that_cannot_begin_leaves_no_executor_open(
     Path("sweep.toml").write_text(SWEEP)
     executor = FakeExecutor(MADE[0])
     with pytest.raises(FakedistError):
-        run_sweep(sweep_of_file(Path("sweep.toml"), Given()), tmp_path / "s", executor, Told().listener())
+        run_sweep(sweep_of_file(Path("sweep.toml"), CommandLineSettings()), tmp_path / "s", executor, Told().listener())
     assert executor.is_closed
     assert executor.tasks == []
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import FakedistError, SweepError
-from fakedist.options import Program
+from fakedist.options import JobProgram
 from fakedist.sweep.command import Texts
-from fakedist.sweep.plan import Given, RankChoice, SweepPlan, sweep_of_command, sweep_of_file
+from fakedist.sweep.plan import CommandLineSettings, RankChoice, SweepPlan, sweep_of_command, sweep_of_file
 from fakedist.sweep.space import all_points
 
 SWEEP = """
@@ -28,14 +28,14 @@ rec = { named = { none = [], full = ["--recompute", "full"] } }
 """
 
 
-def read(tmp_path: Path, text: str, given: Given | None = None) -> SweepPlan:
+def read(tmp_path: Path, text: str, given: CommandLineSettings | None = None) -> SweepPlan:
     (tmp_path / "sweep.toml").write_text(text)
-    return sweep_of_file(tmp_path / "sweep.toml", given or Given())
+    return sweep_of_file(tmp_path / "sweep.toml", given or CommandLineSettings())
 
 
 def test_a_sweep_file_is_read(tmp_path: Path) -> None:
     plan = read(tmp_path, SWEEP)
-    assert plan.command.program == Program(str(tmp_path / "train.py"), ("--tp", "{tp}", "--pp", "{pp}", "{rec}"))
+    assert plan.command.program == JobProgram(str(tmp_path / "train.py"), ("--tp", "{tp}", "--pp", "{pp}", "{rec}"))
     assert plan.space.constants == {"world_size": 64}
     assert len(all_points(plan.space)) == 20
     assert plan.ranks == RankChoice("stages", num_best=5)
@@ -45,7 +45,7 @@ def test_a_sweep_file_is_read(tmp_path: Path) -> None:
 
 
 def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
-    given = Given(
+    given = CommandLineSettings(
         axes=["tp=1"],
         monotone=["tp"],
         conditions=["pp > 1"],
@@ -61,16 +61,18 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
 
 
 def test_values_of_the_command_line_stand_for_the_arguments_of_the_file(tmp_path: Path) -> None:
-    plan = read(tmp_path, SWEEP, Given(axes=["rec=full", "tp=1", "pp=1"]))
+    plan = read(tmp_path, SWEEP, CommandLineSettings(axes=["rec=full", "tp=1", "pp=1"]))
     (point,) = all_points(plan.space)
     assert plan.command.at(plan.space, point).job.arguments[-2:] == ("--recompute", "full")
     with pytest.raises(SweepError, match="axis rec has no ful"):
-        read(tmp_path, SWEEP, Given(axes=["rec=ful"]))
+        read(tmp_path, SWEEP, CommandLineSettings(axes=["rec=ful"]))
 
 
 def test_a_command_line_alone_is_a_sweep() -> None:
-    given = Given(["tp=1,2"], derived=["dp=8 // tp"], prices=["gpus-per-node=4"], options={"world_size": Texts(("8",))})
-    plan = sweep_of_command(Program("train.py", ("{tp}", "{dp}")), given)
+    given = CommandLineSettings(
+        ["tp=1,2"], derived=["dp=8 // tp"], prices=["gpus-per-node=4"], options={"world_size": Texts(("8",))}
+    )
+    plan = sweep_of_command(JobProgram("train.py", ("{tp}", "{dp}")), given)
     assert (plan.name, plan.ranks) == ("train", RankChoice())
     run = plan.command.at(plan.space, all_points(plan.space)[1])
     assert run.job.arguments == ("2", "4")
@@ -104,7 +106,7 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, old: str, new: str,
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="cannot be read: No such file"):
-        sweep_of_file(tmp_path / "sweep.toml", Given())
+        sweep_of_file(tmp_path / "sweep.toml", CommandLineSettings())
 
 
 def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from fakedist.cost_model.own_table import Origin, made_table
-from fakedist.report.text.own_times_text import own_times_lines, own_times_object
+from fakedist.report.text.calibration_text import calibration_lines, calibration_object
 from fakedist.results.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
 from fakedist.rundir.launch_records import WorkRow
 
@@ -23,7 +23,7 @@ CHANGE = StepChange(GPU, "", 1.8e6, 2.71e6, 2.5e6, 3.0e6, 0.83, 0.1)
 
 def lines(made: Calibrated = MADE, **changes: object) -> list[str]:
     found = OwnTimesFound(made, True, -1, CHANGE)
-    return own_times_lines(dataclasses.replace(found, **changes), 0, Path("/runs/t.json"))  # type: ignore[arg-type]
+    return calibration_lines(dataclasses.replace(found, **changes), 0, Path("/runs/t.json"))  # type: ignore[arg-type]
 
 
 def test_a_good_trace_takes_three_lines() -> None:
@@ -62,7 +62,7 @@ def test_what_was_assumed_is_told() -> None:
 
 
 def test_the_object_has_all_counts_and_the_change() -> None:
-    found = own_times_object(OwnTimesFound(MADE, True, -1, CHANGE), Path("t.times.json"))
+    found = calibration_object(OwnTimesFound(MADE, True, -1, CHANGE), Path("t.times.json"))
     assert json.loads(json.dumps(found)) == found
     assert (found["table"], found["num_rows"], found["trace_rank"]) == ("t.times.json", 1, None)
     assert found["change"] == dataclasses.asdict(CHANGE)

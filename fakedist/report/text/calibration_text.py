@@ -1,4 +1,4 @@
-"""What `fakedist calibrate` found, in words and as an object."""
+"""The result of `fakedist calibrate` in words and as an object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fakedist.units import format_us
 _MOST_NAMED = 3
 
 
-def own_times_lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> list[str]:
+def calibration_lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> list[str]:
     """The result, line by line.
 
     Args:
@@ -25,7 +25,7 @@ def own_times_lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> li
     return list(_lines(found, run_rank, trace_file))
 
 
-def own_times_object(found: OwnTimesFound, table_file: Path) -> dict[str, object]:
+def calibration_object(found: OwnTimesFound, table_file: Path) -> dict[str, object]:
     """The result for ``--json``: without the table's rows, which are in the file."""
     plain = to_plain(found.calibrated)
     table = found.calibrated.table
