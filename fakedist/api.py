@@ -28,9 +28,7 @@ def profile(
 
     Args:
         target: The script, or with ``module=True`` the name of a module.
-        arguments: The script's arguments.
         world_size: Number of ranks in the job, unless ``nnodes`` and ``gpus_per_node`` give it.
-        rank: The rank to run.
         module: Whether the target is a module.
         output: The run directory. An existing one is replaced. With ``with_peers=True``, the directory that holds the
             run directories of all ranks that run. None creates one in the directory for temporary files.
@@ -65,12 +63,6 @@ def make_job(program: JobProgram, options: Mapping[str, object]) -> Job:
 
 def run_job(job: Job, name: str, run_directory: Path, cwd: Path) -> Run:
     """Run a job in a child process.
-
-    Args:
-        job: The job.
-        name: Its name in messages.
-        run_directory: The run directory, see ``output`` of :func:`profile`.
-        cwd: The directory in which the script runs.
 
     Raises:
         FakedistError: See :func:`profile`.

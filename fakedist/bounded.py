@@ -124,7 +124,6 @@ def load_builtins(file: IO[bytes], size: int) -> object:
     """Unpickle numbers, texts, lists and dicts.
 
     Args:
-        file: The pickle.
         size: Its bytes, which bound the memory that loading may take.
 
     Raises:

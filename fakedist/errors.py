@@ -81,13 +81,7 @@ class SweepError(FakedistError):
 
 
 class ScriptError(FakedistError):
-    """The script itself failed, so there is nothing to judge.
-
-    Args:
-        message: How the script ended.
-        hint: What to type next.
-        output: The end of what the script printed.
-    """
+    """The script itself failed, so there is nothing to judge."""
 
     def __init__(self, message: str, hint: str = "", output: str = "") -> None:
         super().__init__(message, hint)

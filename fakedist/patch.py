@@ -13,13 +13,7 @@ from fakedist.errors import RecordingError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replaced:
-    """An attribute that is replaced now.
-
-    Attributes:
-        owner: What has the attribute.
-        name: The attribute's name.
-        original: What it was before.
-    """
+    """An attribute that is replaced now."""
 
     owner: object
     name: str

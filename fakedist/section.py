@@ -14,8 +14,6 @@ class Section:
     """A table of a TOML file.
 
     Args:
-        where: Its name in messages.
-        values: The table.
         error: What is raised for a value that is not valid.
     """
 

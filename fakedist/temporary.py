@@ -99,7 +99,6 @@ def kept_directory(of: str, seconds: float) -> Path:
 
     Args:
         of: What it is for, one word of its name.
-        seconds: How long another program may need it.
     """
     folder = Path(tempfile.gettempdir())
     for old in folder.glob(f"{_PREFIX}-{of}-*"):

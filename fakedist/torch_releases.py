@@ -20,8 +20,6 @@ class Difference:
 
     Attributes:
         since: The first release that has it: (2, 10).
-        what: What it is.
-        instead: What fakedist does without it.
     """
 
     since: tuple[int, int]

@@ -20,7 +20,6 @@ def visible(text: str, most: int = MOST_OF_A_NAME) -> str:
     """A text of one line with its control characters written out, each by its hexadecimal number after a backslash.
 
     Args:
-        text: The text.
         most: The most characters to show. A longer text is cut, and says how long it was.
     """
     text = shortened(text, most)

@@ -41,7 +41,6 @@ class Baseline:
 
     Attributes:
         settings: The job's settings then, with ``torch`` and ``gpu``.
-        ranks: The job's ranks, by number.
     """
 
     settings: dict[str, object]
@@ -50,8 +49,6 @@ class Baseline:
 
 @dataclass(frozen=True)
 class _Plain:
-    """The file: settings, and records by rank."""
-
     settings: dict[str, object]
     ranks: dict[str, RankRecord]
 

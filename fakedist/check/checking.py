@@ -37,13 +37,11 @@ class Checked:
     """The result of a check.
 
     Attributes:
-        config: The configuration that was checked.
         findings: Every figure that was judged, in the order of the configuration.
         notes: Ranks that left the job and use no GPU memory.
         warnings: Baselines whose settings differ from what ran. Printed before the findings.
         failures: Scripts that failed. Their figures are not judged.
         misfits: Ranks that did not fit the GPU: job and rank, with what was requested.
-        updated: Baselines that were written.
     """
 
     config: CheckConfig
@@ -74,7 +72,6 @@ class Running:
     """How to run jobs.
 
     Attributes:
-        directory: The directory for the run directories.
         executor: What runs them. It is closed afterwards.
         finished: Called for every rank that ended, with its seconds.
     """
@@ -88,8 +85,6 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
     """Run all jobs and judge them.
 
     Args:
-        config: What to check.
-        running: How to run the jobs.
         update: Whether to make baselines from the runs instead of comparing the runs with the existing ones.
 
     Raises:
@@ -127,7 +122,6 @@ def _rank(job: CheckJob, each: Job, running: Running) -> RankToRun:
 
 
 def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> list[ScriptError]:
-    """Failures for ranks that allocated nothing although they should: no rank did, or their baseline did."""
     empty = {rank: ending(run.summary, run.manifest.cwd) for rank, run in runs.items() if _takes_nothing(run)}
     if len(empty) == len(runs):
         told = f"{job.name}: no rank allocated anything on the GPU"

@@ -30,7 +30,6 @@ class Figure:
     """A figure that can have a budget.
 
     Attributes:
-        kind: One of PLAIN or PARTED.
         part: The category, the layers' pattern, the group or the family of kernels. Empty for a PLAIN figure.
     """
 
@@ -56,10 +55,8 @@ class Limit:
     """How much of a figure is allowed, or how much growth over its baseline.
 
     Attributes:
-        figure: The figure.
         amount: Bytes or microseconds, or a share if ``is_share``.
         is_share: Whether the amount is a share: of the baseline, or of the GPU's memory for a headroom.
-        text: The limit as written.
     """
 
     figure: Figure
@@ -86,7 +83,6 @@ def read_tolerances(value: object, section: Section) -> tuple[Limit, ...]:
 
     Args:
         value: A text for both peaks, or a table of figures. None for no tolerance.
-        section: The section that contains it.
 
     Raises:
         CheckError: A figure or unit does not exist.
@@ -139,7 +135,6 @@ def _parser(figure: Figure) -> Callable[[str], float]:
 
 
 def _parsed(parse: Callable[[str], float], figure: Figure, value: object, where: str, *, example: str) -> Limit:
-    """A limit whose amount is parsed from a text such as the example."""
     key = figure.part or figure.kind
     hint = f'write it like {key} = "{example}"'
     if not isinstance(value, str):
@@ -162,8 +157,6 @@ class CheckJob:
 
     Attributes:
         name: The job's name. Its baseline's file has the same name.
-        jobs: The job of every rank to run.
-        budgets: Limits that no rank may exceed.
         tolerances: How much each rank may exceed its baseline.
     """
 
@@ -179,7 +172,6 @@ class CheckConfig:
 
     Attributes:
         path: The file it was read from. Paths of scripts and baselines are relative to its directory.
-        baselines: Directory of the baselines.
         jobs: The jobs, in the order of the file.
     """
 
@@ -289,7 +281,6 @@ def _job(section: Section, default_tolerances: tuple[Limit, ...], directory: Pat
 
 
 def _program(section: Section) -> JobProgram:
-    """What the job runs."""
     script, module = section.take("script", str), section.take("module", str)
     target = script or module
     if target is None or (script is not None and module is not None):

@@ -21,14 +21,10 @@ class Finding:
     """One figure of one rank.
 
     Attributes:
-        job: The job's name.
-        rank: The rank.
-        figure: The figure.
         value: Its value, in bytes or microseconds.
         budget: Its upper limit, or lower limit for a headroom. None without a budget.
         baseline: Its value in the baseline. None without a baseline.
         allowed: The upper limit that follows from the baseline. None without a tolerance.
-        tolerance: The tolerance, as written in the configuration.
         blame: The layers that cause it and what allocates there, as one phrase. Empty if nothing is exceeded.
         source: The source of a time, measured or estimated. Empty for bytes.
         line: Where those layers' blocks are allocated, ``file:line (function)``. Empty if not known.
@@ -95,11 +91,7 @@ def judge(
     """Judge every figure of a rank that has a budget or a tolerance, and always both peaks.
 
     Args:
-        job: The job.
-        rank: The rank.
-        now: The rank as it ran.
         before: The rank in its baseline. None without a baseline.
-        places: Blocks at the peak, by place.
     """
     budgets = {limit.figure: limit for limit in job.budgets}
     tolerances = {limit.figure: limit for limit in job.tolerances}
@@ -131,7 +123,6 @@ def _allowed(was: float | None, tolerance: Limit | None) -> float | None:
 
 
 def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None, places: pd.DataFrame) -> Finding:
-    """Add the layers that cause it to a finding."""
     figure = finding.figure
     if figure.is_time:
         return replace(finding, blame=_time_blame(figure, now, before))

@@ -30,7 +30,6 @@ class RankTimes:
         step_us: Duration of the timed step or, without one, of the last step.
         num_unknown_calls: Collectives in it whose duration is not known.
         families: Time of the kernels of each family. None if no kernels were timed.
-        layers: Own time of each layer, by family.
     """
 
     source: str
@@ -45,13 +44,6 @@ class RankRecord:
     """Figures of a rank, as a baseline holds them. All are in bytes.
 
     Attributes:
-        peak_allocated_bytes: Peak of allocated memory.
-        peak_reserved_bytes: Peak of reserved memory.
-        peak_step: The step of the peak.
-        peak_phase: The phase of the peak.
-        capacity_bytes: The GPU's memory.
-        by_category: Bytes at the peak.
-        by_phase: Peak of each step and phase.
         layers: Own bytes of each layer at the peak, by category.
         layer_limits: Bytes at the peak of each layer pattern that has a limit.
         groups: For each group and operation ``bytes_in``, ``bytes_out`` and ``num_calls``.
@@ -86,7 +78,6 @@ class RankFigures:
     """One rank of a configured job, as it ran or as in its baseline.
 
     Attributes:
-        record: Plain figures.
         parts: Layers' own bytes at the peak, with columns path, category, bytes.
         times: Layers' own time in the timed step, with columns path, category (the family of kernels), us.
     """
@@ -141,9 +132,7 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
     """Read the figures of a run.
 
     Args:
-        run: The run.
         figures: The figures to read. Parts that the model does not have are errors.
-        where: Job and rank, for messages.
 
     Raises:
         CheckError: A layer pattern or a group matches nothing in this run.
@@ -187,7 +176,6 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
 
 
 def _times(summary: Summary, times: pd.DataFrame) -> RankTimes | None:
-    """Times of the timed step or, on a GPU without a timed step, of the last step, without kernels."""
     if summary.timed is None:
         if summary.device != "cuda" or not summary.steps:
             return None

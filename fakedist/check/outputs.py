@@ -75,7 +75,6 @@ def sarif_text(checked: Checked) -> str:
 
 
 def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:
-    """The rule, message, file and line of everything that is wrong."""
     found = []
     for finding in checked.exceeded:
         rule = "budget" if finding.is_over_budget else "baseline"
@@ -167,7 +166,6 @@ def _outputs(suite: ElementTree.Element, text: str) -> None:
 
 
 def _clean(text: str) -> str:
-    """Remove characters that XML cannot hold."""
     return _NOT_XML.sub("?", text)
 
 

@@ -168,7 +168,6 @@ def _inner_arguments(item: pytest.Function) -> list[str]:
 
 
 def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
-    """The limits of a mark, as written and in bytes."""
     from fakedist.errors import JobError
     from fakedist.units import parse_bytes
 
@@ -185,7 +184,6 @@ def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
 
 
 def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
-    """One line for each limit of the mark that the run exceeds."""
     from fakedist.report.text.wording import verdict
     from fakedist.units import format_bytes
 
@@ -209,7 +207,6 @@ def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
 
 
 def _blame(run: Run) -> str:
-    """The layers that hold most of the peak."""
     from fakedist.check.judging import say_makeup
 
     told = say_makeup(run)

@@ -24,7 +24,6 @@ class RankToRun:
 
     Attributes:
         name: Its name in messages: "llama-70b rank 0".
-        job: The job to run.
         directory: The run directory or, with peers, the directory that holds the run directories of all ranks.
         may_leave: Whether it may leave the job during init without using the GPU, as a spare rank does.
     """
@@ -62,8 +61,6 @@ def run_ranks(
     """Run every rank, several at once.
 
     Args:
-        ranks: The ranks to run, whose names differ.
-        cwd: The directory in which their scripts run.
         executor: What runs them. It is closed afterwards.
         finished: Called for every rank that ended, with its seconds.
 

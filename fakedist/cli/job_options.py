@@ -237,7 +237,6 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, given: Mapping[str, 
 
     Args:
         arguments: The script and its arguments, or those of the module.
-        module: The module, if one runs.
         given: click's values of :func:`job_options`.
 
     Raises:

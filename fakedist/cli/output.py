@@ -29,7 +29,6 @@ class Output:
     """Where a command's result goes.
 
     Attributes:
-        format: TEXT, JSON, MARKDOWN, HTML or CSV.
         file: The file to write. None prints the result.
     """
 
@@ -59,11 +58,7 @@ class Output:
         self.write(json.dumps(value, indent=2) + "\n")
 
     def render(self, draw: Callable[[Console], None]) -> None:
-        """Print tables, or write them into the file without colours.
-
-        Args:
-            draw: Prints them on a console.
-        """
+        """Print tables, or write them into the file without colours."""
         from rich.console import Console
 
         class PipedConsole(Console):

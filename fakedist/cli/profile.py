@@ -120,7 +120,6 @@ def _several(
     jobs: int,
     cold: bool,
 ) -> int:
-    """Run several ranks and print one table of them."""
     from fakedist.launcher.ranks import exit_code, profile_ranks
     from fakedist.report.text.job_sheets import RankRow, ranks_object, render_ranks
 
@@ -138,7 +137,6 @@ def _several(
 def _stages(
     job: Job, streams: Streams, *, directory: Path | None, force: bool, output: Output, jobs: int, cold: bool
 ) -> int:
-    """Run a rank of each pipeline stage, and print a table of them and the step of the whole job."""
     from fakedist.errors import FakedistError
     from fakedist.launcher.ranks import exit_code, profile_ranks
     from fakedist.report.text.job_sheets import RankRow, job_object, ranks_object, render_job, render_ranks

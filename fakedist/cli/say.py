@@ -82,14 +82,7 @@ _MOST_OF_A_LINE = 2_000
 
 
 def print_report(run_directory: Path, output: Output, *, all_layers: bool, table: str = DEFAULT_TABLE) -> None:
-    """Print or write the result of a run.
-
-    Args:
-        run_directory: The run directory.
-        output: Where it goes, and in which format.
-        all_layers: Whether repeated layers stay apart.
-        table: The table that CSV shows.
-    """
+    """Print or write the result of a run."""
     if output.format == JSON:
         from fakedist.report.text.run_report import summary_object
 

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class SweepProgress:
-    """What is printed on stderr while a sweep runs.
-
-    Args:
-        directory: Its directory.
-    """
+    """What is printed on stderr while a sweep runs."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -206,7 +202,6 @@ def _is_sweep(path: Path) -> bool:
 
 
 def _show(directory: Path, output: Output) -> int:
-    """Print what is known of a sweep that ran, runs or was ended. Its table and page are made again if that can be."""
     from fakedist.sweep.opened import open_sweep
     from fakedist.sweep.sweeping import write_results
 
@@ -272,7 +267,6 @@ def _plan(arguments: Sequence[str], module: str | None, given: CommandLineSettin
 
 
 def _options(given: Mapping[str, object]) -> dict[str, Texts | bool]:
-    """The options of the job that were given: texts, and switches."""
     from fakedist.sweep.command import Texts
 
     found: dict[str, Texts | bool] = {}

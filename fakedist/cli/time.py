@@ -77,7 +77,6 @@ def time(
 def _check_output(
     output: Output, num_runs: int, *, several: bool, table: str | None, all_layers: bool, what_ifs: Sequence[str]
 ) -> None:
-    """Refuse options that do not go together."""
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
     if several and output.format == CSV:

@@ -56,7 +56,6 @@ def _place(run: Path) -> Path:
 
 
 def _open(url: str) -> None:
-    """Open an address, or print it."""
     import webbrowser
 
     has_screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))

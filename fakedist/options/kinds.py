@@ -68,7 +68,6 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 
 def _integer(texts: Sequence[str]) -> object:
-    """The last text as an integer, or unchanged if it is none."""
     try:
         return int(texts[-1])
     except ValueError:

@@ -60,7 +60,6 @@ class JobProgram:
 
     Attributes:
         target: Path of the script, or name of the module.
-        arguments: Its own arguments.
         is_module: Whether it is a module, as with ``python -m``.
     """
 
@@ -73,7 +72,6 @@ def make_jobs(program: JobProgram, given: Mapping[str, object], door: Door, dire
     """Make the job of each rank that the options name: rank 0 if they name none.
 
     Args:
-        program: What each rank runs.
         given: Plain values by the options' names. None means that the option was not given.
         door: Where they were given. Errors use its names.
         directory: The directory to which paths of runs are relative. Empty for the current one.
@@ -107,7 +105,6 @@ def make_jobs(program: JobProgram, given: Mapping[str, object], door: Door, dire
 
 
 def _world_size(stored: dict[str, object], door: Door) -> object:
-    """The world size, which the number of nodes may give instead."""
     size, nodes, per_node = stored.get("world_size"), stored.pop("nnodes", None), stored.get("gpus_per_node")
     if nodes is None:
         if size is None:

@@ -38,16 +38,11 @@ class Option:
     """One option of a job.
 
     Attributes:
-        kind: The values it takes.
-        group: What it is about.
-        help: What it does.
         example: A plain value, as TOML or Python would give it.
         metavar: Its value in ``--help``, if not the kind's own word for it.
         flags: Its names on the command line. The first is the usual one.
         off_flag: What turns a switch off on the command line, if it is on by default.
-        toml_key: Its key in TOML.
         default_text: The default in words, if it is not the same at every door.
-        name: Its keyword in Python.
         field: The job's field. Empty if it sets no field by itself.
         default: The stored default. MISSING if a job must give it.
     """

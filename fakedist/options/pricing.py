@@ -54,7 +54,6 @@ MICRO_BATCHES = named(
 
 
 def _priced(option: Option, name: str) -> Option:
-    """A job's option where a run is priced again: the run's own value is the default."""
     default = option.default_text if name == "power_watts" else _OF_THE_RUN
     return replace(named(replace(option, name=option.name or name)), name=name, default_text=default)
 

@@ -50,7 +50,6 @@ class Filling:
     """What placeholders become at one point.
 
     Attributes:
-        values: The values by name.
         arguments: What stands for a name if that is several words, or none.
     """
 
@@ -128,9 +127,6 @@ class PointFile:
     """A file that is written for each point.
 
     Attributes:
-        name: The placeholder that stands for its path.
-        file_name: How it is called.
-        content: What it is made from.
         changes: Plain values to set, by their place: the keys from the outside inwards.
     """
 
@@ -164,7 +160,6 @@ def read_point_file(name: str, section: Section, directory: Path) -> PointFile:
     """A file's description in a sweep file.
 
     Args:
-        name: The placeholder for its path.
         section: Its table: ``from``, ``set`` and, without ``from``, ``name``.
         directory: Where paths are relative to.
 
@@ -295,9 +290,7 @@ class PointRun:
     """What a point runs.
 
     Attributes:
-        point: The point.
         job: The job of rank 0. The paths of its files are still placeholders.
-        pricing: What its step is priced for.
         files: The text of each file by its placeholder and name.
     """
 
@@ -331,11 +324,8 @@ class SweptCommand:
     """What every point runs, with placeholders.
 
     Attributes:
-        program: The script or module and its arguments.
         options: Plain values of the job's options by name, or what the command line gave for them.
-        files: Files that are written for each point.
         price: What the step is priced for, by the names of ``PRICES``.
-        door: Where the options were given.
         directory: The directory to which paths are relative.
     """
 
@@ -401,7 +391,6 @@ class SweptCommand:
         return PointRun(point, job, pricing, files)
 
     def _options(self, filling: Filling) -> tuple[dict[str, object], dict[str, object]]:
-        """What the point is priced for by options of the job, and the job's other options, as plain values."""
         priced: dict[str, object] = {}
         options: dict[str, object] = {}
         for name, pattern in self.options.items():
@@ -436,12 +425,10 @@ class SweptCommand:
         return dataclasses.replace(job, gpu=first), None if first == job.gpu else job.gpu
 
     def _path(self, value: str) -> str:
-        """A value that may be a path, made absolute if it is."""
         is_path = value.lower().endswith(GPU_FILE_ENDING) or value.endswith(".json")
         return os.path.abspath(os.path.join(self.directory, value)) if is_path else value
 
     def _places(self) -> list[tuple[str, object]]:
-        """Everything that may have placeholders, with what it is called."""
         found: list[tuple[str, object]] = [("the arguments", list(self.program.arguments))]
         found += [(f"the option {option_named(name).called(self.door)}", each) for name, each in self.options.items()]
         found += [(f"the file {file.name}", [value for _, value in file.changes]) for file in self.files]

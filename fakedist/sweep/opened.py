@@ -21,14 +21,7 @@ from fakedist.temporary import replacing
 class Sweep:
     """A sweep, finished or not.
 
-    Args:
-        path: Its directory.
-        about: What it was asked for.
-        rows: Its rows.
-
     Attributes:
-        path: Its directory.
-        about: What it was asked for.
         rows: Its rows, in the order of the points.
         ranking: Which points fit, which is fastest, and how much each axis matters.
     """

@@ -135,13 +135,7 @@ def memory_against_speed(sweep: Sweep) -> Figure:
 
 
 def two_axes(sweep: Sweep, x: str, y: str) -> Figure:
-    """The fastest point that fits for each pair of values of two axes, as a map.
-
-    Args:
-        sweep: The sweep.
-        x: The axis to the right.
-        y: The axis upwards.
-    """
+    """The fastest point that fits for each pair of values of two axes, as a map."""
     speeds = _speeds(sweep)
     best: dict[tuple[str, str], Row] = {}
     for row in sweep.rows:
@@ -184,7 +178,6 @@ def maps(sweep: Sweep) -> dict[str, Figure]:
 
 
 def _speeds(sweep: Sweep) -> dict[str, float]:
-    """The speed of each point that has a step, by its ID."""
     return {row_id: speed.value for row_id, speed in sweep.ranking.speeds.items()}
 
 
@@ -273,6 +266,5 @@ def sweep_page(sweep: Sweep) -> str:
 
 
 def _other(row: Row) -> dict[str, str]:
-    """A point that did not run to the end."""
     values = " ".join(f"{name}={text_of(value)}" for name, value in row.values)
     return {"point": values, "status": str(row.status), "reason": row.reason, "line": row.line}

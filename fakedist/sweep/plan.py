@@ -63,7 +63,6 @@ class RankChoice:
     Attributes:
         which: "ends": the first and the last pipeline stage. "stages": those, and every stage of the best points.
             "listed": the ranks below.
-        ranks: The ranks.
         num_best: Of how many points every stage runs; None for all.
     """
 
@@ -84,10 +83,6 @@ class SweepPlan:
     """A sweep as it was asked for.
 
     Attributes:
-        name: What its directory is called after.
-        space: The points.
-        command: What each runs.
-        ranks: Which ranks of each.
         num_kept: Of how many of the best points the run directories stay; None for all.
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         tokens: Tokens of a step, of all ranks; None to find them in the runs.
@@ -95,7 +90,6 @@ class SweepPlan:
         context_bytes: Memory of the CUDA context; None for what is published.
         num_trials: How many points a sampler chooses; None runs all.
         sampler: Who chooses them: "tpe" or "random".
-        seed: The sampler's seed.
     """
 
     name: str
@@ -327,8 +321,6 @@ class CommandLineSettings:
 
 @dataclass
 class _SweepParts:
-    """The parts of a sweep, from the file or none yet."""
-
     name: str
     program: JobProgram
     door: Door
@@ -446,7 +438,6 @@ def _expression(plain: object, where: str) -> Expression:
 
 
 def _plan(parts: _SweepParts, given: CommandLineSettings) -> SweepPlan:
-    """The sweep of parts, with what the command line gave."""
     for text in given.axes:
         axis = axis_of_text(text, given.monotone)
         parts.axes[axis.name] = _with_arguments(axis, parts.axes.get(axis.name))
@@ -492,7 +483,6 @@ def _plan(parts: _SweepParts, given: CommandLineSettings) -> SweepPlan:
 
 
 def _with_arguments(axis: Axis, old: Axis | None) -> Axis:
-    """An axis of the command line, whose values stand for what they do in the sweep file."""
     if old is None or not old.arguments:
         return axis
     values = tuple(text_of(value) for value in axis.values)

@@ -62,22 +62,11 @@ class RankResult:
     """How one rank of a point ended.
 
     Attributes:
-        rank: The rank.
-        kind: How it counts.
-        outcome: How it ended.
         reason: Why it did not end well, one line.
         line: The script's line that this happened at; empty if it is not known.
-        layer: The layer that ran out of memory.
         output: The end of what it printed, if it failed.
         directory: Its run directory, relative to the sweep's.
         pipeline: One rank of each stage of its pipeline, in order; empty without one.
-        peak_allocated_bytes: The most that tensors held.
-        peak_reserved_bytes: The most that the caching allocator held.
-        nccl_low_bytes: The least that NCCL takes, estimated.
-        nccl_high_bytes: The most.
-        context_bytes: The CUDA context.
-        capacity_bytes: The GPU's memory.
-        host: The machine that ran it.
         worker: The process on it that ran it for the executor.
         wall_s: Seconds that it took there.
         peak_rss_bytes: The most host memory that its processes held.
@@ -116,22 +105,15 @@ class StepEstimate:
     """The step of a point, estimated.
 
     Attributes:
-        step_us: The step.
         low_us: The least of its 90 % interval; None if that is not known.
-        high_us: The most of it.
         bubble_us: Of that, the slowest rank waits for others.
         bubble_from: "placed" (every stage that exchanges with others was placed), "formula", or "not known".
         communication_us: Communication that nothing hides, of the slowest rank.
         tokens_per_step: Tokens of all ranks; None if they are not known.
-        tokens_per_s_per_gpu: Per second and GPU.
         samples_per_step: Samples of all ranks; None if they are not known.
         sample_shape: Shape of a sample; empty if the samples are not known.
-        samples_per_s_per_gpu: Per second and GPU.
         tflops_per_gpu: The model's TFLOP/s per GPU as Megatron-LM counts; None without a run of every stage.
         mfu: Share of the dense bf16 peak as Megatron-LM counts; None without a run of every stage.
-        mfu_torchtitan: The same as torchtitan counts.
-        gpu: The GPU that it is priced for.
-        fabric: The interconnect.
     """
 
     step_us: float
@@ -159,16 +141,10 @@ class Row:
     Attributes:
         id: What tells it from all other points: the run, its pricing and what the sweep asks of it.
         key: What tells its run from all other runs.
-        values: The value of each axis.
-        pricing: What its step is priced for.
-        status: What came of it.
         reason: Why, one line; empty if it fits.
-        line: The script's line that failed.
-        layer: The layer that ran out of memory.
         ranks: The ranks that ran, in order.
         has_every_stage: Whether every stage of its pipeline ran.
         step: Its step; None if it did not end well, or no step was timed.
-        why_no_step: Why there is no step.
         is_check: Whether it ran to check an axis that was declared monotone.
     """
 
@@ -225,10 +201,6 @@ def judge(result: TaskResult, rank: int, run_directory: Path, sweep: Path, conte
     """How a rank ended.
 
     Args:
-        result: What the executor says.
-        rank: The rank.
-        run_directory: Its run directory, which may be missing.
-        sweep: The sweep's directory.
         context_bytes: Memory of the CUDA context; None for what is published.
     """
     found = RankResult(
@@ -322,9 +294,7 @@ def estimate_step(
     """The step of a point, or why there is none.
 
     Args:
-        directories: The run directories of its ranks.
         results: How the ranks ended, in the same order.
-        pricing: What to price for.
         tokens_per_step: Tokens of a step, of all ranks; None to find them in the runs.
         micro_batches: Micro-batches of a step; None for those that ran.
 
@@ -402,7 +372,6 @@ def _with_formula(found: StepEstimate, job: JobTime, stages: Sequence[int]) -> S
 
 
 def _slowed(rate: float | None, scale: float) -> float | None:
-    """A rate of a step that takes ``scale`` times as long."""
     return None if rate is None else rate / scale
 
 
@@ -428,11 +397,8 @@ def make_row(run: PointRun, names: tuple[str, str], results: Sequence[RankResult
     """The row of a point.
 
     Args:
-        run: What it ran.
         names: The row's ID, and the key of its run.
         results: How its ranks ended, in the order in which they ran.
-        plan: The sweep.
-        sweep: The sweep's directory.
     """
     row_id, key = names
     failed = next((each for each in results if each.kind is not RankKind.RAN), None)

@@ -38,11 +38,7 @@ class Source(Protocol):
 
 
 class ListedPoints:
-    """Points that all run.
-
-    Args:
-        runs: What they run.
-    """
+    """Points that all run."""
 
     def __init__(self, runs: Sequence[PointRun]) -> None:
         self._left = deque(runs)
@@ -59,10 +55,6 @@ class MonotonePoints:
     """The points of a space with monotone axes. A point waits for the one before it on each such axis.
 
     Points beyond one that did not fit are not run.
-
-    Args:
-        space: The space.
-        runs: What its points run.
 
     Attributes:
         skipped: What was not run, each with the point that did not fit.

@@ -33,7 +33,6 @@ class Speed:
     Attributes:
         value: What it gets done in the ranking's unit.
         low: The least of its 90 % interval; the value itself if that is not known.
-        high: The most of it.
     """
 
     value: float
@@ -50,8 +49,6 @@ class Ranked:
     """A point in the ranking.
 
     Attributes:
-        row: The point.
-        speed: How fast it is.
         place: 1 and the number of points that are faster and told apart from it.
     """
 
@@ -65,7 +62,6 @@ class AxisEffect:
     """How much an axis matters, from points that differ in it alone.
 
     Attributes:
-        axis: The axis.
         speed_ratio: The fastest of such points over the slowest, in the median; None if no two have a step.
         memory_bytes: The largest less the smallest, in the median; None if no two ran.
         best: The value that is fastest most often, where that is told apart; empty if there is none.
@@ -88,8 +84,6 @@ class Ranking:
         speeds: How fast each point with a step is, by its ID.
         unit: What speeds are, one of ``UNITS``; empty if none is known at any point, so that nothing is ranked.
         front: The IDs of the points that no other beats in both memory and speed.
-        effects: How much each axis matters, most first.
-        counts: Points by status.
         headroom: Free memory that was asked for, as a share.
         num_too_full: Points that fit, but not with the headroom.
         num_without_step: Points that fit, but whose step is not known.
@@ -124,7 +118,6 @@ def rank_rows(rows: Sequence[Row], headroom: float) -> Ranking:
     """Rank the points of a sweep.
 
     Args:
-        rows: Its rows.
         headroom: Free memory that a point must leave, as a share of the GPU's.
     """
     unit = _unit([row.step for row in rows if row.step is not None])

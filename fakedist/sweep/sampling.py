@@ -97,7 +97,6 @@ class SampledPoints:
             self._study.tell(trial, state=TrialState.FAIL)
 
     def _rate(self, step: StepEstimate) -> float | None:
-        """What a step gets done, in the first unit that was known of a step; None if this one lacks it."""
         self._unit = self._unit or next((unit for unit in UNITS if rate_in(unit, step) is not None), "")
         return rate_in(self._unit, step) if self._unit else None
 
@@ -106,7 +105,6 @@ class SampledPoints:
         return self._plan.command.at(self._plan.space, point)
 
     def _suggested(self, trial: Trial, name: str) -> Scalar:
-        """A value of an axis. Numbers are places in their order, so that the sampler learns of neighbours too."""
         values = self._axes[name].values
         if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
             return _value_of(self._axes[name], trial.suggest_int(name, 0, len(values) - 1))

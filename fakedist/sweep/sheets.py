@@ -193,7 +193,6 @@ class DryRun:
     """What a sweep would run.
 
     Attributes:
-        plan: The sweep.
         points: What each point would run, in order; empty if a sampler chooses the points.
         num_runs: Different runs: points that differ only in what they are priced for share one.
     """

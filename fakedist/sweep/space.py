@@ -110,7 +110,6 @@ def axis_of_text(text: str, monotone: Sequence[str] = ()) -> Axis:
     """An axis from a command line: ``tp=1,2,4,8``.
 
     Args:
-        text: Name and values.
         monotone: Names of the axes along which memory grows.
 
     Raises:
@@ -127,10 +126,8 @@ def axis_of_toml(name: str, plain: object, where: str) -> Axis:
     """An axis from a sweep file.
 
     Args:
-        name: Its name.
         plain: A list of values; a text as on the command line; or a table with ``values``, with ``from`` and ``to``
             (and ``step`` or ``factor``), or with ``named``, and with ``monotone``.
-        where: The place in the file, for messages.
 
     Raises:
         SweepError: It is not an axis.
@@ -292,14 +289,6 @@ _MISTAKES = (simpleeval.InvalidExpression, ArithmeticError, TypeError, ValueErro
 class Expression:
     """One expression.
 
-    Args:
-        text: What the user wrote.
-        where: The place, for messages.
-
-    Attributes:
-        text: What the user wrote.
-        names: The names that it uses.
-
     Raises:
         SweepError: It is not an expression, or does more than compute and compare.
     """
@@ -394,9 +383,7 @@ class Space:
     """A space of points.
 
     Attributes:
-        axes: Its axes. The last one changes fastest.
         derived: Values that follow from those of the axes, by name. Each may use those before it.
-        conditions: What each point meets.
         constants: Names with one value, such as the world size.
 
     Raises:

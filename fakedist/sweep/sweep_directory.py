@@ -44,12 +44,6 @@ class JournalContent:
 class SweepJournal:
     """A journal that is being written.
 
-    Args:
-        path: The file. What it holds stays.
-
-    Attributes:
-        known: What it holds.
-
     Raises:
         SweepError: It is damaged.
     """
@@ -152,11 +146,7 @@ class About:
     """What a sweep was asked for last.
 
     Attributes:
-        fakedist: The version that wrote this.
-        command: The command line.
         program: The command of each point, with its placeholders.
-        axes: The values of each axis.
-        ranks: Which ranks of each point run.
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         points: The IDs of the points' rows; None if a sampler chooses the points.
         ground: Digests of what all points have in common.
@@ -261,11 +251,6 @@ def files_directory(sweep: Path, key: str) -> Path:
 
 
 def report_of(sweep: Path, run_directory: str) -> str:
-    """The page of a run, relative to the sweep's directory; empty if the run was not kept or has no page.
-
-    Args:
-        sweep: The sweep's directory.
-        run_directory: The run directory, relative to it.
-    """
+    """The page of a run, relative to the sweep's directory; empty if the run was not kept or has no page."""
     path = f"{run_directory}/{PAGE_NAME}"
     return path if run_directory and (sweep / path).is_file() else ""

@@ -53,9 +53,7 @@ class SweepListener:
     """What is told while a sweep runs.
 
     Attributes:
-        begins: The number of points.
         finished: Each row, and whether it was known before.
-        say: Remarks.
     """
 
     begins: Callable[[int], None]
@@ -75,10 +73,8 @@ def run_sweep(
     """Run a sweep.
 
     Args:
-        plan: The sweep.
         directory: Its directory. It is created if it does not exist.
         executor: Where its ranks run. It is closed in the end.
-        listener: What is told while it runs.
         fresh: Whether points that ran before run again.
         limit_bytes: Host memory of one rank's processes that ends it; None for no limit.
 
@@ -191,7 +187,6 @@ def _about(plan: SweepPlan, points: list[str] | None, ground: Ground) -> About:
 
 
 def _say_what_changed(journal: SweepJournal, ground: Ground, directory: Path, listener: SweepListener) -> None:
-    """Name what makes every point run again."""
     if not journal.known.rows or not (changed := ground.differences(earlier_ground(directory))):
         return
     named = ", ".join(changed[:_NAMED]) + (f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else "")
@@ -207,8 +202,6 @@ def _empty(directory: Path) -> None:
 
 @dataclass
 class _Run:
-    """The ranks of one run, which several points may share."""
-
     key: str
     run: PointRun
     results: dict[int, RankResult]
@@ -222,11 +215,6 @@ class SweepRunner:
     """Runs points and writes down what comes of them.
 
     Args:
-        plan: The sweep.
-        directory: Its directory, which is locked.
-        journal: Its journal.
-        ground: What all points have in common.
-        executor: Where ranks run.
         finished: Called with each row as it comes, and whether it was known before.
         limit_bytes: Host memory of one rank's processes that ends it; None for no limit.
     """
@@ -344,7 +332,6 @@ class SweepRunner:
                 raise AssertionError("points wait for each other")
 
     def _admit(self, run: PointRun) -> None:
-        """Begin a point, unless it is known."""
         key, row_id = key_of(run, self._ground), self.id_of(run)
         self._ids.add(row_id)
         one = self._runs.get(key)
@@ -361,7 +348,6 @@ class SweepRunner:
         self._advance(one)
 
     def _known_results(self, key: str) -> dict[int, RankResult]:
-        """How ranks ended in an earlier session, if their runs can still be read."""
         return {
             rank: result
             for rank, result in self._journal.known.ranks.get(key, {}).items()
@@ -370,7 +356,6 @@ class SweepRunner:
         }
 
     def _advance(self, one: _Run) -> None:
-        """Run the next rank of a run, or make its rows."""
         if one.is_running:
             return
         rank = next_rank(self._plan, one.results, every_stage=one.every_stage)
@@ -397,7 +382,6 @@ class SweepRunner:
         )
 
     def _take(self, result: TaskResult) -> None:
-        """Take in how a rank ended."""
         one, rank = self._in_flight.pop(result.key)
         if result.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt
@@ -430,7 +414,6 @@ class SweepRunner:
         self._thin(self._done)  # an earlier session's other runs may still make rows, priced anew
 
     def _skip(self, run: PointRun, beyond: str) -> None:
-        """Write down that a point was not run, unless it ran before."""
         key, row_id = key_of(run, self._ground), self.id_of(run)
         known = self._journal.known.rows.get(row_id)
         if known is not None and _stands(known):
@@ -447,8 +430,6 @@ def next_rank(plan: SweepPlan, results: dict[int, RankResult], *, every_stage: b
     """The rank of a point that runs next; None if the point is done.
 
     Args:
-        plan: The sweep.
-        results: How the ranks that ran ended.
         every_stage: Whether every pipeline stage runs, or only the first and the last.
     """
     if any(each.kind is not RankKind.RAN for each in results.values()):

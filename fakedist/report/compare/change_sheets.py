@@ -138,12 +138,7 @@ def _segment_columns(rows: pd.DataFrame) -> list[SheetColumn]:
 
 
 def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
-    """Tables of what changed in the timed step. Tables without a change are left out.
-
-    Args:
-        time: The comparison.
-        all_rows: Whether small changes are shown too.
-    """
+    """Tables of what changed in the timed step. Tables without a change are left out."""
     found = [
         Sheet(f"Time of the step, {time.of}", [_text("", time.parts["name"]), *_times(time.parts)]),
         _shown(f"Kernels by phase, {time.of}", time.phases, _time_phase_columns, all_rows),
@@ -204,7 +199,6 @@ def _counts(rows: pd.DataFrame, name: str = "kernels") -> SheetColumn:
 
 
 def _times(rows: pd.DataFrame) -> list[SheetColumn]:
-    """Columns for A, B and the change, absolute and in percent."""
     found = []
     for side in "ab":
         unknown = rows[f"unknown_{side}"].tolist() if f"unknown_{side}" in rows else [0] * len(rows)
@@ -220,13 +214,7 @@ def _text(name: str, cells: Iterable[object]) -> SheetColumn:
 
 
 def render_comparison(comparison: Compared, *, all_rows: bool, console: Console) -> None:
-    """Print a comparison, what was changed and the reason first.
-
-    Args:
-        comparison: What to print.
-        all_rows: Whether small changes are shown too.
-        console: Where to print.
-    """
+    """Print a comparison, what was changed and the reason first."""
     print_words(console, Text(comparison.headline, style="bold"), 0)
     if comparison.time:
         print_words(console, Text(comparison.time.why, style="bold"), 0)

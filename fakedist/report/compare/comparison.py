@@ -134,7 +134,6 @@ class Comparison:
     """What changed from one run to another.
 
     Args:
-        a: Directory of the reference run.
         b: Directory of the run in question. Changes are from ``a`` to ``b``.
 
     Raises:
@@ -352,7 +351,6 @@ class SnapshotComparison:
 
     Attributes:
         changed: Empty: a snapshot has no settings.
-        time: None: a snapshot has no times.
     """
 
     changed = ""
@@ -516,7 +514,6 @@ def open_comparison(a: Path, b: Path) -> Compared:
     """Compare two run directories; or by what snapshots know, if one of them is a snapshot.
 
     Args:
-        a: The reference.
         b: The one in question. Changes are from ``a`` to ``b``.
 
     Raises:

@@ -36,9 +36,6 @@ _COLUMNS = ["path", "category", "a_us", "b_us"]
 def time_context(time: TimeComparison) -> dict[str, object]:
     """The page's variables for both steps.
 
-    Args:
-        time: The comparison.
-
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
@@ -128,11 +125,7 @@ def _by_phase(kernels: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def layers_with_most(parts: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Merge all layers but those with the most time in either run under one name. Also returns the names in order.
-
-    Args:
-        parts: Columns path, category, a_us, b_us.
-    """
+    """Merge all layers but those with the most time in either run under one name. Also returns the names in order."""
     sums = parts.groupby("path", sort=True)[["a_us", "b_us"]].sum()
     order = sums.max(axis=1).sort_values(ascending=False, kind="stable").index.tolist()
     if len(order) <= _MOST_LAYERS + 1:
@@ -182,7 +175,6 @@ def comparison_page(comparison: Compared, *, plotly_file: str = "") -> str:
     """The page as text.
 
     Args:
-        comparison: The comparison.
         plotly_file: Name of a file next to the page that has plotly.js; empty to have it in the page.
     """
     peaks = [summary.peak_allocated_bytes for summary in comparison.summaries]
@@ -215,7 +207,6 @@ def _side(name: str, run: Run, peak: int) -> dict[str, object]:
 
 
 def _facts(run: Run) -> list[tuple[str, str, bool]]:
-    """Names and texts, and whether each is code."""
     summary = run.summary
     if summary.rank is None:
         return [(name, text, name == "file") for name, text in run_facts(run)]

@@ -142,7 +142,6 @@ def framed(figure: go.Figure, title: str, *, x: str = "", y: str = "", height: i
 
     Args:
         figure: The figure, changed in place.
-        title: Its title.
         x: What the x axis shows, with its unit.
         y: What the y axis shows, with its unit.
         height: In pixels.

@@ -46,7 +46,6 @@ class Colouring:
 
     Attributes:
         of_block: For each block, the index of its name.
-        names: The names in the legend.
         colours: For each name, the category whose colour it uses.
     """
 
@@ -61,13 +60,10 @@ class MemoryCurve:
 
     Attributes:
         blocks: Columns BLOCK_COLUMNS of the table ``blocks``.
-        lines: For each stack, the job's line.
-        colouring: What the colours mean.
         events: For each move, its row in the table ``events``.
         of_event: For each row of ``events``, the last move up to it; -1 before the first.
         made: For each block, the move that allocates it.
         freed: For each block, the move that frees it; of one that is never freed, the number of moves.
-        allocated: Bytes after each move.
         reserved: Bytes that the allocator has taken from the GPU at each row of ``events``.
         time_us: When each row of ``events`` was recorded.
     """
@@ -202,9 +198,7 @@ def memory_timeline(run: Run, *, axis: str = "event", num_points: int = NUM_POIN
     """Allocated bytes over the run by category, reserved bytes, phases and steps, and the peak.
 
     Args:
-        run: A run with memory.
         axis: "event" for allocations and frees in order, or "time" for seconds since the first.
-        num_points: Points of each curve.
 
     Raises:
         ValueError: The axis is neither "event" nor "time", or the run has no memory.
@@ -265,7 +259,6 @@ def _add_line(figure: go.Figure, part: object, name: str, x: Array, y: Array, *,
 
 
 def _places(curve: MemoryCurve, moves: Array, axis: str) -> Array:
-    """Where moves are on the axis."""
     if axis == "event":
         return moves
     time_us = curve.time_us[curve.events[moves]]
@@ -276,11 +269,6 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
     """Allocated bytes of two runs, the same phase of the same step at the same place.
 
     If one of them is a snapshot, both histories have the same width.
-
-    Args:
-        before: One run.
-        after: The other.
-        num_points: Points of each curve.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
@@ -340,7 +328,6 @@ def peak_by_layer(run: Run, *, kind: str = "icicle") -> go.Figure:
     A layer's own bytes are boxes of their own, one for each category, in its colour.
 
     Args:
-        run: A run with layers.
         kind: "icicle" or "treemap".
 
     Raises:
@@ -396,7 +383,6 @@ def _peak_boxes(run: Run) -> pd.DataFrame:
 
 
 def _own_bytes(with_children: Array, parents: list[str]) -> Array:
-    """Bytes of layers alone, of rows that include their children's."""
     own = with_children.copy()
     for row, parent in enumerate(parents):
         if parent != "peak":
@@ -406,10 +392,6 @@ def _own_bytes(with_children: Array, parents: list[str]) -> Array:
 
 def layer_bars(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
     """Bytes at the peak by layer and category, largest layers first; repeated layers are one row.
-
-    Args:
-        run: A run with layers.
-        most: Rows to draw.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
@@ -480,7 +462,6 @@ def _stretch(at: tuple[float, float], phase: str, text: str, width: float) -> li
 
 
 def _parents(depths: list[int]) -> list[str]:
-    """The id of each row's parent: the nearest row above that is less deep. Roots are inside of the whole."""
     above: list[int] = []
     found = []
     for row, depth in enumerate(depths):
@@ -501,9 +482,7 @@ def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROW
     """Segments with the most free memory first; each row is a segment from its first byte to its last.
 
     Args:
-        run: A run with memory.
         moment: "peak_reserved" or "peak_allocated".
-        most: Rows to draw.
 
     Raises:
         ValueError: There is no such moment, or the run has no memory.
@@ -545,7 +524,6 @@ def drawn_blocks(blocks: pd.DataFrame, longest: int) -> pd.DataFrame:
 
     Args:
         blocks: The result of ``run.memory.segment_blocks()``.
-        longest: Bytes of the longest row.
 
     Returns:
         Columns segment, start, end, bytes, num_blocks, kind (category, or what says that it waits), and layer, phase,
@@ -564,7 +542,6 @@ def drawn_blocks(blocks: pd.DataFrame, longest: int) -> pd.DataFrame:
 
 
 def _add_segments(figure: go.Figure, rows: pd.DataFrame) -> None:
-    """The rows themselves; what no block covers is free."""
     details = [
         [
             f"0x{row['address']:x}",

@@ -70,9 +70,6 @@ def calls_over_time(run: Run) -> go.Figure:
     A call is a line at the next allocation or free after it, as long as the cube root of its bytes: so calls of 16 KiB
     and of 1 GiB are both visible.
 
-    Args:
-        run: A run with memory and calls.
-
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
@@ -115,7 +112,6 @@ def calls_by_group(run: Run, *, unit: str = "bytes") -> go.Figure:
     """Bytes, or numbers, of this rank's calls by group and operation.
 
     Args:
-        run: A recorded run.
         unit: "bytes" or "calls".
 
     Raises:
@@ -144,11 +140,7 @@ def calls_by_group(run: Run, *, unit: str = "bytes") -> go.Figure:
 
 
 class RunFigures:
-    """The charts of a run, as plotly figures.
-
-    Args:
-        run: The run.
-    """
+    """The charts of a run, as plotly figures."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

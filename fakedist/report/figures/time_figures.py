@@ -44,10 +44,6 @@ _LEAST_APART = 1.3
 def time_by_layer(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
     """Kernel time by layer and what it is for, longest first; repeated layers are one row.
 
-    Args:
-        run: A run with a timed step.
-        most: Rows to draw.
-
     Raises:
         ValueError: No step was timed.
         RunDirectoryError: A table is missing or damaged.
@@ -218,7 +214,6 @@ def kernel_lanes(run: Run, *, most: int = MOST_BARS) -> go.Figure:
     Collectives are faded where something computes at the same time.
 
     Args:
-        run: A run with a timed step.
         most: Bars to draw, about; of more kernels, neighbours share a bar.
 
     Raises:
@@ -306,7 +301,6 @@ def _add_hidden(figure: go.Figure, kernels: pd.DataFrame, *, first_row: int) -> 
 
 
 def _add_kinds(figure: go.Figure, part: str, rows: pd.DataFrame, y: Array, names: list[str]) -> None:
-    """Add phases or layers as bars, in the colours of phases."""
     kinds = [KINDS[kind] for kind in rows["kind"].astype(int)]
     length = rows["end_us"].to_numpy("f8") - rows["start_us"].to_numpy("f8")
     figure.add_bar(
@@ -324,7 +318,6 @@ def _add_kinds(figure: go.Figure, part: str, rows: pd.DataFrame, y: Array, names
 
 
 def _add_bars(figure: go.Figure, run: Run, kernels: pd.DataFrame, *, first_row: int, most: int) -> None:
-    """Add kernels as bars: a trace for each family."""
     found = bars(kernels, most)
     rows = kernels.iloc[found["first"].to_numpy("i8")]
     places, labels = bar_labels(run, rows)
@@ -390,7 +383,6 @@ def stage_lanes(step: JobStep, lanes: pd.DataFrame) -> Figure:
     """The job's step by rank: forward, backward, optimizer, communication and bubble over time.
 
     Args:
-        step: The job's step.
         lanes: What each rank does when: ``JobTime.lanes``.
     """
     figure = new_figure()

@@ -38,8 +38,6 @@ class PageScripts:
     """The scripts and the policy of a page.
 
     Attributes:
-        own: The page's own script.
-        policy: The page's Content-Security-Policy.
         plotly: plotly.js, compressed, as base64 text; empty if it is in a file.
         plotly_file: The name of that file; empty if it is in the page.
     """
@@ -55,7 +53,6 @@ def page_scripts(entry: str, style: str, plotly_file: str = "") -> PageScripts:
 
     Args:
         entry: Name of the module that puts the page together.
-        style: The page's style sheet.
         plotly_file: Name of a file next to the page that has plotly.js; empty to have it in the page.
     """
     own = joined(entry)
@@ -92,9 +89,6 @@ def plotly_text() -> bytes:
 @lru_cache
 def joined(entry: str) -> str:
     """One script from a module and all that it imports. Each module stays a scope of its own.
-
-    Args:
-        entry: Name of the module.
 
     Raises:
         ValueError: Modules import each other, or one is written in a form that this cannot join.
@@ -154,7 +148,6 @@ def kernels_figure(run: Run, kernels: pd.DataFrame) -> object:
     """The timed step by stream.
 
     Args:
-        run: The run.
         kernels: The result of :func:`fakedist.report.figures.time_figures.read_kernels`.
     """
     return figure_object(lanes_of(run, kernels, most=_FEW))

@@ -79,11 +79,9 @@ class PeakBlock:
 
     Attributes:
         number: Its row in the table ``blocks``.
-        bytes: Bytes.
         category: What it is for; empty for a snapshot.
         layer: The layer that owns it; of several, how many.
         made_in: Step and phase that allocated it; empty for a snapshot.
-        operation: The operation that allocated it.
         line: The job's line that allocated it; empty without one.
         stack: Its stack, innermost first, each line with whether it is ``line``.
     """
@@ -104,8 +102,6 @@ class PeakLine:
 
     Attributes:
         line: The line; of blocks without one, their operation.
-        bytes: Bytes of all of them.
-        num: Their number.
         categories: What they are for, most bytes first.
     """
 
@@ -146,7 +142,6 @@ def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
 
 
 def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
-    """Stacks as text, one line per frame."""
     rows = [number for number in wanted if number >= 0]
     if not rows:
         return {}
@@ -202,11 +197,6 @@ def add_timeline(pack: Pack, run: Run, curve: MemoryCurve) -> None:
 
     Blocks are in order of allocation, so the moves that free no block are the blocks' allocations in order, and two
     numbers per block are enough. Blocks of a kind have the same bytes, category, layer, operation and line.
-
-    Args:
-        pack: Where the data go.
-        run: The run.
-        curve: Its memory.
     """
     blocks = curve.blocks
     lives = np.where(curve.freed < curve.num_moves, curve.freed - curve.made, 0)
@@ -344,11 +334,8 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     """Add the timeline: bars by stream, with the layers and phases above them.
 
     Args:
-        pack: Where the data go.
-        run: The run.
         kernels: The result of :func:`fakedist.report.figures.time_figures.read_kernels`.
         layers: The table ``layers``.
-        time: Where the time goes.
     """
     step_us = time.step_us or 1.0
     tick = max(step_us / _TICKS, 1e-3)
@@ -388,7 +375,6 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
 
 
 def _add_ranges(pack: Pack, run: Run, tick: float) -> None:
-    """Add the script's own ranges, for lanes above the kernels."""
     ranges = drawn_ranges(run, MOST_RANGES)
     name, names = pd.factorize(ranges["name"].astype(str))
     pack.add("range_name", name)

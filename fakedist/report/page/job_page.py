@@ -32,7 +32,6 @@ def job_page(job: JobTime, changed: Mapping[str, JobTime] = MappingProxyType({})
     """The file's text.
 
     Args:
-        job: The job's step.
         changed: The step with a what-if, by the what-if.
     """
     facts = [f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in job_facts(job)]

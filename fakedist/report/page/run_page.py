@@ -98,7 +98,6 @@ def page(run: Run, folder: Path | None = None, *, plotly_file: str = "") -> str:
     """The page as text.
 
     Args:
-        run: The run.
         folder: The directory that the page is for. If it is the run's own, the page links to the files in it.
         plotly_file: Name of a file next to the page that has plotly.js, for pages that share it; empty to have it in
             the page.
@@ -113,9 +112,7 @@ def template_text(template: str, entry: str, context: dict[str, object], plotly_
     """Render a page as text, with its style and its scripts inline.
 
     Args:
-        template: Name of the template.
         entry: Name of the module that puts the page together.
-        context: The template's variables.
         plotly_file: As in :func:`page`.
     """
     style = (_TEMPLATES / "style.css").read_text("utf-8")
@@ -147,7 +144,6 @@ def load_page() -> None:
 
 
 def _context(run: Run, folder: Path | None) -> dict[str, object]:
-    """The page's contents as text, by section; None for an empty section."""
     summary = run.summary
     pack = Pack()
     pack.meta["figures"] = figures = assets.run_figures(run)
@@ -182,7 +178,6 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
 
 
 def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
-    """The sections of memory, the peak and the layers."""
     summary, cwd = run.summary, run.manifest.cwd
     table = run.table("layers")
     folds = fold_layers(table)
@@ -202,7 +197,6 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
 
 
 def _time(pack: Pack, run: Run, kernels: pd.DataFrame, time: StepTime) -> dict[str, object]:
-    """The section of times, and the data for its charts."""
     layers = run.table("layers")
     folds = fold_layers(layers)
     drawings.add_kernels(pack, run, kernels, layers, time)
@@ -212,7 +206,6 @@ def _time(pack: Pack, run: Run, kernels: pd.DataFrame, time: StepTime) -> dict[s
 
 
 def _pack_memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
-    """The data for the charts of memory and of calls over time, and their figures."""
     drawings.add_timeline(pack, run, curve)
     drawings.add_reserved(pack, curve)
     drawings.add_spans(pack, run, curve)

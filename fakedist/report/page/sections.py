@@ -95,10 +95,8 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
     """Where the time of the timed step goes.
 
     Args:
-        run: The run.
         kernels: The result of :func:`fakedist.report.figures.time_figures.read_kernels`.
         layers: The table ``layers``.
-        folds: Its layers, folded.
     """
     assert run.summary.timed is not None
     time, source = run.summary.timed
@@ -128,13 +126,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
 
 
 def layer_columns(run: Run, folds: list[Fold], source: KernelSource) -> dict[str, object]:
-    """The columns of times in the table of layers at the peak, with their cells by number of the fold.
-
-    Args:
-        run: The run.
-        folds: Its layers, folded.
-        source: Where the kernels come from.
-    """
+    """The columns of times in the table of layers at the peak, with their cells by number of the fold."""
     table = fold_times(run.table("layer_times"), run.table("layers"), folds)
     used = [name for name in ("generation_us", "forward_us", "recompute_us", "backward_us") if table[name].any()]
     columns = [table[name].tolist() for name in used]
@@ -206,7 +198,6 @@ def _families(time: StepTime) -> dict[str, object]:
 
 
 def _groups(time: StepTime) -> list[dict[str, object]]:
-    """Collectives by group and operation: names, and figures with their sort keys."""
     return [
         {
             "group": row.group,
@@ -227,7 +218,6 @@ _PATH_CHIPS = {"kernels": "t-busy", "collectives": "t-communication", "host": "t
 
 
 def _path(time: StepTime) -> list[dict[str, object]]:
-    """The critical path, as :func:`_groups`."""
     return [
         {
             "what": path_words(row),
@@ -386,7 +376,6 @@ def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]
     """Who holds most at the peak: the layer, without its children, and the line.
 
     Args:
-        summary: The run's figures.
         layers: The result of :func:`fakedist.analysis.layer_table.fold_table`; None for a snapshot.
         lines: The result of :func:`fakedist.report.page.drawings.by_line`.
     """
@@ -412,8 +401,6 @@ def facts_section(run: Run, summary: Summary, folder: Path | None) -> dict[str, 
     """What ran: command, world, rank and its place in each group, versions, GPU.
 
     Args:
-        run: The run.
-        summary: Its figures.
         folder: The directory that the page is for; None if that is not known.
     """
     manifest, job = run.manifest, run.manifest.job
@@ -454,7 +441,6 @@ def facts_section(run: Run, summary: Summary, folder: Path | None) -> dict[str, 
 
 
 def _files(run: Run, folder: Path | None) -> list[dict[str, str]]:
-    """The run's files for other programs, if the page is in its directory."""
     if folder is None or folder.resolve() != run.path:
         return []
     opens_in = {TRACE_NAME: "ui.perfetto.dev", SNAPSHOT_NAME: "pytorch.org/memory_viz"}
@@ -467,12 +453,7 @@ def _versions(summary: Summary, versions: dict[str, str], own: str) -> str:
 
 
 def memory_section(summary: Summary, colouring: Colouring) -> dict[str, object]:
-    """Memory over the step: the table of phases and the drawing's legend.
-
-    Args:
-        summary: The run's figures.
-        colouring: What the colours of the drawing mean.
-    """
+    """Memory over the step: the table of phases and the drawing's legend."""
     peak = (summary.peak_step, summary.peak_phase)
     found = summary.by_phase if summary.peak_reserved_bytes else []
     half = _MOST_ROWS // 2
@@ -507,7 +488,6 @@ def peak_section(summary: Summary, largest: list[PeakBlock], lines: list[PeakLin
     """The peak by category, by line and block by block.
 
     Args:
-        summary: The run's figures.
         largest: The result of :func:`fakedist.report.page.drawings.largest_blocks`.
         lines: The result of :func:`fakedist.report.page.drawings.by_line`.
     """
@@ -537,7 +517,6 @@ def layers_section(summary: Summary, folded: pd.DataFrame, times: dict[str, obje
     """Every layer with the memory it holds. Repeated layers share a row that can be expanded.
 
     Args:
-        summary: The run's figures.
         folded: The result of :func:`fakedist.analysis.layer_table.fold_table`.
         times: The columns of times; None if no step was timed.
     """
@@ -576,9 +555,7 @@ class _LayerColumn(NamedTuple):
     """A column of the table of layers.
 
     Attributes:
-        name: Its heading.
         kind: What the page adds up for one layer of a folded row: sum (with children), own or most.
-        of: The categories of a sum.
     """
 
     name: str

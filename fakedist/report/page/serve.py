@@ -25,7 +25,6 @@ class PageServer(ThreadingHTTPServer):
     """Serves one page until it is shut down.
 
     Args:
-        text: The page.
         port: The port to listen on; 0 takes a free one.
 
     Raises:

@@ -15,13 +15,7 @@ _MOST_NAMED = 3
 
 
 def calibration_lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> list[str]:
-    """The result, line by line.
-
-    Args:
-        found: What was found.
-        run_rank: The rank that the run recorded.
-        trace_file: The trace.
-    """
+    """The result, line by line."""
     return list(_lines(found, run_rank, trace_file))
 
 
@@ -59,7 +53,6 @@ def _lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> Iterator[st
 
 
 def _limits(made: Calibrated) -> Iterator[str]:
-    """What was left out, and why."""
     if missing := sum(each.count for each in made.missing):
         yield f"not in the trace: {counted(missing, 'launch', 'launches')}: {_named(made.missing)}"
     if made.num_extra:

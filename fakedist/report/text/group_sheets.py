@@ -26,18 +26,7 @@ _MOST_RANKS = 4  # named one by one in the line
 
 @dataclass(frozen=True, slots=True)
 class CallsText:
-    """The calls of one operation on one group and one stream, with its stream and its overlap as text.
-
-    Attributes:
-        group: The group's description, or its name.
-        operation: The operation, in short.
-        num_calls: Calls.
-        bytes: Bytes in and out.
-        bytes_in: Bytes of this rank's inputs.
-        bytes_out: Bytes of this rank's outputs.
-        stream: Where they run.
-        beside: What can run at the same time.
-    """
+    """The calls of one operation on one group and one stream, with its stream and its overlap as text."""
 
     group: str
     operation: str
@@ -51,9 +40,6 @@ class CallsText:
 
 class RunTopology:
     """The groups of a run.
-
-    Args:
-        run: The run.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
@@ -144,7 +130,6 @@ class RunTopology:
         }
 
     def _beside(self, overlap: Overlap) -> list[str]:
-        """The names of what can run at the same time."""
         rows = [self._found.calls[place] for place in overlap.calls]
         names = [f"{self._label(row)} {short(row.operation)}" for row in rows]
         return ["compute", *names] if overlap.compute else names
@@ -196,12 +181,7 @@ def stream_columns(told: Sequence[CallsText]) -> list[SheetColumn]:
 
 
 def render_topology(topology: RunTopology, console: Console) -> None:
-    """Print the groups of a run.
-
-    Args:
-        topology: What to print.
-        console: Where to print.
-    """
+    """Print the groups of a run."""
     print_facts(console, [fact for fact in run_facts(topology.run) if fact[0] in ("job", "rank", "ended", "run")])
     if topology.line:
         console.print()

@@ -40,9 +40,6 @@ class RankRow:
     """One rank that has run.
 
     Attributes:
-        rank: The rank.
-        run_directory: Its run; None if it could not start.
-        exit: How it ended.
         wall_s: Seconds that its run took, including recording and tables.
     """
 
@@ -104,7 +101,6 @@ def job_what_if_sheets(job: JobTime, changed: Mapping[str, JobTime]) -> list[She
     """A table of all changes, each on its own, with the change of each part of the stage that sets the pace.
 
     Args:
-        job: The job's step as it is.
         changed: The step with a change, by the change.
     """
     if not changed:
@@ -161,8 +157,6 @@ def render_job(job: JobTime, console: Console, changed: Mapping[str, JobTime] = 
     """Print the job's step and a table with a row for each rank.
 
     Args:
-        job: The job's step.
-        console: Where to print.
         changed: The step with a what-if, by the what-if.
     """
     print_facts(console, job_facts(job))

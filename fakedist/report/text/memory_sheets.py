@@ -53,8 +53,6 @@ def unused_sheet(moments: list[ReservedMoment], cwd: str, *, is_described: bool)
     """Reserved memory in parts that add up, at both peaks, or at the one moment that is both.
 
     Args:
-        moments: The moments.
-        cwd: The run's working directory.
         is_described: Whether steps and phases are known.
     """
     first, last = moments[0], moments[-1]
@@ -92,8 +90,6 @@ def held_sheet(moment: ReservedMoment, cwd: str, *, is_described: bool) -> Sheet
     """The segments with the most free memory, and the largest block that keeps each reserved; None without any.
 
     Args:
-        moment: The moment.
-        cwd: The run's working directory.
         is_described: Whether layers, phases and categories are known.
     """
     rows = [row for row in moment.held if row.free_bytes >= MIN_SHARE * moment.reserved_bytes]
@@ -231,11 +227,8 @@ def changed_sheet(
     """A table of changes, without unchanged rows, and without small changes unless ``all_rows``.
 
     Args:
-        title: The table's title.
         changes: The changes, largest first. ``what`` is "same" for unchanged rows.
-        columns: Makes the table's columns.
         in_all: Puts the sum of some changes into words.
-        all_rows: Whether small changes are shown too.
     """
     changed = changes[changes["what"] != "same"]
     if not len(changed):
@@ -249,10 +242,6 @@ def changed_sheet(
 
 def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     """Every table of a run that is not empty.
-
-    Args:
-        run: The run.
-        all_layers: Whether repeated layers stay apart and small ones are shown.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.

@@ -42,10 +42,6 @@ from fakedist.units import format_bytes
 def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, object]:
     """One object with the run's figures: the keys of :class:`fakedist.rundir.summary.Summary`, and ``run_directory``.
 
-    Args:
-        run_directory: The run directory.
-        all_layers: Whether repeated layers stay apart.
-
     Raises:
         RunDirectoryError: It is not a run directory, or is damaged.
     """
@@ -58,11 +54,6 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
 
 def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     """Print every table of a run.
-
-    Args:
-        run_directory: The run directory.
-        all_layers: Whether repeated layers stay apart and small ones are shown.
-        console: Where to print.
 
     Raises:
         RunDirectoryError: It is not a run directory, or is damaged.
@@ -102,7 +93,6 @@ def _peak(console: Console, summary: Summary, cwd: str) -> None:
 
 
 def _print_outside(console: Console, outside: Outside) -> None:
-    """Memory outside the caching allocator, with a table by communicator."""
     print_heading(console, OUTSIDE_TITLE)
     print_figures(console, outside_figures(outside))
     if sheet := communicator_sheet(outside):
@@ -129,10 +119,6 @@ MAX_CHARACTERS = 60_000
 
 def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     """The verdict, and every table collapsed under its title.
-
-    Args:
-        run: The run.
-        all_layers: Whether repeated layers stay apart and small ones are shown.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
@@ -177,7 +163,6 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
 
 
 def _outside(outside: Outside) -> list[str]:
-    """Memory outside the caching allocator, with the communicators collapsed."""
     rows = [
         f"- {name}: **{escaped(figure)}**" + (f" ({escaped(more)})" if more else "")
         for name, figure, more in outside_figures(outside)

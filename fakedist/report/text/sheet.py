@@ -39,8 +39,6 @@ class SheetColumn:
     """One column of a table.
 
     Attributes:
-        name: Its heading.
-        cells: Its text in every row.
         is_text: Text is left-aligned and wraps if necessary. Figures are right-aligned and never cut.
         rank: Columns with the highest rank are left out first, rank 0 only where the others' text would have to fold to
             a few letters. The first column and those of rank ``KEY`` always stay.
@@ -70,13 +68,7 @@ class SheetColumn:
 
 @dataclass(frozen=True)
 class Sheet:
-    """One table.
-
-    Attributes:
-        title: Its title.
-        columns: Its columns.
-        remarks: Remarks about it, one line each.
-    """
+    """One table."""
 
     title: str
     columns: Sequence[SheetColumn]
@@ -103,8 +95,6 @@ def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_
     """Print lines of a name, a figure and what is said about it.
 
     Args:
-        console: Where to print.
-        rows: Name, figure, more.
         is_right: Whether the figures are right-aligned.
     """
     if not rows:
@@ -171,8 +161,6 @@ def print_lines(console: Console, renderable: RenderableType, *, width: int | No
     """Print without padding each line to the full width.
 
     Args:
-        console: Where to print.
-        renderable: What to print.
         width: Its width, if that may be more than the terminal's.
     """
     options = console.options if width is None else console.options.update(width=max(width, 1))
@@ -262,10 +250,8 @@ def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
     """One table.
 
     Args:
-        run: The run.
         name: A name in ``run.schema.TABLES``. Rows of ``layers`` and ``layer_times`` are the report's: folded, with
             children.
-        all_layers: Whether repeated layers stay apart.
 
     Raises:
         JobError: No table has this name.

@@ -57,10 +57,6 @@ _NUM_PATH = 8
 def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     """Tables of the timed step's kernels; empty if nothing was timed.
 
-    Args:
-        run: The run.
-        all_layers: Whether repeated layers stay apart and small ones are shown.
-
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
@@ -86,9 +82,6 @@ def layer_time_sheet(
     Args:
         times: The table ``layer_times``.
         layers: The table ``layers``.
-        time: Where the time goes.
-        word: Measured or estimated.
-        all_layers: Whether repeated layers stay apart and small ones are shown.
     """
     found = fold_times(times, layers, unfolded(layers) if all_layers else fold_layers(layers))
     least = 0.0 if all_layers else time.kernel_us * MIN_SHARE
@@ -129,18 +122,12 @@ def bound_of(row: LayerTime) -> str:
 
 
 def _times(name: str, rows: list[LayerTime], key: str, rank: int, several: bool = False) -> SheetColumn:
-    """Times of rows. With ``several``, only of rows with several layers."""
     values = [getattr(row, key) if not several or row.num_repeats > 1 else 0.0 for row in rows]
     return SheetColumn(name, [us_or_dash(value) for value in values], rank=rank if any(values) else EMPTY_RANK)
 
 
 def family_sheet(time: StepTime, word: str) -> Sheet:
-    """Time by family of kernels, and how close each is to the GPU's peaks.
-
-    Args:
-        time: Where the time goes.
-        word: Measured or estimated.
-    """
+    """Time by family of kernels, and how close each is to the GPU's peaks."""
     rows = time.by_family
     remarks = ["share: of all kernels except communication"]
     if time.peaks:
@@ -177,12 +164,7 @@ def _rate(name: str, cells: list[str], rank: int) -> SheetColumn:
 
 
 def top_sheet(time: StepTime, word: str) -> Sheet:
-    """The kernels that take the most time, by name, shape and layer.
-
-    Args:
-        time: Where the time goes.
-        word: Measured or estimated.
-    """
+    """The kernels that take the most time, by name, shape and layer."""
     rows = time.top_kernels[:_NUM_TOP]
     whole = time.kernel_us or 1.0
     bounds = [row.bound for row in rows]
@@ -203,12 +185,7 @@ def top_sheet(time: StepTime, word: str) -> Sheet:
 
 
 def group_time_sheet(time: StepTime, word: str) -> Sheet:
-    """Collectives by group and operation, and how much of them the step waits for.
-
-    Args:
-        time: Where the time goes.
-        word: Measured or estimated.
-    """
+    """Collectives by group and operation, and how much of them the step waits for."""
     rows, step_us = time.by_group, time.step_us or 1.0
     nodes = [f"{row.group_size:,} on {row.num_nodes:,}" for row in rows]
     return Sheet(
@@ -228,12 +205,7 @@ def group_time_sheet(time: StepTime, word: str) -> Sheet:
 
 
 def path_sheet(time: StepTime, word: str) -> Sheet:
-    """What makes the step as long as it is: the longest parts of its critical path.
-
-    Args:
-        time: Where the time goes.
-        word: Measured or estimated.
-    """
+    """What makes the step as long as it is: the longest parts of its critical path."""
     rows, rest = time.critical_path[:_NUM_PATH], time.critical_path[_NUM_PATH:]
     step_us = time.step_us or 1.0
     columns = [
@@ -263,12 +235,7 @@ def path_place(row: PathPart) -> str:
 
 
 def range_sheet(time: StepTime, word: str) -> Sheet:
-    """The script's own ranges by name, most time first.
-
-    Args:
-        time: Where the time goes.
-        word: Measured or estimated.
-    """
+    """The script's own ranges by name, most time first."""
     rows = time.ranges[:_NUM_RANGES]
     whole = time.kernel_us or 1.0
     columns = [
@@ -297,14 +264,7 @@ def print_time(console: Console, time: StepTime, source: KernelSource) -> None:
 
 
 def time_markdown(run: Run, time: StepTime, source: KernelSource, *, all_layers: bool) -> list[str]:
-    """The step's time, and its tables, each collapsed under its title.
-
-    Args:
-        run: The run.
-        time: Where the step's time goes.
-        source: Where its kernels come from.
-        all_layers: Whether repeated layers stay apart and small ones are shown.
-    """
+    """The step's time, and its tables, each collapsed under its title."""
     sheets = time_sheets(run, all_layers=all_layers)
     return ["\n".join(_time(time, source)), *("\n".join(sheet_markdown(sheet)) for sheet in sheets)]
 
@@ -323,11 +283,7 @@ _OWN = "own times"
 
 
 def uncertainty_sheets(source: KernelSource) -> list[Sheet]:
-    """A table of the largest parts of the interval; none without an interval.
-
-    Args:
-        source: Where the step's time comes from.
-    """
+    """A table of the largest parts of the interval; none without an interval."""
     parts, step_us = source.uncertain, source.step_us or 1.0
     if not parts:
         return []
@@ -366,8 +322,6 @@ class WhatIfStep:
 
     Attributes:
         what_if: The change, as ``--what-if`` takes it.
-        before: The step as it is.
-        after: The step with the change.
     """
 
     what_if: str
@@ -414,7 +368,6 @@ def what_if_objects(steps: Sequence[WhatIfStep]) -> list[dict[str, object]]:
 
 
 def _change_sheet(step: WhatIfStep) -> Sheet:
-    """Exposed communication by group, before and after; the step's other parts below."""
     groups = changed_times.group_changes(step.before, step.after)
     parts = changed_times.part_changes(step.before, step.after)
     changed = [
@@ -430,12 +383,6 @@ def _change_sheet(step: WhatIfStep) -> Sheet:
 
 def render_priced(run: Run, console: Console, *, all_layers: bool, what_ifs: Sequence[WhatIfStep] = ()) -> None:
     """Print the step's time and its tables.
-
-    Args:
-        run: The run, priced for a GPU.
-        console: Where to print.
-        all_layers: Whether repeated layers stay apart and small ones are shown.
-        what_ifs: The step with changes.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
@@ -469,7 +416,6 @@ def what_if_steps(run: Run, changed: Mapping[str, Run]) -> list[WhatIfStep]:
     """The steps of a run with changes.
 
     Args:
-        run: The run, priced for a GPU.
         changed: The run priced with a change, by the change.
     """
     before = _timed(run)[0]

@@ -41,7 +41,6 @@ class Verdict:
     Attributes:
         fits: Whether it fits.
         word: "fits", "fits so far" (the rank broke off, or was stopped), "may not fit" or "does not fit".
-        more: What follows the word.
         is_sure: Whether it depends neither on where in its span an estimate lies nor on why the rank broke off.
     """
 
