@@ -88,12 +88,12 @@ def read_json(path: Path, most: int = MOST_JSON_BYTES) -> object:
         OSError: It cannot be read.
     """
     try:
-        found: object = json.loads(read_bytes(path, most).decode())
+        values: object = json.loads(read_bytes(path, most).decode())
     except ValueError as error:  # json's, the codec's, and Python's for a number of thousands of digits
         raise UnreadableError(str(error).partition(";")[0]) from None
     except RecursionError:
         raise UnreadableError("its values are nested too deeply") from None
-    return found
+    return values
 
 
 def read_toml(path: Path) -> tuple[dict[str, object], str]:
@@ -132,14 +132,14 @@ def load_builtins(file: IO[bytes], size: int) -> object:
     """
     try:
         with _bounded_memory(_MEMORY_AT_LEAST + _MEMORY_FOR_A_BYTE * size):
-            found: object = _BuiltinsOnly(file).load()
+            loaded: object = _BuiltinsOnly(file).load()
     except UnreadableError:
         raise
     except MemoryError:
         raise UnreadableError("it asks for more memory than a file of its size may need") from None
     except Exception as error:  # a damaged pickle can raise almost anything
         raise UnreadableError(str(error) or type(error).__name__) from None
-    return found
+    return loaded
 
 
 @contextmanager

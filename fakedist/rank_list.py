@@ -19,20 +19,20 @@ def parse_rank_list(text: str) -> tuple[int, ...]:
     Raises:
         JobError: The text is not such a list, or a rank appears twice.
     """
-    found: list[int] = []
+    listed: list[int] = []
     for part in text.split(","):
         match = _PART.fullmatch(part)
         if match is None:
             raise _refused(text)
         first, last, step = match.groups()
         ranks = range(int(first), int(last or first) + 1, int(step or 1))
-        if not ranks or len(found) + len(ranks) > MAX_RANKS:
+        if not ranks or len(listed) + len(ranks) > MAX_RANKS:
             raise _refused(text)
-        found.extend(ranks)
-    if len(set(found)) < len(found):
-        twice = next(rank for rank, after in itertools.pairwise(sorted(found)) if rank == after)
+        listed.extend(ranks)
+    if len(set(listed)) < len(listed):
+        twice = next(rank for rank, after in itertools.pairwise(sorted(listed)) if rank == after)
         raise JobError(f"{text} has rank {twice} twice", "give each rank once")
-    return tuple(found)
+    return tuple(listed)
 
 
 def format_rank_list(ranks: Sequence[int]) -> str:

@@ -42,10 +42,10 @@ class Section:
 
     def take_texts(self, key: str) -> tuple[str, ...]:
         """Take a list of texts. Empty if the key is missing."""
-        found = self.take(key, list) or []
-        if not all(isinstance(each, str) for each in found):
-            raise self._error(f"{self.where}: {key} is a list of texts, not {found!r}", 'write numbers as texts: "8"')
-        return tuple(found)
+        texts = self.take(key, list) or []
+        if not all(isinstance(text, str) for text in texts):
+            raise self._error(f"{self.where}: {key} is a list of texts, not {texts!r}", 'write numbers as texts: "8"')
+        return tuple(texts)
 
     def take_table(self, key: str) -> Section:
         """Take a nested table. Empty if the key is missing."""

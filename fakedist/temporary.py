@@ -103,7 +103,7 @@ def kept_directory(of: str, seconds: float) -> Path:
     folder = Path(tempfile.gettempdir())
     for old in folder.glob(f"{_PREFIX}-{of}-*"):
         with suppress(OSError):
-            if (found := old.lstat()).st_uid == os.geteuid() and found.st_mtime < time.time() - seconds:
+            if (status := old.lstat()).st_uid == os.geteuid() and status.st_mtime < time.time() - seconds:
                 shutil.rmtree(old)
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{of}-"))
 

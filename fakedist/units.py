@@ -92,7 +92,7 @@ def parse_us(text: str) -> int:
     return duration
 
 
-def parse_share(text: str) -> float:
+def parse_percent(text: str) -> float:
     """Parse a share in percent: "1%" is 0.01.
 
     Raises:

@@ -36,6 +36,6 @@ def visible_lines(text: str) -> str:
     return _CONTROLS_WITHIN_LINES.sub(_written_out, text) if _CONTROLS_WITHIN_LINES.search(text) else text
 
 
-def _written_out(found: re.Match[str]) -> str:
-    number = ord(found.group())
+def _written_out(match: re.Match[str]) -> str:
+    number = ord(match.group())
     return f"\\u{number:04x}" if 0x2000 <= number < 0x3000 else f"\\x{number & 0xFF:02x}"

@@ -88,15 +88,15 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
         )
     try:
         plain = from_plain(_Plain, values)
-        found = Baseline(
+        baseline = Baseline(
             plain.settings, {int(rank): RankFigures.from_record(record) for rank, record in plain.ranks.items()}
         )
     except ValueError as error:  # PlainValueError is one; or a rank is no number
         raise CheckError(f"{path} is not a baseline: {error}", again) from None
-    for each in job.jobs:
-        if job.tolerances and each.rank not in found.ranks:
-            raise CheckError(f"{path} has no rank {each.rank} of job {job.name!r}", again)
-    return found
+    for rank_job in job.jobs:
+        if job.tolerances and rank_job.rank not in baseline.ranks:
+            raise CheckError(f"{path} has no rank {rank_job.rank} of job {job.name!r}", again)
+    return baseline
 
 
 def settings_of(job: CheckJob, summary: Summary) -> dict[str, object]:
@@ -126,7 +126,7 @@ def baseline_text(settings: Mapping[str, object], ranks: Mapping[int, RankFigure
     values = {
         "schema_version": SCHEMA_VERSION,
         "settings": settings,
-        "ranks": {str(rank): each.record.to_plain() for rank, each in ranks.items()},
+        "ranks": {str(rank): figures.record.to_plain() for rank, figures in ranks.items()},
     }
     return json.dumps(values, indent=1, sort_keys=True) + "\n"
 

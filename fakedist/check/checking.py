@@ -19,7 +19,7 @@ from fakedist.check.baselines import (
 )
 from fakedist.check.config import CheckConfig, CheckJob
 from fakedist.check.judging import Finding, judge
-from fakedist.check.measured import RankFigures, measure, peak_places
+from fakedist.check.measured import RankFigures, measure, peak_lines
 from fakedist.check.running import RankToRun, run_ranks, see_that_it_can_run
 from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, ScriptError
 from fakedist.launcher.executors.local import LocalExecutor
@@ -94,18 +94,25 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
         for job in config.jobs:
             _see_that_it_can_run(job)
         before = {job.name: None if update else read_baseline(config, job) for job in config.jobs}
-        ranks = {(job.name, each.rank): _rank(job, each, running) for job in config.jobs for each in job.jobs}
+        ranks = {
+            (job.name, rank_job.rank): _rank(job, rank_job, running) for job in config.jobs for rank_job in job.jobs
+        }
         failures = run_ranks(list(ranks.values()), config.root, running.executor, running.finished)
         checked = Checked(config, failures=failures)
         if not failures:
             for job in config.jobs:
-                runs = {each.rank: open_run_directory(ranks[job.name, each.rank].run_directory) for each in job.jobs}
+                runs = {
+                    rank_job.rank: open_run_directory(ranks[job.name, rank_job.rank].run_directory)
+                    for rank_job in job.jobs
+                }
                 checked.failures += _wrongly_empty(job, runs, before[job.name])
         if checked.failures:
             return checked
         texts = {}
         for job in config.jobs:
-            runs = {each.rank: open_run_directory(ranks[job.name, each.rank].run_directory) for each in job.jobs}
+            runs = {
+                rank_job.rank: open_run_directory(ranks[job.name, rank_job.rank].run_directory) for rank_job in job.jobs
+            }
             figures = judge_job(checked, job, runs, before[job.name])
             texts[baseline_path(config, job)] = baseline_text(
                 settings_of(job, next(iter(runs.values())).summary), figures
@@ -116,23 +123,23 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
     return checked
 
 
-def _rank(job: CheckJob, each: Job, running: Running) -> RankToRun:
-    directory = running.directory.resolve() / f"{job.name}-rank{each.rank}"
-    return RankToRun(f"{job.name} rank {each.rank}", each, directory, may_leave=len(job.jobs) > 1)
+def _rank(job: CheckJob, rank_job: Job, running: Running) -> RankToRun:
+    directory = running.directory.resolve() / f"{job.name}-rank{rank_job.rank}"
+    return RankToRun(f"{job.name} rank {rank_job.rank}", rank_job, directory, may_leave=len(job.jobs) > 1)
 
 
 def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> list[ScriptError]:
     empty = {rank: ending(run.summary, run.manifest.cwd) for rank, run in runs.items() if _takes_nothing(run)}
     if len(empty) == len(runs):
-        told = f"{job.name}: no rank allocated anything on the GPU"
-        return [ScriptError(told, f"fakedist check {job.name}")]
-    found = []
+        message = f"{job.name}: no rank allocated anything on the GPU"
+        return [ScriptError(message, f"fakedist check {job.name}")]
+    failures = []
     for rank, how in empty.items():
         was = baseline.ranks.get(rank) if baseline is not None else None
         if was is not None and (peak := was.record.peak_allocated_bytes):
-            told = f"{job.name} rank {rank}: {how}, but in its baseline it took {format_bytes(peak)}"
-            found.append(ScriptError(told, f"fakedist check --update {job.name}, if the rank is meant to leave"))
-    return found
+            message = f"{job.name} rank {rank}: {how}, but in its baseline it took {format_bytes(peak)}"
+            failures.append(ScriptError(message, f"fakedist check --update {job.name}, if the rank is meant to leave"))
+    return failures
 
 
 def _takes_nothing(run: Run) -> bool:
@@ -142,8 +149,8 @@ def _takes_nothing(run: Run) -> bool:
 def _see_that_it_can_run(job: CheckJob) -> None:
     where = f"job {job.name!r}"
     try:
-        for each in job.jobs:
-            see_that_it_can_run(each)
+        for rank_job in job.jobs:
+            see_that_it_can_run(rank_job)
     except ScriptError as error:
         raise ScriptError(f"{where}: {error.message}", error.hint, error.output) from None
     except JobError as error:
@@ -173,17 +180,17 @@ def judge_job(
         if run.summary.exit.outcome is Outcome.OUT_OF_MEMORY:
             checked.misfits.append(f"{job.name} rank {rank} does not fit the GPU: {run.summary.exit.message}")
         before = baseline.ranks.get(rank) if baseline is not None else None
-        if before is not None and (told := _unlike_times(ranks[rank], before)):
-            checked.warnings.append(f"the baseline of {job.name} rank {rank}: {told}")
+        if before is not None and (difference := _unlike_times(ranks[rank], before)):
+            checked.warnings.append(f"the baseline of {job.name} rank {rank}: {difference}")
         unknown = [
             limit.figure.name
             for limit in job.tolerances
             if before is not None and ranks[rank].value(limit.figure) is not None and before.value(limit.figure) is None
         ]
         if unknown:
-            told = f"the baseline of {job.name!r} rank {rank} has no {unknown[0]}"
-            raise CheckError(told, f"fakedist check --update {job.name}")
-        checked.findings += judge(job, rank, ranks[rank], before, peak_places(run))
+            message = f"the baseline of {job.name!r} rank {rank} has no {unknown[0]}"
+            raise CheckError(message, f"fakedist check --update {job.name}")
+        checked.findings += judge(job, rank, ranks[rank], before, peak_lines(run))
     return ranks
 
 
@@ -193,7 +200,7 @@ def _unlike_times(now: RankFigures, before: RankFigures) -> str:
         return ""
     if now.time_source != before.time_source:
         return f"its times are {before.time_source}, and this run's are {now.time_source}"
-    unknown = [each.record.time.num_unknown_calls for each in (before, now) if each.record.time is not None]
+    unknown = [figures.record.time.num_unknown_calls for figures in (before, now) if figures.record.time is not None]
     if unknown[0] != unknown[1]:
         return (
             f"collectives of unknown duration were {unknown[0]:,} and are {unknown[1]:,}; no step's time includes them"

@@ -16,7 +16,7 @@ from fakedist.options import Door, Job, JobProgram, make_jobs
 from fakedist.options.definition import OPTIONS
 from fakedist.rundir.schema import CATEGORIES, FAMILIES
 from fakedist.section import Section
-from fakedist.units import parse_bytes, parse_share, parse_us
+from fakedist.units import parse_bytes, parse_percent, parse_us
 
 #: Figures of a rank as a whole.
 PLAIN = ("peak_allocated", "peak_reserved", "headroom", "step_time")
@@ -55,18 +55,18 @@ class Limit:
     """How much of a figure is allowed, or how much growth over its baseline.
 
     Attributes:
-        amount: Bytes or microseconds, or a share if ``is_share``.
-        is_share: Whether the amount is a share: of the baseline, or of the GPU's memory for a headroom.
+        amount: Bytes or microseconds, or a share if ``is_fraction``.
+        is_fraction: Whether the amount is a share: of the baseline, or of the GPU's memory for a headroom.
     """
 
     figure: Figure
     amount: float
-    is_share: bool
+    is_fraction: bool
     text: str
 
     def of(self, whole: float) -> float:
         """The amount. A share is taken of ``whole``."""
-        return self.amount * whole if self.is_share else self.amount
+        return self.amount * whole if self.is_fraction else self.amount
 
 
 def read_budgets(section: Section) -> tuple[Limit, ...]:
@@ -96,7 +96,7 @@ def read_tolerances(value: object, section: Section) -> tuple[Limit, ...]:
 
 
 def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, object, str], Limit]) -> tuple[Limit, ...]:
-    found = [
+    limits = [
         make(Figure(kind), value, section.where) for kind in plain if (value := section.take_any(kind)) is not None
     ]
     for kind in PARTED:
@@ -108,23 +108,23 @@ def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, obje
                 raise CheckError(
                     f"{parts.where}: there is no family of kernels {part!r}", did_you_mean(part, _FAMILIES)
                 )
-            found.append(make(Figure(kind, part), value, parts.where))
+            limits.append(make(Figure(kind, part), value, parts.where))
     section.end()
-    return tuple(found)
+    return tuple(limits)
 
 
 def _budget(figure: Figure, value: object, where: str) -> Limit:
     if figure.kind == "headroom" and isinstance(value, str) and "%" in value:
-        share = _parsed(parse_share, figure, value, where, example="5%")
-        if share.amount > 1:
+        limit = _parsed(parse_percent, figure, value, where, example="5%")
+        if limit.amount > 1:
             raise CheckError(f"{where}: headroom: {value} of the GPU's memory cannot be left", 'headroom = "5%"')
-        return replace(share, is_share=True)
+        return replace(limit, is_fraction=True)
     return _parsed(_parser(figure), figure, value, where, example="900 ms" if figure.is_time else "72 GiB")
 
 
 def _tolerance(figure: Figure, value: object, where: str) -> Limit:
     if isinstance(value, str) and "%" in value:
-        return replace(_parsed(parse_share, figure, value, where, example="1%"), is_share=True)
+        return replace(_parsed(parse_percent, figure, value, where, example="1%"), is_fraction=True)
     if isinstance(value, str) and value.strip().startswith("0 "):
         return Limit(figure, 0, False, value)
     return _parsed(_parser(figure), figure, value, where, example="1%")
@@ -268,12 +268,12 @@ def _job(section: Section, default_tolerances: tuple[Limit, ...], directory: Pat
         raise CheckError(f"{section.where}: a job has a name of letters, digits, dots, dashes", 'name = "llama-70b"')
     section.where = section.where.split(" job ")[0] + f" job {name!r}"
     program = _program(section)
-    given = {option.name: section.take_any(option.toml_key) for option in OPTIONS}
+    plain = {option.name: section.take_any(option.toml_key) for option in OPTIONS}
     budgets = section.take_table("budgets")
     own = section.take_any("max_increase")
     section.end()
     try:
-        jobs = make_jobs(program, given, Door.TOML, os.fspath(directory))
+        jobs = make_jobs(program, plain, Door.TOML, os.fspath(directory))
     except JobError as error:
         raise CheckError(f"{section.where}: {error.message}", error.hint) from None
     tolerances = default_tolerances if own is None else read_tolerances(own, section)
@@ -295,5 +295,5 @@ def _split(section: Section, arguments: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(arguments))
     except ValueError as error:
-        told = f"{section.where}: arguments: {str(error).lower()} in {arguments!r}"
-        raise CheckError(told, 'write a list: arguments = ["--name", "it\'s"]') from None
+        message = f"{section.where}: arguments: {str(error).lower()} in {arguments!r}"
+        raise CheckError(message, 'write a list: arguments = ["--name", "it\'s"]') from None

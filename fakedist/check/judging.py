@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from fakedist.check.config import CheckJob, Figure, Limit
-from fakedist.check.measured import RankFigures, peak_places
+from fakedist.check.measured import RankFigures, peak_lines
 from fakedist.report.compare.comparison import format_relative, say_part, say_time_part
 from fakedist.results.compare.baseline import names_layer, part_changes, pattern_parts
 from fakedist.results.compare.changed_times import layer_changes
@@ -78,16 +78,14 @@ class Finding:
             parts.append(f"{self.amount(gap)} {side} its budget of {self.amount(self.budget)}{was}")
         if self.is_over_baseline and self.baseline is not None:
             grown = self.value - self.baseline
-            share = f" ({format_relative(int(grown), int(self.baseline))})" if self.baseline else ""
+            relative = f" ({format_relative(int(grown), int(self.baseline))})" if self.baseline else ""
             was = f"its baseline of {self.amount(self.baseline)}"
-            parts.append(f"{self.amount(grown)}{share} more than {was}, where {self.tolerance} is allowed")
-        told = f"{self.job} rank {self.rank}: {self.name} is {self.amount(self.value)}, {' and '.join(parts)}"
-        return told + (f": {self.blame}" if self.blame else "")
+            parts.append(f"{self.amount(grown)}{relative} more than {was}, where {self.tolerance} is allowed")
+        message = f"{self.job} rank {self.rank}: {self.name} is {self.amount(self.value)}, {' and '.join(parts)}"
+        return message + (f": {self.blame}" if self.blame else "")
 
 
-def judge(
-    job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None, places: pd.DataFrame
-) -> list[Finding]:
+def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None, lines: pd.DataFrame) -> list[Finding]:
     """Judge every figure of a rank that has a budget or a tolerance, and always both peaks.
 
     Args:
@@ -114,7 +112,7 @@ def judge(
             tolerance="" if tolerance is None else tolerance.text,
             source=now.time_source if figure.is_time else "",
         )
-        findings.append(_blamed(finding, now, before, places) if finding.is_exceeded else finding)
+        findings.append(_blamed(finding, now, before, lines) if finding.is_exceeded else finding)
     return findings
 
 
@@ -122,7 +120,7 @@ def _allowed(was: float | None, tolerance: Limit | None) -> float | None:
     return None if was is None or tolerance is None else was + tolerance.of(was)
 
 
-def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None, places: pd.DataFrame) -> Finding:
+def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None, lines: pd.DataFrame) -> Finding:
     figure = finding.figure
     if figure.is_time:
         return replace(finding, blame=_time_blame(figure, now, before))
@@ -136,16 +134,16 @@ def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None, plac
         before = None
     if cause is None:
         return finding
-    place = origin_of(cause, places)
-    blame = say_part(cause, is_change=before is not None) + place.phrase("made")
-    return replace(finding, blame=blame, line=place.line)
+    origin = origin_of(cause, lines)
+    blame = say_part(cause, is_change=before is not None) + origin.phrase("made")
+    return replace(finding, blame=blame, line=origin.line)
 
 
 def _time_blame(figure: Figure, now: RankFigures, before: RankFigures | None) -> str:
     """The kernels that take longer than before or, without a baseline, the ones that take longest, as one phrase."""
     of = [
-        each.times if figure.kind == "step_time" else _of_family(each.times, figure.part)
-        for each in (now, before or now)
+        figures.times if figure.kind == "step_time" else _of_family(figures.times, figure.part)
+        for figures in (now, before or now)
     ]
     if before is not None and len(of[1]):
         cause = find_cause(layer_changes(of[1], of[0]), "change_us")
@@ -173,4 +171,4 @@ def say_makeup(run: Run) -> str:
     cause = find_cause(part_changes(parts.iloc[:0], parts))
     if cause is None:
         return ""
-    return say_part(cause, is_change=False) + origin_of(cause, peak_places(run)).phrase("made")
+    return say_part(cause, is_change=False) + origin_of(cause, peak_lines(run)).phrase("made")

@@ -167,12 +167,12 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
         groups=groups,
         time=_times(summary, times) if is_timed else None,
     )
-    found = RankFigures(record, parts, times)
-    unknown = sorted(figure.kind for figure in figures if figure.is_time and found.value(figure) is None)
+    rank_figures = RankFigures(record, parts, times)
+    unknown = sorted(figure.kind for figure in figures if figure.is_time and rank_figures.value(figure) is None)
     if unknown:
-        told = f"{where}: no step was timed, so there is no {unknown[-1]}"
-        raise CheckError(told, "remove the limit, or let the job run a complete step")
-    return found
+        message = f"{where}: no step was timed, so there is no {unknown[-1]}"
+        raise CheckError(message, "remove the limit, or let the job run a complete step")
+    return rank_figures
 
 
 def _times(summary: Summary, times: pd.DataFrame) -> RankTimes | None:
@@ -188,20 +188,20 @@ def _times(summary: Summary, times: pd.DataFrame) -> RankTimes | None:
     return RankTimes(source.source, round(time.step_us, 1), time.num_unknown_calls, families, dict(layers))
 
 
-def peak_places(run: Run) -> pd.DataFrame:
+def peak_lines(run: Run) -> pd.DataFrame:
     """Blocks at the peak, by place, as changes from zero. Columns: path, category, line, change_bytes and more."""
     layers = run.table("layers")
     paths, _ = layer_paths(layers, layers, match_layers(layers, layers))
     blocks = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()
     stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
-    found = peak_blocks(blocks, stacks, paths, cwd=run.manifest.cwd, script_folder=run.manifest.cwd)
-    return block_changes(found.iloc[:0], found)
+    held = peak_blocks(blocks, stacks, paths, cwd=run.manifest.cwd, script_folder=run.manifest.cwd)
+    return block_changes(held.iloc[:0], held)
 
 
 def _groups(rows: list[CollectiveTotal]) -> dict[str, dict[str, dict[str, int]]]:
-    found: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
+    groups: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
     for row in rows:
-        calls = found[row.group].setdefault(row.operation, {"bytes_in": 0, "bytes_out": 0, "num_calls": 0})
+        calls = groups[row.group].setdefault(row.operation, {"bytes_in": 0, "bytes_out": 0, "num_calls": 0})
         for key in calls:
             calls[key] += getattr(row, key)
-    return dict(found)
+    return dict(groups)

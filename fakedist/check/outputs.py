@@ -38,8 +38,8 @@ def github_annotations(checked: Checked) -> list[str]:
     """
     lines = [f"::warning title=fakedist::{_escaped(warning)}" for warning in checked.warnings]
     for rule, message, file, line in _marks(checked):
-        place = f"file={_escaped(file, is_property=True)},line={line},"
-        lines.append(f"::error {place}title=fakedist {rule}::{_escaped(message)}")
+        position = f"file={_escaped(file, is_property=True)},line={line},"
+        lines.append(f"::error {position}title=fakedist {rule}::{_escaped(message)}")
     return lines
 
 
@@ -75,15 +75,15 @@ def sarif_text(checked: Checked) -> str:
 
 
 def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:
-    found = []
+    marks = []
     for finding in checked.exceeded:
         rule = "budget" if finding.is_over_budget else "baseline"
-        found.append((rule, finding.message, *_place(checked, finding.line)))
-    found += [("fits", misfit, *_place(checked, "")) for misfit in checked.misfits]
-    return found + [("script", failure.message, *_place(checked, "")) for failure in checked.failures]
+        marks.append((rule, finding.message, *_location(checked, finding.line)))
+    marks += [("fits", misfit, *_location(checked, "")) for misfit in checked.misfits]
+    return marks + [("script", failure.message, *_location(checked, "")) for failure in checked.failures]
 
 
-def _place(checked: Checked, line: str) -> tuple[str, int]:
+def _location(checked: Checked, line: str) -> tuple[str, int]:
     """The file and line, if the file is below the configuration's directory. Otherwise the configuration, line 1."""
     match = _LINE.fullmatch(line)
     if match is not None:
@@ -111,21 +111,21 @@ def junit_text(checked: Checked) -> str:
     for finding in checked.findings:
         by_rank.setdefault(f"{finding.job} rank {finding.rank}", []).append(finding)
     for number, (name, findings) in enumerate(by_rank.items()):
-        suite = _suite(root, name, number, len(findings), failures=sum(each.is_exceeded for each in findings))
+        suite = _suite(root, name, number, len(findings), failures=sum(judged.is_exceeded for judged in findings))
         for finding in findings:
             case = _case(suite, finding.name, name)
             if finding.is_exceeded:
-                _told(case, "failure", "budget" if finding.is_over_budget else "baseline", finding.message)
+                _add_message(case, "failure", "budget" if finding.is_over_budget else "baseline", finding.message)
         _outputs(suite, "\n".join((*checked.warnings, *checked.notes)))
     for number, failure in enumerate(checked.failures, start=len(by_rank)):
         name = failure.message.partition(":")[0]
         suite = _suite(root, name, number, 1, errors=1)
-        _told(_case(suite, "runs", name), "error", "script", failure.message)
+        _add_message(_case(suite, "runs", name), "error", "script", failure.message)
         _outputs(suite, failure.output)
     for number, misfit in enumerate(checked.misfits, start=len(by_rank) + len(checked.failures)):
         name = misfit.partition(" does")[0]
         suite = _suite(root, f"{name} fits", number, 1, failures=1)
-        _told(_case(suite, "fits the GPU", name), "failure", "out_of_memory", misfit)
+        _add_message(_case(suite, "fits the GPU", name), "failure", "out_of_memory", misfit)
         _outputs(suite, "")
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True).replace("'utf-8'", "'UTF-8'") + "\n"
@@ -155,7 +155,7 @@ def _case(suite: ElementTree.Element, name: str, of: str) -> ElementTree.Element
     return ElementTree.SubElement(suite, "testcase", attributes)
 
 
-def _told(case: ElementTree.Element, tag: str, kind: str, message: str) -> None:
+def _add_message(case: ElementTree.Element, tag: str, kind: str, message: str) -> None:
     clean = _clean(message)
     ElementTree.SubElement(case, tag, {"message": clean, "type": kind}).text = clean
 
@@ -219,7 +219,7 @@ def render_checked(checked: Checked, console: Console) -> None:
 def checked_markdown(checked: Checked) -> str:
     """The result of a check as Markdown."""
     lines = [f"### fakedist check: {outcome(checked)}", ""]
-    lines += [f"- {escaped(told)}" for told in (*checked.warnings, *checked.notes)]
+    lines += [f"- {escaped(text)}" for text in (*checked.warnings, *checked.notes)]
     lines += [f"- **{escaped(finding.message)}**" for finding in checked.exceeded]
     lines += [f"- **{escaped(misfit)}**" for misfit in checked.misfits]
     for failure in checked.failures:
@@ -235,7 +235,7 @@ def checked_object(checked: Checked) -> dict[str, object]:
         "exit_code": checked.exit_code,
         "warnings": checked.warnings,
         "notes": checked.notes,
-        "failures": [{"message": each.message, "output": each.output} for each in checked.failures],
+        "failures": [{"message": failure.message, "output": failure.output} for failure in checked.failures],
         "misfits": checked.misfits,
         "updated": [str(path) for path in checked.updated],
         "findings": [
@@ -281,6 +281,6 @@ def _change(finding: Finding) -> str:
     change = finding.value - finding.baseline
     if not change:
         return "0"
-    share = format_relative(int(change), int(finding.baseline))
+    relative = format_relative(int(change), int(finding.baseline))
     amount = ("+" if change > 0 else "") + finding.amount(change)
-    return f"{amount} ({share})" if share else amount
+    return f"{amount} ({relative})" if relative else amount

@@ -118,16 +118,16 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
     from fakedist.errors import FakedistError, ScriptError
 
     try:
-        run, told = make(), ""
+        run, message = make(), ""
     except ScriptError as error:
         item.add_report_section("call", "output of the rank", error.output)
-        told = error.message
+        message = error.message
     except FakedistError as error:
-        told = "\n  ".join(filter(None, (error.message, error.hint)))
-    if _SKIPPED in told:
-        pytest.skip(told.partition(_SKIPPED)[2])
-    if told:
-        pytest.fail(told, pytrace=False)
+        message = "\n  ".join(filter(None, (error.message, error.hint)))
+    if _SKIPPED in message:
+        pytest.skip(message.partition(_SKIPPED)[2])
+    if message:
+        pytest.fail(message, pytrace=False)
     from rich.console import Console
 
     from fakedist.report.text.run_report import render
@@ -157,8 +157,8 @@ def _run_marked(item: pytest.Function, options: Mapping[str, object], run_direct
 def _inner_arguments(item: pytest.Function) -> list[str]:
     """Pytest's arguments in the child: only this test, found in the same way as here."""
     config = item.config
-    place = item.nodeid.partition("::")[2]
-    arguments = [f"{item.path}::{place}", "-q", "-s", "--no-header", "-p", "no:cacheprovider", "-o", "addopts="]
+    test = item.nodeid.partition("::")[2]
+    arguments = [f"{item.path}::{test}", "-q", "-s", "--no-header", "-p", "no:cacheprovider", "-o", "addopts="]
     arguments += [f"--rootdir={config.rootpath}", f"--import-mode={config.getoption('importmode')}"]
     if config.inipath is not None:
         arguments += ["-c", str(config.inipath)]
@@ -171,43 +171,43 @@ def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
     from fakedist.errors import JobError
     from fakedist.units import parse_bytes
 
-    found, told = {}, ""
+    limits, message = {}, ""
     for name in _LIMITS:
         if (text := mark.kwargs.get(name)) is not None:
             try:
-                found[name] = (str(text), parse_bytes(str(text)))
+                limits[name] = (str(text), parse_bytes(str(text)))
             except JobError as error:
-                told = f"the mark's {name}: {error.message}\n  {error.hint}"
-    if told:
-        pytest.fail(told, pytrace=False)
-    return found
+                message = f"the mark's {name}: {error.message}\n  {error.hint}"
+    if message:
+        pytest.fail(message, pytrace=False)
+    return limits
 
 
 def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
     from fakedist.report.text.wording import verdict
     from fakedist.units import format_bytes
 
-    found = []
+    lines = []
     if not run.fits:
         said = verdict(run.summary, run.manifest.cwd)
         why = run.manifest.exit.message or (said.more.removeprefix(": ") if said else "")
-        found.append(f"the rank does not fit the GPU: {why}".rstrip(": "))
+        lines.append(f"the rank does not fit the GPU: {why}".rstrip(": "))
     values = {
         "max_peak": ("peak allocated", run.peak_allocated_bytes, 1),
         "max_reserved": ("peak reserved", run.peak_reserved_bytes, 1),
         "min_headroom": ("headroom", run.headroom_bytes, -1),
     }
     for name, (text, limit) in limits.items():
-        what, value, way = values[name]
+        label, value, way = values[name]
         if (value - limit) * way > 0:
             gap = format_bytes(abs(value - limit))
             side = "over" if way > 0 else "under"
-            found.append(f"{what} is {format_bytes(value)}, {gap} {side} {name}={text!r}{_blame(run)}")
-    return found
+            lines.append(f"{label} is {format_bytes(value)}, {gap} {side} {name}={text!r}{_blame(run)}")
+    return lines
 
 
 def _blame(run: Run) -> str:
     from fakedist.check.judging import say_makeup
 
-    told = say_makeup(run)
-    return f": most of it {told}" if told else ""
+    makeup = say_makeup(run)
+    return f": most of it {makeup}" if makeup else ""

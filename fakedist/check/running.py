@@ -122,7 +122,7 @@ def see_that_it_ran(rank: RankToRun, result: TaskResult) -> None:
 
 def _failure(ending: Ending) -> str:
     message = f": {ending.message}" if ending.message else ""
-    told = {
+    messages = {
         Outcome.EXCEPTION: "the script failed",
         Outcome.FAULT: "fakedist failed, not the script: this is a bug in fakedist",
         Outcome.EXIT: f"the script failed with exit code {ending.code}",
@@ -130,4 +130,4 @@ def _failure(ending: Ending) -> str:
         Outcome.KILLED: "the script was killed",
         Outcome.INTERRUPTED: "the script was interrupted",
     }
-    return told.get(ending.outcome, f"the script ended as {ending.outcome}") + message
+    return messages.get(ending.outcome, f"the script ended as {ending.outcome}") + message

@@ -58,17 +58,17 @@ def calibrate(
             exported = scratch / "report.sqlite"
             export_sqlite(trace, exported, _EXPORT_S)
         with reading(trace, run):
-            found = find_own_times(opened, exported, trace, process)
+            result = find_own_times(opened, exported, trace, process)
     target.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(target, own_table_text(found.calibrated.table))
+    replace_text(target, own_table_text(result.calibrated.table))
     if output.format == JSON:
-        output.write_object(calibration_object(found, target))
+        output.write_object(calibration_object(result, target))
         return 0
     rank = opened.job.rank if opened.job is not None else -1
-    for line in calibration_lines(found, rank, trace):
+    for line in calibration_lines(result, rank, trace):
         say(line)
-    say(f"{target}: {len(found.calibrated.table.rows):,} measured times")
-    gpu = f" --gpu {found.change.model}" if found.change is not None and found.change.model else ""
+    say(f"{target}: {len(result.calibrated.table.rows):,} measured times")
+    gpu = f" --gpu {result.change.model}" if result.change is not None and result.change.model else ""
     say(f"  fakedist time {run}{gpu} --times {target}   estimates the step with them")
     return 0
 

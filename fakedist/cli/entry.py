@@ -144,6 +144,6 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
     except OSError as error:
         if error.errno not in (*_FULL, *_REFUSED):
             raise
-        told = "the disk is full" if error.errno in _FULL else f"a file cannot be written or read: {error.strerror}"
+        message = "the disk is full" if error.errno in _FULL else f"a file cannot be written or read: {error.strerror}"
         where = f" ({error.filename})" if error.filename else ""
-        return print_error(f"{told}{where}", "make room on the disk, or write elsewhere with -o", ExitCode.ERROR)
+        return print_error(f"{message}{where}", "make room on the disk, or write elsewhere with -o", ExitCode.ERROR)

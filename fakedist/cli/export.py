@@ -39,27 +39,27 @@ def export(runs: tuple[Path, ...], *, directory: Path, form: str, name: str | No
     output = chosen_output(JSON if as_json else TEXT, as_json)
     see_that_it_can_be_written(directory, is_directory=True)
     with reading(*runs):
-        found = export_chakra([open_run(run) for run in runs], directory, name=name or "", force=force)
+        exported = export_chakra([open_run(run) for run in runs], directory, name=name or "", force=force)
     if output.format == JSON:
-        output.write_object(_object(found, form))
+        output.write_object(_object(exported, form))
         return 0
-    for trace in found.traces:
-        nodes = ", ".join(f"{number:,} {what}" for what, number in trace.num_nodes.items())
+    for trace in exported.traces:
+        nodes = ", ".join(f"{number:,} {kind}" for kind, number in trace.num_nodes.items())
         say(f"{trace.path}: {sum(trace.num_nodes.values()):,} nodes: {nodes}")
-    say(f"{found.groups}: {len(found.names):,} groups")
+    say(f"{exported.groups}: {len(exported.names):,} groups")
     say(
-        f"  {_ASTRA_SIM} --workload-configuration={found.prefix} --comm-group-configuration={found.groups} ..."
+        f"  {_ASTRA_SIM} --workload-configuration={exported.prefix} --comm-group-configuration={exported.groups} ..."
         "   simulates them"
     )
-    for text in _remarks(found):
+    for text in _remarks(exported):
         remark(text)
     return 0
 
 
-def _object(found: Exported, form: str) -> dict[str, object]:
+def _object(exported: Exported, form: str) -> dict[str, object]:
     return {
         "format": form,
-        "world_size": found.world_size,
+        "world_size": exported.world_size,
         "traces": [
             {
                 "rank": trace.rank,
@@ -67,23 +67,23 @@ def _object(found: Exported, form: str) -> dict[str, object]:
                 "num_nodes": trace.num_nodes,
                 "collectives": trace.collectives,
             }
-            for trace in found.traces
+            for trace in exported.traces
         ],
-        "groups_file": str(found.groups),
-        "groups": {str(number): name for number, name in found.names.items()},
-        "remarks": _remarks(found),
+        "groups_file": str(exported.groups),
+        "groups": {str(number): name for number, name in exported.names.items()},
+        "remarks": _remarks(exported),
     }
 
 
-def _remarks(found: Exported) -> list[str]:
+def _remarks(exported: Exported) -> list[str]:
     """What a reader must know before a simulation."""
-    told = []
-    if (missing := found.world_size - len(found.traces)) > 0:
+    remarks = []
+    if (missing := exported.world_size - len(exported.traces)) > 0:
         lacking = counted(missing, "is", "are")
-        told.append(f"ASTRA-sim reads a trace of each of the {found.world_size:,} ranks: {lacking} missing")
-    if unknown := sum(trace.num_nodes.get("unknown", 0) for trace in found.traces):
+        remarks.append(f"ASTRA-sim reads a trace of each of the {exported.world_size:,} ranks: {lacking} missing")
+    if unknown := sum(trace.num_nodes.get("unknown", 0) for trace in exported.traces):
         invalid = counted(unknown, "call is an invalid node", "calls are invalid nodes")
-        told.append(f"{invalid}: the operation or the ranks are not known")
-    for kind, number in found.not_simulated.items():
-        told.append(f"ASTRA-sim refuses {kind}: {counted(number, 'node')}")
-    return told
+        remarks.append(f"{invalid}: the operation or the ranks are not known")
+    for kind, number in exported.not_simulated.items():
+        remarks.append(f"ASTRA-sim refuses {kind}: {counted(number, 'node')}")
+    return remarks

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import click
 
 from fakedist.errors import JobError
-from fakedist.options import Door, Job, JobProgram, make_jobs, place_from_environment
+from fakedist.options import Door, Job, JobProgram, make_jobs, world_from_environment
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Option
 from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
@@ -105,11 +105,11 @@ class ScriptCommand(GroupedCommand):
         return super().parse_args(ctx, self._end_options_after_module(args))
 
     def _end_options_after_module(self, args: list[str]) -> list[str]:
-        place = self.end_of_options(args)
-        name = args[place].partition("=")[0] if place < len(args) else ""
+        position = self.end_of_options(args)
+        name = args[position].partition("=")[0] if position < len(args) else ""
         if not _is_module(name):
             return args
-        end = place + (2 if name == "-m" else 1)
+        end = position + (2 if name == "-m" else 1)
         return [*args[:end], "--", *args[end:]]
 
     def end_of_options(self, args: Sequence[str]) -> int:
@@ -119,13 +119,13 @@ class ScriptCommand(GroupedCommand):
             for option in self.params
             for name in option.opts
         }
-        place = 0
-        while place < len(args) and args[place].startswith("-") and args[place] != "--":
-            name, _, joined = args[place].partition("=")
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] != "--":
+            name, _, joined = args[position].partition("=")
             if _is_module(name):
                 break
-            place += 2 if takes_value.get(_dashed(name)) and not joined else 1
-        return min(place, len(args))
+            position += 2 if takes_value.get(_dashed(name)) and not joined else 1
+        return min(position, len(args))
 
 
 def _is_module(name: str) -> bool:
@@ -157,7 +157,7 @@ def count_options(metavar: str = "") -> list[click.Parameter]:
     return [_as_click(replace(option, metavar=metavar)) for option in (TOKENS_PER_STEP, MICRO_BATCHES)]
 
 
-def pricing_of(given: Mapping[str, object]) -> tuple[str | None, PricingOptions]:
+def pricing_of(values: Mapping[str, object]) -> tuple[str | None, PricingOptions]:
     """The GPU to price for, and the other settings.
 
     Args:
@@ -166,14 +166,16 @@ def pricing_of(given: Mapping[str, object]) -> tuple[str | None, PricingOptions]
     Raises:
         JobError: A value is invalid.
     """
-    stored = {option.name: _stored(option, given) for option in PRICING_OPTIONS if given[option.name] not in (None, ())}
+    stored = {
+        option.name: _stored(option, values) for option in PRICING_OPTIONS if values[option.name] not in (None, ())
+    }
     gpu = stored.pop("gpu", None)
     if "nccl_env" in stored:
         stored["nccl_env"] = dict(stored["nccl_env"])
     return gpu, cast(PricingOptions, stored)
 
 
-def counts_of(given: Mapping[str, object]) -> dict[str, int]:
+def counts_of(values: Mapping[str, object]) -> dict[str, int]:
     """Tokens and micro-batches of a step, as far as they were given.
 
     Args:
@@ -183,14 +185,14 @@ def counts_of(given: Mapping[str, object]) -> dict[str, int]:
         JobError: A value is invalid.
     """
     return {
-        option.name: _stored(option, given)
+        option.name: _stored(option, values)
         for option in (TOKENS_PER_STEP, MICRO_BATCHES)
-        if given[option.name] is not None
+        if values[option.name] is not None
     }
 
 
-def _stored(option: Option, given: Mapping[str, object]) -> Any:
-    return option.read(_plain(option, given[option.name]), Door.COMMAND_LINE)  # the kind checks the type
+def _stored(option: Option, values: Mapping[str, object]) -> Any:
+    return option.read(_plain(option, values[option.name]), Door.COMMAND_LINE)  # the kind checks the type
 
 
 def _as_click(option: Option) -> click.Option:
@@ -232,7 +234,7 @@ def ignored(ctx: click.Context) -> list[str]:
     return list(ctx.meta.get(__name__, []))
 
 
-def jobs_of(arguments: tuple[str, ...], module: str | None, given: Mapping[str, object]) -> tuple[Job, ...]:
+def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str, object]) -> tuple[Job, ...]:
     """The job of every rank that the command line names.
 
     Args:
@@ -244,8 +246,8 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, given: Mapping[str, 
     """
     if module is None and not arguments:
         raise JobError("no script was given", "fakedist profile [options] SCRIPT [ARGS]...")
-    plain = {option.name: _plain(option, given[option.name]) for option in OPTIONS}
-    world_size, rank = place_from_environment(os.environ)
+    plain = {option.name: _plain(option, values[option.name]) for option in OPTIONS}
+    world_size, rank = world_from_environment(os.environ)
     if plain["world_size"] is None and plain["nnodes"] is None:
         plain["world_size"] = world_size
     if plain["rank"] is None:

@@ -50,10 +50,10 @@ def nsys(
             exported = scratch / "report.sqlite"
             export_sqlite(report, exported, _EXPORT_S)
         with reading(report):
-            found = read_report(report, exported, Choice(step=step, process=process))
+            imported = read_report(report, exported, Choice(step=step, process=process))
     where = directory or free_name(f"fakedist-{report.stem}")
     with create_run_directory(where, force) as run_directory, reading(report):
-        write_run(found, run_directory)
+        write_run(imported, run_directory)
     with reading(report):
         print_report(run_directory, output, all_layers=all_layers)
     return 0

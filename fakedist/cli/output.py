@@ -92,18 +92,18 @@ ONCE: dict[str, Any] = {"multiple": True, "callback": _one}
 
 def format_options(*formats: str) -> Callable[[_Command], _Command]:
     """Add ``--format``, of which a command supports these, and ``--json``."""
-    told = "Format of the result.  [default: text]"
-    form = click.option("--format", "form", type=click.Choice(formats), help=told, **ONCE)
+    help_text = "Format of the result.  [default: text]"
+    form = click.option("--format", "form", type=click.Choice(formats), help=help_text, **ONCE)
     short = click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
     return lambda command: form(short(command))
 
 
 def output_option(
-    name: str, metavar: str, told: str, *, required: bool = False, is_file: bool = False
+    name: str, metavar: str, help_text: str, *, required: bool = False, is_file: bool = False
 ) -> Callable[[_Command], _Command]:
     """Add ``-o METAVAR``, a path that reaches the command as ``name``. A file's path may not be a directory's."""
     kind = click.Path(path_type=Path, dir_okay=not is_file)
-    return click.option("-o", "--output", name, type=kind, metavar=metavar, help=told, required=required, **ONCE)
+    return click.option("-o", "--output", name, type=kind, metavar=metavar, help=help_text, required=required, **ONCE)
 
 
 def file_option(command: _Command) -> _Command:
@@ -111,9 +111,9 @@ def file_option(command: _Command) -> _Command:
     return output_option("file", "FILE", "Write the result into a file.", is_file=True)(command)
 
 
-def force_option(what: str) -> Callable[[_Command], _Command]:
+def force_option(kind: str) -> Callable[[_Command], _Command]:
     """Add ``--force``, without which a command replaces nothing."""
-    return click.option("--force", is_flag=True, help=f"Replace an existing {what}.")
+    return click.option("--force", is_flag=True, help=f"Replace an existing {kind}.")
 
 
 def run_directory_options(command: _Command) -> _Command:

@@ -124,8 +124,8 @@ def _several(
     from fakedist.report.text.job_sheets import RankRow, ranks_object, render_ranks
 
     job, ranks = asked[0], [job.rank for job in asked]
-    found = profile_ranks(job, ranks, directory, force, streams, jobs=jobs, cold=cold)
-    runs = sorted(found, key=lambda run: ranks.index(run.rank))
+    finished = profile_ranks(job, ranks, directory, force, streams, jobs=jobs, cold=cold)
+    runs = sorted(finished, key=lambda run: ranks.index(run.rank))
     rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
     if output.format == JSON:
         output.write_object(ranks_object(rows, job.world_size, exit_code(runs)))
@@ -148,9 +148,9 @@ def _stages(
 
         if run.run_directory is None:
             return ()
-        found = stages_of_job(run.run_directory)
-        remark(f"pipeline of {len(found.ranks)} stages: group {found.group}, as {found.why}")
-        return found.ranks
+        pipeline = stages_of_job(run.run_directory)
+        remark(f"pipeline of {len(pipeline.ranks)} stages: group {pipeline.group}, as {pipeline.why}")
+        return pipeline.ranks
 
     directory = directory or default_name(job, which=_STAGES)
     runs = list(profile_ranks(job, (job.rank,), directory, force, streams, more=other_stages, jobs=jobs, cold=cold))

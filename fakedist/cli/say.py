@@ -61,19 +61,19 @@ def reading(*paths: Path) -> Iterator[None]:
         said = visible(str(error).strip().partition("\n")[0], 120)
         cause = type(error).__name__ + (f": {said}" if said else "")
         raise RunDirectoryError(
-            f"{names} cannot be shown: {cause} in {_place(error)}",
+            f"{names} cannot be shown: {cause} in {_innermost_line(error)}",
             f"it is damaged, or this is a bug in fakedist: {TRACEBACK}=1 shows more",
         ) from error
 
 
-def _place(error: Exception) -> str:
+def _innermost_line(error: Exception) -> str:
     """The innermost line of fakedist, as a bug report needs it."""
-    found = "fakedist"
+    position = "fakedist"
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(_PACKAGE):
-            found = f"{path.relative_to(_PACKAGE.parent)}:{line}"
-    return found
+            position = f"{path.relative_to(_PACKAGE.parent)}:{line}"
+    return position
 
 
 #: What ``--format csv`` shows unless ``--table`` names another table.

@@ -78,8 +78,8 @@ class _SweepCommand(ScriptCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As for a script; a sweep file, or a sweep's directory, ends no options."""
-        place = self.end_of_options(args)
-        if place < len(args) and (args[place].endswith(_TOML) or _is_sweep(Path(args[place]))):
+        position = self.end_of_options(args)
+        if position < len(args) and (args[position].endswith(_TOML) or _is_sweep(Path(args[position]))):
             ctx.allow_interspersed_args = True
         return super().parse_args(ctx, args)
 
@@ -181,17 +181,17 @@ def sweep(
     directory = directory or Path(f"fakedist-sweep-{plan.name}")
     if dry_run:
         return _dry_run(plan, directory, output)
-    return _run(plan, directory, output, place=(on, jobs, cold), fresh=fresh, memory_limit=memory_limit)
+    return _run(plan, directory, output, placement=(on, jobs, cold), fresh=fresh, memory_limit=memory_limit)
 
 
 def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
     from fakedist.sweep.sheets import dry_run, dry_run_object, render_dry_run
 
-    found = dry_run(plan)
+    points = dry_run(plan)
     if output.format == JSON:
-        output.write_object(dry_run_object(found, directory))
+        output.write_object(dry_run_object(points, directory))
     else:
-        output.render(lambda console: render_dry_run(found, directory, console))
+        output.render(lambda console: render_dry_run(points, directory, console))
     return 0
 
 
@@ -234,7 +234,7 @@ def _run(
     directory: Path,
     output: Output,
     *,
-    place: tuple[str, int | None, bool],
+    placement: tuple[str, int | None, bool],
     fresh: bool,
     memory_limit: str | None,
 ) -> int:
@@ -242,7 +242,7 @@ def _run(
     from fakedist.sweep.sweeping import SweepListener, run_sweep
 
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    on, jobs, cold = place
+    on, jobs, cold = placement
     executor = make_executor(on, jobs, remark, cold=cold)
     progress = SweepProgress(directory)
     listener = SweepListener(begins=progress.begins, finished=progress.finished, say=remark)
@@ -254,28 +254,28 @@ def _run(
     return _print(sweep, output)
 
 
-def _plan(arguments: Sequence[str], module: str | None, given: CommandLineSettings) -> SweepPlan:
+def _plan(arguments: Sequence[str], module: str | None, settings: CommandLineSettings) -> SweepPlan:
     from fakedist.sweep.plan import sweep_of_command, sweep_of_file
 
     if module is None and arguments and arguments[0].endswith(_TOML):
         if arguments[1:]:
             raise click.UsageError(f"a sweep file takes no arguments: {' '.join(arguments[1:])[:60]}")
-        return sweep_of_file(Path(arguments[0]), given)
+        return sweep_of_file(Path(arguments[0]), settings)
     if module is None and not arguments:
         raise click.UsageError("no sweep file and no script was given")
-    return sweep_of_command(program_of(tuple(arguments), module), given)
+    return sweep_of_command(program_of(tuple(arguments), module), settings)
 
 
-def _options(given: Mapping[str, object]) -> dict[str, Texts | bool]:
+def _options(values: Mapping[str, object]) -> dict[str, Texts | bool]:
     from fakedist.sweep.command import Texts
 
-    found: dict[str, Texts | bool] = {}
+    options: dict[str, Texts | bool] = {}
     for option in OPTIONS:
-        value = given[option.name]
+        value = values[option.name]
         if option.name == "rank" or value is None or value == ():
             continue
         if isinstance(value, bool):
-            found[option.name] = value
+            options[option.name] = value
         else:
-            found[option.name] = Texts(tuple(map(str, value)) if isinstance(value, tuple) else (str(value),))
-    return found
+            options[option.name] = Texts(tuple(map(str, value)) if isinstance(value, tuple) else (str(value),))
+    return options

@@ -73,7 +73,7 @@ def topology(
 def _profiled(
     arguments: tuple[str, ...],
     module: str | None,
-    given: Mapping[str, object],
+    values: Mapping[str, object],
     *,
     directory: Path | None,
     force: bool,
@@ -83,7 +83,7 @@ def _profiled(
     from fakedist.launcher import launching
     from fakedist.launcher.ranks import profile_ranks
 
-    jobs = jobs_of(arguments, module, given)
+    jobs = jobs_of(arguments, module, values)
     job, ranks = jobs[0], [job.rank for job in jobs]
     launching.check(job)
     streams = launching.Streams(child_stdout=STDERR, say=remark)
@@ -108,14 +108,14 @@ def _show(runs: Sequence[Path], output: Output) -> None:
     with reading(*runs):
         topologies = [RunTopology(open_run_directory(run)) for run in runs]
     if output.format == JSON:
-        objects = [each.as_object() for each in topologies]
+        objects = [topology.as_object() for topology in topologies]
         output.write_object(objects[0] if len(objects) == 1 else objects)
         return
 
     def draw(console: Console) -> None:
-        for number, each in enumerate(topologies):
+        for number, topology in enumerate(topologies):
             if number:
                 console.print()
-            render_topology(each, console)
+            render_topology(topology, console)
 
     output.render(draw)

@@ -27,9 +27,9 @@ def view(run: Path, port: int | None) -> int:
 
     if port is None:
         with reading(run):
-            found = open_run(run)
-            path = _place(found.path)
-            write_page(found, path)  # an existing page may be anyone's, so it is rendered anew from the tables
+            opened = open_run(run)
+            path = _page_path(opened.path)
+            write_page(opened, path)  # an existing page may be anyone's, so it is rendered anew from the tables
         _open(path.as_uri())
         return 0
     from fakedist.report.page.serve import PageServer
@@ -45,7 +45,7 @@ def view(run: Path, port: int | None) -> int:
     return 0
 
 
-def _place(run: Path) -> Path:
+def _page_path(run: Path) -> Path:
     """Where the page of a run goes: into its directory, or into a temporary one if that is not possible."""
     from fakedist.rundir.directory import PAGE_NAME
 

@@ -12,7 +12,7 @@ from fakedist.options.definition import (
     profile_arguments,
     profile_command,
 )
-from fakedist.options.making import JobOptions, JobProgram, make_jobs, place_from_environment
+from fakedist.options.making import JobOptions, JobProgram, make_jobs, world_from_environment
 from fakedist.options.option import Door
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "Until",
     "Values",
     "make_jobs",
-    "place_from_environment",
     "profile_arguments",
     "profile_command",
+    "world_from_environment",
 ]

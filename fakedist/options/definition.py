@@ -323,14 +323,14 @@ class Job:
             JobError: A value is invalid.
         """
         # The kinds check every type, which mypy cannot follow.
-        found: dict[str, Any] = {
-            each.name: values[each.name] for each in dataclasses.fields(cls) if each.name in values
+        stored: dict[str, Any] = {
+            field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values
         }
-        found["arguments"] = tuple(map(str, found.get("arguments", ())))
+        stored["arguments"] = tuple(map(str, stored.get("arguments", ())))
         for option in JOB_OPTIONS:
-            if option.field in found and option.field != "rank" and found[option.field] != option.default:
-                found[option.field] = option.read(found[option.field], Door.COMMAND_LINE)
-        return cls(**found)
+            if option.field in stored and option.field != "rank" and stored[option.field] != option.default:
+                stored[option.field] = option.read(stored[option.field], Door.COMMAND_LINE)
+        return cls(**stored)
 
 
 def _check(option: Option, value: object) -> None:
@@ -357,14 +357,14 @@ def profile_arguments(job: Job, ranks: Sequence[int] = ()) -> list[str]:
     They include every option of the job that differs from its default. The run's directory and the form of the result
     are not part of the job.
     """
-    found = []
+    arguments = []
     for option in JOB_OPTIONS:
         value = getattr(job, option.field)
         if option.field == "rank":
-            found.append(f"--rank={','.join(map(str, ranks)) or job.rank}")
+            arguments.append(f"--rank={','.join(map(str, ranks)) or job.rank}")
         elif value != option.default or option.field in _ALWAYS:
-            found += option.arguments(value)
-    return [*found, *(["-m"] if job.is_module else []), job.target, *job.arguments]
+            arguments += option.arguments(value)
+    return [*arguments, *(["-m"] if job.is_module else []), job.target, *job.arguments]
 
 
 def profile_command(job: Job, ranks: Sequence[int] = ()) -> str:

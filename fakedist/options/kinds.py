@@ -228,22 +228,22 @@ def variables() -> ValueKind:
     """Environment variables, stored as pairs of name and value in the order of their names."""
 
     def from_texts(texts: Sequence[str]) -> object:
-        found = {}
+        pairs = {}
         for text in texts:
             name, equals, value = text.partition("=")
             if not name or not equals:
                 raise RefusedError(f"is KEY=VALUE, not {text!r}")
-            found[name] = value
-        return found
+            pairs[name] = value
+        return pairs
 
     def read(value: object) -> tuple[tuple[str, str], ...]:
         if not isinstance(value, Mapping | list | tuple):
             raise RefusedError(f"maps names to texts, unlike {value!r}")
-        found = dict(value)
-        for name, text in found.items():
+        pairs = dict(value)
+        for name, text in pairs.items():
             if not isinstance(text, str | int | float) or isinstance(text, bool):
                 raise RefusedError(f"maps names to texts, and {name} is {text!r}")
-        return tuple(sorted((str(name), str(text)) for name, text in found.items()))
+        return tuple(sorted((str(name), str(text)) for name, text in pairs.items()))
 
     def texts(value: object) -> list[str]:
         return [f"{name}={text}" for name, text in read(value)]

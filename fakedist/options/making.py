@@ -68,7 +68,7 @@ class JobProgram:
     is_module: bool = False
 
 
-def make_jobs(program: JobProgram, given: Mapping[str, object], door: Door, directory: str = "") -> tuple[Job, ...]:
+def make_jobs(program: JobProgram, plain: Mapping[str, object], door: Door, directory: str = "") -> tuple[Job, ...]:
     """Make the job of each rank that the options name: rank 0 if they name none.
 
     Args:
@@ -79,13 +79,13 @@ def make_jobs(program: JobProgram, given: Mapping[str, object], door: Door, dire
     Raises:
         JobError: An option does not exist, a value is invalid, or two options contradict each other.
     """
-    for name in given:
+    for name in plain:
         if name not in _BY_NAME:
             raise JobError(f"a job has no option {name!r}", did_you_mean(name, _BY_NAME))
     stored = {
-        option.field or option.name: option.read(given[option.name], door)
+        option.field or option.name: option.read(plain[option.name], door)
         for option in OPTIONS
-        if given.get(option.name) is not None
+        if plain.get(option.name) is not None
     }
     stored["world_size"] = _world_size(stored, door)
     ranks = stored.pop("rank", (0,))
@@ -136,7 +136,7 @@ def option_named(name: str) -> Option:
     return _BY_NAME[name]
 
 
-def place_from_environment(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
+def world_from_environment(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
     """World size and rank as torchrun, SLURM or Open MPI set them in the environment; None if not set.
 
     Raises:

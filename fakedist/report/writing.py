@@ -24,7 +24,7 @@ def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> Non
         JobError: It cannot be written.
     """
     try:
-        folder = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+        folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     except OSError as error:  # a name of 300 letters
         raise JobError(f"{visible(str(path))} cannot be written: {error.strerror}", _ELSEWHERE) from None
     if path.is_symlink() and not path.exists():

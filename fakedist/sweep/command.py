@@ -64,16 +64,16 @@ class Filling:
         """
         return _PLACEHOLDER.sub(self._one, pattern)
 
-    def _one(self, found: re.Match[str]) -> str:
-        if found[1]:
-            return "{" + found[1] + "}"
-        words = self.arguments.get(found[2])
+    def _one(self, match: re.Match[str]) -> str:
+        if match[1]:
+            return "{" + match[1] + "}"
+        words = self.arguments.get(match[2])
         if words is None:
-            return text_of(self.values[found[2]])
+            return text_of(self.values[match[2]])
         if len(words) != 1:
             raise SweepError(
-                f"{{{found[2]}}} stands for {len(words)} arguments ({self.values[found[2]]}), and is part of a text",
-                f"make {{{found[2]}}} an argument of its own",
+                f"{{{match[2]}}} stands for {len(words)} arguments ({self.values[match[2]]}), and is part of a text",
+                f"make {{{match[2]}}} an argument of its own",
             )
         return words[0]
 
@@ -85,35 +85,35 @@ class Filling:
                 return self.values[whole[2]]
             return self.text(pattern)
         if isinstance(pattern, list | tuple):
-            return [self.plain(each) for each in pattern]
+            return [self.plain(value) for value in pattern]
         if isinstance(pattern, dict):
-            return {str(key): self.plain(each) for key, each in pattern.items()}
+            return {str(key): self.plain(value) for key, value in pattern.items()}
         if isinstance(pattern, Texts):
             return Texts(tuple(self.text(text) for text in pattern.texts))
         return pattern
 
     def command(self, patterns: Sequence[str]) -> tuple[str, ...]:
         """Arguments with their placeholders filled. One that is a placeholder may become several, or none."""
-        found: list[str] = []
+        words: list[str] = []
         for pattern in patterns:
             whole = _PLACEHOLDER.fullmatch(pattern)
             if whole is not None and whole[2] in self.arguments:
-                found += self.arguments[whole[2]]
+                words += self.arguments[whole[2]]
             else:
-                found.append(self.text(pattern))
-        return tuple(found)
+                words.append(self.text(pattern))
+        return tuple(words)
 
 
 def placeholders_of(pattern: object) -> Iterator[str]:
     """The names of all placeholders in a plain value, in order."""
     if isinstance(pattern, str):
-        yield from (found[2] for found in _PLACEHOLDER.finditer(pattern) if found[2])
+        yield from (match[2] for match in _PLACEHOLDER.finditer(pattern) if match[2])
     elif isinstance(pattern, list | tuple):
-        for each in pattern:
-            yield from placeholders_of(each)
+        for part in pattern:
+            yield from placeholders_of(part)
     elif isinstance(pattern, dict):
-        for each in pattern.values():
-            yield from placeholders_of(each)
+        for part in pattern.values():
+            yield from placeholders_of(part)
     elif isinstance(pattern, Texts):
         yield from placeholders_of(pattern.texts)
 
@@ -141,15 +141,15 @@ class PointFile:
         Raises:
             SweepError: A place to set is inside something that is no table, or the format has no such value.
         """
-        found = copy.deepcopy(dict(self.content))
+        content = copy.deepcopy(dict(self.content))
         for keys, pattern in self.changes:
-            _set(found, keys, filling.plain(pattern), f"{self.name}: {'.'.join(keys)}")
+            _set(content, keys, filling.plain(pattern), f"{self.name}: {'.'.join(keys)}")
         if self.file_name.endswith(".toml"):
-            return toml_text(found)
+            return toml_text(content)
         try:
             if self.file_name.endswith(".json"):
-                return json.dumps(found, indent=2, allow_nan=False) + "\n"
-            return str(yaml.safe_dump(found, sort_keys=False))
+                return json.dumps(content, indent=2, allow_nan=False) + "\n"
+            return str(yaml.safe_dump(content, sort_keys=False))
         except (TypeError, ValueError, yaml.YAMLError) as error:
             raise SweepError(
                 f"the file {self.name} cannot be written: {error}", "leave out the value, or use TOML"
@@ -187,39 +187,43 @@ def read_plain(path: Path) -> Mapping[str, object]:
     try:
         text = read_bytes(path, _MOST_BYTES).decode()
         if path.suffix == ".toml":
-            found: object = tomllib.loads(text)
+            content: object = tomllib.loads(text)
         else:
-            found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+            content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise SweepError(f"{path} cannot be read: {error.strerror}", "paths are relative to the sweep file") from None
     except UnreadableError as error:
         raise SweepError(f"{path} cannot be read: {error}", "give a configuration file") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SweepError(f"{path} is not {path.suffix[1:].upper()}: {told}", "correct the file") from None
-    if not isinstance(found, dict):
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SweepError(f"{path} is not {path.suffix[1:].upper()}: {reason}", "correct the file") from None
+    if not isinstance(content, dict):
         raise SweepError(f"{path} is no table of keys and values", "give a configuration file")
-    return found
+    return content
 
 
 def _set(content: dict[str, object], keys: tuple[str, ...], value: object, where: str) -> None:
-    place: object = content
+    container: object = content
     for at, key in enumerate(keys):
         is_last = at == len(keys) - 1
-        if isinstance(place, list):
-            if not key.isdecimal() or int(key) >= len(place):
-                raise SweepError(f"{where}: {'.'.join(keys[:at])} is a list of {len(place)}", f'"{keys[0]}.0" = ...')
+        if isinstance(container, list):
+            if not key.isdecimal() or int(key) >= len(container):
+                raise SweepError(
+                    f"{where}: {'.'.join(keys[:at])} is a list of {len(container)}", f'"{keys[0]}.0" = ...'
+                )
             if is_last:
-                place[int(key)] = value
+                container[int(key)] = value
             else:
-                place = place[int(key)]
-        elif isinstance(place, dict):
+                container = container[int(key)]
+        elif isinstance(container, dict):
             if is_last:
-                place[key] = value
+                container[key] = value
             else:
-                place = place.setdefault(key, {})
+                container = container.setdefault(key, {})
         else:
-            raise SweepError(f"{where}: {'.'.join(keys[:at])} is {place!r}, not a table", "correct the key under set")
+            raise SweepError(
+                f"{where}: {'.'.join(keys[:at])} is {container!r}, not a table", "correct the key under set"
+            )
 
 
 def toml_text(content: Mapping[str, object]) -> str:
@@ -259,9 +263,9 @@ def _value(value: object, path: tuple[str, ...]) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
-        return f"[{', '.join(_value(each, path) for each in value)}]"
+        return f"[{', '.join(_value(item, path) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(str(key))} = {_value(each, path)}' for key, each in value.items())} }}"
+        return f"{{ {', '.join(f'{_key(str(key))} = {_value(item, path)}' for key, item in value.items())} }}"
     raise SweepError(f"{'.'.join(path)} = {value!r} has no form in TOML", "leave it out")
 
 
@@ -308,7 +312,7 @@ class PointRun:
                 value = value.replace(mark, path)
             return value
 
-        arguments = tuple(put(each) for each in self.job.arguments)
+        arguments = tuple(put(argument) for argument in self.job.arguments)
         environment = tuple((name, put(value)) for name, value in self.job.environment)
         return dataclasses.replace(self.job, arguments=arguments, environment=environment)
 
@@ -344,7 +348,7 @@ class SweptCommand:
         """
         known = [*space.names, *(file.name for file in self.files)]
         used: set[str] = set()
-        for where, pattern in self._places():
+        for where, pattern in self._patterns():
             for name in placeholders_of(pattern):
                 used.add(name)
                 if name not in known:
@@ -413,14 +417,17 @@ class SweptCommand:
         pattern = self.options.get("gpu")
         (text,) = pattern.texts[-1:] if isinstance(pattern, Texts) else (pattern,)
         names = list(placeholders_of(text))
-        axis = next((each for each in space.axes if names == [each.name] and text == f"{{{each.name}}}"), None)
+        axis = next(
+            (candidate for candidate in space.axes if names == [candidate.name] and text == f"{{{candidate.name}}}"),
+            None,
+        )
         if axis is None or axis.arguments:
             return job, None
         same = _seen_by_script(job.gpu, job.gpu_memory_bytes)
         first = next(
-            found
-            for found in (self._path(str(value)) for value in axis.values)
-            if _seen_by_script(found, job.gpu_memory_bytes) == same
+            gpu
+            for gpu in (self._path(str(value)) for value in axis.values)
+            if _seen_by_script(gpu, job.gpu_memory_bytes) == same
         )
         return dataclasses.replace(job, gpu=first), None if first == job.gpu else job.gpu
 
@@ -428,11 +435,13 @@ class SweptCommand:
         is_path = value.lower().endswith(GPU_FILE_ENDING) or value.endswith(".json")
         return os.path.abspath(os.path.join(self.directory, value)) if is_path else value
 
-    def _places(self) -> list[tuple[str, object]]:
-        found: list[tuple[str, object]] = [("the arguments", list(self.program.arguments))]
-        found += [(f"the option {option_named(name).called(self.door)}", each) for name, each in self.options.items()]
-        found += [(f"the file {file.name}", [value for _, value in file.changes]) for file in self.files]
-        return [*found, *((f"price {name}", value) for name, value in self.price.items())]
+    def _patterns(self) -> list[tuple[str, object]]:
+        patterns: list[tuple[str, object]] = [("the arguments", list(self.program.arguments))]
+        patterns += [
+            (f"the option {option_named(name).called(self.door)}", option) for name, option in self.options.items()
+        ]
+        patterns += [(f"the file {file.name}", [value for _, value in file.changes]) for file in self.files]
+        return [*patterns, *((f"price {name}", value) for name, value in self.price.items())]
 
 
 def _pairs(space: Space, point: Point) -> list[tuple[Axis, tuple[str, Scalar]]]:

@@ -36,8 +36,8 @@ class Sweep:
         Bytes and microseconds. Memory is that of the rank that leaves least of its GPU free; ``stages`` has every rank
         that ran. What is not known is missing.
         """
-        places = {each.row.id: each.place for each in self.ranking.ranked}
-        made = [_flat(row, places.get(row.id), row.id in self.ranking.front) for row in self.rows]
+        ranks = {entry.row.id: entry.place for entry in self.ranking.ranked}
+        made = [_flat(row, ranks.get(row.id), row.id in self.ranking.front) for row in self.rows]
         frame = pd.DataFrame(made, columns=[*self.about.axes, *COLUMNS])
         for name in self.about.axes:
             if frame[name].map(type).nunique() > 1:
@@ -68,27 +68,27 @@ def open_sweep(path: str | os.PathLike[str]) -> Sweep:
     """
     directory = Path(path)
     about, known = read_about(directory), read_known(directory / JOURNAL_NAME)
-    rows = [known.rows[each] for each in about.points if each in known.rows] if about.points is not None else None
+    rows = [known.rows[row_id] for row_id in about.points if row_id in known.rows] if about.points is not None else None
     return Sweep(directory.resolve(), about, list(known.rows.values()) if rows is None else rows)
 
 
 def _flat(row: Row, place: int | None, on_front: bool) -> dict[str, object]:
     fullest, step = row.fullest, row.step
-    found: dict[str, object] = dict(row.values)
-    found |= {"id": row.id, "status": str(row.status), "place": place, "on_front": on_front}
-    found |= {"reason": row.reason, "layer": row.layer, "line": row.line}
+    cells: dict[str, object] = dict(row.values)
+    cells |= {"id": row.id, "status": str(row.status), "place": place, "on_front": on_front}
+    cells |= {"reason": row.reason, "layer": row.layer, "line": row.line}
     if fullest is not None:
-        found |= {name: value for name, value in asdict(fullest).items() if name in COLUMNS}
-        found |= {"total_bytes": fullest.total_bytes, "headroom_bytes": row.headroom_bytes}
+        cells |= {name: value for name, value in asdict(fullest).items() if name in COLUMNS}
+        cells |= {"total_bytes": fullest.total_bytes, "headroom_bytes": row.headroom_bytes}
     if step is not None:
-        found |= {name: value for name, value in asdict(step).items() if name in COLUMNS}
-        found |= {"step_low_us": step.low_us, "step_high_us": step.high_us}
-        found |= {"priced_gpu": step.gpu, "priced_fabric": step.fabric}
-    found |= {"ranks": [each.rank for each in row.ranks], "has_every_stage": row.has_every_stage}
-    found |= {"stages": to_plain(row.ranks), "is_check": row.is_check, "run": row.run_directory, "reason": row.reason}
-    found |= {"layer": row.layer, "line": row.line}
-    found |= {"host": ",".join(dict.fromkeys(each.host for each in row.ranks))}
-    found |= {"worker": ",".join(dict.fromkeys(each.worker for each in row.ranks))}
-    found["wall_s"] = sum(each.wall_s for each in row.ranks)
-    found["peak_rss_bytes"] = max((each.peak_rss_bytes for each in row.ranks), default=None)
-    return found
+        cells |= {name: value for name, value in asdict(step).items() if name in COLUMNS}
+        cells |= {"step_low_us": step.low_us, "step_high_us": step.high_us}
+        cells |= {"priced_gpu": step.gpu, "priced_fabric": step.fabric}
+    cells |= {"ranks": [result.rank for result in row.ranks], "has_every_stage": row.has_every_stage}
+    cells |= {"stages": to_plain(row.ranks), "is_check": row.is_check, "run": row.run_directory, "reason": row.reason}
+    cells |= {"layer": row.layer, "line": row.line}
+    cells |= {"host": ",".join(dict.fromkeys(result.host for result in row.ranks))}
+    cells |= {"worker": ",".join(dict.fromkeys(result.worker for result in row.ranks))}
+    cells["wall_s"] = sum(result.wall_s for result in row.ranks)
+    cells["peak_rss_bytes"] = max((result.peak_rss_bytes for result in row.ranks), default=None)
+    return cells

@@ -47,8 +47,8 @@ _MOST_MAPS = 15
 def varied_axes(sweep: Sweep) -> list[str]:
     """The axes with several values, those that matter most first."""
     order = [effect.axis for effect in sweep.ranking.effects]
-    found = [name for name, values in sweep.about.axes.items() if len(values) > 1]
-    return sorted(found, key=lambda name: order.index(name) if name in order else len(order))
+    names = [name for name, values in sweep.about.axes.items() if len(values) > 1]
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def parallel_axes(sweep: Sweep) -> Figure:
@@ -87,8 +87,8 @@ def parallel_axes(sweep: Sweep) -> Figure:
     for at, name in enumerate(names):
         for value in sweep.about.axes[name]:
             _label(figure, at, _height(value, sweep.about.axes[name]), text_of(value))
-    for share in (0.0, 0.5, 1.0):
-        _label(figure, len(names), share, speed_text(least + share * (most - least)))
+    for height in (0.0, 0.5, 1.0):
+        _label(figure, len(names), height, speed_text(least + height * (most - least)))
     ticks = {"tickvals": [*range(len(names) + 1)], "ticktext": [*map(shown, names), sweep.ranking.unit]}
     figure.update_xaxes(**ticks, range=[-0.3, len(names) + 0.4], zeroline=False)
     figure.update_yaxes(visible=False, range=[-0.06, 1.06])
@@ -142,26 +142,26 @@ def two_axes(sweep: Sweep, x: str, y: str) -> Figure:
         if row.status is not Status.FITS or row.id not in speeds:
             continue
         values = dict(row.values)
-        place = (text_of(values[x]), text_of(values[y]))
-        if place not in best or speeds[row.id] > speeds[best[place].id]:
-            best[place] = row
+        cell = (text_of(values[x]), text_of(values[y]))
+        if cell not in best or speeds[row.id] > speeds[best[cell].id]:
+            best[cell] = row
     xs, ys = ([text_of(value) for value in sweep.about.axes[name]] for name in (x, y))
-    found = list(best.items())
+    cells = list(best.items())
     figure = new_figure()
     figure.add_scatter(
-        x=[place[0] for place, _ in found],
-        y=[place[1] for place, _ in found],
+        x=[cell[0] for cell, _ in cells],
+        y=[cell[1] for cell, _ in cells],
         mode="markers+text",
         marker={
             "symbol": "square",
             "size": 46,
-            "color": [speeds[row.id] for _, row in found],
+            "color": [speeds[row.id] for _, row in cells],
             "colorscale": [[at / (len(_SCALE) - 1), colour] for at, colour in enumerate(_SCALE)],
         },
-        text=[speed_text(speeds[row.id]) for _, row in found],
+        text=[speed_text(speeds[row.id]) for _, row in cells],
         textposition="bottom center",
-        hovertext=[_hover(row, sweep) for _, row in found],
-        customdata=[_link(row, sweep) for _, row in found],
+        hovertext=[_hover(row, sweep) for _, row in cells],
+        customdata=[_link(row, sweep) for _, row in cells],
         hovertemplate="%{hovertext}<extra></extra>",
         showlegend=False,
         cliponaxis=False,
@@ -183,21 +183,21 @@ def _speeds(sweep: Sweep) -> dict[str, float]:
 
 def _bins(rows: Sequence[Row], speeds: dict[str, float], least: float, most: float) -> list[tuple[str, list[Row]]]:
     """Rows by colour, the fastest last, so that they are drawn over the others."""
-    found: dict[str, list[Row]] = {colour: [] for colour in (_PALE, *_SCALE)}
+    bins: dict[str, list[Row]] = {colour: [] for colour in (_PALE, *_SCALE)}
     for row in rows:
         if row.id not in speeds:
-            found[_PALE].append(row)
+            bins[_PALE].append(row)
             continue
-        share = (speeds[row.id] - least) / ((most - least) or 1.0)
-        found[_SCALE[min(int(share * len(_SCALE)), len(_SCALE) - 1)]].append(row)
-    return [(colour, own) for colour, own in found.items() if own]
+        fraction = (speeds[row.id] - least) / ((most - least) or 1.0)
+        bins[_SCALE[min(int(fraction * len(_SCALE)), len(_SCALE) - 1)]].append(row)
+    return [(colour, own) for colour, own in bins.items() if own]
 
 
 def _height(value: Scalar | None, values: Sequence[Scalar]) -> float:
     """Where a value is on its axis, from 0 to 1."""
     if value is None or len(values) < 2:
         return 0.5
-    return [text_of(each) for each in values].index(text_of(value)) / (len(values) - 1)
+    return [text_of(other) for other in values].index(text_of(value)) / (len(values) - 1)
 
 
 def _label(figure: Figure, x: float, y: float, text: str) -> None:
@@ -236,9 +236,9 @@ def sweep_page(sweep: Sweep) -> str:
     figures: dict[str, object] = {"parallel": figure_object(parallel_axes(sweep))} if varied_axes(sweep) else {}
     if sweep.ranking.speeds:
         figures["front"] = figure_object(memory_against_speed(sweep))
-    found = maps(sweep) if sweep.ranking.speeds else {}
+    drawn = maps(sweep) if sweep.ranking.speeds else {}
     pack.meta |= {"figures": figures, "style": STYLE_NAMES}
-    pack.meta["maps"] = {name: figure_object(figure) for name, figure in found.items()}
+    pack.meta["maps"] = {name: figure_object(figure) for name, figure in drawn.items()}
     rows = shown_rows(sweep)
     links = [report_of(sweep.path, row.run_directory) for row in rows]
     sentences = list(answer(sweep.ranking))
@@ -252,7 +252,7 @@ def sweep_page(sweep: Sweep) -> str:
             ("directory", str(sweep.path)),
         ],
         "figures": sorted(figures),
-        "maps": list(found),
+        "maps": list(drawn),
         "points_title": TITLE,
         "columns": columns_of(sweep, rows),
         "links": links,

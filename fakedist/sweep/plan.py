@@ -46,7 +46,7 @@ from fakedist.sweep.space import (
     read_scalar,
     text_of,
 )
-from fakedist.units import parse_bytes, parse_share
+from fakedist.units import parse_bytes, parse_percent
 
 SAMPLERS = ("tpe", "random")
 #: How many of the best points run every stage, with ``ranks = "stages"``.
@@ -118,7 +118,7 @@ class SweepPlan:
         Raises:
             SweepError: An expression gives no whole number above 0 there.
         """
-        tokens, micro_batches = (self._count(each, point) for each in (self.tokens, self.micro_batches))
+        tokens, micro_batches = (self._count(expression, point) for expression in (self.tokens, self.micro_batches))
         return tokens, micro_batches
 
     def _count(self, expression: Expression | None, point: Point) -> int | None:
@@ -140,15 +140,15 @@ def read_ranks(plain: object) -> RankChoice:
         return RankChoice()
     if plain == "stages":
         return RankChoice("stages")
-    if isinstance(plain, str) and (found := _COUNTED.fullmatch(plain)) and found["word"] == "stages":
-        return RankChoice("stages", num_best=None if found["number"] == "all" else int(found["number"]))
+    if isinstance(plain, str) and (match := _COUNTED.fullmatch(plain)) and match["word"] == "stages":
+        return RankChoice("stages", num_best=None if match["number"] == "all" else int(match["number"]))
     try:
         numbers = parse_rank_list(plain) if isinstance(plain, str) else plain
     except JobError:
         numbers = None
     if isinstance(numbers, int) and not isinstance(numbers, bool):
         numbers = [numbers]
-    if not isinstance(numbers, list | tuple) or not numbers or not all(type(each) is int for each in numbers):
+    if not isinstance(numbers, list | tuple) or not numbers or not all(type(number) is int for number in numbers):
         raise SweepError(f"ranks is ends, stages or a list of ranks, not {plain!r}", 'ranks = "ends"')
     return RankChoice("listed", tuple(dict.fromkeys(numbers)))
 
@@ -163,10 +163,10 @@ def read_keep(plain: object) -> int | None:
         return None
     if plain == "none":
         return 0
-    found = _COUNTED.fullmatch(plain) if isinstance(plain, str) else None
-    if found is None or found["word"] != "best" or found["number"] == "all":
+    match = _COUNTED.fullmatch(plain) if isinstance(plain, str) else None
+    if match is None or match["word"] != "best" or match["number"] == "all":
         raise SweepError(f"keep is all, none or best:10, not {plain!r}", 'keep = "best:10"')
-    return int(found["number"])
+    return int(match["number"])
 
 
 def read_headroom(plain: object) -> float:
@@ -178,12 +178,12 @@ def read_headroom(plain: object) -> float:
     if plain is None:
         return HEADROOM
     try:
-        share = parse_share(plain) if isinstance(plain, str) else -1.0
+        fraction = parse_percent(plain) if isinstance(plain, str) else -1.0
     except JobError:
-        share = -1.0
-    if not 0 <= share < 1:
+        fraction = -1.0
+    if not 0 <= fraction < 1:
         raise SweepError(f"headroom is a share of the GPU's memory, not {plain!r}", 'headroom = "5%"')
-    return share
+    return fraction
 
 
 #: Inherited variables that differ from one terminal to the next, and that no training script goes by.
@@ -243,7 +243,7 @@ def key_of(run: PointRun, ground: Ground) -> str:
 def id_of(key: str, pricing: PricedFor, plan: SweepPlan) -> str:
     """What tells a row from all others, as 24 characters."""
     ranks = plan.ranks.text if plan.ranks.which == "listed" else "ends"
-    counted = [None if each is None else each.text for each in (plan.tokens, plan.micro_batches)]
+    counted = [None if expression is None else expression.text for expression in (plan.tokens, plan.micro_batches)]
     return _digest([key, dataclasses.asdict(pricing), ranks, counted, plan.context_bytes])[:24]
 
 
@@ -251,7 +251,9 @@ def id_of(key: str, pricing: PricedFor, plan: SweepPlan) -> str:
 def _installed() -> list[str]:
     """The installed packages with their versions, as the names of their metadata's directories."""
     patterns = ("*.dist-info", "*.egg-info")
-    return sorted({path.name for folder in sys.path for each in patterns for path in Path(folder or ".").glob(each)})
+    return sorted(
+        {path.name for folder in sys.path for pattern in patterns for path in Path(folder or ".").glob(pattern)}
+    )
 
 
 def _digest(value: object) -> str:
@@ -263,21 +265,21 @@ def _script_digests(job: Job) -> dict[str, str]:
     path = _module_file(job.target) if job.is_module else Path(job.target)
     if path is None or not path.exists():
         return {}
-    found = {str(path): _content(path)} if path.is_file() else {}
+    digests = {str(path): _content(path)} if path.is_file() else {}
     for count, file in enumerate(sorted(_python_files(path if path.is_dir() else path.parent))):
         stat = file.stat()
-        found[str(file)] = _content(file) if count < _MOST_FILES else _digest([stat.st_size, stat.st_mtime_ns])
-    return found
+        digests[str(file)] = _content(file) if count < _MOST_FILES else _digest([stat.st_size, stat.st_mtime_ns])
+    return digests
 
 
 def _python_files(directory: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(directory):
         folders[:] = [
-            each
-            for each in folders
-            if not each.startswith(".") and each not in _NOT_OURS and not (Path(folder) / each / "pyvenv.cfg").exists()
+            name
+            for name in folders
+            if not name.startswith(".") and name not in _NOT_OURS and not (Path(folder) / name / "pyvenv.cfg").exists()
         ]
-        yield from (Path(folder) / each for each in files if each.endswith(".py"))
+        yield from (Path(folder) / file for file in files if file.endswith(".py"))
 
 
 def _content(path: Path) -> str:
@@ -292,8 +294,8 @@ def _module_file(name: str) -> Path | None:
     spec = PathFinder.find_spec(name.partition(".")[0], [os.getcwd(), *sys.path])
     if spec is None:
         return None
-    places = list(spec.submodule_search_locations or ())
-    return Path(places[0]) if places else Path(spec.origin or "")
+    locations = list(spec.submodule_search_locations or ())
+    return Path(locations[0]) if locations else Path(spec.origin or "")
 
 
 @dataclass(frozen=True)
@@ -334,7 +336,7 @@ class _SweepParts:
     settings: dict[str, object] = field(default_factory=dict)
 
 
-def sweep_of_file(path: Path, given: CommandLineSettings) -> SweepPlan:
+def sweep_of_file(path: Path, settings: CommandLineSettings) -> SweepPlan:
     """The sweep that a file describes, with what the command line changes.
 
     Raises:
@@ -347,21 +349,21 @@ def sweep_of_file(path: Path, given: CommandLineSettings) -> SweepPlan:
     except UnreadableError as error:
         raise SweepError(f"{path} is not TOML: {error}", "docs/sweeps.md shows a sweep file") from None
     try:
-        return _plan(_parts_of_file(path, values), given)
+        return _plan(_parts_of_file(path, values), settings)
     except FakedistError as error:
-        if path.name in error.message or given != CommandLineSettings():  # then it may be an option that is wrong
+        if path.name in error.message or settings != CommandLineSettings():  # then it may be an option that is wrong
             raise
         raise SweepError(f"{path.name}: {error.message}", error.hint) from None
 
 
-def sweep_of_command(program: JobProgram, given: CommandLineSettings) -> SweepPlan:
+def sweep_of_command(program: JobProgram, settings: CommandLineSettings) -> SweepPlan:
     """The sweep that a command line describes without a file.
 
     Raises:
         SweepError: Something in it is not valid.
     """
     stem = program.target.rpartition(".")[2] if program.is_module else Path(program.target).stem
-    return _plan(_SweepParts(stem, program, Door.COMMAND_LINE), given)
+    return _plan(_SweepParts(stem, program, Door.COMMAND_LINE), settings)
 
 
 def _parts_of_file(path: Path, values: dict[str, object]) -> _SweepParts:
@@ -370,7 +372,9 @@ def _parts_of_file(path: Path, values: dict[str, object]) -> _SweepParts:
     parts.axes = {name: axis_of_toml(name, plain, path.name) for name, plain in section.take_table("axes").items()}
     for name, plain in section.take_table("let").items():
         parts.derived[check_name(name, path.name)] = _expression(plain, f"{path.name}, {name}:")
-    parts.conditions = [_expression(each, f"{path.name}, where:") for each in _several(section.take_any("where"))]
+    parts.conditions = [
+        _expression(condition, f"{path.name}, where:") for condition in _several(section.take_any("where"))
+    ]
     files = section.take_table("files")
     for name, plain in files.items():
         if not isinstance(plain, dict):
@@ -437,29 +441,29 @@ def _expression(plain: object, where: str) -> Expression:
     return Expression(plain, where)
 
 
-def _plan(parts: _SweepParts, given: CommandLineSettings) -> SweepPlan:
-    for text in given.axes:
-        axis = axis_of_text(text, given.monotone)
+def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
+    for text in command_line.axes:
+        axis = axis_of_text(text, command_line.monotone)
         parts.axes[axis.name] = _with_arguments(axis, parts.axes.get(axis.name))
-    for name in given.monotone:
+    for name in command_line.monotone:
         if name not in parts.axes:
             raise SweepError(f"--monotone {name}: there is no such axis", "--axis mbs=1,2,4 --monotone mbs")
         if not parts.axes[name].is_monotone:
             old = parts.axes[name]
             parts.axes[name] = Axis(name, old.values, old.arguments, is_monotone=True)
-    for text in given.derived:
+    for text in command_line.derived:
         name, value = _named(text, "--let", 'dp="64 // tp"')
         parts.derived[check_name(name, "--let")] = Expression(value, f"--let {name}:")
-    parts.conditions += [Expression(text, "--where") for text in given.conditions]
-    for text in given.prices:
+    parts.conditions += [Expression(text, "--where") for text in command_line.conditions]
+    for text in command_line.prices:
         name, value = _named(text, "--price", "gpus-per-node={n}")
         if name.replace("-", "_") not in PRICES:
             raise SweepError(
-                f"--price has no {name}", f"it has {' and '.join(each.replace('_', '-') for each in PRICES)}"
+                f"--price has no {name}", f"it has {' and '.join(price.replace('_', '-') for price in PRICES)}"
             )
         parts.price[name.replace("-", "_")] = value if any(placeholders_of(value)) else read_scalar(value)
-    parts.options |= given.options
-    settings = parts.settings | {name: value for name, value in given.settings.items() if value is not None}
+    parts.options |= command_line.options
+    settings = parts.settings | {name: value for name, value in command_line.settings.items() if value is not None}
     space = Space(
         tuple(parts.axes.values()), tuple(parts.derived.items()), tuple(parts.conditions), _constants(parts.options)
     )

@@ -170,7 +170,7 @@ class Row:
     @property
     def fullest(self) -> RankResult | None:
         """The rank that leaves least of its GPU free; None if none ran to the end."""
-        ran = [each for each in self.ranks if each.kind is RankKind.RAN]
+        ran = [result for result in self.ranks if result.kind is RankKind.RAN]
         return min(ran, key=lambda each: each.capacity_bytes - each.total_bytes) if ran else None
 
     @property
@@ -183,7 +183,7 @@ class Row:
     def run_directory(self) -> str:
         """A run directory of it, relative to the sweep's: of the fullest rank, or of the one that failed."""
         fullest = self.fullest
-        failed = next((each for each in self.ranks if each.kind is not RankKind.RAN), None)
+        failed = next((result for result in self.ranks if result.kind is not RankKind.RAN), None)
         one = failed or fullest
         return "" if one is None else one.directory
 
@@ -203,7 +203,7 @@ def judge(result: TaskResult, rank: int, run_directory: Path, sweep: Path, conte
     Args:
         context_bytes: Memory of the CUDA context; None for what is published.
     """
-    found = RankResult(
+    judged = RankResult(
         rank=rank,
         kind=RankKind.FAILED,
         outcome=result.outcome,
@@ -216,23 +216,23 @@ def judge(result: TaskResult, rank: int, run_directory: Path, sweep: Path, conte
         peak_rss_bytes=result.peak_rss_bytes,
     )
     if result.outcome is Outcome.ERROR:
-        return found  # any files there are of an earlier run, or none
+        return judged  # any files there are of an earlier run, or none
     try:
         run = open_run_directory(run_directory)
     except RunDirectoryError as error:
-        return found if found.reason else replace(found, reason=error.message)
-    return _with_run(found, run, context_bytes)
+        return judged if judged.reason else replace(judged, reason=error.message)
+    return _with_run(judged, run, context_bytes)
 
 
-def _with_run(found: RankResult, run: Run, context_bytes: int | None) -> RankResult:
+def _with_run(result: RankResult, run: Run, context_bytes: int | None) -> RankResult:
     summary = run.summary
-    found = _with_memory(found, summary, context_bytes)
+    result = _with_memory(result, summary, context_bytes)
     if summary.exit.outcome is Outcome.OUT_OF_MEMORY:
         asked = summary.out_of_memory
         where = f" in {asked.layer}" if asked is not None and asked.layer else ""
         size = f": {format_bytes(asked.requested_bytes)} were asked for" if asked is not None else ""
         return replace(
-            found,
+            result,
             kind=RankKind.OUT_OF_MEMORY,
             reason=f"out of memory{where}{size}",
             layer="" if asked is None else asked.layer,
@@ -240,30 +240,32 @@ def _with_run(found: RankResult, run: Run, context_bytes: int | None) -> RankRes
         )
     if summary.exit.ended_well:
         if not summary.peak_allocated_bytes and summary.left_during_init is None:
-            return replace(found, reason="the script allocated nothing on the GPU")
-        return replace(found, kind=RankKind.RAN, reason="", pipeline=_pipeline(run))
-    told = next((each for each in read_journal(run.path / JOURNAL_NAME) if isinstance(each, OutcomeRecord)), None)
-    reason = summary.exit.message or found.reason
+            return replace(result, reason="the script allocated nothing on the GPU")
+        return replace(result, kind=RankKind.RAN, reason="", pipeline=_pipeline(run))
+    outcome = next(
+        (record for record in read_journal(run.path / JOURNAL_NAME) if isinstance(record, OutcomeRecord)), None
+    )
+    reason = summary.exit.message or result.reason
     if reason.startswith(f"{WorldError.__name__}:"):
         reason += " (--rank stages:all or --with-peers runs more ranks)"
-    line = "" if told is None or told.line.startswith(_PACKAGE) else told.line
-    found = replace(found, reason=reason, line=line)
+    line = "" if outcome is None or outcome.line.startswith(_PACKAGE) else outcome.line
+    result = replace(result, reason=reason, line=line)
     is_refusal = (
         summary.exit.outcome is Outcome.EXCEPTION
         and summary.exit.message.partition(":")[0] in _REFUSALS
-        and told is not None
-        and told.last_step == 0
+        and outcome is not None
+        and outcome.last_step == 0
         and not summary.invented_values
-        and not told.line.startswith(_PACKAGE)
+        and not outcome.line.startswith(_PACKAGE)
     )
-    return replace(found, kind=RankKind.INVALID) if is_refusal else found
+    return replace(result, kind=RankKind.INVALID) if is_refusal else result
 
 
-def _with_memory(found: RankResult, summary: Summary, context_bytes: int | None) -> RankResult:
+def _with_memory(result: RankResult, summary: Summary, context_bytes: int | None) -> RankResult:
     outside = summary.estimated_outside
     published = (outside.context_bytes if outside is not None else None) or 0
     return replace(
-        found,
+        result,
         peak_allocated_bytes=summary.peak_allocated_bytes,
         peak_reserved_bytes=summary.peak_reserved_bytes,
         nccl_low_bytes=0 if outside is None else outside.low_bytes - published,
@@ -306,12 +308,12 @@ def estimate_step(
     except FakedistError as error:
         return None, error.message
     stages = results[0].pipeline
-    has_every_stage = set(stages) <= {each.rank for each in results}
-    slowest = next(each for each in job.summary.stages if each.rank == job.summary.slowest_rank)
-    found = _placed(job, slowest)
+    has_every_stage = set(stages) <= {result.rank for result in results}
+    slowest = next(stage for stage in job.summary.stages if stage.rank == job.summary.slowest_rank)
+    step = _placed(job, slowest)
     if has_every_stage or len(stages) < 2:
-        return found, ""
-    return _with_formula(found, job, stages), ""
+        return step, ""
+    return _with_formula(step, job, stages), ""
 
 
 def _placed(job: JobTime, slowest: StageTime) -> StepEstimate:
@@ -339,35 +341,35 @@ def _placed(job: JobTime, slowest: StageTime) -> StepEstimate:
     )
 
 
-def _with_formula(found: StepEstimate, job: JobTime, stages: Sequence[int]) -> StepEstimate:
+def _with_formula(step: StepEstimate, job: JobTime, stages: Sequence[int]) -> StepEstimate:
     """The step with the bubble of a pipeline of which only some stages ran.
 
     A stage waits (p - 1) / v times for what one micro-batch takes on a stage, p stages of v chunks each (Narayanan et
     al., arXiv:2104.04473, section 2.2). The rank that works longest stands for every stage.
     """
     micro_batches = job.summary.throughput.num_micro_batches
-    run = next((each for each in job.runs if each.summary.rank == stages[0]), None)
+    run = next((recorded for recorded in job.runs if recorded.summary.rank == stages[0]), None)
     chunks = _chunks(run, stages) if run is not None else None
     if not micro_batches or not chunks:
-        return replace(found, bubble_from="not known")
+        return replace(step, bubble_from="not known")
     working = {stage.rank: job.summary.step_us - stage.bubble_us for stage in job.summary.stages}
     longest = max(working, key=lambda rank: working[rank])
     lanes = job.lanes[(job.lanes["rank"] == longest) & job.lanes["lane"].isin(_IN_PIPELINE)]
     passes_us = float((lanes["end_us"] - lanes["start_us"]).sum())
     bubble_us = (len(stages) - 1) / chunks * passes_us / micro_batches
     step_us = working[longest] + bubble_us
-    scale = step_us / found.step_us
+    scale = step_us / step.step_us
     return replace(
-        found,
+        step,
         step_us=step_us,
-        low_us=None if found.low_us is None else found.low_us * scale,
-        high_us=None if found.high_us is None else found.high_us * scale,
+        low_us=None if step.low_us is None else step.low_us * scale,
+        high_us=None if step.high_us is None else step.high_us * scale,
         bubble_us=bubble_us,
         bubble_from="formula",
-        communication_us=next(each.communication_us for each in job.summary.stages if each.rank == longest),
-        tokens_per_s_per_gpu=_slowed(found.tokens_per_s_per_gpu, scale),
-        samples_per_s_per_gpu=_slowed(found.samples_per_s_per_gpu, scale),
-        tflops_per_gpu=_slowed(found.tflops_per_gpu, scale),
+        communication_us=next(recorded.communication_us for recorded in job.summary.stages if recorded.rank == longest),
+        tokens_per_s_per_gpu=_slowed(step.tokens_per_s_per_gpu, scale),
+        samples_per_s_per_gpu=_slowed(step.samples_per_s_per_gpu, scale),
+        tflops_per_gpu=_slowed(step.tflops_per_gpu, scale),
     )
 
 
@@ -401,8 +403,8 @@ def make_row(run: PointRun, names: tuple[str, str], results: Sequence[RankResult
         results: How its ranks ended, in the order in which they ran.
     """
     row_id, key = names
-    failed = next((each for each in results if each.kind is not RankKind.RAN), None)
-    every = set(results[0].pipeline) <= {each.rank for each in results}
+    failed = next((result for result in results if result.kind is not RankKind.RAN), None)
+    every = set(results[0].pipeline) <= {result.rank for result in results}
     common = Row(
         id=row_id,
         key=key,
@@ -415,7 +417,7 @@ def make_row(run: PointRun, names: tuple[str, str], results: Sequence[RankResult
     if failed is not None:
         reason = failed.reason if len(results) == 1 else f"rank {failed.rank}: {failed.reason}"
         return replace(common, status=_STATUS_OF_KIND[failed.kind], reason=reason, line=failed.line, layer=failed.layer)
-    directories = [sweep / each.directory for each in results]
+    directories = [sweep / result.directory for result in results]
     step, why = estimate_step(directories, results, run.pricing, *plan.counts_at(run.point))
     status, reason = _fit(common)
     return replace(common, status=status, reason=reason, step=step, why_no_step=why)

@@ -103,15 +103,15 @@ class MonotonePoints:
 
     def _neighbours(self, space: Space, point: Point) -> list[tuple[tuple[str, Scalar], ...]]:
         """The next lower point of the space on each monotone axis."""
-        found = []
+        neighbours = []
         for at, axis in enumerate(space.axes):
             if not axis.is_monotone:
                 continue
             name, value = point.values[at]
             lower = axis.values[: axis.values.index(value)]
-            candidates = ((*point.values[:at], (name, each), *point.values[at + 1 :]) for each in reversed(lower))
-            found += [next((each for each in candidates if each in self._runs), ())]
-        return [each for each in found if each]
+            candidates = ((*point.values[:at], (name, other), *point.values[at + 1 :]) for other in reversed(lower))
+            neighbours += [next((candidate for candidate in candidates if candidate in self._runs), ())]
+        return [neighbour for neighbour in neighbours if neighbour]
 
 
 def sample_to_check(skipped: Sequence[tuple[PointRun, str]], seed: int) -> list[PointRun]:

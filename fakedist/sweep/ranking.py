@@ -111,7 +111,7 @@ class Ranking:
     @property
     def as_fast(self) -> list[Ranked]:
         """The points that are not told apart from the fastest."""
-        return [each for each in self.ranked[1:] if each.place == 1]
+        return [entry for entry in self.ranked[1:] if entry.place == 1]
 
 
 def rank_rows(rows: Sequence[Row], headroom: float) -> Ranking:
@@ -175,20 +175,20 @@ def _place(row: Row, ordered: Sequence[Row], speeds: dict[str, Speed]) -> int:
 
 def _front(rows: Sequence[Row], speeds: dict[str, Speed]) -> frozenset[str]:
     """The points that no other beats in both, or in one with the other equal."""
-    found: list[str] = []
+    front: list[str] = []
     fastest = float("-inf")
     sized = [(fullest.total_bytes, row.id) for row in rows if (fullest := row.fullest) is not None]
     for _, row_id in sorted(sized, key=lambda each: (each[0], -speeds[each[1]].value)):
         if speeds[row_id].value > fastest:
             fastest = speeds[row_id].value
-            found.append(row_id)
-    return frozenset(found)
+            front.append(row_id)
+    return frozenset(front)
 
 
 def _effects(rows: Sequence[Row], speeds: dict[str, Speed]) -> list[AxisEffect]:
     names = list(dict.fromkeys(name for row in rows for name, _ in row.values))
-    found = [_effect(name, rows, speeds) for name in names]
-    return sorted(found, key=lambda each: -(each.speed_ratio or 0.0))
+    effects = [_effect(name, rows, speeds) for name in names]
+    return sorted(effects, key=lambda each: -(each.speed_ratio or 0.0))
 
 
 def _effect(name: str, rows: Sequence[Row], speeds: dict[str, Speed]) -> AxisEffect:
@@ -248,7 +248,7 @@ def counts_text(ranking: Ranking) -> str:
 
 def answer(ranking: Ranking) -> Iterator[str]:
     """The fastest point that fits, and what limits that."""
-    share = f"{ranking.headroom:.0%} headroom"
+    headroom = f"{ranking.headroom:.0%} headroom"
     best = ranking.best
     if best is None and not ranking.unit and ranking.num_without_speed:
         yield (
@@ -256,17 +256,17 @@ def answer(ranking: Ranking) -> Iterator[str]:
             "a step are known; --tokens-per-step N gives the tokens"
         )
     elif best is None:
-        yield f"no point fits with {share} and has a step"
+        yield f"no point fits with {headroom} and has a step"
     else:
-        yield f"fastest that fits with {share}: {ranked_text(best, ranking.unit)}"
+        yield f"fastest that fits with {headroom}: {ranked_text(best, ranking.unit)}"
         if best.speed.low == best.speed.high:
             yield "its interval is not known"
         if others := ranking.as_fast:
-            named = ", ".join(short_label(each.row.values) for each in others[:_NAMED_AS_FAST])
+            named = ", ".join(short_label(entry.row.values) for entry in others[:_NAMED_AS_FAST])
             more = f" and {len(others) - _NAMED_AS_FAST:,} more" if len(others) > _NAMED_AS_FAST else ""
             yield f"not told apart from it: {named}{more} (within each other's 90 % intervals)"
     if ranking.num_too_full:
-        yield f"{_points(ranking.num_too_full)} fit with less than {share}"
+        yield f"{_points(ranking.num_too_full)} fit with less than {headroom}"
     if ranking.num_without_step:
         yield f"{_points(ranking.num_without_step)} fit and have no step, and are not ranked"
     if ranking.num_without_speed and ranking.unit:

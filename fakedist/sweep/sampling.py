@@ -112,15 +112,15 @@ class SampledPoints:
 
     def _earlier_points(self) -> list[Point]:
         """The points of an earlier session that are still in the space. What it left running is given up."""
-        found = []
+        points = []
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state is TrialState.RUNNING:
                 self._study.tell(trial.number, state=TrialState.FAIL)
             elif trial.state in (TrialState.COMPLETE, TrialState.FAIL) and set(trial.params) == set(self._axes):
-                found.append(
+                points.append(
                     Point(tuple((name, _value_of(axis, trial.params[name])) for name, axis in self._axes.items()))
                 )
-        return [point for point in dict.fromkeys(found) if self._plan.space.allows(point)]
+        return [point for point in dict.fromkeys(points) if self._plan.space.allows(point)]
 
 
 def _value_of(axis: Axis, suggested: object) -> Scalar:

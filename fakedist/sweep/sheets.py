@@ -50,23 +50,23 @@ def render_sweep(sweep: Sweep, console: Console) -> None:
 
 def shown_rows(sweep: Sweep) -> list[Row]:
     """The points that ran to the end: those ranked, fastest first, then the others in the order of the points."""
-    ranked = [each.row for each in sweep.ranking.ranked]
+    ranked = [entry.row for entry in sweep.ranking.ranked]
     ids = {row.id for row in ranked}
     return [*ranked, *(row for row in sweep.rows if row.id not in ids and row.fullest is not None)]
 
 
 def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
     """The table of points."""
-    places = {each.row.id: each for each in sweep.ranking.ranked}
-    same = {name for name, count in Counter(each.place for each in sweep.ranking.ranked).items() if count > 1}
+    entries = {entry.row.id: entry for entry in sweep.ranking.ranked}
+    same = {name for name, count in Counter(entry.place for entry in sweep.ranking.ranked).items() if count > 1}
 
     def place(row: Row) -> str:
-        if row.id not in places:
+        if row.id not in entries:
             return "-"
-        number = places[row.id].place
+        number = entries[row.id].place
         return f"{number}{'=' if number in same else ''}{'*' if row.id in sweep.ranking.front else ''}"
 
-    fullest = [each for row in rows if (each := row.fullest) is not None]
+    fullest = [rank for row in rows if (rank := row.fullest) is not None]
     steps = [row.step for row in rows]
     return [
         SheetColumn("place", [place(row) for row in rows]),
@@ -76,11 +76,11 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
             if len(values) > 1
         ),
         SheetColumn("", [str(row.status) for row in rows], is_text=True),
-        SheetColumn("memory", [format_bytes(each.total_bytes) for each in fullest]),
-        SheetColumn("free", [format_bytes(each.capacity_bytes - each.total_bytes) for each in fullest], rank=1),
-        SheetColumn("reserved", [format_bytes(each.peak_reserved_bytes) for each in fullest], rank=2),
-        SheetColumn("allocated", [format_bytes(each.peak_allocated_bytes) for each in fullest], rank=4),
-        SheetColumn("NCCL up to", [format_bytes(each.nccl_high_bytes) for each in fullest], rank=3),
+        SheetColumn("memory", [format_bytes(rank.total_bytes) for rank in fullest]),
+        SheetColumn("free", [format_bytes(rank.capacity_bytes - rank.total_bytes) for rank in fullest], rank=1),
+        SheetColumn("reserved", [format_bytes(rank.peak_reserved_bytes) for rank in fullest], rank=2),
+        SheetColumn("allocated", [format_bytes(rank.peak_allocated_bytes) for rank in fullest], rank=4),
+        SheetColumn("NCCL up to", [format_bytes(rank.nccl_high_bytes) for rank in fullest], rank=3),
         SheetColumn("step", ["-" if step is None else format_us(step.step_us) for step in steps]),
         SheetColumn(
             "90 % interval",
@@ -101,15 +101,15 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
 
 def effects_of(effects: Sequence[AxisEffect]) -> list[SheetColumn]:
     """The table of axes."""
-    found = [each for each in effects if each.num_groups]
-    ratios = ["-" if each.speed_ratio is None else f"{each.speed_ratio:.2f}x" for each in found]
-    memory = ["-" if each.memory_bytes is None else format_bytes(each.memory_bytes) for each in found]
+    shown = [effect for effect in effects if effect.num_groups]
+    ratios = ["-" if row.speed_ratio is None else f"{row.speed_ratio:.2f}x" for row in shown]
+    memory = ["-" if row.memory_bytes is None else format_bytes(row.memory_bytes) for row in shown]
     return [
-        SheetColumn("axis", [each.axis for each in found], is_text=True),
+        SheetColumn("axis", [row.axis for row in shown], is_text=True),
         SheetColumn("fastest over slowest", ratios),
-        SheetColumn("fastest most often", [each.best or "-" for each in found]),
+        SheetColumn("fastest most often", [row.best or "-" for row in shown]),
         SheetColumn("memory", memory),
-        SheetColumn("groups", [f"{each.num_groups:,}" for each in found], rank=1),
+        SheetColumn("groups", [f"{row.num_groups:,}" for row in shown], rank=1),
     ]
 
 
@@ -124,8 +124,8 @@ def reasons(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{times}{status}: {reason}{at} (first {first.label})"
         if len(counted) > _NUM_REASONS:
             yield f"{status}: {len(counted) - _NUM_REASONS} other reasons"
-    again = [each for row in rows for each in row.ranks if each.first_try]
-    for why, number in Counter(each.first_try for each in again).most_common(_NUM_REASONS):
+    again = [result for row in rows for result in row.ranks if result.first_try]
+    for why, number in Counter(result.first_try for result in again).most_common(_NUM_REASONS):
         yield f"{number:,} {'rank' if number == 1 else 'ranks'} ran a second time: the first was {why}"
     without = Counter(row.why_no_step for row in rows if row.why_no_step)
     for why, number in without.most_common(_NUM_REASONS):
@@ -144,9 +144,9 @@ def sweep_object(sweep: Sweep) -> dict[str, object]:
         "counts": {str(status): number for status, number in ranking.counts.items()},
         "answer": list(answer(ranking)),
         "best": None if best is None else best.row.id,
-        "not_told_apart": [each.row.id for each in ranking.as_fast],
+        "not_told_apart": [entry.row.id for entry in ranking.as_fast],
         "unit": ranking.unit,
-        "ranking": [{"id": each.row.id, "place": each.place, **_plain(each.speed)} for each in ranking.ranked],
+        "ranking": [{"id": entry.row.id, "place": entry.place, **_plain(entry.speed)} for entry in ranking.ranked],
         "front": sorted(ranking.front),
         "axes": to_plain(ranking.effects),
         "points": [_point(row) for row in sweep.rows],
@@ -154,19 +154,19 @@ def sweep_object(sweep: Sweep) -> dict[str, object]:
 
 
 def _point(row: Row) -> dict[str, object]:
-    found = to_plain(row)
-    assert isinstance(found, dict)
+    plain = to_plain(row)
+    assert isinstance(plain, dict)
     fullest = row.fullest
-    found["values"] = dict(row.values)
-    found["total_bytes"] = None if fullest is None else fullest.total_bytes
-    found["headroom_bytes"] = row.headroom_bytes
-    return found
+    plain["values"] = dict(row.values)
+    plain["total_bytes"] = None if fullest is None else fullest.total_bytes
+    plain["headroom_bytes"] = row.headroom_bytes
+    return plain
 
 
 def _plain(record: object) -> dict[str, object]:
-    found = to_plain(record)
-    assert isinstance(found, dict)
-    return found
+    plain = to_plain(record)
+    assert isinstance(plain, dict)
+    return plain
 
 
 def _rate(unit: str, step: StepEstimate | None) -> str:
@@ -209,18 +209,18 @@ def dry_run(plan: SweepPlan) -> DryRun:
         SweepError: A point is not valid, no point meets the conditions, or there are too many.
     """
     points: Sequence[Point] = [] if plan.num_trials is not None else all_points(plan.space)
-    found = [plan.command.at(plan.space, point) for point in points]
-    return DryRun(plan, found, len({run.job for run in found}))
+    runs = [plan.command.at(plan.space, point) for point in points]
+    return DryRun(plan, runs, len({run.job for run in runs}))
 
 
-def render_dry_run(found: DryRun, directory: Path, console: Console) -> None:
+def render_dry_run(dry: DryRun, directory: Path, console: Console) -> None:
     """Print the points, and what each would run."""
-    plan = found.plan
+    plan = dry.plan
     if plan.num_trials is not None:
         print_heading(console, f"{plan.num_trials:,} of {plan.space.size:,} points, chosen as results come")
         return
-    print_heading(console, f"{len(found.points):,} points of {plan.space.size:,}, {found.num_runs:,} runs")
-    for number, run in enumerate(found.points, 1):
+    print_heading(console, f"{len(dry.points):,} points of {plan.space.size:,}, {dry.num_runs:,} runs")
+    for number, run in enumerate(dry.points, 1):
         console.print(Text(f"{number}  {visible(run.point.label)}", style="bold"), soft_wrap=True)
         for line in _lines(run, directory):
             console.print(Text(f"   {visible(line, MOST_OF_A_TEXT)}"), soft_wrap=True)
@@ -228,7 +228,7 @@ def render_dry_run(found: DryRun, directory: Path, console: Console) -> None:
     print_remark(console, f"into {directory}; nothing was run")
 
 
-def dry_run_object(found: DryRun, directory: Path) -> dict[str, object]:
+def dry_run_object(dry: DryRun, directory: Path) -> dict[str, object]:
     """What ``--json`` prints."""
     points = [
         {
@@ -237,9 +237,9 @@ def dry_run_object(found: DryRun, directory: Path) -> dict[str, object]:
             "pricing": dict(_pricing(run.pricing)),
             "files": {file.file_name: text for file, text in run.files},
         }
-        for run in found.points
+        for run in dry.points
     ]
-    return {"num_points": len(points), "num_runs": found.num_runs, "ranks": found.plan.ranks.text, "points": points}
+    return {"num_points": len(points), "num_runs": dry.num_runs, "ranks": dry.plan.ranks.text, "points": points}
 
 
 def command_of(run: PointRun, directory: Path) -> str:

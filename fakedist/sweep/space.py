@@ -95,15 +95,15 @@ def read_values(text: str, where: str) -> list[Scalar]:
     Raises:
         SweepError: A range has no end.
     """
-    found: list[Scalar] = []
+    values: list[Scalar] = []
     for piece in text.split(","):
         if (range_ := _RANGE.fullmatch(piece.strip())) is None:
-            found.append(read_scalar(piece.strip()))
+            values.append(read_scalar(piece.strip()))
             continue
         first, last = (read_scalar(range_[name]) for name in ("first", "last"))
         by = range_["by"] or "+1"
-        found += _range(first, last, by[0], read_scalar(by[1:]), where)
-    return found
+        values += _range(first, last, by[0], read_scalar(by[1:]), where)
+    return values
 
 
 def axis_of_text(text: str, monotone: Sequence[str] = ()) -> Axis:
@@ -141,25 +141,25 @@ def axis_of_toml(name: str, plain: object, where: str) -> Axis:
     values, named = section.take_any("values"), section.take("named", dict)
     bounds = {key: section.take_any(key) for key in ("from", "to", "step", "factor")}
     section.end()
-    given = [values is not None, named is not None, bounds["from"] is not None or bounds["to"] is not None]
-    if sum(given) != 1:
+    forms = [values is not None, named is not None, bounds["from"] is not None or bounds["to"] is not None]
+    if sum(forms) != 1:
         raise SweepError(f"{where} has one of values, named, or from and to", f"{name} = {{ from = 1, to = 8 }}")
     if named is not None:
         arguments = {str(key): _words(words, f"{where}, {key}") for key, words in named.items()}
         return _checked(Axis(name, tuple(arguments), arguments, monotone))
-    found = _plain_values(values, where) if values is not None else _bounded(bounds, where)
-    return _checked(Axis(name, tuple(found), is_monotone=monotone))
+    listed = _plain_values(values, where) if values is not None else _bounded(bounds, where)
+    return _checked(Axis(name, tuple(listed), is_monotone=monotone))
 
 
 def _plain_values(plain: object, where: str) -> Sequence[Scalar]:
     if isinstance(plain, str):
         return read_values(plain, where)
-    found: list[Scalar] = []
+    values: list[Scalar] = []
     for value in plain if isinstance(plain, list) else [plain]:
         if not isinstance(value, bool | int | float | str):
             raise SweepError(f"{where}: {value!r} is no value: it is a number, a text, true or false", _AXIS_EXAMPLE)
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
 def _bounded(bounds: Mapping[str, object], where: str) -> list[Scalar]:
@@ -170,18 +170,18 @@ def _bounded(bounds: Mapping[str, object], where: str) -> list[Scalar]:
 
 
 def _range(first: object, last: object, how: str, by: object, where: str) -> list[Scalar]:
-    numbers = [each for each in (first, last, by) if isinstance(each, int | float) and not isinstance(each, bool)]
-    if len(numbers) < 3 or not all(abs(each) < 1e18 for each in numbers):
+    numbers = [end for end in (first, last, by) if isinstance(end, int | float) and not isinstance(end, bool)]
+    if len(numbers) < 3 or not all(abs(number) < 1e18 for number in numbers):
         raise SweepError(f"{where}: a range goes from a number to a number, not from {first!r} to {last!r}", "1..64*2")
     start, end, step = numbers
     if (how == "+" and step <= 0) or (how == "*" and (step <= 1 or start <= 0)):
         raise SweepError(f"{where}: a range grows: by a step above 0, or from above 0 by a factor above 1", "1..64*2")
-    found: list[Scalar] = list(_steps(start, end, how, step))
-    if len(found) > MAX_VALUES:
+    values: list[Scalar] = list(_steps(start, end, how, step))
+    if len(values) > MAX_VALUES:
         raise SweepError(f"{where} has more than {MAX_VALUES:,} values", "give a larger step, or a factor: 1..64*2")
-    if not found:
+    if not values:
         raise SweepError(f"{where}: a range goes upwards, not from {start} to {end}", f"{end}..{start}")
-    return found
+    return values
 
 
 def _steps(start: float, end: float, how: str, step: float) -> Iterator[float]:
@@ -193,12 +193,12 @@ def _steps(start: float, end: float, how: str, step: float) -> Iterator[float]:
 
 
 def _words(plain: object, where: str) -> tuple[str, ...]:
-    found: list[str] = []
+    words: list[str] = []
     for word in plain if isinstance(plain, list) else [plain]:
         if not isinstance(word, bool | int | float | str):
             raise SweepError(f"{where}: arguments are a list of texts, not {plain!r}", 'full = ["--recompute", "full"]')
-        found.append(text_of(word))
-    return tuple(found)
+        words.append(text_of(word))
+    return tuple(words)
 
 
 def _checked(axis: Axis) -> Axis:
@@ -318,38 +318,39 @@ class Expression:
             operators=dict(_OPERATORS), functions=dict(FUNCTIONS), names={**_NAMED_CONSTANTS, **names}
         )
         try:
-            found = evaluator.eval(self.text, previously_parsed=self._tree)
+            result = evaluator.eval(self.text, previously_parsed=self._tree)
         except _MISTAKES as error:
             with_ = " ".join(f"{name}={names[name]}" for name in sorted(self.names) if name in names)
             raise SweepError(
                 f"{self._where} {_short(self.text)!r} has no value with {with_}: {error}", "change the expression"
             ) from None
-        if not isinstance(found, bool | int | float | str) or (
-            isinstance(found, int | float) and not abs(found) < _LARGEST
+        if not isinstance(result, bool | int | float | str) or (
+            isinstance(result, int | float) and not abs(result) < _LARGEST
         ):
             raise SweepError(
                 f"{self._where} {_short(self.text)!r} gives no number, text, true or false", _CONDITION_EXAMPLE
             )
-        return found
+        return result
 
     def _check(self, nodes: list[ast.AST]) -> None:
-        told = f"{self._where} {_short(self.text)!r}"
+        prefix = f"{self._where} {_short(self.text)!r}"
         if len(nodes) > _MAX_NODES:
-            raise SweepError(f"{told} is too long", "write several conditions")
+            raise SweepError(f"{prefix} is too long", "write several conditions")
         for node in nodes:
             if not isinstance(node, _NODES):
                 raise SweepError(
-                    f"{told}: {type(node).__name__} is not available here: an expression computes and compares",
+                    f"{prefix}: {type(node).__name__} is not available here: an expression computes and compares",
                     _CONDITION_EXAMPLE,
                 )
             if isinstance(node, ast.Call) and not (
                 isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
             ):
                 raise SweepError(
-                    f"{told}: {ast.unparse(node.func)[:40]} is no function", f"the functions are {', '.join(FUNCTIONS)}"
+                    f"{prefix}: {ast.unparse(node.func)[:40]} is no function",
+                    f"the functions are {', '.join(FUNCTIONS)}",
                 )
             if isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str):
-                raise SweepError(f"{told}: {node.value!r} is no number, text, true or false", _CONDITION_EXAMPLE)
+                raise SweepError(f"{prefix}: {node.value!r} is no number, text, true or false", _CONDITION_EXAMPLE)
 
 
 def _short(text: str) -> str:
@@ -425,15 +426,15 @@ class Space:
         """The axes that these names follow from."""
         behind = {axis.name: frozenset((axis.name,)) for axis in self.axes}
         for name, expression in self.derived:
-            behind[name] = frozenset[str]().union(*(behind.get(each, frozenset()) for each in expression.names))
+            behind[name] = frozenset[str]().union(*(behind.get(used, frozenset()) for used in expression.names))
         return frozenset[str]().union(*(behind.get(name, frozenset()) for name in names))
 
     def named_values(self, point: Point) -> dict[str, Scalar]:
         """The values of all names at a point."""
-        found = {**self.constants, **dict(point.values)}
+        values = {**self.constants, **dict(point.values)}
         for name, expression in self.derived:
-            found[name] = expression.value(found)
-        return found
+            values[name] = expression.value(values)
+        return values
 
     def allows(self, point: Point) -> bool:
         """Whether a point meets every condition."""
@@ -441,8 +442,8 @@ class Space:
 
     def broken_condition(self, point: Point) -> str:
         """The first condition that a point does not meet; empty if it meets all."""
-        found = self.named_values(point)
-        return next((each.text for each in self.conditions if not each.value(found)), "")
+        values = self.named_values(point)
+        return next((condition.text for condition in self.conditions if not condition.value(values)), "")
 
     def points(self) -> Iterator[Point]:
         """The points that meet every condition. A condition is tested as soon as the axes that it needs have values.
@@ -470,15 +471,15 @@ class Space:
 
     def _possible(self, values: list[tuple[str, Scalar]]) -> bool:
         """Whether the values of the first axes meet the conditions that need the last of them and no further axis."""
-        found = {**self.constants, **dict(values)}
+        known = {**self.constants, **dict(values)}
         newest = {values[-1][0]} if values else set()
         for name, expression in self.derived:
-            if expression.names <= set(found):
-                found[name] = expression.value(found)
+            if expression.names <= set(known):
+                known[name] = expression.value(known)
                 if expression.names & newest:
                     newest.add(name)
-        due = (each for each in self.conditions if each.names <= set(found))
-        return all(each.value(found) for each in due if not values or each.names & newest)
+        due = (condition for condition in self.conditions if condition.names <= set(known))
+        return all(one.value(known) for one in due if not values or one.names & newest)
 
     def _check_names(self, expression: Expression, known: list[str]) -> None:
         for name in sorted(expression.names):
@@ -494,17 +495,17 @@ def all_points(space: Space) -> list[Point]:
     Raises:
         SweepError: No point meets the conditions, or there are too many.
     """
-    found: list[Point] = []
+    points: list[Point] = []
     for point in space.points():
-        found.append(point)
-        if len(found) > MAX_POINTS:
+        points.append(point)
+        if len(points) > MAX_POINTS:
             raise SweepError(
                 f"the space has more than {MAX_POINTS:,} points (of {space.size:,} without conditions)",
                 "--sampler tpe --trials 60 runs some of them; or add a condition: --where",
             )
-    if not found:
+    if not points:
+        conditions = "; ".join(condition.text for condition in space.conditions)
         raise SweepError(
-            f"no point of {space.size:,} meets the conditions: {'; '.join(each.text for each in space.conditions)}",
-            "change or leave out a condition",
+            f"no point of {space.size:,} meets the conditions: {conditions}", "change or leave out a condition"
         )
-    return found
+    return points

@@ -107,8 +107,8 @@ def _read(path: Path) -> tuple[JournalContent, int]:
     except FileNotFoundError:
         return known, 0
     except (OSError, UnreadableError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise SweepError(f"{path} cannot be read: {told}", _DAMAGED) from None
+        reason = getattr(error, "strerror", None) or error
+        raise SweepError(f"{path} cannot be read: {reason}", _DAMAGED) from None
     return known, end
 
 
@@ -196,7 +196,7 @@ def check_directory(directory: Path) -> None:
     """
     if directory.exists() and not directory.is_dir():
         raise SweepError(f"{directory} is a file", _ELSEWHERE)
-    names = {each.name for each in directory.iterdir()} if directory.exists() else set()
+    names = {path.name for path in directory.iterdir()} if directory.exists() else set()
     if names - {_LOCK_NAME} and not names & {ABOUT_NAME, JOURNAL_NAME}:
         raise SweepError(f"{directory} is neither empty nor a sweep's directory", _ELSEWHERE)
 
@@ -225,8 +225,8 @@ def read_about(directory: Path) -> About:
             f"{directory} is not the directory of a sweep", "fakedist sweep -o DIR ... makes one"
         ) from None
     except (OSError, UnreadableError, PlainValueError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise SweepError(f"{path} cannot be read: {told}", "run the sweep again") from None
+        reason = getattr(error, "strerror", None) or error
+        raise SweepError(f"{path} cannot be read: {reason}", "run the sweep again") from None
 
 
 def earlier_ground(directory: Path) -> Mapping[str, str]:

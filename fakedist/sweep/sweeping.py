@@ -88,20 +88,20 @@ def run_sweep(
             see_that_optuna_is_installed()
         runs = [plan.command.at(plan.space, point) for point in first_points(plan)]
         launching.check(runs[0].job)
-        with locked_directory(directory) as place:
+        with locked_directory(directory) as locked:
             if fresh:
-                _empty(place)
+                _empty(locked)
             ground = find_ground(runs[0].job)
-            journal = SweepJournal(place / JOURNAL_NAME)
+            journal = SweepJournal(locked / JOURNAL_NAME)
             try:
                 with ended_like_interrupted():
-                    _run(plan, place, runs, (journal, ground, executor), listener=listener, limit_bytes=limit_bytes)
+                    _run(plan, locked, runs, (journal, ground, executor), listener=listener, limit_bytes=limit_bytes)
             finally:
                 executor.close()  # before the table is made, which takes a while
                 journal.close()
-                if (place / ABOUT_NAME).exists():
-                    write_results(place)
-            return open_sweep(place)
+                if (locked / ABOUT_NAME).exists():
+                    write_results(locked)
+            return open_sweep(locked)
 
 
 def _run(
@@ -290,13 +290,13 @@ class SweepRunner:
         """Run every pipeline stage of the best points."""
         if self._plan.ranks.which != "stages":
             return
-        best = [each.row for each in rank_rows(self.rows, self._plan.headroom).ranked][: self._plan.ranks.num_best]
+        best = [entry.row for entry in rank_rows(self.rows, self._plan.headroom).ranked][: self._plan.ranks.num_best]
         for row in best:
             one = self._runs.get(row.key)
             if row.has_every_stage or one is None:
                 continue
             one.every_stage = True
-            one.points = [each for each in one.points if each[1] == row.id]
+            one.points = [point for point in one.points if point[1] == row.id]
             self._advance(one)
         self.run_source(ListedPoints([]))
 
@@ -310,7 +310,7 @@ class SweepRunner:
             return
         if self._plan.ranks.which == "stages":
             number = max(number, self._plan.ranks.num_best or 0)
-        kept = {each.row.key for each in rank_rows(self.rows, self._plan.headroom).ranked[:number]}
+        kept = {entry.row.key for entry in rank_rows(self.rows, self._plan.headroom).ranked[:number]}
         kept |= {one.key for one in self._runs.values() if one.is_running}
         for key in keys - kept:
             shutil.rmtree(self._directory / RUNS_NAME / key, ignore_errors=True)
@@ -321,12 +321,12 @@ class SweepRunner:
             if self._ready:
                 yield self._task(*self._ready.popleft())
                 continue
-            found = self._source.next()
-            if isinstance(found, PointRun):
-                self._admit(found)
+            answer = self._source.next()
+            if isinstance(answer, PointRun):
+                self._admit(answer)
             elif self._in_flight:
                 yield None
-            elif found is Wait.NO_MORE:
+            elif answer is Wait.NO_MORE:
                 return
             else:
                 raise AssertionError("points wait for each other")
@@ -369,7 +369,7 @@ class SweepRunner:
         files = files_directory(self._directory, one.key)
         one.run.write_files(files)
         job = one.run.placed(files)
-        before = [str(self._directory / each.directory) for each in one.results.values() if each.directory]
+        before = [str(self._directory / result.directory) for result in one.results.values() if result.directory]
         job = dataclasses.replace(job, rank=rank, tapes=(*job.tapes, *before))
         directory = rank_directory(self._directory, one.key, rank)
         key = f"{one.key}-rank{rank}{'-again' if rank in one.first_tries else ''}"
@@ -432,7 +432,7 @@ def next_rank(plan: SweepPlan, results: dict[int, RankResult], *, every_stage: b
     Args:
         every_stage: Whether every pipeline stage runs, or only the first and the last.
     """
-    if any(each.kind is not RankKind.RAN for each in results.values()):
+    if any(result.kind is not RankKind.RAN for result in results.values()):
         return None
     if plan.ranks.which == "listed":
         return next((rank for rank in plan.ranks.ranks if rank not in results), None)
@@ -445,4 +445,4 @@ def next_rank(plan: SweepPlan, results: dict[int, RankResult], *, every_stage: b
 
 def _stands(row: Row) -> bool:
     """Whether a row of an earlier session stands: its point was run, and could start."""
-    return row.status is not Status.SKIPPED and not any(each.outcome is Outcome.ERROR for each in row.ranks)
+    return row.status is not Status.SKIPPED and not any(result.outcome is Outcome.ERROR for result in row.ranks)

@@ -56,9 +56,11 @@ def text_column(name: str, cells: Iterable[object]) -> SheetColumn:
 
 def size_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     """A, B and the change."""
-    found = [SheetColumn(name, [or_dash(bytes_) for bytes_ in rows[f"{name.lower()}_bytes"].tolist()]) for name in "AB"]
+    columns = [
+        SheetColumn(name, [or_dash(bytes_) for bytes_ in rows[f"{name.lower()}_bytes"].tolist()]) for name in "AB"
+    ]
     changes = [format_change(bytes_) for bytes_ in rows["change_bytes"].tolist()]
-    return [*found, SheetColumn("change", changes, rank=KEY)]
+    return [*columns, SheetColumn("change", changes, rank=KEY)]
 
 
 def relative_column(rows: pd.DataFrame) -> SheetColumn:
@@ -69,7 +71,7 @@ def relative_column(rows: pd.DataFrame) -> SheetColumn:
 
 def what_column(rows: pd.DataFrame) -> SheetColumn:
     """What became of it: grew, appeared, ..."""
-    return SheetColumn("", [str(what) for what in rows["what"]], is_text=True, rank=1)
+    return SheetColumn("", [str(kind) for kind in rows["what"]], is_text=True, rank=1)
 
 
 _LACKING = "a snapshot has no layers, phases, categories or times: the blocks are compared by source line"
@@ -86,13 +88,13 @@ def snapshot_sheets(comparison: SnapshotComparison, *, all_rows: bool) -> list[S
         return [*size_columns(rows), num_column("blocks", rows), lines_of(rows), what_column(rows)]
 
     def block_columns(rows: pd.DataFrame) -> list[SheetColumn]:
-        each = SheetColumn("each", [format_bytes(bytes_) for bytes_ in rows["block_bytes"].tolist()])
-        return [each, num_column("blocks", rows), *size_columns(rows), lines_of(rows)]
+        size = SheetColumn("each", [format_bytes(bytes_) for bytes_ in rows["block_bytes"].tolist()])
+        return [size, num_column("blocks", rows), *size_columns(rows), lines_of(rows)]
 
     def lines_of(rows: pd.DataFrame) -> SheetColumn:
         return text_column("line", [comparison.shown(str(line)) for line in rows["line"]])
 
-    found = [
+    sheets = [
         Sheet("Memory, measured", first, [_LACKING]),
         _kinds(comparison.kinds),
         changed_bytes_sheet("Blocks at the peak by source line", comparison.lines, line_columns, all_rows),
@@ -102,13 +104,13 @@ def snapshot_sheets(comparison: SnapshotComparison, *, all_rows: bool) -> list[S
         _reserved(comparison.reserved),
         changed_bytes_sheet("Segments when most was reserved", comparison.segments, _segment_columns, all_rows),
     ]
-    return [sheet for sheet in found if sheet is not None]
+    return [sheet for sheet in sheets if sheet is not None]
 
 
 def _kinds(rows: pd.DataFrame) -> Sheet | None:
     if rows.empty:
         return None
-    names = text_column("lines", [_KINDS[str(what)] for what in rows["what"]])
+    names = text_column("lines", [_KINDS[str(kind)] for kind in rows["what"]])
     number = SheetColumn("number", [f"{number:,}" for number in rows["num_lines"].tolist()], rank=1)
     columns = [names, number, num_column("blocks", rows), *size_columns(rows)]
     return Sheet("What is allocated at the peak, by how its source lines changed", columns)
@@ -139,7 +141,7 @@ def _segment_columns(rows: pd.DataFrame) -> list[SheetColumn]:
 
 def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
     """Tables of what changed in the timed step. Tables without a change are left out."""
-    found = [
+    sheets = [
         Sheet(f"Time of the step, {time.of}", [_text("", time.parts["name"]), *_times(time.parts)]),
         _shown(f"Kernels by phase, {time.of}", time.phases, _time_phase_columns, all_rows),
         _shown(f"By family of kernels, {time.of}", time.families, _family_columns, all_rows),
@@ -147,7 +149,7 @@ def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
         _shown(f"Time by layer, own, {time.of}", time.layers, _time_layer_columns, all_rows),
         _shown(f"Kernels by name, {time.of}", time.names, _name_columns, all_rows),
     ]
-    return [sheet for sheet in found if sheet is not None]
+    return [sheet for sheet in sheets if sheet is not None]
 
 
 def _shown(title: str, changes: pd.DataFrame, columns: Columns, all_rows: bool) -> Sheet | None:
@@ -199,14 +201,14 @@ def _counts(rows: pd.DataFrame, name: str = "kernels") -> SheetColumn:
 
 
 def _times(rows: pd.DataFrame) -> list[SheetColumn]:
-    found = []
+    columns = []
     for side in "ab":
         unknown = rows[f"unknown_{side}"].tolist() if f"unknown_{side}" in rows else [0] * len(rows)
         pairs = zip(rows[f"{side}_us"].tolist(), unknown, strict=True)
-        found.append(SheetColumn(side.upper(), [unknown_time(us, num) for us, num in pairs]))
-    found.append(SheetColumn("change", [format_us_change(us) for us in rows["change_us"].tolist()], rank=KEY))
+        columns.append(SheetColumn(side.upper(), [unknown_time(us, num) for us, num in pairs]))
+    columns.append(SheetColumn("change", [format_us_change(us) for us in rows["change_us"].tolist()], rank=KEY))
     pairs = zip(rows["change_us"].tolist(), rows["a_us"].tolist(), strict=True)
-    return [*found, SheetColumn("%", [format_relative(change, of) for change, of in pairs], rank=1)]
+    return [*columns, SheetColumn("%", [format_relative(change, of) for change, of in pairs], rank=1)]
 
 
 def _text(name: str, cells: Iterable[object]) -> SheetColumn:
@@ -237,8 +239,8 @@ def comparison_markdown(comparison: Compared, *, all_rows: bool = False) -> str:
     if comparison.time:
         lines += [f"**{escaped(comparison.time.why)}**", ""]
     lines += [f"A: `{comparison.a.path.name}`, B: `{comparison.b.path.name}`", ""]
-    if told := [f"- {escaped(remark)}" for remark in (*comparison.warnings, *comparison.look_first)]:
-        lines += [*told, ""]
+    if remarks := [f"- {escaped(remark)}" for remark in (*comparison.warnings, *comparison.look_first)]:
+        lines += [*remarks, ""]
     lines += [*markdown_table(first.columns), ""]
     lines += [line for remark in first.remarks for line in (remark, "")]
     for sheet in rest:

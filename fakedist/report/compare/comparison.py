@@ -163,8 +163,8 @@ class Comparison:
     def warnings(self) -> list[str]:
         """What a reader must know before the figures, one sentence each."""
         sides = zip("AB", self.summaries, strict=True)
-        found = [f"{side} {phrase}" for side, each in sides if (phrase := reasons.incomplete(each))]
-        return found + reasons.unlike_times(*self.summaries)
+        warnings = [f"{side} {phrase}" for side, summary in sides if (phrase := reasons.incomplete(summary))]
+        return warnings + reasons.unlike_times(*self.summaries)
 
     @property
     def look_first(self) -> list[str]:
@@ -179,7 +179,7 @@ class Comparison:
     @cached_property
     def categories(self) -> pd.DataFrame:
         """Bytes at the peak by category."""
-        return changed_memory.category_changes(*(each.by_category for each in self.summaries))
+        return changed_memory.category_changes(*(summary.by_category for summary in self.summaries))
 
     @cached_property
     def phases(self) -> pd.DataFrame:
@@ -228,21 +228,21 @@ class Comparison:
     @cached_property
     def collectives(self) -> pd.DataFrame:
         """Changes of the collectives."""
-        return changed_times.collective_changes(*(each.collectives for each in self.summaries))
+        return changed_times.collective_changes(*(summary.collectives for summary in self.summaries))
 
     @cached_property
     def streams(self) -> list[tuple[str, CallsText]]:
         """Calls of a step, their streams and what can run at once, of "A" and of "B"; empty if both are the same."""
-        told = [RunTopology(run).told() for run in (self.a, self.b)]
-        places = [[(row.group, row.operation, row.stream, row.beside) for row in rows] for rows in told]
+        calls = [RunTopology(run).rows() for run in (self.a, self.b)]
+        places = [[(row.group, row.operation, row.stream, row.beside) for row in rows] for rows in calls]
         if places[0] == places[1]:
             return []
-        return [(side, row) for side, rows in zip("AB", told, strict=True) for row in rows]
+        return [(side, row) for side, rows in zip("AB", calls, strict=True) for row in rows]
 
     @cached_property
     def time(self) -> TimeComparison | None:
         """Changes of the timed step; None if one of the runs has none."""
-        if any(each.timed is None for each in self.summaries):
+        if any(summary.timed is None for summary in self.summaries):
             return None
         paths = changed_memory.layer_paths(*self._tables("layers"), self.matches)
         return TimeComparison((self.a, self.b), paths)
@@ -274,9 +274,9 @@ class Comparison:
         return {}
 
 
-def say_cause(cause: reasons.Cause, place: reasons.Origin) -> str:
+def say_cause(cause: reasons.Cause, origin: reasons.Origin) -> str:
     """A change of the peak, what accounts for it and where that is allocated, in one line."""
-    seen = place.phrase("first seen" if cause.part > 0 else "last seen")
+    seen = origin.phrase("first seen" if cause.part > 0 else "last seen")
     return f"{format_change(cause.change)} at the peak: {say_part(cause)}{seen}"
 
 
@@ -369,12 +369,12 @@ class SnapshotComparison:
     @cached_property
     def warnings(self) -> list[str]:
         """What a reader must know before the figures, one sentence each."""
-        found = []
+        warnings = []
         for side, run in (("A", self.a), ("B", self.b)):
             if run.summary.rank is not None and (phrase := reasons.incomplete(run.summary)):
-                found.append(f"{side} {phrase}")
-            found += [f"{side}: {note.text}" for note in run.summary.notes if note.code in _LIMITS]
-        return found
+                warnings.append(f"{side} {phrase}")
+            warnings += [f"{side}: {note.text}" for note in run.summary.notes if note.code in _LIMITS]
+        return warnings
 
     @cached_property
     def figures(self) -> pd.DataFrame:
@@ -446,14 +446,14 @@ class SnapshotComparison:
 
     def _unused(self) -> str:
         """The part of reserved memory that holds no tensor, if it changed more than a little."""
-        found = self.reserved.set_index("name")["change_bytes"]
+        changes = self.reserved.set_index("name")["change_bytes"]
         largest = max(summary.peak_reserved_bytes for summary in self.summaries)
-        unused = int(found.get("reserved", 0) - found.get("allocated", 0))
+        unused = int(changes.get("reserved", 0) - changes.get("allocated", 0))
         if abs(unused) < max(_MIN_SHARE * largest, 1):
             return ""
-        parts = found[found.index.isin(changed_lines.UNUSED_PARTS)] * (1 if unused > 0 else -1)
+        parts = changes[changes.index.isin(changed_lines.UNUSED_PARTS)] * (1 if unused > 0 else -1)
         name = str(parts.idxmax())
-        part = UNUSED_NAMES[name], format_change(int(found[name]))
+        part = UNUSED_NAMES[name], format_change(int(changes[name]))
         return f"{format_change(unused)} reserved without a tensor in it: {part[0]}, {part[1]}"
 
     def _expandable(self) -> str:
@@ -468,7 +468,7 @@ class SnapshotComparison:
     def _without_line(self) -> str:
         untold = self.lines[self.lines["line"].isin((changed_lines.IN_TORCH, changed_lines.NO_STACK))]
         change = int(untold["change_bytes"].sum())
-        if abs(change) < max(_MIN_SHARE * max(each.peak_allocated_bytes for each in self.summaries), 1):
+        if abs(change) < max(_MIN_SHARE * max(summary.peak_allocated_bytes for summary in self.summaries), 1):
             return ""
         return (
             f"{format_change(change)} at the peak has no line of the script: most of backward has no Python stack, and "

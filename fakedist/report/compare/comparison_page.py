@@ -49,7 +49,8 @@ def time_context(time: TimeComparison) -> dict[str, object]:
         "why": time.why,
         "steps": [_step(name, run) for name, run in zip("AB", time.runs, strict=True)],
         "numbers": [
-            _step_numbers(run, each, times) for run, each, times in zip(time.runs, kernels, time.times, strict=True)
+            _step_numbers(run, layer_kernels, times)
+            for run, layer_kernels, times in zip(time.runs, kernels, time.times, strict=True)
         ],
         "charts": [
             {
@@ -92,7 +93,7 @@ def _groups(changes: pd.DataFrame) -> list[dict[str, object]]:
     exposed = changes[["a_us", "b_us"]].max(axis=1)
     rows = changes.loc[exposed.sort_values(ascending=False, kind="stable").index].head(_MOST_LAYERS)
     most = float(rows[["whole_a_us", "whole_b_us"]].to_numpy().max(initial=0.0)) or 1.0
-    found: list[dict[str, object]] = []
+    groups: list[dict[str, object]] = []
     for row in rows.to_dict("records"):
         sides = []
         for side in "ab":
@@ -101,7 +102,7 @@ def _groups(changes: pd.DataFrame) -> list[dict[str, object]]:
             bars = [{"key": key, "width": f"{100 * us / most:.3f}%", "text": format_us(us)} for key, us in parts if us]
             sides.append({"side": side.upper(), "parts": bars, "text": format_us(part)})
         change = float(row["change_us"])
-        found.append(
+        groups.append(
             {
                 "name": f"{row['operation']} on {row['group']}",
                 "sides": sides,
@@ -109,12 +110,12 @@ def _groups(changes: pd.DataFrame) -> list[dict[str, object]]:
                 "relative": format_relative(change, float(row["a_us"])),
             }
         )
-    return found
+    return groups
 
 
 def _by_phase(kernels: list[pd.DataFrame]) -> pd.DataFrame:
     """Columns path (the phase), category (the family), a_us, b_us."""
-    a, b = (kind_family_us(each) for each in kernels)
+    a, b = (kind_family_us(kernel) for kernel in kernels)
     rows = [
         (kind, family, a[at, to], b[at, to])
         for at, kind in enumerate(KINDS)
@@ -139,14 +140,14 @@ def _rows(parts: pd.DataFrame, names: list[str]) -> list[dict[str, object]]:
     """Bars of both runs for each name, divided by family, with widths relative to the longest time."""
     sums = parts.groupby("path")[["a_us", "b_us"]].sum()
     most = float(sums.to_numpy().max(initial=0.0)) or 1.0
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     for name in names:
         a, b = (float(sums[f"{side}_us"][name]) for side in "ab")
         own = parts[parts["path"] == name].groupby("category", sort=False)[["a_us", "b_us"]].sum()
         sides = [_bar(side, us, own[f"{side.lower()}_us"], most) for side, us in (("A", a), ("B", b))]
         relative = format_relative(b - a, a)
-        found.append({"name": name, "sides": sides, "change": format_us_change(b - a), "relative": relative})
-    return found
+        rows.append({"name": name, "sides": sides, "change": format_us_change(b - a), "relative": relative})
+    return rows
 
 
 def _bar(side: str, us: float, by_family: pd.Series, most: float) -> dict[str, object]:

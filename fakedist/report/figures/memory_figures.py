@@ -128,8 +128,8 @@ def job_lines(run: Run, cwd: str) -> list[str]:
 def by_category(blocks: pd.DataFrame) -> Colouring:
     """Colour blocks by category."""
     values = blocks["category"]
-    places = np.array([CATEGORIES.index(str(name)) for name in values.cat.categories], "i8")
-    codes = places[values.cat.codes.to_numpy()] if len(places) else np.zeros(0, "i8")
+    indices = np.array([CATEGORIES.index(str(name)) for name in values.cat.categories], "i8")
+    codes = indices[values.cat.codes.to_numpy()] if len(indices) else np.zeros(0, "i8")
     return Colouring(codes, tuple(name.replace("_", " ") for name in CATEGORIES), CATEGORIES)
 
 
@@ -139,8 +139,8 @@ def by_largest_lines(blocks: pd.DataFrame, lines: list[str]) -> Colouring:
     held = blocks["bytes"].reset_index(drop=True)[blocks["at_peak"].to_numpy()].groupby(line).sum()
     most = held.sort_values(ascending=False, kind="stable").index.drop("", errors="ignore")[: len(CATEGORIES) - 1]
     names = [*map(str, most), "everything else"]
-    places = {name: at for at, name in enumerate(most)}
-    return Colouring(line.map(places).fillna(len(names) - 1).to_numpy("i8"), tuple(names), CATEGORIES[: len(names)])
+    indices = {name: at for at, name in enumerate(most)}
+    return Colouring(line.map(indices).fillna(len(names) - 1).to_numpy("i8"), tuple(names), CATEGORIES[: len(names)])
 
 
 def highest_moves(allocated: Array, num_points: int) -> Array:
@@ -219,7 +219,7 @@ def timeline_of(run: Run, curve: MemoryCurve, *, axis: str, num_points: int) -> 
     """
     chosen = highest_moves(curve.allocated, num_points)
     unit, size = byte_unit(run.peak_allocated_bytes)
-    places = _places(curve, chosen, axis)
+    positions = _positions(curve, chosen, axis)
     least, total = least_between(curve.allocated, chosen) / size, curve.allocated[chosen] / size
     figure = new_figure()
     held = held_by_colour(curve, chosen)
@@ -228,23 +228,30 @@ def timeline_of(run: Run, curve: MemoryCurve, *, axis: str, num_points: int) -> 
             colour = CATEGORY_COLOURS[category]
             line = {"width": 0, "shape": "hv", "color": colour}
             look = {"line": line, "fillcolor": colour, "stackgroup": "allocated"}
-            _add_line(figure, code, label(name), places, held[code] / size, unit=unit, **look)
+            _add_line(figure, code, label(name), positions, held[code] / size, unit=unit, **look)
     thin = {"width": 0, "shape": "hv", "color": VEIL}
     unseen = {"line": thin, "hoverinfo": "skip", "showlegend": False}
-    _add_line(figure, "least", "least", places, least, unit=unit, **unseen)
-    _add_line(figure, "veil", "between", places, total, unit=unit, fill="tonexty", fillcolor=VEIL, **unseen)
+    _add_line(figure, "least", "least", positions, least, unit=unit, **unseen)
+    _add_line(figure, "veil", "between", positions, total, unit=unit, fill="tonexty", fillcolor=VEIL, **unseen)
     # A peak may be thinner than a pixel of a filled area; a line shows it.
     line = {"width": 1, "color": INK, "shape": "hv"}
-    _add_line(figure, "allocated", "allocated", places, total, unit=unit, line=line)
+    _add_line(figure, "allocated", "allocated", positions, total, unit=unit, line=line)
     line = {"width": 1.2, "dash": "dot", "color": INK, "shape": "hv"}
     reserved = most_reserved(curve, chosen) / size
     # Reserved memory that dwarfs the rest would leave the categories a few pixels.
     dwarfs = float(reserved.max(initial=0)) > 2.5 * float(total.max(initial=0))
     _add_line(
-        figure, "reserved", "reserved", places, reserved, unit=unit, line=line, visible="legendonly" if dwarfs else True
+        figure,
+        "reserved",
+        "reserved",
+        positions,
+        reserved,
+        unit=unit,
+        line=line,
+        visible="legendonly" if dwarfs else True,
     )
     if len(chosen):
-        _mark_peak(figure, places, curve.allocated[chosen], size)
+        _mark_peak(figure, positions, curve.allocated[chosen], size)
         _mark_spans(figure, run, curve, axis)
     figure.update_layout(hovermode="x unified")
     figure.update_yaxes(rangemode="tozero", ticksuffix=f" {unit}")
@@ -258,7 +265,7 @@ def _add_line(figure: go.Figure, part: object, name: str, x: Array, y: Array, *,
     figure.add_scatter(x=x, y=y, name=name, mode="lines", meta=part, **look)
 
 
-def _places(curve: MemoryCurve, moves: Array, axis: str) -> Array:
+def _positions(curve: MemoryCurve, moves: Array, axis: str) -> Array:
     if axis == "event":
         return moves
     time_us = curve.time_us[curve.events[moves]]
@@ -374,12 +381,12 @@ def _peak_boxes(run: Run) -> pd.DataFrame:
             if held:
                 text, colour = f"{name}: {spoken(category)}", CATEGORY_COLOURS[category]
                 rows.append((f"{at}/{category}", str(at), spoken(category), text, held, held, several, colour))
-    found = pd.DataFrame(rows, columns=["id", "parent", "short", "name", "own_bytes", "bytes", "repeats", "colour"])
-    found["label"] = [label(each) for each in found["short"]]
-    found["name"] = [shown(each) for each in found["name"]]
-    found["text"] = [format_bytes(each) for each in found["bytes"]]
-    found["share"] = [f"{each / peak:.1%}" if peak else "" for each in found["bytes"]]
-    return found
+    boxes = pd.DataFrame(rows, columns=["id", "parent", "short", "name", "own_bytes", "bytes", "repeats", "colour"])
+    boxes["label"] = [label(box) for box in boxes["short"]]
+    boxes["name"] = [shown(box) for box in boxes["name"]]
+    boxes["text"] = [format_bytes(box) for box in boxes["bytes"]]
+    boxes["share"] = [f"{box / peak:.1%}" if peak else "" for box in boxes["bytes"]]
+    return boxes
 
 
 def _own_bytes(with_children: Array, parents: list[str]) -> Array:
@@ -416,11 +423,11 @@ def layer_bars(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
     return framed(figure, "Memory at the peak by layer, with children", x="GiB", height=height)
 
 
-def _mark_peak(figure: go.Figure, places: Array, allocated: Array, size: int) -> None:
+def _mark_peak(figure: go.Figure, positions: Array, allocated: Array, size: int) -> None:
     peak = int(allocated.argmax())
     text = f"peak {format_bytes(int(allocated[peak]))}"
     figure.add_scatter(
-        x=[places[peak]],
+        x=[positions[peak]],
         y=[allocated[peak] / size],
         name="peak",
         mode="markers",
@@ -430,7 +437,7 @@ def _mark_peak(figure: go.Figure, places: Array, allocated: Array, size: int) ->
         cliponaxis=False,
         showlegend=False,
     )
-    named = {"x": places[peak], "y": allocated[peak] / size, "showarrow": False, "xanchor": "left", "xshift": 9}
+    named = {"x": positions[peak], "y": allocated[peak] / size, "showarrow": False, "xanchor": "left", "xshift": 9}
     figure.add_annotation(text=f"<b>{text}</b>", **named)
 
 
@@ -440,11 +447,11 @@ def _mark_spans(figure: go.Figure, run: Run, curve: MemoryCurve, axis: str) -> N
         return
     spans = run.table("spans")
     first = np.minimum(curve.move_at(spans["first_event"].to_numpy()), curve.num_moves - 1)
-    places = _places(curve, np.append(first, curve.num_moves - 1), axis)
-    width = float(places[-1] - _places(curve, np.zeros(1, "i8"), axis)[0]) or 1.0
+    positions = _positions(curve, np.append(first, curve.num_moves - 1), axis)
+    width = float(positions[-1] - _positions(curve, np.zeros(1, "i8"), axis)[0]) or 1.0
     shapes = []
     for row, (step, phase) in enumerate(zip(spans["step"].tolist(), spans["phase"].astype(str), strict=True)):
-        at = (float(places[row]), float(places[row + 1]))
+        at = (float(positions[row]), float(positions[row + 1]))
         if at[1] - at[0] > _LEAST_DRAWN * width:
             shapes += _stretch(at, phase, f"step {step} {phase}" if step else phase, width)
     figure.update_layout(shapes=shapes)
@@ -463,12 +470,12 @@ def _stretch(at: tuple[float, float], phase: str, text: str, width: float) -> li
 
 def _parents(depths: list[int]) -> list[str]:
     above: list[int] = []
-    found = []
+    parents = []
     for row, depth in enumerate(depths):
         del above[depth:]
-        found.append(str(above[-1]) if above else "peak")
+        parents.append(str(above[-1]) if above else "peak")
         above.append(row)
-    return found
+    return parents
 
 
 #: Blocks that are narrower than this part of the longest row are drawn together with their neighbours.
@@ -490,8 +497,8 @@ def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROW
     """
     if run.memory is None:
         raise ValueError(f"{run.path} has no memory: it was imported from a tool that does not record it")
-    found = run.memory.segments(moment)
-    rows, num_others = found.head(most), max(len(found) - most, 0)
+    segments = run.memory.segments(moment)
+    rows, num_others = segments.head(most), max(len(segments) - most, 0)
     figure = new_figure()
     _add_segments(figure, rows)
     blocks = run.memory.segment_blocks(moment)
@@ -504,7 +511,7 @@ def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROW
     figure.update_layout(barmode="overlay", bargap=0.25, legend={"orientation": "h", "y": -_BELOW / height})
     labels = [format_bytes(bytes_) for bytes_ in rows["free_bytes"].tolist()]
     figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=labels, autorange="reversed", automargin=True)
-    reserved, allocated = int(found["bytes"].sum()), int(found["allocated_bytes"].sum())
+    reserved, allocated = int(segments["bytes"].sum()), int(segments["allocated_bytes"].sum())
     title = f"Segments at the {moment.removeprefix('peak_')} peak: {format_bytes(reserved - allocated)} of "
     title += f"{format_bytes(reserved)} not allocated"
     if num_others:
@@ -535,10 +542,10 @@ def drawn_blocks(blocks: pd.DataFrame, longest: int) -> pd.DataFrame:
     is_narrow = (table["bytes"] < pixel).to_numpy()
     table["place"] = np.where(is_narrow, table["start"] // pixel, -1 - np.arange(len(table)))
     bars = table.groupby(["segment", "place"], sort=False)
-    found = table.sort_values("bytes", ascending=False, kind="stable").groupby(["segment", "place"]).head(1)
-    found = found.set_index(["segment", "place"])
+    shown = table.sort_values("bytes", ascending=False, kind="stable").groupby(["segment", "place"]).head(1)
+    shown = shown.set_index(["segment", "place"])
     sums = bars.agg(start=("start", "min"), end=("end", "max"), bytes=("bytes", "sum"), num_blocks=("bytes", "size"))
-    return sums.join(found[["kind", "layer", "phase", "step", "operation", "line"]]).reset_index()
+    return sums.join(shown[["kind", "layer", "phase", "step", "operation", "line"]]).reset_index()
 
 
 def _add_segments(figure: go.Figure, rows: pd.DataFrame) -> None:

@@ -53,12 +53,12 @@ def read_calls(run: Run, curve: MemoryCurve) -> Calls:
     event = np.searchsorted(np.maximum.accumulate(op) if len(op) else op, calls["op"].to_numpy())
     by_lane = calls.assign(bytes=size).groupby(["group", "operation"], observed=True)["bytes"].sum()
     kept = by_lane.sort_values(ascending=False, kind="stable").index[:MOST_LANES]
-    places = {key: at for at, key in enumerate(kept)}
+    indices = {key: at for at, key in enumerate(kept)}
     groups = [group.label for group in read_groups(run.table("groups"))]
     keys = zip(calls["group"].tolist(), calls["operation"], strict=True)
     return Calls(
         move=np.minimum(curve.move_at(event), max(curve.num_moves - 1, 0)),
-        lane=np.array([places.get(key, -1) for key in keys], "i8"),
+        lane=np.array([indices.get(key, -1) for key in keys], "i8"),
         bytes=size,
         lanes=[(int(group), groups[group] if group < len(groups) else "", str(name)) for group, name in kept],
     )
@@ -99,8 +99,8 @@ def calls_of(calls: Calls, num_moves: int) -> go.Figure:
             hovertemplate="%{text}",
             showlegend=False,
         )
-        place = {"x": 0, "xref": "paper", "xanchor": "left", "y": floor + 0.82, "showarrow": False}
-        titles.append(place | {"text": title, "font": {"size": 12}})
+        anchor = {"x": 0, "xref": "paper", "xanchor": "left", "y": floor + 0.82, "showarrow": False}
+        titles.append(anchor | {"text": title, "font": {"size": 12}})
     figure.update_layout(annotations=titles, hovermode="closest")
     figure.update_xaxes(range=[0, max(num_moves, 1)])
     figure.update_yaxes(range=[0, max(len(calls.lanes), 1)], dtick=1, showticklabels=False, fixedrange=True)

@@ -158,8 +158,8 @@ def _add_roofs(figure: go.Figure, peaks: Peaks, reached: tuple[float, float]) ->
         if labelled / flops > _LEAST_APART:
             labelled = flops
             text = f"{shown(', '.join(dtypes))}: {format_flops(flops)}/s"
-            place = {"x": 1, "xref": "paper", "y": float(np.log10(flops)), "xanchor": "right", "yanchor": "bottom"}
-            figure.add_annotation(text=text, showarrow=False, font={"size": 12, "color": INK}, **place)
+            anchor = {"x": 1, "xref": "paper", "y": float(np.log10(flops)), "xanchor": "right", "yanchor": "bottom"}
+            figure.add_annotation(text=text, showarrow=False, font={"size": 12, "color": INK}, **anchor)
 
 
 def has_roofline(run: Run) -> bool:
@@ -258,8 +258,8 @@ def lanes_of(run: Run, kernels: pd.DataFrame, *, most: int) -> go.Figure:
 
 def drawn_ranges(run: Run, most: int) -> pd.DataFrame:
     """The script's ranges as bars: the result of :func:`range_lanes` without lanes that are too deep."""
-    found = range_lanes(time_of(run).ranges(), most)
-    kept: pd.DataFrame = found[found["lane"] < MOST_RANGE_LANES]
+    lanes = range_lanes(time_of(run).ranges(), most)
+    kept: pd.DataFrame = lanes[lanes["lane"] < MOST_RANGE_LANES]
     return kept
 
 
@@ -318,15 +318,15 @@ def _add_kinds(figure: go.Figure, part: str, rows: pd.DataFrame, y: Array, names
 
 
 def _add_bars(figure: go.Figure, run: Run, kernels: pd.DataFrame, *, first_row: int, most: int) -> None:
-    found = bars(kernels, most)
-    rows = kernels.iloc[found["first"].to_numpy("i8")]
-    places, labels = bar_labels(run, rows)
-    stream = np.unique(found["stream"].to_numpy("u8"), return_inverse=True)[1]
+    drawn = bars(kernels, most)
+    rows = kernels.iloc[drawn["first"].to_numpy("i8")]
+    codes, labels = bar_labels(run, rows)
+    stream = np.unique(drawn["stream"].to_numpy("u8"), return_inverse=True)[1]
     layers = run.table("layers", ["name"])["name"].astype(str).to_numpy()[rows["layer"].to_numpy("i8")]
-    start, length = found["start_us"].to_numpy("f8"), (found["end_us"] - found["start_us"]).to_numpy("f8")
+    start, length = drawn["start_us"].to_numpy("f8"), (drawn["end_us"] - drawn["start_us"]).to_numpy("f8")
     families, communication = rows["family"].to_numpy("i8"), FAMILIES.index("communication")
-    known, num_kernels = found["known"].tolist(), found["num_kernels"].tolist()
-    hidden = hidden_us(found, kernels)
+    known, num_kernels = drawn["known"].tolist(), drawn["num_kernels"].tolist()
+    hidden = hidden_us(drawn, kernels)
     for at in sorted(kernels["family"].unique().tolist()):  # the page draws families that no bar here stands for
         family, own = FAMILIES[at], np.flatnonzero(families == at)
         figure.add_bar(
@@ -335,7 +335,7 @@ def _add_bars(figure: go.Figure, run: Run, kernels: pd.DataFrame, *, first_row: 
             name=family,
             marker={"color": FAMILY_COLOURS[family], "line": {"width": 0}},
             hovertext=[
-                f"{shown(labels[places[row]])}<br>"
+                f"{shown(labels[codes[row]])}<br>"
                 f"{format_us(length[row]) if known[row] else 'duration not known'}"
                 f"{_several(num_kernels[row])}"
                 f"{_exposed(length[row], hidden[row]) if at == communication and known[row] else ''}"
@@ -367,8 +367,8 @@ def bar_labels(run: Run, rows: pd.DataFrame) -> tuple[Array, list[str]]:
     if (rows["call"] >= 0).any():
         calls = call_texts(run.table("calls", ["sequence", "operation", "group"]), run.table("groups"))
         text = rows["call"].map(calls).fillna(text)
-    places, labels = pd.factorize(text)
-    return places, [str(label) for label in labels]
+    codes, labels = pd.factorize(text)
+    return codes, [str(label) for label in labels]
 
 
 _COLOURS = KIND_COLOURS | {"communication": FAMILY_COLOURS["communication"], "bubble": SOFT}
@@ -399,7 +399,7 @@ def stage_lanes(step: JobStep, lanes: pd.DataFrame) -> Figure:
             orientation="h",
             name=lane,
             marker={"color": _COLOURS[lane], "line": {"width": 0}},
-            customdata=[format_us(each) for each in lasts],
+            customdata=[format_us(last_us) for last_us in lasts],
             hovertemplate="%{customdata} from %{base:.3f} ms<extra>%{y}: " + lane + "</extra>",
         )
     figure.update_layout(barmode="overlay", bargap=0.25)

@@ -115,14 +115,14 @@ def _visit(name: str, above: tuple[str, ...], bodies: dict[str, str], order: lis
 def _module(name: str, text: str) -> str:
     exported = _EXPORT.findall(text)
     body = _EXPORT.sub("", _IMPORT.sub(_taken, text))
-    if found := _OTHER.search(body):
-        raise ValueError(f"{name}.js cannot be joined: {found[0].strip()}")
+    if match := _OTHER.search(body):
+        raise ValueError(f"{name}.js cannot be joined: {match[0].strip()}")
     return f"const module_{name} = (() => {{\n{body}return {{ {', '.join(exported)} }};\n}})();"
 
 
-def _taken(found: re.Match[str]) -> str:
-    names = ", ".join(each.strip().replace(" as ", ": ") for each in found[1].split(",") if each.strip())
-    return f"const {{ {names} }} = module_{found[2]};\n"
+def _taken(match: re.Match[str]) -> str:
+    names = ", ".join(name.strip().replace(" as ", ": ") for name in match[1].split(",") if name.strip())
+    return f"const {{ {names} }} = module_{match[2]};\n"
 
 
 # Charts that zoom compute what they show from the page's numbers, so their figures carry a few points only.
@@ -134,14 +134,14 @@ MOST_SEGMENTS = 16
 
 def run_figures(run: Run) -> dict[str, object]:
     """The figures that need no more than the run's tables, by name; those that the run has nothing for are left out."""
-    found: dict[str, object] = {}
+    figures: dict[str, object] = {}
     if run.summary.peak_allocated_bytes and run.by_category is not None:
-        found["peak"] = figure_object(peak_by_layer(run, kind="treemap"))
+        figures["peak"] = figure_object(peak_by_layer(run, kind="treemap"))
     if has_segments(run):
-        found["segments"] = figure_object(segment_map(run, most=MOST_SEGMENTS))
+        figures["segments"] = figure_object(segment_map(run, most=MOST_SEGMENTS))
     if has_roofline(run):
-        found["roofline"] = figure_object(roofline(run))
-    return found
+        figures["roofline"] = figure_object(roofline(run))
+    return figures
 
 
 def kernels_figure(run: Run, kernels: pd.DataFrame) -> object:
@@ -155,16 +155,16 @@ def kernels_figure(run: Run, kernels: pd.DataFrame) -> object:
 
 def memory_figures_of(run: Run, curve: MemoryCurve, calls: Calls) -> dict[str, object]:
     """The timeline and the calls below it."""
-    found: dict[str, object] = {"timeline": figure_object(timeline_of(run, curve, axis="event", num_points=_FEW))}
+    figures: dict[str, object] = {"timeline": figure_object(timeline_of(run, curve, axis="event", num_points=_FEW))}
     if calls.lanes:
-        found["calls"] = figure_object(calls_of(calls, curve.num_moves))
-    return found
+        figures["calls"] = figure_object(calls_of(calls, curve.num_moves))
+    return figures
 
 
 def figure_object(figure: go.Figure) -> object:
     """A figure as JSON, without its template and title: the page has its own colours and headings."""
-    found = json.loads(figure.to_json())
+    plain = json.loads(figure.to_json())
     for name in ("template", "title"):
-        found["layout"].pop(name, None)
-    found["layout"]["margin"]["t"] = _NO_TITLE
-    return found
+        plain["layout"].pop(name, None)
+    plain["layout"]["margin"]["t"] = _NO_TITLE
+    return plain

@@ -116,10 +116,10 @@ def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -
     alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(_NUM_BLOCKS)
     names, owners = block_owners(run)
     stacks = _stacks(run, sorted(set(alive["stack"])), cwd)
-    found = []
+    largest = []
     for number, row in zip(alive.index, alive.to_dict("records"), strict=True):
         line = lines[row["stack"]] if row["stack"] >= 0 else ""
-        found.append(
+        largest.append(
             PeakBlock(
                 number=int(number),
                 bytes=int(row["bytes"]),
@@ -131,7 +131,7 @@ def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -
                 stack=[(text, text == line) for text in stacks.get(row["stack"], [])],
             )
         )
-    return found
+    return largest
 
 
 def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
@@ -146,10 +146,10 @@ def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
     if not rows:
         return {}
     frames = run.table("stacks")["frames"]
-    told = run.table("frames")
+    frame_table = run.table("frames")
     texts: dict[int, str] = {}
     for number in {frame for row in rows for frame in frames[row]}:
-        frame = told.iloc[int(number)]
+        frame = frame_table.iloc[int(number)]
         texts[number] = f"{short_line(str(frame['filename']), cwd)}:{frame['line']} ({frame['function']})"
     return {row: [texts[number] for number in frames[row]] for row in rows}
 
@@ -175,9 +175,9 @@ def by_line(blocks: pd.DataFrame, lines: list[str]) -> list[PeakLine]:
     for line, operation, category, bytes_, num in sums.sort_values("sum", ascending=False, kind="stable").itertuples(
         index=False
     ):
-        what = line or f"(no Python line) {operation}".rstrip()
-        rows.setdefault(what, []).append((category.replace("_", " "), int(bytes_), int(num)))
-    found = [
+        label = line or f"(no Python line) {operation}".rstrip()
+        rows.setdefault(label, []).append((category.replace("_", " "), int(bytes_), int(num)))
+    held = [
         PeakLine(
             line=line,
             bytes=sum(bytes_ for _, bytes_, _ in parts),
@@ -186,7 +186,7 @@ def by_line(blocks: pd.DataFrame, lines: list[str]) -> list[PeakLine]:
         )
         for line, parts in rows.items()
     ]
-    return sorted(found, key=lambda row: -row.bytes)
+    return sorted(held, key=lambda row: -row.bytes)
 
 
 _MOST_KNOTS = 4_000  # of an axis of time: about one for each third of a pixel of a wide screen
@@ -241,9 +241,9 @@ def add_reserved(pack: Pack, curve: MemoryCurve) -> None:
     changed = np.flatnonzero(np.diff(curve.reserved, prepend=0))
     # A segment is for the next move. Of several changes before one move, the largest is kept.
     move = np.minimum(curve.of_event[changed] + 1, max(curve.num_moves - 1, 0))
-    found = pd.DataFrame({"move": move, "bytes": curve.reserved[changed]}).groupby("move")["bytes"].max()
-    pack.add("reserved_move", found.index.to_numpy())
-    pack.add("reserved_bytes", found.to_numpy())
+    largest = pd.DataFrame({"move": move, "bytes": curve.reserved[changed]}).groupby("move")["bytes"].max()
+    pack.add("reserved_move", largest.index.to_numpy())
+    pack.add("reserved_bytes", largest.to_numpy())
 
 
 def add_spans(pack: Pack, run: Run, curve: MemoryCurve) -> None:
@@ -282,10 +282,10 @@ def add_times(pack: Pack, run: Run, curve: MemoryCurve) -> None:
     if len(inside) < 2:
         return
     moves = np.arange(inside[0], inside[-1] + 1)
-    found = np.searchsorted(kernels["op"].to_numpy(), np.maximum.accumulate(op[moves]))
+    indices = np.searchsorted(kernels["op"].to_numpy(), np.maximum.accumulate(op[moves]))
     knots = _knots(len(moves))
     pack.add("step_move", moves[knots])
-    pack.add("step_us", np.maximum.accumulate(start)[np.minimum(found, len(start) - 1)][knots])
+    pack.add("step_us", np.maximum.accumulate(start)[np.minimum(indices, len(start) - 1)][knots])
     pack.meta["timed"] = {"step": run.summary.timed[1].step, "source": run.summary.timed[1].source}
 
 
@@ -339,26 +339,26 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     """
     step_us = time.step_us or 1.0
     tick = max(step_us / _TICKS, 1e-3)
-    found = bars(kernels, MOST_BARS)
-    rows = kernels.iloc[found["first"].to_numpy("i8")]
+    drawn = bars(kernels, MOST_BARS)
+    rows = kernels.iloc[drawn["first"].to_numpy("i8")]
     names, labels = bar_labels(run, rows)
     keys = {
         "family": rows["family"].to_numpy("i8"),
         "kind": rows["kind"].to_numpy("i8"),
         "layer": rows["layer"].to_numpy("i8"),
         "name": names,
-        "known": found["known"].to_numpy("i8"),
+        "known": drawn["known"].to_numpy("i8"),
     }
     of_bar, first = kinds_of_rows(keys)
     pack.add("bar_kind", of_bar)
-    pack.add("bar_num", found["num_kernels"].to_numpy())
+    pack.add("bar_num", drawn["num_kernels"].to_numpy())
     for name, values in keys.items():
         pack.add(f"bars_{name}", values[first])
-    streams, stream = np.unique(found["stream"].to_numpy("u8"), return_inverse=True)
+    streams, stream = np.unique(drawn["stream"].to_numpy("u8"), return_inverse=True)
     pack.add("bar_stream", stream)
-    _add_times(pack, "bar", found, tick)
-    is_call = (keys["family"] == FAMILIES.index("communication")) & found["known"].to_numpy(bool)
-    pack.add("bar_hidden", np.where(is_call, np.round(hidden_us(found, kernels) / tick), 0).astype("i8"))
+    _add_times(pack, "bar", drawn, tick)
+    is_call = (keys["family"] == FAMILIES.index("communication")) & drawn["known"].to_numpy(bool)
+    pack.add("bar_hidden", np.where(is_call, np.round(hidden_us(drawn, kernels) / tick), 0).astype("i8"))
     all_runs = layer_runs(kernels, layers["parent"].to_numpy())
     runs = longest_runs(all_runs, MOST_RUNS)
     for name in ("layer", "kind", "depth"):
@@ -370,7 +370,7 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     _add_times(pack, "part", phases, tick)
     pack.meta |= {"families": FAMILIES, "kinds": KINDS, "streams": [f"stream {at}" for at in range(len(streams))]}
     pack.meta |= {"kernels": labels, "tick_us": tick, "step_us": step_us, "num_kernels": len(kernels)}
-    pack.meta |= {"merged": len(found) < len(kernels), "runs_left_out": len(all_runs) - len(runs)}
+    pack.meta |= {"merged": len(drawn) < len(kernels), "runs_left_out": len(all_runs) - len(runs)}
     pack.meta.setdefault("layers", layers["name"].astype(str).tolist())
 
 
@@ -382,7 +382,7 @@ def _add_ranges(pack: Pack, run: Run, tick: float) -> None:
         pack.add(f"range_{column.removeprefix('num_')}", ranges[column].to_numpy("i8"))
     pack.add("range_busy", np.round(ranges["kernel_us"].to_numpy("f8") / tick).astype("i8"))
     _add_times(pack, "range", ranges, tick)
-    pack.meta["ranges"] = [str(each) for each in names]
+    pack.meta["ranges"] = [str(label) for label in names]
 
 
 def _add_times(pack: Pack, prefix: str, table: pd.DataFrame, tick: float) -> None:

@@ -184,7 +184,7 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
     drawings.add_layers(pack, table, folds)
     largest = drawings.largest_blocks(run, curve.blocks, curve.lines, cwd)
     held = drawings.by_line(curve.blocks, curve.lines)
-    found: dict[str, object] = {
+    figures: dict[str, object] = {
         "memory": sections.memory_section(summary, curve.colouring),
         "peak": sections.peak_section(summary, largest, held),
     }
@@ -192,8 +192,8 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
     if run.by_category is not None:
         times = layer_columns(run, folds, summary.timed[1]) if summary.timed else None
         folded = fold_table(table, folds)
-        found["layers"] = sections.layers_section(summary, folded, times)
-    return found | {"holders": sections.holders(summary, folded, held)}
+        figures["layers"] = sections.layers_section(summary, folded, times)
+    return figures | {"holders": sections.holders(summary, folded, held)}
 
 
 def _time(pack: Pack, run: Run, kernels: pd.DataFrame, time: StepTime) -> dict[str, object]:

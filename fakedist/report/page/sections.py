@@ -16,7 +16,7 @@ from fakedist.report.page.assets import MOST_SEGMENTS
 from fakedist.report.page.drawings import LAYER_FIGURES, PeakBlock, PeakLine
 from fakedist.report.text.group_sheets import AT_ONCE, CallsText, RunTopology
 from fakedist.report.text.memory_sheets import MOMENT_NAMES, unused_sheet
-from fakedist.report.text.time_sheets import bound_of, family_columns, path_place, path_words
+from fakedist.report.text.time_sheets import bound_of, family_columns, path_location, path_words
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
@@ -31,7 +31,7 @@ from fakedist.report.text.wording import (
     layer_label,
     note_texts,
     or_dash,
-    peak_place,
+    peak_moment,
     run_facts,
     run_title,
     short_kernel,
@@ -100,12 +100,12 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
     """
     assert run.summary.timed is not None
     time, source = run.summary.timed
-    told = source_word(source)
+    word = source_word(source)
     names = run.table("kernel_names")
     names = names[names["family"] != "communication"]
     return {
         "word": source.source,
-        "source": told[:1].upper() + told[1:],
+        "source": word[:1].upper() + word[1:],
         "step": source.step,
         "notes": [text for text in (*(note.text for note in source.notes), accuracy_text(source)) if text],
         "figures": time_figures(time),
@@ -221,7 +221,7 @@ def _path(time: StepTime) -> list[dict[str, object]]:
     return [
         {
             "what": path_words(row),
-            "place": path_place(row),
+            "place": path_location(row),
             "chip": _PATH_CHIPS[row.kind],
             "time": (row.time_us, format_us(row.time_us)),
             "share": (row.time_us, f"{row.time_us / (time.step_us or 1.0):.1%}"),
@@ -258,8 +258,8 @@ def _number(text: str) -> float:
 
 def _layers(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold], whole: float) -> dict[str, object]:
     table = fold_times(times, layers, folds)
-    found = table[(table["total_us"] > 0) | (table["num_calls"] > 0)]
-    shown = found.loc[found["total_us"].nlargest(_MOST_ROWS).index.sort_values()]
+    timed = table[(table["total_us"] > 0) | (table["num_calls"] > 0)]
+    shown = timed.loc[timed["total_us"].nlargest(_MOST_ROWS).index.sort_values()]
     used = [(name, title) for name, title in zip(LAYER_FIGURES, _HEADINGS, strict=True) if shown[name].any()]
     used.sort(key=lambda column: column[0] != "total_us")  # the most important column first
     most = {name: float(shown[name].max()) or 1.0 for name, _ in used}
@@ -286,7 +286,7 @@ def _layers(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold], whole:
         "has_rate": any(row.flops for row in rows),
         "has_calls": any(row.num_calls for row in rows),
         "num_small": sum(row.total_us <= whole * MIN_SHARE for row in rows),
-        "num_more": len(found) - len(shown),
+        "num_more": len(timed) - len(shown),
     }
 
 
@@ -336,7 +336,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "fits": verdict(summary, run.manifest.cwd),
         "left": _ended_early(run, summary),
         "allocated": format_bytes(allocated) if allocated else "",
-        "when": peak_place(summary),
+        "when": peak_moment(summary),
         "reserved": format_bytes(reserved),
         "capacity": format_bytes(capacity) if capacity else "",
         "share": f"{reserved / capacity:.1%}" if capacity else "",
@@ -345,7 +345,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
         "advice": top_advice(summary, run.manifest.cwd),
         "time": step_figure(summary),
-        "steps": [(each.step, format_us(each.wall_us)) for each in summary.steps[-_STEPS_SHOWN:]],
+        "steps": [(step.step, format_us(step.wall_us)) for step in summary.steps[-_STEPS_SHOWN:]],
         "num_notes": len(summary.notes),
         "provenance": [
             (
@@ -379,12 +379,12 @@ def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]
         layers: The result of :func:`fakedist.analysis.layer_table.fold_table`; None for a snapshot.
         lines: The result of :func:`fakedist.report.page.drawings.by_line`.
     """
-    found = []
+    rows = []
     if layers is not None and len(layers):
         row = layers.nlargest(1, "peak_own_bytes").to_dict("records")[0]
-        found.append(("most, by layer", layer_label(row["name"], row["num_repeats"]), row["peak_own_bytes"]))
+        rows.append(("most, by layer", layer_label(row["name"], row["num_repeats"]), row["peak_own_bytes"]))
     if lines:
-        found.append(("most, by line", lines[0].line, lines[0].bytes))
+        rows.append(("most, by line", lines[0].line, lines[0].bytes))
     return [
         {
             "by": by,
@@ -393,7 +393,7 @@ def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]
             "share": f"{bytes_ / summary.peak_allocated_bytes:.1%}",
             "is_code": by == "most, by line",
         }
-        for by, name, bytes_ in found
+        for by, name, bytes_ in rows
     ]
 
 
@@ -420,7 +420,7 @@ def facts_section(run: Run, summary: Summary, folder: Path | None) -> dict[str, 
         ("git commit", manifest.git_commit),
         ("when", manifest.created),
     ]
-    places = [
+    files = [
         {
             "name": group.label,
             "place": f"{group.group_rank:,} of {group.size:,}",
@@ -429,14 +429,14 @@ def facts_section(run: Run, summary: Summary, folder: Path | None) -> dict[str, 
         }
         for group in read_groups(run.table("groups"))
     ]
-    told = dict(rows)
+    values = dict(rows)
     return {
         "title": job_command(job),
-        "about": [f"rank {told['rank']}", told["device"], f"torch {summary.torch or 'unknown'}", told["ended"]],
-        "command": told["command"],
+        "about": [f"rank {values['rank']}", values["device"], f"torch {summary.torch or 'unknown'}", values["ended"]],
+        "command": values["command"],
         "files": _files(run, folder),
         "rows": [row for row in rows if row[1]],
-        "places": places,
+        "places": files,
     }
 
 
@@ -455,14 +455,14 @@ def _versions(summary: Summary, versions: dict[str, str], own: str) -> str:
 def memory_section(summary: Summary, colouring: Colouring) -> dict[str, object]:
     """Memory over the step: the table of phases and the drawing's legend."""
     peak = (summary.peak_step, summary.peak_phase)
-    found = summary.by_phase if summary.peak_reserved_bytes else []
+    phases = summary.by_phase if summary.peak_reserved_bytes else []
     half = _MOST_ROWS // 2
-    is_shown = [at < half or at >= len(found) - half or row.step == peak[0] for at, row in enumerate(found)]
-    rows = [row for row, shown in zip(found, is_shown, strict=True) if shown]
+    is_shown = [at < half or at >= len(phases) - half or row.step == peak[0] for at, row in enumerate(phases)]
+    rows = [row for row, shown in zip(phases, is_shown, strict=True) if shown]
     steps = sorted({row.step for row in rows if row.step > 0})
     return {
         "steps": steps if len(steps) <= _STEPS_SHOWN else [*steps[:3], *steps[-3:]],
-        "num_more": len(found) - len(rows),
+        "num_more": len(phases) - len(rows),
         "phases": [
             {
                 "step": row.step,
@@ -596,7 +596,7 @@ def communication_section(run: Run, summary: Summary) -> dict[str, object] | Non
     return {
         "groups": [_group(group, job.gpus_per_node) for group in groups],
         "calls": _with_texts(summary.collectives[:_MOST_ROWS]),
-        "streams": _with_texts(topology.told()[:_MOST_ROWS]),
+        "streams": _with_texts(topology.rows()[:_MOST_ROWS]),
         "when": topology.when,
         "at_once": AT_ONCE,
         "num_more": max(len(summary.collectives) - _MOST_ROWS, 0),
@@ -622,7 +622,9 @@ def _group(group: ProcessGroup, per_node: int) -> dict[str, str]:
 
 def advice_section(summary: Summary, cwd: str) -> list[dict[str, str]]:
     """What would help, as text."""
-    return [advice_text(each) | {"line": short_line(each.line, cwd).partition(" (")[0]} for each in summary.advice]
+    return [
+        advice_text(advice) | {"line": short_line(advice.line, cwd).partition(" (")[0]} for advice in summary.advice
+    ]
 
 
 def reading_section(run: Run, summary: Summary) -> dict[str, object]:

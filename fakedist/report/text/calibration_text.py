@@ -14,46 +14,46 @@ from fakedist.units import format_us
 _MOST_NAMED = 3
 
 
-def calibration_lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> list[str]:
+def calibration_lines(result: OwnTimesFound, run_rank: int, trace_file: Path) -> list[str]:
     """The result, line by line."""
-    return list(_lines(found, run_rank, trace_file))
+    return list(_lines(result, run_rank, trace_file))
 
 
-def calibration_object(found: OwnTimesFound, table_file: Path) -> dict[str, object]:
+def calibration_object(result: OwnTimesFound, table_file: Path) -> dict[str, object]:
     """The result for ``--json``: without the table's rows, which are in the file."""
-    plain = to_plain(found.calibrated)
-    table = found.calibrated.table
+    plain = to_plain(result.calibrated)
+    table = result.calibrated.table
     return {
         "table": str(table_file),
         "origin": to_plain(table.origin),
         "num_rows": len(table.rows),
-        "gpu_is_told": found.gpu_is_told,
-        "trace_rank": found.trace_rank if found.trace_rank >= 0 else None,
+        "gpu_is_told": result.gpu_is_told,
+        "trace_rank": result.trace_rank if result.trace_rank >= 0 else None,
         **{name: value for name, value in plain.items() if name != "table"},
-        "change": to_plain(found.change),
+        "change": to_plain(result.change),
     }
 
 
-def _lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> Iterator[str]:
-    made, origin = found.calibrated, found.calibrated.table.origin
+def _lines(result: OwnTimesFound, run_rank: int, trace_file: Path) -> Iterator[str]:
+    made, origin = result.calibrated, result.calibrated.table.origin
     yield (
         f"{made.num_measured:,} of the step's {counted(made.num_launches, 'launch', 'launches')} were measured, by "
         f"{made.num_matched:,} of {counted(made.num_kernels - made.num_unread, 'kernel')} in {trace_file.name} "
         f"({counted(made.num_steps, 'step')}, {origin.gpu})"
     )
     yield from (f"  {line}" for line in _limits(made))
-    if not found.gpu_is_told:
+    if not result.gpu_is_told:
         yield f"  the trace does not name its GPU: it is taken to be the run's, {origin.gpu}"
-    if found.trace_rank not in (-1, run_rank):
-        yield f"  the trace is of rank {found.trace_rank}, the run of rank {run_rank}"
-    if found.change is None:
+    if result.trace_rank not in (-1, run_rank):
+        yield f"  the trace is of rank {result.trace_rank}, the run of rank {run_rank}"
+    if result.change is None:
         yield f'  fakedist does not know {origin.gpu}: a GPU file with product = "{origin.gpu}" makes the table usable'
     else:
-        yield from _change(found.change)
+        yield from _change(result.change)
 
 
 def _limits(made: Calibrated) -> Iterator[str]:
-    if missing := sum(each.count for each in made.missing):
+    if missing := sum(launch.count for launch in made.missing):
         yield f"not in the trace: {counted(missing, 'launch', 'launches')}: {_named(made.missing)}"
     if made.num_extra:
         yield f"not in the run: {counted(made.num_extra, 'kernel')}: {_named(made.extra)}"
@@ -73,8 +73,9 @@ def _limits(made: Calibrated) -> Iterator[str]:
 
 def _named(left: list[Left]) -> str:
     named = [
-        f"{each.count:,} x {short_kernel(each.name)}" + (f" ({format_us(each.time_us)})" if each.time_us else "")
-        for each in left[:_MOST_NAMED]
+        f"{launch.count:,} x {short_kernel(launch.name)}"
+        + (f" ({format_us(launch.time_us)})" if launch.time_us else "")
+        for launch in left[:_MOST_NAMED]
     ]
     return ", ".join(named) + (", ..." if len(left) > _MOST_NAMED else "")
 

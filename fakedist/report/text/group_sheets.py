@@ -70,12 +70,12 @@ class RunTopology:
 
     def sheets(self) -> list[Sheet]:
         """The tables: the ranks of each group, the calls on it, and what can run at the same time."""
-        found = [self._groups_sheet()]
+        sheets = [self._groups_sheet()]
         if self._found.calls:
-            found += [self._calls_sheet(), self._streams_sheet()]
-        return found
+            sheets += [self._calls_sheet(), self._streams_sheet()]
+        return sheets
 
-    def told(self) -> list[CallsText]:
+    def rows(self) -> list[CallsText]:
         """A row for each group, operation and stream."""
         return [
             CallsText(
@@ -130,7 +130,7 @@ class RunTopology:
         }
 
     def _beside(self, overlap: Overlap) -> list[str]:
-        rows = [self._found.calls[place] for place in overlap.calls]
+        rows = [self._found.calls[index] for index in overlap.calls]
         names = [f"{self._label(row)} {short(row.operation)}" for row in rows]
         return ["compute", *names] if overlap.compute else names
 
@@ -164,19 +164,19 @@ class RunTopology:
 
     def _streams_sheet(self) -> Sheet:
         counted = ("calls", "bytes")  # the table above has them
-        columns = [column for column in stream_columns(self.told()) if column.name not in counted]
+        columns = [column for column in stream_columns(self.rows()) if column.name not in counted]
         return Sheet("What can run at once, simulated", columns, [AT_ONCE])
 
 
-def stream_columns(told: Sequence[CallsText]) -> list[SheetColumn]:
-    """Columns for calls, their streams and what runs at the same time, from rows of :meth:`RunTopology.told`."""
+def stream_columns(rows: Sequence[CallsText]) -> list[SheetColumn]:
+    """Columns for calls, their streams and what runs at the same time, from rows of :meth:`RunTopology.rows`."""
     return [
-        SheetColumn("group", [row.group for row in told], is_text=True),
-        SheetColumn("operation", [row.operation for row in told], is_text=True),
-        SheetColumn("calls", [f"{row.num_calls:,}" for row in told]),
-        SheetColumn("bytes", [format_bytes(row.bytes) for row in told]),
-        SheetColumn("stream", [row.stream for row in told], is_text=True),
-        SheetColumn("at once with", [row.beside for row in told], is_text=True),
+        SheetColumn("group", [row.group for row in rows], is_text=True),
+        SheetColumn("operation", [row.operation for row in rows], is_text=True),
+        SheetColumn("calls", [f"{row.num_calls:,}" for row in rows]),
+        SheetColumn("bytes", [format_bytes(row.bytes) for row in rows]),
+        SheetColumn("stream", [row.stream for row in rows], is_text=True),
+        SheetColumn("at once with", [row.beside for row in rows], is_text=True),
     ]
 
 

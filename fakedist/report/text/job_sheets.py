@@ -105,7 +105,7 @@ def job_what_if_sheets(job: JobTime, changed: Mapping[str, JobTime]) -> list[She
     """
     if not changed:
         return []
-    before, steps = job.summary, {text: each.summary for text, each in changed.items()}
+    before, steps = job.summary, {text: changed_job.summary for text, changed_job in changed.items()}
     columns = [
         SheetColumn("what if", list(steps), is_text=True),
         SheetColumn("step", [format_us(step.step_us) for step in steps.values()]),
@@ -123,12 +123,12 @@ def job_what_if_objects(job: JobTime, changed: Mapping[str, JobTime]) -> list[di
     return [
         {
             "what_if": text,
-            "step_us": each.summary.step_us,
-            "change_us": each.summary.step_us - job.summary.step_us,
-            "slowest_rank": each.summary.slowest_rank,
-            "stages": to_plain(each.summary.stages),
+            "step_us": changed_job.summary.step_us,
+            "change_us": changed_job.summary.step_us - job.summary.step_us,
+            "slowest_rank": changed_job.summary.slowest_rank,
+            "stages": to_plain(changed_job.summary.stages),
         }
-        for text, each in changed.items()
+        for text, changed_job in changed.items()
     ]
 
 
@@ -136,12 +136,12 @@ def _parts(text: str, before: JobStep, after: JobStep) -> str:
     """How the parts of the stage that set the pace change."""
     stages = [_stage(step, before.slowest_rank) for step in (before, after)]
     changes = {name: getattr(stages[1], part) - getattr(stages[0], part) for part, name in _PARTS.items()}
-    told = [
+    changed = [
         f"{name} {format_us_change(change)}"
         for name, change in changes.items()
         if abs(change) > before.step_us / 10_000
     ]
-    return f"{text}, rank {before.slowest_rank}: {', '.join(told)}" if told else ""
+    return f"{text}, rank {before.slowest_rank}: {', '.join(changed)}" if changed else ""
 
 
 def _stage(step: JobStep, rank: int) -> StageTime:
@@ -184,9 +184,9 @@ def job_markdown(job: JobTime, changed: Mapping[str, JobTime] = _UNCHANGED) -> s
 
 def job_object(job: JobTime, changed: Mapping[str, JobTime] = _UNCHANGED) -> dict[str, object]:
     """What ``--json`` prints: the attributes of :class:`fakedist.rundir.job_time.JobStep`, and what-ifs if any."""
-    found = to_plain(job.summary)
-    assert isinstance(found, dict)
-    return found | ({"what_ifs": job_what_if_objects(job, changed)} if changed else {})
+    plain = to_plain(job.summary)
+    assert isinstance(plain, dict)
+    return plain | ({"what_ifs": job_what_if_objects(job, changed)} if changed else {})
 
 
 def table_title(step: JobStep) -> str:
@@ -245,9 +245,9 @@ def job_columns(step: JobStep) -> list[SheetColumn]:
         SheetColumn("peak reserved", [format_bytes(stage.peak_reserved_bytes) for stage in stages]),
         SheetColumn("peak allocated", [format_bytes(stage.peak_allocated_bytes) for stage in stages], rank=2),
         *(
-            SheetColumn(name, [format_us(each) for each in column], rank=int(name == "other"))
+            SheetColumn(name, [format_us(value_us) for value_us in column], rank=int(name == "other"))
             for name, column in times.items()
-            if name != "other" or any(each > whole / 1000 for each in column)
+            if name != "other" or any(value_us > whole / 1000 for value_us in column)
         ),
         SheetColumn("bubble's share", [share_text(stage.bubble_us / whole) for stage in stages]),
         SheetColumn("done after", [format_us(stage.own_us) for stage in stages], rank=1),
@@ -258,15 +258,15 @@ def job_remarks(step: JobStep) -> list[str]:
     """What the table shows, and what limits what it means."""
     by_rank = {stage.rank: stage for stage in step.stages}
     slowest, memory = by_rank[step.slowest_rank], by_rank[step.memory_rank]
-    found = []
+    remarks = []
     if len(by_rank) > 1:
         working = format_us(step.step_us - slowest.bubble_us)
-        found.append(f"rank {slowest.rank} sets the pace: it waits least for the others, and works {working}")
+        remarks.append(f"rank {slowest.rank} sets the pace: it waits least for the others, and works {working}")
         room = "" if not memory.capacity_bytes else f" of {format_bytes(memory.capacity_bytes)}"
         fits = "" if memory.fits else ", which does not fit"
-        found.append(
+        remarks.append(
             f"rank {memory.rank} binds memory: {format_bytes(memory.peak_reserved_bytes)} reserved{room}{fits}"
         )
     if step.throughput.tokens_from and step.throughput.tokens_from != "given":
-        found.append(f"tokens: {step.throughput.tokens_from}")
-    return found + [note.text for note in step.notes]
+        remarks.append(f"tokens: {step.throughput.tokens_from}")
+    return remarks + [note.text for note in step.notes]

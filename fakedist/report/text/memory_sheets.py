@@ -60,11 +60,11 @@ def unused_sheet(moments: list[ReservedMoment], cwd: str, *, is_described: bool)
     shown = moments[:1] if is_one else moments
     columns = [_amounts(moment) for moment in shown]
     names = [name for name in columns[0] if any(column[name] for column in columns)]
-    found = [SheetColumn("memory", names, is_text=True)]
+    sheet_columns = [SheetColumn("memory", names, is_text=True)]
     for moment, column in zip(shown, columns, strict=True):
         title = "at the peak" if is_one else MOMENT_NAMES[moment.moment]
-        found.append(SheetColumn(title, [format_bytes(column[name]) for name in names], rank=KEY))
-    return Sheet("Reserved and not allocated", found, _remarks(shown, cwd, is_described=is_described))
+        sheet_columns.append(SheetColumn(title, [format_bytes(column[name]) for name in names], rank=KEY))
+    return Sheet("Reserved and not allocated", sheet_columns, _remarks(shown, cwd, is_described=is_described))
 
 
 def _amounts(moment: ReservedMoment) -> dict[str, int]:
@@ -76,8 +76,8 @@ def _remarks(moments: list[ReservedMoment], cwd: str, *, is_described: bool) -> 
     first = moments[0]
     remarks = []
     if is_described:
-        places = [f"{MOMENT_NAMES[each.moment][3:]}: step {each.step}, {each.phase}" for each in moments]
-        remarks.append("; ".join(places))
+        positions = [f"{MOMENT_NAMES[moment.moment][3:]}: step {moment.step}, {moment.phase}" for moment in moments]
+        remarks.append("; ".join(positions))
     if block := first.taken_for:
         at = f" at {short_line(block.line, cwd)}" if block.line else ""
         remarks.append(f"the last segment was reserved for a block of {format_bytes(block.bytes)}{at}")
@@ -131,30 +131,33 @@ _MORE_IN = "--json (estimated_outside)"
 def outside_figures(outside: Outside) -> list[tuple[str, str, str]]:
     """Name, figure and details of each amount, including the names of unknown amounts."""
     rows = []
-    if found := outside.communicators:
-        low, high = sum(each.low_bytes for each in found), sum(each.high_bytes for each in found)
+    if communicators := outside.communicators:
+        low, high = (
+            sum(communicator.low_bytes for communicator in communicators),
+            sum(communicator.high_bytes for communicator in communicators),
+        )
         rows.append(("NCCL", span_text(low, high), _communicators(outside)))
     if outside.context_bytes:
         rows.append(("CUDA context", format_bytes(outside.context_bytes), f"measured, {outside.context_source}"))
     if outside.measured_bytes is not None:
-        told = (
+        remark = (
             "measured on this GPU at the end: used minus reserved, other processes included, without other ranks' NCCL"
         )
-        rows.append(("on this GPU", format_bytes(outside.measured_bytes), told))
-    rows += [("left out", name, what) for name, _, what in (text.partition(": ") for text in outside.left_out)]
+        rows.append(("on this GPU", format_bytes(outside.measured_bytes), remark))
+    rows += [("left out", name, reason) for name, _, reason in (text.partition(": ") for text in outside.left_out)]
     return rows
 
 
 def _communicators(outside: Outside) -> str:
     number = len(outside.communicators)
-    told = f"{number} communicator{'' if number == 1 else 's'}"
+    text = f"{number} communicator{'' if number == 1 else 's'}"
     if outside.nccl_version:
-        told += f", NCCL {outside.nccl_version}"
+        text += f", NCCL {outside.nccl_version}"
     if outside.nccl_environment:
-        told += ", " + " ".join(f"{name}={value}" for name, value in sorted(outside.nccl_environment.items()))
+        text += ", " + " ".join(f"{name}={value}" for name, value in sorted(outside.nccl_environment.items()))
     if unused := outside.num_unused_groups:
-        told += f"; {unused} group{' has' if unused == 1 else 's have'} none, for lack of calls"
-    return told
+        text += f"; {unused} group{' has' if unused == 1 else 's have'} none, for lack of calls"
+    return text
 
 
 def communicator_sheet(outside: Outside) -> Sheet | None:
@@ -180,8 +183,8 @@ def communicator_sheet(outside: Outside) -> Sheet | None:
 def parts_text(parts: dict[str, tuple[int, int]], most: int) -> str:
     """The upper ends of a communicator's parts, largest first. Parts after the first ``most`` are shown as dots."""
     ordered = sorted(parts.items(), key=lambda pair: -pair[1][1])
-    told = ", ".join(f"{name} {format_bytes(high)}" for name, (_, high) in ordered[:most])
-    return told + (", ..." if len(ordered) > most else "")
+    text = ", ".join(f"{name} {format_bytes(high)}" for name, (_, high) in ordered[:most])
+    return text + (", ..." if len(ordered) > most else "")
 
 
 def _span(low: int, high: int) -> str:
@@ -247,20 +250,20 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         RunDirectoryError: A table is missing or damaged.
     """
     summary, cwd = run.summary, run.manifest.cwd
-    found = []
+    sheets = []
     if summary.peak_reserved_bytes and run.by_category is not None:
-        found.append(phase_sheet(summary))
+        sheets.append(phase_sheet(summary))
     if summary.peak_allocated_bytes:
         if run.by_category is not None:
-            found.append(category_sheet(summary))
-            found.append(layer_sheet(run.table("layers"), summary, all_layers))
+            sheets.append(category_sheet(summary))
+            sheets.append(layer_sheet(run.table("layers"), summary, all_layers))
         sheet = largest_sheet(summary.largest_blocks, cwd)
         known = [column for column in sheet.columns if run.by_category is not None or column.name in ("bytes", "line")]
-        found.append(replace(sheet, columns=known))
-        found += reserved_sheets(run)
+        sheets.append(replace(sheet, columns=known))
+        sheets += reserved_sheets(run)
     if summary.collectives:
-        found.append(collective_sheet(summary.collectives))
-    return found
+        sheets.append(collective_sheet(summary.collectives))
+    return sheets
 
 
 def phase_sheet(summary: Summary) -> Sheet:
@@ -304,9 +307,9 @@ def category_sheet(summary: Summary) -> Sheet:
 def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> Sheet:
     """Bytes at the peak by layer. ``terminal.render`` documents ``all_layers``."""
     peak = summary.peak_allocated_bytes
-    found = fold_table(layers, unfolded(layers) if all_layers else fold_layers(layers))
-    kept = found[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > (0 if all_layers else peak * MIN_SHARE)
-    rows = found[kept].to_dict("records")
+    folded = fold_table(layers, unfolded(layers) if all_layers else fold_layers(layers))
+    kept = folded[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > (0 if all_layers else peak * MIN_SHARE)
+    rows = folded[kept].to_dict("records")
     names = [layer_label(row["name"], row["num_repeats"]) for row in rows]
     columns = [SheetColumn("layer", names, is_text=True)]
     for name, (categories, rank) in LAYER_COLUMNS.items():
@@ -320,10 +323,10 @@ def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> She
         columns.append(SheetColumn(name, [or_dash(row[key]) for row in rows], rank=rank))
     when = f"in step {summary.steps[-1].step}" if summary.steps else "in the run"
     remarks = [f"most: the most that one such layer held, with children, {when}"]
-    if left_out := len(found) - len(rows):
+    if left_out := len(folded) - len(rows):
         num = f"{left_out} layer{'' if left_out == 1 else 's'}"
-        what = "without memory" if all_layers else f"below {MIN_SHARE:.1%} of the peak (--all-layers shows them)"
-        remarks.append(f"not shown: {num} {what}")
+        reason = "without memory" if all_layers else f"below {MIN_SHARE:.1%} of the peak (--all-layers shows them)"
+        remarks.append(f"not shown: {num} {reason}")
     return Sheet("By layer at the peak, with children", columns, remarks)
 
 

@@ -24,7 +24,7 @@ from fakedist.report.text.wording import (
     advice_text,
     ending,
     note_texts,
-    peak_place,
+    peak_moment,
     peaks_text,
     run_facts,
     run_title,
@@ -79,15 +79,15 @@ def _peak(console: Console, summary: Summary, cwd: str) -> None:
     capacity = summary.capacity_bytes
     print_heading(console, "Peak memory, measured")
     rows = [
-        ("allocated", format_bytes(allocated), peak_place(summary)),
+        ("allocated", format_bytes(allocated), peak_moment(summary)),
         ("reserved", format_bytes(reserved), ""),
     ]
     if capacity:
         rows.append(("capacity", format_bytes(capacity), f"{reserved / capacity:.1%} of it reserved at the peak"))
     print_figures(console, rows, is_right=True)
-    if found := verdict(summary, cwd):
-        colour = "bold red" if not found.fits else "bold green" if found.is_sure else "bold yellow"
-        print_words(console, Text(found.word, colour) + Text(found.more, "" if found.fits else colour), 2)
+    if fit := verdict(summary, cwd):
+        colour = "bold red" if not fit.fits else "bold green" if fit.is_sure else "bold yellow"
+        print_words(console, Text(fit.word, colour) + Text(fit.more, "" if fit.fits else colour), 2)
     if advice := top_advice(summary, cwd):
         print_words(console, Text(advice), 2)
 
@@ -144,8 +144,8 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
 
 
 def _verdict(run: Run, summary: Summary) -> list[str]:
-    found = verdict(summary, run.manifest.cwd)
-    says = f"**{found.word}**{escaped(found.more)}" if found else "allocated nothing on the GPU"
+    fit = verdict(summary, run.manifest.cwd)
+    says = f"**{fit.word}**{escaped(fit.more)}" if fit else "allocated nothing on the GPU"
     if run.memory is None:
         return [f"### fakedist: {escaped(run_title(run)[:300])}", ""]
     if run.by_category is None:
@@ -172,5 +172,7 @@ def _outside(outside: Outside) -> list[str]:
 
 
 def _advice(piece: Advice) -> str:
-    told = advice_text(piece)
-    return f"- **{told['gives']}** {told['of']}: {escaped(told['title'])} ({told['rule']}). {escaped(told['text'])}"
+    texts = advice_text(piece)
+    return (
+        f"- **{texts['gives']}** {texts['of']}: {escaped(texts['title'])} ({texts['rule']}). {escaped(texts['text'])}"
+    )

@@ -83,9 +83,9 @@ def layer_time_sheet(
         times: The table ``layer_times``.
         layers: The table ``layers``.
     """
-    found = fold_times(times, layers, unfolded(layers) if all_layers else fold_layers(layers))
+    folded = fold_times(times, layers, unfolded(layers) if all_layers else fold_layers(layers))
     least = 0.0 if all_layers else time.kernel_us * MIN_SHARE
-    rows = rows_of(LayerTime, found[found["total_us"] > least])
+    rows = rows_of(LayerTime, folded[folded["total_us"] > least])
     columns = [SheetColumn("layer", [layer_label(row.name, row.num_repeats) for row in rows], is_text=True)]
     for name, key, rank in (
         *([("generation", "generation_us", 0)] if time.generation_us else []),
@@ -110,7 +110,7 @@ def layer_time_sheet(
     remarks = ["sums over kernels: more than the step if streams overlap; communication is not included"]
     if any(row.num_repeats > 1 for row in rows):
         remarks.append("least, median, largest: of one such layer, with children")
-    if left_out := int((found["total_us"] > 0).sum()) - len(rows):
+    if left_out := int((folded["total_us"] > 0).sum()) - len(rows):
         num = f"{left_out} layer{'' if left_out == 1 else 's'}"
         remarks.append(f"not shown: {num} below {MIN_SHARE:.1%} of the time (--all-layers shows them)")
     return Sheet(f"Time by layer, {word}, with children", columns, remarks)
@@ -210,7 +210,7 @@ def path_sheet(time: StepTime, word: str) -> Sheet:
     step_us = time.step_us or 1.0
     columns = [
         SheetColumn("what", [path_words(row) for row in rows], is_text=True),
-        SheetColumn("of", [path_place(row) for row in rows], is_text=True),
+        SheetColumn("of", [path_location(row) for row in rows], is_text=True),
         SheetColumn("launches", [f"{row.num_launches:,}" if row.num_launches else "" for row in rows], rank=1),
         SheetColumn("time", [format_us(row.time_us) for row in rows], rank=KEY),
         SheetColumn("of the step", [f"{row.time_us / step_us:.1%}" for row in rows], rank=2),
@@ -227,7 +227,7 @@ def path_words(row: PathPart) -> str:
     return {"collectives": row.operation, "host": "host", "idle": "idle"}.get(row.kind, row.kind)
 
 
-def path_place(row: PathPart) -> str:
+def path_location(row: PathPart) -> str:
     """The layer or group of a part of the critical path."""
     if row.kind == "collectives":
         return row.group
@@ -408,8 +408,8 @@ def priced_markdown(run: Run, *, all_layers: bool, what_ifs: Sequence[WhatIfStep
 def priced_object(run: Run, what_ifs: Sequence[WhatIfStep] = ()) -> dict[str, object]:
     """What ``--json`` prints: ``kernels`` and ``time`` as in the summary, ``run_directory``, and what-ifs if any."""
     time, source = _timed(run)
-    found = {"run_directory": str(run.path), "kernels": to_plain(source), "time": to_plain(time)}
-    return found | ({"what_ifs": what_if_objects(what_ifs)} if what_ifs else {})
+    plain = {"run_directory": str(run.path), "kernels": to_plain(source), "time": to_plain(time)}
+    return plain | ({"what_ifs": what_if_objects(what_ifs)} if what_ifs else {})
 
 
 def what_if_steps(run: Run, changed: Mapping[str, Run]) -> list[WhatIfStep]:
@@ -419,7 +419,7 @@ def what_if_steps(run: Run, changed: Mapping[str, Run]) -> list[WhatIfStep]:
         changed: The run priced with a change, by the change.
     """
     before = _timed(run)[0]
-    return [WhatIfStep(text, before, _timed(each)[0]) for text, each in changed.items()]
+    return [WhatIfStep(text, before, _timed(changed_run)[0]) for text, changed_run in changed.items()]
 
 
 def _path_sheets(time: StepTime, source: KernelSource) -> list[Sheet]:

@@ -107,7 +107,7 @@ def job_command(job: Job) -> str:
     return " ".join([("-m " if job.is_module else "") + job.target, *job.arguments])
 
 
-def peak_place(summary: Summary) -> str:
+def peak_moment(summary: Summary) -> str:
     """Step and phase of the peak; empty if they are unknown."""
     return f"step {summary.peak_step}, {summary.peak_phase}" if summary.peak_phase else ""
 
@@ -122,13 +122,13 @@ def command_line(command: list[str]) -> str:
     """The whole command, ready to be typed again, without values that are named as secrets: pages are mailed."""
     program = Path(command[0]).name if command else ""
     names = {"__main__.py": "python -m fakedist", "cli.py": "python cli.py"}
-    return " ".join([names.get(program, program), *(shlex.quote(_SECRET.sub(r"\1=...", each)) for each in command[1:])])
+    return " ".join([names.get(program, program), *(shlex.quote(_SECRET.sub(r"\1=...", word)) for word in command[1:])])
 
 
 def ending(summary: Summary, cwd: str) -> str:
     """How the run ended, and after how many steps."""
-    found, num_steps = summary.exit, len(summary.steps)
-    if found.ended_by_itself and not num_steps:
+    exit_, num_steps = summary.exit, len(summary.steps)
+    if exit_.ended_by_itself and not num_steps:
         left = summary.left_during_init
         read = ""
         if left is not None and left.not_sent:
@@ -136,10 +136,10 @@ def ending(summary: Summary, cwd: str) -> str:
             read += f"; try {left.command}" if left.command else ""
         if left is not None and left.line:
             where = short_line(left.line, cwd)
-            return f"left the job during init, before a first step: exit {found.code} at {where}{read}"
-        return "finished without a training step" + (f": exit {found.code}" if found.code else "") + read
-    message = found.message.split(". ")[0]
-    how = found.outcome.replace("_", " ") + (f" ({message})" if message else "")
+            return f"left the job during init, before a first step: exit {exit_.code} at {where}{read}"
+        return "finished without a training step" + (f": exit {exit_.code}" if exit_.code else "") + read
+    message = exit_.message.split(". ")[0]
+    how = exit_.outcome.replace("_", " ") + (f" ({message})" if message else "")
     return f"{how} after {num_steps} step{'' if num_steps == 1 else 's'}"
 
 
@@ -183,8 +183,8 @@ def top_advice(summary: Summary, cwd: str) -> str:
         return ""
     top = summary.advice[0]
     reserved = " reserved" if top.of == "peak_reserved_bytes" else ""
-    place = short_line(top.line, cwd).partition(" (")[0]
-    return f"{_gives(top)} less{reserved}, estimated: {top.title}" + (f" ({place})" if place else "")
+    line = short_line(top.line, cwd).partition(" (")[0]
+    return f"{_gives(top)} less{reserved}, estimated: {top.title}" + (f" ({line})" if line else "")
 
 
 def _gives(advice: Advice) -> str:
@@ -326,14 +326,14 @@ def step_remark(time: StepTime) -> str:
 
 def utilisation(time: StepTime) -> tuple[str, str] | None:
     """Model FLOPs utilisation of compute, and what it refers to; None if it is unknown."""
-    share = time.model_flops_utilisation
-    if share is None or time.peaks is None or not time.flops:
+    fraction = time.model_flops_utilisation
+    if fraction is None or time.peaks is None or not time.flops:
         return None
     peak = format_flops(time.peaks.flops[PEAK_DTYPE])
     lacking = time.num_lacking_flops
     least = f"; a lower bound: the FLOPs of {lacking:,} kernels are not known" if lacking else ""
-    what = f"{format_flops(time.model_flops)} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense)"
-    return f"{share:.1%}", what + least
+    basis = f"{format_flops(time.model_flops)} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense)"
+    return f"{fraction:.1%}", basis + least
 
 
 def accuracy_text(source: KernelSource) -> str:
@@ -342,12 +342,12 @@ def accuracy_text(source: KernelSource) -> str:
     if not rows:
         return ""
     gpus = {row.gpu for row in rows}
-    told = [
+    errors = [
         f"{row.family}{f' on {_gpu(row.gpu)}' if len(gpus) > 1 else ''} {row.median_error:.1%} and {row.p95_error:.1%}"
         for row in rows
     ]
     on = f" on {_gpu(rows[0].gpu)}" if len(gpus) == 1 else ""
-    return f"how close, median and 95th percentile of the error{on}, on kernels that were left out: {', '.join(told)}"
+    return f"how close, median and 95th percentile of the error{on}, on kernels that were left out: {', '.join(errors)}"
 
 
 def _gpu(name: str) -> str:

@@ -74,7 +74,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
     assert (job.launcher, job.collectives, job.values, job.seed) == ("slurm", "noop", "off", 7)
     assert (job.timeout_s, job.environment, job.device) == (600, (("A", "1"), ("B", "2")), "virtual")
     assert job.with_peers
-    assert {limit.figure: (limit.amount, limit.is_share) for limit in first.budgets} == {
+    assert {limit.figure: (limit.amount, limit.is_fraction) for limit in first.budgets} == {
         Figure("peak_allocated"): (72 * GIB, False),
         Figure("peak_reserved"): (76e9, False),
         Figure("headroom"): (0.05, True),
@@ -82,7 +82,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
         Figure("layers", "layers.*.mlp"): (3 * GIB, False),
         Figure("groups", "tp"): (130 * GIB, False),
     }
-    assert {limit.figure: (limit.amount, limit.is_share) for limit in first.tolerances} == {
+    assert {limit.figure: (limit.amount, limit.is_fraction) for limit in first.tolerances} == {
         Figure("peak_allocated"): (256 << 20, False),
         Figure("layers", "layers.*.mlp"): (0.02, True),
     }

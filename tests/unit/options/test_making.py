@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.options import Door, JobProgram, make_jobs, place_from_environment
+from fakedist.options import Door, JobProgram, make_jobs, world_from_environment
 
 PROGRAM = JobProgram("train.py")
 
@@ -23,12 +23,12 @@ PROGRAM = JobProgram("train.py")
 def test_world_size_and_rank_are_taken_from_the_launchers_environment(
     environ: dict[str, str], place: tuple[int | None, int | None]
 ) -> None:
-    assert place_from_environment(environ) == place
+    assert world_from_environment(environ) == place
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(JobError, match="WORLD_SIZE=many"):
-        place_from_environment({"WORLD_SIZE": "many"})
+        world_from_environment({"WORLD_SIZE": "many"})
 
 
 @pytest.mark.parametrize("door", Door)
