@@ -58,7 +58,7 @@ def open_file(path: Path) -> IO[bytes]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except ValueError as error:  # a null character in the path
-        raise UnreadableError(f"it is no path: {error}") from None
+        raise UnreadableError(f"it is not a path: {error}") from None
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -70,7 +70,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     """The content of a file.
 
     Raises:
-        UnreadableError: It is no regular file, or has more than ``most`` bytes.
+        UnreadableError: It is not a regular file, or has more than ``most`` bytes.
         OSError: It cannot be read.
     """
     with open_file(path) as file:
@@ -84,7 +84,7 @@ def read_json(path: Path, most: int = MOST_JSON_BYTES) -> object:
     """The value of a JSON file.
 
     Raises:
-        UnreadableError: It is no regular file, has more than ``most`` bytes, is not JSON or is nested too deeply.
+        UnreadableError: It is not a regular file, has more than ``most`` bytes, is not JSON or is nested too deeply.
         OSError: It cannot be read.
     """
     try:
@@ -100,7 +100,7 @@ def read_toml(path: Path) -> tuple[dict[str, object], str]:
     """The values of a TOML file, and its text.
 
     Raises:
-        UnreadableError: It is no regular file, is too large or is not TOML.
+        UnreadableError: It is not a regular file, is too large or is not TOML.
         OSError: It cannot be read.
     """
     try:
@@ -128,7 +128,7 @@ def load_builtins(file: IO[bytes], size: int) -> object:
 
     Raises:
         ForeignCodeError: It names something to import.
-        UnreadableError: It is no pickle, or its values take more memory than a pickle of this size may need.
+        UnreadableError: It is not a pickle, or its values take more memory than a pickle of this size may need.
     """
     try:
         with _bounded_memory(_MEMORY_AT_LEAST + _MEMORY_FOR_A_BYTE * size):

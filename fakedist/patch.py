@@ -24,7 +24,7 @@ _replaced: list[Replaced] = []
 
 
 def replacements() -> tuple[Replaced, ...]:
-    """What is replaced now, in the order in which it was."""
+    """The current replacements, in the order in which they were made."""
     return tuple(_replaced)
 
 

@@ -91,7 +91,7 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
         baseline = Baseline(
             plain.settings, {int(rank): RankFigures.from_record(record) for rank, record in plain.ranks.items()}
         )
-    except ValueError as error:  # PlainValueError is one; or a rank is no number
+    except ValueError as error:  # PlainValueError is one; or a rank is not a number
         raise CheckError(f"{path} is not a baseline: {error}", again) from None
     for rank_job in job.jobs:
         if job.tolerances and rank_job.rank not in baseline.ranks:

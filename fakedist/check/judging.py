@@ -70,7 +70,7 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """What is exceeded and which layers are to blame, in one line."""
+        """The exceeded limit and the layers to blame, in one line."""
         parts = []
         if self.is_over_budget and self.budget is not None:
             gap, side = abs(self.value - self.budget), "under" if self.figure.kind == "headroom" else "over"

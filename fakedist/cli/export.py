@@ -14,7 +14,7 @@ from fakedist.rundir.notes import counted
 if TYPE_CHECKING:
     from fakedist.export.runs import Exported
 
-#: What ASTRA-sim's analytical backend is called after its build.
+#: ASTRA-sim's analytical backend, as its build names it.
 _ASTRA_SIM = "AstraSim_Analytical_Congestion_Aware"
 
 
@@ -76,7 +76,7 @@ def _object(exported: Exported, form: str) -> dict[str, object]:
 
 
 def _remarks(exported: Exported) -> list[str]:
-    """What a reader must know before a simulation."""
+    """Limits of a simulation of these traces."""
     remarks = []
     if (missing := exported.world_size - len(exported.traces)) > 0:
         lacking = counted(missing, "is", "are")

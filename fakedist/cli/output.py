@@ -122,7 +122,7 @@ def run_directory_options(command: _Command) -> _Command:
 
 
 def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> Output:
-    """What the options ask for. A file is checked before any work begins.
+    """The output that the options ask for. A file is checked before any work begins.
 
     Raises:
         UsageError: ``--json`` contradicts ``--format``.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SweepProgress:
-    """What is printed on stderr while a sweep runs."""
+    """Print a sweep's progress on stderr."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

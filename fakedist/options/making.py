@@ -56,7 +56,7 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class JobProgram:
-    """What each rank runs.
+    """The script or module that each rank runs.
 
     Attributes:
         target: Path of the script, or name of the module.

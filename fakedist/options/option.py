@@ -17,7 +17,7 @@ from fakedist.options.kinds import RefusedError, ValueKind
 
 
 class OptionGroup(Enum):
-    """What an option is about. Its value is the heading in ``--help``."""
+    """The subject of an option. Its value is the heading in ``--help``."""
 
     JOB = "Job"
     DEVICE = "Device"
@@ -65,7 +65,7 @@ class Option:
         return {Door.COMMAND_LINE: self.flags[0], Door.TOML: self.toml_key, Door.PYTHON: self.name}[door]
 
     def written(self, door: Door, plain: object) -> str:
-        """What to write at a door for a plain value: "--steps 3", "steps = 3", "steps=3"."""
+        """The text of a plain value at a door: "--steps 3", "steps = 3", "steps=3"."""
         if door is Door.PYTHON:
             return f"{self.name}={_python(plain)}"
         if door is Door.TOML:

@@ -60,7 +60,7 @@ def _priced(option: Option, name: str) -> Option:
 
 @dataclass(frozen=True)
 class Pricing:
-    """What runs are priced for. A field that is not listed here is an option, described where it is declared.
+    """Settings that runs are priced for. A field that is not listed here is described by its option.
 
     Attributes:
         gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.

@@ -36,7 +36,7 @@ _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 
 @dataclass(frozen=True)
 class Texts:
-    """What the command line gave for one option, to be read once its placeholders have values.
+    """Texts of the command line for one option, read once its placeholders have values.
 
     Attributes:
         texts: A text for each time that the option was given.
@@ -47,7 +47,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Filling:
-    """What placeholders become at one point.
+    """Values of the placeholders at one point.
 
     Attributes:
         arguments: What stands for a name if that is several words, or none.
@@ -139,7 +139,7 @@ class PointFile:
         """The file at one point.
 
         Raises:
-            SweepError: A place to set is inside something that is no table, or the format has no such value.
+            SweepError: A key to set is inside a value that is not a table, or the format has no such value.
         """
         content = copy.deepcopy(dict(self.content))
         for keys, pattern in self.changes:
@@ -179,10 +179,10 @@ def read_point_file(name: str, section: Section, directory: Path) -> PointFile:
 
 
 def read_plain(path: Path) -> Mapping[str, object]:
-    """What a TOML, YAML or JSON file contains: plain values only.
+    """Read the plain values of a TOML, YAML or JSON file.
 
     Raises:
-        SweepError: It cannot be read, or is no table.
+        SweepError: It cannot be read, or is not a table.
     """
     try:
         text = read_bytes(path, _MOST_BYTES).decode()
@@ -198,7 +198,7 @@ def read_plain(path: Path) -> Mapping[str, object]:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SweepError(f"{path} is not {path.suffix[1:].upper()}: {reason}", "correct the file") from None
     if not isinstance(content, dict):
-        raise SweepError(f"{path} is no table of keys and values", "give a configuration file")
+        raise SweepError(f"{path} is not a table of keys and values", "give a configuration file")
     return content
 
 
@@ -271,7 +271,7 @@ def _value(value: object, path: tuple[str, ...]) -> str:
 
 #: Options of a job that only estimated times follow. With a placeholder they are priced, and nothing runs again.
 _ONLY_PRICES = {"fabric": "fabric", "gpu_power": "power_watts", "times": "times"}
-#: What ``price`` can name: arguments of ``Run.priced_for`` that are no option of a job, or that differ from it.
+#: Names that ``price`` can have: options of pricing that are not options of a job, or differ from them.
 PRICES = ("gpus_per_node", "moe_imbalance")
 #: Clocks change times and nothing that the script sees.
 _CLOCKS = ("clock_khz", "memory_clock_khz")
@@ -279,7 +279,7 @@ _CLOCKS = ("clock_khz", "memory_clock_khz")
 
 @dataclass(frozen=True)
 class PricedFor:
-    """What a point's step is priced for: fields of :class:`fakedist.options.pricing.Pricing`, which declares them."""
+    """The pricing of a point's step: fields of :class:`fakedist.options.pricing.Pricing`, which declares them."""
 
     gpu: str | None = None
     power_watts: float | None = None
@@ -291,7 +291,7 @@ class PricedFor:
 
 @dataclass(frozen=True)
 class PointRun:
-    """What a point runs.
+    """The job, pricing and files of a point.
 
     Attributes:
         job: The job of rank 0. The paths of its files are still placeholders.
@@ -325,7 +325,7 @@ class PointRun:
 
 @dataclass(frozen=True)
 class SweptCommand:
-    """What every point runs, with placeholders.
+    """The command of every point, with placeholders.
 
     Attributes:
         options: Plain values of the job's options by name, or what the command line gave for them.
@@ -372,7 +372,7 @@ class SweptCommand:
                 )
 
     def at(self, space: Space, point: Point) -> PointRun:
-        """What a point runs.
+        """The job, pricing and files of a point.
 
         Raises:
             SweepError: A value is not valid there.
@@ -449,12 +449,12 @@ def _pairs(space: Space, point: Point) -> list[tuple[Axis, tuple[str, Scalar]]]:
 
 
 def _mark(file: PointFile, text: str) -> str:
-    """What stands for a file's path until it has one: the same for the same content."""
+    """A stand-in for a file's path until it has one: the same for the same content."""
     return f"<{file.file_name}:{hashlib.sha256(text.encode()).hexdigest()[:24]}>"
 
 
 def _seen_by_script(gpu: str, memory_bytes: int | None) -> tuple[object, ...]:
-    """What a script can see of a GPU, other than its clocks."""
+    """The properties of a GPU that a script can see, other than its clocks."""
     spec = find_gpu(gpu)
     fields = {name: value for name, value in spec.driver_fields().items() if name not in _CLOCKS}
     return (spec.product, memory_bytes or spec.memory_bytes, spec.compute_capability, tuple(fields.items()))

@@ -195,14 +195,14 @@ _TERMINAL_VARIABLES = {
     *("RAY_ADDRESS", "MAIL", "MOTD_SHOWN", "CONDA_PROMPT_MODIFIER", "VIRTUAL_ENV_PROMPT", "NO_COLOR", "FORCE_COLOR"),
 }
 _SESSION_PREFIXES = ("SSH_", "XDG_", "VSCODE_", "GPG_", "ITERM_", "KITTY_", "LC_TERMINAL", "SUDO_", "WT_")
-#: Python files that belong to a script. More are told apart by size and time of change.
+#: Python files that belong to a script. More are identified by size and time of change.
 _MOST_FILES = 2_000
 _NOT_OURS = {"site-packages", "node_modules", "__pycache__"}
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What all points of a sweep have in common, besides their jobs.
+    """The environment that all points of a sweep share: versions, script and variables.
 
     Attributes:
         parts: A digest by part: "versions", each Python file as its path, each inherited variable as "variable HOME".
@@ -235,13 +235,13 @@ def find_ground(job: Job) -> Ground:
 
 
 def key_of(run: PointRun, ground: Ground) -> str:
-    """What tells a run from all others, as 24 characters."""
+    """The key of a run: 24 characters."""
     job = dataclasses.replace(run.job, rank=0).to_dict()
     return _digest([ground.digest, job])[:24]
 
 
 def id_of(key: str, pricing: PricedFor, plan: SweepPlan) -> str:
-    """What tells a row from all others, as 24 characters."""
+    """The ID of a row: 24 characters."""
     ranks = plan.ranks.text if plan.ranks.which == "listed" else "ends"
     counted = [None if expression is None else expression.text for expression in (plan.tokens, plan.micro_batches)]
     return _digest([key, dataclasses.asdict(pricing), ranks, counted, plan.context_bytes])[:24]
@@ -300,7 +300,7 @@ def _module_file(name: str) -> Path | None:
 
 @dataclass(frozen=True)
 class CommandLineSettings:
-    """What the command line gave, in its own words. It goes before the sweep file.
+    """Settings of the command line as texts. They override those of the sweep file.
 
     Attributes:
         axes: ``--axis``.
@@ -499,7 +499,7 @@ def _with_arguments(axis: Axis, old: Axis | None) -> Axis:
 def _named(text: str, flag: str, example: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
-        raise SweepError(f"{flag} {text!r} is no name and value", f"{flag} {example}")
+        raise SweepError(f"{flag} {text!r} is not a name and a value", f"{flag} {example}")
     return name, value
 
 

@@ -27,7 +27,7 @@ from fakedist.units import MIB, format_bytes
 
 
 class Status(StrEnum):
-    """What came of a point."""
+    """The result of a point."""
 
     #: It fits, with the most that NCCL may take.
     FITS = "fits"
@@ -175,7 +175,7 @@ class Row:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What the fullest rank leaves free; negative if it does not fit."""
+        """Bytes that the fullest rank leaves free; negative if it does not fit."""
         fullest = self.fullest
         return None if fullest is None else fullest.capacity_bytes - fullest.total_bytes
 

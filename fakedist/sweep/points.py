@@ -17,7 +17,7 @@ _ONE_CHECKED_OF = 10
 
 
 class Wait(enum.Enum):
-    """What a source says if it has no point to run now."""
+    """The answer of a source that has no point to run now."""
 
     #: The next point depends on a row that is still to come.
     FOR_A_ROW = "for a row"

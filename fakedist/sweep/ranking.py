@@ -11,7 +11,7 @@ from fakedist.sweep.point_rows import RankResult, Row, Status, StepEstimate
 from fakedist.sweep.space import Scalar, text_of
 from fakedist.units import GIB, format_us
 
-#: What a point gets done, per second and GPU, and the field of its step that has it. The first that is known at every
+#: The work of a point, per second and GPU, and the field of its step that has it. The first that is known at every
 #: point ranks them. Steps per second never do: the smallest batch would win.
 UNITS = {
     "tokens/s per GPU": "tokens_per_s_per_gpu",
@@ -21,7 +21,7 @@ UNITS = {
 
 
 def rate_in(unit: str, step: StepEstimate) -> float | None:
-    """What a step gets done in one of ``UNITS``; None if that is not known."""
+    """The rate of a step in one of ``UNITS``; None if it is not known."""
     value: float | None = getattr(step, UNITS[unit])
     return value
 
@@ -39,7 +39,7 @@ class Speed:
     low: float
     high: float
 
-    def is_told_apart(self, other: Speed) -> bool:
+    def differs_from(self, other: Speed) -> bool:
         """Whether neither of two lies within the interval of the other."""
         return not (self.low <= other.value <= self.high or other.low <= self.value <= other.high)
 
@@ -49,7 +49,7 @@ class Ranked:
     """A point in the ranking.
 
     Attributes:
-        place: 1 and the number of points that are faster and told apart from it.
+        place: 1 and the number of points that are significantly faster.
     """
 
     row: Row
@@ -64,7 +64,7 @@ class AxisEffect:
     Attributes:
         speed_ratio: The fastest of such points over the slowest, in the median; None if no two have a step.
         memory_bytes: The largest less the smallest, in the median; None if no two ran.
-        best: The value that is fastest most often, where that is told apart; empty if there is none.
+        best: The value that is significantly fastest most often; empty if there is none.
         num_groups: Groups of points that differ in it alone.
     """
 
@@ -110,7 +110,7 @@ class Ranking:
 
     @property
     def as_fast(self) -> list[Ranked]:
-        """The points that are not told apart from the fastest."""
+        """The points that are statistically tied with the fastest."""
         return [entry for entry in self.ranked[1:] if entry.place == 1]
 
 
@@ -170,7 +170,7 @@ def _has_room(row: Row, headroom: float) -> bool:
 
 def _place(row: Row, ordered: Sequence[Row], speeds: dict[str, Speed]) -> int:
     own = speeds[row.id]
-    return 1 + sum(speeds[other.id].value > own.value and own.is_told_apart(speeds[other.id]) for other in ordered)
+    return 1 + sum(speeds[other.id].value > own.value and own.differs_from(speeds[other.id]) for other in ordered)
 
 
 def _front(rows: Sequence[Row], speeds: dict[str, Speed]) -> frozenset[str]:
@@ -206,7 +206,7 @@ def _effect(name: str, rows: Sequence[Row], speeds: dict[str, Speed]) -> AxisEff
         if len(timed) > 1:
             first, second, last = (speeds[timed[at].id] for at in (0, 1, -1))
             ratios.append(first.value / last.value)
-            best.update([text_of(dict(timed[0].values)[name])] if first.is_told_apart(second) else [])
+            best.update([text_of(dict(timed[0].values)[name])] if first.differs_from(second) else [])
     return AxisEffect(
         axis=name,
         speed_ratio=median(ratios) if ratios else None,
@@ -229,7 +229,7 @@ def short_label(values: Sequence[tuple[str, Scalar]]) -> str:
 
 
 def sentences(ranking: Ranking) -> Iterator[str]:
-    """The counts, the fastest point that fits, and what is not told apart from it."""
+    """The counts, the fastest point that fits, and those statistically tied with it."""
     yield counts_text(ranking)
     yield from answer(ranking)
 
@@ -264,7 +264,7 @@ def answer(ranking: Ranking) -> Iterator[str]:
         if others := ranking.as_fast:
             named = ", ".join(short_label(entry.row.values) for entry in others[:_NAMED_AS_FAST])
             more = f" and {len(others) - _NAMED_AS_FAST:,} more" if len(others) > _NAMED_AS_FAST else ""
-            yield f"not told apart from it: {named}{more} (within each other's 90 % intervals)"
+            yield f"statistically tied with it: {named}{more} (within each other's 90 % intervals)"
     if ranking.num_too_full:
         yield f"{_points(ranking.num_too_full)} fit with less than {headroom}"
     if ranking.num_without_step:
@@ -291,7 +291,7 @@ def speed_text(value: float) -> str:
 
 
 def memory_text(rank: RankResult) -> str:
-    """What a rank takes, of what there is: "68.1 of 79.1 GiB"."""
+    """Memory that a rank takes, of the GPU's: "68.1 of 79.1 GiB"."""
     return f"{rank.total_bytes / GIB:.1f} of {rank.capacity_bytes / GIB:.1f} GiB"
 
 

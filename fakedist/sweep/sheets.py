@@ -133,7 +133,7 @@ def reasons(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def sweep_object(sweep: Sweep) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """The object of ``--json``."""
     ranking = sweep.ranking
     best = ranking.best
     return {
@@ -190,7 +190,7 @@ _RANKS = {
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a sweep would run.
+    """The points and runs of a sweep that does not run.
 
     Attributes:
         points: What each point would run, in order; empty if a sampler chooses the points.
@@ -203,7 +203,7 @@ class DryRun:
 
 
 def dry_run(plan: SweepPlan) -> DryRun:
-    """What a sweep would run.
+    """The points and runs of a sweep that does not run.
 
     Raises:
         SweepError: A point is not valid, no point meets the conditions, or there are too many.
@@ -229,7 +229,7 @@ def render_dry_run(dry: DryRun, directory: Path, console: Console) -> None:
 
 
 def dry_run_object(dry: DryRun, directory: Path) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """The object of ``--json``."""
     points = [
         {
             "values": dict(run.point.values),

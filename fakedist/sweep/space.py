@@ -157,7 +157,9 @@ def _plain_values(plain: object, where: str) -> Sequence[Scalar]:
     values: list[Scalar] = []
     for value in plain if isinstance(plain, list) else [plain]:
         if not isinstance(value, bool | int | float | str):
-            raise SweepError(f"{where}: {value!r} is no value: it is a number, a text, true or false", _AXIS_EXAMPLE)
+            raise SweepError(
+                f"{where}: {value!r} is not a value: a value is a number, a text, true or false", _AXIS_EXAMPLE
+            )
         values.append(value)
     return values
 
@@ -228,7 +230,7 @@ def _of_numbers(compute: Callable[..., object]) -> Callable[..., object]:
     def checked(*values: object) -> object:
         for value in values:
             if not isinstance(value, int | float):
-                raise TypeError(f"{value!r:.40} is no number")
+                raise TypeError(f"{value!r:.40} is not a number")
         return compute(*values)
 
     return checked
@@ -346,11 +348,11 @@ class Expression:
                 isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
             ):
                 raise SweepError(
-                    f"{prefix}: {ast.unparse(node.func)[:40]} is no function",
+                    f"{prefix}: {ast.unparse(node.func)[:40]} is not a function",
                     f"the functions are {', '.join(FUNCTIONS)}",
                 )
             if isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str):
-                raise SweepError(f"{prefix}: {node.value!r} is no number, text, true or false", _CONDITION_EXAMPLE)
+                raise SweepError(f"{prefix}: {node.value!r} is not a number, text, true or false", _CONDITION_EXAMPLE)
 
 
 def _short(text: str) -> str:
@@ -485,7 +487,7 @@ class Space:
         for name in sorted(expression.names):
             if name not in known:
                 raise SweepError(
-                    f"{expression.text!r} uses {name}, which is no axis", did_you_mean(name, known) or "add an axis"
+                    f"{expression.text!r} uses {name}, which is not an axis", did_you_mean(name, known) or "add an axis"
                 )
 
 

@@ -30,7 +30,7 @@ _DAMAGED = "run the sweep again with --fresh, or into another directory with -o"
 
 @dataclass
 class JournalContent:
-    """What a journal holds. A later line replaces an earlier one.
+    """The ranks and rows of a journal. A later line replaces an earlier one.
 
     Attributes:
         ranks: How ranks ended, by the key of the run and the rank.
@@ -85,7 +85,7 @@ class SweepJournal:
 
 
 def read_known(path: Path) -> JournalContent:
-    """What a journal holds.
+    """Read a journal.
 
     Raises:
         SweepError: It is damaged.
@@ -94,7 +94,7 @@ def read_known(path: Path) -> JournalContent:
 
 
 def _read(path: Path) -> tuple[JournalContent, int]:
-    """What a journal holds, and where its last whole line ends."""
+    """The content of a journal, and the offset at which its last whole line ends."""
     known, end = JournalContent(), 0
     try:
         with open_file(path) as file:
@@ -128,7 +128,7 @@ def _take(known: JournalContent, entry: dict[str, object]) -> None:
         result = from_plain(RankResult, value["result"])
         known.ranks.setdefault(str(value["key"]), {})[result.rank] = result
     else:
-        raise ValueError(f"{kind} is no kind of entry")
+        raise ValueError(f"{kind} is not a kind of entry")
 
 
 ABOUT_NAME = "sweep.json"
@@ -143,7 +143,7 @@ _ELSEWHERE = "choose another directory with -o"
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a sweep was asked for last.
+    """The last request of a sweep: its command, axes and points.
 
     Attributes:
         program: The command of each point, with its placeholders.
@@ -212,7 +212,7 @@ def write_about(directory: Path, about: About) -> None:
 
 
 def read_about(directory: Path) -> About:
-    """What a sweep was asked for.
+    """Read the last request of a sweep.
 
     Raises:
         SweepError: The directory is not a sweep's, or is damaged.

@@ -50,7 +50,7 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class SweepListener:
-    """What is told while a sweep runs.
+    """Callbacks while a sweep runs.
 
     Attributes:
         finished: Each row, and whether it was known before.
@@ -316,7 +316,7 @@ class SweepRunner:
             shutil.rmtree(self._directory / RUNS_NAME / key, ignore_errors=True)
 
     def _tasks(self) -> Iterator[Task | None]:
-        """What the executor runs next. None while the next task depends on a result."""
+        """The executor's tasks in order. None while the next one depends on a result."""
         while True:
             if self._ready:
                 yield self._task(*self._ready.popleft())

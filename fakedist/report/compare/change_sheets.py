@@ -70,7 +70,7 @@ def relative_column(rows: pd.DataFrame) -> SheetColumn:
 
 
 def what_column(rows: pd.DataFrame) -> SheetColumn:
-    """What became of it: grew, appeared, ..."""
+    """The kind of change: grew, appeared, ..."""
     return SheetColumn("", [str(kind) for kind in rows["what"]], is_text=True, rank=1)
 
 

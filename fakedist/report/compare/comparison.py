@@ -22,7 +22,7 @@ from fakedist.units import format_bytes, format_us
 
 
 class TimeComparison:
-    """What changed in the timed step, from one run to another.
+    """The changes of the timed step from one run to another.
 
     Args:
         runs: Both runs. Each has a timed step.
@@ -104,7 +104,7 @@ class TimeComparison:
 
 
 def say_time_part(cause: reasons.Cause, *, is_change: bool = True) -> str:
-    """What accounts for a change of time, or for a time: "gemm of layers.*.mlp, +11.9 ms"."""
+    """The main cause of a change of time, or of a time: "gemm of layers.*.mlp, +11.9 ms"."""
     amount = format_us_change(cause.part) if is_change else format_us(cause.part)
     return f"{cause.category} {reasons.of_layers(cause.layer)}, {amount}"
 
@@ -131,7 +131,7 @@ _CATEGORY_WORDS = {
 
 
 class Comparison:
-    """What changed from one run to another.
+    """The changes from one run to another.
 
     Args:
         b: Directory of the run in question. Changes are from ``a`` to ``b``.
@@ -151,7 +151,7 @@ class Comparison:
 
     @cached_property
     def changes(self) -> list[str]:
-        """What was changed, in a few words each: "--loss-parallel", "world size 64 -> 128"."""
+        """The changed settings, in a few words each: "--loss-parallel", "world size 64 -> 128"."""
         return reasons.changed_names(self.a.manifest, self.b.manifest, self.differences)
 
     @property
@@ -161,7 +161,7 @@ class Comparison:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What a reader must know before the figures, one sentence each."""
+        """Limits of the figures, one sentence each."""
         sides = zip("AB", self.summaries, strict=True)
         warnings = [f"{side} {phrase}" for side, summary in sides if (phrase := reasons.incomplete(summary))]
         return warnings + reasons.unlike_times(*self.summaries)
@@ -249,7 +249,7 @@ class Comparison:
 
     @cached_property
     def cause(self) -> reasons.Cause | None:
-        """What accounts for most of the change."""
+        """The main cause of the change."""
         return reasons.find_cause(self.parts)
 
     @property
@@ -263,7 +263,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """What was changed, and the reason: "--loss-parallel: -7.32 GiB at the peak: temporaries ..."."""
+        """The changed settings and the reason: "--loss-parallel: -7.32 GiB at the peak: temporaries ..."."""
         return f"{self.changed}: {self.why}" if self.changed else self.why
 
     def _tables(self, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -281,7 +281,7 @@ def say_cause(cause: reasons.Cause, origin: reasons.Origin) -> str:
 
 
 def say_part(cause: reasons.Cause, *, is_change: bool = True) -> str:
-    """What accounts for a change, or for a figure: "activations of layers.*.mlp, +2.88 GiB"."""
+    """The main cause of a change, or of a figure: "activations of layers.*.mlp, +2.88 GiB"."""
     amount = format_change(cause.part) if is_change else format_bytes(cause.part)
     return f"{_CATEGORY_WORDS[cause.category]} {reasons.of_layers(cause.layer)}, {amount}"
 
@@ -340,7 +340,7 @@ LACKS = ("differences", "phases", "categories", "layers", "collectives", "time")
 
 
 class SnapshotComparison:
-    """What changed in the memory from one run to another, as far as a snapshot of torch knows it.
+    """The changes of memory from one run to another, as far as a snapshot of torch knows them.
 
     Args:
         a: The reference: a snapshot or a run.
@@ -368,7 +368,7 @@ class SnapshotComparison:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What a reader must know before the figures, one sentence each."""
+        """Limits of the figures, one sentence each."""
         warnings = []
         for side, run in (("A", self.a), ("B", self.b)):
             if run.summary.rank is not None and (phrase := reasons.incomplete(run.summary)):
@@ -388,7 +388,7 @@ class SnapshotComparison:
 
     @cached_property
     def kinds(self) -> pd.DataFrame:
-        """What appeared, grew, shrank, is gone and is the same."""
+        """Blocks that appeared, grew, shrank, went or stayed."""
         return changed_lines.line_kinds(self.lines)
 
     @cached_property
@@ -398,7 +398,7 @@ class SnapshotComparison:
 
     @cached_property
     def reserved(self) -> pd.DataFrame:
-        """What was reserved when most was, in parts."""
+        """Reserved memory at its peak, in parts."""
         return changed_lines.reserved_changes(*self.summaries)
 
     @cached_property
@@ -424,7 +424,7 @@ class SnapshotComparison:
     headline = why
 
     def _blocks_of(self, row: pd.Series) -> str:
-        """What changed about a line, in words."""
+        """The change of a line, in words."""
         num_a, num_b = int(row["num_a"]), int(row["num_b"])
         line = self.shown(str(row["line"]))
         if not num_a or not num_b:

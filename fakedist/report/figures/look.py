@@ -1,4 +1,4 @@
-"""What all charts share: colours, fonts, units, and text that is never taken for markup."""
+"""The look of all charts: colours, fonts, units, and text that is never taken for markup."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ BLOCK_COLUMNS = (
 
 @dataclass(frozen=True)
 class Colouring:
-    """What the colours of the timeline mean.
+    """The meaning of the timeline's colours.
 
     Attributes:
         of_block: For each block, the index of its name.
@@ -56,7 +56,7 @@ class Colouring:
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """What is held after each move. A move is an allocation or a free, numbered in order.
+    """Memory held after each move. A move is an allocation or a free, numbered in order.
 
     Attributes:
         blocks: Columns BLOCK_COLUMNS of the table ``blocks``.
@@ -527,7 +527,7 @@ def has_segments(run: Run) -> bool:
 
 
 def drawn_blocks(blocks: pd.DataFrame, longest: int) -> pd.DataFrame:
-    """What is drawn of blocks: one bar each, but narrow neighbours share one, which counts them.
+    """The bars of blocks: one for each block, or one for narrow neighbours, which it counts.
 
     Args:
         blocks: The result of ``run.memory.segment_blocks()``.

@@ -398,7 +398,7 @@ def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]
 
 
 def facts_section(run: Run, summary: Summary, folder: Path | None) -> dict[str, object]:
-    """What ran: command, world, rank and its place in each group, versions, GPU.
+    """The job that ran: command, world, rank and its number in each group, versions, GPU.
 
     Args:
         folder: The directory that the page is for; None if that is not known.
@@ -621,14 +621,14 @@ def _group(group: ProcessGroup, per_node: int) -> dict[str, str]:
 
 
 def advice_section(summary: Summary, cwd: str) -> list[dict[str, str]]:
-    """What would help, as text."""
+    """Advice as text."""
     return [
         advice_text(advice) | {"line": short_line(advice.line, cwd).partition(" (")[0]} for advice in summary.advice
     ]
 
 
 def reading_section(run: Run, summary: Summary) -> dict[str, object]:
-    """What a reader must know: notes, unanswered functions, made-up values."""
+    """The limits of the figures: notes, unanswered functions, made-up values."""
     return {
         "notes": note_texts(summary.notes, run.manifest.cwd),
         "provenance": list(run.manifest.provenance.items()),

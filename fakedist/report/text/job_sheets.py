@@ -70,7 +70,7 @@ def render_ranks(rows: Sequence[RankRow], world_size: int, console: Console) -> 
 
 
 def ranks_object(rows: Sequence[RankRow], world_size: int, exit_code: int) -> dict[str, object]:
-    """What ``--json`` prints for several ranks. ``ranks`` has what it prints for each rank, and ``wall_s``."""
+    """The object of ``--json`` for several ranks. ``ranks`` has each rank's own, with ``wall_s``."""
     return {"world_size": world_size, "exit_code": exit_code, "ranks": [rank_object(row) for row in rows]}
 
 
@@ -183,7 +183,7 @@ def job_markdown(job: JobTime, changed: Mapping[str, JobTime] = _UNCHANGED) -> s
 
 
 def job_object(job: JobTime, changed: Mapping[str, JobTime] = _UNCHANGED) -> dict[str, object]:
-    """What ``--json`` prints: the attributes of :class:`fakedist.rundir.job_time.JobStep`, and what-ifs if any."""
+    """The object of ``--json``: the attributes of :class:`fakedist.rundir.job_time.JobStep`, and what-ifs if any."""
     plain = to_plain(job.summary)
     assert isinstance(plain, dict)
     return plain | ({"what_ifs": job_what_if_objects(job, changed)} if changed else {})
@@ -195,7 +195,7 @@ def table_title(step: JobStep) -> str:
 
 
 def job_facts(job: JobTime) -> list[tuple[str, str]]:
-    """What was priced, for what."""
+    """The job, the ranks that were priced, and the GPU."""
     made_by = job.runs[0].manifest.job
     assert made_by is not None
     return [
@@ -255,7 +255,7 @@ def job_columns(step: JobStep) -> list[SheetColumn]:
 
 
 def job_remarks(step: JobStep) -> list[str]:
-    """What the table shows, and what limits what it means."""
+    """Sentences that read the table, and the limits of its figures."""
     by_rank = {stage.rank: stage for stage in step.stages}
     slowest, memory = by_rank[step.slowest_rank], by_rank[step.memory_rank]
     remarks = []

@@ -40,7 +40,7 @@ _NUM_HELD = 5
 
 
 def reserved_sheets(run: Run) -> list[Sheet]:
-    """What is reserved but not allocated, in parts, and the segments with the most free memory; none if all is used."""
+    """Reserved memory without tensors in parts, and the segments with most of it; none if all is used."""
     moments = run.summary.reserved
     if not any(moment.unused for moment in moments):
         return []

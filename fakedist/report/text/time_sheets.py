@@ -205,7 +205,7 @@ def group_time_sheet(time: StepTime, word: str) -> Sheet:
 
 
 def path_sheet(time: StepTime, word: str) -> Sheet:
-    """What makes the step as long as it is: the longest parts of its critical path."""
+    """The longest parts of the step's critical path."""
     rows, rest = time.critical_path[:_NUM_PATH], time.critical_path[_NUM_PATH:]
     step_us = time.step_us or 1.0
     columns = [
@@ -223,7 +223,7 @@ def path_sheet(time: StepTime, word: str) -> Sheet:
 
 
 def path_words(row: PathPart) -> str:
-    """What a part of the critical path is, in a word or two."""
+    """A part of the critical path in a word or two."""
     return {"collectives": row.operation, "host": "host", "idle": "idle"}.get(row.kind, row.kind)
 
 
@@ -406,7 +406,7 @@ def priced_markdown(run: Run, *, all_layers: bool, what_ifs: Sequence[WhatIfStep
 
 
 def priced_object(run: Run, what_ifs: Sequence[WhatIfStep] = ()) -> dict[str, object]:
-    """What ``--json`` prints: ``kernels`` and ``time`` as in the summary, ``run_directory``, and what-ifs if any."""
+    """The object of ``--json``: ``kernels`` and ``time`` as in the summary, ``run_directory``, and what-ifs if any."""
     time, source = _timed(run)
     plain = {"run_directory": str(run.path), "kernels": to_plain(source), "time": to_plain(time)}
     return plain | ({"what_ifs": what_if_objects(what_ifs)} if what_ifs else {})

@@ -178,7 +178,7 @@ def advice_text(advice: Advice) -> dict[str, str]:
 
 
 def top_advice(summary: Summary, cwd: str) -> str:
-    """What would lower the peak most, in one line with the line of code; empty without advice."""
+    """The advice that lowers the peak most, with its line of code; empty without advice."""
     if not summary.advice:
         return ""
     top = summary.advice[0]
@@ -319,7 +319,7 @@ def step_text(time: StepTime) -> str:
 
 
 def step_remark(time: StepTime) -> str:
-    """What the interval of a step means, and what its time does not include."""
+    """The meaning of a step's interval, and the communication that its time does not include."""
     interval = "" if time.step_low_us is None else "the true step is in this range in 9 of 10 cases"
     return "; ".join(filter(None, (interval, without_communication(time))))
 

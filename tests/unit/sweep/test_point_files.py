@@ -78,7 +78,7 @@ def test_a_yaml_file_that_would_run_something_is_refused(tmp_path: Path) -> None
     ("name", "text", "message"),
     [
         ("b.toml", "a = ", "is not TOML"),
-        ("b.json", "[1]", "is no table"),
+        ("b.json", "[1]", "is not a table"),
         ("b.yaml", "a: [", "is not YAML"),
         ("b.json", "[" * 100_000, "is not JSON"),
         ("b.json", None, "cannot be read"),

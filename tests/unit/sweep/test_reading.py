@@ -89,7 +89,7 @@ def test_a_command_line_alone_is_a_sweep() -> None:
         ("best:3", "best", "keep is all, none or best:10"),
         ('"8%"', "8", "headroom is a share"),
         ('"600MiB"', '"600"', "context is the memory"),
-        ("4096 * pp", "4096 * x", "uses x, which is no axis"),
+        ("4096 * pp", "4096 * x", "uses x, which is not an axis"),
         ("tp * pp <= 8", "tp * pp <=", "is not an expression"),
         ("--tp {tp}", "--tp '{tp}", "no closing quotation"),
         ("[axes]", "[axes", "is not TOML"),

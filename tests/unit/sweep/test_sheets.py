@@ -39,7 +39,7 @@ def test_the_answer_names_the_fastest_point_and_what_is_as_fast() -> None:
     assert first == (
         "fastest that fits with 5% headroom: tp2 recompute=moe_act, 1,702 tokens/s per GPU, 68.1 of 80.0 GiB"
     )
-    assert second == "not told apart from it: tp4 recompute=moe_act (within each other's 90 % intervals)"
+    assert second == "statistically tied with it: tp4 recompute=moe_act (within each other's 90 % intervals)"
     assert third == "1 point fit with less than 5% headroom"
     assert counts_text(sweep(*ROWS).ranking) == "5 points: 3 fit, 2 invalid layout"
 

@@ -62,7 +62,7 @@ def test_a_search_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_name_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(SweepError, match="uses tpp, which is no axis") as raised:
+    with pytest.raises(SweepError, match="uses tpp, which is not an axis") as raised:
         space("tpp < 8")
     assert raised.value.hint == "did you mean 'tp'?"
 

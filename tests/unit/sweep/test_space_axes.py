@@ -72,7 +72,7 @@ def test_a_named_value_stands_for_arguments() -> None:
         ([], "has no values"),
         ([1, 1], "names 1 twice"),
         ([1, "1"], "names 1 twice"),
-        ([[1]], "is no value"),
+        ([[1]], "is not a value"),
         ({}, "has one of values, named, or from and to"),
         ({"values": [1], "from": 1}, "has one of values"),
         ({"from": 1, "to": 8, "step": 1, "factor": 2}, "both a step and a factor"),
