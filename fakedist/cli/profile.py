@@ -24,11 +24,7 @@ STDERR = 2  # the descriptor
 _STAGES = "stages"
 
 
-@click.command(
-    cls=ScriptCommand,
-    no_args_is_help=True,
-    params=job_options(),
-)
+@click.command(cls=ScriptCommand, no_args_is_help=True, params=job_options())
 @run_directory_options
 @format_options(TEXT, JSON, MARKDOWN)
 @click.option(

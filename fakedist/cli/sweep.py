@@ -84,11 +84,7 @@ class _SweepCommand(ScriptCommand):
         return super().parse_args(ctx, args)
 
 
-@click.command(
-    cls=_SweepCommand,
-    no_args_is_help=True,
-    params=[*job_options(), *count_options("EXPR")],
-)
+@click.command(cls=_SweepCommand, no_args_is_help=True, params=[*job_options(), *count_options("EXPR")])
 @click.option(
     "--axis", "axes", multiple=True, metavar="NAME=VALUES", help="An axis: tp=1,2,4,8 or tp=1..8*2. Repeatable."
 )

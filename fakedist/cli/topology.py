@@ -28,11 +28,7 @@ class _TopologyCommand(ScriptCommand):
         return super().parse_args(ctx, args)
 
 
-@click.command(
-    cls=_TopologyCommand,
-    no_args_is_help=True,
-    params=job_options(),
-)
+@click.command(cls=_TopologyCommand, no_args_is_help=True, params=job_options())
 @output_option("path", "PATH", "With a SCRIPT, the run directory to write. With RUN, write the result into a file.")
 @force_option("run directory")
 @format_options(TEXT, JSON)

@@ -86,10 +86,7 @@ _TAPES = Option(
     example=["/runs/rank0", "/runs/rank 4"],
 )
 _WITH_PEERS = Option(
-    kind=kinds.switch(),
-    group=OptionGroup.JOB,
-    help="Also run the ranks whose objects this rank needs.",
-    example=True,
+    kind=kinds.switch(), group=OptionGroup.JOB, help="Also run the ranks whose objects this rank needs.", example=True
 )
 _DEVICE = Option(
     kind=kinds.one_of(get_args(Device)),

@@ -10,16 +10,7 @@ from typing import Literal, TypedDict
 
 from fakedist.errors import JobError, did_you_mean
 from fakedist.gpu.models.spec import GPU_FILE_ENDING
-from fakedist.options.definition import (
-    NNODES,
-    OPTIONS,
-    Collectives,
-    Device,
-    Job,
-    Launcher,
-    Until,
-    Values,
-)
+from fakedist.options.definition import NNODES, OPTIONS, Collectives, Device, Job, Launcher, Until, Values
 from fakedist.options.option import Door, Option
 
 _BY_NAME = {option.name: option for option in OPTIONS}

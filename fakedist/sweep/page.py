@@ -246,11 +246,7 @@ def sweep_page(sweep: Sweep) -> str:
         "title": sentences[0],
         "sentences": sentences[1:],
         "counts": counts_text(sweep.ranking),
-        "facts": [
-            ("command", sweep.about.program),
-            ("ranks", sweep.about.ranks),
-            ("directory", str(sweep.path)),
-        ],
+        "facts": [("command", sweep.about.program), ("ranks", sweep.about.ranks), ("directory", str(sweep.path))],
         "figures": sorted(figures),
         "maps": list(drawn),
         "points_title": TITLE,

@@ -116,13 +116,7 @@ def _run(
     journal, ground, executor = parts
     _say_what_changed(journal, ground, directory, listener)
     runner = SweepRunner(
-        plan,
-        directory,
-        journal,
-        ground=ground,
-        executor=executor,
-        finished=listener.finished,
-        limit_bytes=limit_bytes,
+        plan, directory, journal, ground=ground, executor=executor, finished=listener.finished, limit_bytes=limit_bytes
     )
     if plan.num_trials is not None:
         from fakedist.sweep.sampling import SampledPoints  # needs Optuna

@@ -327,12 +327,7 @@ def comparison_object(comparison: Comparison) -> dict[str, object]:
 _BLOCK_COLUMNS = ("bytes", "stack", "at_peak")
 _SEGMENT_COLUMNS = ("moment", "bytes", "pool", "private_pool", "is_expandable", "free_bytes")
 #: Notes of a snapshot that a reader must know before the figures.
-_LIMITS = (
-    "snapshot_starts_late",
-    "snapshot_without_history",
-    "snapshot_action_unknown",
-    "snapshot_of_several_devices",
-)
+_LIMITS = ("snapshot_starts_late", "snapshot_without_history", "snapshot_action_unknown", "snapshot_of_several_devices")
 #: A change below this share of the larger peak is not worth a look.
 _MIN_SHARE = 0.01
 #: What runs have and a snapshot has not.

@@ -53,10 +53,7 @@ def time_context(time: TimeComparison) -> dict[str, object]:
             for run, layer_kernels, times in zip(time.runs, kernels, time.times, strict=True)
         ],
         "charts": [
-            {
-                "title": "Kernels by phase",
-                "rows": _rows(phases, kinds),
-            },
+            {"title": "Kernels by phase", "rows": _rows(phases, kinds)},
             {"title": "Kernels by layer, its own", "rows": _rows(*layers_with_most(layers))},
         ],
         "groups": _groups(time.groups),

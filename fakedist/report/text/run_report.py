@@ -78,10 +78,7 @@ def _peak(console: Console, summary: Summary, cwd: str) -> None:
     allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
     capacity = summary.capacity_bytes
     print_heading(console, "Peak memory, measured")
-    rows = [
-        ("allocated", format_bytes(allocated), peak_moment(summary)),
-        ("reserved", format_bytes(reserved), ""),
-    ]
+    rows = [("allocated", format_bytes(allocated), peak_moment(summary)), ("reserved", format_bytes(reserved), "")]
     if capacity:
         rows.append(("capacity", format_bytes(capacity), f"{reserved / capacity:.1%} of it reserved at the peak"))
     print_figures(console, rows, is_right=True)

@@ -59,10 +59,7 @@ def only(found: Checked) -> Finding:
     ("limit", "message"),
     [
         ('step_time = "400 us"', "step time (estimated) is 450 µs, 50.0 µs over its budget of 400 µs"),
-        (
-            'families = { gemm = "400 us" }',
-            "kernels of gemm (estimated) is 420 µs, 20.0 µs over its budget of 400 µs",
-        ),
+        ('families = { gemm = "400 us" }', "kernels of gemm (estimated) is 420 µs, 20.0 µs over its budget of 400 µs"),
     ],
 )
 def test_a_budget_says_that_the_time_is_estimated_and_what_takes_most(tmp_path: Path, limit: str, message: str) -> None:

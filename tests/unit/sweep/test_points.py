@@ -102,10 +102,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(
-    directory: Path,
-    outcome: Callable[[Task], str] = lambda task: RAN,
-    text: str = SWEEP,
-    **settings: object,
+    directory: Path, outcome: Callable[[Task], str] = lambda task: RAN, text: str = SWEEP, **settings: object
 ) -> tuple[Sweep, FakeExecutor, Told]:
     Path("sweep.toml").write_text(text)
     fresh = bool(settings.pop("fresh", False))

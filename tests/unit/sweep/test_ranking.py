@@ -38,8 +38,8 @@ def test_points_within_each_others_intervals_share_a_place() -> None:
 def test_two_speeds_are_told_apart_if_neither_lies_within_the_others_interval(
     one: Speed, other: Speed, apart: bool
 ) -> None:
-    assert one.is_told_apart(other) is apart
-    assert other.is_told_apart(one) is apart
+    assert one.differs_from(other) is apart
+    assert other.differs_from(one) is apart
 
 
 def test_a_point_without_enough_room_is_counted_and_not_ranked() -> None:

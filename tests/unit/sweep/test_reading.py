@@ -111,10 +111,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
     touch = f"touch {tmp_path}/ran"
-    texts = {
-        "where": f"__import__('os').system('{touch}')",
-        "arguments": f"$({touch}) `{touch}` {{tp}} ; {touch}",
-    }
+    texts = {"where": f"__import__('os').system('{touch}')", "arguments": f"$({touch}) `{touch}` {{tp}} ; {touch}"}
     for key, text in texts.items():
         sweep = f'script = "train.py"\nworld_size = 8\n{key} = """{text}"""\n[axes]\ntp = ["$({touch})", "`{touch}`"]\n'
         try:

@@ -77,15 +77,7 @@ def test_the_page_shows_where_the_calls_of_a_step_run_and_at_once_with_what(tmp_
     shown = read_page(page(open_run(run_of(tmp_path / "run", 1))))
     assert shown.tables["streams"] == [
         ["group", "operation", "calls", "bytes in", "bytes out", "stream", "at once with"],
-        [
-            "gather",
-            "all_gather",
-            "2",
-            "2.00 MiB",
-            "128.00 MiB",
-            "its group's",
-            "compute, default_pg reduce_scatter",
-        ],
+        ["gather", "all_gather", "2", "2.00 MiB", "128.00 MiB", "its group's", "compute, default_pg reduce_scatter"],
         ["default_pg", "reduce_scatter", "1", "64.00 MiB", "1.00 MiB", "side 1", "compute, gather all_gather"],
     ]
 

@@ -86,11 +86,7 @@ def test_measured_and_estimated_stand_apart() -> None:
     found = summary(70, 1, 2, measured_bytes=GIB)
     assert found.estimated_outside is not None
     rows = {name: figure for name, figure, _ in outside_figures(found.estimated_outside)}
-    assert rows == {
-        "NCCL": "1.00 to 2.00 GiB",
-        "on this GPU": "1.00 GiB",
-        "left out": "CUDA context",
-    }
+    assert rows == {"NCCL": "1.00 to 2.00 GiB", "on this GPU": "1.00 GiB", "left out": "CUDA context"}
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,7 @@ def test_text_stands_left_and_figures_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "left_out"),
-    [(35, []), (34, ["own"]), (30, ["own"]), (29, ["grads", "own"]), (20, ["grads", "own"])],
+    ("width", "left_out"), [(35, []), (34, ["own"]), (30, ["own"]), (29, ["grads", "own"]), (20, ["grads", "own"])]
 )
 def test_columns_without_room_are_left_out_by_rank_and_named(width: int, left_out: list[str]) -> None:
     lines = printed(width)
