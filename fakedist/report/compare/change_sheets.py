@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pandas as pd
 from rich.console import Console
@@ -18,7 +18,7 @@ from fakedist.report.compare.comparison import (
     format_us_change,
 )
 from fakedist.report.text.group_sheets import AT_ONCE, stream_columns
-from fakedist.report.text.memory_sheets import UNUSED_NAMES, Columns, changed_sheet
+from fakedist.report.text.memory_sheets import UNUSED_NAMES
 from fakedist.report.text.sheet import (
     KEY,
     Sheet,
@@ -26,27 +26,44 @@ from fakedist.report.text.sheet import (
     escaped,
     markdown_table,
     print_long,
-    print_remark,
-    print_table,
+    print_sheets,
     print_words,
 )
 from fakedist.report.text.wording import or_dash, short_kernel, unknown_time, us_or_dash
 from fakedist.units import format_bytes
 
-
-def changed_bytes_sheet(title: str, changes: pd.DataFrame, columns: Columns, all_rows: bool) -> Sheet | None:
-    """A table of changes in bytes. :func:`fakedist.report.text.memory_sheets.changed_sheet` documents it."""
-    return changed_sheet(title, changes, columns, _in_all, all_rows)
-
-
-def _in_all(rows: pd.DataFrame) -> str:
-    return format_change(int(rows["change_bytes"].sum()))
+#: Makes the columns of a table from its rows.
+_Columns = Callable[[pd.DataFrame], list[SheetColumn]]
+_NUM_CHANGES = 12
 
 
-def num_column(name: str, rows: pd.DataFrame) -> SheetColumn:
-    """How many there are, from num_a and num_b: "4", or "4 -> 6" where that changed."""
-    pairs = zip(rows["num_a"].tolist(), rows["num_b"].tolist(), strict=True)
-    return SheetColumn(name, [f"{a:,}" if a == b else f"{a:,} -> {b:,}" for a, b in pairs], rank=1)
+def _changed_sheet(title: str, changes: pd.DataFrame, columns: _Columns, all_rows: bool) -> Sheet | None:
+    """A table of changes, largest first, without unchanged rows, and without small changes unless ``all_rows``."""
+    changed = changes[changes["what"] != "same"]
+    if not len(changed):
+        return None
+    rows = changed if all_rows else changed.head(_NUM_CHANGES)
+    rest = changed.iloc[len(rows) :]
+    if not len(rest):
+        return Sheet(title, columns(rows))
+    if "change_us" in rest:
+        total = format_us_change(float(rest["change_us"].sum()))
+    else:
+        total = format_change(int(rest["change_bytes"].sum()))
+    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {total} in total; --all shows them"])
+
+
+def _pairs(name: str, a: pd.Series, b: pd.Series, rank: int) -> SheetColumn:
+    """Numbers of both sides: "4", or "4 -> 6" where they differ."""
+    pairs = zip(a.tolist(), b.tolist(), strict=True)
+    return SheetColumn(
+        name, [f"{one:,}" if one == other else f"{one:,} -> {other:,}" for one, other in pairs], rank=rank
+    )
+
+
+def num_column(name: str, rows: pd.DataFrame, rank: int = 1) -> SheetColumn:
+    """The numbers num_a and num_b."""
+    return _pairs(name, rows["num_a"], rows["num_b"], rank)
 
 
 def text_column(name: str, cells: Iterable[object]) -> SheetColumn:
@@ -97,12 +114,12 @@ def snapshot_sheets(comparison: SnapshotComparison, *, all_rows: bool) -> list[S
     sheets = [
         Sheet("Memory, measured", first, [_LACKING]),
         _kinds(comparison.kinds),
-        changed_bytes_sheet("Blocks at the peak by source line", comparison.lines, line_columns, all_rows),
-        changed_bytes_sheet(
+        _changed_sheet("Blocks at the peak by source line", comparison.lines, line_columns, all_rows),
+        _changed_sheet(
             "Blocks at the peak that only one of them has, by size", comparison.sizes, block_columns, all_rows
         ),
         _reserved(comparison.reserved),
-        changed_bytes_sheet("Segments when most was reserved", comparison.segments, _segment_columns, all_rows),
+        _changed_sheet("Segments when most was reserved", comparison.segments, _segment_columns, all_rows),
     ]
     return [sheet for sheet in sheets if sheet is not None]
 
@@ -142,30 +159,29 @@ def _segment_columns(rows: pd.DataFrame) -> list[SheetColumn]:
 def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
     """Tables of what changed in the timed step. Tables without a change are left out."""
     sheets = [
-        Sheet(f"Time of the step, {time.of}", [_text("", time.parts["name"]), *_times(time.parts)]),
-        _shown(f"Kernels by phase, {time.of}", time.phases, _time_phase_columns, all_rows),
-        _shown(f"By family of kernels, {time.of}", time.families, _family_columns, all_rows),
-        _shown(f"Exposed communication by group, {time.of_communication}", time.groups, group_columns, all_rows),
-        _shown(f"Time by layer, own, {time.of}", time.layers, _time_layer_columns, all_rows),
-        _shown(f"Kernels by name, {time.of}", time.names, _name_columns, all_rows),
+        Sheet(f"Time of the step, {time.of}", [text_column("", time.parts["name"]), *_times(time.parts)]),
+        _changed_sheet(f"Kernels by phase, {time.of}", time.phases, _time_phase_columns, all_rows),
+        _changed_sheet(f"By family of kernels, {time.of}", time.families, _family_columns, all_rows),
+        _changed_sheet(
+            f"Exposed communication by group, {time.of_communication}", time.groups, group_columns, all_rows
+        ),
+        _changed_sheet(f"Time by layer, own, {time.of}", time.layers, _time_layer_columns, all_rows),
+        _changed_sheet(f"Kernels by name, {time.of}", time.names, _name_columns, all_rows),
     ]
     return [sheet for sheet in sheets if sheet is not None]
 
 
-def _shown(title: str, changes: pd.DataFrame, columns: Columns, all_rows: bool) -> Sheet | None:
-    return changed_sheet(title, changes, columns, _time_in_all, all_rows)
-
-
-def _time_in_all(rows: pd.DataFrame) -> str:
-    return format_us_change(float(rows["change_us"].sum()))
-
-
 def _time_phase_columns(rows: pd.DataFrame) -> list[SheetColumn]:
-    return [_text("phase", rows["name"]), *_times(rows), _text("", rows["what"])]
+    return [text_column("phase", rows["name"]), *_times(rows), text_column("", rows["what"])]
 
 
 def _family_columns(rows: pd.DataFrame) -> list[SheetColumn]:
-    return [_text("family", rows["family"]), _counts(rows), *_times(rows), _text("", rows["what"])]
+    return [
+        text_column("family", rows["family"]),
+        num_column("kernels", rows, 2),
+        *_times(rows),
+        text_column("", rows["what"]),
+    ]
 
 
 def group_columns(rows: pd.DataFrame) -> list[SheetColumn]:
@@ -177,27 +193,27 @@ def group_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     whole = zip(rows["whole_a_us"].tolist(), rows["whole_b_us"].tolist(), strict=True)
     texts = [(us_or_dash(a), us_or_dash(b)) for a, b in whole]
     return [
-        _text("group", rows["group"]),
-        _text("operation", rows["operation"]),
-        _counts(rows, "calls"),
+        text_column("group", rows["group"]),
+        text_column("operation", rows["operation"]),
+        num_column("calls", rows, 2),
         SheetColumn("time", [a if a == b else f"{a} -> {b}" for a, b in texts], rank=3),
         *_times(rows),
-        _text("", rows["what"]),
+        text_column("", rows["what"]),
     ]
 
 
 def _time_layer_columns(rows: pd.DataFrame) -> list[SheetColumn]:
-    return [_text("layer", rows["path"]), _text("family", rows["category"]), *_times(rows), _text("", rows["what"])]
+    return [
+        text_column("layer", rows["path"]),
+        text_column("family", rows["category"]),
+        *_times(rows),
+        text_column("", rows["what"]),
+    ]
 
 
 def _name_columns(rows: pd.DataFrame) -> list[SheetColumn]:
-    names = _text("kernel", [short_kernel(str(name)) for name in rows["name"]])
-    return [names, _counts(rows), *_times(rows), _text("", rows["what"])]
-
-
-def _counts(rows: pd.DataFrame, name: str = "kernels") -> SheetColumn:
-    pairs = zip(rows["num_a"].tolist(), rows["num_b"].tolist(), strict=True)
-    return SheetColumn(name, [f"{a:,}" if a == b else f"{a:,} -> {b:,}" for a, b in pairs], rank=2)
+    names = text_column("kernel", [short_kernel(str(name)) for name in rows["name"]])
+    return [names, num_column("kernels", rows, 2), *_times(rows), text_column("", rows["what"])]
 
 
 def _times(rows: pd.DataFrame) -> list[SheetColumn]:
@@ -211,10 +227,6 @@ def _times(rows: pd.DataFrame) -> list[SheetColumn]:
     return [*columns, SheetColumn("%", [format_relative(change, of) for change, of in pairs], rank=1)]
 
 
-def _text(name: str, cells: Iterable[object]) -> SheetColumn:
-    return SheetColumn(name, [str(cell) for cell in cells], is_text=True)
-
-
 def render_comparison(comparison: Compared, *, all_rows: bool, console: Console) -> None:
     """Print a comparison, what was changed and the reason first."""
     print_words(console, Text(comparison.headline, style="bold"), 0)
@@ -226,10 +238,7 @@ def render_comparison(comparison: Compared, *, all_rows: bool, console: Console)
         print_words(console, Text(warning, style="yellow"), 0)
     for remark in comparison.look_first:
         print_words(console, Text(remark), 0)
-    for sheet in comparison_sheets(comparison, all_rows=all_rows):
-        print_table(console, sheet.title, sheet.columns)
-        for remark in sheet.remarks:
-            print_remark(console, remark)
+    print_sheets(console, comparison_sheets(comparison, all_rows=all_rows))
 
 
 def comparison_markdown(comparison: Compared, *, all_rows: bool = False) -> str:
@@ -258,22 +267,20 @@ def comparison_sheets(comparison: Compared, *, all_rows: bool) -> list[Sheet]:
         Sheet("Memory, measured", [text_column("", figures["name"]), *size_columns(figures), relative_column(figures)]),
         _differences(comparison),
         _renamed(comparison),
-        changed_bytes_sheet("By phase, most allocated", comparison.phases, _phase_columns, all_rows),
-        changed_bytes_sheet("By category at the peak", comparison.categories, _category_columns, all_rows),
-        changed_bytes_sheet("By layer at the peak, own bytes", comparison.layers, _layer_columns, all_rows),
-        changed_bytes_sheet(
+        _changed_sheet("By phase, most allocated", comparison.phases, _phase_columns, all_rows),
+        _changed_sheet("By category at the peak", comparison.categories, _category_columns, all_rows),
+        _changed_sheet("By layer at the peak, own bytes", comparison.layers, _layer_columns, all_rows),
+        _changed_sheet(
             "Most that one layer held in the last step, with children", comparison.most, _most_columns, all_rows
         ),
-        changed_bytes_sheet(
-            "Blocks at the peak, by where they are allocated", comparison.blocks, _block_columns, all_rows
-        ),
-        changed_bytes_sheet(
+        _changed_sheet("Blocks at the peak, by where they are allocated", comparison.blocks, _block_columns, all_rows),
+        _changed_sheet(
             "Collectives, simulated: this rank's calls", comparison.collectives, _collective_columns, all_rows
         ),
         _streams(comparison),
     ]
-    found = [sheet for sheet in sheets if sheet is not None]
-    return found + (time_change_sheets(comparison.time, all_rows=all_rows) if comparison.time else [])
+    shown = [sheet for sheet in sheets if sheet is not None]
+    return shown + (time_change_sheets(comparison.time, all_rows=all_rows) if comparison.time else [])
 
 
 def _differences(comparison: Comparison) -> Sheet | None:
@@ -347,8 +354,7 @@ def _block_columns(rows: pd.DataFrame) -> list[SheetColumn]:
 def _collective_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     columns = [text_column("group", rows["group"]), text_column("operation", rows["operation"])]
     for name, key, rank in (("ranks", "group_size", 1), ("calls", "num_calls", 0)):
-        pairs = zip(rows[f"a_{key}"].tolist(), rows[f"b_{key}"].tolist(), strict=True)
-        columns.append(SheetColumn(name, [f"{a:,}" if a == b else f"{a:,} -> {b:,}" for a, b in pairs], rank=rank))
+        columns.append(_pairs(name, rows[f"a_{key}"], rows[f"b_{key}"], rank))
     for side in "ab":
         carried = (rows[f"{side}_bytes_in"] + rows[f"{side}_bytes_out"]).tolist()
         columns.append(SheetColumn(side.upper(), [format_bytes(bytes_) for bytes_ in carried]))

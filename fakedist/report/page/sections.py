@@ -420,7 +420,7 @@ def facts_section(run: Run, summary: Summary, folder: Path | None) -> dict[str, 
         ("git commit", manifest.git_commit),
         ("when", manifest.created),
     ]
-    files = [
+    groups = [
         {
             "name": group.label,
             "place": f"{group.group_rank:,} of {group.size:,}",
@@ -436,7 +436,7 @@ def facts_section(run: Run, summary: Summary, folder: Path | None) -> dict[str, 
         "command": values["command"],
         "files": _files(run, folder),
         "rows": [row for row in rows if row[1]],
-        "places": files,
+        "places": groups,
     }
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology, ranks_of
-from fakedist.report.text.sheet import Sheet, SheetColumn, print_facts, print_remark, print_table, print_words
+from fakedist.report.text.sheet import Sheet, SheetColumn, print_facts, print_sheets, print_words
 from fakedist.report.text.wording import run_facts
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
@@ -186,10 +186,7 @@ def render_topology(topology: RunTopology, console: Console) -> None:
     if topology.line:
         console.print()
         print_words(console, Text(topology.line, style="bold"), 0)
-    for sheet in topology.sheets():
-        print_table(console, sheet.title, sheet.columns)
-        for remark in sheet.remarks:
-            print_remark(console, remark)
+    print_sheets(console, topology.sheets())
 
 
 def short(operation: str) -> str:

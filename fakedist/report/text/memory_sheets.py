@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pandas as pd
@@ -216,31 +215,7 @@ def outside_section(summary: Summary) -> dict[str, object] | None:
 
 
 _NUM_LARGEST = 10
-_NUM_CHANGES = 12
 _NUM_STEPS = 4  # of more steps, only the first two, the one with the peak and the last are shown
-
-
-#: Makes the columns of a table from its rows.
-Columns = Callable[[pd.DataFrame], list[SheetColumn]]
-
-
-def changed_sheet(
-    title: str, changes: pd.DataFrame, columns: Columns, in_all: Callable[[pd.DataFrame], str], all_rows: bool
-) -> Sheet | None:
-    """A table of changes, without unchanged rows, and without small changes unless ``all_rows``.
-
-    Args:
-        changes: The changes, largest first. ``what`` is "same" for unchanged rows.
-        in_all: Puts the sum of some changes into words.
-    """
-    changed = changes[changes["what"] != "same"]
-    if not len(changed):
-        return None
-    rows = changed if all_rows else changed.head(_NUM_CHANGES)
-    rest = changed.iloc[len(rows) :]
-    if not len(rest):
-        return Sheet(title, columns(rows))
-    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {in_all(rest)} in total; --all shows them"])
 
 
 def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
