@@ -9,11 +9,12 @@ import pytest
 
 from fakedist.errors import FakedistError, SweepError
 from fakedist.launcher.executors.task import Task
+from fakedist.rundir.outcome import Outcome
 from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import CommandLineSettings, sweep_of_file
-from fakedist.sweep.point_rows import Row, Status, StepEstimate, estimate_step
+from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimate, estimate_step
 from fakedist.sweep.sheets import reasons
-from fakedist.sweep.sweeping import SweepListener, run_sweep
+from fakedist.sweep.sweeping import SweepListener, next_rank, run_sweep
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import (
     CRASHED,
@@ -413,3 +414,24 @@ def test_a_sampler_learns_what_does_not_fit(tmp_path: Path) -> None:
 def test_a_space_that_is_used_up_ends_the_sampler(tmp_path: Path) -> None:
     sweep, _, _ = run(tmp_path / "s", trials=50, ranks="0")
     assert len(sweep.rows) == 4
+
+
+def ended(*ranks: int) -> dict[int, RankResult]:
+    """How ranks of a pipeline of four ended: well. Rank 0 knows the pipeline."""
+    found = {}
+    for rank in ranks:
+        pipeline = () if rank else (0, 2, 4, 6)
+        found[rank] = RankResult(rank=rank, kind=RankKind.RAN, outcome=Outcome.STOPPED, pipeline=pipeline)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("every_stage", "ran", "later"),
+    [(False, [0], 6), (False, [0, 6], None), (True, [0], 2), (True, [0, 6], 2), (True, [0, 2, 4], 6)],
+)
+def test_stages_run_in_the_order_of_the_pipeline(
+    every_stage: bool, ran: list[int], later: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "sweep.toml").write_text('script = "train.py"\nworld_size = 8\n')
+    plan = sweep_of_file(tmp_path / "sweep.toml", CommandLineSettings())
+    assert next_rank(plan, ended(*ran), every_stage=every_stage) == later
