@@ -141,7 +141,7 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
     parts = pattern_parts(layers)
     groups = _groups(summary.collectives)
     limits: dict[str, int] = {}
-    for figure in sorted(figures, key=lambda each: (each.kind, each.part)):
+    for figure in sorted(figures, key=lambda figure: (figure.kind, figure.part)):
         if figure.kind == "groups" and figure.part not in groups:
             raise CheckError(f"{where}: there is no group {figure.part!r}", did_you_mean(figure.part, groups))
         if figure.kind == "layers":

@@ -161,7 +161,7 @@ def pricing_of(values: Mapping[str, object]) -> tuple[str | None, PricingOptions
     """The GPU to price for, and the other settings.
 
     Args:
-        given: click's values of :func:`pricing_options`.
+        values: click's values of :func:`pricing_options`.
 
     Raises:
         JobError: A value is invalid.
@@ -179,7 +179,7 @@ def counts_of(values: Mapping[str, object]) -> dict[str, int]:
     """Tokens and micro-batches of a step, as far as they were given.
 
     Args:
-        given: click's values of :func:`count_options`.
+        values: click's values of :func:`count_options`.
 
     Raises:
         JobError: A value is invalid.
@@ -239,7 +239,7 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str,
 
     Args:
         arguments: The script and its arguments, or those of the module.
-        given: click's values of :func:`job_options`.
+        values: click's values of :func:`job_options`.
 
     Raises:
         JobError: The options make no job.

@@ -53,7 +53,7 @@ def profile(
     all_layers: bool,
     jobs: int,
     cold: bool,
-    **given: object,
+    **values: object,
 ) -> int:
     """Run one rank of a job and report its memory and time.
 
@@ -67,8 +67,8 @@ def profile(
     from fakedist.launcher import launching
 
     output = chosen_output(form, as_json)
-    by_stage = given["rank"] == (_STAGES,)
-    asked = jobs_of(arguments, module, {**given, "rank": ("0",)} if by_stage else given)
+    by_stage = values["rank"] == (_STAGES,)
+    asked = jobs_of(arguments, module, {**values, "rank": ("0",)} if by_stage else values)
     if by_stage and asked[0].with_peers:
         raise click.UsageError("--with-peers is for one rank, and --rank stages runs several")
     if (by_stage or len(asked) > 1) and output.format == MARKDOWN:

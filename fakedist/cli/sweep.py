@@ -17,6 +17,7 @@ from fakedist.options.definition import OPTIONS
 from fakedist.units import format_us, parse_bytes
 
 if TYPE_CHECKING:
+    from fakedist.launcher.executors.task import Executor
     from fakedist.sweep.command import Texts
     from fakedist.sweep.opened import Sweep
     from fakedist.sweep.plan import CommandLineSettings, SweepPlan
@@ -143,7 +144,7 @@ def sweep(
     directory: Path | None,
     form: str | None,
     as_json: bool,
-    **given: object,
+    **values: object,
 ) -> int:
     """Run a job at every point of a space, and rank the points: which fit, and which of those is fastest.
 
@@ -159,7 +160,7 @@ def sweep(
     """  # noqa: D301 - click looks for the character \b
     output = chosen_output(form, as_json)
     settings: dict[str, object] = {
-        "ranks": ",".join(each) if isinstance(each := given["rank"], tuple) and each else None,
+        "ranks": ",".join(ranks) if isinstance(ranks := values["rank"], tuple) and ranks else None,
         "keep": keep,
         "headroom": headroom,
         "context": context,
@@ -168,16 +169,19 @@ def sweep(
         "trials": trials,
         "sampler": sampler,
     }
+    from fakedist.launcher.executors.choosing import make_executor
     from fakedist.sweep.plan import CommandLineSettings
 
     if module is None and len(arguments) == 1 and Path(arguments[0]).is_dir():
         return _show(Path(arguments[0]), output)
-    asked = CommandLineSettings(axes, monotone, derived, conditions, prices, _options(given), settings)
+    asked = CommandLineSettings(axes, monotone, derived, conditions, prices, _options(values), settings)
     plan = _plan(arguments, module, asked)
     directory = directory or Path(f"fakedist-sweep-{plan.name}")
     if dry_run:
         return _dry_run(plan, directory, output)
-    return _run(plan, directory, output, placement=(on, jobs, cold), fresh=fresh, memory_limit=memory_limit)
+    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    executor = make_executor(on, jobs, remark, cold=cold)
+    return _run(plan, directory, output, executor, fresh=fresh, limit_bytes=limit_bytes)
 
 
 def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
@@ -229,21 +233,17 @@ def _run(
     plan: SweepPlan,
     directory: Path,
     output: Output,
+    executor: Executor,
     *,
-    placement: tuple[str, int | None, bool],
     fresh: bool,
-    memory_limit: str | None,
+    limit_bytes: int | None,
 ) -> int:
-    from fakedist.launcher.executors.choosing import make_executor
     from fakedist.sweep.sweeping import SweepListener, run_sweep
 
-    limit = None if memory_limit is None else parse_bytes(memory_limit)
-    on, jobs, cold = placement
-    executor = make_executor(on, jobs, remark, cold=cold)
     progress = SweepProgress(directory)
     listener = SweepListener(begins=progress.begins, finished=progress.finished, say=remark)
     try:
-        sweep = run_sweep(plan, directory, executor, listener, fresh=fresh, limit_bytes=limit)
+        sweep = run_sweep(plan, directory, executor, listener, fresh=fresh, limit_bytes=limit_bytes)
     except KeyboardInterrupt:
         progress.interrupted()
         raise

@@ -44,7 +44,7 @@ def time(
     as_json: bool,
     table: str | None,
     all_layers: bool,
-    **given: object,
+    **values: object,
 ) -> int:
     """Estimate the timed step of a run on another GPU or interconnect, without running the script.
 
@@ -56,10 +56,10 @@ def time(
     the others send. The result is the step of the whole job; --format html draws it.
     """
     output = chosen_output(form, as_json, file)
-    counts = counts_of(given)
+    counts = counts_of(values)
     several = len(runs) > 1 or bool(counts) or output.format == HTML
     _check_output(output, len(runs), several=several, table=table, all_layers=all_layers, what_ifs=what_ifs)
-    gpu, pricing = pricing_of(given)
+    gpu, pricing = pricing_of(values)
     with reading(*runs):
         if several:
             from fakedist.results.job_time import time_job

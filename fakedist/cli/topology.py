@@ -44,14 +44,14 @@ def topology(
     force: bool,
     form: str | None,
     as_json: bool,
-    **given: object,
+    **values: object,
 ) -> int:
     """Show a rank's groups, its calls on each in a step, and which can run at the same time.
 
     RUN is a run directory, and there may be several. A SCRIPT is profiled first, with the options of fakedist profile.
     """
     is_run = bool(arguments) and Path(arguments[0]).is_dir() and not module
-    if is_run and given["world_size"] is None and given["nnodes"] is None:
+    if is_run and values["world_size"] is None and values["nnodes"] is None:
         for param in ctx.command.params:
             is_given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
             if is_given and param.name not in _FOR_RUNS:
@@ -63,7 +63,7 @@ def topology(
         raise JobError(f"neither a run directory nor a script: {arguments[0]}", text)
     output = chosen_output(form, as_json)
     say_ignored(ctx)
-    return _profiled(arguments, module, given, directory=path, force=force, output=output)
+    return _profiled(arguments, module, values, directory=path, force=force, output=output)
 
 
 def _profiled(

@@ -171,7 +171,7 @@ class Row:
     def fullest(self) -> RankResult | None:
         """The rank that leaves least of its GPU free; None if none ran to the end."""
         ran = [result for result in self.ranks if result.kind is RankKind.RAN]
-        return min(ran, key=lambda each: each.capacity_bytes - each.total_bytes) if ran else None
+        return min(ran, key=lambda rank: rank.capacity_bytes - rank.total_bytes) if ran else None
 
     @property
     def headroom_bytes(self) -> int | None:
@@ -395,14 +395,15 @@ _STATUS_OF_KIND = {
 }
 
 
-def make_row(run: PointRun, names: tuple[str, str], results: Sequence[RankResult], plan: SweepPlan, sweep: Path) -> Row:
+def make_row(
+    run: PointRun, results: Sequence[RankResult], plan: SweepPlan, sweep: Path, *, row_id: str, key: str
+) -> Row:
     """The row of a point.
 
     Args:
-        names: The row's ID, and the key of its run.
         results: How its ranks ended, in the order in which they ran.
+        key: The key of its run.
     """
-    row_id, key = names
     failed = next((result for result in results if result.kind is not RankKind.RAN), None)
     every = set(results[0].pipeline) <= {result.rank for result in results}
     common = Row(

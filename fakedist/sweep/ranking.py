@@ -150,7 +150,7 @@ def _unit(steps: Sequence[StepEstimate]) -> str:
     known = {unit: sum(rate_in(unit, step) is not None for step in steps) for unit in UNITS}
     if len({step.sample_shape for step in steps if step.samples_per_s_per_gpu is not None}) > 1:
         del known["samples/s per GPU"]
-    unit = max(known, key=lambda each: known[each])
+    unit = max(known, key=lambda unit: known[unit])
     return unit if known[unit] else ""
 
 
@@ -178,7 +178,7 @@ def _front(rows: Sequence[Row], speeds: dict[str, Speed]) -> frozenset[str]:
     front: list[str] = []
     fastest = float("-inf")
     sized = [(fullest.total_bytes, row.id) for row in rows if (fullest := row.fullest) is not None]
-    for _, row_id in sorted(sized, key=lambda each: (each[0], -speeds[each[1]].value)):
+    for _, row_id in sorted(sized, key=lambda pair: (pair[0], -speeds[pair[1]].value)):
         if speeds[row_id].value > fastest:
             fastest = speeds[row_id].value
             front.append(row_id)
@@ -188,7 +188,7 @@ def _front(rows: Sequence[Row], speeds: dict[str, Speed]) -> frozenset[str]:
 def _effects(rows: Sequence[Row], speeds: dict[str, Speed]) -> list[AxisEffect]:
     names = list(dict.fromkeys(name for row in rows for name, _ in row.values))
     effects = [_effect(name, rows, speeds) for name in names]
-    return sorted(effects, key=lambda each: -(each.speed_ratio or 0.0))
+    return sorted(effects, key=lambda effect: -(effect.speed_ratio or 0.0))
 
 
 def _effect(name: str, rows: Sequence[Row], speeds: dict[str, Speed]) -> AxisEffect:

@@ -91,11 +91,20 @@ def run_sweep(
         with locked_directory(directory) as locked:
             if fresh:
                 _empty(locked)
-            ground = find_ground(runs[0].job)
             journal = SweepJournal(locked / JOURNAL_NAME)
+            runner = SweepRunner(
+                plan,
+                locked,
+                journal,
+                ground=find_ground(runs[0].job),
+                executor=executor,
+                finished=listener.finished,
+                limit_bytes=limit_bytes,
+            )
             try:
                 with ended_like_interrupted():
-                    _run(plan, locked, runs, (journal, ground, executor), listener=listener, limit_bytes=limit_bytes)
+                    _say_what_changed(journal, runner.ground, locked, listener)
+                    _run(runner, plan, locked, runs, listener)
             finally:
                 executor.close()  # before the table is made, which takes a while
                 journal.close()
@@ -105,27 +114,16 @@ def run_sweep(
 
 
 def _run(
-    plan: SweepPlan,
-    directory: Path,
-    runs: Sequence[PointRun],
-    parts: tuple[SweepJournal, Ground, Executor],
-    *,
-    listener: SweepListener,
-    limit_bytes: int | None,
+    runner: SweepRunner, plan: SweepPlan, directory: Path, runs: Sequence[PointRun], listener: SweepListener
 ) -> None:
-    journal, ground, executor = parts
-    _say_what_changed(journal, ground, directory, listener)
-    runner = SweepRunner(
-        plan, directory, journal, ground=ground, executor=executor, finished=listener.finished, limit_bytes=limit_bytes
-    )
     if plan.num_trials is not None:
         from fakedist.sweep.sampling import SampledPoints  # needs Optuna
 
-        write_about(directory, _about(plan, None, ground))
+        write_about(directory, _about(plan, None, runner.ground))
         listener.begins(plan.num_trials)
         runner.run_source(SampledPoints(plan, directory))
     else:
-        write_about(directory, _about(plan, [runner.id_of(run) for run in runs], ground))
+        write_about(directory, _about(plan, [runner.id_of(run) for run in runs], runner.ground))
         listener.begins(len(runs))
         if wrong := runner.run_points(runs):
             listener.say(wrong)
@@ -225,7 +223,7 @@ class SweepRunner:
         limit_bytes: int | None = None,
     ) -> None:
         self._plan, self._directory, self._journal = plan, directory, journal
-        self._ground, self._executor, self._finished = ground, executor, finished
+        self.ground, self._executor, self._finished = ground, executor, finished
         self._limit_bytes = limit_bytes
         self._runs: dict[str, _Run] = {}
         self._ready: deque[tuple[_Run, int]] = deque()
@@ -242,7 +240,7 @@ class SweepRunner:
 
     def id_of(self, run: PointRun) -> str:
         """The ID of a point's row."""
-        return id_of(key_of(run, self._ground), run.pricing, self._plan)
+        return id_of(key_of(run, self.ground), run.pricing, self._plan)
 
     def run_points(self, runs: Sequence[PointRun]) -> str:
         """Run points, those beyond a point that did not fit left out, and a sample of these to check.
@@ -326,7 +324,7 @@ class SweepRunner:
                 raise AssertionError("points wait for each other")
 
     def _admit(self, run: PointRun) -> None:
-        key, row_id = key_of(run, self._ground), self.id_of(run)
+        key, row_id = key_of(run, self.ground), self.id_of(run)
         self._ids.add(row_id)
         one = self._runs.get(key)
         if one is None:
@@ -399,7 +397,7 @@ class SweepRunner:
             every = len(results)
             if known is not None and _stands(known) and len(known.ranks) >= every:
                 continue
-            row = make_row(run, (row_id, one.key), results, self._plan, self._directory)
+            row = make_row(run, results, self._plan, self._directory, row_id=row_id, key=one.key)
             row = dataclasses.replace(row, is_check=row_id in self._checked)
             self._journal.add_row(row)
             self._finished(row, False)
@@ -408,7 +406,7 @@ class SweepRunner:
         self._thin(self._done)  # an earlier session's other runs may still make rows, priced anew
 
     def _skip(self, run: PointRun, beyond: str) -> None:
-        key, row_id = key_of(run, self._ground), self.id_of(run)
+        key, row_id = key_of(run, self.ground), self.id_of(run)
         known = self._journal.known.rows.get(row_id)
         if known is not None and _stands(known):
             return

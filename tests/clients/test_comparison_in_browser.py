@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakedist.report.compare.comparison import Comparison
-from fakedist.report.compare.comparison_page import write_comparison_page
+from fakedist.report.compare.comparison_page import comparison_page
 from tests.clients.browser import Reader, drawn, serious_faults
 from tests.unit.report.two_runs import run_of
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::Deprecati
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     runs = [run_of(folder / "a", gemm_us=100), run_of(folder / "b", gemm_us=240, activation=12 << 20)]
-    write_comparison_page(Comparison(*runs), folder / "page.html")
+    (folder / "page.html").write_text(comparison_page(Comparison(*runs)), encoding="utf-8")
     return folder / "page.html"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from fakedist.cost_model.breakdown import kind_family_us
@@ -22,7 +20,6 @@ from fakedist.report.page.assets import figure_object, kernels_figure
 from fakedist.report.page.drawings import Pack, add_kernels
 from fakedist.report.page.run_page import template_text
 from fakedist.report.text.wording import run_facts, run_title, step_remark, step_text, us_or_dash
-from fakedist.report.writing import replace_text
 from fakedist.results.compare.common_axis import Stretch, on_axis
 from fakedist.results.run import Run
 from fakedist.rundir.schema import FAMILIES, KINDS
@@ -157,16 +154,6 @@ def _bar(side: str, us: float, by_family: pd.Series, most: float) -> dict[str, o
 
 
 _NUM_COLUMNS = 8_000  # enough to zoom into one of several steps
-
-
-def write_comparison_page(comparison: Compared, path: Path) -> None:
-    """Write the page. An existing file is replaced atomically.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-        JobError: The file cannot be written.
-    """
-    replace_text(path, comparison_page(comparison))
 
 
 def comparison_page(comparison: Compared, *, plotly_file: str = "") -> str:

@@ -275,7 +275,7 @@ def us_or_dash(duration_us: float) -> str:
 def main_bound(compute_us: float, memory_us: float, launch_us: float) -> str:
     """The bound that limits most of a row's time, and its share: "memory 62%"; empty if unknown."""
     bounds = {"compute": compute_us, "memory": memory_us, "launch": launch_us}
-    name = max(bounds, key=lambda each: bounds[each])
+    name = max(bounds, key=lambda bound: bounds[bound])
     return f"{name} {bounds[name] / sum(bounds.values()):.0%}" if bounds[name] else ""
 
 
