@@ -27,9 +27,7 @@ def profile(
     """Run one rank of a job in a child process, as ``fakedist profile`` does.
 
     Args:
-        target: The script, or with ``module=True`` the name of a module.
         world_size: Number of ranks in the job, unless ``nnodes`` and ``gpus_per_node`` give it.
-        module: Whether the target is a module.
         output: The run directory. An existing one is replaced. With ``with_peers=True``, the directory that holds the
             run directories of all ranks that run. None creates one in the directory for temporary files.
         options: The other options of ``fakedist profile``, see docs/options.md. The default device is the virtual GPU,

@@ -11,11 +11,7 @@ _KINDS: dict[type, str] = {str: "a text", int: "a whole number", dict: "a table"
 
 
 class Section:
-    """A table of a TOML file.
-
-    Args:
-        error: What is raised for a value that is not valid.
-    """
+    """A table of a TOML file."""
 
     def __init__(self, where: str, values: dict[str, object], error: type[FakedistError] = CheckError) -> None:
         self.where = where

@@ -54,7 +54,6 @@ def scratch_directory(of: str, within: Path | None = None) -> Iterator[Path]:
 
 
 def _locked_directory(prefix: str, within: Path | None) -> tuple[Path, int]:
-    """A new directory, and the descriptor that holds its lock."""
     while True:
         path = tempfile.mkdtemp(prefix=prefix, dir=within)
         with suppress(FileNotFoundError):  # another process saw it before it was locked, and removed it

@@ -84,9 +84,6 @@ class Running:
 def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
     """Run all jobs and judge them.
 
-    Args:
-        update: Whether to make baselines from the runs instead of comparing the runs with the existing ones.
-
     Raises:
         FakedistError: The configuration, a baseline or this machine does not allow the check. Nothing was written.
     """

@@ -140,7 +140,6 @@ def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None, line
 
 
 def _time_blame(figure: Figure, now: RankFigures, before: RankFigures | None) -> str:
-    """The kernels that take longer than before or, without a baseline, the ones that take longest, as one phrase."""
     of = [
         figures.times if figure.kind == "step_time" else _of_family(figures.times, figure.part)
         for figures in (now, before or now)

@@ -84,7 +84,6 @@ def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:
 
 
 def _location(checked: Checked, line: str) -> tuple[str, int]:
-    """The file and line, if the file is below the configuration's directory. Otherwise the configuration, line 1."""
     match = _LINE.fullmatch(line)
     if match is not None:
         path = checked.config.root / match["file"]

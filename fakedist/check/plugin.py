@@ -114,7 +114,6 @@ def _is_marked(item: pytest.Item) -> bool:
 
 
 def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
-    """Make a run. If the test fails, the run's tables or the script's output are shown."""
     from fakedist.errors import FakedistError, ScriptError
 
     try:

@@ -76,7 +76,6 @@ def _object(exported: Exported, form: str) -> dict[str, object]:
 
 
 def _remarks(exported: Exported) -> list[str]:
-    """Limits of a simulation of these traces."""
     remarks = []
     if (missing := exported.world_size - len(exported.traces)) > 0:
         lacking = counted(missing, "is", "are")

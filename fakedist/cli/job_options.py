@@ -160,9 +160,6 @@ def count_options(metavar: str = "") -> list[click.Parameter]:
 def pricing_of(values: Mapping[str, object]) -> tuple[str | None, PricingOptions]:
     """The GPU to price for, and the other settings.
 
-    Args:
-        values: click's values of :func:`pricing_options`.
-
     Raises:
         JobError: A value is invalid.
     """
@@ -177,9 +174,6 @@ def pricing_of(values: Mapping[str, object]) -> tuple[str | None, PricingOptions
 
 def counts_of(values: Mapping[str, object]) -> dict[str, int]:
     """Tokens and micro-batches of a step, as far as they were given.
-
-    Args:
-        values: click's values of :func:`count_options`.
 
     Raises:
         JobError: A value is invalid.
@@ -224,7 +218,6 @@ def _default(option: Option) -> str:
 
 
 def _note(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    """Keep the name of an option of torchrun's that was given, for :func:`ignored`."""
     if value not in (None, False):
         ctx.meta.setdefault(__name__, []).append(param.opts[0])
 
@@ -236,10 +229,6 @@ def ignored(ctx: click.Context) -> list[str]:
 
 def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str, object]) -> tuple[Job, ...]:
     """The job of every rank that the command line names.
-
-    Args:
-        arguments: The script and its arguments, or those of the module.
-        values: click's values of :func:`job_options`.
 
     Raises:
         JobError: The options make no job.

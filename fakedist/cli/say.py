@@ -133,7 +133,6 @@ def print_error(message: str, hint: str, code: int) -> int:
 
 
 def _shortened_lines(text: str) -> str:
-    """Lines of which none is too long to read, whatever a file has for a number or a name."""
     return "\n".join(shortened(line, _MOST_OF_A_LINE) for line in text.split("\n"))
 
 

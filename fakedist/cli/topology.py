@@ -75,7 +75,6 @@ def _profiled(
     force: bool,
     output: Output,
 ) -> int:
-    """Profile the job's ranks and show their groups. Returns the first exit code that is not 0."""
     from fakedist.launcher import launching
     from fakedist.launcher.ranks import profile_ranks
 

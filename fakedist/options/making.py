@@ -63,7 +63,7 @@ def make_jobs(program: JobProgram, plain: Mapping[str, object], door: Door, dire
     """Make the job of each rank that the options name: rank 0 if they name none.
 
     Args:
-        given: Plain values by the options' names. None means that the option was not given.
+        plain: Plain values by the options' names. None means that the option was not given.
         door: Where they were given. Errors use its names.
         directory: The directory to which paths of runs are relative. Empty for the current one.
 

@@ -18,7 +18,6 @@ def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> Non
 
     Args:
         path: The file. An existing one will be replaced.
-        is_directory: Whether the path is a directory for files instead.
 
     Raises:
         JobError: It cannot be written.

@@ -161,7 +161,6 @@ def read_point_file(name: str, section: Section, directory: Path) -> PointFile:
 
     Args:
         section: Its table: ``from``, ``set`` and, without ``from``, ``name``.
-        directory: Where paths are relative to.
 
     Raises:
         SweepError: The description is not valid, or the file that it is made from cannot be read.

@@ -182,7 +182,6 @@ def _speeds(sweep: Sweep) -> dict[str, float]:
 
 
 def _bins(rows: Sequence[Row], speeds: dict[str, float], least: float, most: float) -> list[tuple[str, list[Row]]]:
-    """Rows by colour, the fastest last, so that they are drawn over the others."""
     bins: dict[str, list[Row]] = {colour: [] for colour in (_PALE, *_SCALE)}
     for row in rows:
         if row.id not in speeds:
@@ -194,7 +193,6 @@ def _bins(rows: Sequence[Row], speeds: dict[str, float], least: float, most: flo
 
 
 def _height(value: Scalar | None, values: Sequence[Scalar]) -> float:
-    """Where a value is on its axis, from 0 to 1."""
     if value is None or len(values) < 2:
         return 0.5
     return [text_of(other) for other in values].index(text_of(value)) / (len(values) - 1)
@@ -221,7 +219,6 @@ def _hover(row: Row, sweep: Sweep) -> str:
 
 
 def _link(row: Row, sweep: Sweep) -> str:
-    """The report of a point, relative to the page; empty if its run was not kept."""
     return report_of(sweep.path, row.run_directory)
 
 

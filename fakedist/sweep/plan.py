@@ -221,11 +221,7 @@ class Ground:
 
 
 def find_ground(job: Job) -> Ground:
-    """The ground of a sweep, here and now.
-
-    Args:
-        job: The job of any point. Only its script counts.
-    """
+    """The ground of a sweep, here and now."""
     versions = [*_installed(), f"python {platform.python_version()}", f"fakedist {__version__}"]
     parts = {"versions": _digest(versions), **_script_digests(job)}
     for name, value in os.environ.items():
@@ -261,7 +257,6 @@ def _digest(value: object) -> str:
 
 
 def _script_digests(job: Job) -> dict[str, str]:
-    """A digest of the script and of each Python file next to it and below."""
     path = _module_file(job.target) if job.is_module else Path(job.target)
     if path is None or not path.exists():
         return {}
@@ -522,7 +517,6 @@ def _sampler(settings: Mapping[str, object]) -> str:
 
 
 def _counted(plain: object, name: str, space: Space) -> Expression | None:
-    """An expression for a number that a point's values give."""
     if plain is None:
         return None
     expression = _expression(plain, f"{name}:")

@@ -296,8 +296,6 @@ def estimate_step(
     """The step of a point, or why there is none.
 
     Args:
-        results: How the ranks ended, in the same order.
-        tokens_per_step: Tokens of a step, of all ranks; None to find them in the runs.
         micro_batches: Micro-batches of a step; None for those that ran.
 
     Raises:
@@ -398,12 +396,7 @@ _STATUS_OF_KIND = {
 def make_row(
     run: PointRun, results: Sequence[RankResult], plan: SweepPlan, sweep: Path, *, row_id: str, key: str
 ) -> Row:
-    """The row of a point.
-
-    Args:
-        results: How its ranks ended, in the order in which they ran.
-        key: The key of its run.
-    """
+    """The row of a point."""
     failed = next((result for result in results if result.kind is not RankKind.RAN), None)
     every = set(results[0].pipeline) <= {result.rank for result in results}
     common = Row(

@@ -102,7 +102,6 @@ class MonotonePoints:
                     self._ready.append(after)
 
     def _neighbours(self, space: Space, point: Point) -> list[tuple[tuple[str, Scalar], ...]]:
-        """The next lower point of the space on each monotone axis."""
         neighbours = []
         for at, axis in enumerate(space.axes):
             if not axis.is_monotone:

@@ -115,11 +115,7 @@ class Ranking:
 
 
 def rank_rows(rows: Sequence[Row], headroom: float) -> Ranking:
-    """Rank the points of a sweep.
-
-    Args:
-        headroom: Free memory that a point must leave, as a share of the GPU's.
-    """
+    """Rank the points of a sweep."""
     unit = _unit([row.step for row in rows if row.step is not None])
     speeds = {row.id: speed for row in rows if (speed := _speed(row, unit)) is not None}
     fitting = [row for row in rows if row.status is Status.FITS]

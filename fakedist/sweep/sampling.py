@@ -37,7 +37,6 @@ class SampledPoints:
     """Points as a sampler suggests them.
 
     Args:
-        plan: The sweep. It has a number of trials.
         directory: Its directory, which gets Optuna's storage. Trials of an earlier session count.
     """
 

@@ -109,9 +109,6 @@ def read_values(text: str, where: str) -> list[Scalar]:
 def axis_of_text(text: str, monotone: Sequence[str] = ()) -> Axis:
     """An axis from a command line: ``tp=1,2,4,8``.
 
-    Args:
-        monotone: Names of the axes along which memory grows.
-
     Raises:
         SweepError: It is not an axis.
     """

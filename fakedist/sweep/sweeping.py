@@ -73,9 +73,7 @@ def run_sweep(
     """Run a sweep.
 
     Args:
-        directory: Its directory. It is created if it does not exist.
         executor: Where its ranks run. It is closed in the end.
-        fresh: Whether points that ran before run again.
         limit_bytes: Host memory of one rank's processes that ends it; None for no limit.
 
     Raises:
@@ -297,7 +295,6 @@ class SweepRunner:
         self._thin({folder.name for folder in (self._directory / RUNS_NAME).glob("*")})
 
     def _thin(self, keys: Set[str]) -> None:
-        """Delete those of some runs that are not among the best."""
         if (number := self._plan.num_kept) is None:
             return
         if self._plan.ranks.which == "stages":
@@ -390,7 +387,6 @@ class SweepRunner:
         self._advance(one)
 
     def _finish(self, one: _Run) -> None:
-        """Make the rows of a run's points that have none, or had one of fewer stages."""
         results = list(one.results.values())
         for run, row_id in one.points:
             known = self._journal.known.rows.get(row_id)
@@ -419,11 +415,7 @@ class SweepRunner:
 
 
 def next_rank(plan: SweepPlan, results: dict[int, RankResult], *, every_stage: bool) -> int | None:
-    """The rank of a point that runs next; None if the point is done.
-
-    Args:
-        every_stage: Whether every pipeline stage runs, or only the first and the last.
-    """
+    """The rank of a point that runs next; None if the point is done."""
     if any(result.kind is not RankKind.RAN for result in results.values()):
         return None
     if plan.ranks.which == "listed":

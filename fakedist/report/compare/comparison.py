@@ -419,7 +419,6 @@ class SnapshotComparison:
     headline = why
 
     def _blocks_of(self, row: pd.Series) -> str:
-        """The change of a line, in words."""
         num_a, num_b = int(row["num_a"]), int(row["num_b"])
         line = self.shown(str(row["line"]))
         if not num_a or not num_b:

@@ -79,11 +79,7 @@ def _step_numbers(run: Run, kernels: pd.DataFrame, time: StepTime) -> str:
 
 
 def _groups(changes: pd.DataFrame) -> list[dict[str, object]]:
-    """Exposed and hidden communication of both runs by group and operation, the most exposed first.
-
-    Args:
-        changes: Rows of ``changed_times.group_changes``.
-    """
+    """Exposed and hidden communication of both runs by group and operation, the most exposed first."""
     exposed = changes[["a_us", "b_us"]].max(axis=1)
     rows = changes.loc[exposed.sort_values(ascending=False, kind="stable").index].head(_MOST_LAYERS)
     most = float(rows[["whole_a_us", "whole_b_us"]].to_numpy().max(initial=0.0)) or 1.0

@@ -141,9 +141,6 @@ def framed(figure: go.Figure, title: str, *, x: str = "", y: str = "", height: i
     """Give a figure the common look.
 
     Args:
-        figure: The figure, changed in place.
-        x: What the x axis shows, with its unit.
-        y: What the y axis shows, with its unit.
         height: In pixels.
     """
     figure.update_layout(

@@ -442,7 +442,6 @@ def _mark_peak(figure: go.Figure, positions: Array, allocated: Array, size: int)
 
 
 def _mark_spans(figure: go.Figure, run: Run, curve: MemoryCurve, axis: str) -> None:
-    """Colour the background by phase, and name the phases above it."""
     if not run.has("spans"):
         return
     spans = run.table("spans")

@@ -281,7 +281,6 @@ def _add_ranges(figure: go.Figure, ranges: pd.DataFrame, *, first_row: int) -> N
 
 
 def _add_hidden(figure: go.Figure, kernels: pd.DataFrame, *, first_row: int) -> None:
-    """Draw the parts of collectives that compute hides, over the collectives."""
     calls = kernels[~kernels["is_compute"] & kernels["is_known"]]
     if not len(calls):
         return

@@ -52,7 +52,6 @@ def page_scripts(entry: str, style: str, plotly_file: str = "") -> PageScripts:
     """The scripts of a page.
 
     Args:
-        entry: Name of the module that puts the page together.
         plotly_file: Name of a file next to the page that has plotly.js; empty to have it in the page.
     """
     own = joined(entry)
@@ -145,11 +144,7 @@ def run_figures(run: Run) -> dict[str, object]:
 
 
 def kernels_figure(run: Run, kernels: pd.DataFrame) -> object:
-    """The timed step by stream.
-
-    Args:
-        kernels: The result of :func:`fakedist.report.figures.time_figures.read_kernels`.
-    """
+    """The timed step by stream."""
     return figure_object(lanes_of(run, kernels, most=_FEW))
 
 

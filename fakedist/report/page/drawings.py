@@ -290,7 +290,6 @@ def add_times(pack: Pack, run: Run, curve: MemoryCurve) -> None:
 
 
 def _knots(num: int) -> Array:
-    """Rows at equal distances, with the first and the last."""
     return np.unique(np.linspace(0, num - 1, min(num, _MOST_KNOTS)).astype("i8"))
 
 
@@ -331,12 +330,7 @@ LAYER_FIGURES = (*(f"{kind}_us" for kind in KINDS), "total_us", "launch_gap_us")
 
 
 def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, time: StepTime) -> None:
-    """Add the timeline: bars by stream, with the layers and phases above them.
-
-    Args:
-        kernels: The result of :func:`fakedist.report.figures.time_figures.read_kernels`.
-        layers: The table ``layers``.
-    """
+    """Add the timeline: bars by stream, with the layers and phases above them."""
     step_us = time.step_us or 1.0
     tick = max(step_us / _TICKS, 1e-3)
     drawn = bars(kernels, MOST_BARS)

@@ -29,11 +29,7 @@ li { color: #5a6272; } td.said { text-align: left; color: #5a6272; }
 
 
 def job_page(job: JobTime, changed: Mapping[str, JobTime] = MappingProxyType({})) -> str:
-    """The file's text.
-
-    Args:
-        changed: The step with a what-if, by the what-if.
-    """
+    """The file's text."""
     facts = [f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in job_facts(job)]
     figures = [
         f"<tr><th>{escape(name)}</th><td>{escape(figure)}</td><td class=said>{escape(more)}</td></tr>"

@@ -112,7 +112,6 @@ def template_text(template: str, entry: str, context: dict[str, object], plotly_
     """Render a page as text, with its style and its scripts inline.
 
     Args:
-        entry: Name of the module that puts the page together.
         plotly_file: As in :func:`page`.
     """
     style = (_TEMPLATES / "style.css").read_text("utf-8")

@@ -92,12 +92,7 @@ _HEADINGS = ("generation", "forward", "recompute", "backward", "optimizer", "oth
 
 
 def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, object]:
-    """Where the time of the timed step goes.
-
-    Args:
-        kernels: The result of :func:`fakedist.report.figures.time_figures.read_kernels`.
-        layers: The table ``layers``.
-    """
+    """Where the time of the timed step goes."""
     assert run.summary.timed is not None
     time, source = run.summary.timed
     word = source_word(source)
@@ -151,7 +146,6 @@ def step_figure(summary: Summary) -> dict[str, str] | None:
 
 
 def _shares(time: StepTime) -> list[dict[str, str]]:
-    """The parts of the step, as a bar."""
     step_us = time.step_us or 1.0
     parts = {
         "busy": ("computes", time.busy_us),
@@ -167,7 +161,6 @@ def _shares(time: StepTime) -> list[dict[str, str]]:
 
 
 def _kinds(kernels: pd.DataFrame) -> list[dict[str, object]]:
-    """Forward, backward and so on, each by family."""
     sums = kind_family_us(kernels)
     most = sums.sum(axis=1).max() or 1.0
     return [
@@ -187,7 +180,6 @@ def _kinds(kernels: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _families(time: StepTime) -> dict[str, object]:
-    """The terminal's table, with each cell's sort key."""
     columns = [column for column in family_columns(time) if set(column.cells) != {"-"}]
     rows = []
     for row, cells in zip(time.by_family, zip(*(column.cells for column in columns), strict=True), strict=True):
@@ -232,7 +224,6 @@ def _path(time: StepTime) -> list[dict[str, object]]:
 
 
 def _ranges(time: StepTime) -> list[dict[str, object]]:
-    """The script's own ranges by name, as :func:`_groups`."""
     return [
         {
             "name": row.name,
@@ -248,7 +239,6 @@ def _ranges(time: StepTime) -> list[dict[str, object]]:
 
 
 def _number(text: str) -> float:
-    """The sort key of a cell of figures."""
     digits = text.replace(",", "").rstrip("%")
     try:
         return float(digits)
@@ -291,7 +281,6 @@ def _layers(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold], whole:
 
 
 def _each(row: LayerTime) -> tuple[float, str]:
-    """The sort key, and the least, median and largest time of one repeat."""
     if row.num_repeats < 2:
         return row.total_us, ""
     return row.median_us, " / ".join(map(us_or_dash, (row.least_us, row.median_us, row.largest_us)))
@@ -359,7 +348,6 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
 
 
 def _ended_early(run: Run, summary: Summary) -> str:
-    """How the rank ended, if it ended before its figures were complete."""
     if summary.left_during_init is not None:
         return f"This rank {ending(summary, run.manifest.cwd)}."
     if not broke_off(summary):
@@ -377,7 +365,6 @@ def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]
 
     Args:
         layers: The result of :func:`fakedist.analysis.layer_table.fold_table`; None for a snapshot.
-        lines: The result of :func:`fakedist.report.page.drawings.by_line`.
     """
     rows = []
     if layers is not None and len(layers):
@@ -485,12 +472,7 @@ def _phase_bytes(row: PhasePeak) -> tuple[int, int, int]:
 
 
 def peak_section(summary: Summary, largest: list[PeakBlock], lines: list[PeakLine]) -> dict[str, object]:
-    """The peak by category, by line and block by block.
-
-    Args:
-        largest: The result of :func:`fakedist.report.page.drawings.largest_blocks`.
-        lines: The result of :func:`fakedist.report.page.drawings.by_line`.
-    """
+    """The peak by category, by line and block by block."""
     peak = summary.peak_allocated_bytes
     categories = sorted(
         ((name, bytes_) for name, bytes_ in summary.by_category.items() if bytes_), key=lambda row: -row[1]
@@ -517,7 +499,6 @@ def layers_section(summary: Summary, folded: pd.DataFrame, times: dict[str, obje
     """Every layer with the memory it holds. Repeated layers share a row that can be expanded.
 
     Args:
-        folded: The result of :func:`fakedist.analysis.layer_table.fold_table`.
         times: The columns of times; None if no step was timed.
     """
     folds = folded.to_dict("records")

@@ -201,7 +201,6 @@ def _brief_ranks(group: ProcessGroup) -> str:
 
 
 def _briefly(row: GroupCalls) -> str:
-    """When calls are made, in a word or two."""
     if row.num_layers:
         return "every layer" if row.num_layers == row.of_layers else f"{row.num_layers} layers"
     return "" if row.peers else row.when[0]

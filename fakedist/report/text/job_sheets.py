@@ -98,11 +98,7 @@ _PARTS = {
 
 
 def job_what_if_sheets(job: JobTime, changed: Mapping[str, JobTime]) -> list[Sheet]:
-    """A table of all changes, each on its own, with the change of each part of the stage that sets the pace.
-
-    Args:
-        changed: The step with a change, by the change.
-    """
+    """A table of all changes, each on its own, with the change of each part of the stage that sets the pace."""
     if not changed:
         return []
     before, steps = job.summary, {text: changed_job.summary for text, changed_job in changed.items()}
@@ -133,7 +129,6 @@ def job_what_if_objects(job: JobTime, changed: Mapping[str, JobTime]) -> list[di
 
 
 def _parts(text: str, before: JobStep, after: JobStep) -> str:
-    """How the parts of the stage that set the pace change."""
     stages = [_stage(step, before.slowest_rank) for step in (before, after)]
     changes = {name: getattr(stages[1], part) - getattr(stages[0], part) for part, name in _PARTS.items()}
     changed = [
@@ -154,11 +149,7 @@ TABLE_TITLE = "Ranks of {world_size:,}: memory measured, times estimated"
 
 
 def render_job(job: JobTime, console: Console, changed: Mapping[str, JobTime] = _UNCHANGED) -> None:
-    """Print the job's step and a table with a row for each rank.
-
-    Args:
-        changed: The step with a what-if, by the what-if.
-    """
+    """Print the job's step and a table with a row for each rank."""
     print_facts(console, job_facts(job))
     print_heading(console, TITLE)
     print_figures(console, job_figures(job.summary), is_right=True)

@@ -49,11 +49,7 @@ def reserved_sheets(run: Run) -> list[Sheet]:
 
 
 def unused_sheet(moments: list[ReservedMoment], cwd: str, *, is_described: bool) -> Sheet:
-    """Reserved memory in parts that add up, at both peaks, or at the one moment that is both.
-
-    Args:
-        is_described: Whether steps and phases are known.
-    """
+    """Reserved memory in parts that add up, at both peaks, or at the one moment that is both."""
     first, last = moments[0], moments[-1]
     is_one = (first.reserved_bytes, first.unused) == (last.reserved_bytes, last.unused)
     shown = moments[:1] if is_one else moments
@@ -86,11 +82,7 @@ def _remarks(moments: list[ReservedMoment], cwd: str, *, is_described: bool) -> 
 
 
 def held_sheet(moment: ReservedMoment, cwd: str, *, is_described: bool) -> Sheet | None:
-    """The segments with the most free memory, and the largest block that keeps each reserved; None without any.
-
-    Args:
-        is_described: Whether layers, phases and categories are known.
-    """
+    """The segments with the most free memory, and the largest block that keeps each reserved; None without any."""
     rows = [row for row in moment.held if row.free_bytes >= MIN_SHARE * moment.reserved_bytes]
     if not rows:
         return None

@@ -92,11 +92,7 @@ def print_table(console: Console, title: str, columns: Sequence[SheetColumn]) ->
 
 
 def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_right: bool = False) -> None:
-    """Print lines of a name, a figure and what is said about it.
-
-    Args:
-        is_right: Whether the figures are right-aligned.
-    """
+    """Print lines of a name, a figure and what is said about it."""
     if not rows:
         return
     rows = [(visible(name), visible(figure), visible(more, MOST_OF_A_TEXT)) for name, figure, more in rows]

@@ -77,12 +77,7 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
 def layer_time_sheet(
     times: pd.DataFrame, layers: pd.DataFrame, time: StepTime, word: str, *, all_layers: bool
 ) -> Sheet:
-    """Time by layer, with children.
-
-    Args:
-        times: The table ``layer_times``.
-        layers: The table ``layers``.
-    """
+    """Time by layer, with children."""
     folded = fold_times(times, layers, unfolded(layers) if all_layers else fold_layers(layers))
     least = 0.0 if all_layers else time.kernel_us * MIN_SHARE
     rows = rows_of(LayerTime, folded[folded["total_us"] > least])
@@ -413,11 +408,7 @@ def priced_object(run: Run, what_ifs: Sequence[WhatIfStep] = ()) -> dict[str, ob
 
 
 def what_if_steps(run: Run, changed: Mapping[str, Run]) -> list[WhatIfStep]:
-    """The steps of a run with changes.
-
-    Args:
-        changed: The run priced with a change, by the change.
-    """
+    """The steps of a run with changes."""
     before = _timed(run)[0]
     return [WhatIfStep(text, before, _timed(changed_run)[0]) for text, changed_run in changed.items()]
 

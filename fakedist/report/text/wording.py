@@ -88,7 +88,6 @@ def broke_off(summary: Summary) -> bool:
 
 
 def _outside_name(outside: Outside) -> str:
-    """The parts of the memory outside the caching allocator that the estimate includes."""
     if not outside.communicators:
         return "the CUDA context"
     return "NCCL and the CUDA context" if outside.context_bytes else "NCCL"
@@ -159,7 +158,6 @@ def note_texts(notes: Sequence[Note], cwd: str) -> list[str]:
 
 
 def _within(text: str, cwd: str) -> str:
-    """A text that names files, with their names made short."""
     text, root = _PACKAGES_WITHIN.sub("", text), cwd.rstrip("/")
     return text.replace(f" {root}/", " ") if root else text
 
