@@ -23,9 +23,9 @@ from fakedist.launcher.executors.ray_cluster import RayExecutor
 from fakedist.launcher.executors.task import Executor, Need, Task
 from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
-from fakedist.sweep.plan import Given, sweep_of_file
+from fakedist.sweep.plan import CommandLineSettings, sweep_of_file
 from fakedist.sweep.point_rows import Row, Status
-from fakedist.sweep.sweeping import Listener, run_sweep
+from fakedist.sweep.sweeping import SweepListener, run_sweep
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="not installed: ray: make frameworks")
 
@@ -125,14 +125,14 @@ def tasks(script: Path, directory: Path, kinds: list[str]) -> list[Task]:
 def swept(directory: Path, executor: Executor, seeds: int, at: dict[int, Callable[[], None]]) -> list[Row]:
     """The rows of a sweep over this many seeds. ``at`` says what happens once so many have come."""
     (directory / "sweep.toml").write_text(SWEEP.replace("SEEDS", str(list(range(seeds)))))
-    plan = sweep_of_file(directory / "sweep.toml", Given())
+    plan = sweep_of_file(directory / "sweep.toml", CommandLineSettings())
     known: list[Row] = []
 
     def finished(row: Row, was_known: bool) -> None:
         known.append(row)
         at.get(len(known), lambda: None)()
 
-    listener = Listener(begins=lambda number: None, finished=finished, say=lambda text: None)
+    listener = SweepListener(begins=lambda number: None, finished=finished, say=lambda text: None)
     place = directory / f"sweep-{type(executor).__name__}"
     return run_sweep(plan, place, executor, listener, limit_bytes=MEMORY_LIMIT_BYTES).rows
 

@@ -21,7 +21,7 @@ from fakedist.options import Job
 from fakedist.rundir.encoding import encode
 from fakedist.rundir.journal import read_journal
 from fakedist.rundir.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
-from fakedist.sweep.plan import Given, sweep_of_file
+from fakedist.sweep.plan import CommandLineSettings, sweep_of_file
 from tests.hostile.damaging import damage
 from tests.hostile.fuzzing import bounded, bounded_growth, changed, damaged_bytes, reads, told
 from tests.hostile.runs import records
@@ -212,6 +212,6 @@ def test_toml(name: str, copy: Path, data: st.DataObject) -> None:
         "fakedist.toml": lambda: read_config(path),
         "gpu.toml": lambda: asdict(read_gpu_file(path, GPUS)),
         "fabric.toml": lambda: asdict(read_fabric(path)),
-        "sweep.toml": lambda: sweep_of_file(path, Given()),
+        "sweep.toml": lambda: sweep_of_file(path, CommandLineSettings()),
     }
     reads(readers[name], path)

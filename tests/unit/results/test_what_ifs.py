@@ -93,7 +93,7 @@ def test_the_runs_own_variables_of_nccl_count_and_can_be_replaced(
         (["--what-if", "no-overlap", "--format", "csv"], "--what-if is not for --format csv"),
         (["--nccl-env", "NCCL_ALGO"], "--nccl-env is KEY=VALUE"),
         (["--nccl-env", "NCCL_DEBUG=INFO"], "NCCL_DEBUG does not change"),
-        (["--moe-imbalance", "0.5"], "0.5 is not in the range"),
+        (["--moe-imbalance", "0.5"], "must be 1 to 1,000, not 0.5"),
     ],
 )
 def test_a_wrong_option_is_a_usage_error(

@@ -11,7 +11,7 @@ from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Door
-from fakedist.options.making import Program, make_jobs
+from fakedist.options.making import JobProgram, make_jobs
 
 MODELS = Path(__file__).parents[4] / "fakedist" / "gpu" / "models"
 WHOLE = (MODELS / "h100-80g.toml").read_text()
@@ -115,5 +115,5 @@ def test_a_binary_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_job_names_its_gpu_file_from_anywhere(tmp_path: Path) -> None:
-    (job,) = make_jobs(Program("a.py"), {"world_size": 1, "gpu": "my_gpu.toml"}, Door.TOML, str(tmp_path))
+    (job,) = make_jobs(JobProgram("a.py"), {"world_size": 1, "gpu": "my_gpu.toml"}, Door.TOML, str(tmp_path))
     assert job.gpu == str(tmp_path / "my_gpu.toml")
