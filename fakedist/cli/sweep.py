@@ -131,8 +131,6 @@ def sweep(
     keep: str | None,
     headroom: str | None,
     context: str | None,
-    tokens_per_step: str | None,
-    micro_batches: str | None,
     on: str,
     jobs: int | None,
     cold: bool,
@@ -164,8 +162,7 @@ def sweep(
         "keep": keep,
         "headroom": headroom,
         "context": context,
-        "tokens_per_step": tokens_per_step,
-        "micro_batches": micro_batches,
+        **{name: values[name] for name in ("tokens_per_step", "micro_batches")},
         "trials": trials,
         "sampler": sampler,
     }

@@ -79,5 +79,6 @@ SMALL_FOR_A_REASON = {
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "rank/script": "runs the script; its frames are cut from the script's errors",
     "record/generation": "which forwards generate tokens: a subject of its own",
+    "report/page/serve": "the web server of `fakedist view --port`: pages need none",
     "report/page/job_page": "a page of its own, in no run's page",
 }
