@@ -461,4 +461,4 @@ def _seen_by_script(gpu: str, memory_bytes: int | None) -> tuple[object, ...]:
 
 def _prices(price: Mapping[str, object], filling: Filling) -> dict[str, object]:
     values = {name: filling.plain(price.get(name)) for name in PRICES}
-    return {name: pricing_option(name).read(value, Door.PYTHON) for name, value in values.items() if value is not None}
+    return {name: pricing_option(name).read(value, Door.TOML) for name, value in values.items() if value is not None}
