@@ -50,7 +50,7 @@ def installed() -> tuple[int, int]:
 ALLOCATOR_METADATA = Difference(
     (2, 10),
     "the allocator's history keeps metadata with each event (`torch._C._cuda_setMemoryMetadata`)",
-    "a small C++ library follows the allocator's events and numbers them (`gpu/tracker`); it needs g++ or clang++. "
+    "a small C++ library follows the allocator's events and numbers them (`gpu/fast_path`); it needs g++ or clang++. "
     "Every recorded operation runs in Python",
 )
 FAKE_GROUP_CONSTRUCTOR = Difference(

@@ -1,12 +1,14 @@
-"""The timed step's launches as the journal's record: what each has to do, and what the host did between them."""
+"""The timed step's launches as the journal's record, with the tags that connect them to operations."""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fakedist.gpu.demand.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LaunchesRecord, RangeRow, WorkRow
@@ -14,8 +16,63 @@ from fakedist.rundir.rows import Place
 from fakedist.rundir.schema import PHASES
 
 
+class Tags:
+    """Gives tags, in the order in which they are asked for. All operations run in Python.
+
+    Attributes:
+        is_compiled: Whether compiled code may run operations while they are traced. It then tags them itself.
+    """
+
+    is_compiled = False
+
+    def __init__(self) -> None:
+        self.tag: Callable[[], int] = itertools.count().__next__
+
+    def operation(self) -> int:
+        """A tag for an operation that begins in Python in this thread."""
+        return self.tag()
+
+    def begin(self, set_tag: int, outside: Callable[[int], int]) -> None:
+        """Begin a run.
+
+        Args:
+            set_tag: Address of the driver's function that takes this thread's tag.
+            outside: Returns the tag outside of operations for a scope.
+        """
+
+    def switch(self, *, traced: bool, captured: bool) -> None:
+        """Say whether a step is traced, and whether a graph is captured, whose operations run in Python."""
+
+    def forget_outsides(self) -> None:
+        """Ask again for tags outside of operations."""
+
+    def learn(self, tag: int, operation: str, demand: Demand | None) -> None:
+        """Learn what an operation demanded.
+
+        Args:
+            tag: Its tag.
+            operation: Its name.
+            demand: What each call of it with such arguments demands; None if that differs.
+        """
+
+    def called(self, tag: int) -> None:
+        """This thread is in a function of an extension; -1 if it left them."""
+
+    def take_scope(self) -> int:
+        """Scope of this thread's last operation; -1 if it ran in Python, or was taken before."""
+        return -1
+
+    def take(self, place_of: Callable[[int], Place]) -> Iterator[tuple[int, Tagged]]:
+        """The operations that compiled code ran in the step, by their tags.
+
+        Args:
+            place_of: Returns the place of a scope.
+        """
+        return iter(())
+
+
 @dataclass(frozen=True)
-class _Range:
+class _ScriptRange:
     """A range: what it is called, its thread, how many of that thread are around it, and its place in the log."""
 
     name: str
@@ -35,8 +92,8 @@ class StepRanges:
     def __init__(self, position: Callable[[], int]) -> None:
         self._position = position
         self._is_on = False
-        self._open: dict[int, _Range] = {}
-        self._closed: list[_Range] = []
+        self._open: dict[int, _ScriptRange] = {}
+        self._closed: list[_ScriptRange] = []
         self._next = 0
         self._threads: dict[int, int] = {}
 
@@ -45,7 +102,7 @@ class StepRanges:
         thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
         depth = sum(each.thread == thread for each in self._open.values())
         number, self._next = self._next, self._next + 1
-        self._open[number] = _Range(name, thread, depth, self._position() if self._is_on else 0)
+        self._open[number] = _ScriptRange(name, thread, depth, self._position() if self._is_on else 0)
         return number
 
     def ended(self, number: int) -> None:

@@ -11,15 +11,14 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch._ops import OpOverload
 
-from fakedist.gpu.demand.attention_demand import Known
+from fakedist.gpu.demand.extension_demand import watched_calls
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
 from fakedist.gpu.demand.triton_demand import TritonKernel
-from fakedist.gpu.extension_calls import watched_calls
+from fakedist.gpu.demand.work_shapes import Known
 from fakedist.gpu.launch_log import Launch, LaunchLog
-from fakedist.gpu.launch_rows import LaunchRows, StepRanges
-from fakedist.gpu.tags import Tags
-from fakedist.gpu.values.arguments import Arguments, Keywords
+from fakedist.gpu.launch_rows import LaunchRows, StepRanges, Tags
+from fakedist.gpu.values.tensors import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.launch_records import LaunchesRecord
@@ -188,7 +187,7 @@ class ModelTracer:
 
     # ---- what an extension's functions report
 
-    def call_begins(self, operation: str) -> int:
+    def _call_begins(self, operation: str) -> int:
         """A function of an extension begins in this thread. Return its tag."""
         thread, inside = self._thread, self.inside()
         tag = self._tag(Tagged(thread.op, operation, self._place() if inside is None else inside))
@@ -197,7 +196,7 @@ class ModelTracer:
         self._log.tag(tag)
         return tag
 
-    def call_ended(self, tag: int, demand: Demand | None) -> None:
+    def _call_ended(self, tag: int, demand: Demand | None) -> None:
         """The function with that tag ended; without a demand if it failed."""
         calls = self._thread.calls
         calls.remove(tag)
@@ -255,7 +254,7 @@ class ModelTracer:
     def _watch(self) -> None:
         """Watch what launches kernels and is not seen by the dispatcher."""
         self._watched.close()
-        self._watched.enter_context(watched_calls(self, self._known))
+        self._watched.enter_context(watched_calls(self._call_begins, self._call_ended, self._known))
         for module, name in _TRITON:
             if module in sys.modules:
                 owner = present(sys.modules[module], name)

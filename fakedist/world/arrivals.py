@@ -33,8 +33,7 @@ from torch import tensor as new_tensor
 from fakedist.errors import WorldError
 from fakedist.frames import calling_file
 from fakedist.world.checks import reduction_name
-from fakedist.world.tape_file import Where
-from fakedist.world.tapes import Tapes
+from fakedist.world.tapes import Tapes, Where
 
 BYTES = 1 << 20
 

@@ -26,8 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fakedist.world.checks import reduce_op, root
 from fakedist.world.group import ProcessGroup
-from fakedist.world.process_group import RankGroup
-from fakedist.world.work import Done, done
+from fakedist.world.process_group import Done, RankGroup, done
 
 if TYPE_CHECKING:
     from torch import FunctionSchema, ScriptObject

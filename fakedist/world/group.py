@@ -1,10 +1,11 @@
-"""A process group's names, ranks, backends and options, as in the real job."""
+"""A process group's names, ranks, backends and options, and the interface of the ledger that records its calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,71 @@ from torch.distributed import distributed_c10d as c10d
 
 from fakedist.rundir.tape import Channel, ranks_key
 from fakedist.torch_releases import FAKE_GROUP_CONSTRUCTOR, FAKE_GROUP_OPTIONS
-from fakedist.world.ledger_interface import LedgerLike
+from fakedist.world.checks import Tensors
+
+
+class LedgerLike(Protocol):
+    """Records groups and calls."""
+
+    def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
+        """Record a group; returns its number."""
+
+    def bind(self, group: int) -> None:
+        """Record that a group is bound to its device: NCCL creates the communicator with it, not at the first call."""
+
+    def write(
+        self,
+        operation: str,
+        group: int,
+        inputs: Tensors,
+        outputs: Tensors,
+        *,
+        is_async: bool = False,
+        peer: int = -1,
+        exchanged: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Record a call.
+
+        Args:
+            operation: all_reduce, all_gather_into_tensor, ...
+            group: Number of its group.
+            inputs: Tensors that this rank sends.
+            outputs: Tensors that this rank receives.
+            is_async: Whether the call returns before it is done.
+            peer: The peer's group rank; -1 for collectives.
+            exchanged: Bytes of an all_to_all to other ranks or from them: the largest part, and all parts.
+        """
+
+    def timed(self, operation: str) -> AbstractContextManager[None] | None:
+        """A context that times the call just recorded, on its device; None unless a step is being timed."""
+
+
+class NullLedger:
+    """Records nothing: for a faked world without a recorder."""
+
+    def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
+        """Do nothing."""
+        return 0
+
+    def bind(self, group: int) -> None:
+        """Do nothing."""
+
+    def write(
+        self,
+        operation: str,
+        group: int,
+        inputs: Tensors,
+        outputs: Tensors,
+        *,
+        is_async: bool = False,
+        peer: int = -1,
+        exchanged: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Do nothing."""
+
+    def timed(self, operation: str) -> None:
+        """Return None: no step is timed."""
+
 
 #: Untyped: the stubs change with every release, and a group has to fit all of them.
 ProcessGroup: Any = dist.ProcessGroup

@@ -30,8 +30,7 @@ from fakedist.errors import WorldError
 from fakedist.patch import patched, present
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world.group import BareGroup
-from fakedist.world.tape_file import Where
-from fakedist.world.tapes import Tapes
+from fakedist.world.tapes import Tapes, Where
 
 #: Number of tensor collectives that each makes in torch; the group's sequence number grows by it.
 _NUM_CALLS = {

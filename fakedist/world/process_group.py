@@ -1,4 +1,4 @@
-"""The torch.distributed backend: a process group in which only this rank runs.
+"""The torch.distributed backend: a process group in which only this rank runs, and its finished calls.
 
 ``dist.*`` calls these methods directly. C++ callers (DDP's reducer, functional collectives) reach the methods that
 torch's PyProcessGroup.hpp forwards. Names changed between torch 2.11 and 2.15 (``_allgather_base`` became
@@ -10,11 +10,14 @@ torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. docs/backend-contract.md lists
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world import checks
@@ -38,10 +41,205 @@ from fakedist.world.checks import (
     reduce_op,
     root,
 )
-from fakedist.world.group import BareGroup
-from fakedist.world.ledger_interface import LedgerLike
-from fakedist.world.tape_file import Where
-from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
+from fakedist.world.group import BareGroup, LedgerLike
+from fakedist.world.tapes import Where
+
+profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+#: c10d's operations write below autograd: they add no history, and saved tensors keep their version.
+_BelowAutograd: type[AbstractContextManager[None]] = torch._C._AutoDispatchBelowADInplaceOrView
+
+
+class Done(Work):
+    """A finished call. Behaves like WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
+
+    Constructed without arguments and filled in by :func:`done`: an ``__init__`` would be a tenth of a tiny call.
+
+    Attributes:
+        outputs: The output tensors, held for as long as this object lives.
+        kept: Anything else that the call holds for as long as this object lives.
+        source: Group rank that a receive came from.
+    """
+
+    outputs: Tensors = ()
+    _stash: object = None
+    _stream: torch.cuda.Stream | None = None
+    _event: torch.cuda.Event | None = None
+    kept: object = None
+    source = 0
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Make the current stream wait for the call; the host does not wait."""
+        if self._event is not None and self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._event)
+            self._event = None
+        self._stash = None
+        return True
+
+    def synchronize(self) -> None:
+        """Same as :meth:`wait`."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Same as :meth:`wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Always true."""
+        return True
+
+    def is_success(self) -> bool:
+        """Always true."""
+        return True
+
+    def exception(self) -> None:
+        """Always None: a call never fails."""
+
+    def source_rank(self) -> int:
+        """Group rank that a receive came from; from any rank and without a tape, the first other rank."""
+        return self.source
+
+    _source_rank = source_rank
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return list(self.outputs)
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A completed future of the output tensors. Waiting for it waits for the call's stream."""
+        if self._stream is None:
+            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+            future.set_result(self.result())
+            return future
+        future = torch.futures.Future(devices=[self._stream.device])
+        with torch.cuda.stream(self._stream):
+            future.set_result(self.result())
+        return future
+
+    getFuture = get_future  # noqa: N815 (C++ callers look it up by this name)
+
+
+def done(outputs: Tensors, stash: object = None, stream: torch.cuda.Stream | None = None) -> Done:
+    """Make a finished call.
+
+    Args:
+        outputs: Its results.
+        stash: Held until a stream waits for the call.
+        stream: The stream that the call ran on; None if it ran on the current one.
+    """
+    work = Done()
+    work.outputs = outputs
+    if stash is not None:
+        work._stash = stash
+    if stream is not None:
+        work._stream, work._event = stream, stream.record_event()
+    return work
+
+
+class Coalesced:
+    """Calls that are waited for as one.
+
+    Attributes:
+        done: The calls made so far.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[Done] = []
+
+    def end(self) -> Done:
+        """Return one finished call that stands for all of them."""
+        streams = {work._stream.cuda_stream: work._stream for work in self.done if work._stream is not None}
+        whole = done([], [work._stash for work in self.done], next(iter(streams.values()), None))
+        whole.kept = [work.kept for work in self.done]
+        return whole
+
+
+class CallDescription(NamedTuple):
+    """The description of a call.
+
+    Attributes:
+        operation: Its name.
+        tensors: The tensors that it reads and writes.
+        is_async: Whether it returns before it has finished.
+        coalesced: The coalesced calls that it belongs to; None if it stands alone.
+        timed: A context that times the call on its stream; None unless a step is being timed.
+    """
+
+    operation: str
+    tensors: object
+    is_async: bool
+    coalesced: Coalesced | None
+    timed: AbstractContextManager[None] | None = None
+
+
+class RunningCall:
+    """A call in progress: a context in which arriving values are written, below autograd.
+
+    An asynchronous call runs on the group's own stream and holds its tensors until a stream waits for it. A synchronous
+    one runs on the current stream and holds nothing. ``ProcessGroupNCCL::collective`` does the same since torch 2.8.
+
+    Args:
+        given: The description of the call.
+        stream: The stream to run on, after the work queued on the current one; None for the current stream.
+    """
+
+    __slots__ = ("_given", "_inside", "_stream")
+    _inside: AbstractContextManager[object]
+
+    def __init__(self, given: CallDescription, stream: torch.cuda.Stream | None) -> None:
+        self._given = given
+        self._stream = stream
+
+    def __enter__(self) -> RunningCall:
+        stream = self._stream
+        with ExitStack() as inside:
+            if profiler_enabled():
+                inside.enter_context(torch.profiler.record_function(f"fakedist::{self._given.operation}"))
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
+                inside.enter_context(torch.cuda.stream(stream))
+            if self._given.timed is not None:
+                inside.enter_context(self._given.timed)
+            inside.enter_context(_BelowAutograd())
+            self._inside = inside.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inside.__exit__(None, None, None)
+
+    def hold(self, more: object) -> None:
+        """Hold something in addition to the tensors."""
+        self._given = self._given._replace(tensors=[self._given.tensors, more])
+
+    def done(self, outputs: Tensors) -> Done:
+        """Return the finished call."""
+        given = self._given
+        work = done(outputs, given.tensors if given.is_async else None, self._stream)
+        if given.coalesced is not None:
+            given.coalesced.done.append(work)
+        return work
+
+
+class PlainCall(RunningCall):
+    """A synchronous, unprofiled call. A tiny one must not cost more than it does on torch's own fake backend."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self._inside = _BelowAutograd()
+
+    def __enter__(self) -> RunningCall:
+        self._inside.__enter__()
+        return self
+
+    def hold(self, more: object) -> None:
+        """A synchronous call holds nothing."""
+
+    def done(self, outputs: Tensors) -> Done:
+        """Return one shared work: ProcessGroupNCCL returns none at all for synchronous calls."""
+        return _OVER
+
+
+_OVER = Done()
 
 
 class RankGroup(BareGroup):
@@ -330,7 +528,7 @@ class RankGroup(BareGroup):
 
     def _call(
         self, operation: str, inputs: Tensors, outputs: Tensors, opts: object, parts: tuple[int, int] = (0, 0)
-    ) -> Call:
+    ) -> RunningCall:
         """Begin a collective: record it and choose its stream."""
         is_async = getattr(opts, "asyncOp", True)  # the default of c10d/Types.hpp
         some = outputs or inputs
@@ -347,22 +545,24 @@ class RankGroup(BareGroup):
             if is_async or torch.cuda.is_initialized():
                 stream = self._stream(some[0].device, -1)
         if not is_async and self._coalesced is None and timed is None and not profiler_enabled():
-            return Plain()
-        given = Given(operation, [inputs, outputs], is_async, self._coalesced, timed)
-        return Call(given, stream if is_async else None)
+            return PlainCall()
+        given = CallDescription(operation, [inputs, outputs], is_async, self._coalesced, timed)
+        return RunningCall(given, stream if is_async else None)
 
-    def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
+    def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> RunningCall:
         """Begin a send or receive. On CUDA it always runs on its own stream, which the allocator records."""
         check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         self._ledger.write(operation, self.number, inputs, outputs, peer=peer)
         if not tensors[0].is_cuda:
-            return Call(Given(operation, None, False, self._coalesced), None)
+            return RunningCall(CallDescription(operation, None, False, self._coalesced), None)
         shared = self._coalesced is not None or self.bound_device_id is not None
         stream = self._stream(tensors[0].device, -1 if shared else peer)
         for tensor in tensors:
             tensor.record_stream(stream)
-        return Call(Given(operation, None, False, self._coalesced, self._ledger.timed(operation)), stream)
+        return RunningCall(
+            CallDescription(operation, None, False, self._coalesced, self._ledger.timed(operation)), stream
+        )
 
     def _stream(self, device: torch.device, peer: int) -> torch.cuda.Stream:
         """Stream of a communicator, from the pool. NCCL creates one communicator for each unbatched peer."""

@@ -25,12 +25,10 @@ from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.world.arrivals import Arrivals, Nothing, NotSent
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
-from fakedist.world.files import watched_files
-from fakedist.world.group import BareGroup
-from fakedist.world.ledger_interface import LedgerLike, NullLedger
+from fakedist.world.files import saved, sparse_saving, watched_files
+from fakedist.world.group import BareGroup, LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
-from fakedist.world.sparse_files import saved, sparse_saving
 from fakedist.world.spawned import OwnRanks, own_ranks
 from fakedist.world.store import RankStore, faked_stores
 from fakedist.world.tapes import Tapes

@@ -20,10 +20,9 @@ from torch.distributed import distributed_c10d as c10d
 from fakedist.patch import patched
 from fakedist.world.arrivals import Arrivals, premultiplier
 from fakedist.world.checks import Tensors, flat_like, is_even, listed, reduce_op, reduction_name, root
-from fakedist.world.ledger_interface import LedgerLike
-from fakedist.world.process_group import RankGroup
+from fakedist.world.group import LedgerLike
+from fakedist.world.process_group import Done, RankGroup
 from fakedist.world.reroute import _register
-from fakedist.world.work import Done
 
 _SUMS = ("SUM", "AVG", "PREMUL_SUM")
 _OTHERS = {"MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul}

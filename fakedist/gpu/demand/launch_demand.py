@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.formulas import KernelPart
 from fakedist.gpu.demand.operation_demand import NAN, UNKNOWN, Demand
 from fakedist.gpu.demand.work_shapes import ProductShape
 from fakedist.gpu.launch_log import SCALINGS, TO_DEVICE, TO_HOST, Launch, LaunchKind
@@ -31,7 +31,7 @@ class Division:
         weights: Its launches by their position in the log, and how many threads each has.
         names: Their names.
         computing: Those that may do its arithmetic. The one with the most threads does all of what is of one kernel,
-            such as an attention; otherwise they share it. Steps that follow one another are that one's, too.
+            such as an attention; otherwise it is divided among them. Steps that follow one another are that one's, too.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Division:
         self._stepping = {self._main}
         if names.get(self._main, "").startswith(_SOLVER_PARTS):
             self._stepping |= {number for number in self._computing if names[number] == names[self._main]}
-        self._shared = sum(weights[number] for number in self._computing)
-        self._totals: dict[Part | None, float] = {}
+        self._computing_weight = sum(weights[number] for number in self._computing)
+        self._totals: dict[KernelPart | None, float] = {}
         for number, part in self._parts.items():
             self._totals[part] = self._totals.get(part, 0.0) + weights[number]
 
@@ -58,16 +58,18 @@ class Division:
         demand, part = self._demand, self._parts[number]
         total, weight = self._totals[part], self._weights[number]
         if total:
-            share = weight / total
+            fraction = weight / total
         else:  # kernels next to a library's, which has all of the weight
-            share = 0.0 if part is None else 1.0 / sum(1 for each in self._parts.values() if each == part)
-        moved = (demand.moved_bytes if part is None else part.moved_bytes) * share
+            fraction = 0.0 if part is None else 1.0 / sum(1 for each in self._parts.values() if each == part)
+        moved = (demand.moved_bytes if part is None else part.moved_bytes) * fraction
         if not total and part is None and demand.moved_bytes != demand.moved_bytes:
             moved = NAN
         if number in self._computing:
-            flops = demand.flops * (weight / self._shared if self._shared else 1.0 / len(self._computing))
+            flops = demand.flops * (
+                weight / self._computing_weight if self._computing_weight else 1.0 / len(self._computing)
+            )
             if part is not None and part.arithmetic:
-                flops = demand.flops * part.arithmetic * share
+                flops = demand.flops * part.arithmetic * fraction
             steps = demand.steps if number in self._stepping else 0
             return demand._replace(flops=flops, moved_bytes=moved, steps=steps)
         flops = 0.0 if demand.flops == demand.flops else NAN
@@ -75,7 +77,7 @@ class Division:
         return alone._replace(steps=0, is_bounded=demand.is_bounded and part is not None)
 
 
-def _part_of(name: str, parts: Sequence[Part]) -> Part | None:
+def _part_of(name: str, parts: Sequence[KernelPart]) -> KernelPart | None:
     return next((part for part in parts if any(word in name for word in part.words)), None)
 
 
@@ -175,7 +177,7 @@ class LaunchDemands:
         if kind == LaunchKind.HOST_READS:
             return self._read(launch, tag)
         work = WorkRow(name, LAUNCH_KINDS[kind], self._family(name, tag), operation, threads=self._threads[number])
-        return _demanding(work, self._share(number, tag.demand))
+        return _demanding(work, self._demand_of(number, tag.demand))
 
     def _read(self, launch: Launch, tag: Tagged) -> WorkRow:
         """What a real GPU would have launched for values that the host knew: a copy, or all kernels as one."""
@@ -201,7 +203,7 @@ class LaunchDemands:
             found = self._families[key] = kernel_family(*key)
         return found
 
-    def _share(self, number: int, demand: Demand) -> Demand:
+    def _demand_of(self, number: int, demand: Demand) -> Demand:
         """What a launch has to do of what its operation has to do."""
         launch, weight = self._launches[number], self._weights[number]
         key = (launch.graph, launch.tag)
@@ -237,7 +239,7 @@ class LaunchDemands:
         return demand.is_bounded and key in self._by_library
 
     def _divide(self, key: tuple[int, int], demand: Demand) -> Division:
-        """How an operation is divided whose kernels do not share alike: one computes, or some have their own bytes."""
+        """The division of an operation whose kernels differ: one computes, or some have bytes of their own."""
         found = self._divided.get(key)
         if found is None:
             weights = {number: self._weights[number] for number in self._members[key]}

@@ -1,12 +1,12 @@
 """What an operation demands of a GPU: floating-point operations, bytes and sizes, from its arguments and results.
 
 FLOPs of attention leave out what its mask spares, which torch's own counter (torch.utils.flop_counter) does not.
-:mod:`fakedist.gpu.demand.arithmetic` has those of convolutions, recurrent networks, distances, factorisations and
-products of packed weights, :mod:`fakedist.gpu.demand.bitsandbytes_demand` those of bitsandbytes. Torch's other
+:mod:`fakedist.gpu.demand.formulas` has those of convolutions, recurrent networks, distances, factorisations and
+products of packed weights, :mod:`fakedist.gpu.demand.formulas` those of bitsandbytes. Torch's other
 operations count as 0. For other operations that are not torch's, the FLOPs are those of the formula that their author
 gave to torch's counter, if any; otherwise they are unknown. Bytes are the least
 that must be read and written: each input and each result once; where kernels of an operation are known to read more,
-:mod:`fakedist.gpu.demand.kernel_parts` has their own bytes.
+:mod:`fakedist.gpu.demand.formulas` has their own bytes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from typing import NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from fakedist.gpu.demand import bitsandbytes_demand
-from fakedist.gpu.demand.arithmetic import Call, arithmetic_function, fp32_type
-from fakedist.gpu.demand.attention_demand import AttentionOperator, Known
-from fakedist.gpu.demand.kernel_parts import Part, parts_function
-from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
-from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
-from fakedist.gpu.values.host_reads import READS
+from fakedist.gpu.demand.formulas import (
+    BITSANDBYTES_OPTIMIZERS,
+    Call,
+    KernelPart,
+    arithmetic_function,
+    fp32_type,
+    parts_function,
+)
+from fakedist.gpu.demand.work_shapes import AttentionOperator, AttentionShape, Known, ProductShape
+from fakedist.gpu.values.host import READS
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.sparse import is_sparse, parts
-from fakedist.gpu.values.storage import storage_of
+from fakedist.gpu.values.tensors import Arguments, Keywords, storage_of, tensors
 
 #: Returns the length of the rows, from a call's arguments and its result.
 Length = Callable[[Arguments, Keywords, object], int]
@@ -147,7 +150,7 @@ class Demand(NamedTuple):
         width: Length of the rows that it reduces or normalises; 0 if it does neither.
         quantized: Rows and columns of a matrix that it converts to eight bits; zeros for other operations.
         is_dense: Whether an attention counts as if every query met every key, because its mask's values are unknown.
-        parts: Kernels of it whose bytes are not a share of ``moved_bytes``.
+        parts: Kernels of it whose bytes are not a part of ``moved_bytes``.
         num_indices: Rows of an embedding that it looks up; 0 for other operations.
         steps: As ``WorkRow.steps``.
         is_bounded: As ``WorkRow.is_bounded``.
@@ -161,14 +164,14 @@ class Demand(NamedTuple):
     width: int = 0
     quantized: tuple[int, int] = (0, 0)
     is_dense: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[KernelPart, ...] = ()
     num_indices: int = 0
     steps: int = 0
     is_bounded: bool = False
 
     @property
     def is_divided(self) -> bool:
-        """Whether its kernels do not share it alike: one computes something of known sizes, or some have own bytes."""
+        """Whether its kernels differ: one computes something of known sizes, or some have bytes of their own."""
         return self.is_of_one_kernel or self.parts != () or self.steps != 0
 
     @property
@@ -204,10 +207,10 @@ class DemandCounter:
 
         self._formula: Callable[..., float] | None = flop_registry.get(func._overloadpacket)
         self._operands = _OPERANDS.get(name, -1) if operator.is_kernel else -1
-        self._arithmetic = arithmetic_function(operator) or bitsandbytes_demand.arithmetic_of(operator)
+        self._arithmetic = arithmetic_function(operator)
         self._only_moves = operator.is_kernel or operator.qualified_name.startswith(_MOVING)
         self._length = length_function(operator)
-        self._parts = parts_function(name) or bitsandbytes_demand.parts_of(operator)
+        self._parts = parts_function(operator)
         self._is_embedding = name == "embedding"
         self._converts = name in ("_to_copy", "copy_")
         self._picked_from = _PICKED_FROM.get(name, -1)
@@ -215,7 +218,7 @@ class DemandCounter:
         self._reads = operator.dynamic or name in READS or self._converts
         self._puts_into = name in _PUT_INTO
         self._copies_first = name in _COPIES_FIRST
-        is_updating = name in bitsandbytes_demand.OPTIMIZERS
+        is_updating = name in BITSANDBYTES_OPTIMIZERS
         self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else _UPDATES_BY if is_updating else -1
         has_settings = self._arithmetic is not None
         self.is_alike = self._attention is None and not has_settings and not (operator.is_view and self._reads)
@@ -314,7 +317,7 @@ class DemandCounter:
 
     def _read_again(self, args: Arguments, result: object) -> int:
         """Bytes that kernels of an operation read beyond once: each gradient of a convolution reads that of the result.
-        The kernel that sums the bias has its own (:mod:`fakedist.gpu.demand.kernel_parts`).
+        The kernel that sums the bias has its own (:mod:`fakedist.gpu.demand.formulas`).
         """
         if self._operator.name != "convolution_backward" or not isinstance(result, (list, tuple)):
             return 0

@@ -3,7 +3,7 @@
 The sizes are in the kernel's source, as ``M = 4096`` or ``M = ks0``. Which blocks of keys flex_attention visits is in
 its arguments, if the mask's values are known.
 
-Their source says what they load and store (:mod:`fakedist.gpu.demand.triton_source`). A kernel that Inductor made
+Their source says what they load and store (:mod:`fakedist.gpu.demand.triton_code`). A kernel that Inductor made
 moves no more than the elements that it iterates over, which bounds what it picks from an embedding or a slice.
 """
 
@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from fakedist.gpu.demand.attention_demand import Known
-from fakedist.gpu.demand.kernel_parts import CACHED_ROW_BYTES
+from fakedist.gpu.demand.formulas import CACHED_ROW_BYTES
 from fakedist.gpu.demand.operation_demand import (
     EIGHT_BIT,
     NAN,
@@ -29,9 +28,8 @@ from fakedist.gpu.demand.operation_demand import (
     memory_bytes,
     tensor_bytes,
 )
-from fakedist.gpu.demand.triton_ir import TritonIr
-from fakedist.gpu.demand.triton_source import Access, TritonSource, read_source
-from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
+from fakedist.gpu.demand.triton_code import Access, TritonIr, TritonSource, read_source
+from fakedist.gpu.demand.work_shapes import AttentionShape, Known, ProductShape
 
 _SIZE = re.compile(r"^\s*([A-Z][A-Z0-9_]*)\s*(?::\s*tl\.constexpr\s*)?=\s*(\w+)\s*$", re.MULTILINE)
 _SIDES = ("D", "H", "W")

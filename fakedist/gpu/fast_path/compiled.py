@@ -21,15 +21,15 @@ from fakedist.frames import OURS
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import UNKNOWN, Demand
 from fakedist.gpu.fast_path.build import ensure_fast_path
-from fakedist.gpu.tags import Tags
-from fakedist.gpu.values import ValueEngine
-from fakedist.gpu.values.choices import CHOOSING
+from fakedist.gpu.launch_rows import Tags
 from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, LIMIT_BYTES, MASK_LIMIT_BYTES
+from fakedist.gpu.values.engine import ValueEngine
 from fakedist.gpu.values.following import CONDENSING, FEW, MANY
-from fakedist.gpu.values.host_reads import INDEXING, READS
+from fakedist.gpu.values.host import INDEXING, READS
+from fakedist.gpu.values.means import COUNTING, FOLLOWING, NON_NEGATIVE, followed_name
 from fakedist.gpu.values.operators import LISTED, Operator
-from fakedist.gpu.values.shares import COUNTING, FOLLOWING, NON_NEGATIVE, followed_name
+from fakedist.gpu.values.routing import CHOOSING
 from fakedist.rundir.memory_records import EventsRecord, MarksRecord
 from fakedist.rundir.records import OperationsRecord
 from fakedist.rundir.rows import FrameRow, Place, PoolRow
@@ -480,7 +480,7 @@ class CompiledFastPath:
 
         def tell(storage: int, address: int) -> None:
             if self._engine is not None:
-                self._engine.host.shares.know_loss(storage, address)
+                self._engine.host.means.know_loss(storage, address)
 
         callbacks = _Ask(ask), _Tell(tell)
         self._kept = (cells, *callbacks)

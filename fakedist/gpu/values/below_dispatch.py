@@ -19,10 +19,9 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakedist.gpu.demand.triton_source import read_source
-from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords
+from fakedist.gpu.demand.triton_code import read_source
 from fakedist.gpu.values.contents import Defined, host_bytes
-from fakedist.gpu.values.storage import Holding, find_know
+from fakedist.gpu.values.tensors import PLAIN, Arguments, Holding, Keywords, find_know
 from fakedist.importing import when_imported
 from fakedist.patch import patched, present
 

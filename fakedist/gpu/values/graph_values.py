@@ -16,13 +16,11 @@ import torch
 from torch import empty, empty_strided, tensor
 from torch._ops import OpOverload
 
-from fakedist.gpu.values.contents import host_view, is_small
+from fakedist.gpu.values.contents import Taint, host_view, is_small
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Taint
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.values.recipes import PIECE, Geometry, Part, Recipe, UnknownValueError
-from fakedist.gpu.values.scans import distinct
-from fakedist.gpu.values.storage import storage_of
+from fakedist.gpu.values.recipes import PIECE, Geometry, Recipe, RecipeView, UnknownValueError
+from fakedist.gpu.values.tensors import distinct, storage_of
 
 #: As ``record.integers.CONSTANT``.
 CONSTANT = "constant"
@@ -97,7 +95,7 @@ class GraphValues:
                 return
             value = value.reshape(result.shape)
         self._host.write(result, value)
-        self._host.shares.forget(result)
+        self._host.means.forget(result)
         if taint is not None:
             self._host.taints.mark(result, taint)
 
@@ -109,7 +107,7 @@ class GraphValues:
             if recipe is None:
                 return _Input(None, None)
             return _Input(_Lazy(recipe, empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))), recipe.taint)
-        if self._host.is_hollow(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        if self._host.has_no_data(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return _Input(None, None)
         once = distinct(value.detach())
         copy = (host_view(once) if once.is_cuda else once).clone().expand(value.shape)
@@ -206,7 +204,7 @@ class GraphRun:
         assert self._values is not None
         written = self._values.get(target)
         for other, value in self._values.items():
-            if other == name or not _shares(value, written):
+            if other == name or not _overlap(value, written):
                 continue
             if self._values[name] is None:
                 self._values[other] = None
@@ -214,7 +212,7 @@ class GraphRun:
                 self._taints[other] = self._taints[name]
 
 
-def _shares(value: object, other: object) -> bool:
+def _overlap(value: object, other: object) -> bool:
     """Whether two values are in the same memory."""
     if isinstance(value, _Lazy) or isinstance(other, _Lazy):
         return value is other
@@ -339,7 +337,7 @@ def _operands(values: list[object]) -> list[object]:
     found: list[object] = []
     for value in values:
         if isinstance(value, _Lazy):
-            found.append(Part(value.recipe, Geometry.of(value.shape)))
+            found.append(RecipeView(value.recipe, Geometry.of(value.shape)))
         else:
             found.append(_operands(value) if isinstance(value, list) else value)
     return found

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch._ops import OpOverload
 
-from fakedist.gpu.values.arguments import Arguments, Keywords
-from fakedist.gpu.values.shares import FOLLOWED, ZEROS, followed_name
+from fakedist.gpu.values.means import FOLLOWED, ZEROS, followed_name
+from fakedist.gpu.values.tensors import Arguments, Keywords
 
 #: What these write does not depend on the previous contents.
 _OVERWRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_"}

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import empty, full, stack, zeros
 
-from fakedist.gpu.values.arguments import Arguments, Keywords
-from fakedist.gpu.values.known import Taint
+from fakedist.gpu.values.contents import Taint
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.tensors import Arguments, Keywords
 
 #: Elements that are computed at once.
 PIECE = 1 << 21
@@ -84,7 +84,7 @@ class Geometry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class RecipeView:
     """A tensor over the memory of one that has a recipe."""
 
     recipe: Recipe
@@ -92,7 +92,7 @@ class Part:
 
 
 #: A tensor that an operation reads: its values, or the recipe of them.
-Operand = torch.Tensor | Part
+Operand = torch.Tensor | RecipeView
 #: Pieces computed for one result, by recipe and place.
 _Pieces = dict[tuple[int, int, int], torch.Tensor]
 
@@ -151,7 +151,7 @@ class Recipe:
         """
         if geometry is None:
             geometry = Geometry(self.size, _strides(self.size, self.order), 0)
-        return _whole(Part(self, geometry), WHOLE)
+        return _whole(RecipeView(self, geometry), WHOLE)
 
     def whole(self) -> torch.Tensor:
         """What an operation returns that cannot be divided. It is computed once."""
@@ -165,7 +165,7 @@ class Recipe:
 
     def _call(self, pieces: Callable[[Operand], torch.Tensor]) -> torch.Tensor:
         def given(value: object, *, is_written: bool = False) -> object:
-            if isinstance(value, (torch.Tensor, Part)):
+            if isinstance(value, (torch.Tensor, RecipeView)):
                 found = pieces(value)
                 return found.clone() if is_written else found
             return [given(each) for each in value] if isinstance(value, (list, tuple)) else value
@@ -267,9 +267,9 @@ def _values(values: Sequence[object]) -> Iterator[torch.Tensor]:
             yield from _values(value)
 
 
-def _parts(values: Sequence[object]) -> Iterator[Part]:
+def _parts(values: Sequence[object]) -> Iterator[RecipeView]:
     for value in values:
-        if isinstance(value, Part):
+        if isinstance(value, RecipeView):
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _parts(value)
@@ -340,14 +340,14 @@ def _pointwise(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 
 def _copied(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source = recipe.args[1]
-    assert isinstance(source, (torch.Tensor, Part))
+    assert isinstance(source, (torch.Tensor, RecipeView))
     found = _read(source, _broadcast(_size(source), box), pieces).to(recipe.dtype)
     return found.expand([stop - start for start, stop in box])
 
 
 def _padded(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source, pads = recipe.args[:2]
-    assert isinstance(source, (torch.Tensor, Part))
+    assert isinstance(source, (torch.Tensor, RecipeView))
     assert isinstance(pads, (list, tuple))
     value = recipe.operator.argument("value", recipe.args, recipe.kwargs)
     assert isinstance(value, (bool, int, float))
@@ -372,11 +372,11 @@ def _padded(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 def _picks_elements(recipe: Recipe) -> bool:
     """Whether an indexing picks single elements, by integers along every dimension of a tensor that can be whole."""
     source, indices = recipe.args[:2]
-    if not isinstance(source, (torch.Tensor, Part)) or not isinstance(indices, (list, tuple)):
+    if not isinstance(source, (torch.Tensor, RecipeView)) or not isinstance(indices, (list, tuple)):
         return False
     if len(indices) != len(_size(source)) or math.prod(_size(source)) > WHOLE:
         return False
-    are_operands = all(isinstance(index, (torch.Tensor, Part)) for index in indices)
+    are_operands = all(isinstance(index, (torch.Tensor, RecipeView)) for index in indices)
     return are_operands and not any(_dtype(index) in (torch.bool, torch.uint8) for index in indices)
 
 
@@ -386,7 +386,7 @@ def _dtype(operand: Operand) -> torch.dtype:
 
 def _picked(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source, indices = recipe.args[:2]
-    assert isinstance(source, (torch.Tensor, Part))
+    assert isinstance(source, (torch.Tensor, RecipeView))
     assert isinstance(indices, (list, tuple))
     read = [_read(index, _broadcast(_size(index), box), pieces) for index in indices]
     return _whole(source, WHOLE)[tuple(index.long() for index in read)].expand([stop - start for start, stop in box])
@@ -403,7 +403,7 @@ def _is_reduction(recipe: Recipe, name: str) -> bool:
 
 def _reduced(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source = recipe.args[0]
-    assert isinstance(source, (torch.Tensor, Part))
+    assert isinstance(source, (torch.Tensor, RecipeView))
     size = _size(source)
     given = recipe.operator.argument("dim", recipe.args, recipe.kwargs)
     dims = {given} if isinstance(given, int) else set(given) if isinstance(given, (list, tuple)) else set()

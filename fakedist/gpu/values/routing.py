@@ -1,23 +1,80 @@
-"""Which choices by made-up values are a router's: those by which tokens are sent to experts.
+"""A router's choices of experts: indices picked by values that no kernel computed, each index equally often.
 
-A top-5 accuracy picks indices with ``topk`` as a router does, and then compares them with the labels. A router's
-indices decide where tokens go: they are counted, sorted or scattered into a mask. So indices are followed, with what is
-computed from them, until an operation does that.
+A router sends each token to the experts that ``topk`` of its logits picks. If the logits hold no values, each row picks
+the indices after those of the row before it. All experts then get the same number of tokens, as a trained router's
+experts do on average.
+
+A top-5 accuracy picks indices with ``topk`` too, and then compares them with the labels. A router's indices decide
+where tokens go: they are counted, sorted or scattered into a mask. So indices are followed, with what is computed from
+them, until an operation does that.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+from types import FrameType
+
 import torch
-from torch import arange
+from torch import arange, zeros
 from torch._ops import OpOverload
 
-from fakedist.gpu.values.arguments import Arguments, Keywords, device_tensors, plain_tensors, tensor_at
-from fakedist.gpu.values.contents import host_view
+from fakedist.gpu.values.contents import PickedIndices, host_view
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
-from fakedist.gpu.values.known import Choice
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.tensors import Arguments, Keywords, device_tensors, plain_tensors, tensor_at
 from fakedist.rundir.sources import ROUTED
+
+#: Operators that return indices.
+CHOOSING = {"topk", "argmax", "argmin", "sort", "argsort", "max", "min", "median", "nanmedian", "kthvalue", "mode"}
+#: Its kernels write a router's mask, and the dispatcher does not see them.
+_FUSED_ROUTER = "transformer_engine.pytorch.router"
+_MAX_FRAMES = 32
+
+
+def choose(operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> torch.Tensor:
+    """Return an operation's index result as a host tensor. Indices are distinct along the dimension picked from.
+
+    Do not write to it.
+    """
+    source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
+    if not isinstance(dim, int) or not source.dim():
+        return zeros(indices.shape, dtype=torch.int64)
+    return _evenly(source.shape, dim, indices.shape)
+
+
+@functools.lru_cache(maxsize=8)  # a router makes the same choice and the same mask for each layer and microbatch
+def _evenly(source: torch.Size, dim: int, wanted: torch.Size) -> torch.Tensor:
+    num_choices = source[dim]
+    keeps_dim = len(wanted) == len(source)
+    picked = wanted[dim] if keeps_dim else 1
+    if picked == num_choices:  # a sort: every index once
+        order = arange(picked).view([-1 if axis == dim % len(source) else 1 for axis in range(len(source))])
+        return order.expand(wanted)
+    flat = arange(wanted.numel()) % max(1, num_choices)
+    if not keeps_dim:
+        return flat.view(wanted)
+    rows_first = [size for axis, size in enumerate(wanted) if axis != dim % len(source)]
+    return flat.view([*rows_first, picked]).movedim(-1, dim)
+
+
+def routed_fraction(mask: torch.Tensor) -> float | None:
+    """Experts per token as a fraction of all experts, if Transformer Engine's fused router is about to write the mask.
+
+    Its autograd functions have the number in a local variable, next to the logits, which are as large as the mask.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return None
+        if frame.f_globals.get("__name__") == _FUSED_ROUTER and frame.f_code.co_name == "forward":
+            top_k, logits = frame.f_locals.get("topk"), frame.f_locals.get("logits")
+            if isinstance(top_k, int) and isinstance(logits, torch.Tensor) and logits.numel() == mask.numel():
+                return top_k / logits.shape[-1]
+        frame = frame.f_back
+    return None
+
 
 #: The most experts that a layer may have. Detectors pick among thousands of anchors.
 _MOST_EXPERTS = 2048
@@ -51,7 +108,7 @@ class Routing:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._routers: set[Choice] = set()
+        self._routers: set[PickedIndices] = set()
         self.is_on = False
 
     def picked(self, operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> None:
@@ -59,7 +116,7 @@ class Routing:
         source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
         if not isinstance(dim, int) or not source.dim():
             return
-        choice = Choice(operator.full_name, *script_line(), source.shape[dim])
+        choice = PickedIndices(operator.full_name, *script_line(), source.shape[dim])
         is_sort = indices.dim() == source.dim() and indices.shape[dim] == choice.num_choices
         if not is_sort and choice.num_choices <= _MOST_EXPERTS and choice not in self._routers:
             self._host.storages.make(indices).choice = choice
@@ -82,7 +139,7 @@ class Routing:
                 if name == "_to_copy" or not (tensor.is_floating_point() or tensor.is_complex()):
                     self._host.storages.make(tensor).choice = choice
 
-    def _choice_of(self, tensor: torch.Tensor) -> Choice | None:
+    def _choice_of(self, tensor: torch.Tensor) -> PickedIndices | None:
         known = self._host.storages.get(tensor)
         return None if known is None or known.choice in self._routers else known.choice
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import torch
 
-from fakedist.gpu.values.arguments import Arguments, Keywords, tensor_at, tensors
 from fakedist.gpu.values.contents import host_view
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.operators import Method, Operator
+from fakedist.gpu.values.tensors import Arguments, Keywords, tensor_at, tensors
 
 _COMPRESSED_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _SPARSE = {*_COMPRESSED_ROWS, torch.sparse_coo, torch.sparse_csc, torch.sparse_bsc}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fakedist.world.sparse_files import LARGE_BYTES, SparseFile, saved
+from fakedist.world.files import LARGE_BYTES, SparseFile, saved
 
 if TYPE_CHECKING:
     import numpy

@@ -52,9 +52,9 @@ def test_a_compiler_that_failed_is_not_tried_again_by_every_run(
 
 
 def test_a_library_in_the_cache_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    build.library_path().touch()
+    build.FAST_PATH.path().touch()
     monkeypatch.setenv("PATH", "")
-    assert build.ensure_fast_path() == build.library_path()
+    assert build.ensure_fast_path() == build.FAST_PATH.path()
 
 
 def test_torch_without_metadata_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,28 @@
-"""What the functions of Transformer Engine's extension demand of a GPU, from their arguments and results.
+"""Transformer Engine's extension: the demand of its functions, and the calls, which torch's dispatcher does not see.
 
 The signatures are those of version 2.20 (csrc/extensions.h of ``transformer_engine_torch``). A function that is not
 named here reads its arguments and writes what it returns, once each.
+
+Its functions are replaced while a step is timed, wherever they are held: in the extension, in modules of Transformer
+Engine that imported them, and in optimizers, which pass them to ``MultiTensorApply``.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
 
-from fakedist.gpu.demand.attention_demand import Known
-from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.formulas import KernelPart
 from fakedist.gpu.demand.operation_demand import EIGHT_BIT, NAN, Demand, dtype_of, memory_bytes, tensor_bytes
-from fakedist.gpu.demand.work_shapes import AttentionShape, Lengths, Mask, ProductShape
-from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords, tensors
+from fakedist.gpu.demand.work_shapes import AttentionShape, Known, Lengths, Mask, ProductShape
+from fakedist.gpu.values.tensors import PLAIN, Arguments, Keywords, tensors
+from fakedist.patch import patched, present
 
 #: Attributes of Float8Tensor, MXFP8Tensor, Float8BlockwiseQTensor, NVFP4Tensor and GroupedTensor, and of their storages
 #: (transformer_engine/pytorch/tensor/storage): first what is read by rows, then what is read by columns.
@@ -89,7 +94,7 @@ def _parts(values: Iterable[object], names: tuple[str, ...]) -> Iterator[torch.T
 _LAYOUT = re.compile(r"NVTE_(?:PAGED_KV_)?((?:SB|BS|BH|T)\w*)")
 
 
-class _Call(NamedTuple):
+class _AttentionCall(NamedTuple):
     """The arguments that matter.
 
     Attributes:
@@ -152,7 +157,7 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
     return demand._replace(flops=flops, attention=shape)
 
 
-def _read(args: Arguments) -> _Call | None:
+def _read(args: Arguments) -> _AttentionCall | None:
     """Find the arguments by what they are, because their positions differ between versions: enumerations by their
     names, the window as the only pair of numbers, then flags, then the offsets, then the operands.
     """
@@ -171,7 +176,9 @@ def _read(args: Arguments) -> _Call | None:
     numbers = [value for value in args[:at] if isinstance(value, float)]
     operands = args[first + 2 : first + 5]
     has_dropout = len(numbers) > 1 and numbers[1] > 0
-    return _Call(layout.split("_"), mask, args[first : first + 2], operands, has_dropout, bool(flags and flags[-1]))
+    return _AttentionCall(
+        layout.split("_"), mask, args[first : first + 2], operands, has_dropout, bool(flags and flags[-1])
+    )
 
 
 def _is_pair(value: object) -> bool:
@@ -343,7 +350,7 @@ def _quantize(args: Arguments, result: object, demand: Demand) -> Demand:
         return demand
     rows = sum(matrix_of(tensor)[0] for tensor in source)
     converts = any(tensor.dtype in EIGHT_BIT or tensor.element_size() == 1 for tensor in written_tensors((result,)))
-    reads = Part(("amax",), float(sum(map(memory_bytes, source))))
+    reads = KernelPart(("amax",), float(sum(map(memory_bytes, source))))
     if not converts:
         return demand
     return demand._replace(dtype="fp8", quantized=(rows, matrix_of(source[0])[1]), parts=(reads,))
@@ -354,13 +361,13 @@ def _rows(name: str, args: Arguments, demand: Demand) -> Demand:
     width = matrix_of(args[0])[1]
     if "norm_bwd" not in name:
         return demand._replace(width=width)
-    finish = Part(("finalize",), 4.0 * _PARTIAL_ROWS * width)
+    finish = KernelPart(("finalize",), 4.0 * _PARTIAL_ROWS * width)
     return demand._replace(width=width, parts=(finish,))
 
 
 def _gemm(name: str, args: Arguments, demand: Demand) -> Demand:
     """Products. Those of cuBLAS have their own sizes; here are those that one kernel computes for all groups."""
-    swizzle = Part(("swizzle",), 2 * tensor_bytes(scales(args[:4])))
+    swizzle = KernelPart(("swizzle",), 2 * tensor_bytes(scales(args[:4])))
     shape = _groups(args) if "grouped" in name else None
     shape = shape and shape.of(*(next(read_tensors((args[at],)), None) for at in (2, 0, 4)))  # D = B x A
     if shape is None:
@@ -393,3 +400,73 @@ def _matrix(operand: object) -> tuple[int, int]:
         return matrix_of(operand)
     sizes = [matrix_of(each) for each in operand]
     return sum(rows for rows, _ in sizes), max((columns for _, columns in sizes), default=0)
+
+
+EXTENSION = "transformer_engine_torch"
+PACKAGE = "transformer_engine"
+_APPLY = ("transformer_engine.pytorch.optimizers.multi_tensor_apply", "MultiTensorApply", "__call__")
+
+_Function = Callable[..., object]
+
+
+@contextmanager
+def watched_calls(
+    begins: Callable[[str], int], ended: Callable[[int, Demand | None], None], known: Known
+) -> Iterator[None]:
+    """Report each call, if the extension is loaded.
+
+    Args:
+        begins: Called with its name when a call begins in this thread. Returns a tag for it.
+        ended: Called with that tag when it ended; without a demand if it failed.
+        known: Returns a tensor's values, or None if no kernel computed them.
+
+    Raises:
+        RecordingError: This Transformer Engine applies its optimizers in another way.
+    """
+    extension = sys.modules.get(EXTENSION)
+    if extension is None:
+        yield
+        return
+
+    def watched(name: str, original: _Function) -> _Function:
+        def call(*args: object, **kwargs: object) -> object:
+            tag, demand = begins(f"{PACKAGE}.{name}"), None
+            try:
+                result = original(*args, **kwargs)
+                demand = _demand(name, args, kwargs, result, known)
+                return result
+            finally:
+                ended(tag, demand)
+
+        return call
+
+    replaced = {
+        id(function): watched(name, function)
+        for name, function in vars(extension).items()
+        if callable(function) and not isinstance(function, type) and launches_kernels(name)
+    }
+    with ExitStack() as undo:
+        for name, module in list(sys.modules.items()):
+            if name == EXTENSION or name.split(".")[0] == PACKAGE:
+                for attribute, value in list(vars(module).items()):
+                    if id(value) in replaced:
+                        undo.enter_context(patched(module, attribute, replaced[id(value)]))
+        if _APPLY[0] in sys.modules:
+            owner = present(sys.modules[_APPLY[0]], _APPLY[1])
+            undo.enter_context(patched(owner, _APPLY[2], _applying(present(owner, _APPLY[2]), replaced)))
+        yield
+
+
+def _demand(name: str, args: Arguments, kwargs: Keywords, result: object, known: Known) -> Demand | None:
+    """The call's demand. None if another version's arguments are others: its kernels count as not known."""
+    try:
+        return extension_demand(name, args, kwargs, result, known)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _applying(original: _Function, replaced: dict[int, _Function]) -> _Function:
+    def apply(owner: object, function: object, *args: object) -> object:
+        return original(owner, replaced.get(id(function), function), *args)
+
+    return apply

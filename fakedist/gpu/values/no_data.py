@@ -1,9 +1,9 @@
-"""Large floats on the host: as on the virtual GPU, they hold nothing and cost nothing.
+"""Large floats on the host: as on the virtual GPU, they hold no data and cost nothing.
 
 Offloaded parameters, gradients and optimizer states, and models that are initialised on the host, are larger than the
 memory of the machine that fakes the job. Their pages stay untouched: an operation on them returns a result of the right
 size, and values read from them are made up and counted. A result that the device would not compute either, such as the
-parameter in half precision, is hollow too.
+parameter in half precision, holds no data either.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from typing import TypeGuard
 import torch
 from torch import zeros
 
-from fakedist.gpu.values.arguments import Arguments, Keywords, as_device, plain_tensors
 from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, LIMIT_BYTES, is_float
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
+from fakedist.gpu.values.means import NON_NEGATIVE
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.values.shares import NON_NEGATIVE
-from fakedist.gpu.values.storage import storage_of
+from fakedist.gpu.values.tensors import Arguments, Keywords, as_device, plain_tensors, storage_of
 
 _FACTORIES = {"zeros", "ones", "full", "rand", "randn", "normal", "linspace", "eye"}
 _META = torch.device("meta")
 
 
-class Hollow:
+class NoData:
     """Runs operations on such tensors without computing them.
 
     Args:
@@ -47,11 +46,11 @@ class Hollow:
         """Whether an operation reads, writes or creates such tensors."""
         for value in args:
             if isinstance(value, torch.Tensor):
-                if not value.is_cuda and self._host.is_hollow(value):
+                if not value.is_cuda and self._host.has_no_data(value):
                     return True
-            elif _is_list_on_host(value) and any(map(self._host.is_hollow, value)):
+            elif _is_list_on_host(value) and any(map(self._host.has_no_data, value)):
                 return True
-        if operator.written_names and any(map(self._host.is_hollow, kwargs.values())):
+        if operator.written_names and any(map(self._host.has_no_data, kwargs.values())):
             return True
         return operator.name in _FACTORIES and _makes_one(args, kwargs)
 
@@ -86,7 +85,7 @@ class Hollow:
         self.operations += 1
 
     def _as_zeros(self, value: object) -> object:
-        return zeros((), dtype=value.dtype).expand(value.shape) if self._host.is_hollow(value) else value
+        return zeros((), dtype=value.dtype).expand(value.shape) if self._host.has_no_data(value) else value
 
     def _in_place(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         lists = [value for value in args if isinstance(value, (list, tuple)) and value]
@@ -95,7 +94,7 @@ class Hollow:
         if lists:
             length = len(lists[0])
             lists = [each for each in lists if len(each) == length]
-            rest = [i for i in range(length) if not any(self._host.is_hollow(each[i]) for each in lists)]
+            rest = [i for i in range(length) if not any(self._host.has_no_data(each[i]) for each in lists)]
             if rest:
                 computed = {id(each[i]) for each in lists for i in rest}
                 operator.func(*(_picked(value, rest, length) for value in args), **kwargs)
@@ -124,11 +123,11 @@ class Hollow:
 
     def _fill(self, tensor: torch.Tensor, operator: Operator) -> None:
         """Have a result hold nothing either, or made-up values if scripts read tensors of its size."""
-        if self._host.is_hollow(tensor) or not tensor.numel():
+        if self._host.has_no_data(tensor) or not tensor.numel():
             return
         if is_float(tensor) and storage_of(tensor)[1] > LIMIT_BYTES:
             tensor.zero_()
-            self._host.know_hollow(tensor)
+            self._host.mark_no_data(tensor)
             return
         self._host.inventions.fill(tensor, operator.full_name, non_negative=operator.name in NON_NEGATIVE)
 

@@ -1,10 +1,14 @@
-"""Reads facts about a tensor's storage without taking a reference to it.
+"""The tensors of an operation: those among its arguments, their storages, and questions about all of their elements.
 
 ``tensor.untyped_storage()`` makes a Python object that lives as long as the storage and counts as a user of it.
 Autograd adds gradients in place only if a storage has one user (``can_accumulate_inplace`` in
-torch/csrc/autograd/input_buffer.cpp), so calling it would cost the job a tensor. Instead, the two numbers are read from
-``c10::TensorImpl`` and ``c10::StorageImpl``, and a weak reference is added to the latter's count. The offsets are found
-with tensors whose storage is known.
+torch/csrc/autograd/input_buffer.cpp), so calling it would cost the job a tensor. Instead, identity and size are read
+from ``c10::TensorImpl`` and ``c10::StorageImpl``, and a weak reference is added to the latter's count. The offsets are
+found with tensors whose storage is known.
+
+Questions about all elements of a host tensor (:func:`is_finite`, :func:`has_no_negative`, ...) take one pass.
+``torch.isfinite(values).all()`` writes a mask first, and reducing a mask is slow: for half a million floats it takes 20
+times as long. The engine asks such questions for most operations.
 """
 
 from __future__ import annotations
@@ -12,15 +16,81 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
 import torch
-from torch import empty
+from torch import broadcast_tensors, empty
 
 from fakedist.errors import RecordingError
 from fakedist.own_memory import read_words
+
+Arguments = tuple[object, ...]
+Keywords = dict[str, object]
+
+#: The ``__torch_dispatch__`` of plain tensors. Wrapper subclasses have another.
+PLAIN = torch.Tensor.__torch_dispatch__
+
+
+def tensor_at(args: Arguments, position: int) -> torch.Tensor:
+    """Return the argument at a position where the operator takes a tensor."""
+    value = args[position]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def as_device(value: object) -> torch.device | None:
+    """The device that an argument names; None if the argument is missing."""
+    if value is None:
+        return None
+    assert isinstance(value, (torch.device, str, int))
+    return torch.device(value)
+
+
+def as_generator(value: object) -> torch.Generator | None:
+    """The random generator that an argument is; None if the argument is missing."""
+    return value if isinstance(value, torch.Generator) else None
+
+
+def tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+    """All tensors among values, also inside lists and tuples."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors(value)
+
+
+def plain_tensors(values: Iterable[object]) -> list[torch.Tensor]:
+    """Tensors with memory of their own: no wrappers (AsyncCollectiveTensor), none made of others (sparse)."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if type(value).__torch_dispatch__ is PLAIN and value.layout is torch.strided and not value.is_nested:
+                found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += plain_tensors(value)
+    return found
+
+
+def device_tensors(values: Iterable[object]) -> list[torch.Tensor]:
+    """Those of :func:`plain_tensors` that are on a device."""
+    return [tensor for tensor in plain_tensors(values) if tensor.is_cuda]
+
+
+def cuda_device(args: Arguments, kwargs: Keywords) -> torch.device | None:
+    """The CUDA device that an operation runs on; None for the host."""
+    named = as_device(kwargs.get("device"))
+    if named is not None and named.type != "cuda":
+        return None
+    for tensor in device_tensors(args):
+        return tensor.device
+    if named is None:
+        return None
+    return named if named.index is not None else torch.device("cuda", torch.cuda.current_device())
+
 
 _PROBES = (123_457, 7_654_321)
 _WORD = 8
@@ -215,3 +285,45 @@ def zero_memory(tensor: torch.Tensor) -> bool:
     """
     zero = _of_driver("fakedist_zero", *_BYTES) if tensor.is_contiguous() and tensor.is_cuda else None
     return zero is not None and bool(zero(tensor.data_ptr(), tensor.nbytes))
+
+
+def distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with each element of an expanded tensor once."""
+    if 0 not in tensor.stride():
+        return tensor
+    sizes = [min(size, 1) if not stride else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether there is no NaN and no infinity. If there is, the sum is one too."""
+    values = distinct(values)
+    if values.dtype.itemsize == 1:  # eight-bit floats have no sums, and torch 2.8 asks them nothing
+        values = values.float()
+    return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())  # the sum may overflow
+
+
+def has_no_negative(values: torch.Tensor) -> bool:
+    """Whether every value is at least zero. NaN is not. Complex values have no order."""
+    if values.is_complex():
+        return False
+    if not values.dtype.is_signed or not values.numel():
+        return True
+    values = distinct(values)
+    return bool((values.float() if values.dtype.itemsize == 1 else values).min() >= 0)
+
+
+def all_true(mask: torch.Tensor) -> bool:
+    """Whether no element of a mask, bools or bytes, is zero."""
+    return not mask.numel() or bool(mask.view(torch.uint8).min())
+
+
+def any_true(mask: torch.Tensor) -> bool:
+    """Whether any element of a mask, bools or bytes, is not zero."""
+    return bool(mask.numel()) and bool(mask.view(torch.uint8).max())
+
+
+def selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """``masked_select`` with a bool mask. For expanded values torch's own takes two copies of the mask as int64."""
+    values, mask = broadcast_tensors(values, mask)
+    return values[mask]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.formulas import KernelPart
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
 from fakedist.torch_releases import installed
 
@@ -77,7 +77,7 @@ def test_each_gradient_of_a_depthwise_convolution_reads_that_of_the_result_and_d
     data, weight = made(8, 32, 28, 28), made(32, 1, 7, 7)
     settings = ([32], [1, 1], [3, 3], [1, 1], False, [0, 0], 32, [True, True, False])
 
-    def backward(grad: torch.Tensor, result: tuple[torch.Tensor | None, ...]) -> tuple[Part, ...]:
+    def backward(grad: torch.Tensor, result: tuple[torch.Tensor | None, ...]) -> tuple[KernelPart, ...]:
         return demand_of(aten.convolution_backward.default, grad, data, weight, *settings, result=result).parts
 
     of_data, of_weight = backward(made(8, 32, 28, 28), (data, weight, None))
@@ -86,7 +86,7 @@ def test_each_gradient_of_a_depthwise_convolution_reads_that_of_the_result_and_d
     expanded = made(1).expand(8, 32, 28, 28)
     assert backward(expanded, (None, weight, None)) == (
         of_weight._replace(arithmetic=1.0),
-        Part(("elementwise_kernel",), data.nbytes + 2.0),
+        KernelPart(("elementwise_kernel",), data.nbytes + 2.0),
     )
 
 
@@ -223,7 +223,7 @@ def test_a_padding_fills_its_result_and_copies_what_it_keeps() -> None:
 def test_the_gradient_of_a_mirrored_padding_is_added_to_zeros(kind: str) -> None:
     data, grad = made(2, 8, 16, 16), made(2, 8, 22, 22)
     demand = demand_of(getattr(aten, f"{kind}_pad2d_backward").default, grad, data, [3, 3, 3, 3], result=data)
-    assert demand.parts == (Part(("reflection_pad", "replication_pad"), grad.nbytes + data.nbytes),)
+    assert demand.parts == (KernelPart(("reflection_pad", "replication_pad"), grad.nbytes + data.nbytes),)
 
 
 @pytest.mark.parametrize("name", ["reflection_pad2d_backward", "replication_pad2d_backward", "avg_pool2d_backward"])
@@ -235,7 +235,7 @@ def test_the_gradient_of_a_padding_reads_no_input(name: str) -> None:
 
 
 def test_packed_sequences_of_varlen_attention_count_one_by_one() -> None:
-    from fakedist.gpu.demand.attention_demand import AttentionOperator
+    from fakedist.gpu.demand.work_shapes import AttentionOperator
     from fakedist.gpu.values.operators import Operator
 
     if installed() < (2, 10):
