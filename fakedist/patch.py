@@ -13,13 +13,7 @@ from fakedist.errors import RecordingError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replaced:
-    """An attribute that is replaced now.
-
-    Attributes:
-        owner: What has the attribute.
-        name: The attribute's name.
-        original: What it was before.
-    """
+    """An attribute that is replaced now."""
 
     owner: object
     name: str
@@ -35,11 +29,7 @@ def replacements() -> tuple[Replaced, ...]:
 
 
 def present(owner: object, name: str) -> Any:  # torch's own attribute, of any type
-    """Return ``owner.name``.
-
-    Raises:
-        RecordingError: There is no such attribute, so this torch works in a different way.
-    """
+    """Return ``owner.name``. RecordingError if there is no such attribute, so this torch works in a different way."""
     missing = object()
     found = getattr(owner, name, missing)
     if found is missing:
@@ -50,14 +40,7 @@ def present(owner: object, name: str) -> Any:  # torch's own attribute, of any t
 
 @contextmanager
 def patched(owner: object, name: str, replacement: object) -> Iterator[Any]:  # as present()
-    """Replace ``owner.name``, and restore the original on exit.
-
-    Yields:
-        The original.
-
-    Raises:
-        RecordingError: There is no such attribute, so this torch works in a different way.
-    """
+    """Replace ``owner.name``, restore the original on exit, and yield it. RecordingError as :func:`present`."""
     original = present(owner, name)
     setattr(owner, name, replacement)
     _replaced.append(replaced := Replaced(owner, name, original))

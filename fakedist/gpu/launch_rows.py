@@ -33,11 +33,9 @@ class Tags:
         return self.tag()
 
     def begin(self, set_tag: int, outside: Callable[[int], int]) -> None:
-        """Begin a run.
+        """Begin a run. ``set_tag`` is the address of the driver's function that takes this thread's tag.
 
-        Args:
-            set_tag: Address of the driver's function that takes this thread's tag.
-            outside: Returns the tag outside of operations for a scope.
+        ``outside`` returns the tag outside of operations for a scope.
         """
 
     def switch(self, *, traced: bool, captured: bool) -> None:
@@ -47,13 +45,7 @@ class Tags:
         """Ask again for tags outside of operations."""
 
     def learn(self, tag: int, operation: str, demand: Demand | None) -> None:
-        """Learn what an operation demanded.
-
-        Args:
-            tag: Its tag.
-            operation: Its name.
-            demand: What each call of it with such arguments demands; None if that differs.
-        """
+        """Learn the demand of the operation with this tag, if each call of it with such arguments has the same."""
 
     def called(self, tag: int) -> None:
         """This thread is in a function of an extension; -1 if it left them."""
@@ -63,17 +55,13 @@ class Tags:
         return -1
 
     def take(self, place_of: Callable[[int], Place]) -> Iterator[tuple[int, Tagged]]:
-        """The operations that compiled code ran in the step, by their tags.
-
-        Args:
-            place_of: Returns the place of a scope.
-        """
+        """The operations that compiled code ran in the step, by their tags. ``place_of`` is for scopes."""
         return iter(())
 
 
 @dataclass(frozen=True)
 class _ScriptRange:
-    """A range: what it is called, its thread, how many of that thread are around it, and its place in the log."""
+    """A range: its name, its thread, how many of that thread are around it, and its position in the log."""
 
     name: str
     thread: int
@@ -83,11 +71,7 @@ class _ScriptRange:
 
 
 class StepRanges:
-    """Ranges that are open, and those of the step that ended.
-
-    Args:
-        position: Returns how many launches the log has.
-    """
+    """Open ranges, and those of the step that ended. ``position`` returns how many launches the log has."""
 
     def __init__(self, position: Callable[[], int]) -> None:
         self._position = position
@@ -130,8 +114,7 @@ class StepRanges:
     def rows(self, row_of: Sequence[int]) -> list[RangeRow]:
         """The step's ranges in the order in which they began, outer ones first.
 
-        Args:
-            row_of: How many rows of the table ``launches`` come before each launch of the log, and how many there are.
+        ``row_of`` has the number of rows of ``launches`` before each launch of the log, and of all.
         """
         found = sorted(self._closed, key=lambda each: (each.begin, -each.end, each.depth))
         return [RangeRow(each.name, each.thread, each.depth, row_of[each.begin], row_of[each.end]) for each in found]
@@ -147,7 +130,7 @@ class LaunchRows:
     Args:
         step: The step.
         launches: The log of it.
-        tags: What its tags refer to.
+        tags: The operations by their tags in the log.
         name: Returns the name of a launch.
         ranges: The script's ranges.
     """
@@ -231,7 +214,7 @@ class LaunchRows:
 
 
 def _with_floats(work: WorkRow) -> WorkRow:
-    """The row with floats where its record has floats: torch's formulas and sizes of elements are whole numbers."""
+    """Floats where the record has floats: torch's formulas and sizes of elements are whole numbers."""
     return work._replace(
         flops=float(work.flops),
         moved_bytes=float(work.moved_bytes),

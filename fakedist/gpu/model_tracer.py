@@ -29,7 +29,7 @@ _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("
 
 
 class _Outside(threading.local):
-    """Where a thread is outside of operations: its place, and the compiled graph that it runs, if any."""
+    """A thread outside of operations: its place, and the compiled graph that it runs, if any."""
 
     place = Place(0, "other", 0, False)
     op = -1
@@ -40,7 +40,8 @@ class _Outside(threading.local):
 
 
 class ModelTracer:
-    """Traces one step: what it launched, and what that has to do. ``fakedist.cost_model`` estimates how long it takes.
+    """Traces the launches of one step and their demand. ``fakedist.cost_model`` estimates how long they take.
+
     It implements protocol ``record.timed_step.tracer.OperationTracer``.
 
     Args:
@@ -188,7 +189,6 @@ class ModelTracer:
     # ---- what an extension's functions report
 
     def _call_begins(self, operation: str) -> int:
-        """A function of an extension begins in this thread. Return its tag."""
         thread, inside = self._thread, self.inside()
         tag = self._tag(Tagged(thread.op, operation, self._place() if inside is None else inside))
         thread.calls.append(tag)
@@ -197,7 +197,6 @@ class ModelTracer:
         return tag
 
     def _call_ended(self, tag: int, demand: Demand | None) -> None:
-        """The function with that tag ended; without a demand if it failed."""
         calls = self._thread.calls
         calls.remove(tag)
         self._numbers.called(calls[-1] if calls else -1)
@@ -245,14 +244,13 @@ class ModelTracer:
         return self._outside_at(self.place_of(scope), _Outside.op, _Outside.operation)
 
     def _place(self) -> Place:
-        """Where this thread is."""
         scope = self._numbers.take_scope()
         if scope >= 0:
             self._thread.place = self.place_of(scope)
         return self._thread.place
 
     def _watch(self) -> None:
-        """Watch what launches kernels and is not seen by the dispatcher."""
+        """Watch launches that the dispatcher does not see."""
         self._watched.close()
         self._watched.enter_context(watched_calls(self._call_begins, self._call_ended, self._known))
         for module, name in _TRITON:
@@ -296,7 +294,7 @@ class ModelTracer:
 
 
 def _compiled(launcher: object) -> object:
-    """What an autotuner of Inductor launches; None if that is not known."""
+    """The kernel that an autotuner of Inductor launches; None if that is not known."""
     launchers, results = (getattr(launcher, name, None) or [] for name in ("launchers", "compile_results"))
     config = getattr(launchers[0], "config", None) if launchers else None
     chosen = [each for each in results if config is None or getattr(each, "config", None) == config] or list(results)

@@ -20,11 +20,7 @@ _LINES_SHOWN = 10
 
 
 def find_c_compiler() -> str:
-    """The C compiler: $CC, else gcc, cc or clang.
-
-    Raises:
-        SetupError: No C compiler is installed.
-    """
+    """The C compiler: $CC, else gcc, cc or clang. SetupError without any."""
     return _find(
         (os.environ.get("CC"), "gcc", "cc", "clang"),
         "no C compiler was found; the virtual GPU is built from source at first use",
@@ -33,14 +29,7 @@ def find_c_compiler() -> str:
 
 
 def find_cpp_compiler(use: str) -> str:
-    """The C++ compiler: $CXX, else g++, c++ or clang++.
-
-    Args:
-        use: What needs it, as the error says.
-
-    Raises:
-        SetupError: No C++ compiler is installed.
-    """
+    """The C++ compiler: $CXX, else g++, c++ or clang++. SetupError, which names its use, without any."""
     return _find(
         (os.environ.get("CXX"), "g++", "c++", "clang++"),
         f"no C++ compiler was found; {use}",
@@ -104,9 +93,6 @@ def build_directory(cache: Path) -> Iterator[Path]:
     """A temporary directory to build in, for one process at a time: a C++ compiler takes a gigabyte of memory.
 
     Whoever has waited for it looks first whether another process has built the same.
-
-    Args:
-        cache: The directory from :func:`cache_directory`.
     """
     with (cache / "build.lock").open("a") as lock:
         with suppress(OSError):  # a file system without locks: each process builds its own
@@ -116,15 +102,7 @@ def build_directory(cache: Path) -> Iterator[Path]:
 
 
 def compile_native(command: list[str], what: str) -> None:
-    """Run a compiler or linker.
-
-    Args:
-        command: Its command line.
-        what: What it builds, as the error calls it.
-
-    Raises:
-        SetupError: It failed. The message ends with its last lines.
-    """
+    """Run a compiler or linker for ``what``. SetupError, which ends with its last lines, if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         shown = "".join(f"\n    {line}" for line in done.stderr.strip().splitlines()[-_LINES_SHOWN:])

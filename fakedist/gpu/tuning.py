@@ -34,11 +34,7 @@ _replace = os.replace  # not what watches the script's calls of it
 
 @contextmanager
 def kept_triton_key(directory: Path) -> Iterator[None]:
-    """Have Triton's key, which Inductor asks for too, computed once for all ranks on this machine.
-
-    Args:
-        directory: Where keys are kept.
-    """
+    """Compute Triton's key, which Inductor asks for too, once for all ranks, and keep it in a directory."""
     with ExitStack() as stack:
 
         def is_imported(module: ModuleType) -> None:
@@ -70,7 +66,6 @@ def _kept(directory: Path, installed: Path, compute: Callable[[], str]) -> str:
 
 
 def _digest(installed: Path) -> str:
-    """A digest of what tells one installation from another."""
     digest = hashlib.sha256()
     for at, directories, files in os.walk(installed):
         directories[:] = sorted(name for name in directories if name != "__pycache__")

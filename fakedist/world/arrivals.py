@@ -182,14 +182,7 @@ class Arrivals:
             torch._foreach_copy_(targets, sources)
 
     def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, rank: int, num_ranks: int) -> None:
-        """Fill equal slots of one output with ``mine``: in one kernel, or in two if ``mine`` aliases the output.
-
-        Args:
-            output: One slot for each rank of the group.
-            mine: One slot's elements; repeated or cut if it has another size.
-            rank: This rank's slot.
-            num_ranks: Number of slots.
-        """
+        """Fill equal slots of one output with ``mine``, repeated or cut to size; in one kernel unless they alias."""
         if not output.numel():
             return
         if output.numel() != mine.numel() * num_ranks:
@@ -310,7 +303,7 @@ class Nothing(Arrivals):
 
 
 def _known_flags(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """What :func:`sent_flags` says arrives; None if it says nothing of these tensors."""
+    """The flags of :func:`sent_flags`; None if they are not for these tensors."""
     flags = _flags.get()
     is_known = flags and all(tensor.dtype == torch.int64 and tensor.numel() == len(flags) for tensor in tensors)
     return [new_tensor(flags) for _ in tensors] if is_known else None
@@ -369,7 +362,6 @@ def _sum(dtype: torch.dtype, num_ranks: int) -> Change:
 
 
 def _product(dtype: torch.dtype, num_ranks: int) -> Change:
-    """Raise to a power and saturate."""
     low, high = _limits(dtype)
     if _is_wide_float(dtype):
         return lambda tensor: tensor.pow_(num_ranks).clamp_(low, high)
@@ -385,7 +377,6 @@ def _product(dtype: torch.dtype, num_ranks: int) -> Change:
 
 
 def _in_wider(dtype: torch.dtype, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    """Make the change on copies of a wider type."""
 
     def changed(tensor: torch.Tensor) -> None:
         for piece, (exact,) in pieces(tensor, (dtype,)):

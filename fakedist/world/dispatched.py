@@ -87,11 +87,7 @@ class DispatchedGroup(RankGroup):
 
 @contextmanager
 def operations_of_groups() -> Iterator[None]:
-    """Register kernels that pass c10d's operations to our groups.
-
-    Raises:
-        RuntimeError: This torch's operations take different arguments.
-    """
+    """Register kernels that pass c10d's operations to our groups. RuntimeError if this torch's take other arguments."""
     library = torch.library.Library("c10d", "IMPL")
     try:
         with warnings.catch_warnings():
@@ -119,7 +115,6 @@ def _can_be_called(schema: FunctionSchema) -> bool:
 
 
 def _kernel(schema: FunctionSchema, method: str) -> Callable[..., object]:
-    """Make the kernel of an operation: it makes the group's own call."""
     names = [argument.name for argument in schema.arguments]
     call = getattr(RankGroup, method)
     gives_tensors = len(schema.returns) > 1
@@ -144,7 +139,6 @@ def _kernel(schema: FunctionSchema, method: str) -> Callable[..., object]:
 def _barrier(
     tensor: torch.Tensor, boxed: ScriptObject, device_ids: list[int], is_async: bool = True, timeout: int = -1
 ) -> ScriptObject:
-    """Kernel of ``c10d::barrier``."""
     group = ProcessGroup.unbox(boxed)
     options = SimpleNamespace(device=tensor.device, device_ids=device_ids, asyncOp=is_async)
     group.made = RankGroup.barrier(group, options)
@@ -206,7 +200,6 @@ def _outputs(tensors: Nested) -> list[torch.Tensor]:
 
 
 def _dispatched(operation: str, schema: FunctionSchema, name: str) -> Callable[..., Done]:
-    """Make a method that becomes an operation when something observes operations."""
     plain = getattr(RankGroup, name)
 
     @functools.wraps(plain)

@@ -99,11 +99,11 @@ def _absolute(path: object, how: Mapping[str, object]) -> str:
 def what_is_lost(
     error: BaseException, moved: Sequence[tuple[int, MovedFile]], directories: Mapping[int, str]
 ) -> Lost | None:
-    """What a failed script looked for and did not find because ranks run one after the other; None if there is nothing.
+    """A file or directory that a failed script did not find because ranks run one after the other; None without any.
 
     Args:
         error: The error that ended the script.
-        moved: What earlier ranks renamed or removed, each with its rank.
+        moved: The files that earlier ranks renamed or removed, each with its rank.
         directories: The working directory of each of these ranks.
     """
     named = [path for path in _named(error) if not os.path.exists(path)]
@@ -149,14 +149,12 @@ def _taken_away(rank: int, moved: MovedFile) -> Lost:
 
 
 def _named(error: BaseException) -> Iterator[str]:
-    """Files named by FileNotFoundError anywhere in the chain of errors."""
     for link in chain_of(error):
         if isinstance(link, FileNotFoundError) and isinstance(link.filename, (str, bytes)):
             yield os.path.abspath(os.fsdecode(link.filename))
 
 
 def _in_frames(error: BaseException) -> Iterator[str]:
-    """Paths in the variables of the frames that the error went through, innermost first."""
     for link in chain_of(error):
         for frame, _ in reversed(list(traceback.walk_tb(link.__traceback__))):
             if is_the_scripts(frame.f_code.co_filename):
@@ -186,12 +184,7 @@ _PLAIN_FILES = (io.BufferedWriter, io.BufferedRandom, io.FileIO)
 
 
 class Saved:
-    """Counts what was saved as holes.
-
-    Attributes:
-        is_on: Whether to save holes; true on the virtual GPU.
-        holes_bytes: Bytes of zeros left unwritten so far.
-    """
+    """Counts bytes of zeros saved as holes, which the virtual GPU turns on."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -217,11 +210,7 @@ saved = Saved()
 
 
 class SparseFile:
-    """A file that skips pieces of zeros beyond its end; everything else is the file's own.
-
-    Args:
-        file: A regular file, open for writing.
-    """
+    """A regular file that skips pieces of zeros beyond its end; everything else is the file's own."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -86,7 +86,6 @@ FakeProcessGroup: Any = torch._C._distributed_c10d.FakeProcessGroup
 
 
 def _make_holder(rank: int, num_ranks: int) -> Backend:
-    """Make stock torch's own group."""
     if FAKE_GROUP_OPTIONS.is_missing():
         old: Backend = FakeProcessGroup(rank, num_ranks)
         return old

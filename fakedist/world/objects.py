@@ -51,12 +51,7 @@ Write = Callable[[str, BareGroup, int, int], None]
 
 
 class _StandIn(NamedTuple):
-    """What stands in for another rank's object.
-
-    Attributes:
-        make: Makes it when a call needs it.
-        yields_to_tape: Whether a tape takes precedence.
-    """
+    """Makes an object that stands in for another rank's, unless a tape takes precedence."""
 
     make: Callable[[], object]
     yields_to_tape: bool
@@ -67,11 +62,7 @@ _stand_in: ContextVar[_StandIn | None] = ContextVar("stand_in", default=None)
 
 @contextmanager
 def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
-    """Replace the object collectives of ``torch.distributed``.
-
-    Args:
-        write: Called for each call.
-        tapes: This rank's tape and those of other ranks.
+    """Replace the object collectives of ``torch.distributed``. ``write`` is called for each call.
 
     Raises:
         RecordingError: This torch lacks one of them.
@@ -120,11 +111,9 @@ def _no_other_workers(registry: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def standing_in(make: Callable[[], object], tape: Literal["passed over", "else"] = "passed over") -> Iterator[None]:
-    """While active, let one object stand in for what other ranks send and this rank cannot derive.
+    """While active, let the object that ``make`` makes stand in for what other ranks send and this rank cannot derive.
 
-    Args:
-        make: Makes the object when a call needs it.
-        tape: "passed over" ignores a tape's object; "else" prefers it.
+    ``tape``: "passed over" ignores a tape's object; "else" prefers it.
     """
     token = _stand_in.set(_StandIn(make, tape == "else"))
     try:
@@ -287,13 +276,11 @@ class _Answers:
         return where.source if where.source != ANY_RANK else int(pg.ranks[0])
 
     def _begin(self, operation: str, pg: BareGroup) -> Where:
-        """Count a call of this rank, and identify it on the tape."""
         calls = _NUM_CALLS[operation]
         pg._sequence += calls
         return Where(operation, pg.channel, dist.get_rank(), sequence=pg._sequence if calls else 0)
 
     def _of(self, where: Where, mine: bytes) -> bytes:
-        """A rank's pickled object: its tape's, or else this rank's own."""
         if where.source == dist.get_rank():
             return mine
         found = self._tapes.receive_objects(where, 1)
@@ -313,7 +300,6 @@ class _Answers:
         weights_only: bool,
         name: str = "broadcast_object_list",
     ) -> None:
-        """Fill a list from another rank, or leave it unchanged."""
         found = self._received(where, len(objects))
         stand_in = _stand_in.get()
         self._write(name, pg, 0, sum(map(len, found or [])))
@@ -375,7 +361,6 @@ def _fill(slots: list[object], found: Sequence[bytes], weights_only: bool) -> No
 
 
 def _group(group: dist.ProcessGroup | None) -> BareGroup:
-    """The group, or the default one."""
     return cast(BareGroup, c10d._group_or_default_group(group))  # every group of this process is ours
 
 

@@ -119,13 +119,7 @@ class Done(Work):
 
 
 def done(outputs: Tensors, stash: object = None, stream: torch.cuda.Stream | None = None) -> Done:
-    """Make a finished call.
-
-    Args:
-        outputs: Its results.
-        stash: Held until a stream waits for the call.
-        stream: The stream that the call ran on; None if it ran on the current one.
-    """
+    """Make a finished call. ``stash`` is held until a stream waits for it; ``stream`` None is the current one."""
     work = Done()
     work.outputs = outputs
     if stash is not None:
@@ -136,11 +130,7 @@ def done(outputs: Tensors, stash: object = None, stream: torch.cuda.Stream | Non
 
 
 class Coalesced:
-    """Calls that are waited for as one.
-
-    Attributes:
-        done: The calls made so far.
-    """
+    """Calls that are waited for as one."""
 
     def __init__(self) -> None:
         self.done: list[Done] = []
@@ -154,15 +144,7 @@ class Coalesced:
 
 
 class CallDescription(NamedTuple):
-    """The description of a call.
-
-    Attributes:
-        operation: Its name.
-        tensors: The tensors that it reads and writes.
-        is_async: Whether it returns before it has finished.
-        coalesced: The coalesced calls that it belongs to; None if it stands alone.
-        timed: A context that times the call on its stream; None unless a step is being timed.
-    """
+    """The description of a call, with the coalesced calls that it belongs to and a context that times it, if any."""
 
     operation: str
     tensors: object
@@ -177,9 +159,7 @@ class RunningCall:
     An asynchronous call runs on the group's own stream and holds its tensors until a stream waits for it. A synchronous
     one runs on the current stream and holds nothing. ``ProcessGroupNCCL::collective`` does the same since torch 2.8.
 
-    Args:
-        given: The description of the call.
-        stream: The stream to run on, after the work queued on the current one; None for the current stream.
+    ``stream`` is the stream to run on, after the work queued on the current one; None for the current stream.
     """
 
     __slots__ = ("_given", "_inside", "_stream")
@@ -243,16 +223,7 @@ _OVER = Done()
 
 
 class RankGroup(BareGroup):
-    """One process group.
-
-    Args:
-        rank: This rank's rank in the group.
-        num_ranks: The group's size.
-        backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
-        arrivals: Makes the values that arrive from other ranks.
-        ledger: Records the calls.
-        options: The backend options that the script passed.
-    """
+    """One process group. Arguments as :class:`BareGroup`; ``arrivals`` makes what others send."""
 
     def __init__(
         self, rank: int, num_ranks: int, *, backend: str, arrivals: Arrivals, ledger: LedgerLike, options: object
@@ -529,7 +500,6 @@ class RankGroup(BareGroup):
     def _call(
         self, operation: str, inputs: Tensors, outputs: Tensors, opts: object, parts: tuple[int, int] = (0, 0)
     ) -> RunningCall:
-        """Begin a collective: record it and choose its stream."""
         is_async = getattr(opts, "asyncOp", True)  # the default of c10d/Types.hpp
         some = outputs or inputs
         if some:
@@ -572,7 +542,6 @@ class RankGroup(BareGroup):
         return stream
 
     def _my_chunk(self, given: torch.Tensor) -> torch.Tensor:
-        """This rank's chunk of a tensor that holds one chunk for every rank."""
         part = given.numel() // self._num_ranks
         return given.reshape(-1)[self._place * part : (self._place + 1) * part]
 

@@ -149,7 +149,6 @@ class _World:
         return new_group
 
     def _is_without_me(self, ranks: Sequence[int]) -> bool:
-        """Whether these ranks form a valid group that does not include this rank."""
         if c10d._world.default_pg is None or self._rank in ranks:
             return False
         return min(ranks) >= 0 and max(ranks) < self._num_ranks and len(set(ranks)) == len(ranks)

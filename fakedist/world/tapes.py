@@ -65,8 +65,6 @@ class Where(NamedTuple):
     """One call of a group, identified the same way on both sides.
 
     Attributes:
-        operation: Its name.
-        channel: The group.
         source: The sender's rank in the job; ANY_RANK if any rank may send.
         to: The receiver's rank in the job; ANY_RANK for the whole group.
         sequence: Number of the call among the group's collectives; 0 for point-to-point calls.
@@ -340,10 +338,9 @@ class MadeUp:
         self._not_sent.setdefault((source, call, script_line()), False)
 
     def not_sent(self, command: Callable[[int], str]) -> Iterator[NotSentRecord]:
-        """The lines that read what another rank should have sent.
+        """The lines that read values which another rank should have sent.
 
-        Args:
-            command: Returns the command that supplies it, given the rank that sends it.
+        ``command`` returns the command that supplies them, given the rank that sends them.
         """
         for (source, call, line), is_read in self._not_sent.items():
             yield NotSentRecord(line, call, source, command(source), is_read)
@@ -371,9 +368,6 @@ class Tapes:
         rank: This rank.
         command: Returns the command that runs the given ranks, this one last. For this rank alone it returns the
             command that also runs every rank it waits for, or nothing if that is the present command.
-
-    Attributes:
-        made_up: Counts the calls that no tape answered.
     """
 
     def __init__(
@@ -420,12 +414,9 @@ class Tapes:
         return next((rank for rank, reader in self._readers.items() if reader.has(where)), None)
 
     def receive(self, where: Where, tensors: Sequence[torch.Tensor], slot: int = 0) -> list[torch.Tensor] | None:
-        """What a rank sent in this call, on the CPU: one tensor for each of ``tensors``; None if unknown.
+        """The tensors that a rank sent in this call, on the CPU: one for each of ``tensors``; None if unknown.
 
-        Args:
-            where: The call.
-            tensors: The tensors that receive it.
-            slot: First of the sent tensors to take: a scatter sends one for every rank.
+        ``slot`` is the first of the sent tensors to take: a scatter sends one for every rank.
 
         Raises:
             WorldError: The rank sent something else in this call.
@@ -443,11 +434,7 @@ class Tapes:
         return [tensor_of(*one) for one in sent]
 
     def receive_objects(self, where: Where, num_objects: int) -> list[bytes] | None:
-        """The pickled objects that a rank sent in this call; None if unknown.
-
-        Raises:
-            WorldError: The rank sent a different number of objects.
-        """
+        """The pickled objects that a rank sent in this call; None if unknown. WorldError if their number differs."""
         found = self._next(where)
         if found is None:
             return None
@@ -461,12 +448,9 @@ class Tapes:
         return objects
 
     def missing(self, where: Where, called: str, what: str = "an object") -> WorldError:
-        """Return the error for a call that only a tape could answer, and write the call to this rank's tape.
+        """Write a call that only a tape could answer to this rank's tape, and return its error.
 
-        Args:
-            where: The call that was passed to :meth:`receive_objects`.
-            called: Its name on this side.
-            what: What it waits for.
+        ``called`` is its name on this side, ``awaited`` describes what it waits for.
         """
         if self._writer is not None:
             self._writer.awaited(self._awaited(where))
@@ -478,13 +462,7 @@ class Tapes:
         return WorldError(f"{called} waits for {what} from {whom}, which does not run", self._run_first(ranks))
 
     def guessed(self, where: Where, called: str, held: str) -> None:
-        """Note on this rank's tape that an object of its own stood in for another rank's, what it was and where.
-
-        Args:
-            where: The call that had no answer.
-            called: Its name on this side.
-            held: What stood in, in words.
-        """
+        """Note on this rank's tape that an object of its own stood in for another rank's, as ``held`` says."""
         self.made_up.object(called)
         self.write(self.guess(where, called, held, is_object=True))
 

@@ -95,16 +95,7 @@ _LAYOUT = re.compile(r"NVTE_(?:PAGED_KV_)?((?:SB|BS|BH|T)\w*)")
 
 
 class _AttentionCall(NamedTuple):
-    """The arguments that matter.
-
-    Attributes:
-        layout: Of queries, then of keys and values if it is another.
-        mask: Which keys a query meets.
-        offsets: Where packed sequences of queries begin, and of keys.
-        operands: Queries, keys, values.
-        dropout: Whether scores are left out at random.
-        deterministic: Whether a backward adds up gradients in a fixed order.
-    """
+    """The arguments that matter: ``layout`` of queries, then of keys and values if another; offsets if packed."""
 
     layout: list[str]
     mask: Mask
@@ -115,10 +106,10 @@ class _AttentionCall(NamedTuple):
 
 
 def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) -> Demand:
-    """The demand of a fused attention, with its sizes if its arguments are understood.
+    """The demand of a ``fused_attn_fwd`` or ``fused_attn_bwd``, with its sizes if its arguments are understood.
 
     Args:
-        name: ``fused_attn_fwd`` or ``fused_attn_bwd``.
+        name: The function.
         args: The call's arguments.
         demand: Its bytes and type.
         known: Returns a tensor's values: where packed sequences begin.
@@ -275,12 +266,7 @@ _PARTIAL_ROWS = 512
 
 
 class Uses(NamedTuple):
-    """How a function uses its arguments.
-
-    Attributes:
-        read: Arguments that it reads.
-        written: Arguments that it writes.
-    """
+    """The arguments that a function reads and those that it writes."""
 
     read: tuple[object, ...]
     written: tuple[object, ...]
@@ -292,14 +278,9 @@ def launches_kernels(name: str) -> bool:
 
 
 def extension_demand(name: str, args: Arguments, kwargs: Keywords, result: object, known: Known) -> Demand:
-    """The demand of one call that has returned.
+    """The demand of one call that has returned of the function ``name`` in ``transformer_engine_torch``.
 
-    Args:
-        name: The function's name in ``transformer_engine_torch``.
-        args: The call's arguments.
-        kwargs: The call's keyword arguments.
-        result: What the call returned.
-        known: Returns a tensor's values, or None if no kernel computed them.
+    ``known`` returns a tensor's values, or None if no kernel computed them.
     """
     uses = _uses(name, args, kwargs)
     read = {tensor.data_ptr(): memory_bytes(tensor) for tensor in read_tensors(uses.read)}
@@ -337,7 +318,6 @@ def _list_uses(name: str, lists: tuple[object, ...]) -> Uses:
 
 
 def _dtype(args: Arguments) -> str:
-    """The type that a function computes in: that of its first tensor."""
     if any(is_quantized(value) for value in args):
         return "fp8"
     return dtype_of(tuple(read_tensors(args)))
@@ -357,7 +337,6 @@ def _quantize(args: Arguments, result: object, demand: Demand) -> Demand:
 
 
 def _rows(name: str, args: Arguments, demand: Demand) -> Demand:
-    """A norm or a softmax."""
     width = matrix_of(args[0])[1]
     if "norm_bwd" not in name:
         return demand._replace(width=width)
@@ -458,7 +437,7 @@ def watched_calls(
 
 
 def _demand(name: str, args: Arguments, kwargs: Keywords, result: object, known: Known) -> Demand | None:
-    """The call's demand. None if another version's arguments are others: its kernels count as not known."""
+    """None if another version's arguments are others: its kernels count as not known."""
     try:
         return extension_demand(name, args, kwargs, result, known)
     except (AttributeError, IndexError, TypeError, ValueError):

@@ -27,11 +27,11 @@ from fakedist.gpu.values.tensors import Arguments, Keywords, storage_of, tensors
 
 
 class Arithmetic(NamedTuple):
-    """What an operation computes.
+    """The computation of an operation.
 
     Attributes:
         flops: Floating-point operations.
-        steps: How many steps follow one another, each of which waits for the one before; 0 if it has none.
+        steps: Dependent steps, each of which waits for the one before; 0 if it has none.
         is_bounded: Whether only the least is known that its kernels take.
         is_scalar: Whether it runs in fp32 without tensor cores, whatever the type of its operands.
     """
@@ -43,14 +43,7 @@ class Arithmetic(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that has returned.
-
-    Attributes:
-        operator: What was called.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        result: What it returned.
-    """
+    """A call that has returned."""
 
     operator: Operator
     args: Arguments
@@ -62,22 +55,14 @@ class Call(NamedTuple):
         return self.operator.argument(name, self.args, self.kwargs)
 
     def tensor(self, *names: str) -> torch.Tensor:
-        """The first of these arguments that is a tensor.
-
-        Raises:
-            TypeError: None is.
-        """
+        """The first of these arguments that is a tensor. TypeError if none is."""
         found = next((value for name in names if isinstance(value := self.value(name), torch.Tensor)), None)
         if found is None:
             raise TypeError(f"{self.operator.full_name} without {names[0]}")
         return found
 
     def returned(self) -> torch.Tensor:
-        """The first tensor of the result.
-
-        Raises:
-            TypeError: It has none.
-        """
+        """The first tensor of the result. TypeError if it has none."""
         found = next(tensors((self.result,)), None)
         if found is None:
             raise TypeError(f"{self.operator.full_name} returned no tensor")
@@ -271,12 +256,9 @@ CACHED_ROW_BYTES = 128 << 10
 
 
 class KernelPart(NamedTuple):
-    """Kernels of an operation.
+    """Kernels of an operation whose names contain one of these words, and the fewest bytes that they move together.
 
-    Attributes:
-        words: Their names contain one of these.
-        moved_bytes: The fewest bytes that they read and write together.
-        arithmetic: Their part of the operation's arithmetic, from 0 to 1. Without any, other kernels share it.
+    ``arithmetic`` is their part of the operation's arithmetic, from 0 to 1. Without any, it is that of other kernels.
     """
 
     words: tuple[str, ...]
@@ -450,7 +432,6 @@ def _four_bit_product(call: Call) -> Arithmetic:
 
 
 def _decoded_shape(value: object) -> tuple[int, int]:
-    """Rows and columns of the decoded matrix."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise TypeError(f"a matrix of four bits of shape {value}")
     return int(value[0]), int(value[1])

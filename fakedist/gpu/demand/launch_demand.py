@@ -24,14 +24,14 @@ _SOLVER_PARTS = ("cusolverDn", "cublas")
 
 
 class Division:
-    """How an operation is divided among its launches.
+    """The division of an operation among its launches.
 
     Args:
-        demand: What the operation has to do, without its copies, fills and products.
+        demand: The demand of the operation without its copies, fills and products.
         weights: Its launches by their position in the log, and how many threads each has.
         names: Their names.
         computing: Those that may do its arithmetic. The one with the most threads does all of what is of one kernel,
-            such as an attention; otherwise it is divided among them. Steps that follow one another are that one's, too.
+            such as an attention; otherwise it is divided among them. Dependent steps are that one's, too.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ _COMPUTES = re.compile(
 
 
 class Tagged(NamedTuple):
-    """What a tag in the log refers to.
+    """The meaning of a tag in the log.
 
     Attributes:
         op: Number of the operation; -1 outside of one.
@@ -124,7 +124,7 @@ class LaunchDemands:
 
     Args:
         launches: The log of a step.
-        tags: What its tags refer to.
+        tags: The operations by their tags in the log.
         name: Returns the name of a launch.
     """
 
@@ -180,14 +180,13 @@ class LaunchDemands:
         return _demanding(work, self._demand_of(number, tag.demand))
 
     def _read(self, launch: Launch, tag: Tagged) -> WorkRow:
-        """What a real GPU would have launched for values that the host knew: a copy, or all kernels as one."""
+        """The launches of a real GPU for values that the host knew here: a copy, or all kernels as one."""
         name, kind = tag.operation, LAUNCH_KINDS[launch.kind]
         if "copy" in name or "_local_scalar_dense" in name:
             return WorkRow("Memcpy DtoH", kind, "copy", name, 0.0, float(launch.bytes), over_host_link=True)
         return _demanding(WorkRow(name, kind, self._family(name, tag), name), tag.demand)
 
     def _product(self, launch: Launch, name: str, operation: str) -> WorkRow:
-        """The work of a product, which a step has many times."""
         sizes = (launch.m, launch.n, launch.k, launch.batch, launch.compute, launch.accumulates, launch.scaling)
         types = (launch.a_type, launch.b_type, launch.d_type, launch.transposed_a, launch.transposed_b)
         key = (name, operation, *sizes, *types)
@@ -204,7 +203,6 @@ class LaunchDemands:
         return found
 
     def _demand_of(self, number: int, demand: Demand) -> Demand:
-        """What a launch has to do of what its operation has to do."""
         launch, weight = self._launches[number], self._weights[number]
         key = (launch.graph, launch.tag)
         if demand.is_divided and key in self._members:
@@ -268,13 +266,7 @@ class LaunchDemands:
 
 
 def product_work(shape: ProductShape, dtype: str, name: str = "") -> WorkRow:
-    """The work of a matrix product that a library computes.
-
-    Args:
-        shape: The size of its operands, and the bytes of their elements.
-        dtype: The type it computes in.
-        name: The kernel's name.
-    """
+    """The work of a matrix product that a library computes, in the type ``dtype``, by the kernel ``name``."""
     m, n, k = shape.m, shape.n, shape.k
     moved = _known(shape.batch * (m * k * shape.a_bytes + k * n * shape.b_bytes + m * n * shape.d_bytes))
     work = WorkRow(name, "product", "gemm", flops=shape.flops, moved_bytes=moved, dtype=dtype)
@@ -302,7 +294,6 @@ def _known(number: float) -> float:
 
 
 def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
-    """A kernel's work, with what is demanded of it."""
     flops, moved = _known(demand.flops), _known(demand.moved_bytes)
     rows, columns = demand.quantized if not demand.num_indices else (demand.num_indices, 0)
     if flops != flops and _TORCHS_OWN.search(work.name) and not _COMPUTES.search(work.name):

@@ -139,14 +139,12 @@ _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16",
 
 
 class Demand(NamedTuple):
-    """What one operation demands.
+    """The demand of one operation.
 
     Attributes:
         flops: Floating-point operations; NaN if unknown.
         moved_bytes: The fewest bytes it must read and write; NaN if unknown.
         dtype: The type it computes in, as ``WorkRow.dtype``.
-        attention: Sizes of the attention that it computes.
-        product: Sizes of the product that it computes.
         width: Length of the rows that it reduces or normalises; 0 if it does neither.
         quantized: Rows and columns of a matrix that it converts to eight bits; zeros for other operations.
         is_dense: Whether an attention counts as if every query met every key, because its mask's values are unknown.
@@ -188,7 +186,7 @@ _OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_scaled_mm": 0, "_add
 
 
 class DemandCounter:
-    """Counts what the operations of one operator demand.
+    """Counts the demand of the operations of one operator.
 
     Args:
         func: The operator.
@@ -224,13 +222,7 @@ class DemandCounter:
         self.is_alike = self._attention is None and not has_settings and not (operator.is_view and self._reads)
 
     def demand(self, args: Arguments, kwargs: Keywords, result: object) -> Demand:
-        """The demand of one call that has returned.
-
-        Args:
-            args: The call's arguments.
-            kwargs: The call's keyword arguments.
-            result: What the call returned.
-        """
+        """The demand of one call that has returned."""
         if self._operator.is_view:
             return NOTHING
         moved, dtype = float(self._moved_bytes(args, kwargs, result)), dtype_of(args)
@@ -376,7 +368,6 @@ def tensor_bytes(values: Iterable[object]) -> float:
 
 
 def _size(value: object) -> int:
-    """Bytes of the device tensors in a value."""
     if isinstance(value, torch.Tensor):
         return memory_bytes(value)
     return sum(map(_size, value)) if isinstance(value, (list, tuple)) else 0

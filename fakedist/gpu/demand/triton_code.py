@@ -36,13 +36,13 @@ _MULTIPLIES = re.compile(r"\bdot(_scaled)?\(|\b(warpgroup_mma|tcgen05_mma|mma_v2
 
 
 class Access(NamedTuple):
-    """How a kernel uses an argument.
+    """A kernel's use of an argument.
 
     Attributes:
         passes: In how many loops of its own it loads from it; 1 if it loads once or outside loops, 0 if it does not.
-        loads: Most places in one loop that load from it.
-        stores: Places that store to it.
-        adds: Places that add to it (atomic operations), which reads and writes.
+        loads: Most statements in one loop that load from it.
+        stores: Statements that store to it.
+        adds: Statements that add to it (atomic operations), which reads and writes.
         gathers: Whether where it loads, stores or adds depends on values that it has loaded.
         reads_back: Whether it stores to it first, and loads what it stored later.
     """
@@ -56,10 +56,10 @@ class Access(NamedTuple):
 
 
 class TritonSource(NamedTuple):
-    """What a kernel's source says.
+    """The facts in a kernel's source.
 
     Attributes:
-        accesses: How it uses its arguments; empty if the source cannot be read.
+        accesses: The uses of its arguments; empty if the source cannot be read.
         numels: Elements along each dimension that Inductor's kernels iterate over, where the source has them.
         multiplies: Whether it multiplies matrices.
     """
@@ -193,7 +193,6 @@ class _SourceReader(ast.NodeVisitor):
 
 
 def _called(node: ast.Call) -> str:
-    """The name of a called function or method."""
     if isinstance(node.func, ast.Attribute):
         return node.func.attr
     return node.func.id if isinstance(node.func, ast.Name) else ""
@@ -272,14 +271,7 @@ _TYPES = {"f64": "fp64", "f16": "bf16", "bf16": "bf16", "i8": "int8"}
 
 @dataclass
 class _Statement:
-    """A line, with the regions that it opens.
-
-    Attributes:
-        target: The name that it assigns; empty without one.
-        text: The rest of it.
-        regions: The statements of each region.
-        dots: Whether it or anything inside multiplies.
-    """
+    """A line, the name that it assigns (or ""), and the regions that it opens; ``dots`` if it multiplies."""
 
     target: str
     text: str
@@ -288,8 +280,6 @@ class _Statement:
 
 
 class _Pointer(NamedTuple):
-    """An element of an argument."""
-
     argument: str
     offset: npt.NDArray[np.int64]
 
@@ -323,7 +313,7 @@ class TritonIr:
 
         Args:
             arguments: The kernel's arguments, by name.
-            grid: How many programs it has along each axis.
+            grid: Programs along each axis.
             known: Returns a tensor's values.
         """
         if not self.multiplies:
@@ -388,7 +378,7 @@ class _Evaluation:
     Args:
         arguments: The kernel's arguments, by name.
         sizes: Programs along each axis.
-        places: Numbers of the programs.
+        programs: Numbers of the programs.
         known: Returns a tensor's values.
     """
 
@@ -506,7 +496,7 @@ class _Evaluation:
         return _sum(chosen_counts, {dtype: each * ~is_true for dtype, each in (otherwise or {}).items()})
 
     def _value(self, text: str, values: dict[str, _Value]) -> _Value:
-        """What a statement assigns, if it is a whole number or a pointer."""
+        """The value that a statement assigns, if it is a whole number or a pointer."""
         if "tensor<" in text:
             return None
         if constant := _CONSTANT.match(text):
@@ -545,7 +535,6 @@ class _Evaluation:
         return None
 
     def _content(self, argument: str) -> npt.NDArray[np.int64] | None:
-        """The whole numbers in a tensor, if their values are known."""
         self.reads = True
         if argument not in self._contents:
             tensor = self._arguments[argument]
@@ -569,20 +558,17 @@ def _ends(text: str, body: list[_Statement], values: Mapping[str, _Value]) -> np
 
 
 def _returns(label: str, body: list[_Statement]) -> bool:
-    """Whether a block does nothing but return."""
     place = next((place for place, each in enumerate(body) if each.text.startswith(f"^{label}")), len(body))
     return place + 1 < len(body) and body[place + 1].text.startswith("tt.return")
 
 
 def _yielded(region: list[_Statement], values: Mapping[str, _Value]) -> list[_Value]:
-    """What a region returns."""
     if not region or not region[-1].text.startswith("scf.yield"):
         return []
     return [values.get(name) for name in re.findall(_NAME, region[-1].text)]
 
 
 def _forget(values: dict[str, _Value], target: str, number: int) -> None:
-    """A loop's results are not known."""
     for place in range(number):
         values[f"{target}#{place}"] = None
     if target:

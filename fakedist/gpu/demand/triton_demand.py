@@ -43,13 +43,7 @@ class Template(NamedTuple):
     sizes: dict[str, str]
 
     def demand(self, arguments: Mapping[str, object], moved_bytes: float, known: Known) -> Demand:
-        """The demand of one launch.
-
-        Args:
-            arguments: The kernel's arguments, by name.
-            moved_bytes: The fewest bytes it must read and write.
-            known: Returns the values of a mask.
-        """
+        """The demand of one launch with these arguments, which moves at least ``moved_bytes``."""
         sizes = {name: number for name, text in self.sizes.items() if (number := _number(text, arguments)) is not None}
         demand = Demand(NAN, moved_bytes, dtype_of(tuple(arguments.values())))
         if "QK_HEAD_DIM" in sizes and "KV_LEN" in sizes:
@@ -136,12 +130,7 @@ def _met_blocks(arguments: Mapping[str, object], known: Known) -> list[float] | 
 
 
 class TritonKernel:
-    """Counts what the launches of one kernel demand.
-
-    Args:
-        name: Its name.
-        source: Its source; empty if unknown.
-    """
+    """Counts the demand of the launches of one kernel. ``source`` is empty if unknown."""
 
     def __init__(self, name: str, source: str) -> None:
         self._template: Template | None = template_of(name, source)
@@ -150,12 +139,7 @@ class TritonKernel:
         self._irs: dict[str, TritonIr | None] = {}
 
     def demand(self, arguments: Mapping[str, object], known: Known) -> Demand:
-        """The demand of one launch.
-
-        Args:
-            arguments: The kernel's arguments, by name.
-            known: Returns the values of a mask.
-        """
+        """The demand of one launch by its source and its arguments. ``known`` returns the values of a mask."""
         if self._template is not None:
             return self._template.demand(arguments, tensor_bytes(arguments.values()), known)
         demand = Demand(
@@ -168,13 +152,13 @@ class TritonKernel:
     def launched(
         self, demand: Demand, arguments: Mapping[str, object], compiled: object, grid: tuple[int, ...], known: Known
     ) -> Demand:
-        """The demand of a launch with the products of what was compiled.
+        """The demand of a launch with the products of its compiled form.
 
         Args:
-            demand: What its source and its arguments say.
+            demand: As :meth:`demand` returned it.
             arguments: The kernel's arguments, by name.
-            compiled: What Triton compiled, or torch's static launcher of it; None if that is not known.
-            grid: How many programs it had along each axis.
+            compiled: Triton's compiled kernel, or torch's static launcher of it; None if that is not known.
+            grid: Programs along each axis.
             known: Returns a tensor's values.
         """
         if self._template is not None or (self._is_inductors and not self._source.multiplies):
@@ -265,12 +249,12 @@ def _ir_text(compiled: object) -> str:
 
 
 def _least(tensor: torch.Tensor, most: float, places: int) -> float:
-    """The bytes of a tensor that so many places reach, each at most ``most`` elements."""
+    """The bytes of a tensor that so many accesses reach, each at most ``most`` elements."""
     return min(float(memory_bytes(tensor)), most * places * tensor.element_size()) if places else 0.0
 
 
 def _product(demand: Demand, arguments: Mapping[str, object]) -> Demand:
-    """A kernel that multiplies matrices, whose sizes are known by the names that such kernels give them."""
+    """A product, if the kernel gives its sizes their usual names."""
     m, n, k = (arguments.get(name) for name in ("M", "N", "K"))
     if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)):
         return demand._replace(flops=NAN)

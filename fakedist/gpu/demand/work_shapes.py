@@ -27,9 +27,8 @@ class ProductShape(NamedTuple):
         batch: How many of one size.
         groups: Number of groups; 0 for other products.
         layout: As ``WorkRow.layout``.
-        a_bytes: Bytes of an element of the first operand; 0 if unknown.
-        b_bytes: Of the second.
-        d_bytes: Of the result.
+        a_bytes: Bytes of an element of the first operand, 0 if unknown; ``b_bytes`` of the second, ``d_bytes`` of the
+            result.
         scaling: As ``WorkRow.scaling``.
     """
 
@@ -63,7 +62,6 @@ class AttentionShape(NamedTuple):
     """An attention.
 
     Attributes:
-        direction: Forward or backward.
         library: As ``WorkRow.library``.
         batch: Sequences. Packed sequences of several lengths count as equal ones with the same arithmetic.
         heads: Query heads of a sequence.
@@ -93,11 +91,7 @@ class AttentionShape(NamedTuple):
     deterministic: bool = False
 
     def flops(self, met: float) -> float:
-        """Two products forward, five backward; one of the five computes the scores again.
-
-        Args:
-            met: Keys that a query meets, on average.
-        """
+        """Two products forward, five backward; one of the five computes the scores again. A query has ``met`` keys."""
         widths = self.width + self.value_width
         if self.direction == "backward":
             widths = 3 * self.width + 2 * self.value_width
@@ -105,7 +99,7 @@ class AttentionShape(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Which keys a query meets.
+    """A mask of the keys that a query meets.
 
     Attributes:
         causal: Only those up to its own position.
@@ -137,12 +131,7 @@ class Mask(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Lengths of sequences.
-
-    Attributes:
-        queries: Of each sequence.
-        keys: Of each sequence.
-    """
+    """Lengths of each sequence."""
 
     queries: Sequence[int]
     keys: Sequence[int]
@@ -185,24 +174,14 @@ _FROM_END = 2
 
 
 class AttentionDemand(NamedTuple):
-    """What an attention has to do.
-
-    Attributes:
-        shape: Its sizes.
-        flops: Floating-point operations, without those that the mask spares.
-    """
+    """The sizes of an attention, and its floating-point operations without those that the mask spares."""
 
     shape: AttentionShape
     flops: float
 
 
 class AttentionOperator:
-    """Reads the sizes of an attention from the arguments of its operation.
-
-    Args:
-        operator: The operation.
-        known: Returns a tensor's values: those of packed sequences' offsets.
-    """
+    """Reads the sizes of an attention from its operation's arguments. ``known`` returns packed sequences' offsets."""
 
     def __init__(self, operator: Operator, known: Known) -> None:
         self._operator, self._known = operator, known

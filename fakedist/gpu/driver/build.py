@@ -101,11 +101,7 @@ def torch_build() -> tuple[str, str]:
 
 
 def torch_directory() -> Path:
-    """Where the installed torch is. It is not imported.
-
-    Raises:
-        SetupError: torch is not installed.
-    """
+    """Where the installed torch is, without importing it. SetupError if it is not installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise SetupError("torch is not installed in this Python", "pip install 'fakedist[torch]'")
@@ -113,11 +109,7 @@ def torch_directory() -> Path:
 
 
 def find_cuda() -> CudaInstallation:
-    """Find the headers and libraries that came with the installed torch.
-
-    Raises:
-        SetupError: torch is missing, a CPU build, or its CUDA libraries and headers cannot be found.
-    """
+    """Find the headers and libraries that came with the installed torch. SetupError without a CUDA build of it."""
     torch_version, cuda_version = torch_build()
     if not cuda_version:
         raise SetupError(
@@ -158,13 +150,10 @@ def _search_roots(cuda_major: str) -> list[Path]:
 
 
 def driver_path() -> Path:
-    """Where the driver for the installed torch is, or will be once built.
+    """Where the driver for the installed torch is, or will be once built. SetupError as :func:`find_cuda`.
 
     The name of the directory is a hash of the sources, the headers, this file and the installation. Different versions
     of fakedist can use one cache.
-
-    Raises:
-        SetupError: See :func:`find_cuda`.
     """
     cuda = find_cuda()
     digest = hashlib.sha256()
@@ -209,10 +198,7 @@ def sources() -> list[Path]:
 
 
 def include_flags(cuda: CudaInstallation) -> list[str]:
-    """Where the compiler finds headers.
-
-    Ours have names of their own only in quotes: ``<cupti.h>`` is NVIDIA's.
-    """
+    """Where the compiler finds headers. Ours have names of their own only in quotes: ``<cupti.h>`` is NVIDIA's."""
     directories = dict.fromkeys((cuda.include, cuda.cupti_include))
     return ["-iquote", str(SOURCE_DIRECTORY), *(f"-isystem{path}" for path in directories if path is not None)]
 

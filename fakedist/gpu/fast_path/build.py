@@ -21,12 +21,9 @@ class Library(NamedTuple):
 
     Attributes:
         name: How its file in the cache begins.
-        sources: Names of its sources.
-        headers: Names of its headers.
-        flags: Language and optimisation.
         links: Torch's libraries that it is linked with.
-        use: What needs a compiler, as an error says.
-        what: What is built, as an error says.
+        use: The use of a compiler, as an error says.
+        what: The product, as an error says.
     """
 
     name: str
@@ -38,11 +35,7 @@ class Library(NamedTuple):
     what: str
 
     def path(self) -> Path:
-        """Where the library is or will be. Its name has a digest of what it depends on.
-
-        Raises:
-            SetupError: No CUDA build of torch.
-        """
+        """Where the library is or will be, by a digest of its sources and torch. SetupError without CUDA in torch."""
         cuda = driver.find_cuda()
         digest = hashlib.sha256()
         for part in (*self.sources, *self.headers, Path(__file__).name):

@@ -106,11 +106,7 @@ _Locate = Callable[[torch.Tensor, int], None]
 
 
 class CompiledMarker:
-    """Implements protocol ``record.marker.Marker``.
-
-    Args:
-        library: The compiled code.
-    """
+    """Implements protocol ``record.marker.Marker``."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -158,10 +154,7 @@ class CompiledMarker:
             at += 1
 
     def bytes_of(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> int | None:
-        """Bytes of these tensors, and of gradients where those are wanted. No piece counts twice.
-
-        None if one of them cannot be located here.
-        """
+        """Bytes of these tensors, and of gradients where those are wanted, no piece twice; None if one is not located."""
         places, each = _addresses(tensors), array("q", wanted)
         found: int = self._library.fakedist_marks_bytes(places.buffer_info()[0], each.buffer_info()[0], len(tensors))
         return None if found < 0 else found
@@ -176,12 +169,11 @@ class CompiledMarker:
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> array[int]:
-    """Where C++ has each tensor."""
     return array("Q", [(tensor if type(tensor) in _PLAIN else _held(tensor))._cdata for tensor in tensors])
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
-    """What a DTensor holds; any other tensor itself."""
+    """The tensor in a DTensor; any other tensor itself."""
     found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return found
 
@@ -194,11 +186,7 @@ _word = ctypes.c_size_t.from_address
 
 
 class ObjectTypes:
-    """Implements protocol ``record.alive.TypeFinder``.
-
-    Args:
-        library: The fast path's library.
-    """
+    """Implements protocol ``record.alive.TypeFinder``."""
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         size, pointer = ctypes.c_size_t, ctypes.c_void_p
@@ -337,11 +325,7 @@ _NUM_NUMBERS = 4
 
 
 class CompiledTags(Tags):
-    """Tags of the fast path (trace.cpp).
-
-    Args:
-        library: The fast path's library.
-    """
+    """Tags of the fast path (trace.cpp)."""
 
     is_compiled = True
 
@@ -463,12 +447,7 @@ class CompiledFastPath:
         self._kept: tuple[object, ...] = ()
 
     def begin(self, cells: ctypes.Structure, where: Callable[[], _Whereabouts]) -> None:
-        """Begin a run. Nothing runs here yet.
-
-        Args:
-            cells: ``record.numbering.Cells``, which are kept up to date.
-            where: Asked in the thread of an operation.
-        """
+        """Begin a run with these ``record.numbering.Cells``, kept up to date. ``where`` is asked in each thread."""
 
         def ask(found: ctypes._Pointer[_Where]) -> int:
             try:
@@ -556,7 +535,7 @@ class CompiledFastPath:
         self._library.fakedist_history_stop()
 
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
-        """The allocator's new history of each device that has any. CUDA is initialised. None if torch cannot tell it.
+        """The allocator's new history of each device that has any; None if torch cannot tell it. CUDA is initialised.
 
         Args:
             gemms: The operations that are products of matrices.

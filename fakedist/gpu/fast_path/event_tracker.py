@@ -19,11 +19,7 @@ assert set(_TORCHS_ACTIONS) <= set(ACTIONS)
 
 
 class EventTracker:
-    """Numbers the allocator's events. CUDA must be initialised.
-
-    Raises:
-        SetupError: The tracker cannot be built.
-    """
+    """Numbers the allocator's events. CUDA must be initialised. SetupError if it cannot be built."""
 
     def __init__(self) -> None:
         # PyDLL keeps the GIL: these calls take less time than releasing it would.
@@ -42,12 +38,8 @@ class EventTracker:
     def operations(self, device: int, actions: Sequence[str]) -> Sequence[int]:
         """The operation of each event of a device since :meth:`forget`; -1 for snapshots, which it does not track.
 
-        Args:
-            device: Index of the device.
-            actions: What the history says the events are.
-
         Raises:
-            RecordingError: The history has other events.
+            RecordingError: The history, with these actions, has other events.
         """
         kept = [action for action in actions if action != _SNAPSHOT]
         count = len(kept)

@@ -31,10 +31,7 @@ _Writes = list[tuple[torch.Tensor, torch.Tensor]]
 
 @contextmanager
 def printed(on_host: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Print device tensors with their values. Those too large to hold any print as ``tensor(..., device=...)``.
-
-    Args:
-        on_host: Returns a device tensor's values on the host; None if it is too large.
+    """Print device tensors with their values; ``tensor(..., device=...)`` if ``on_host`` returns None: too large.
 
     Raises:
         RecordingError: This torch prints in another way.
@@ -102,7 +99,7 @@ _Execute = Callable[[OpOverload, Arguments, Keywords], object]
 
 @contextmanager
 def folded(execute: _Execute) -> Iterator[None]:
-    """Have what a compiler folds into its graphs computed. These operations are not the job's, so nothing records them.
+    """Compute the constants that a compiler folds into its graphs. They are not the job's, so nothing records them.
 
     Raises:
         RecordingError: This torch folds constants in another way.
@@ -128,8 +125,6 @@ def folded(execute: _Execute) -> Iterator[None]:
 
 
 class _Computed(TorchDispatchMode):
-    """Runs operations on plain tensors with their values."""
-
     def __init__(self, execute: _Execute) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._execute = execute
@@ -141,7 +136,6 @@ class _Computed(TorchDispatchMode):
         args: Arguments = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        """Run one operation."""
         if isinstance(func, OpOverload) and all(each.__torch_dispatch__ is PLAIN for each in types):
             return self._execute(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
@@ -155,10 +149,7 @@ _Written = tuple[tuple[int, str], ...]
 
 @contextmanager
 def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Have a tensor that a kernel of Triton writes lose its values. A new result of Inductor's has none anyway.
-
-    Args:
-        spoil: Called with each device tensor that a launch writes.
+    """Call ``spoil`` with each device tensor that a kernel of Triton writes. A new result of Inductor's has no values.
 
     Raises:
         RecordingError: This Triton or Inductor launches kernels in another way.
@@ -190,7 +181,7 @@ def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
 
 def _written_by(launcher: Any) -> _Written:
-    """What a kernel writes of what it is given: Inductor says which inputs, and the source of others shows it."""
+    """The arguments that a kernel writes: Inductor says which inputs, and the source of others shows it."""
     mutated = getattr(launcher, "mutated_arg_names", None)
     names = list(launcher.arg_names if mutated is None else launcher.fn.arg_names)
     if mutated is None:

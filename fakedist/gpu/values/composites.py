@@ -39,7 +39,6 @@ _SPARSE[torch.sparse_coo] = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseC
 
 
 def _special(tensor: torch.Tensor) -> torch._C.DispatchKeySet | None:
-    """The kernels for a device tensor of a special kind."""
     if not tensor.is_cuda:
         return None
     return _QUANTIZED if tensor.is_quantized else _SPARSE.get(tensor.layout)
@@ -83,7 +82,6 @@ class Inside(TorchDispatchMode):
         args: Arguments = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        """Run one of the operations inside."""
         if _get_mode(_FAKE) is not None or not isinstance(func, OpOverload):
             return func(*args, **(kwargs or {}))
         if any(each.__torch_dispatch__ is not PLAIN for each in types):
@@ -110,10 +108,10 @@ _NORMAL = (-4.0, 4.0)
 
 
 class Composites:
-    """Runs those operations.
+    """Runs PyTorch's composites.
 
     Args:
-        host: The device memory's values.
+        host: The host's view of device memory.
         inside: Runs an operation and passes those inside it to the engine.
         kernel: Runs an operation that reads no values midway.
     """
@@ -160,7 +158,7 @@ class Composites:
         return self._kernel(operator, args, kwargs)
 
     def _unchecked(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """``segment_reduce`` checks its arguments unless it is told not to."""
+        """``segment_reduce`` checks its arguments unless ``unsafe`` is set."""
         unchecked = kwargs | {"unsafe": True} if tensor_at(args, 0).is_cuda else kwargs
         return self._kernel(operator, args, unchecked)
 
@@ -169,7 +167,7 @@ class Composites:
         return self._kernel(operator, args, kwargs)
 
     def _counted(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """The backward of ``masked_scatter`` counts what the mask chose."""
+        """The backward of ``masked_scatter`` counts the true elements of the mask."""
         sizes = args[2]
         assert isinstance(sizes, (list, tuple))
         _fit_mask(self._host, tensor_at(args, 1), tensor_at(args, 0).numel(), math.prod(sizes))
@@ -204,7 +202,6 @@ class Composites:
 
 
 def _is_made_of_reads(operator: Operator) -> bool:
-    """Whether an operator reads values midway."""
     return operator.name in _MADE_OF_READS or operator.full_name in _OVERLOADS
 
 
@@ -214,7 +211,6 @@ def _is_composite(operator: Operator) -> bool:
 
 
 def _goes_to_host(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
-    """Whether ``to()``, as one operation, copies a device tensor to the host."""
     if operator.name != "to" or not tensor_at(args, 0).is_cuda:
         return False
     target = as_device(operator.argument("device", args, kwargs))
@@ -235,24 +231,14 @@ def _extremes(host: Host, name: str, tensor: torch.Tensor) -> tuple[float, float
 
 
 def _fit_mask(host: Host, mask: torch.Tensor, num_places: int, num_values: int) -> None:
-    """Record how many elements of a mask without values are true: ``masked_scatter`` has a value for each of them.
-
-    Args:
-        mask: The mask, on a device.
-        num_places: Elements that the mask chooses among.
-        num_values: Elements of the source.
-    """
+    """Record how many of a mask's ``num_masked`` elements are true: ``masked_scatter`` has a value for each of them."""
     mean = min(1.0, num_values / max(1, num_places))
     if mask.is_cuda and not host.holds(mask) and (host.means.of(mask) or 2.0) > mean:
         host.means.know(mask, mean)
 
 
 def _coalesce(host: Host, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a sparse tensor with each index once. Its kernel reads their number; many indices are taken as distinct.
-
-    Raises:
-        InventedValueError: ``strict`` is set and a value would be made up.
-    """
+    """Return a sparse tensor with each index once. Its kernel reads their number; many count as distinct."""
     indices, values = tensor._indices(), tensor._values()
     if all(host.is_seen(part) for part in device_tensors((indices, values))):
         found = torch.sparse_coo_tensor(host.settle(indices, name), host.settle(values, name), tensor.shape).coalesce()
@@ -270,11 +256,7 @@ def _coalesce(host: Host, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Foreach:
-    """Runs those operations.
-
-    Args:
-        host: The device memory's values.
-    """
+    """Runs operations on lists of tensors."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -299,7 +281,6 @@ class Foreach:
         return result
 
     def _taints(self, args: Arguments, kwargs: Keywords, chosen: list[int]) -> dict[int, Taint]:
-        """The taints of the positions that read made-up values."""
         host = self._host
         if not chosen or not host.taints:
             return {}

@@ -31,14 +31,7 @@ _free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
 
 
 class PickedIndices(NamedTuple):
-    """Indices that were picked by made-up values.
-
-    Attributes:
-        operation: What picked them.
-        filename: The script's file.
-        line: The line there.
-        num_choices: Among how many.
-    """
+    """Indices that an operation picked by made-up values among ``num_choices``, and the line of the script."""
 
     operation: str
     filename: str
@@ -88,21 +81,21 @@ class TaintedBytes:
 
 
 class StorageFacts:
-    """What is known about the contents of one storage.
+    """The known facts about the contents of one storage.
 
     Attributes:
         key: The storage's identity.
         address: Where its memory is. Facts about a storage that moved since (``resize_``) no longer apply.
         is_whole: Every byte holds a value.
         flags: One flag per byte, set where it holds a value, if it is not whole.
-        tainted: Which values are made up, and by what (:mod:`fakedist.gpu.values.contents`).
+        tainted: Which values are made up, and by what.
         mean: The mean of all elements (:mod:`fakedist.gpu.values.means`).
         is_assumed: Whether that mean is made up: half of a mask that nothing is known about.
-        recipe: What the values of a large storage follow from (:mod:`fakedist.gpu.values.recipes`).
-        losses: How many launches had taken values away when they were last found in place.
+        recipe: The recipe of a large storage's values (:mod:`fakedist.gpu.values.recipes`).
+        losses: How many launches had taken values away when they were last verified.
         is_positive: If nothing is negative, whether nothing is zero either.
         has_no_data: Whether it is on the host and holds nothing, although it is small enough to be computed.
-        choice: Which picked indices it holds, or what follows from them (:mod:`fakedist.gpu.values.routing`).
+        choice: Picked indices that it holds, or that its values follow from (:mod:`fakedist.gpu.values.routing`).
     """
 
     __slots__ = (
@@ -157,7 +150,7 @@ class Watch:
     """Follows which storages something is known about.
 
     Attributes:
-        told: Called with a storage's identity and 1 for a new fact, -1 for one that was dropped.
+        changed: Called with a storage's identity and 1 for a new fact, -1 for one that was dropped.
         replayed: Called when a CUDA graph was replayed: memory may now hold values that no storage is known for.
     """
 
@@ -167,13 +160,10 @@ class Watch:
 
 
 class Storages:
-    """What is known about contents, storage by storage.
+    """The known facts, storage by storage.
 
     Memory that is freed and allocated again is another storage, and the old facts do not apply to it. A weak reference
     keeps the StorageImpl (not its memory) alive, so no other can take its address.
-
-    Args:
-        watch: Follows the storages.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -287,7 +277,6 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _quantized_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor without elements that is quantized as a device tensor is."""
     if tensor.qscheme() == torch.per_tensor_affine:
         scale, zero_point = tensor.q_scale(), tensor.q_zero_point()
         return torch._empty_affine_quantized((0,), scale=scale, zero_point=zero_point, dtype=tensor.dtype)
@@ -321,9 +310,6 @@ def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
 
 class Defined:
     """Which small storages hold values: entirely, or some of their bytes.
-
-    Args:
-        storages: What is known about them.
 
     Attributes:
         written: While a CUDA graph is captured, where values were written: bytes by address of the storage.
@@ -420,11 +406,7 @@ def elements(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Taints:
-    """Remembers taints by storage. It is false as long as there has been none.
-
-    Args:
-        storages: What is known about storages.
-    """
+    """Remembers taints by storage. It is false as long as there has been none."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages

@@ -61,11 +61,6 @@ class ValueEngine:
     Args:
         seed: Seed of random numbers and of made-up values.
         strict: Raise InventedValueError instead of making up a value.
-
-    Attributes:
-        host: What is known of device memory.
-        composites: Runs operations that read values midway.
-        graphs: Gives compiled graphs their integers.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
@@ -122,12 +117,9 @@ class ValueEngine:
             self.host.spoil(tensor)
 
     def _read_past(self, num_bytes: int) -> bool:
-        """Count bytes without values that torch or the script copies to the host past the engine; the copy has zeros.
+        """Count bytes without values that are copied to the host past the engine; the copy has zeros.
 
-        Their type is not known here. They count as values of four bytes.
-
-        Returns:
-            Whether the copy fails.
+        Their type is not known here: they count as values of four bytes. Returns whether the copy fails.
         """
         try:
             self.host.inventions.count(_PAST, -(-num_bytes // 4))
@@ -141,14 +133,10 @@ class ValueEngine:
         return tensor.is_cuda and not self.host.holds(tensor)
 
     def not_sent(self, tensor: torch.Tensor, when_read: Callable[[], object]) -> bool:
-        """Take note that another rank should have sent a device tensor's values. What it holds counts as made up.
+        """Take note that another rank should have sent a device tensor's values. They count as made up.
 
-        Args:
-            tensor: The tensor.
-            when_read: Called when the script first reads one of the values, or one computed from them.
-
-        Returns:
-            Whether reads are seen. Those of a large tensor are not.
+        ``when_read`` is called when the script first reads one of them, or one computed from them. Returns whether
+        reads are seen: those of a large tensor are not.
         """
         if not is_small(tensor):
             self.host.spoil(tensor)
@@ -185,14 +173,11 @@ class ValueEngine:
         return self.host.inventions.branches()
 
     def not_computed_on_host(self) -> tuple[int, str]:
-        """How many operations on large host floats were not computed, and ``file:line`` of the first; empty if that
-        was in a backward.
-        """
+        """Number of operations on large host floats not computed, and ``file:line`` of the first ("": a backward)."""
         filename, line = self._no_data.first_line
         return self._no_data.operations, f"{filename}:{line}" if filename else ""
 
     def _run_for(self, operator: Operator) -> Run:
-        """Return the function that runs an operator."""
         if (method := self.composites.method(operator)) is not None:
             return partial(method, operator)
         if operator.name != "empty" and (operator.is_view or operator.empty or operator.is_idle):
@@ -289,7 +274,6 @@ class ValueEngine:
         return result
 
     def _not_computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """Run on the device alone."""
         result = self._on_device(operator, args, kwargs)
         written = self._written(operator, args, kwargs) if operator.written else []
         if self._follow_large(operator, args, kwargs, result, written):
@@ -323,7 +307,6 @@ class ValueEngine:
         return False
 
     def _listed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """An operation on lists of tensors."""
         run = self._no_data.run if self._no_data.concerns(operator, args, kwargs) else self._foreach.run
         if any(isinstance(value, (list, tuple)) and any(map(is_sparse, value)) for value in args):
             run = self._inside.run
@@ -354,7 +337,6 @@ class ValueEngine:
         return self._kernel(operator, args, kwargs)
 
     def _copied(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """``_to_copy``: to another dtype, or between host and device."""
         source, target = tensor_at(args, 0), as_device(kwargs.get("device"))
         if not source.is_cuda or target is None or target.type != "cpu":
             return self._kernel(operator, args, kwargs)
@@ -366,7 +348,6 @@ class ValueEngine:
         return result
 
     def _copied_into(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """``copy_``, within the device or between it and the host."""
         target, source = args[:2]
         assert isinstance(target, torch.Tensor)
         assert isinstance(source, torch.Tensor)
@@ -380,17 +361,14 @@ class ValueEngine:
         return result
 
     def _drawn_at(self, args: Arguments, kwargs: Keywords) -> SeedAndOffset | None:
-        """Where the generator is that an operation draws from; None for an operation on the host."""
+        """State of the generator that an operation draws from; None for an operation on the host."""
         device = cuda_device(args, kwargs)
         return None if device is None else self._randoms.seed_and_offset(device, as_generator(kwargs.get("generator")))
 
     def _on_host(
         self, operator: Operator, args: Arguments, kwargs: Keywords, drawn_at: SeedAndOffset | None
     ) -> list[torch.Tensor] | None:
-        """Return what the CPU kernels compute over the same memory; None if they cannot.
-
-        Random numbers come from ``drawn_at``, if it is given.
-        """
+        """The results of CPU kernels over the same memory, random numbers from ``drawn_at``; None if they cannot."""
         host_args, host_kwargs = self.host.arguments(args), self.host.keywords(kwargs)
         if drawn_at is not None and operator.takes_generator:
             host_kwargs["generator"] = self._randoms.generator(drawn_at)
@@ -460,7 +438,6 @@ class ValueEngine:
             self.host.inventions.count(operator.full_name, source.numel())
 
     def _inputs(self, operator: Operator, args: Arguments, kwargs: Keywords) -> list[torch.Tensor]:
-        """Tensors whose values the result depends on."""
         if operator.like:
             return plain_tensors(args[1:])
         if not (operator.overwrites and operator.written):
@@ -488,7 +465,6 @@ def _shape_alone(args: Arguments) -> Arguments:
 
 
 def _is_upload(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
-    """Whether an operation copies from the host to a device."""
     if operator.name == "copy_":
         return tensor_at(args, 0).is_cuda
     target = as_device(kwargs.get("device"))

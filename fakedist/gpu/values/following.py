@@ -65,17 +65,13 @@ _ROUTING = {"topk", "argmax", "argmin"}
 
 
 class Following:
-    """Decides which operands are made up, and keeps the results computed from them sound.
-
-    Args:
-        host: The device memory's values.
-    """
+    """Decides which operands are made up, and keeps the results computed from them sound."""
 
     def __init__(self, host: Host, routing: Routing) -> None:
         self._host, self._routing = host, routing
 
     def complete(self, operator: Operator, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Make up the missing values of inputs, if they are few. Return the inputs whose taints decide the result's.
+        """Make up missing values of inputs if they are few. Return the inputs whose taints decide the result's.
 
         None if not all inputs hold values.
         """
@@ -108,14 +104,9 @@ class Following:
         *,
         computed: Sequence[torch.Tensor],
     ) -> None:
-        """Mark results computed from made-up values as tainted too, unless any values would give the same result.
+        """Mark results computed from values of this taint as tainted too, unless any values would give the same result.
 
-        Args:
-            operator: What computed them.
-            args: Its arguments.
-            results: Device tensors.
-            taint: The arguments' taint.
-            computed: What the host computed and wrote to these results; empty if it computed in place.
+        ``computed`` has the values that the host computed and wrote to these results; empty if it computed in place.
         """
         for index, result in enumerate(results):
             if index or followed_name(operator.name) not in FOLLOWED:
@@ -183,11 +174,7 @@ _WHOLE_TYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, t
 
 
 class Large:
-    """Keeps the recipes of large tensors, and computes what is small.
-
-    Args:
-        host: The device memory's values.
-    """
+    """Keeps the recipes of large tensors, and computes small results of them."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -217,14 +204,9 @@ class Large:
     def follow(
         self, operator: Operator, args: Arguments, kwargs: Keywords, outputs: list[torch.Tensor], reading: Reading
     ) -> bool:
-        """Keep the recipes of an operation's results, and compute those that are small. Return whether they are known.
+        """Keep the recipes of the tensors that an operation returned or wrote, and compute those that are small.
 
-        Args:
-            operator: The operation.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-            outputs: What it returned or wrote.
-            reading: What it reads.
+        Returns whether they are known.
         """
         if not any(output.dtype in _WHOLE_TYPES or is_small(output) for output in outputs):
             return False
@@ -319,12 +301,7 @@ class Large:
 
 
 class Reading:
-    """What an operation reads.
-
-    Args:
-        ignored: Identities of the arguments that it writes without reading them.
-        taint: The taint of what it reads.
-    """
+    """Identities of the arguments that an operation writes without reading them, and the taint of those it reads."""
 
     __slots__ = ("ignored", "taint")
 

@@ -38,7 +38,7 @@ class Integers(Protocol):
 
 @dataclass(frozen=True)
 class _Lazy:
-    """A tensor that has a recipe. ``shape`` is a tensor without memory, whose views show how theirs lie."""
+    """A tensor that has a recipe. ``shape`` is a tensor without memory, whose views have the same geometry."""
 
     recipe: Recipe
     shape: torch.Tensor
@@ -46,18 +46,14 @@ class _Lazy:
 
 @dataclass(frozen=True)
 class _Input:
-    """What is known of an input when the graph begins."""
+    """The known value of an input when the graph begins."""
 
     value: object
     taint: Taint | None
 
 
 class GraphValues:
-    """Gives compiled graphs their integers.
-
-    Args:
-        host: The device memory's values.
-    """
+    """Gives compiled graphs their integers."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -115,7 +111,7 @@ class GraphValues:
 
 
 def _lies(value: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, tuple[int, ...]]:
-    """How a tensor lies, over memory that takes nothing."""
+    """The geometry of a tensor, over memory that takes nothing."""
     storage = empty(storage_of(value)[1], dtype=torch.uint8, device=_META).untyped_storage()
     return storage, int(value.storage_offset()), value.size(), value.stride()
 
@@ -125,7 +121,7 @@ class GraphRun:
 
     Args:
         part: The operations.
-        inputs: What is known of the inputs.
+        inputs: The known values of the inputs.
         give: Gives a tensor a value with a taint.
     """
 
@@ -222,7 +218,6 @@ def _overlap(value: object, other: object) -> bool:
 
 
 def _names(value: object) -> list[str]:
-    """The names of nodes in an argument."""
     if isinstance(value, dict):
         if isinstance(name := value.get("n"), str):
             return [name]
@@ -231,11 +226,7 @@ def _names(value: object) -> list[str]:
 
 
 def _decoded(value: object, values: Mapping[str, object]) -> object:
-    """An argument.
-
-    Raises:
-        UnknownValueError: It is the value of a node, and not known.
-    """
+    """An argument. UnknownValueError if it is the value of a node, and not known."""
     if isinstance(value, list):
         return [_decoded(each, values) for each in value]
     if not isinstance(value, dict):
@@ -272,11 +263,7 @@ def _function(target: str) -> Callable[..., object]:
 
 
 def _computed(function: Callable[..., object], args: list[object], kwargs: dict[str, object]) -> object:
-    """The result of an operation: values, or a recipe if there are too many.
-
-    Raises:
-        UnknownValueError: It is not known.
-    """
+    """The result of an operation: values, or a recipe if there are too many. UnknownValueError if it is not known."""
     lazy = [value for value in _flat((args, list(kwargs.values()))) if isinstance(value, _Lazy)]
     if not isinstance(function, OpOverload):
         if lazy:
@@ -309,7 +296,7 @@ def _flat(value: object) -> list[object]:
 
 
 def _most_elements(tensors: Sequence[torch.Tensor]) -> int:
-    """Elements of a result at most, if it is as the tensors are together, broadcast."""
+    """The most elements of a result: those of all tensors together, broadcast."""
     sizes: list[int] = []
     for each in tensors:
         size = list(each.shape)

@@ -57,10 +57,6 @@ class Host:
     Args:
         seed: Seed of made-up values.
         strict: Raise InventedValueError instead of making up a value.
-
-    Attributes:
-        watch: Follows which storages something is known about.
-        sweep: Drops what is known about storages that were freed.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
@@ -248,11 +244,7 @@ def _selected(args: list[object]) -> torch.Tensor | None:
 
 
 class HostReads:
-    """Answers those operations.
-
-    Args:
-        host: The device memory's values.
-    """
+    """Answers the operations whose result, or its size, the host reads."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -337,7 +329,6 @@ class HostReads:
         return rows
 
     def _count(self, mask: torch.Tensor, operation: str) -> int:
-        """How many elements of a mask are true."""
         if is_small(mask):
             return int(self._host.settle(mask, operation).count_nonzero())
         mean = self._host.means.of(mask)
@@ -348,7 +339,7 @@ class HostReads:
         return round(mean * mask.numel())
 
     def _estimate(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """The answer if not all tensors are small."""
+        """The answer if some tensors are large."""
         first, operation = tensor_at(args, 0), operator.full_name
         if operator.name == "nonzero":
             return self._positions(first, operation, None)

@@ -118,11 +118,7 @@ class Inventions:
         return torch.Generator().manual_seed(self._seed ^ tensor.data_ptr())
 
     def count(self, operation: str, num_values: int) -> None:
-        """Record that values were made up for the script's current line.
-
-        Raises:
-            InventedValueError: ``strict`` is set.
-        """
+        """Count made-up values for the script's current line. InventedValueError if ``strict`` is set."""
         filename, line = script_line()
         if self._strict and num_values:
             where = f"{filename}:{line}" if filename else "a backward"
@@ -185,11 +181,7 @@ SeedAndOffset = tuple[int, int]
 
 
 class Randoms:
-    """Supplies operations with random numbers.
-
-    Args:
-        seed: Seed of devices that the script does not seed. There, real runs differ from one another.
-    """
+    """Supplies operations with random numbers. ``seed`` is that of devices that the script does not seed."""
 
     def __init__(self, seed: int) -> None:
         torch.cuda.manual_seed_all(seed)

@@ -75,9 +75,7 @@ def followed_name(name: str) -> str:
 class Means:
     """Remembers the mean of masks and counts that hold no values, and the tensors that are not negative.
 
-    Args:
-        seen: Returns a tensor's values on the host; None if the tensor does not hold them.
-        storages: What is known about storages.
+    ``seen`` returns a tensor's values on the host; None if the tensor does not hold them.
     """
 
     def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None], storages: Storages) -> None:
@@ -202,7 +200,6 @@ class Means:
         return before + (float(value) - before) * replaced
 
     def _compared(self, name: str, first: torch.Tensor, second: object) -> float | None:
-        """The mean of a comparison; None if nothing is known about it."""
         if isinstance(second, torch.Tensor):
             return _SAME[name] if first is second or _is_same(first, second) else None
         if isinstance(second, float) and math.isinf(second):
@@ -278,10 +275,7 @@ def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def spread(shape: torch.Size, mean: float) -> torch.Tensor:
-    """Return a host mask with this mean: as many in every row, each row's after those of the previous.
-
-    Do not write to it.
-    """
+    """A host mask with this mean: as many in every row, each row's after those of the previous. Do not write to it."""
     columns = shape[-1]
     rows = arange(shape.numel() // columns)
     ends = torch.round((rows + 1) * mean * columns).long()

@@ -27,10 +27,7 @@ _META = torch.device("meta")
 
 
 class NoData:
-    """Runs operations on such tensors without computing them.
-
-    Args:
-        host: Makes up values.
+    """Runs operations on large host floats without computing them.
 
     Attributes:
         operations: Number of operations that were not computed.

@@ -38,7 +38,6 @@ class Operator:
     """One of torch's operators. Each call of it is an operation.
 
     Attributes:
-        func: Runs a call.
         name: Its name without namespace and overload, e.g. ``add_``.
         full_name: The name with both, e.g. ``aten.add_.Tensor``.
         qualified_name: The dispatcher's name, e.g. ``aten::add_.Tensor``.
@@ -49,12 +48,9 @@ class Operator:
         is_idle: It computes nothing, and runs no operations that do.
         like: It uses only the shape of its first argument.
         zeros: Its result is zero.
-        overwrites: What it writes does not depend on the previous contents.
-        written: Positions of the arguments that it writes to.
-        written_names: The names of those arguments, which may be passed by keyword.
+        overwrites: The previous contents do not matter to it.
+        written: Positions of the arguments that it writes to; ``written_names`` their names.
         dynamic: The size of its result, or what it returns to the host, depends on values.
-        random: It draws random numbers.
-        takes_generator: It has a ``generator`` argument.
         info_at: The position of the result that says whether a factorisation worked; -1 if it has none.
         reads_midway: Its device kernel reads values on the host before it computes.
         followed: Something may be known about its result even if the result holds no values.

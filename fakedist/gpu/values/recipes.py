@@ -98,15 +98,15 @@ _Pieces = dict[tuple[int, int, int], torch.Tensor]
 
 
 class Recipe:
-    """One operation, and what it reads.
+    """One operation and its operands.
 
     Args:
         operator: The operation.
         args: Its arguments, with operands instead of tensors.
         kwargs: The same.
-        result: How its result lies in a storage. It must fill it.
+        result: The geometry of its result, which must fill its storage.
         dtype: The result's type.
-        item: The place of the result among several; -1 if there is one.
+        item: The index of the result among several; -1 if there is one.
         taint: The taint of the values that it reads.
 
     Raises:
@@ -144,11 +144,7 @@ class Recipe:
         self._rule, self.args, self.kwargs, self._computed = _forgotten, (), {}, None
 
     def value(self, geometry: Geometry | None = None) -> torch.Tensor:
-        """The values, or those of a tensor over the same memory.
-
-        Raises:
-            UnknownValueError: They are not known, or take too long.
-        """
+        """The values, or those of a tensor over the same memory. UnknownValueError if not known, or too many."""
         if geometry is None:
             geometry = Geometry(self.size, _strides(self.size, self.order), 0)
         return _whole(RecipeView(self, geometry), WHOLE)
@@ -204,7 +200,6 @@ class Recipe:
 
 
 def _read(operand: Operand, box: Box, pieces: _Pieces) -> torch.Tensor:
-    """The values of an operand in a box."""
     if isinstance(operand, torch.Tensor):
         return operand[tuple(slice(start, stop) for start, stop in box)]
     size = [stop - start for start, stop in box]
@@ -469,11 +464,7 @@ def _count(mask: torch.Tensor, dims: list[int]) -> torch.Tensor:
 
 
 def _memory_order(geometry: Geometry) -> tuple[int, ...]:
-    """The dimensions of a tensor that fills its storage, those farthest apart first.
-
-    Raises:
-        UnknownValueError: It does not fill it.
-    """
+    """The dimensions of a tensor that fills its storage, those farthest apart first. UnknownValueError otherwise."""
     size, stride = geometry.size, geometry.stride
     order = tuple(sorted(range(len(size)), key=lambda dim: (-stride[dim], size[dim] == 1, dim)))
     expected = _strides(size, order)
@@ -498,8 +489,7 @@ def _steps(size: tuple[int, ...]) -> tuple[int, ...]:
 def _box_of(size: Sequence[int], first: int, end: int) -> tuple[Box, int]:
     """The smallest box that is a range of a contiguous tensor's elements and has those from ``first`` to ``end``.
 
-    Returns:
-        The box, and where it begins.
+    Returns the box, and where it begins.
     """
     steps = _steps(tuple(size))
     box: list[tuple[int, int]] = []

@@ -34,10 +34,7 @@ _MAX_FRAMES = 32
 
 
 def choose(operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> torch.Tensor:
-    """Return an operation's index result as a host tensor. Indices are distinct along the dimension picked from.
-
-    Do not write to it.
-    """
+    """An operation's index result as a host tensor, distinct along the dimension picked from. Do not write to it."""
     source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
     if not isinstance(dim, int) or not source.dim():
         return zeros(indices.shape, dtype=torch.int64)
@@ -100,11 +97,7 @@ _COMPARING = {"eq", "ne", *_ORDERING}
 
 
 class Routing:
-    """Follows picked indices until it is known that a router picked them.
-
-    Args:
-        host: What is known of device memory.
-    """
+    """Follows picked indices until it is known that a router picked them."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -144,11 +137,9 @@ class Routing:
         return None if known is None or known.choice in self._routers else known.choice
 
     def _is_indexed(self, args: Arguments) -> bool:
-        """Whether the places of an ``index_put`` follow from indices."""
         return any(self._choice_of(place) is not None for place in plain_tensors(args[1:2]) if place.is_cuda)
 
     def _has_mask(self, args: Arguments) -> bool:
-        """Whether elements are selected by a mask that follows from indices."""
         masks = plain_tensors(args[1:])
         return any(mask.dtype == torch.bool and self._choice_of(mask) is not None for mask in masks if mask.is_cuda)
 

@@ -25,11 +25,9 @@ def is_sparse(value: object) -> bool:
 
 
 class Sparse:
-    """Runs those operations.
+    """Runs operations on sparse tensors.
 
-    Args:
-        host: The device memory's values.
-        inside: Runs an operation on the device and passes those inside it to the engine.
+    ``inside`` runs an operation on the device and passes those inside it to the engine.
     """
 
     def __init__(self, host: Host, inside: Method) -> None:
@@ -80,14 +78,14 @@ class Sparse:
         return True
 
     def _computed(self, operator: Operator, near: list[object], kwargs: Keywords) -> object:
-        """What the CPU kernel returns; None if there is none."""
+        """The result of the CPU kernel; None if there is none."""
         try:
             return operator.func(*near, **self._host.keywords(kwargs))
         except Exception:  # no CPU kernel, or none for these types
             return None
 
     def _filled(self, result: object, computed: object) -> object:
-        """The device's result with the computed values, or another if the number of places differs."""
+        """The device's result with the computed values, or another if the number of indices differs."""
         if isinstance(result, (tuple, list)) and isinstance(computed, (tuple, list)):
             return type(result)(self._filled(*pair) for pair in zip(result, computed, strict=True))
         if not isinstance(result, torch.Tensor) or not isinstance(computed, torch.Tensor) or not result.is_cuda:
@@ -99,7 +97,6 @@ class Sparse:
         return self._made(computed, result.device)
 
     def _made(self, computed: object, device: torch.device) -> object:
-        """The same on the device."""
         if not isinstance(computed, torch.Tensor):
             return computed
         if computed.layout is torch.strided:
@@ -121,7 +118,6 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _on_host(value: object) -> torch.Tensor:
-    """A sparse tensor on the host, over the same memory."""
     assert isinstance(value, torch.Tensor)
     return _made_of([host_view(part) for part in parts(value)], value)
 

@@ -189,12 +189,9 @@ class Holding(enum.IntEnum):
 
 
 def tell_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor | None = None) -> None:
-    """Tell the driver what a device tensor's memory holds now.
+    """Report to the driver what a device tensor's memory holds now; all of its storage if it is not contiguous.
 
-    Args:
-        tensor: The tensor. If it is not contiguous, all of its storage counts.
-        holding: What it holds.
-        flags: One for each byte of its storage, if they differ and the tensor is not contiguous.
+    ``flags`` has one for each byte of the storage, if they differ and the tensor is not contiguous.
     """
     tell = _of_driver("fakedist_know", *_BYTES, ctypes.c_int)
     if tell is None:
@@ -278,10 +275,9 @@ def reads_told(tell: Callable[[int], bool]) -> Iterator[None]:
 
 
 def zero_memory(tensor: torch.Tensor) -> bool:
-    """Write zeros to the memory of a contiguous device tensor. Pages that are not read then take no host memory.
+    """Write zeros to the memory of a contiguous device tensor, where pages that are not read take no host memory.
 
-    Returns:
-        Whether they were written.
+    Returns whether they were written.
     """
     zero = _of_driver("fakedist_zero", *_BYTES) if tensor.is_contiguous() and tensor.is_cuda else None
     return zero is not None and bool(zero(tensor.data_ptr(), tensor.nbytes))
