@@ -31,11 +31,11 @@ def replacements() -> tuple[Replaced, ...]:
 def present(owner: object, name: str) -> Any:  # torch's own attribute, of any type
     """Return ``owner.name``. RecordingError if there is no such attribute, so this torch works in a different way."""
     missing = object()
-    found = getattr(owner, name, missing)
-    if found is missing:
+    value = getattr(owner, name, missing)
+    if value is missing:
         where = getattr(owner, "__name__", repr(owner))
         raise RecordingError(f"torch {version('torch')} has no {where}.{name}", "pip install torch==2.15.0")
-    return found
+    return value
 
 
 @contextmanager

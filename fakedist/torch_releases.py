@@ -35,8 +35,8 @@ class Difference:
 
 def release_of(text: str) -> tuple[int, int]:
     """The release of a version: (2, 8) for "2.8.0a0+5228986c39.nv25.05"; (0, 0) if it is none."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 @cache

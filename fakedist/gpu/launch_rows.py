@@ -84,43 +84,54 @@ class StepRanges:
     def begins(self, name: str) -> int:
         """A range begins in this thread. Return its number."""
         thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
-        depth = sum(each.thread == thread for each in self._open.values())
+        depth = sum(script_range.thread == thread for script_range in self._open.values())
         number, self._next = self._next, self._next + 1
         self._open[number] = _ScriptRange(name, thread, depth, self._position() if self._is_on else 0)
         return number
 
     def ended(self, number: int) -> None:
         """The range with that number ended."""
-        found = self._open.pop(number, None)
-        if found is not None and self._is_on:
-            self._closed.append(replace(found, end=self._position()))
+        script_range = self._open.pop(number, None)
+        if script_range is not None and self._is_on:
+            self._closed.append(replace(script_range, end=self._position()))
 
     def step_begins(self) -> None:
         """The step begins. What is open began before its first launch."""
         self._is_on, self._closed = True, []
-        self._open = {number: replace(each, begin=0) for number, each in self._open.items()}
+        self._open = {number: replace(script_range, begin=0) for number, script_range in self._open.items()}
 
     def step_ended(self, num_launches: int) -> None:
         """The step ended, with that many launches. What is open lasts beyond it, or is of the next step."""
         self._is_on = False
-        ours = [each for each in self._open.values() if each.begin < num_launches]
-        self._closed += [replace(each, end=num_launches) for each in ours]
+        ours = [script_range for script_range in self._open.values() if script_range.begin < num_launches]
+        self._closed += [replace(script_range, end=num_launches) for script_range in ours]
 
     def cut_short(self, num_launches: int) -> None:
         """The step that ended keeps only so many of its launches."""
-        ours = [each for each in self._closed if each.begin < num_launches]
-        self._closed = [replace(each, end=min(each.end, num_launches)) for each in ours]
+        ours = [script_range for script_range in self._closed if script_range.begin < num_launches]
+        self._closed = [replace(script_range, end=min(script_range.end, num_launches)) for script_range in ours]
 
     def rows(self, row_of: Sequence[int]) -> list[RangeRow]:
         """The step's ranges in the order in which they began, outer ones first.
 
         ``row_of`` has the number of rows of ``launches`` before each launch of the log, and of all.
         """
-        found = sorted(self._closed, key=lambda each: (each.begin, -each.end, each.depth))
-        return [RangeRow(each.name, each.thread, each.depth, row_of[each.begin], row_of[each.end]) for each in found]
+        ranges = sorted(
+            self._closed, key=lambda script_range: (script_range.begin, -script_range.end, script_range.depth)
+        )
+        return [
+            RangeRow(
+                script_range.name,
+                script_range.thread,
+                script_range.depth,
+                row_of[script_range.begin],
+                row_of[script_range.end],
+            )
+            for script_range in ranges
+        ]
 
 
-_PHASES = {name: place for place, name in enumerate(PHASES)}
+_PHASES = {name: code for code, name in enumerate(PHASES)}
 _Shape = tuple[int, ...]
 
 
@@ -184,12 +195,12 @@ class LaunchRows:
         self._last_tag = launch.tag
         return sum(1 for tag in between if tag in tags and tags[tag].counts)
 
-    def _row(self, launch: Launch, what: int, work: int, num_operations: int) -> tuple[int, ...]:
+    def _row(self, launch: Launch, kind: int, work: int, num_operations: int) -> tuple[int, ...]:
         """The values of a row, in the order of the record's columns."""
         tag = self._tags.get(launch.tag, self._nowhere)
         place = tag.place
         return (
-            what,
+            kind,
             work,
             launch.stream,
             launch.event,
@@ -202,15 +213,15 @@ class LaunchRows:
             _PHASES[place.phase],
             place.recompute,
             place.layer,
-            launch.call if what == LaunchKind.COLLECTIVE else -1,
+            launch.call if kind == LaunchKind.COLLECTIVE else -1,
         )
 
     def _shape(self, sizes: _Shape) -> int:
-        found = self._shapes.get(sizes)
-        if found is None:
+        number = self._shapes.get(sizes)
+        if number is None:
             text = ",".join(map(str, sizes)) if any(sizes) else ""
-            found = self._shapes[sizes] = self._texts.setdefault(text, len(self._texts))
-        return found
+            number = self._shapes[sizes] = self._texts.setdefault(text, len(self._texts))
+        return number
 
 
 def _with_floats(work: WorkRow) -> WorkRow:

@@ -262,9 +262,9 @@ class ModelTracer:
         def run(launcher: object, *args: object, **kwargs: object) -> object:
             thread = self._thread
             function = launcher if hasattr(launcher, "arg_names") else getattr(launcher, "fn", None)
-            given = dict(zip(getattr(function, "arg_names", ()), args, strict=False)) | kwargs
+            arguments = dict(zip(getattr(function, "arg_names", ()), args, strict=False)) | kwargs
             kernel = self._kernel(function)
-            demand = kernel.demand(given, self._known_to_kernel)
+            demand = kernel.demand(arguments, self._known_to_kernel)
             inside = self.inside()
             place = self._place() if inside is None else inside
             tag = self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False))
@@ -275,27 +275,29 @@ class ModelTracer:
                 self._log.tag(self._outside())
             compiled = returned if hasattr(returned, "asm") else _compiled(launcher)
             grid = self._log.last_grid()
-            self._set_demand(tag, kernel.launched(demand, given, compiled, grid, self._known))
+            self._set_demand(tag, kernel.launched(demand, arguments, compiled, grid, self._known))
             return returned
 
         return run
 
     def _known_to_kernel(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor's values where a compiled graph launches a kernel: those of its buffers, or of its inputs."""
-        found = self.known_in_graph(tensor)
-        return self._known(tensor) if found is None else found
+        values = self.known_in_graph(tensor)
+        return self._known(tensor) if values is None else values
 
     def _kernel(self, function: object) -> TritonKernel:
         source = str(getattr(function, "src", ""))
-        found = self._kernels.get(source)
-        if found is None:
-            found = self._kernels[source] = TritonKernel(str(getattr(function, "__name__", "")), source)
-        return found
+        kernel = self._kernels.get(source)
+        if kernel is None:
+            kernel = self._kernels[source] = TritonKernel(str(getattr(function, "__name__", "")), source)
+        return kernel
 
 
 def _compiled(launcher: object) -> object:
     """The kernel that an autotuner of Inductor launches; None if that is not known."""
     launchers, results = (getattr(launcher, name, None) or [] for name in ("launchers", "compile_results"))
     config = getattr(launchers[0], "config", None) if launchers else None
-    chosen = [each for each in results if config is None or getattr(each, "config", None) == config] or list(results)
+    chosen = [result for result in results if config is None or getattr(result, "config", None) == config] or list(
+        results
+    )
     return getattr(chosen[0], "kernel", None) if chosen else None

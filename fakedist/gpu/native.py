@@ -39,8 +39,8 @@ def find_cpp_compiler(use: str) -> str:
 
 def _find(names: tuple[str | None, ...], missing: str, remedy: str) -> str:
     for name in names:
-        if name and (found := shutil.which(name)):
-            return found
+        if name and (path := shutil.which(name)):
+            return path
     raise SetupError(missing, remedy)
 
 
@@ -74,14 +74,14 @@ def _why_not_ours(path: Path) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
-        if os.lstat(path).st_uid != os.geteuid() or (found := os.stat(path)).st_uid != os.geteuid():
+        if os.lstat(path).st_uid != os.geteuid() or (status := os.stat(path)).st_uid != os.geteuid():
             return "belongs to another user"
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return "may be written by other users"
-        above = next((each for each in path.resolve().parents if is_open_to_all(each.stat().st_mode)), None)
+        above = next((parent for parent in path.resolve().parents if is_open_to_all(parent.stat().st_mode)), None)
         if above is not None:
             return f"may be moved by other users, who may write to {above}"
-        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             path.chmod(0o700)
     except OSError as error:
         return f"cannot be used: {error.strerror}"
@@ -101,12 +101,12 @@ def build_directory(cache: Path) -> Iterator[Path]:
             yield scratch
 
 
-def compile_native(command: list[str], what: str) -> None:
+def compile_native(command: list[str], product: str) -> None:
     """Run a compiler or linker for ``what``. SetupError, which ends with its last lines, if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         shown = "".join(f"\n    {line}" for line in done.stderr.strip().splitlines()[-_LINES_SHOWN:])
         raise SetupError(
-            f"{command[0]} could not build {what} (exit status {done.returncode}):{shown}",
+            f"{command[0]} could not build {product} (exit status {done.returncode}):{shown}",
             "install gcc with the C library's headers (apt-get install gcc libc6-dev), or set CC to another compiler",
         )

@@ -50,18 +50,18 @@ def kept_triton_key(directory: Path) -> Iterator[None]:
 def _kept(directory: Path, installed: Path, compute: Callable[[], str]) -> str:
     """The key of the package in ``installed``, from the file that has it, else computed."""
     try:
-        place = directory / f"{_digest(installed)}.txt"
+        file = directory / f"{_digest(installed)}.txt"
     except OSError:  # a link that leads nowhere, or a file that has just been removed
         return compute()
     with suppress(OSError, UnicodeDecodeError):
-        if key := place.read_text():
+        if key := file.read_text():
             return key
     key = compute()
     with suppress(OSError):  # no room: the next rank computes it again
         directory.mkdir(parents=True, exist_ok=True)
-        draft = place.with_suffix(f".{os.getpid()}")
+        draft = file.with_suffix(f".{os.getpid()}")
         draft.write_text(key)
-        _replace(draft, place)
+        _replace(draft, file)
     return key
 
 
@@ -142,8 +142,8 @@ class FirstConfigurations:
         """Notes for the report: that nothing was tuned, if anything would have been."""
         return [notes.nothing_tuned(self._chosen)] if self._chosen else []
 
-    def _count(self, what: str) -> None:
-        self._chosen[what] = self._chosen.get(what, 0) + 1
+    def _count(self, choice: str) -> None:
+        self._chosen[choice] = self._chosen.get(choice, 0) + 1
 
     def _patch(self, owner: object, name: str, make: Callable[[_Method], _Method]) -> None:
         self._exit.enter_context(patched(owner, name, make(present(owner, name))))

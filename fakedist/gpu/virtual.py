@@ -94,10 +94,10 @@ class VirtualGpu:
 
     def visible(self) -> list[int]:
         """The machine's number of each device that the process sees; empty until the process asks CUDA for a device."""
-        found: list[int] = []
-        while (number := self._library.fakedist_installed(len(found))) >= 0:
-            found.append(number)
-        return found
+        numbers: list[int] = []
+        while (number := self._library.fakedist_installed(len(numbers))) >= 0:
+            numbers.append(number)
+        return numbers
 
     def counters(self) -> dict[str, int]:
         """Counts so far. ``copies_dropped``: large tensors hold no data. ``reads_made_up``: of threads not Python's."""
@@ -116,22 +116,22 @@ class VirtualGpu:
     def notes(self) -> list[Note]:
         """Notes for the report: constant NVML sensors, estimated work areas, managed memory, reads of other threads."""
         readings = dict(self._counted(self._library.fakedist_constant))
-        found = [notes.sensors_constant(readings)] if readings else []
+        all_notes = [notes.sensors_constant(readings)] if readings else []
         if areas := dict(self._counted(self._library.fakedist_work_area)):
-            found.append(notes.work_areas_estimated(areas))
+            all_notes.append(notes.work_areas_estimated(areas))
         if managed := int(self._library.fakedist_managed_bytes()):
-            found.append(notes.memory_managed(managed))
+            all_notes.append(notes.memory_managed(managed))
         counters = self.counters()
         if reads := counters["reads_made_up"]:
-            found.append(notes.read_in_other_threads(reads, counters["bytes_made_up"]))
-        return found
+            all_notes.append(notes.read_in_other_threads(reads, counters["bytes_made_up"]))
+        return all_notes
 
     def _counted(self, function: Callable[..., bytes | None]) -> list[tuple[str, int]]:
         calls = ctypes.c_uint64()
-        found: list[tuple[str, int]] = []
-        while (name := function(len(found), ctypes.byref(calls))) is not None:
-            found.append((name.decode(), calls.value))
-        return found
+        counts: list[tuple[str, int]] = []
+        while (name := function(len(counts), ctypes.byref(calls))) is not None:
+            counts.append((name.decode(), calls.value))
+        return counts
 
 
 @contextmanager

@@ -21,17 +21,17 @@ Reduction: TypeAlias = "dist.ReduceOp | dist.ReduceOp.RedOpType"
 
 def root(opts: object) -> int:
     """Group rank of a call's root; 0 by default."""
-    given: int | None = getattr(opts, "rootRank", None)
-    if given is not None:
-        return given
+    rank: int | None = getattr(opts, "rootRank", None)
+    if rank is not None:
+        return rank
     return int(opts) if isinstance(opts, SupportsInt) else 0
 
 
 def reduce_op(opts: object, op: Reduction | None = None) -> Reduction:
     """A call's reduction; a sum by default. TypeError if something else was passed in place of options."""
-    given: Reduction | None = getattr(opts, "reduceOp", op)
-    if given is not None:
-        return given
+    reduction: Reduction | None = getattr(opts, "reduceOp", op)
+    if reduction is not None:
+        return reduction
     if opts is None or isinstance(opts, int):  # no options, or a bare root
         return dist.ReduceOp.SUM
     if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
@@ -55,13 +55,13 @@ def listed(tensors: torch.Tensor | Tensors) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def only_list(given: Lists) -> list[torch.Tensor]:
+def only_list(tensors: Lists) -> list[torch.Tensor]:
     """A call's list of tensors, which C++ callers pass as the only one of a list of lists."""
-    return list(given if not given or _are_tensors(given) else given[0])
+    return list(tensors if not tensors or _are_tensors(tensors) else tensors[0])
 
 
-def _are_tensors(given: Lists) -> TypeGuard[Tensors]:
-    return isinstance(given[0], torch.Tensor)
+def _are_tensors(tensors: Lists) -> TypeGuard[Tensors]:
+    return isinstance(tensors[0], torch.Tensor)
 
 
 def is_even(tensors: Tensors) -> bool:
@@ -86,9 +86,9 @@ class Exchanged(NamedTuple):
         return Exchanged(max(self.largest_part, other.largest_part), max(self.total, other.total))
 
 
-def exchanged(parts: Sequence[int], place: int, unit: int = 1) -> Exchanged:
+def exchanged(parts: Sequence[int], index: int, unit: int = 1) -> Exchanged:
     """The parts of an all_to_all in one direction, without the one at this rank's index. ``unit`` is bytes per size."""
-    sizes = [int(size) * unit for other, size in enumerate(parts) if other != place]
+    sizes = [int(size) * unit for other, size in enumerate(parts) if other != index]
     return Exchanged(max(sizes, default=0), sum(sizes))
 
 
@@ -118,12 +118,12 @@ def check_device(by_device: dict[str, str], device: torch.device) -> None:
         raise RuntimeError(f"No backend type associated with device type {device.type}")
 
 
-def check_dense(*given: Tensors) -> None:
+def check_dense(*lists: Tensors) -> None:
     """NCCL's ``check_gpu_single_tensor``: ValueError if the only tensor of a list is sparse or not contiguous.
 
     Longer lists pass, because NCCL copies them to and from its own buffer.
     """
-    for tensors in given:
+    for tensors in lists:
         if len(tensors) != 1 or (tensors[0].layout is torch.strided and _is_packed(tensors[0])):
             continue
         if tensors[0].layout is not torch.strided:
@@ -189,7 +189,7 @@ def check_gathered_into(group: CheckedGroup, output: torch.Tensor, mine: torch.T
     raise ValueError("output tensor size must be equal to world_size times input tensor size")
 
 
-def check_one_each(group: CheckedGroup, operation: str, tensors: Tensors, mine: torch.Tensor) -> None:
+def check_slots(group: CheckedGroup, operation: str, tensors: Tensors, mine: torch.Tensor) -> None:
     """Raise RuntimeError for a list of ``gather`` or ``scatter`` on its root of wrong length, type or size."""
     if len(tensors) != group.num_ranks:
         which = "input" if operation == "scatter" else "output"
@@ -200,23 +200,23 @@ def check_one_each(group: CheckedGroup, operation: str, tensors: Tensors, mine: 
     _match(group, operation, tensors, mine)
 
 
-def check_scattered(group: CheckedGroup, output: torch.Tensor, chunks: Tensors, place: int) -> None:
+def check_scattered(group: CheckedGroup, output: torch.Tensor, chunks: Tensors, index: int) -> None:
     """Raise RuntimeError for a list of ``reduce_scatter`` of wrong length, and the errors of its tensors."""
     if len(chunks) != group.num_ranks:
         raise RuntimeError("invalid input tensor list size, must be world size")
-    check_scattered_from(CheckedGroup(group.backend, 1), output, chunks[place])
+    check_scattered_from(CheckedGroup(group.backend, 1), output, chunks[index])
 
 
-def check_scattered_from(group: CheckedGroup, output: torch.Tensor, given: torch.Tensor) -> None:
+def check_scattered_from(group: CheckedGroup, output: torch.Tensor, source: torch.Tensor) -> None:
     """Check the tensors of ``reduce_scatter_tensor``.
 
     Raises:
         TypeError: The two tensors differ in type.
         ValueError: The input does not have the size of all parts together.
     """
-    if given.dtype != output.dtype:
+    if source.dtype != output.dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
-    if group.num_ranks > 1 and given.numel() != output.numel() * group.num_ranks:
+    if group.num_ranks > 1 and source.numel() != output.numel() * group.num_ranks:
         raise ValueError("input tensor must be the same size as output size times world size")
 
 
@@ -250,14 +250,14 @@ def _match(group: CheckedGroup, operation: str, tensors: Tensors, like: torch.Te
     """Check types and sizes, as ``assertTypeAndSizesMatch`` does."""
     for index, tensor in enumerate(tensors):
         if tensor.dtype != like.dtype:
-            found = ("type", _name(like.dtype), _name(tensor.dtype))
+            mismatch = ("type", _name(like.dtype), _name(tensor.dtype))
         elif tensor.shape != like.shape:
-            found = ("size", _sizes(like), _sizes(tensor))
+            mismatch = ("size", _sizes(like), _sizes(tensor))
         else:
             continue
-        what, expected, got = found
+        mismatched, expected, got = mismatch
         raise RuntimeError(
-            f"{group.named(operation)}invalid tensor {what} at index {index} (expected {expected}, got {got})"
+            f"{group.named(operation)}invalid tensor {mismatched} at index {index} (expected {expected}, got {got})"
         )
 
 

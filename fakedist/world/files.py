@@ -59,10 +59,10 @@ def watched_files(write: Callable[[MovedFile], None]) -> Iterator[None]:
         def watched(*args: object, **kwargs: object) -> object:
             path, target = [*args, *(kwargs.get(word) for word in words[len(args) :]), None][:2]
             before = _absolute(path, kwargs)
-            found = original(*args, **kwargs)
+            result = original(*args, **kwargs)
             if before:
                 write(MovedFile(before, _absolute(target, kwargs), _line()))
-            return found
+            return result
 
         return watched
 
@@ -96,7 +96,7 @@ def _absolute(path: object, how: Mapping[str, object]) -> str:
     return "" if any(cache in whole for cache in _CACHES) else whole
 
 
-def what_is_lost(
+def find_lost(
     error: BaseException, moved: Sequence[tuple[int, MovedFile]], directories: Mapping[int, str]
 ) -> Lost | None:
     """A file or directory that a failed script did not find because ranks run one after the other; None without any.
@@ -108,11 +108,11 @@ def what_is_lost(
     """
     named = [path for path in _named(error) if not os.path.exists(path)]
     seen = [*named, *(path for path in _in_frames(error) if not os.path.exists(path))]
-    gone = {each.path: (rank, each) for rank, each in moved}
+    gone = {file.path: (rank, file) for rank, file in moved}
     for path in seen:
-        for place in (path, *map(str, Path(path).parents)):
-            if place in gone:
-                return _taken_away(*gone[place])
+        for candidate in (path, *map(str, Path(path).parents)):
+            if candidate in gone:
+                return _taken_away(*gone[candidate])
     for path in seen:
         for rank, directory in directories.items():
             there = os.path.join(directory, os.path.relpath(path))
@@ -189,12 +189,12 @@ class Saved:
     def __init__(self) -> None:
         self.is_on = False
         self.holes_bytes = 0
-        self._has_told = False
+        self._has_announced = False
 
-    def tell(self, bytes_: int) -> None:
+    def announce(self, bytes_: int) -> None:
         """Print the size of the first large checkpoint before it is written."""
-        if self.is_on and bytes_ >= LARGE_BYTES and not self._has_told:
-            self._has_told = True
+        if self.is_on and bytes_ >= LARGE_BYTES and not self._has_announced:
+            self._has_announced = True
             text = (
                 f"fakedist: the script saves {format_bytes(bytes_)} of tensors. Those without values become holes: "
                 "ls shows the file's full size, du the disk space that it takes"
@@ -271,7 +271,7 @@ def sparse_saving() -> Iterator[None]:
 
     def save_all(obj: object, *args: object, **kwargs: object) -> object:
         tensors = {id(leaf): leaf for leaf in tree_leaves(obj) if isinstance(leaf, torch.Tensor)}
-        saved.tell(sum(each.numel() * each.element_size() for each in tensors.values()))
+        saved.announce(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
         return save(obj, *args, **kwargs)
 
     with ExitStack() as stack:

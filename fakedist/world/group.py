@@ -90,8 +90,8 @@ def _make_holder(rank: int, num_ranks: int) -> Backend:
         old: Backend = FakeProcessGroup(rank, num_ranks)
         return old
     make = FakeProcessGroup if FAKE_GROUP_CONSTRUCTOR.is_missing() else FakeProcessGroup._create_internal
-    found: Backend = make(rank, num_ranks, FakeProcessGroup.Options())
-    return found
+    holder: Backend = make(rank, num_ranks, FakeProcessGroup.Options())
+    return holder
 
 
 class OneBackend:
@@ -113,7 +113,7 @@ class OneBackend:
 
     def rank(self) -> int:
         """This rank's rank in the group."""
-        return self._group._place
+        return self._group._own_rank
 
     def size(self) -> int:
         """Number of ranks in the group."""
@@ -153,14 +153,14 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, rank: int, num_ranks: int, *, backend: str, ledger: LedgerLike, options: object) -> None:
         super().__init__(rank, num_ranks)
-        self._place = rank
+        self._own_rank = rank
         self._num_ranks = num_ranks
         self._asked = backend
         self._ledger = ledger
         self.number = 0
         self.ranks: Sequence[int] = range(self._num_ranks)
         self.channel: Channel = (ranks_key(self.ranks), 0)
-        self._given_options = options
+        self._options = options
         self._label = ""
         self._description = "undefined"
         self._sequence = 0
@@ -177,7 +177,7 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
         """
         self.number = number
         self._store = store
-        holder = _make_holder(self._place, self._num_ranks)
+        holder = _make_holder(self._own_rank, self._num_ranks)
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, holder)
         ProcessGroup._set_default_backend(self, ProcessGroup.BackendType.CUSTOM)
@@ -228,10 +228,10 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
 
     def _get_backend(self, device: torch.device) -> OneBackend:
         name = self.backend_of(torch.device(device).type)
-        found = self._backends.get(name)
-        if found is None:
-            found = self._backends[name] = OneBackend(self, name, self._given_options)
-        return found
+        backend = self._backends.get(name)
+        if backend is None:
+            backend = self._backends[name] = OneBackend(self, name, self._options)
+        return backend
 
     get_backend = _get_backend
 

@@ -162,23 +162,23 @@ class RunningCall:
     ``stream`` is the stream to run on, after the work queued on the current one; None for the current stream.
     """
 
-    __slots__ = ("_given", "_inside", "_stream")
+    __slots__ = ("_description", "_inside", "_stream")
     _inside: AbstractContextManager[object]
 
-    def __init__(self, given: CallDescription, stream: torch.cuda.Stream | None) -> None:
-        self._given = given
+    def __init__(self, description: CallDescription, stream: torch.cuda.Stream | None) -> None:
+        self._description = description
         self._stream = stream
 
     def __enter__(self) -> RunningCall:
         stream = self._stream
         with ExitStack() as inside:
             if profiler_enabled():
-                inside.enter_context(torch.profiler.record_function(f"fakedist::{self._given.operation}"))
+                inside.enter_context(torch.profiler.record_function(f"fakedist::{self._description.operation}"))
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream(stream.device))
                 inside.enter_context(torch.cuda.stream(stream))
-            if self._given.timed is not None:
-                inside.enter_context(self._given.timed)
+            if self._description.timed is not None:
+                inside.enter_context(self._description.timed)
             inside.enter_context(_BelowAutograd())
             self._inside = inside.pop_all()
         return self
@@ -188,14 +188,14 @@ class RunningCall:
 
     def hold(self, more: object) -> None:
         """Hold something in addition to the tensors."""
-        self._given = self._given._replace(tensors=[self._given.tensors, more])
+        self._description = self._description._replace(tensors=[self._description.tensors, more])
 
     def done(self, outputs: Tensors) -> Done:
         """Return the finished call."""
-        given = self._given
-        work = done(outputs, given.tensors if given.is_async else None, self._stream)
-        if given.coalesced is not None:
-            given.coalesced.done.append(work)
+        description = self._description
+        work = done(outputs, description.tensors if description.is_async else None, self._stream)
+        if description.coalesced is not None:
+            description.coalesced.done.append(work)
         return work
 
 
@@ -254,7 +254,7 @@ class RankGroup(BareGroup):
         """Reduce: the root gets the result; the other ranks keep their tensors."""
         tensors = listed(tensors)
         checks.check_root(self._checked(tensors[0]), "reduce", root(opts))
-        mine, op = root(opts) == self._place, self._op(opts, tensors, op)
+        mine, op = root(opts) == self._own_rank, self._op(opts, tensors, op)
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
             if mine:
                 for tensor in tensors:
@@ -265,7 +265,7 @@ class RankGroup(BareGroup):
         """Broadcast."""
         tensors = listed(tensors)
         checks.check_root(self._checked(tensors[0]), "broadcast", root(opts))
-        mine = root(opts) == self._place
+        mine = root(opts) == self._own_rank
         with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts) as call:
             where = self._where("broadcast", root(opts))
             if mine:
@@ -314,9 +314,9 @@ class RankGroup(BareGroup):
         inputs = listed(inputs)
         slots = only_list(outputs)
         checks.check_root(self._checked(inputs[0]), "gather", root(opts))
-        mine = root(opts) == self._place
+        mine = root(opts) == self._own_rank
         if mine:
-            checks.check_one_each(self._checked(inputs[0]), "gather", slots, inputs[0])
+            checks.check_slots(self._checked(inputs[0]), "gather", slots, inputs[0])
         with self._call("gather", inputs, slots if mine else [], opts) as call:
             if mine:
                 self._arrivals.spread(slots, inputs[0])
@@ -324,7 +324,7 @@ class RankGroup(BareGroup):
 
     def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: object = None) -> Done:
         """Gather into one tensor."""
-        if root(opts) == self._place:
+        if root(opts) == self._own_rank:
             return self._gather_evenly("gather_into_tensor", [output], [mine], opts)
         with self._call("gather_into_tensor", [mine], [], opts) as call:
             pass
@@ -337,32 +337,32 @@ class RankGroup(BareGroup):
         outputs = listed(outputs)
         chunks = only_list(inputs)
         checks.check_root(self._checked(outputs[0]), "scatter", root(opts))
-        mine = root(opts) == self._place
+        mine = root(opts) == self._own_rank
         if mine:
-            checks.check_one_each(self._checked(outputs[0]), "scatter", chunks, outputs[0])
+            checks.check_slots(self._checked(outputs[0]), "scatter", chunks, outputs[0])
         with self._call("scatter", chunks if mine else [], outputs, opts) as call:
             where = self._where("scatter", root(opts))
             if mine:
                 self._arrivals.tapes.send(where, chunks)
-                self._arrivals.spread(outputs, chunks[self._place])
+                self._arrivals.spread(outputs, chunks[self._own_rank])
             else:
-                self._arrivals.receive(where, outputs[:1], self._arrivals.invent, self._place)
+                self._arrivals.receive(where, outputs[:1], self._arrivals.invent, self._own_rank)
         return call.done(outputs)
 
     def reduce_scatter(self, outputs: torch.Tensor | Tensors, inputs: Lists, opts: object = None) -> Done:
         """reduce_scatter from a list of tensors."""
         output = listed(outputs)[0]
         chunks = only_list(inputs)
-        checks.check_scattered(self._checked(output), output, chunks, self._place)
+        checks.check_scattered(self._checked(output), output, chunks, self._own_rank)
         flat, op = flat_like(chunks) if is_even(chunks) else None, self._op(opts, [output])  # uneven: one by one
         with self._call("reduce_scatter", chunks, [output], opts) as call:
-            self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, op)
+            self._arrivals.reduced_into(output, chunks[self._own_rank], self._num_ranks, op)
             call.hold(flat)
         return call.done([output])
 
-    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Done:
+    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: object = None) -> Done:
         """reduce_scatter from one tensor."""
-        return self._reduce_chunks("reduce_scatter_tensor", [output], [given], opts)
+        return self._reduce_chunks("reduce_scatter_tensor", [output], [source], opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -375,7 +375,7 @@ class RankGroup(BareGroup):
     def alltoall_base(
         self,
         output: torch.Tensor,
-        given: torch.Tensor,
+        source: torch.Tensor,
         output_sizes: Sequence[int],
         input_sizes: Sequence[int],
         opts: object = None,
@@ -384,19 +384,19 @@ class RankGroup(BareGroup):
 
         Sizes may be NumPy arrays: Megatron's token dispatcher passes them, and the real binding takes any sequence.
         """
-        for tensor, sizes in ((given, input_sizes), (output, output_sizes)):
+        for tensor, sizes in ((source, input_sizes), (output, output_sizes)):
             checks.check_splits(self._checked(tensor), tensor, sizes)
         if len(input_sizes):
-            start = int(sum(input_sizes[: self._place]))
-            mine = given[start : start + int(input_sizes[self._place])]
+            start = int(sum(input_sizes[: self._own_rank]))
+            mine = source[start : start + int(input_sizes[self._own_rank])]
         else:
-            mine = self._my_chunk(given)
-        parts = self._exchanged(given, input_sizes).most(self._exchanged(output, output_sizes))
-        with self._call("all_to_all_single", [given], [output], opts, parts) as call:
+            mine = self._my_chunk(source)
+        parts = self._exchanged(source, input_sizes).most(self._exchanged(output, output_sizes))
+        with self._call("all_to_all_single", [source], [output], opts, parts) as call:
             if len(set(output_sizes)) > 1:
                 self._arrivals.spread(output.split_with_sizes([int(size) for size in output_sizes]), mine)
             else:
-                self._arrivals.spread_evenly(output, mine, self._place, self._num_ranks)
+                self._arrivals.spread_evenly(output, mine, self._own_rank, self._num_ranks)
         return call.done([output])
 
     all_to_all_single = alltoall_base
@@ -404,9 +404,11 @@ class RankGroup(BareGroup):
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> Done:
         """all_to_all between lists of tensors."""
         checks.check_lists(self._checked(outputs[0]), inputs, outputs)
-        sent, received = (exchanged([each.nbytes for each in tensors], self._place) for tensors in (inputs, outputs))
+        sent, received = (
+            exchanged([tensor.nbytes for tensor in tensors], self._own_rank) for tensors in (inputs, outputs)
+        )
         with self._call("all_to_all", inputs, outputs, opts, sent.most(received)) as call:
-            self._arrivals.spread(outputs, inputs[self._place])
+            self._arrivals.spread(outputs, inputs[self._own_rank])
         return call.done(outputs)
 
     # ---- point to point
@@ -415,23 +417,23 @@ class RankGroup(BareGroup):
         """send: no rank receives it, but it goes onto the tape."""
         checks.check_peer(self._num_ranks, dst)
         with self._peer_call("send", tensors, dst) as call:
-            self._arrivals.tapes.send(self._peer(self._place, dst, tensors[0].device, tag), tensors)
+            self._arrivals.tapes.send(self._peer(self._own_rank, dst, tensors[0].device, tag), tensors)
         return call.done(tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
         """Recv; a source of -1 means any rank."""
-        if src == self._place:
+        if src == self._own_rank:
             raise ValueError(
                 "Invalid source rank: source rank should not be the same as the rank of the current process."
             )
         checks.check_peer(self._num_ranks, src)
-        where = self._peer(src, self._place, tensors[0].device, tag)
+        where = self._peer(src, self._own_rank, tensors[0].device, tag)
         if src < 0 and (sender := self._arrivals.tapes.sender(where)) is not None:
             where, src = where._replace(source=sender), self.ranks.index(sender)
         with self._peer_call("recv", tensors, src) as call:
             self._arrivals.receive(where, tensors, self._arrivals.invent)
         work = call.done(tensors)
-        work.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._place == 0 else 0
+        work.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._own_rank == 0 else 0
         return work
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Done:
@@ -486,7 +488,7 @@ class RankGroup(BareGroup):
 
     def _peer(self, source: int, to: int, device: torch.device, tag: int) -> Where:
         """Identify a point-to-point call on the tape. NCCL has no tags."""
-        sender, receiver = (self.ranks[place] if place >= 0 else ANY_RANK for place in (source, to))
+        sender, receiver = (self.ranks[group_rank] if group_rank >= 0 else ANY_RANK for group_rank in (source, to))
         counted = None if self.backend_of(device.type) == "nccl" else tag
         return Where("send", self.channel, sender, receiver, tag=counted)
 
@@ -495,7 +497,7 @@ class RankGroup(BareGroup):
         if not len(sizes):
             part, others = tensor.nbytes // self._num_ranks, self._num_ranks - 1
             return Exchanged(part, others * part) if others else Exchanged()
-        return exchanged(sizes, self._place, tensor.nbytes // max(tensor.shape[0], 1))
+        return exchanged(sizes, self._own_rank, tensor.nbytes // max(tensor.shape[0], 1))
 
     def _call(
         self, operation: str, inputs: Tensors, outputs: Tensors, opts: object, parts: tuple[int, int] = (0, 0)
@@ -516,8 +518,8 @@ class RankGroup(BareGroup):
                 stream = self._stream(some[0].device, -1)
         if not is_async and self._coalesced is None and timed is None and not profiler_enabled():
             return PlainCall()
-        given = CallDescription(operation, [inputs, outputs], is_async, self._coalesced, timed)
-        return RunningCall(given, stream if is_async else None)
+        description = CallDescription(operation, [inputs, outputs], is_async, self._coalesced, timed)
+        return RunningCall(description, stream if is_async else None)
 
     def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> RunningCall:
         """Begin a send or receive. On CUDA it always runs on its own stream, which the allocator records."""
@@ -541,9 +543,9 @@ class RankGroup(BareGroup):
             stream = self._streams[device, peer] = torch.cuda.Stream(device)
         return stream
 
-    def _my_chunk(self, given: torch.Tensor) -> torch.Tensor:
-        part = given.numel() // self._num_ranks
-        return given.reshape(-1)[self._place * part : (self._place + 1) * part]
+    def _my_chunk(self, source: torch.Tensor) -> torch.Tensor:
+        part = source.numel() // self._num_ranks
+        return source.reshape(-1)[self._own_rank * part : (self._own_rank + 1) * part]
 
     def _reduce_in_place(self, operation: str, tensors: Tensors, opts: object) -> Done:
         op = self._op(opts, tensors)
@@ -554,12 +556,12 @@ class RankGroup(BareGroup):
         return call.done(tensors)
 
     def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
-        for output, given in zip(outputs, inputs, strict=True):
-            check_scattered_from(self._checked(given), output, given)
+        for output, source in zip(outputs, inputs, strict=True):
+            check_scattered_from(self._checked(source), output, source)
         op = self._op(opts, inputs)
         with self._call(operation, inputs, outputs, opts) as call:
-            for output, given in zip(outputs, inputs, strict=True):
-                self._arrivals.reduced_into(output, self._my_chunk(given), self._num_ranks, op)
+            for output, source in zip(outputs, inputs, strict=True):
+                self._arrivals.reduced_into(output, self._my_chunk(source), self._num_ranks, op)
         return call.done(outputs)
 
     def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
@@ -567,5 +569,5 @@ class RankGroup(BareGroup):
             check_gathered_into(self._checked(mine), output, mine)
         with self._call(operation, inputs, outputs, opts) as call:
             for output, mine in zip(outputs, inputs, strict=True):
-                self._arrivals.spread_evenly(output, mine, self._place, self._num_ranks)
+                self._arrivals.spread_evenly(output, mine, self._own_rank, self._num_ranks)
         return call.done(outputs)

@@ -86,7 +86,7 @@ class OwnRanks:
         self._over: _Over | None = None
 
     def joins(self, rank: int, num_ranks: int) -> None:
-        """Check the rank that the process joins as. AnotherRank if the script started it and it is not the chosen one."""
+        """Check the rank that the process joins as. AnotherRank if the script started it and did not choose it."""
         if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
             raise AnotherRank
 
@@ -211,20 +211,20 @@ def _is_known_method(target: object) -> bool:
     return not _is_the_users(getattr(target, "__func__", type(target)))
 
 
-def _is_the_users(found: object) -> TypeGuard[types.FunctionType | type]:
-    if not isinstance(found, (types.FunctionType, type)):
+def _is_the_users(value: object) -> TypeGuard[types.FunctionType | type]:
+    if not isinstance(value, (types.FunctionType, type)):
         return False
-    return (found.__module__ or "").partition(".")[0] not in {"torch", *sys.stdlib_module_names} - {"__main__"}
+    return (value.__module__ or "").partition(".")[0] not in {"torch", *sys.stdlib_module_names} - {"__main__"}
 
 
-def _methods(found: type) -> list[types.FunctionType]:
-    return [value for value in vars(found).values() if isinstance(value, types.FunctionType)]
+def _methods(owner: type) -> list[types.FunctionType]:
+    return [value for value in vars(owner).values() if isinstance(value, types.FunctionType)]
 
 
 def _names(code: types.CodeType) -> set[str]:
     """All names that a function's code mentions, nested functions included."""
-    found = {*code.co_names, *code.co_freevars}
+    names = {*code.co_names, *code.co_freevars}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
+            names |= _names(constant)
+    return names

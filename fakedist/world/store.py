@@ -42,10 +42,10 @@ class RankStore(Store):
         if key in self._values:
             return self._values[key]
         self._asked[key] += 1
-        found = self._tapes.stored(self._name + key, self._asked[key])
-        if found is None:
+        value = self._tapes.stored(self._name + key, self._asked[key])
+        if value is None:
             raise self._tapes.missing_key(self._name + key)
-        return found
+        return value
 
     def add(self, key: str, amount: int) -> int:
         """Add the amount once for every rank; returns the new value."""
@@ -150,6 +150,6 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
         yield
 
 
-def _users(given: int | None, num_ranks: int) -> int:
+def _users(num_processes: int | None, num_ranks: int) -> int:
     """Processes that use a store: as many as it was made for, else all ranks."""
-    return given if given is not None and given > 0 else num_ranks
+    return num_processes if num_processes is not None and num_processes > 0 else num_ranks

@@ -47,7 +47,7 @@ from fakedist.rundir.tape import (
     describe_ranks,
     ranks_key,
 )
-from fakedist.world.files import what_is_lost
+from fakedist.world.files import find_lost
 
 #: Writes a record to the tape's file.
 Append = Callable[[Record], None]
@@ -57,7 +57,7 @@ Known = Callable[[torch.Tensor], torch.Tensor | None]
 _MAX_SITES, _MAX_MOVED = 100, 2000
 #: Seconds between two looks at the tape of a rank that still runs.
 _POLL_S = 0.02
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
@@ -116,11 +116,11 @@ class Reader:
     def _match(self, where: Where) -> Sent | None:
         return next((sent for sent in self._queue(where) if where.tag is None or sent.tag == where.tag), None)
 
-    def _wait_for(self, find: Callable[[], Found | None]) -> Found | None:
-        while (found := find()) is None and not self._follower.is_over:
+    def _wait_for(self, find: Callable[[], Answer | None]) -> Answer | None:
+        while (answer := find()) is None and not self._follower.is_over:
             time.sleep(_POLL_S)
             self._read()
-        return found
+        return answer
 
     def _read(self) -> None:
         for record in self._follower.read():
@@ -228,13 +228,13 @@ class Writer:
             record, listed = self._waiting[0]
             sent: list[TensorSent] = []
             for dtype, shape, values in listed:
-                found = None if isinstance(values, _Later) else values
+                kept = None if isinstance(values, _Later) else values
                 if isinstance(values, _Later):
                     with suppress(RuntimeError):  # a failed device returns no values
-                        found = values.bytes(wait)
-                    if found is None and not wait:
+                        kept = values.bytes(wait)
+                    if kept is None and not wait:
                         return
-                sent.append((dtype, shape, found))
+                sent.append((dtype, shape, kept))
             self._append(replace(record, tensors=sent) if isinstance(record, SentRecord) else record)
             self._waiting.popleft()
 
@@ -421,10 +421,10 @@ class Tapes:
         Raises:
             WorldError: The rank sent something else in this call.
         """
-        found = self._next(where)
-        if found is None:
+        call = self._next(where)
+        if call is None:
             return None
-        sent = found.tensors[slot : slot + len(tensors)]
+        sent = call.tensors[slot : slot + len(tensors)]
         self._check_tensors(where, sent, tensors)
         reader = self._readers[where.source]
         if any(values is None for _, _, values in sent):
@@ -435,19 +435,19 @@ class Tapes:
 
     def receive_objects(self, where: Where, num_objects: int) -> list[bytes] | None:
         """The pickled objects that a rank sent in this call; None if unknown. WorldError if their number differs."""
-        found = self._next(where)
-        if found is None:
+        call = self._next(where)
+        if call is None:
             return None
-        if len(found.objects) != num_objects:
-            raise self._mismatch(where, f"{num_objects} objects", f"{len(found.objects)}")
-        objects = [pickled for pickled in found.objects if pickled is not None]
+        if len(call.objects) != num_objects:
+            raise self._mismatch(where, f"{num_objects} objects", f"{len(call.objects)}")
+        objects = [pickled for pickled in call.objects if pickled is not None]
         if len(objects) < num_objects:
             self._readers[where.source].num_unknown += 1
             return None
         self._readers[where.source].num_answers += 1
         return objects
 
-    def missing(self, where: Where, called: str, what: str = "an object") -> WorldError:
+    def missing(self, where: Where, called: str, awaited: str = "an object") -> WorldError:
         """Write a call that only a tape could answer to this rank's tape, and return its error.
 
         ``called`` is its name on this side, ``awaited`` describes what it waits for.
@@ -457,9 +457,9 @@ class Tapes:
         whom = "any rank" if where.source == ANY_RANK else f"rank {where.source}"
         ranks = [0 if where.source == ANY_RANK else where.source, self._rank]
         if reader := self._readers.get(where.source):
-            told = f"{called} waits for {what} from {whom}, but its tape {reader.tape.run_directory} has no more"
+            told = f"{called} waits for {awaited} from {whom}, but its tape {reader.tape.run_directory} has no more"
             return WorldError(told, f"record more of it (--steps) with the same script: {self._command(ranks)}")
-        return WorldError(f"{called} waits for {what} from {whom}, which does not run", self._run_first(ranks))
+        return WorldError(f"{called} waits for {awaited} from {whom}, which does not run", self._run_first(ranks))
 
     def guessed(self, where: Where, called: str, held: str) -> None:
         """Note on this rank's tape that an object of its own stood in for another rank's, as ``held`` says."""
@@ -513,11 +513,11 @@ class Tapes:
 
     def notes(self) -> list[Note]:
         """Notes for the report."""
-        found = [note for reader in self._readers.values() for note in reader.notes()]
-        found += self.made_up.notes()
+        all_notes = [note for reader in self._readers.values() for note in reader.notes()]
+        all_notes += self.made_up.notes()
         if self._writer is not None and self._writer.num_cut:
-            found.append(notes.tape_full(MAX_TAPE_BYTES, self._writer.num_cut))
-        return found
+            all_notes.append(notes.tape_full(MAX_TAPE_BYTES, self._writer.num_cut))
+        return all_notes
 
     def not_sent(self) -> list[NotSentRecord]:
         """The lines that read integers or flags that another rank should have sent."""
@@ -530,8 +530,8 @@ class Tapes:
         self._writer.flush(wait=True)
         if isinstance(error, (Exception, SystemExit)) and (self._rank or self._readers):
             tapes = [reader.tape for reader in self._readers.values()]
-            moved = [(tape.rank, each) for tape in tapes for each in tape.moved()]
-            if lost := what_is_lost(error, moved, {tape.rank: tape.directory for tape in tapes}):
+            moved = [(tape.rank, file) for tape in tapes for file in tape.moved()]
+            if lost := find_lost(error, moved, {tape.rank: tape.directory for tape in tapes}):
                 self._writer.lost(lost)
 
     def _next(self, where: Where) -> Sent | None:
@@ -539,29 +539,29 @@ class Tapes:
         reader = self._readers.get(where.source)
         if reader is None:
             return None
-        found = reader.take(where)
-        if found is not None and where.sequence != found.sequence:
+        call = reader.take(where)
+        if call is not None and where.sequence != call.sequence:
             raise self._mismatch(
                 where,
                 f"it as call {where.sequence} of the group",
-                f"it as call {found.sequence}: the ranks do not make the same calls",
+                f"it as call {call.sequence}: the ranks do not make the same calls",
             )
-        return found
+        return call
 
     def _check_tensors(self, where: Where, sent: Sequence[TensorSent], tensors: Sequence[torch.Tensor]) -> None:
         """Refuse different types and sizes. Shapes may differ, as they may on a wire."""
-        given = [(dtype, num_elements(shape)) for dtype, shape, _ in sent]
+        actual = [(dtype, num_elements(shape)) for dtype, shape, _ in sent]
         wanted = [(dtype_name(tensor.dtype), tensor.numel()) for tensor in tensors]
-        if given != wanted:
+        if actual != wanted:
             expected = ", ".join(f"{dtype_name(tensor.dtype)} {list(tensor.shape)}" for tensor in tensors)
             raise self._mismatch(
                 where, expected, ", ".join(f"{name} {list(shape)}" for name, shape, _ in sent) or "nothing"
             )
 
-    def _mismatch(self, where: Where, expected: str, found: str) -> WorldError:
+    def _mismatch(self, where: Where, expected: str, actual: str) -> WorldError:
         tape = self._readers[where.source].tape
         return WorldError(
             f"{where.operation} from rank {where.source} in the group of {describe_ranks(where.channel[0])}: "
-            f"this rank expects {expected}, the tape {tape.run_directory} has {found}",
+            f"this rank expects {expected}, the tape {tape.run_directory} has {actual}",
             f"record both with the same script and arguments: {self._command([where.source, self._rank])}",
         )

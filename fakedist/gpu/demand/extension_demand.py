@@ -86,8 +86,8 @@ def _flat(values: Iterable[object]) -> Iterator[object]:
 
 def _parts(values: Iterable[object], names: tuple[str, ...]) -> Iterator[torch.Tensor]:
     for value in _flat(values):
-        found = (value,) if _is_plain(value) else (getattr(value, name, None) for name in names)
-        yield from (each for each in found if isinstance(each, torch.Tensor) and _is_plain(each))
+        parts = (value,) if _is_plain(value) else (getattr(value, name, None) for name in names)
+        yield from (part for part in parts if isinstance(part, torch.Tensor) and _is_plain(part))
 
 
 #: A layout of queries, keys and values among the extension's enumerations.
@@ -153,9 +153,9 @@ def _read(args: Arguments) -> _AttentionCall | None:
     names, the window as the only pair of numbers, then flags, then the offsets, then the operands.
     """
     texts = [str(getattr(value, "name", "")).upper() for value in args]
-    layout = next((found[1] for text in texts if (found := _LAYOUT.fullmatch(text))), "")
+    layout = next((match[1] for text in texts if (match := _LAYOUT.fullmatch(text))), "")
     kind = next((text for text in texts if text.endswith("MASK")), "")
-    at = next((place for place, value in enumerate(args) if _is_pair(value)), len(args))
+    at = next((index for index, value in enumerate(args) if _is_pair(value)), len(args))
     flags = list(itertools.takewhile(lambda value: isinstance(value, bool), args[at + 1 :]))
     first = at + 1 + len(flags)
     if not layout or not kind or len(args) < first + 5:
@@ -180,7 +180,7 @@ def _shape(value: object) -> list[int]:
     if isinstance(value, torch.Tensor):
         return [int(size) for size in value.shape]
     size = getattr(value, "size", None)
-    return [int(each) for each in size()] if callable(size) and any(matrix_of(value)) else []
+    return [int(length) for length in size()] if callable(size) and any(matrix_of(value)) else []
 
 
 def _sizes(
@@ -193,7 +193,7 @@ def _sizes(
     """Batch, queries and keys; or the lengths of packed sequences, if they are known."""
     query, key = shapes[0], shapes[1]
     if layouts[0].startswith("T"):
-        lengths = [_lengths(each, known) for each in offsets]
+        lengths = [_lengths(tensor, known) for tensor in offsets]
         if lengths[0] is not None and lengths[1] is not None and len(lengths[0]) == len(lengths[1]):
             return Lengths(lengths[0], lengths[1])
         queries, keys = (
@@ -377,7 +377,7 @@ def _matrix(operand: object) -> tuple[int, int]:
     """Rows of all of an operand's matrices together, and the columns of each."""
     if not isinstance(operand, (list, tuple)):
         return matrix_of(operand)
-    sizes = [matrix_of(each) for each in operand]
+    sizes = [matrix_of(matrix) for matrix in operand]
     return sum(rows for rows, _ in sizes), max((columns for _, columns in sizes), default=0)
 
 

@@ -56,17 +56,17 @@ class Call(NamedTuple):
 
     def tensor(self, *names: str) -> torch.Tensor:
         """The first of these arguments that is a tensor. TypeError if none is."""
-        found = next((value for name in names if isinstance(value := self.value(name), torch.Tensor)), None)
-        if found is None:
+        tensor = next((value for name in names if isinstance(value := self.value(name), torch.Tensor)), None)
+        if tensor is None:
             raise TypeError(f"{self.operator.full_name} without {names[0]}")
-        return found
+        return tensor
 
     def returned(self) -> torch.Tensor:
         """The first tensor of the result. TypeError if it has none."""
-        found = next(tensors((self.result,)), None)
-        if found is None:
+        tensor = next(tensors((self.result,)), None)
+        if tensor is None:
             raise TypeError(f"{self.operator.full_name} returned no tensor")
-        return found
+        return tensor
 
 
 #: Returns the arithmetic of a call. Raises TypeError, ValueError or IndexError for arguments that it does not know.
@@ -147,9 +147,11 @@ def _distance(call: Call) -> Arithmetic:
     """A difference, an absolute value or a power, and a sum for each pair and dimension."""
     is_forward = "forward" in call.operator.name
     pairs = call.returned() if is_forward else call.tensor("grad_output", "grad")
-    each = 3.0 if call.value("p") in (0.0, 1.0, 2.0, float("inf")) else 10.0  # a power: logarithm, exponential
+    per_pair = 3.0 if call.value("p") in (0.0, 1.0, 2.0, float("inf")) else 10.0  # a power: logarithm, exponential
     width = int(call.tensor("x1", "self").shape[-1])
-    return Arithmetic((each if is_forward else each + 1) * pairs.numel() * width, is_bounded=True, is_scalar=True)
+    return Arithmetic(
+        (per_pair if is_forward else per_pair + 1) * pairs.numel() * width, is_bounded=True, is_scalar=True
+    )
 
 
 # ---- products with packed or sparse weights
@@ -169,10 +171,10 @@ def _half_sparse_product(call: Call) -> Arithmetic:
 
 def _sparse_product(call: Call) -> Arithmetic:
     """Each place of the sparse operand meets a row of the dense one. Dense operands' products state their own sizes."""
-    sparse = next((each for each in tensors(call.args) if is_sparse(each)), None)
+    sparse = next((tensor for tensor in tensors(call.args) if is_sparse(tensor)), None)
     if sparse is None:
         return Arithmetic(0.0)
-    dense = next(each for each in reversed(list(tensors(call.args))) if each is not sparse)
+    dense = next(tensor for tensor in reversed(list(tensors(call.args))) if tensor is not sparse)
     is_sampled = call.operator.name == "sparse_sampled_addmm"  # each place is a product of a row and a column
     width = dense.shape[-2] if is_sampled else dense.shape[-1] if dense.dim() > 1 else 1
     return Arithmetic((8.0 if dense.is_complex() else 2.0) * parts(sparse)[-1].numel() * int(width), is_bounded=True)
@@ -381,8 +383,8 @@ def _kept_bytes(args: Arguments) -> float:
     (data, *_), pads = tensors(args[:1]), args[1]
     sizes = list(data.shape)
     assert isinstance(pads, (list, tuple))
-    for place, (left, right) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
-        sizes[-1 - place] += min(int(left), 0) + min(int(right), 0)
+    for index, (left, right) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        sizes[-1 - index] += min(int(left), 0) + min(int(right), 0)
     return float(math.prod(max(size, 0) for size in sizes) * data.element_size())
 
 
@@ -393,10 +395,13 @@ def _mirrored_pad_backward(args: Arguments, result: object) -> tuple[KernelPart,
 
 def _loss(args: Arguments, result: object) -> tuple[KernelPart, ...]:
     """Loss.cu: the loss of each element is written, and read again where it is reduced."""
-    each = max(_bytes_of(args[0]), _bytes_of(args[1]))
+    loss_bytes = max(_bytes_of(args[0]), _bytes_of(args[1]))
     if len(args) > 2 and args[2] == 0:  # at::Reduction::None
         return ()
-    return (KernelPart(("elementwise_kernel",), _bytes_of(args[:2]) + each), KernelPart(("reduce_kernel",), each))
+    return (
+        KernelPart(("elementwise_kernel",), _bytes_of(args[:2]) + loss_bytes),
+        KernelPart(("reduce_kernel",), loss_bytes),
+    )
 
 
 _PARTS: dict[str, Parts] = {

@@ -60,7 +60,7 @@ class Division:
         if total:
             fraction = weight / total
         else:  # kernels next to a library's, which has all of the weight
-            fraction = 0.0 if part is None else 1.0 / sum(1 for each in self._parts.values() if each == part)
+            fraction = 0.0 if part is None else 1.0 / sum(1 for other in self._parts.values() if other == part)
         moved = (demand.moved_bytes if part is None else part.moved_bytes) * fraction
         if not total and part is None and demand.moved_bytes != demand.moved_bytes:
             moved = NAN
@@ -190,17 +190,17 @@ class LaunchDemands:
         sizes = (launch.m, launch.n, launch.k, launch.batch, launch.compute, launch.accumulates, launch.scaling)
         types = (launch.a_type, launch.b_type, launch.d_type, launch.transposed_a, launch.transposed_b)
         key = (name, operation, *sizes, *types)
-        found = self._products.get(key)
-        if found is None:
-            found = self._products[key] = _product(launch, name)._replace(operation=operation)
-        return found
+        work = self._products.get(key)
+        if work is None:
+            work = self._products[key] = _product(launch, name)._replace(operation=operation)
+        return work
 
     def _family(self, name: str, tag: Tagged) -> str:
         key = (name, tag.operation, tag.place.phase)
-        found = self._families.get(key)
-        if found is None:
-            found = self._families[key] = kernel_family(*key)
-        return found
+        family = self._families.get(key)
+        if family is None:
+            family = self._families[key] = kernel_family(*key)
+        return family
 
     def _demand_of(self, number: int, demand: Demand) -> Demand:
         launch, weight = self._launches[number], self._weights[number]
@@ -238,16 +238,16 @@ class LaunchDemands:
 
     def _divide(self, key: tuple[int, int], demand: Demand) -> Division:
         """The division of an operation whose kernels differ: one computes, or some have bytes of their own."""
-        found = self._divided.get(key)
-        if found is None:
+        division = self._divided.get(key)
+        if division is None:
             weights = {number: self._weights[number] for number in self._members[key]}
             names = {number: self._names[number] for number in weights}
             demand = demand._replace(moved_bytes=self._left(key, demand))
             if key in self._by_product and not self._is_solved(key, demand):
                 demand = demand._replace(flops=0.0)
             computing = [number for number in weights if weights[number] and self._computes(number)]
-            found = self._divided[key] = Division(demand, weights, names, computing or list(weights))
-        return found
+            division = self._divided[key] = Division(demand, weights, names, computing or list(weights))
+        return division
 
     def _weight(self, launch: Launch, threads: int) -> float:
         """A kernel's number of threads. If the operation calls a library, the library call has all the weight."""
@@ -259,10 +259,10 @@ class LaunchDemands:
 
     def _computes(self, number: int) -> bool:
         name = self._names[number]
-        found = self._besides.get(name)
-        if found is None:
-            found = self._besides[name] = any(word in name for word in _BESIDES)
-        return not found
+        is_beside = self._besides.get(name)
+        if is_beside is None:
+            is_beside = self._besides[name] = any(word in name for word in _BESIDES)
+        return not is_beside
 
 
 def product_work(shape: ProductShape, dtype: str, name: str = "") -> WorkRow:
@@ -315,7 +315,7 @@ def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
 
 def _product(launch: Launch, name: str) -> WorkRow:
     """A library's product as torch has it, by rows: cuBLAS stores by columns, and so computes the transpose."""
-    types = [_TYPES.get(each, ("", NAN)) for each in (launch.b_type, launch.a_type, launch.d_type)]
+    types = [_TYPES.get(code, ("", NAN)) for code in (launch.b_type, launch.a_type, launch.d_type)]
     dtype = types[0][0]
     if dtype == "fp32" and launch.compute in _FAST:
         dtype = _FAST[launch.compute]

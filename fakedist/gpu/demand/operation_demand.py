@@ -227,8 +227,12 @@ class DemandCounter:
             return NOTHING
         moved, dtype = float(self._moved_bytes(args, kwargs, result)), dtype_of(args)
         if self._attention is not None:
-            found = self._attention.demand(args, kwargs)
-            return Demand(NAN, moved, dtype) if found is None else Demand(found.flops, moved, dtype, found.shape)
+            attention = self._attention.demand(args, kwargs)
+            return (
+                Demand(NAN, moved, dtype)
+                if attention is None
+                else Demand(attention.flops, moved, dtype, attention.shape)
+            )
         if self._is_grouped:
             shape = grouped_shape(args, result)
             return Demand(shape.flops, moved, dtype, None, shape)
@@ -249,15 +253,17 @@ class DemandCounter:
         """The demand of an operation whose arithmetic torch's counter lacks."""
         assert self._arithmetic is not None
         try:
-            found = self._arithmetic(call)
+            arithmetic = self._arithmetic(call)
         except (TypeError, ValueError, IndexError):  # arguments that the formula does not know
             return Demand(NAN, moved, dtype)
         if dtype == "fp32" and ("conv" in self._operator.name or "rnn" in self._operator.name):
             dtype = fp32_type("rnn" if "rnn" in self._operator.name else "conv")
-        if found.is_scalar and dtype != "fp64":
+        if arithmetic.is_scalar and dtype != "fp64":
             dtype = "fp32"
         parts = () if self._parts is None else self._parts(call.args, call.result)
-        return Demand(found.flops, moved, dtype, parts=parts, steps=found.steps, is_bounded=found.is_bounded)
+        return Demand(
+            arithmetic.flops, moved, dtype, parts=parts, steps=arithmetic.steps, is_bounded=arithmetic.is_bounded
+        )
 
     def _moving(self, moved: float, dtype: str, args: Arguments, kwargs: Keywords, result: object) -> Demand:
         """The demand of an operation that computes little and moves much."""
@@ -313,7 +319,7 @@ class DemandCounter:
         """
         if self._operator.name != "convolution_backward" or not isinstance(result, (list, tuple)):
             return 0
-        return _size(args[0]) if all(isinstance(each, torch.Tensor) for each in result[:2]) else 0
+        return _size(args[0]) if all(isinstance(gradient, torch.Tensor) for gradient in result[:2]) else 0
 
 
 def grouped_shape(args: Arguments, result: object) -> ProductShape:
@@ -389,5 +395,5 @@ def memory_bytes(tensor: torch.Tensor) -> int:
 
 def dtype_of(args: Arguments) -> str:
     """The type that an operation on these arguments computes in, a key of ``GpuSpec.peak_flops``."""
-    found = next((tensor for tensor in tensors(args) if tensor.dtype in _DTYPES), None)
-    return _DTYPES[found.dtype] if found is not None else "fp32"
+    first = next((tensor for tensor in tensors(args) if tensor.dtype in _DTYPES), None)
+    return _DTYPES[first.dtype] if first is not None else "fp32"

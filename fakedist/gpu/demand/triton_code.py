@@ -86,7 +86,7 @@ class _SourceReader(ast.NodeVisitor):
 
     def __init__(self, function: ast.FunctionDef) -> None:
         arguments = function.args
-        self._names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        self._names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         self._pointers: dict[str, set[str]] = {name: {name} for name in self._names}
         self._loaded: set[str] = set()
         self._loops: list[int] = []
@@ -145,7 +145,7 @@ class _SourceReader(ast.NodeVisitor):
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         pointers, is_loaded = self._pointers_in(value), self._is_loaded(value)
-        for name in (each.id for each in ast.walk(target) if isinstance(each, ast.Name)):
+        for name in (node.id for node in ast.walk(target) if isinstance(node, ast.Name)):
             self._pointers.setdefault(name, set()).update(pointers)
             if is_loaded:
                 self._loaded.add(name)
@@ -158,14 +158,14 @@ class _SourceReader(ast.NodeVisitor):
         if address is None:
             self._helper(node)
             return
-        what = _called(node)
+        function = _called(node)
         gathers = self._is_loaded(address) or (_is_method(node) and any(map(self._is_loaded, node.args[:1])))
         for name in self._pointers_in(address):
-            if what in _LOADS or not self._conditions:  # another branch may not store
-                self._first.setdefault(name, what)
-            if what in _LOADS:
+            if function in _LOADS or not self._conditions:  # another branch may not store
+                self._first.setdefault(name, function)
+            if function in _LOADS:
                 self._loads[name][self._loops[-1] if self._loops else 0].add(id(node))
-            elif what in _STORES:
+            elif function in _STORES:
                 self._stores[name].add(id(node))
             else:
                 self._adds[name].add(id(node))
@@ -181,14 +181,14 @@ class _SourceReader(ast.NodeVisitor):
 
     def _pointers_in(self, expression: ast.AST) -> set[str]:
         """The arguments that an expression's value may point into. A loaded value points nowhere."""
-        return {name for each in _without_loads(expression) for name in self._pointers.get(each, ())}
+        return {name for variable in _without_loads(expression) for name in self._pointers.get(variable, ())}
 
     def _is_loaded(self, expression: ast.AST) -> bool:
         """Whether an expression depends on a value that was loaded."""
         return any(
-            (isinstance(each, ast.Name) and each.id in self._loaded)
-            or (isinstance(each, ast.Call) and _called(each) in _LOADS)
-            for each in ast.walk(expression)
+            (isinstance(node, ast.Name) and node.id in self._loaded)
+            or (isinstance(node, ast.Call) and _called(node) in _LOADS)
+            for node in ast.walk(expression)
         )
 
 
@@ -206,8 +206,8 @@ def _is_method(node: ast.Call) -> bool:
 
 def _address(node: ast.Call) -> ast.expr | None:
     """Where a call loads, stores or adds; None for other calls."""
-    what = _called(node)
-    if what not in (*_LOADS, *_STORES) and not what.startswith("atomic_"):
+    function = _called(node)
+    if function not in (*_LOADS, *_STORES) and not function.startswith("atomic_"):
         return None
     if _is_method(node) and isinstance(node.func, ast.Attribute):
         return node.func.value
@@ -296,7 +296,7 @@ class TritonIr:
 
     def __init__(self, text: str) -> None:
         lines = [_LOCATION.sub("", line).strip() for line in text.splitlines()]
-        functions = [place for place, line in enumerate(lines) if line.startswith("tt.func public")]
+        functions = [index for index, line in enumerate(lines) if line.startswith("tt.func public")]
         self._parameters: list[str] = []
         self._body: list[_Statement] = []
         #: Whether it has products at all.
@@ -306,7 +306,9 @@ class TritonIr:
             self._body, _ = _read(lines, functions[0] + 1)
         # Functions that were not inlined are not followed.
         self._counted: dict[tuple[object, ...], tuple[float, str] | None] = {}
-        self._is_whole = any(each.dots for each in self._body) and not any("tt.call @" in line for line in lines)
+        self._is_whole = any(statement.dots for statement in self._body) and not any(
+            "tt.call @" in line for line in lines
+        )
 
     def flops(self, arguments: Mapping[str, object], grid: Sequence[int], known: Known) -> tuple[float, str] | None:
         """FLOPs of one launch, and the type of most of them; None if they are not known.
@@ -325,51 +327,51 @@ class TritonIr:
         if key in self._counted:
             return self._counted[key]
         number = math.prod(sizes)
-        places = np.unique(np.linspace(0, number - 1, min(number, _MOST_PROGRAMS)).astype(np.int64))
-        evaluation = _Evaluation(arguments, sizes, places, known)
-        found = None
+        programs = np.unique(np.linspace(0, number - 1, min(number, _MOST_PROGRAMS)).astype(np.int64))
+        evaluation = _Evaluation(arguments, sizes, programs, known)
+        counted = None
         try:
             counts = evaluation.count(self._body, self._values(arguments))
         except (KeyError, IndexError, ValueError, OverflowError):  # a form of another Triton
             counts = None
         if counts is not None:
-            totals = {dtype: float(each.sum()) * number / len(places) for dtype, each in counts.items()}
-            found = sum(totals.values()), max(totals, key=lambda dtype: totals[dtype], default="")
+            totals = {dtype: float(flops.sum()) * number / len(programs) for dtype, flops in counts.items()}
+            counted = sum(totals.values()), max(totals, key=lambda dtype: totals[dtype], default="")
         if not evaluation.reads:
-            self._counted[key] = found
-        return found
+            self._counted[key] = counted
+        return counted
 
     def _values(self, arguments: Mapping[str, object]) -> dict[str, _Value]:
-        found: dict[str, _Value] = {}
+        values: dict[str, _Value] = {}
         for name in self._parameters:
             value = arguments.get(name)
             if isinstance(value, torch.Tensor):
-                found[name] = _Pointer(name, np.zeros(1, np.int64))
+                values[name] = _Pointer(name, np.zeros(1, np.int64))
             elif isinstance(value, int):
-                found[name] = np.array([int(value)], np.int64)
-        return found
+                values[name] = np.array([int(value)], np.int64)
+        return values
 
 
-def _read(lines: list[str], place: int) -> tuple[list[_Statement], int]:
+def _read(lines: list[str], index: int) -> tuple[list[_Statement], int]:
     """The statements of a region from a line on, and the line that ends it."""
-    found: list[_Statement] = []
-    while place < len(lines):
-        line = lines[place]
+    statements: list[_Statement] = []
+    while index < len(lines):
+        line = lines[index]
         if line.startswith("}"):
-            return found, place
+            return statements, index
         match = _ASSIGNED.match(line)
         assert match is not None
         statement = _Statement(match[1] or "", match[2])
         statement.dots = _DOT.match(statement.text) is not None
-        while lines[place].endswith("{"):  # also "} else {"
-            region, place = _read(lines, place + 1)
+        while lines[index].endswith("{"):  # also "} else {"
+            region, index = _read(lines, index + 1)
             statement.regions.append(region)
-            if place >= len(lines):
+            if index >= len(lines):
                 break
         statement.dots |= any(inner.dots for region in statement.regions for inner in region)
-        found.append(statement)
-        place += 1
-    return found, place
+        statements.append(statement)
+        index += 1
+    return statements, index
 
 
 class _Evaluation:
@@ -383,12 +385,12 @@ class _Evaluation:
     """
 
     def __init__(
-        self, arguments: Mapping[str, object], sizes: Sequence[int], places: npt.NDArray[np.int64], known: Known
+        self, arguments: Mapping[str, object], sizes: Sequence[int], programs: npt.NDArray[np.int64], known: Known
     ) -> None:
         self._arguments, self._known = arguments, known
-        self._num_programs = len(places)
+        self._num_programs = len(programs)
         x, y, _ = sizes
-        self._axes = {"x": places % x, "y": places // x % y, "z": places // (x * y)}
+        self._axes = {"x": programs % x, "y": programs // x % y, "z": programs // (x * y)}
         self._sizes = dict(zip("xyz", sizes, strict=True))
         self._contents: dict[str, npt.NDArray[np.int64] | None] = {}
         #: Whether it depends on what tensors hold.
@@ -419,7 +421,7 @@ class _Evaluation:
                     values[statement.target] = self._value(statement.text, values)
             if counts is None:
                 return None
-            total = _sum(total, {dtype: each * runs for dtype, each in counts.items()})
+            total = _sum(total, {dtype: flops * runs for dtype, flops in counts.items()})
         return total
 
     def _product(self, text: str) -> Counts:
@@ -454,7 +456,7 @@ class _Evaluation:
         rounds = np.broadcast_to(np.maximum(-((low - high) // np.maximum(step, 1)), 0), (self._num_programs,))
         once = self.count(statement.regions[0], inner)
         if once is not None:
-            return {dtype: each * rounds for dtype, each in once.items()}
+            return {dtype: flops * rounds for dtype, flops in once.items()}
         # What is inside depends on the round.
         if rounds.max(initial=0) > _MOST_ROUNDS:
             return None
@@ -465,7 +467,7 @@ class _Evaluation:
             counts = self.count(statement.regions[0], inner)
             if counts is None:
                 return None
-            total = _sum(total, {dtype: each * (number < rounds) for dtype, each in counts.items()})
+            total = _sum(total, {dtype: flops * (number < rounds) for dtype, flops in counts.items()})
             state = dict(zip(state, _yielded(statement.regions[0], inner), strict=False))
         return total
 
@@ -477,12 +479,12 @@ class _Evaluation:
             inner = dict(values)
             counts.append(self.count(region, inner))
             yielded.append(_yielded(region, inner))
-        for place, (first, second) in enumerate(zip(*yielded, strict=False)):
+        for index, (first, second) in enumerate(zip(*yielded, strict=False)):
             chosen = None
             if isinstance(condition, np.ndarray) and isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
                 chosen = np.where(condition, first, second)
-            values[f"{statement.target}#{place}"] = chosen
-            if not place:
+            values[f"{statement.target}#{index}"] = chosen
+            if not index:
                 values[statement.target] = chosen
         if not statement.dots:
             return {}
@@ -492,8 +494,8 @@ class _Evaluation:
         is_true = np.broadcast_to(condition.astype(bool), (self._num_programs,))
         if (then is None and is_true.any()) or (otherwise is None and not is_true.all()):
             return None
-        chosen_counts = {dtype: each * is_true for dtype, each in (then or {}).items()}
-        return _sum(chosen_counts, {dtype: each * ~is_true for dtype, each in (otherwise or {}).items()})
+        chosen_counts = {dtype: flops * is_true for dtype, flops in (then or {}).items()}
+        return _sum(chosen_counts, {dtype: flops * ~is_true for dtype, flops in (otherwise or {}).items()})
 
     def _value(self, text: str, values: dict[str, _Value]) -> _Value:
         """The value that a statement assigns, if it is a whole number or a pointer."""
@@ -504,10 +506,10 @@ class _Evaluation:
             return np.array([int(text == "true") if text in ("true", "false") else int(text)], np.int64)
         operation, _, rest = text.partition(" ")
         namespace, _, name = operation.partition(".")
-        operands = [values.get(each) for each in re.findall(_NAME, rest)]
+        operands = [values.get(operand) for operand in re.findall(_NAME, rest)]
         if namespace == "tt":
             return self._of_triton(name, rest, operands)
-        numbers = [each for each in operands if isinstance(each, np.ndarray)]
+        numbers = [operand for operand in operands if isinstance(operand, np.ndarray)]
         if namespace != "arith" or len(numbers) != len(operands) or not numbers:
             return None
         if name in _CASTS:
@@ -558,8 +560,8 @@ def _ends(text: str, body: list[_Statement], values: Mapping[str, _Value]) -> np
 
 
 def _returns(label: str, body: list[_Statement]) -> bool:
-    place = next((place for place, each in enumerate(body) if each.text.startswith(f"^{label}")), len(body))
-    return place + 1 < len(body) and body[place + 1].text.startswith("tt.return")
+    index = next((index for index, statement in enumerate(body) if statement.text.startswith(f"^{label}")), len(body))
+    return index + 1 < len(body) and body[index + 1].text.startswith("tt.return")
 
 
 def _yielded(region: list[_Statement], values: Mapping[str, _Value]) -> list[_Value]:
@@ -569,8 +571,8 @@ def _yielded(region: list[_Statement], values: Mapping[str, _Value]) -> list[_Va
 
 
 def _forget(values: dict[str, _Value], target: str, number: int) -> None:
-    for place in range(number):
-        values[f"{target}#{place}"] = None
+    for index in range(number):
+        values[f"{target}#{index}"] = None
     if target:
         values[target] = None
 
@@ -578,4 +580,4 @@ def _forget(values: dict[str, _Value], target: str, number: int) -> None:
 def _sum(
     first: dict[str, npt.NDArray[np.float64]], second: Mapping[str, npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[np.float64]]:
-    return first | {dtype: each + first[dtype] if dtype in first else each for dtype, each in second.items()}
+    return first | {dtype: flops + first[dtype] if dtype in first else flops for dtype, flops in second.items()}

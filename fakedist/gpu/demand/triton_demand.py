@@ -71,7 +71,7 @@ def _template_product(sizes: Mapping[str, int]) -> ProductShape | None:
     """The sizes of a matrix product, or of the product that a convolution is; None if it is neither."""
     if "OUT_C" in sizes and "BATCH" in sizes:
         inputs = sizes.get("GROUP_IN_C", sizes.get("IN_C", 0) // max(sizes.get("GROUPS", 1), 1))
-        kernel, out = (math.prod(sizes.get(f"{what}_{side}", 1) for side in _SIDES) for what in ("KERNEL", "OUT"))
+        kernel, out = (math.prod(sizes.get(f"{part}_{side}", 1) for side in _SIDES) for part in ("KERNEL", "OUT"))
         return ProductShape(sizes["BATCH"] * out, sizes["OUT_C"], inputs * kernel)
     if "G" in sizes:  # a grouped product, whose sizes are on the device
         return None
@@ -124,8 +124,8 @@ def _met_blocks(arguments: Mapping[str, object], known: Known) -> list[float] | 
         values = known(counts) if isinstance(counts, torch.Tensor) else None
         if values is None or not values.numel():
             return None
-        found = values.double().reshape(-1, values.shape[-1]).mean(0).tolist()
-        rows = [sum(both) for both in zip(rows, found, strict=True)] if rows else found
+        means = values.double().reshape(-1, values.shape[-1]).mean(0).tolist()
+        rows = [sum(both) for both in zip(rows, means, strict=True)] if rows else means
     return rows or None
 
 
@@ -166,10 +166,10 @@ class TritonKernel:
         ir = self._ir(compiled)
         if ir is None or not ir.multiplies:
             return demand
-        found = ir.flops(arguments, grid, known)
-        if found is None:
+        counted = ir.flops(arguments, grid, known)
+        if counted is None:
             return demand if demand.product is not None else demand._replace(flops=NAN)
-        flops, dtype = found
+        flops, dtype = counted
         # The named sizes are of another product, or of one of several.
         product = demand.product if demand.product is not None and 0.5 < flops / demand.flops < 2 else None
         return demand._replace(flops=demand.flops if product else flops, dtype=dtype or demand.dtype, product=product)
@@ -183,13 +183,13 @@ class TritonKernel:
 
     def _moved_bytes(self, arguments: Mapping[str, object]) -> float:
         accesses = self._source.accesses
-        given = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
         if not accesses:
-            return tensor_bytes(given.values())
+            return tensor_bytes(tensors.values())
         most = self._elements(arguments)
         read: dict[int, float] = {}
         written: dict[int, float] = {}
-        for name, tensor in given.items():
+        for name, tensor in tensors.items():
             access, address = accesses.get(name, Access(passes=1, loads=1)), tensor.data_ptr()
             passes = access.passes
             if not self._is_long(tensor, arguments):  # what was read or written a moment ago is in the caches
@@ -198,7 +198,7 @@ class TritonKernel:
             stores = _least(tensor, most, access.stores + access.adds)
             read[address] = max(read.get(address, 0.0), loads)
             written[address] = max(written.get(address, 0.0), stores)
-        return sum(read.values()) + sum(written.values()) or tensor_bytes(given.values())
+        return sum(read.values()) + sum(written.values()) or tensor_bytes(tensors.values())
 
     def _elements(self, arguments: Mapping[str, object]) -> float:
         """How many elements one of Inductor's kernels iterates over; infinite if that is not known."""
@@ -248,9 +248,9 @@ def _ir_text(compiled: object) -> str:
     return Path(path).read_text() if path else ""
 
 
-def _least(tensor: torch.Tensor, most: float, places: int) -> float:
+def _least(tensor: torch.Tensor, most: float, accesses: int) -> float:
     """The bytes of a tensor that so many accesses reach, each at most ``most`` elements."""
-    return min(float(memory_bytes(tensor)), most * places * tensor.element_size()) if places else 0.0
+    return min(float(memory_bytes(tensor)), most * accesses * tensor.element_size()) if accesses else 0.0
 
 
 def _product(demand: Demand, arguments: Mapping[str, object]) -> Demand:

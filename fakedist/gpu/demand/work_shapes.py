@@ -189,9 +189,9 @@ class AttentionOperator:
         self._heads_first = name.startswith(_HEADS_FIRST)
         self._direction = "backward" if "backward" in name or name.endswith("bwd") else "forward"
         namespace = operator.qualified_name.partition("::")[0]
-        found = next((library for word, library in _LIBRARIES if word in name or word in namespace), "")
+        named_library = next((library for word, library in _LIBRARIES if word in name or word in namespace), "")
         self._is_varlen = namespace == "torch_attn"
-        self._library = "flash3" if namespace.startswith("flash_attn_3") else found
+        self._library = "flash3" if namespace.startswith("flash_attn_3") else named_library
         self._is_extension = namespace.startswith("flash_attn")
 
     @staticmethod
@@ -208,8 +208,8 @@ class AttentionOperator:
         """What one call has to do. None if its arguments are others than those that are known."""
 
         def argument(*names: str) -> object:
-            found = (self._operator.argument(name, args, kwargs) for name in names)
-            return next((value for value in found if value is not None), None)
+            values = (self._operator.argument(name, args, kwargs) for name in names)
+            return next((value for value in values if value is not None), None)
 
         query, key, value = argument("query", "q"), argument("key", "k"), argument("value", "v")
         if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
@@ -264,7 +264,7 @@ class AttentionOperator:
         if self._heads_first and query.dim() == 4:
             return int(query.shape[0]), int(query.shape[2]), int(key.shape[2])
         offsets = [argument(*(f"{name}_{side}" for name in _OFFSETS)) for side in "qk"]
-        lengths = [self._lengths(each) for each in offsets]
+        lengths = [self._lengths(tensor) for tensor in offsets]
         used = argument("seqused_k")
         if isinstance(used, torch.Tensor):  # a cache of keys, of which so many are met
             values = self._known(used)

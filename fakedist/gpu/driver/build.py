@@ -91,13 +91,13 @@ def torch_build() -> tuple[str, str]:
     text = (torch_directory() / "version.py").read_text()
     version = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
-    found = version.group(1) if version else "unknown"
-    if release_of(found) < OLDEST:
+    release = version.group(1) if version else "unknown"
+    if release_of(release) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise SetupError(
-            f"torch {found} is too old: fakedist needs {oldest} or newer", f"pip install 'torch>={oldest}'"
+            f"torch {release} is too old: fakedist needs {oldest} or newer", f"pip install 'torch>={oldest}'"
         )
-    return found, cuda.group(1) if cuda else ""
+    return release, cuda.group(1) if cuda else ""
 
 
 def torch_directory() -> Path:
@@ -120,14 +120,14 @@ def find_cuda() -> CudaInstallation:
     include, cupti = (_directory_of(header, roots) for header in ("cuda_runtime_api.h", "cupti.h"))
     libraries = {}
     for name in REFUSALS:
-        found = [path for root in roots for lib in ("lib", "lib64") for path in (root / lib).glob(f"lib{name}.so.*")]
-        if found:
-            libraries[name] = sorted(found, key=lambda path: len(path.name))[0]
+        paths = [path for root in roots for lib in ("lib", "lib64") for path in (root / lib).glob(f"lib{name}.so.*")]
+        if paths:
+            libraries[name] = sorted(paths, key=lambda path: len(path.name))[0]
     missing = [name for name in ("cudart", "cublas", "cublasLt") if name not in libraries]
     if include is None or missing:
-        what = "cuda_runtime_api.h" if include is None else f"lib{missing[0]}.so"
+        file = "cuda_runtime_api.h" if include is None else f"lib{missing[0]}.so"
         raise SetupError(
-            f"the virtual GPU needs {what} of CUDA {cuda_version}, for torch {torch_version}; it is not installed",
+            f"the virtual GPU needs {file} of CUDA {cuda_version}, for torch {torch_version}; it is not installed",
             "pip install nvidia-cuda-runtime, or set CUDA_HOME to a CUDA toolkit of that version",
         )
     return CudaInstallation(torch_version, cuda_version, include, cupti, libraries)
@@ -187,9 +187,12 @@ def further_libraries(cuda: CudaInstallation) -> dict[str, Path | None]:
     Where the installed library is given, it comes behind the driver: cuDNN asks cuBLASLt for functions that need no GPU
     too. All others that are asked for are the driver's.
     """
-    found: dict[str, Path | None] = {"libnvidia-ml.so.1": None, f"libcudart.so.{cuda.cuda_version.split('.')[0]}": None}
+    libraries: dict[str, Path | None] = {
+        "libnvidia-ml.so.1": None,
+        f"libcudart.so.{cuda.cuda_version.split('.')[0]}": None,
+    }
     installed = cuda.libraries["cublasLt"]
-    return found | {installed.name: installed}
+    return libraries | {installed.name: installed}
 
 
 def sources() -> list[Path]:
@@ -254,8 +257,8 @@ def interface_versions(include: Path) -> list[tuple[str, int, int]]:
         versions.setdefault(name, set()).add(int(version))
     return [
         (name, suffix, version)
-        for name, found in sorted(versions.items())
-        for suffix, version in enumerate(sorted(found), start=1)
+        for name, numbers in sorted(versions.items())
+        for suffix, version in enumerate(sorted(numbers), start=1)
         if suffix > 1
     ]
 
@@ -265,16 +268,16 @@ def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
 
     Where the runtime's interface has changed, its later form comes first. Empty where CUPTI is not installed.
     """
-    found: list[tuple[str, str, bool, int]] = []
+    functions: list[tuple[str, str, bool, int]] = []
     if include is None:
-        return found
+        return functions
     for header in ("cupti_runtime_cbid.h", "cupti_driver_cbid.h"):
         text = (include / header).read_text(errors="replace")
         for library, full_name, number in _TRACED.findall(text):
             if full_name not in ("INVALID", "SIZE", "FORCE_INT"):
                 name = re.sub(r"_v\d{4,}$", "", full_name) if library == "RUNTIME" else full_name
-                found.append((name, full_name, library == "RUNTIME", int(number)))
-    return found[::-1]
+                functions.append((name, full_name, library == "RUNTIME", int(number)))
+    return functions[::-1]
 
 
 def answered_names(include: Path) -> set[str]:
@@ -286,8 +289,8 @@ def answered_names(include: Path) -> set[str]:
     text = (include / "cuda_runtime_api.h").read_text(errors="replace")
     renamed = dict(re.findall(r"^ *# *define +(cuda[A-Z]\w*) +(cuda[A-Z]\w*_v\d) *$", text, re.MULTILINE))
     ours = re.compile(r"^(API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
-    found = [match for source in sources() for match in ours.findall(source.read_text())]
-    return {renamed.get(name, name) if mark != "API" else name for mark, name in found}
+    definitions = [match for source in sources() for match in ours.findall(source.read_text())]
+    return {renamed.get(name, name) if mark != "API" else name for mark, name in definitions}
 
 
 def is_blas_routine(name: str) -> bool:

@@ -23,7 +23,7 @@ class Library(NamedTuple):
         name: How its file in the cache begins.
         links: Torch's libraries that it is linked with.
         use: The use of a compiler, as an error says.
-        what: The product, as an error says.
+        product: Its name in an error.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Library(NamedTuple):
     flags: tuple[str, ...]
     links: tuple[str, ...]
     use: str
-    what: str
+    product: str
 
     def path(self) -> Path:
         """Where the library is or will be, by a digest of its sources and torch. SetupError without CUDA in torch."""
@@ -67,7 +67,7 @@ class Library(NamedTuple):
             made = scratch / path.name
             command = [compiler, *self.flags, *_FLAGS, *include, *sources, "-o", str(made), f"-L{torch / 'lib'}"]
             try:
-                compile_native([*command, *self.links], self.what)
+                compile_native([*command, *self.links], self.product)
             except SetupError as error:
                 failed.write_text(f"{compiler}\n{error.message}")  # trying takes seconds in every run
                 raise

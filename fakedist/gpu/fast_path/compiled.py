@@ -66,8 +66,8 @@ def read_history(library: ctypes.CDLL, gemms: Iterable[int], highest: int) -> li
     num_devices = library.fakedist_history_read(operations.buffer_info()[0], len(operations), highest)
     if num_devices < 0:
         return None
-    found = (_events(library, device) for device in range(num_devices))
-    return [read for read in found if read[0].action]
+    histories = (_events(library, device) for device in range(num_devices))
+    return [read for read in histories if read[0].action]
 
 
 def _events(library: ctypes.CDLL, device: int) -> Read:
@@ -144,20 +144,22 @@ class CompiledMarker:
     def mark_tensors(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int], locate: _Locate) -> None:
         """Mark tensors where they are now, in order."""
         if len(tensors) <= _FEW:
-            for tensor, what in zip(tensors, wanted, strict=True):
-                self.mark_tensor(tensor, what, locate)
+            for tensor, kind in zip(tensors, wanted, strict=True):
+                self.mark_tensor(tensor, kind, locate)
             return
-        places, each = _addresses(tensors), array("q", wanted)
+        addresses, kinds = _addresses(tensors), array("q", wanted)
         at, end = 0, len(tensors)
-        while (at := self._mark_tensors(places.buffer_info()[0], each.buffer_info()[0], end, at)) < end:
+        while (at := self._mark_tensors(addresses.buffer_info()[0], kinds.buffer_info()[0], end, at)) < end:
             locate(tensors[at], wanted[at])
             at += 1
 
     def bytes_of(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> int | None:
-        """Bytes of these tensors, and of gradients where those are wanted, no piece twice; None if one is not located."""
-        places, each = _addresses(tensors), array("q", wanted)
-        found: int = self._library.fakedist_marks_bytes(places.buffer_info()[0], each.buffer_info()[0], len(tensors))
-        return None if found < 0 else found
+        """Bytes of these tensors, and of gradients where wanted, no piece twice; None if it cannot be known."""
+        addresses, kinds = _addresses(tensors), array("q", wanted)
+        num_bytes: int = self._library.fakedist_marks_bytes(
+            addresses.buffer_info()[0], kinds.buffer_info()[0], len(tensors)
+        )
+        return None if num_bytes < 0 else num_bytes
 
     def take_marks(self) -> MarksRecord:
         """The marks since the last call."""
@@ -174,8 +176,8 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> array[int]:
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in a DTensor; any other tensor itself."""
-    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
+    inner: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return inner
 
 
 #: Where CPython keeps an object's type (PyObject), a list's or dict's length, and a list's items (PyListObject).
@@ -199,26 +201,26 @@ class ObjectTypes:
     def types(self, objects: list[object]) -> list[type]:
         """The distinct types of objects."""
         room = min(len(objects), _MOST_TYPES)
-        found = (ctypes.c_void_p * room)()
-        count = self._types(_items(objects), len(objects), found, room)
+        addresses = (ctypes.c_void_p * room)()
+        count = self._types(_items(objects), len(objects), addresses, room)
         if count > room:
-            return list({id(each): each for each in map(type, objects)}.values())
-        return [ctypes.cast(address, ctypes.py_object).value for address in found[:count] if address is not None]
+            return list({id(kind): kind for kind in map(type, objects)}.values())
+        return [ctypes.cast(address, ctypes.py_object).value for address in addresses[:count] if address is not None]
 
     def of_types(self, objects: list[object], types: list[type]) -> list[object]:
         """Those objects whose type is one of these, in the same order."""
         wanted = (ctypes.c_void_p * len(types))(*map(id, types))
-        found = (ctypes.c_uint32 * len(objects))()
-        count = self._of(_items(objects), len(objects), wanted, len(types), found)
-        return [objects[place] for place in found[:count]]
+        indices = (ctypes.c_uint32 * len(objects))()
+        count = self._of(_items(objects), len(objects), wanted, len(types), indices)
+        return [objects[index] for index in indices[:count]]
 
     def holding(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
         """Those whose type is one of these, all lists or dicts, and that hold one of these numbers of items."""
         wanted = (ctypes.c_void_p * len(types))(*map(id, types))
         numbers = (ctypes.c_int64 * len(lengths))(*lengths)
-        found = (ctypes.c_uint32 * len(objects))()
-        given = _items(objects), len(objects), wanted, len(types), numbers, len(lengths)
-        return [objects[place] for place in found[: self._holding(*given, found)]]
+        indices = (ctypes.c_uint32 * len(objects))()
+        parameters = _items(objects), len(objects), wanted, len(types), numbers, len(lengths)
+        return [objects[index] for index in indices[: self._holding(*parameters, indices)]]
 
 
 def find_objects_by_type(library: ctypes.PyDLL) -> ObjectTypes | None:
@@ -228,8 +230,8 @@ def find_objects_by_type(library: ctypes.PyDLL) -> ObjectTypes | None:
         return None
     if _word(id({"one": 1, "two": 2}) + _SIZE_AT).value != 2:
         return None
-    for place, each in enumerate(probe):
-        if _word(id(each) + _TYPE_AT).value != id(type(each)) or _word(_items(probe) + place * _WORD).value != id(each):
+    for index, item in enumerate(probe):
+        if _word(id(item) + _TYPE_AT).value != id(type(item)) or _word(_items(probe) + index * _WORD).value != id(item):
             return None
     return ObjectTypes(library)
 
@@ -374,7 +376,7 @@ class CompiledTags(Tags):
         count = self._function("count")()
         numbers = (ctypes.c_int64 * (_NUM_NUMBERS * count))()
         self._function("take")(count, numbers)
-        columns = [numbers[place::_NUM_NUMBERS] for place in range(_NUM_NUMBERS)]
+        columns = [numbers[column::_NUM_NUMBERS] for column in range(_NUM_NUMBERS)]
         for tag, op, scope, demand in zip(*columns, strict=True):
             operation, known = self._learned[demand if demand >= 0 else -1 - demand]
             yield tag, Tagged(op, operation, place_of(scope), known if demand >= 0 else UNKNOWN)
@@ -449,9 +451,9 @@ class CompiledFastPath:
     def begin(self, cells: ctypes.Structure, where: Callable[[], _Whereabouts]) -> None:
         """Begin a run with these ``record.numbering.Cells``, kept up to date. ``where`` is asked in each thread."""
 
-        def ask(found: ctypes._Pointer[_Where]) -> int:
+        def ask(cell: ctypes._Pointer[_Where]) -> int:
             try:
-                here, out = where(), found.contents  # sooner than making a structure of it
+                here, out = where(), cell.contents  # sooner than making a structure of it
                 out.scope, out.version, out.needs, out.grad, out.low, out.high = here
             except Exception:  # Python runs the operation and meets the error again
                 return 1
@@ -469,7 +471,7 @@ class CompiledFastPath:
         begin_history(self._library)
         if self._engine is not None:
             watch = self._engine.host.watch
-            watch.told, watch.replayed = self._known, self._library.fakedist_fast_replays
+            watch.changed, watch.replayed = self._known, self._library.fakedist_fast_replays
 
     def install(self, wanted: bool) -> None:
         """Become the kernel of the dispatch key, or cease to be."""

@@ -43,15 +43,15 @@ class EventTracker:
         """
         kept = [action for action in actions if action != _SNAPSHOT]
         count = len(kept)
-        found = (ctypes.c_int64 * (2 * count))()
-        known = self._library.fakedist_events(device, found, count)
-        tracked = [_TORCHS_ACTIONS[action] for action in found[1 : 2 * count : 2]] if known >= count else []
+        events = (ctypes.c_int64 * (2 * count))()
+        known = self._library.fakedist_events(device, events, count)
+        tracked = [_TORCHS_ACTIONS[action] for action in events[1 : 2 * count : 2]] if known >= count else []
         if tracked != kept:
             raise RecordingError(
                 f"the allocator's history has other events on cuda:{device} than its tracker saw",
                 "this is a bug in fakedist; torch 2.10 and newer need no tracker",
             )
-        numbers = found[0 : 2 * count : 2]
+        numbers = events[0 : 2 * count : 2]
         if count == len(actions):
             return numbers
         following = iter(numbers)

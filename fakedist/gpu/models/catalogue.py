@@ -184,7 +184,7 @@ class _GpuFile:
 
 def _numbers_of(spec: GpuSpec, changed: set[str]) -> dict[str, float]:
     """A model's numbers in a file's units, without the memory's clock if what it follows from has changed."""
-    found = {
+    numbers = {
         "sms": float(spec.sms),
         "clock_mhz": spec.clock_khz / 1e3,
         "memory_clock_mhz": spec.memory_clock_khz / 1e3,
@@ -194,7 +194,7 @@ def _numbers_of(spec: GpuSpec, changed: set[str]) -> dict[str, float]:
         "host_gb_s": spec.host_bandwidth / 1e9,
         "watts": spec.watts,
     }
-    return {key: value for key, value in found.items() if key != _OPTIONAL or not changed}
+    return {key: value for key, value in numbers.items() if key != _OPTIONAL or not changed}
 
 
 _MODELS = Path(__file__).parent

@@ -95,8 +95,8 @@ class GpuSpec:
         if dtype == "bf16x9" and self.compute_capability < _EMULATES_SINGLE:
             dtype = "fp32"
         narrower, number = _SEVERAL_PRODUCTS.get(dtype, (dtype, 1))
-        found = self.peak_flops.get(narrower)
-        return None if found is None else found / number
+        peak = self.peak_flops.get(narrower)
+        return None if peak is None else peak / number
 
     @property
     def compute_capability(self) -> tuple[int, int]:

@@ -69,16 +69,16 @@ def replayed(defined: Defined) -> Iterator[None]:
             return original_end(graph, *args, **kwargs)
         finally:
             written, defined.written = defined.written or {}, None
-            places = [host_bytes(address, num_bytes) for address, num_bytes in written.items()]
-            kept[graph] = [(place, place.clone()) for place in places]
+            memories = [host_bytes(address, num_bytes) for address, num_bytes in written.items()]
+            kept[graph] = [(memory, memory.clone()) for memory in memories]
             weakref.finalize(graph, _forget, defined.replayed, list(written))
 
     def replay(graph: torch.cuda.CUDAGraph) -> object:
         result = original_replay(graph)
-        for place, values in kept.get(graph, ()):
-            place.copy_(values)
-            know(place.data_ptr(), place.numel(), Holding.COMPUTED)
-            defined.replayed[place.data_ptr()] = place.numel()
+        for memory, values in kept.get(graph, ()):
+            memory.copy_(values)
+            know(memory.data_ptr(), memory.numel(), Holding.COMPUTED)
+            defined.replayed[memory.data_ptr()] = memory.numel()
             defined.watch.replayed()
         return result
 
@@ -136,7 +136,7 @@ class _Computed(TorchDispatchMode):
         args: Arguments = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        if isinstance(func, OpOverload) and all(each.__torch_dispatch__ is PLAIN for each in types):
+        if isinstance(func, OpOverload) and all(kind.__torch_dispatch__ is PLAIN for kind in types):
             return self._execute(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
@@ -166,8 +166,8 @@ def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
                 written = kernels.get(self)
                 if written is None:
                     written = kernels[self] = _written_by(self)
-                for place, name in written if not kwargs.get("warmup") else ():
-                    value = args[place] if place < len(args) else kwargs.get(name)
+                for index, name in written if not kwargs.get("warmup") else ():
+                    value = args[index] if index < len(args) else kwargs.get(name)
                     if isinstance(value, torch.Tensor) and value.is_cuda:
                         spoil(value)
                 return result
@@ -187,7 +187,7 @@ def _written_by(launcher: Any) -> _Written:
     if mutated is None:
         accesses = read_source(launcher.fn.__name__, str(getattr(launcher, "src", ""))).accesses
         mutated = [name for name, access in accesses.items() if access.stores or access.adds]
-    return tuple((place, name) for place, name in enumerate(names) if name in mutated)
+    return tuple((index, name) for index, name in enumerate(names) if name in mutated)
 
 
 def _forget(replayed: dict[int, int], addresses: list[int]) -> None:

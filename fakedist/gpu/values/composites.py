@@ -84,7 +84,7 @@ class Inside(TorchDispatchMode):
     ) -> object:
         if _get_mode(_FAKE) is not None or not isinstance(func, OpOverload):
             return func(*args, **(kwargs or {}))
-        if any(each.__torch_dispatch__ is not PLAIN for each in types):
+        if any(kind.__torch_dispatch__ is not PLAIN for kind in types):
             return NotImplemented
         return self._execute(func, args, kwargs or {})
 
@@ -230,9 +230,9 @@ def _extremes(host: Host, name: str, tensor: torch.Tensor) -> tuple[float, float
     return (low - 1, high + 1) if low == high else (low, high)  # as PyTorch's kernel does
 
 
-def _fit_mask(host: Host, mask: torch.Tensor, num_places: int, num_values: int) -> None:
+def _fit_mask(host: Host, mask: torch.Tensor, num_masked: int, num_values: int) -> None:
     """Record how many of a mask's ``num_masked`` elements are true: ``masked_scatter`` has a value for each of them."""
-    mean = min(1.0, num_values / max(1, num_places))
+    mean = min(1.0, num_values / max(1, num_masked))
     if mask.is_cuda and not host.holds(mask) and (host.means.of(mask) or 2.0) > mean:
         host.means.know(mask, mean)
 
@@ -241,9 +241,11 @@ def _coalesce(host: Host, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a sparse tensor with each index once. Its kernel reads their number; many count as distinct."""
     indices, values = tensor._indices(), tensor._values()
     if all(host.is_seen(part) for part in device_tensors((indices, values))):
-        found = torch.sparse_coo_tensor(host.settle(indices, name), host.settle(values, name), tensor.shape).coalesce()
-        indices = host.to_device(found._indices(), tensor.device)
-        values = host.to_device(found._values(), tensor.device)
+        coalesced = torch.sparse_coo_tensor(
+            host.settle(indices, name), host.settle(values, name), tensor.shape
+        ).coalesce()
+        indices = host.to_device(coalesced._indices(), tensor.device)
+        values = host.to_device(coalesced._values(), tensor.device)
     else:
         host.inventions.count(name, 1)
         if host.is_seen(indices):
@@ -287,8 +289,8 @@ class Foreach:
         values = [*args, *kwargs.values()]
         shared = [value for value in values if isinstance(value, torch.Tensor)]
         lists = [v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], torch.Tensor)]
-        found = {i: host.taint((*shared, *(listed[i] for listed in lists if i < len(listed)))) for i in chosen}
-        return {i: taint for i, taint in found.items() if taint is not None}
+        taints = {i: host.taint((*shared, *(listed[i] for listed in lists if i < len(listed)))) for i in chosen}
+        return {i: taint for i, taint in taints.items() if taint is not None}
 
     def _taint(self, results: Sequence[torch.Tensor], taints: dict[int, Taint], done: set[int]) -> None:
         for i, taint in taints.items():
@@ -307,7 +309,7 @@ class Foreach:
         if not all(not tensor.is_cuda or self._host.holds(tensor) for tensor in alone):
             return []
         lists = [listed for listed in lists if isinstance(listed[0], torch.Tensor)]
-        return [i for i in near if all(not each[i].is_cuda or self._host.holds(each[i]) for each in lists)]
+        return [i for i in near if all(not listed[i].is_cuda or self._host.holds(listed[i]) for listed in lists)]
 
     def _compute(
         self, operator: Operator, args: Arguments, kwargs: Keywords, chosen: list[int]
@@ -327,10 +329,10 @@ class Foreach:
 
         try:
             named = {name: picked(value) for name, value in kwargs.items()}
-            found: Sequence[torch.Tensor] | None = operator.func(*map(picked, args), **named)
+            results: Sequence[torch.Tensor] | None = operator.func(*map(picked, args), **named)
         except Exception:  # no CPU kernel, or none for these types
             return None
-        return () if found is None else found
+        return () if results is None else results
 
     def _mark(self, written: Sequence[torch.Tensor], done: set[int]) -> None:
         for i, tensor in enumerate(written):

@@ -20,10 +20,10 @@ from fakedist.gpu.values.tensors import (
     find_losses,
     hold_weakly,
     num_lost,
+    report_holding,
+    report_taint,
     storage_address,
     storage_of,
-    tell_holding,
-    tell_taint,
 )
 
 _expired: Callable[[int], object] = torch.UntypedStorage._expired
@@ -47,22 +47,22 @@ class Taint:
         when_read: Called when the script first reads a value of this origin.
     """
 
-    __slots__ = ("_parents", "_when_read", "teller")
+    __slots__ = ("_parents", "_when_read", "first_reader")
 
     def __init__(self, parents: tuple[Taint, ...] = (), when_read: Callable[[], object] | None = None) -> None:
-        told = bool(parents) and all(parent.teller for parent in parents)
+        changed = bool(parents) and all(parent.first_reader for parent in parents)
         #: The storage that the script read first; 0 if it has read none, -1 if the parents' values were read before.
-        self.teller: int = -1 if told else 0
-        self._parents: tuple[Taint, ...] = () if told else parents
+        self.first_reader: int = -1 if changed else 0
+        self._parents: tuple[Taint, ...] = () if changed else parents
         self._when_read = when_read
 
-    def tell(self, teller: int) -> None:
+    def mark_read(self, first_reader: int) -> None:
         """Record that the script has read values of this origin from a storage."""
         waiting = [self]
         while waiting:
             taint = waiting.pop()
-            if not taint.teller:
-                taint.teller = teller
+            if not taint.first_reader:
+                taint.first_reader = first_reader
                 if taint._when_read is not None:
                     taint._when_read()
                 waiting.extend(taint._parents)
@@ -155,7 +155,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.told: Callable[[int, int], object] = lambda storage, more: None
+        self.changed: Callable[[int, int], object] = lambda storage, more: None
         self.replayed: Callable[[], object] = lambda: None
 
 
@@ -207,7 +207,7 @@ class Storages:
     def _add(self, key: int, address: int) -> StorageFacts:
         if len(self._known) >= self._sweep_at:
             self.sweep()
-        self.watch.told(key, 1)
+        self.watch.changed(key, 1)
         known = self._known[key] = StorageFacts(key, address)
         return known
 
@@ -218,7 +218,7 @@ class Storages:
 
     def _remove(self, key: int) -> None:
         if self._known.pop(key, None) is not None:
-            self.watch.told(key, -1)
+            self.watch.changed(key, -1)
             _free_weak_ref(key)
 
     def sweep(self) -> None:
@@ -291,16 +291,16 @@ def _quantized_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def host_views(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return CPU tensors over the same memory. Pieces of one buffer take a quarter of the time of other tensors."""
-    found: list[torch.Tensor] = []
+    views: list[torch.Tensor] = []
     last: tuple[int, torch.dtype] | None = None
     for tensor in tensors:
         this = (storage_of(tensor)[0], tensor.dtype)
         if this != last or not tensor.numel() or tensor.is_neg() or tensor.is_complex():
-            found.append(host_view(tensor))
+            views.append(host_view(tensor))
             last = this if tensor.numel() else None
         else:
-            found.append(found[-1].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()))
-    return found
+            views.append(views[-1].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()))
+    return views
 
 
 def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
@@ -358,12 +358,12 @@ class Defined:
             self._know(known.address, num_bytes, Holding.COMPUTED.value)
             return known
         if known.is_whole:
-            tell_holding(tensor, Holding.COMPUTED)
+            report_holding(tensor, Holding.COMPUTED)
             return known
         if known.flags is None or known.flags.numel() != num_bytes:
             known.flags = zeros(num_bytes, dtype=torch.uint8)
         elements(known.flags, tensor).fill_(1)
-        tell_holding(tensor, Holding.COMPUTED, known.flags)
+        report_holding(tensor, Holding.COMPUTED, known.flags)
         return known
 
     def spoil(self, tensor: torch.Tensor) -> None:
@@ -373,7 +373,7 @@ class Defined:
         known = self._storages.get_moved(tensor)
         num_bytes = storage_of(tensor)[1]
         if known is None or covers(tensor, num_bytes) or known.address != storage_address(tensor):
-            tell_holding(tensor, Holding.NOTHING)
+            report_holding(tensor, Holding.NOTHING)
             if known is not None:
                 known.is_whole, known.flags = False, None
                 self._storages.tidy(known)
@@ -382,7 +382,7 @@ class Defined:
             known.is_whole, known.flags = False, ones(num_bytes, dtype=torch.uint8)
         if known.flags is not None:
             elements(known.flags, tensor).fill_(0)
-        tell_holding(tensor, Holding.NOTHING, known.flags)
+        report_holding(tensor, Holding.NOTHING, known.flags)
 
     def missing(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Where a tensor that lacks values lacks them: a mask of its shape. None if no element holds a value."""
@@ -430,7 +430,7 @@ class Taints:
     def mark(self, tensor: torch.Tensor, taint: Taint, where: torch.Tensor | None = None) -> None:
         """Give this taint to a tensor's values, or to those where a mask is true."""
         self._were_any = True
-        tell_taint(tensor)
+        report_taint(tensor)
         num_bytes = storage_of(tensor)[1]
         known = self._storages.make(tensor)
         if where is None and covers(tensor, num_bytes):
@@ -445,8 +445,8 @@ class Taints:
             tainted.counted = ones(num_bytes, dtype=torch.uint8)
         for flags, value in ((tainted.flags, 1), (tainted.counted, 0)):
             if isinstance(flags, torch.Tensor):
-                places = elements(flags, tensor)
-                places[... if where is None else where] = value
+                marked = elements(flags, tensor)
+                marked[... if where is None else where] = value
 
     def clear(self, tensor: torch.Tensor) -> None:
         """Remove the taint: a tensor's memory now holds really computed values, or none at all."""
@@ -468,11 +468,11 @@ class Taints:
         if tainted is None:
             return 0
         key, num_bytes = storage_of(tensor)
-        if tainted.taint.teller not in (0, key) or tainted.counted is True:
+        if tainted.taint.first_reader not in (0, key) or tainted.counted is True:
             return 0
         if tainted.counted is False and tainted.flags is None and covers(tensor, num_bytes):
             tainted.counted = True
-            tainted.taint.tell(key)
+            tainted.taint.mark_read(key)
             return tensor.numel()
         if tainted.counted is False:
             tainted.counted = zeros(num_bytes, dtype=torch.uint8)
@@ -481,5 +481,5 @@ class Taints:
         if tainted.flags is not None:
             fresh &= elements(tainted.flags, tensor)[..., 0] != 0
         counted.fill_(1)
-        tainted.taint.tell(key)
+        tainted.taint.mark_read(key)
         return int(fresh.count_nonzero())

@@ -40,7 +40,7 @@ from fakedist.gpu.values.tensors import (
     device_tensors,
     find_cover,
     plain_tensors,
-    reads_told,
+    reported_reads,
     storage_of,
     tensor_at,
 )
@@ -105,7 +105,7 @@ class ValueEngine:
         with (
             printed(self.on_host),
             replayed(self.host.defined),
-            reads_told(self._read_past),
+            reported_reads(self._read_past),
             folded(self.execute),
             triton_writes(self._written_past),
         ):
@@ -162,7 +162,7 @@ class ValueEngine:
     def settled(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """As :meth:`known`, and the made-up values that the script has read: it knows them."""
         taint = self.host.taints.of(tensor) if tensor.is_cuda and self.host.holds(tensor) else None
-        return host_view(tensor.detach()) if taint is not None and taint.teller else self.known(tensor)
+        return host_view(tensor.detach()) if taint is not None and taint.first_reader else self.known(tensor)
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""

@@ -75,7 +75,7 @@ class Following:
 
         None if not all inputs hold values.
         """
-        found: list[torch.Tensor] = []
+        operands: list[torch.Tensor] = []
         missing: list[torch.Tensor] = []
         limit = MANY if operator.name in CONDENSING else FEW
         for tensor in self._host.unlike(inputs):
@@ -83,12 +83,12 @@ class Following:
                 if len(missing) >= _MAX_OPERANDS or not self._can_be_made_up(tensor, limit):
                     return None
                 missing.append(tensor)
-            found.append(tensor)
+            operands.append(tensor)
         if missing and operator.name in _ROUTING and _picks_for_rows(operator, missing[0]):
             return None
         for tensor in missing:
             self._host.complete(tensor)
-        return found
+        return operands
 
     def _can_be_made_up(self, tensor: torch.Tensor, limit: int) -> bool:
         if tensor.is_quantized:  # all would be zero
@@ -222,10 +222,10 @@ class Large:
                     named,
                     result=Geometry.contiguous(output) if is_small(output) else Geometry.of(output),
                     dtype=output.dtype,
-                    item=place if len(outputs) > 1 else -1,
+                    item=index if len(outputs) > 1 else -1,
                     taint=reading.taint,
                 )
-                for place, output in enumerate(outputs)
+                for index, output in enumerate(outputs)
             ]
             values = [
                 recipe.value() if is_small(output) else None for recipe, output in zip(recipes, outputs, strict=True)
@@ -274,7 +274,7 @@ class Large:
 
     def _operand(self, value: object, reading: Reading) -> object:
         if isinstance(value, (list, tuple)):
-            return [self._operand(each, reading) for each in value]
+            return [self._operand(item, reading) for item in value]
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) in reading.ignored:

@@ -61,14 +61,14 @@ class GraphValues:
 
     def begin(self, part: Integers, inputs: Sequence[object]) -> GraphRun:
         """A graph with this part begins with these inputs."""
-        given = {
-            name: self._input(inputs[place]) if place < len(inputs) else _Input(None, None)
-            for name, place in part.inputs.items()
+        known = {
+            name: self._input(inputs[index]) if index < len(inputs) else _Input(None, None)
+            for name, index in part.inputs.items()
         }
         last = self._last.get(id(part))
-        if last is not None and last[0] is part and last[1].is_of(given):
+        if last is not None and last[0] is part and last[1].is_of(known):
             return last[1]
-        run = GraphRun(part, given, self.give)
+        run = GraphRun(part, known, self.give)
         self._last[id(part)] = (part, run)
         return run
 
@@ -134,17 +134,17 @@ class GraphRun:
 
     def is_of(self, inputs: Mapping[str, _Input]) -> bool:
         """Whether these inputs have the same values."""
-        for name, given in inputs.items():
+        for name, other in inputs.items():
             own = self._inputs[name]
-            if own.taint is not None or given.taint is not None or type(own.value) is not type(given.value):
+            if own.taint is not None or other.taint is not None or type(own.value) is not type(other.value):
                 return False
             if isinstance(own.value, _Lazy):
                 return False
             if isinstance(own.value, torch.Tensor):
-                assert isinstance(given.value, torch.Tensor)
-                if own.value.shape != given.value.shape or not torch.equal(own.value, given.value):
+                assert isinstance(other.value, torch.Tensor)
+                if own.value.shape != other.value.shape or not torch.equal(own.value, other.value):
                     return False
-            elif own.value != given.value:
+            elif own.value != other.value:
                 return False
         return True
 
@@ -157,8 +157,8 @@ class GraphRun:
         """The graph returned its results. Give them their values."""
         if not isinstance(results, (list, tuple)):
             return
-        for place, name in self._part.outputs.items():
-            result = results[place] if place < len(results) else None
+        for index, name in self._part.outputs.items():
+            result = results[index] if index < len(results) else None
             if isinstance(result, torch.Tensor) and result.is_cuda:
                 self._give(result, *self.of(name))
 
@@ -177,19 +177,19 @@ class GraphRun:
     def _run(self) -> None:
         values = self._values = {
             # The operations may write to them, and the inputs are compared with those of the next run.
-            name: given.value.clone() if isinstance(given.value, torch.Tensor) else given.value
-            for name, given in self._inputs.items()
+            name: known.value.clone() if isinstance(known.value, torch.Tensor) else known.value
+            for name, known in self._inputs.items()
         }
-        self._taints = {name: given.taint for name, given in self._inputs.items() if given.taint is not None}
+        self._taints = {name: known.taint for name, known in self._inputs.items() if known.taint is not None}
         for name, target, args, kwargs in self._part.nodes:
-            taints = {self._taints[each] for each in _names((args, kwargs)) if each in self._taints}
+            taints = {self._taints[node] for node in _names((args, kwargs)) if node in self._taints}
             if taints:
                 self._taints[name] = taints.pop() if len(taints) == 1 else Taint(tuple(taints))
             function = _function(target)
             try:
-                given = [_decoded(value, values) for value in args]
+                operands = [_decoded(value, values) for value in args]
                 named = {key: _decoded(value, values) for key, value in kwargs.items()}
-                values[name] = _computed(function, given, named)
+                values[name] = _computed(function, operands, named)
             except Exception:  # not known, or no kernel of the host's can compute it
                 values[name] = None
             if isinstance(function, OpOverload) and function._schema.is_mutable:
@@ -221,22 +221,22 @@ def _names(value: object) -> list[str]:
     if isinstance(value, dict):
         if isinstance(name := value.get("n"), str):
             return [name]
-        return [name for each in value.values() for name in _names(each)]
-    return [name for each in value for name in _names(each)] if isinstance(value, (list, tuple)) else []
+        return [name for item in value.values() for name in _names(item)]
+    return [name for item in value for name in _names(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _decoded(value: object, values: Mapping[str, object]) -> object:
     """An argument. UnknownValueError if it is the value of a node, and not known."""
     if isinstance(value, list):
-        return [_decoded(each, values) for each in value]
+        return [_decoded(item, values) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, text),) = value.items()
     if kind == "n":
-        found = values.get(text)
-        if found is None:
+        operand = values.get(text)
+        if operand is None:
             raise UnknownValueError
-        return found
+        return operand
     return torch.device("cpu") if kind == "c" else getattr(torch, text)
 
 
@@ -248,18 +248,18 @@ _functions: dict[str, Callable[..., object]] = {}
 
 
 def _function(target: str) -> Callable[..., object]:
-    found = _functions.get(target)
-    if found is None:
+    function = _functions.get(target)
+    if function is None:
         module, _, name = target.partition(":")
         if target == CONSTANT:
-            found = _constant
+            function = _constant
         elif name:
-            found = getattr(importlib.import_module(module), name)
+            function = getattr(importlib.import_module(module), name)
         else:
             namespace, packet, overload = target.split(".")
-            found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-        _functions[target] = found
-    return found
+            function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        _functions[target] = function
+    return function
 
 
 def _computed(function: Callable[..., object], args: list[object], kwargs: dict[str, object]) -> object:
@@ -279,9 +279,9 @@ def _computed(function: Callable[..., object], args: list[object], kwargs: dict[
         raise UnknownValueError
     if not lazy and shape.numel() <= PIECE:
         return function(*args, **kwargs)
-    for each in lazy:
-        if shape.untyped_storage()._cdata == each.shape.untyped_storage()._cdata:  # a view
-            return _Lazy(each.recipe, shape)
+    for operand in lazy:
+        if shape.untyped_storage()._cdata == operand.shape.untyped_storage()._cdata:  # a view
+            return _Lazy(operand.recipe, shape)
     whole = shape.numel() <= PIECE
     result = Geometry.contiguous(shape) if whole else Geometry.of(shape)
     operands, named = _operands(args), {name: _operands([value])[0] for name, value in kwargs.items()}
@@ -291,40 +291,40 @@ def _computed(function: Callable[..., object], args: list[object], kwargs: dict[
 
 def _flat(value: object) -> list[object]:
     if isinstance(value, (list, tuple)):
-        return [each for part in value for each in _flat(part)]
+        return [item for part in value for item in _flat(part)]
     return [value]
 
 
 def _most_elements(tensors: Sequence[torch.Tensor]) -> int:
     """The most elements of a result: those of all tensors together, broadcast."""
     sizes: list[int] = []
-    for each in tensors:
-        size = list(each.shape)
+    for operand in tensors:
+        size = list(operand.shape)
         sizes = [1] * (len(size) - len(sizes)) + sizes
-        for place in range(1, len(size) + 1):
-            sizes[-place] = max(sizes[-place], size[-place])
+        for axis in range(1, len(size) + 1):
+            sizes[-axis] = max(sizes[-axis], size[-axis])
     return math.prod(sizes)
 
 
 def _on_meta(values: list[object]) -> list[object]:
-    found: list[object] = []
+    converted: list[object] = []
     for value in values:
         if isinstance(value, _Lazy):
-            found.append(value.shape)
+            converted.append(value.shape)
         elif isinstance(value, torch.Tensor):
-            found.append(empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
+            converted.append(empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
         elif isinstance(value, list):
-            found.append(_on_meta(value))
+            converted.append(_on_meta(value))
         else:
-            found.append(_META if isinstance(value, torch.device) else value)
-    return found
+            converted.append(_META if isinstance(value, torch.device) else value)
+    return converted
 
 
 def _operands(values: list[object]) -> list[object]:
-    found: list[object] = []
+    converted: list[object] = []
     for value in values:
         if isinstance(value, _Lazy):
-            found.append(RecipeView(value.recipe, Geometry.of(value.shape)))
+            converted.append(RecipeView(value.recipe, Geometry.of(value.shape)))
         else:
-            found.append(_operands(value) if isinstance(value, list) else value)
-    return found
+            converted.append(_operands(value) if isinstance(value, list) else value)
+    return converted

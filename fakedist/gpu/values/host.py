@@ -39,9 +39,9 @@ from fakedist.gpu.values.tensors import (
     device_tensors,
     distinct,
     is_computed,
+    report_holding,
     selected,
     storage_of,
-    tell_holding,
     tensor_at,
     zero_memory,
 )
@@ -120,7 +120,7 @@ class Host:
             self.defined.spoil(tensor)
             self.taints.clear(tensor)
         else:
-            tell_holding(tensor, Holding.NOTHING)
+            report_holding(tensor, Holding.NOTHING)
         self.means.forget(tensor)
         self.forget_recipe(tensor)
 
@@ -172,8 +172,8 @@ class Host:
         """The taint of values in device tensors that are made up or computed from made-up values; None without any."""
         if not self.taints:
             return None
-        found = {taint for tensor in tensors if tensor.is_cuda and (taint := self.taints.of(tensor)) is not None}
-        return found.pop() if len(found) == 1 else Taint(tuple(found)) if found else None
+        taints = {taint for tensor in tensors if tensor.is_cuda and (taint := self.taints.of(tensor)) is not None}
+        return taints.pop() if len(taints) == 1 else Taint(tuple(taints)) if taints else None
 
     def unlike(self, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """All but those in the buffer of an earlier one, if all of it holds values with the same taint or none."""
@@ -200,26 +200,26 @@ class Host:
 
     def arguments(self, values: Iterable[object]) -> list[object]:
         """Arguments for a CPU kernel: host views instead of device tensors."""
-        found: list[object] = []
+        converted: list[object] = []
         for value in values:
             if isinstance(value, torch.Tensor):
-                found.append(host_view(value) if value.is_cuda else value)
+                converted.append(host_view(value) if value.is_cuda else value)
             elif isinstance(value, (list, tuple)):
-                is_on_device = bool(value) and all(isinstance(each, torch.Tensor) and each.is_cuda for each in value)
-                found.append(host_views(value) if is_on_device else self.arguments(value))
+                is_on_device = bool(value) and all(isinstance(item, torch.Tensor) and item.is_cuda for item in value)
+                converted.append(host_views(value) if is_on_device else self.arguments(value))
             else:
-                found.append(_CPU if isinstance(value, torch.device) else value)
-        return found
+                converted.append(_CPU if isinstance(value, torch.device) else value)
+        return converted
 
     def keywords(self, keywords: Keywords) -> Keywords:
         """Keyword arguments for a CPU kernel."""
         if not keywords:
             return {}
-        found = dict(zip(keywords, self.arguments(keywords.values()), strict=True))
-        if found.get("device") is not None:
-            found["device"] = _CPU
-        found.pop("pin_memory", None)
-        return found
+        converted = dict(zip(keywords, self.arguments(keywords.values()), strict=True))
+        if converted.get("device") is not None:
+            converted["device"] = _CPU
+        converted.pop("pin_memory", None)
+        return converted
 
 
 #: Operators that read values on the host, although their schema does not show it: multinomial checks probabilities
@@ -283,15 +283,15 @@ class HostReads:
         assert isinstance(indices, (list, tuple))
         if not any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in indices):
             return args
-        found: list[object] = []
+        converted: list[object] = []
         values = tensor_at(args, 2) if len(args) > 2 else None
         wanted = values.shape[0] if values is not None and values.numel() > 1 and values.dim() else None
         for index in indices:
             if isinstance(index, torch.Tensor) and index.dtype in _MASKS:
-                found.extend(self._positions(index, operator.full_name, wanted).unbind(1))
+                converted.extend(self._positions(index, operator.full_name, wanted).unbind(1))
             else:
-                found.append(index)
-        return (args[0], found, *args[2:])
+                converted.append(index)
+        return (args[0], converted, *args[2:])
 
     def _element(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
         host = self._host

@@ -132,9 +132,9 @@ class Inventions:
         entry[1] += num_values
         self._most_reads = max(self._most_reads, entry[0])
 
-    def tell(self, what: str, line: _Line) -> None:
+    def tell(self, event: str, line: _Line) -> None:
         """Record something about a line of the script that is no value."""
-        self._counts.setdefault((what, *line), [0, 0])[0] += 1
+        self._counts.setdefault((event, *line), [0, 0])[0] += 1
 
     def take(self) -> list[InventedRow]:
         """The rows since the last call."""
@@ -199,10 +199,10 @@ class Randoms:
 
     def generator(self, state: SeedAndOffset) -> torch.Generator:
         """Return a host generator for that seed and offset. Each thread has one."""
-        found: torch.Generator | None = getattr(self._generators, "own", None)
-        if found is None:
-            found = self._generators.own = torch.Generator()
-        return found.manual_seed(_mixed(state))
+        generator: torch.Generator | None = getattr(self._generators, "own", None)
+        if generator is None:
+            generator = self._generators.own = torch.Generator()
+        return generator.manual_seed(_mixed(state))
 
     @contextmanager
     def as_default(self, state: SeedAndOffset) -> Iterator[None]:

@@ -280,5 +280,5 @@ def spread(shape: torch.Size, mean: float) -> torch.Tensor:
     rows = arange(shape.numel() // columns)
     ends = torch.round((rows + 1) * mean * columns).long()
     begins = torch.round(rows * mean * columns).long()
-    places = (arange(columns) - begins[:, None]) % columns
-    return (places < (ends - begins)[:, None]).view(shape)
+    positions = (arange(columns) - begins[:, None]) % columns
+    return (positions < (ends - begins)[:, None]).view(shape)

@@ -90,10 +90,10 @@ class NoData:
         computed: set[int] = set()
         if lists:
             length = len(lists[0])
-            lists = [each for each in lists if len(each) == length]
-            rest = [i for i in range(length) if not any(self._host.has_no_data(each[i]) for each in lists)]
+            lists = [listed for listed in lists if len(listed) == length]
+            rest = [i for i in range(length) if not any(self._host.has_no_data(listed[i]) for listed in lists)]
             if rest:
-                computed = {id(each[i]) for each in lists for i in rest}
+                computed = {id(listed[i]) for listed in lists for i in rest}
                 operator.func(*(_picked(value, rest, length) for value in args), **kwargs)
         outputs = {name: value for name, value in kwargs.items() if name in operator.written_names}
         _resize(operator, args, kwargs, outputs)
@@ -145,24 +145,24 @@ def _makes_one(args: Arguments, kwargs: Keywords) -> bool:
 
 
 def _on_meta(values: Iterable[object]) -> list[object]:
-    found: list[object] = []
+    converted: list[object] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
+            converted.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
         elif isinstance(value, (list, tuple)):
-            found.append(_on_meta(value))
+            converted.append(_on_meta(value))
         else:
-            found.append(value)
-    return found
+            converted.append(value)
+    return converted
 
 
 def _keywords_on_meta(keywords: Keywords) -> Keywords:
-    found = dict(zip(keywords, _on_meta(keywords.values()), strict=True))
-    if "device" in found:
-        found["device"] = _META
-    found.pop("pin_memory", None)
-    found.pop("generator", None)
-    return found
+    converted = dict(zip(keywords, _on_meta(keywords.values()), strict=True))
+    if "device" in converted:
+        converted["device"] = _META
+    converted.pop("pin_memory", None)
+    converted.pop("generator", None)
+    return converted
 
 
 def _resize(operator: Operator, args: Arguments, kwargs: Keywords, outputs: Keywords) -> None:

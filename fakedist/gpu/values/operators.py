@@ -110,7 +110,7 @@ class Operator:
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.takes_generator = "generator" in self._positions
         self.reads_midway = name in _READ_MIDWAY or (name.startswith(_FACTORISING) and not is_least_squares)
-        returned = [each.name for each in schema.returns]
+        returned = [value.name for value in schema.returns]
         self.info_at = returned.index("info") if "info" in returned else -1
         self.followed = followed_name(name) in FOLLOWED
 

@@ -51,7 +51,7 @@ _REDUCE: dict[str, Callable[..., torch.Tensor]] = {
 _LIKE = {"max": "amax", "min": "amin", "count_nonzero": "sum"}
 _INDEX = {"index", "_unsafe_index"}
 #: Keywords that say where a result lies.
-_PLACES = ("device", "pin_memory", "layout", "memory_format", "non_blocking")
+_MEMORY_KEYWORDS = ("device", "pin_memory", "layout", "memory_format", "non_blocking")
 
 
 class UnknownValueError(Exception):
@@ -125,7 +125,7 @@ class Recipe:
         taint: Taint | None = None,
     ) -> None:
         self.operator, self.args = operator, args
-        self.kwargs = {name: value for name, value in kwargs.items() if name not in _PLACES}
+        self.kwargs = {name: value for name, value in kwargs.items() if name not in _MEMORY_KEYWORDS}
         self.size, self.dtype, self.item, self.taint = result.size, dtype, item, taint
         self.order = _memory_order(result)
         self.depth: int = 1 + max((part.recipe.depth for part in _parts((args, tuple(kwargs.values())))), default=0)
@@ -162,21 +162,21 @@ class Recipe:
     def _call(self, pieces: Callable[[Operand], torch.Tensor]) -> torch.Tensor:
         def given(value: object, *, is_written: bool = False) -> object:
             if isinstance(value, (torch.Tensor, RecipeView)):
-                found = pieces(value)
-                return found.clone() if is_written else found
-            return [given(each) for each in value] if isinstance(value, (list, tuple)) else value
+                operand = pieces(value)
+                return operand.clone() if is_written else operand
+            return [given(item) for item in value] if isinstance(value, (list, tuple)) else value
 
         written = self.operator.written
-        args = [given(value, is_written=place in written) for place, value in enumerate(self.args)]
+        args = [given(value, is_written=index in written) for index, value in enumerate(self.args)]
         kwargs = {name: given(value) for name, value in self.kwargs.items()}
         try:
-            found = self.operator.func(*args, **kwargs)
+            result = self.operator.func(*args, **kwargs)
         except Exception as error:  # no CPU kernel, or none for these types
             raise UnknownValueError from error
-        found = found if self.item < 0 else found[self.item]
-        if not isinstance(found, torch.Tensor):
+        result = result if self.item < 0 else result[self.item]
+        if not isinstance(result, torch.Tensor):
             raise UnknownValueError
-        return found
+        return result
 
     def elements(self, first: int, end: int, pieces: _Pieces) -> torch.Tensor:
         """A range of elements, in the order of memory."""
@@ -188,10 +188,10 @@ class Recipe:
         if math.prod(stop - begin for begin, stop in box) > 2 * max(PIECE, end - first):
             raise UnknownValueError
         logical: list[tuple[int, int]] = [(0, 0)] * len(size)
-        for place, dim in enumerate(self.order):
-            logical[dim] = box[place]
-        found = self._rule(self, tuple(logical), pieces)
-        flat = found.permute(self.order).reshape(-1)[first - start : end - start].contiguous()
+        for index, dim in enumerate(self.order):
+            logical[dim] = box[index]
+        values = self._rule(self, tuple(logical), pieces)
+        flat = values.permute(self.order).reshape(-1)[first - start : end - start].contiguous()
         pieces[key] = flat
         return flat
 
@@ -225,10 +225,10 @@ def _whole(operand: Operand, most: int) -> torch.Tensor:
         raise UnknownValueError
     if 0 in size:
         return empty(size, dtype=operand.recipe.dtype)
-    found = empty(size, dtype=operand.recipe.dtype)
+    whole = empty(size, dtype=operand.recipe.dtype)
     for box in _divided(operand, tuple((0, n) for n in size)):
-        found[tuple(slice(start, stop) for start, stop in box)] = _read(operand, box, {})
-    return found
+        whole[tuple(slice(start, stop) for start, stop in box)] = _read(operand, box, {})
+    return whole
 
 
 def _divided(operand: Operand, box: Box) -> Iterator[Box]:
@@ -243,7 +243,7 @@ def _divided(operand: Operand, box: Box) -> Iterator[Box]:
     if num_elements <= PIECE or not longer:
         yield box
         return
-    dim = max(longer, key=lambda each: stride[each])
+    dim = max(longer, key=lambda axis: stride[axis])
     start, stop = box[dim]
     step = max((stop - start) * PIECE // num_elements, 1)
     for begin in range(start, stop, step):
@@ -314,11 +314,11 @@ def _filled(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     name = recipe.operator.name.removesuffix("_")
     value = _FILLED.get(name)
     if value is None:
-        given = recipe.operator.argument("fill_value", recipe.args, recipe.kwargs)
-        given = recipe.operator.argument("value", recipe.args, recipe.kwargs) if given is None else given
-        if not isinstance(given, (bool, int, float)):
+        fill = recipe.operator.argument("fill_value", recipe.args, recipe.kwargs)
+        fill = recipe.operator.argument("value", recipe.args, recipe.kwargs) if fill is None else fill
+        if not isinstance(fill, (bool, int, float)):
             raise UnknownValueError
-        return full((), given).to(recipe.dtype).expand([stop - start for start, stop in box])
+        return full((), fill).to(recipe.dtype).expand([stop - start for start, stop in box])
     return full((), value, dtype=recipe.dtype).expand([stop - start for start, stop in box])
 
 
@@ -329,15 +329,15 @@ def _broadcast(size: tuple[int, ...], box: Box) -> Box:
 
 
 def _pointwise(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
-    found = recipe.call(lambda operand: _read(operand, _broadcast(_size(operand), box), pieces))
-    return found.to(recipe.dtype).expand([stop - start for start, stop in box])
+    values = recipe.call(lambda operand: _read(operand, _broadcast(_size(operand), box), pieces))
+    return values.to(recipe.dtype).expand([stop - start for start, stop in box])
 
 
 def _copied(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source = recipe.args[1]
     assert isinstance(source, (torch.Tensor, RecipeView))
-    found = _read(source, _broadcast(_size(source), box), pieces).to(recipe.dtype)
-    return found.expand([stop - start for start, stop in box])
+    values = _read(source, _broadcast(_size(source), box), pieces).to(recipe.dtype)
+    return values.expand([stop - start for start, stop in box])
 
 
 def _padded(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
@@ -349,19 +349,19 @@ def _padded(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     size = _size(source)
     if not any(pads):
         return _read(source, box, pieces).to(recipe.dtype)
-    before = [0] * (len(size) - len(pads) // 2) + [int(pads[place]) for place in range(len(pads) - 2, -1, -2)]
-    found = full([stop - start for start, stop in box], value, dtype=recipe.dtype)
+    before = [0] * (len(size) - len(pads) // 2) + [int(pads[index]) for index in range(len(pads) - 2, -1, -2)]
+    padded = full([stop - start for start, stop in box], value, dtype=recipe.dtype)
     inner = [
         (min(max(start - pad, 0), n), min(max(stop - pad, 0), n))
         for (start, stop), pad, n in zip(box, before, size, strict=True)
     ]
     if all(stop > start for start, stop in inner):
-        places = [
+        target = [
             slice(start + pad - begin, stop + pad - begin)
             for (start, stop), pad, (begin, _) in zip(inner, before, box, strict=True)
         ]
-        found[tuple(places)] = _read(source, tuple(inner), pieces)
-    return found
+        padded[tuple(target)] = _read(source, tuple(inner), pieces)
+    return padded
 
 
 def _picks_elements(recipe: Recipe) -> bool:
@@ -400,16 +400,22 @@ def _reduced(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source = recipe.args[0]
     assert isinstance(source, (torch.Tensor, RecipeView))
     size = _size(source)
-    given = recipe.operator.argument("dim", recipe.args, recipe.kwargs)
-    dims = {given} if isinstance(given, int) else set(given) if isinstance(given, (list, tuple)) else set()
+    dim_argument = recipe.operator.argument("dim", recipe.args, recipe.kwargs)
+    dims = (
+        {dim_argument}
+        if isinstance(dim_argument, int)
+        else set(dim_argument)
+        if isinstance(dim_argument, (list, tuple))
+        else set()
+    )
     dims = {dim % max(len(size), 1) for dim in dims} or set(range(len(size)))
     keeps = bool(recipe.operator.argument("keepdim", recipe.args, recipe.kwargs))
-    kept = iter(part for place, part in enumerate(box) if not (keeps and place in dims))
+    kept = iter(part for index, part in enumerate(box) if not (keeps and index in dims))
     inner = tuple((0, n) if dim in dims else next(kept) for dim, n in enumerate(size))
     if math.prod(stop - start for start, stop in inner) > MOST:
         raise UnknownValueError
-    found = _reduce(recipe, source, inner, sorted(dims))
-    return found.reshape([stop - start for start, stop in box])
+    reduced = _reduce(recipe, source, inner, sorted(dims))
+    return reduced.reshape([stop - start for start, stop in box])
 
 
 def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch.Tensor:
@@ -418,7 +424,7 @@ def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch
     reduce, is_count = _REDUCE[_LIKE.get(name, name)], name == "count_nonzero"
     named = {"dtype": recipe.dtype} if reduce is torch.sum else {}
     size = [1 if dim in dims else stop - start for dim, (start, stop) in enumerate(box)]
-    found: torch.Tensor | None = None
+    reduced: torch.Tensor | None = None
     filled = zeros(size, dtype=torch.bool)
     for part in _divided(source, box):
         values = _read(source, part, {})
@@ -430,18 +436,18 @@ def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch
             some = _count(values, dims).to(recipe.dtype)
         else:
             some = reduce(values, dim=dims, keepdim=True, **named)
-        if found is None:
-            found = empty(size, dtype=some.dtype)
-        places = tuple(
+        if reduced is None:
+            reduced = empty(size, dtype=some.dtype)
+        target = tuple(
             slice(0, 1) if dim in dims else slice(part[dim][0] - box[dim][0], part[dim][1] - box[dim][0])
             for dim in range(len(box))
         )
-        if filled[places].any():
-            some = reduce(stack((found[places], some)), dim=0, **named)
-        found[places] = some
-        filled[places] = True
-    assert found is not None
-    return found.to(recipe.dtype)
+        if filled[target].any():
+            some = reduce(stack((reduced[target], some)), dim=0, **named)
+        reduced[target] = some
+        filled[target] = True
+    assert reduced is not None
+    return reduced.to(recipe.dtype)
 
 
 def _count(mask: torch.Tensor, dims: list[int]) -> torch.Tensor:
@@ -474,11 +480,11 @@ def _memory_order(geometry: Geometry) -> tuple[int, ...]:
 
 
 def _strides(size: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    found, step = [0] * len(size), 1
+    strides, step = [0] * len(size), 1
     for dim in reversed(order):
-        found[dim] = step
+        strides[dim] = step
         step *= max(size[dim], 1)
-    return tuple(found)
+    return tuple(strides)
 
 
 @functools.lru_cache(4096)

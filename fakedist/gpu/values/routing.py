@@ -118,7 +118,7 @@ class Routing:
     def ran(self, func: OpOverload, args: Arguments, kwargs: Keywords, result: object) -> None:
         """An operation ran. Follow what it computed from indices, or take note of what it shows."""
         inputs = [tensor for tensor in plain_tensors((args, tuple(kwargs.values()))) if tensor.is_cuda]
-        choice = next((found for tensor in inputs if (found := self._choice_of(tensor)) is not None), None)
+        choice = next((picked for tensor in inputs if (picked := self._choice_of(tensor)) is not None), None)
         if choice is None:
             return
         name = func._schema.name.rpartition("::")[2].removesuffix("_")
@@ -126,7 +126,7 @@ class Routing:
         dispatches = name in _DISPATCHING and (name not in _PUTTING or self._is_indexed(args))
         if several or dispatches or (name == "index" and self._has_mask(args)):
             self._routers.add(choice)
-            self._host.inventions.tell(ROUTED, (choice.filename, choice.line))
+            self._host.inventions.note(ROUTED, (choice.filename, choice.line))
         elif not (name in _COMPARING and any(self._is_no_expert(tensor, name) for tensor in inputs)):
             for tensor in device_tensors((result,)):
                 if name == "_to_copy" or not (tensor.is_floating_point() or tensor.is_complex()):
@@ -137,7 +137,7 @@ class Routing:
         return None if known is None or known.choice in self._routers else known.choice
 
     def _is_indexed(self, args: Arguments) -> bool:
-        return any(self._choice_of(place) is not None for place in plain_tensors(args[1:2]) if place.is_cuda)
+        return any(self._choice_of(indices) is not None for indices in plain_tensors(args[1:2]) if indices.is_cuda)
 
     def _has_mask(self, args: Arguments) -> bool:
         masks = plain_tensors(args[1:])

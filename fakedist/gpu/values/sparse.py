@@ -35,21 +35,21 @@ class Sparse:
 
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation on the device, and on the host if all that it reads holds values."""
-        places = [index for index in operator.written if index < len(args)]
+        outputs = [index for index in operator.written if index < len(args)]
         near: list[object] = []
         computed = None
-        if not operator.is_view and not any(is_sparse(args[index]) for index in places) and self._holds(args):
+        if not operator.is_view and not any(is_sparse(args[index]) for index in outputs) and self._holds(args):
             near = [self._near(value) for value in args]
-            for index in places:  # the operations inside write to the same memory
+            for index in outputs:  # the operations inside write to the same memory
                 near[index] = tensor_at(tuple(near), index).clone()
             computed = self._computed(operator, near, kwargs)
         try:
             result = self._inside(operator, args, kwargs)
         except RuntimeError:  # cuSPARSE is not simulated, and a kernel that sizes its result by values has none
-            if computed is None or places:
+            if computed is None or outputs:
                 raise
             return self._made(computed, _device_of(args))
-        for index in places:
+        for index in outputs:
             written = tensor_at(args, index)
             if not written.is_cuda or is_sparse(written):  # a sparse tensor's values are in its parts
                 continue
@@ -57,11 +57,11 @@ class Sparse:
                 self._host.spoil(written)
             else:
                 self._host.write(written, tensor_at(tuple(near), index))
-        return result if computed is None or places else self._filled(result, computed)
+        return result if computed is None or outputs else self._filled(result, computed)
 
     def _near(self, value: object) -> object:
         if isinstance(value, (list, tuple)):
-            return [self._near(each) for each in value]
+            return [self._near(item) for item in value]
         return _on_host(value) if is_sparse(value) else self._host.arguments((value,))[0]
 
     def _holds(self, values: Iterable[object]) -> bool:
@@ -105,7 +105,7 @@ class Sparse:
 
 
 def _device_of(args: Arguments) -> torch.device:
-    return next(each.device for each in tensors(args) if each.is_cuda)
+    return next(tensor.device for tensor in tensors(args) if tensor.is_cuda)
 
 
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

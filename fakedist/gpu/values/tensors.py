@@ -65,14 +65,14 @@ def tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
 
 def plain_tensors(values: Iterable[object]) -> list[torch.Tensor]:
     """Tensors with memory of their own: no wrappers (AsyncCollectiveTensor), none made of others (sparse)."""
-    found: list[torch.Tensor] = []
+    plain: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             if type(value).__torch_dispatch__ is PLAIN and value.layout is torch.strided and not value.is_nested:
-                found.append(value)
+                plain.append(value)
         elif isinstance(value, (list, tuple)):
-            found += plain_tensors(value)
-    return found
+            plain += plain_tensors(value)
+    return plain
 
 
 def device_tensors(values: Iterable[object]) -> list[torch.Tensor]:
@@ -100,7 +100,7 @@ _ONE_WEAK = 1 << 32
 #: Arguments of the driver's functions: an address and a number of bytes.
 _BYTES = (ctypes.c_void_p, ctypes.c_size_t)
 #: Callbacks that were the driver's. They live as long as the process.
-_told: list[object] = []
+_callbacks: list[object] = []
 _read = ctypes.c_uint64.from_address
 _free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
 
@@ -108,15 +108,15 @@ _free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
 @functools.cache
 def _offsets() -> tuple[int, int]:
     """Offsets in bytes: of the StorageImpl in a TensorImpl, and of the size in a StorageImpl."""
-    found: list[set[tuple[int, int]]] = []
+    layouts: list[set[tuple[int, int]]] = []
     for num_bytes in _PROBES:
         probe = empty(num_bytes, dtype=torch.uint8)
         storage = probe.untyped_storage()._cdata
         words_of_tensor, words_of_storage = read_words(probe._cdata, _MAX_WORDS), read_words(storage, _MAX_WORDS)
-        in_tensor = [_WORD * place for place, word in enumerate(words_of_tensor) if word == storage]
-        in_storage = [_WORD * place for place, word in enumerate(words_of_storage) if word == num_bytes]
-        found.append({(first, second) for first in in_tensor for second in in_storage})
-    common = set.intersection(*found)
+        in_tensor = [_WORD * index for index, word in enumerate(words_of_tensor) if word == storage]
+        in_storage = [_WORD * index for index, word in enumerate(words_of_storage) if word == num_bytes]
+        layouts.append({(first, second) for first in in_tensor for second in in_storage})
+    common = set.intersection(*layouts)
     if not common:
         raise RecordingError(
             f"torch {torch.__version__} has an unknown layout of storages", "pip install torch==2.15.0"
@@ -143,7 +143,7 @@ def _weak_count() -> int:
     storage._weak_ref()
     after = read_words(storage._cdata, _MAX_WORDS)
     more = [new - old for old, new in zip(before, after, strict=False)]
-    counted = [_WORD * place for place, count in enumerate(more) if count == _ONE_WEAK]
+    counted = [_WORD * index for index, count in enumerate(more) if count == _ONE_WEAK]
     _free_weak_ref(storage._cdata)
     if len(counted) != 1:
         raise RecordingError(
@@ -188,7 +188,7 @@ class Holding(enum.IntEnum):
     COMPUTED = 1
 
 
-def tell_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor | None = None) -> None:
+def report_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor | None = None) -> None:
     """Report to the driver what a device tensor's memory holds now; all of its storage if it is not contiguous.
 
     ``flags`` has one for each byte of the storage, if they differ and the tensor is not contiguous.
@@ -200,11 +200,11 @@ def tell_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor | N
         tell(tensor.data_ptr(), tensor.numel() * tensor.element_size(), holding)
     elif flags is None:
         tell(storage_address(tensor), storage_of(tensor)[1], holding)
-    elif (tell_each := _of_driver("fakedist_know_where", *_BYTES, ctypes.c_size_t)) is not None:
-        tell_each(storage_address(tensor), flags.data_ptr(), flags.numel())
+    elif (report_flags := _of_driver("fakedist_know_where", *_BYTES, ctypes.c_size_t)) is not None:
+        report_flags(storage_address(tensor), flags.data_ptr(), flags.numel())
 
 
-def tell_taint(tensor: torch.Tensor) -> None:
+def report_taint(tensor: torch.Tensor) -> None:
     """Tell the driver that what a device tensor's memory holds is made up, or computed from made-up values."""
     if (tell := _of_driver("fakedist_taint", *_BYTES)) is not None:
         whole = not tensor.is_contiguous()
@@ -254,24 +254,24 @@ def answered_reads() -> Iterator[None]:
 
 
 @contextmanager
-def reads_told(tell: Callable[[int], bool]) -> Iterator[None]:
+def reported_reads(tell: Callable[[int], bool]) -> Iterator[None]:
     """Call ``tell(num_bytes)`` for each copy to the host of bytes that hold no computed value, past the engine.
 
     It runs in the reading thread and returns whether the copy fails. Threads that Python does not know are counted by
     the driver instead, because they must not wait for the GIL.
     """
-    set_told = _of_driver("fakedist_tell_reads", ctypes.c_void_p, ctypes.c_void_p)
-    if set_told is None:
+    set_callback = _of_driver("fakedist_tell_reads", ctypes.c_void_p, ctypes.c_void_p)
+    if set_callback is None:
         yield
         return
     callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(tell)
     state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, ctypes.c_void_p)
-    set_told(ctypes.cast(callback, ctypes.c_void_p), state)
+    set_callback(ctypes.cast(callback, ctypes.c_void_p), state)
     try:
         yield
     finally:
-        set_told(None, None)
-        _told.append(callback)  # a thread may be about to call it
+        set_callback(None, None)
+        _callbacks.append(callback)  # a thread may be about to call it
 
 
 def zero_memory(tensor: torch.Tensor) -> bool:

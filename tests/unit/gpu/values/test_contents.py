@@ -141,17 +141,17 @@ def test_a_storage_that_moved_is_not_known() -> None:
 
 
 def test_a_storage_is_followed_while_anything_is_known() -> None:
-    watch, told = Watch(), []
-    watch.told = lambda storage, more: told.append(more)
+    watch, changed = Watch(), []
+    watch.changed = lambda storage, more: changed.append(more)
     storages = Storages(watch)
     defined, taints, tensor = Defined(storages), Taints(storages), torch.empty(4)
     defined.define(tensor)
     taints.mark(tensor, Taint())
-    assert (told, len(storages)) == ([1], 1)
+    assert (changed, len(storages)) == ([1], 1)
     defined.spoil(tensor)
     assert taints.of(tensor) is not None
     taints.clear(tensor)
-    assert (told, len(storages)) == ([1, -1], 0)
+    assert (changed, len(storages)) == ([1, -1], 0)
 
 
 def test_a_weak_reference_that_is_passed_on_is_kept_once() -> None:
