@@ -84,50 +84,48 @@ class StepRanges:
     def begins(self, name: str) -> int:
         """A range begins in this thread. Return its number."""
         thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
-        depth = sum(script_range.thread == thread for script_range in self._open.values())
+        depth = sum(span.thread == thread for span in self._open.values())
         number, self._next = self._next, self._next + 1
         self._open[number] = _ScriptRange(name, thread, depth, self._position() if self._is_on else 0)
         return number
 
     def ended(self, number: int) -> None:
         """The range with that number ended."""
-        script_range = self._open.pop(number, None)
-        if script_range is not None and self._is_on:
-            self._closed.append(replace(script_range, end=self._position()))
+        span = self._open.pop(number, None)
+        if span is not None and self._is_on:
+            self._closed.append(replace(span, end=self._position()))
 
     def step_begins(self) -> None:
         """The step begins. What is open began before its first launch."""
         self._is_on, self._closed = True, []
-        self._open = {number: replace(script_range, begin=0) for number, script_range in self._open.items()}
+        self._open = {number: replace(span, begin=0) for number, span in self._open.items()}
 
     def step_ended(self, num_launches: int) -> None:
         """The step ended, with that many launches. What is open lasts beyond it, or is of the next step."""
         self._is_on = False
-        ours = [script_range for script_range in self._open.values() if script_range.begin < num_launches]
-        self._closed += [replace(script_range, end=num_launches) for script_range in ours]
+        ours = [span for span in self._open.values() if span.begin < num_launches]
+        self._closed += [replace(span, end=num_launches) for span in ours]
 
     def cut_short(self, num_launches: int) -> None:
         """The step that ended keeps only so many of its launches."""
-        ours = [script_range for script_range in self._closed if script_range.begin < num_launches]
-        self._closed = [replace(script_range, end=min(script_range.end, num_launches)) for script_range in ours]
+        ours = [span for span in self._closed if span.begin < num_launches]
+        self._closed = [replace(span, end=min(span.end, num_launches)) for span in ours]
 
     def rows(self, row_of: Sequence[int]) -> list[RangeRow]:
         """The step's ranges in the order in which they began, outer ones first.
 
         ``row_of`` has the number of rows of ``launches`` before each launch of the log, and of all.
         """
-        ranges = sorted(
-            self._closed, key=lambda script_range: (script_range.begin, -script_range.end, script_range.depth)
-        )
+        ranges = sorted(self._closed, key=lambda span: (span.begin, -span.end, span.depth))
         return [
             RangeRow(
-                script_range.name,
-                script_range.thread,
-                script_range.depth,
-                row_of[script_range.begin],
-                row_of[script_range.end],
+                span.name,
+                span.thread,
+                span.depth,
+                row_of[span.begin],
+                row_of[span.end],
             )
-            for script_range in ranges
+            for span in ranges
         ]
 
 

@@ -275,31 +275,12 @@ class Arrivals:
 
 
 class Nothing(Arrivals):
-    """Moves nothing: tensors keep their values (``--collectives noop``)."""
+    """Moves nothing: tensors keep their values (``--collectives noop``), and none is made up."""
 
-    def reduced(self, tensor: torch.Tensor, num_ranks: int, op: object) -> None:
-        """Do nothing."""
+    def _nothing(self, *args: object, **kwargs: object) -> None:
+        pass
 
-    def reduced_into(self, output: torch.Tensor, mine: torch.Tensor, num_ranks: int, op: object) -> None:
-        """Do nothing."""
-
-    def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
-        """Do nothing."""
-
-    def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, rank: int, num_ranks: int) -> None:
-        """Do nothing."""
-
-    def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-        """Do nothing."""
-
-    def _stood_in(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
-        """Do nothing: no value is made up."""
-
-    def invent(self, tensor: torch.Tensor) -> None:
-        """Do nothing."""
-
-    def finite(self, tensor: torch.Tensor) -> None:
-        """Do nothing."""
+    reduced = reduced_into = spread = spread_evenly = _put = _stood_in = invent = finite = _nothing
 
 
 def _known_flags(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:

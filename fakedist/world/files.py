@@ -117,17 +117,17 @@ def find_lost(
         for rank, directory in directories.items():
             there = os.path.join(directory, os.path.relpath(path))
             if directory != os.getcwd() and os.path.exists(there):
-                told = f"is missing: rank {rank} ran in {directory} and has {there}"
-                return Lost(f"{path}, which this rank looked for, {told}", False)
+                problem = f"is missing: rank {rank} ran in {directory} and has {there}"
+                return Lost(f"{path}, which this rank looked for, {problem}", False)
     may_be_written = 0 not in directories
-    told = "is missing; in the real job another rank may write it"
+    problem = "is missing; in the real job another rank may write it"
     if named:
-        return Lost(f"{named[0]}, which this rank looked for, {told}", may_be_written)
+        return Lost(f"{named[0]}, which this rank looked for, {problem}", may_be_written)
     waited = [path for path in seen if os.path.isdir(os.path.dirname(path)) and not _is_own_temporary(path)]
     if waited and any(
         isinstance(link, TimeoutError) or type(link).__name__ == "Terminated" for link in chain_of(error)
     ):
-        return Lost(f"{waited[0]}, for which this rank seems to wait, {told}", may_be_written)
+        return Lost(f"{waited[0]}, for which this rank seems to wait, {problem}", may_be_written)
     return None
 
 

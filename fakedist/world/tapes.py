@@ -457,8 +457,8 @@ class Tapes:
         whom = "any rank" if where.source == ANY_RANK else f"rank {where.source}"
         ranks = [0 if where.source == ANY_RANK else where.source, self._rank]
         if reader := self._readers.get(where.source):
-            told = f"{called} waits for {awaited} from {whom}, but its tape {reader.tape.run_directory} has no more"
-            return WorldError(told, f"record more of it (--steps) with the same script: {self._command(ranks)}")
+            problem = f"{called} waits for {awaited} from {whom}, but its tape {reader.tape.run_directory} has no more"
+            return WorldError(problem, f"record more of it (--steps) with the same script: {self._command(ranks)}")
         return WorldError(f"{called} waits for {awaited} from {whom}, which does not run", self._run_first(ranks))
 
     def guessed(self, where: Where, called: str, held: str) -> None:
@@ -497,15 +497,15 @@ class Tapes:
         """Return the error for a key that only another rank would have set, and write the key to this rank's tape."""
         if self._writer is not None:
             self._writer.awaited(Awaited(STORE, ANY_RANK, ((), 0), ANY_RANK, None, 1, key))
-        told = f"the script waits for the store's key {key!r}, which another rank would have set"
+        problem = f"the script waits for the store's key {key!r}, which another rank would have set"
         if self._rank == 0:
-            return WorldError(told, "run the rank that sets it first, and use its tape: --rank R,0")
-        return WorldError(told, self._run_first([0, self._rank]))
+            return WorldError(problem, "run the rank that sets it first, and use its tape: --rank R,0")
+        return WorldError(problem, self._run_first([0, self._rank]))
 
     def _run_first(self, ranks: Sequence[int]) -> str:
-        told = f"run that rank first, and use its tape: {self._command(ranks)}"
+        advice = f"run that rank first, and use its tape: {self._command(ranks)}"
         peers = self._command([self._rank])
-        return f"{told}\nor run every rank that this rank waits for: {peers}" if peers else told
+        return f"{advice}\nor run every rank that this rank waits for: {peers}" if peers else advice
 
     def _awaited(self, where: Where) -> Awaited:
         nth = self._asked[where._replace(sequence=0)]

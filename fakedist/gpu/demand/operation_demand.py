@@ -228,14 +228,12 @@ class DemandCounter:
         moved, dtype = float(self._moved_bytes(args, kwargs, result)), dtype_of(args)
         if self._attention is not None:
             attention = self._attention.demand(args, kwargs)
-            return (
-                Demand(NAN, moved, dtype)
-                if attention is None
-                else Demand(attention.flops, moved, dtype, attention.shape)
-            )
+            if attention is None:
+                return Demand(NAN, moved, dtype)
+            return Demand(attention.flops, moved, dtype, attention.shape)
         if self._is_grouped:
-            shape = grouped_shape(args, result)
-            return Demand(shape.flops, moved, dtype, None, shape)
+            product = grouped_shape(args, result)
+            return Demand(product.flops, moved, dtype, product=product)
         if self._operands >= 0:
             bounded = any(map(is_sparse, tensors(args)))  # gathers rows: only the least is known
             return Demand(_product_flops(args, self._operands), moved, dtype, is_bounded=bounded)
@@ -253,17 +251,15 @@ class DemandCounter:
         """The demand of an operation whose arithmetic torch's counter lacks."""
         assert self._arithmetic is not None
         try:
-            arithmetic = self._arithmetic(call)
+            flops, steps, is_bounded, is_scalar = self._arithmetic(call)
         except (TypeError, ValueError, IndexError):  # arguments that the formula does not know
             return Demand(NAN, moved, dtype)
         if dtype == "fp32" and ("conv" in self._operator.name or "rnn" in self._operator.name):
             dtype = fp32_type("rnn" if "rnn" in self._operator.name else "conv")
-        if arithmetic.is_scalar and dtype != "fp64":
+        if is_scalar and dtype != "fp64":
             dtype = "fp32"
         parts = () if self._parts is None else self._parts(call.args, call.result)
-        return Demand(
-            arithmetic.flops, moved, dtype, parts=parts, steps=arithmetic.steps, is_bounded=arithmetic.is_bounded
-        )
+        return Demand(flops, moved, dtype, parts=parts, steps=steps, is_bounded=is_bounded)
 
     def _moving(self, moved: float, dtype: str, args: Arguments, kwargs: Keywords, result: object) -> Demand:
         """The demand of an operation that computes little and moves much."""

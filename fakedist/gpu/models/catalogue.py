@@ -200,18 +200,8 @@ def _numbers_of(spec: GpuSpec, changed: set[str]) -> dict[str, float]:
 _MODELS = Path(__file__).parent
 #: In the order in which they are listed.
 _ORDER = (
-    "a100-40g",
-    "a100-80g",
-    "h100-80g",
-    "h200",
-    "b200",
-    "gb200",
-    "b300",
-    "gb300",
-    "rtx-pro-6000",
-    "l40s",
-    "rtx4090",
-)
+    "a100-40g", "a100-80g", "h100-80g", "h200", "b200", "gb200", "b300", "gb300", "rtx-pro-6000", "l40s", "rtx4090",
+)  # fmt: skip
 GPUS: dict[str, GpuSpec] = {name: read_gpu_file(_MODELS / f"{name}{GPU_FILE_ENDING}") for name in _ORDER}
 
 #: Other names of a model, each for the part that is usual.

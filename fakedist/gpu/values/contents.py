@@ -50,10 +50,10 @@ class Taint:
     __slots__ = ("_parents", "_when_read", "first_reader")
 
     def __init__(self, parents: tuple[Taint, ...] = (), when_read: Callable[[], object] | None = None) -> None:
-        changed = bool(parents) and all(parent.first_reader for parent in parents)
+        was_read = bool(parents) and all(parent.first_reader for parent in parents)
         #: The storage that the script read first; 0 if it has read none, -1 if the parents' values were read before.
-        self.first_reader: int = -1 if changed else 0
-        self._parents: tuple[Taint, ...] = () if changed else parents
+        self.first_reader: int = -1 if was_read else 0
+        self._parents: tuple[Taint, ...] = () if was_read else parents
         self._when_read = when_read
 
     def mark_read(self, first_reader: int) -> None:
@@ -97,23 +97,6 @@ class StorageFacts:
         has_no_data: Whether it is on the host and holds nothing, although it is small enough to be computed.
         choice: Picked indices that it holds, or that its values follow from (:mod:`fakedist.gpu.values.routing`).
     """
-
-    __slots__ = (
-        *(
-            "address",
-            "choice",
-            "tainted",
-            "flags",
-            "is_assumed",
-            "has_no_data",
-            "is_positive",
-            "is_whole",
-            "key",
-            "losses",
-            "recipe",
-            "mean",
-        ),
-    )
 
     def __init__(self, key: int, address: int) -> None:
         self.key = key

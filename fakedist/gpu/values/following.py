@@ -43,20 +43,8 @@ MANY = 16_384
 _MAX_OPERANDS = 8
 _COMPARE = {"eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor"}
 _REDUCE = {
-    "sum",
-    "mean",
-    "max",
-    "min",
-    "amax",
-    "amin",
-    "prod",
-    "any",
-    "all",
-    "norm",
-    "linalg_vector_norm",
-    "var",
-    "std",
-}
+    "sum", "mean", "max", "min", "amax", "amin", "prod", "any", "all", "norm", "linalg_vector_norm", "var", "std",
+}  # fmt: skip
 _REDUCE |= {"logsumexp", "count_nonzero", "argmax", "argmin", "nansum", "aminmax", "median", "dot"}
 #: Comparisons and reductions.
 CONDENSING = {*_COMPARE, *_REDUCE}

@@ -132,7 +132,7 @@ class Inventions:
         entry[1] += num_values
         self._most_reads = max(self._most_reads, entry[0])
 
-    def tell(self, event: str, line: _Line) -> None:
+    def note(self, event: str, line: _Line) -> None:
         """Record something about a line of the script that is no value."""
         self._counts.setdefault((event, *line), [0, 0])[0] += 1
 

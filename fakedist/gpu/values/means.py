@@ -37,19 +37,9 @@ _SCATTER = {"scatter", "scatter_"}
 NON_NEGATIVE = {"norm", "linalg_vector_norm", "_foreach_norm", "abs", "nll_loss_forward", "mse_loss", "l1_loss", "exp"}
 NON_NEGATIVE |= {"nll_loss2d_forward", "binary_cross_entropy", "softplus", "sqrt", "square", "relu", "sigmoid"}
 NON_NEGATIVE |= {
-    "_softmax",
-    "softmax",
-    "cross_entropy_loss",
-    "nll_loss",
-    "nll_loss_nd",
-    "_cdist_forward",
-    "cdist",
-    "huber_loss",
-    "smooth_l1_loss",
-    "var",
-    "std",
-    "logsumexp",
-}
+    "_softmax", "softmax", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "_cdist_forward", "cdist", "huber_loss",
+    "smooth_l1_loss", "var", "std", "logsumexp",
+}  # fmt: skip
 #: Those whose results are never zero either.
 _POSITIVE = {"exp", "softplus", "sigmoid", "_softmax", "softmax"}
 _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min", "amax", "amin", "div", "mul", "add"}

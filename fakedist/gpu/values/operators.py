@@ -56,30 +56,6 @@ class Operator:
         followed: Something may be known about its result even if the result holds no values.
     """
 
-    __slots__ = (
-        "_positions",
-        "dynamic",
-        "empty",
-        "followed",
-        "full_name",
-        "func",
-        "info_at",
-        "is_idle",
-        "is_kernel",
-        "is_view",
-        "like",
-        "name",
-        "overwrites",
-        "qualified_name",
-        "random",
-        "reads_midway",
-        "reshapes",
-        "takes_generator",
-        "written",
-        "written_names",
-        "zeros",
-    )
-
     def __init__(self, func: OpOverload) -> None:
         self.func = func
         self.full_name = str(func)

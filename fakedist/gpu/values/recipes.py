@@ -400,14 +400,8 @@ def _reduced(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source = recipe.args[0]
     assert isinstance(source, (torch.Tensor, RecipeView))
     size = _size(source)
-    dim_argument = recipe.operator.argument("dim", recipe.args, recipe.kwargs)
-    dims = (
-        {dim_argument}
-        if isinstance(dim_argument, int)
-        else set(dim_argument)
-        if isinstance(dim_argument, (list, tuple))
-        else set()
-    )
+    axes = recipe.operator.argument("dim", recipe.args, recipe.kwargs)
+    dims = {axes} if isinstance(axes, int) else set(axes) if isinstance(axes, (list, tuple)) else set()
     dims = {dim % max(len(size), 1) for dim in dims} or set(range(len(size)))
     keeps = bool(recipe.operator.argument("keepdim", recipe.args, recipe.kwargs))
     kept = iter(part for index, part in enumerate(box) if not (keeps and index in dims))

@@ -77,15 +77,8 @@ def routed_fraction(mask: torch.Tensor) -> float | None:
 _MOST_EXPERTS = 2048
 #: These order, count or move by the indices that they are given.
 _DISPATCHING = {
-    "sort",
-    "argsort",
-    "_unique2",
-    "unique_consecutive",
-    "unique_dim",
-    "nonzero",
-    "nonzero_static",
-    "cumsum",
-}
+    "sort", "argsort", "_unique2", "unique_consecutive", "unique_dim", "nonzero", "nonzero_static", "cumsum",
+}  # fmt: skip
 _DISPATCHING |= {"searchsorted", "index_add", "index_copy", "index_put", "_index_put_impl", "index_reduce"}
 _DISPATCHING |= {"_grouped_mm", "_scaled_grouped_mm"}
 #: These too. But a metric also does so with the one class that it predicts for each pixel.
