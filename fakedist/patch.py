@@ -24,7 +24,7 @@ _replaced: list[Replaced] = []
 
 
 def replacements() -> tuple[Replaced, ...]:
-    """What is replaced now, in the order in which it was."""
+    """The present replacements, oldest first."""
     return tuple(_replaced)
 
 

@@ -1,4 +1,4 @@
-"""What releases of torch lack, and what fakedist does instead: one table, which docs/versions.md shows.
+"""Features that releases of torch lack, and the replacement of each: one table, which docs/versions.md shows.
 
 Code that has to know asks a row of it: ``ALLOCATOR_METADATA.is_missing()``. Where an attribute can be looked for in
 torch, the code does that instead, so that it works with builds between two releases.

@@ -86,7 +86,7 @@ class LaunchLog:
         return log
 
     def num_launches(self) -> int:
-        """How many launches the log has now."""
+        """Number of launches in the log now."""
         return int(self._library.fakedist_num_launches())
 
     def last_grid(self) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Protocol
 
 import torch
 
-from fakedist.importing import when_imported
+from fakedist.importing import now_and_when_imported, when_imported
 from fakedist.patch import patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
@@ -131,11 +130,8 @@ class FirstConfigurations:
         """
         modules = {_HEURISTICS: self._inductor, _SELECTION: self._templates, _TRITON: self._triton}
         with ExitStack() as self._exit:
-            for name in modules.keys() & sys.modules.keys():
-                modules[name](sys.modules[name])
-            self._exit.enter_context(
-                when_imported(modules.__contains__, lambda module: modules[module.__name__](module))
-            )
+            watch = now_and_when_imported(modules, lambda module: modules[module.__name__](module))
+            self._exit.enter_context(watch)
             yield
 
     def notes(self) -> list[Note]:

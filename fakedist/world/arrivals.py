@@ -1,4 +1,4 @@
-"""What arrives from the other ranks: the value contract, "every rank is like me".
+"""Values that arrive from the other ranks by the value contract, "every rank is like me".
 
 Whatever a GPU's caching allocator hands out is recorded and counted. So wider types and masks go into a fixed buffer
 that the allocator does not know.

@@ -88,7 +88,7 @@ def _line() -> str:
 
 
 def _absolute(path: object, how: Mapping[str, object]) -> str:
-    """The absolute path; empty if it is no path, is relative to an open directory, or is in a cache."""
+    """The absolute path; empty if it is not a path, is relative to an open directory, or is in a cache."""
     is_below = any(how.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
     if is_below or not isinstance(path, (str, bytes, os.PathLike)):
         return ""

@@ -7,9 +7,9 @@ Instead, the chosen rank's target is called here, and the other ranks end at onc
 
 Such a script may import torch only in its ranks, so nothing here needs torch.
 
-A process's arguments say which rank it is: a parameter called ``rank``, else the first integer, else its place in the
-order of starting. The number is a rank in the whole job or on the rank's node. If ``init_process_group`` is then called
-with another rank of this job, the process was not the chosen rank after all.
+A process's arguments say which rank it is: a parameter called ``rank``, else the first integer, else its position in
+the order of starting. The number is a rank in the whole job or on the rank's node. If ``init_process_group`` is then
+called with another rank of this job, the process was not the chosen rank after all.
 """
 
 from __future__ import annotations

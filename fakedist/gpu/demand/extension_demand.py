@@ -20,8 +20,8 @@ import torch
 
 from fakedist.gpu.demand.formulas import KernelPart
 from fakedist.gpu.demand.operation_demand import EIGHT_BIT, NAN, Demand, dtype_of, memory_bytes, tensor_bytes
-from fakedist.gpu.demand.work_shapes import AttentionShape, Known, Lengths, Mask, ProductShape
-from fakedist.gpu.values.tensors import PLAIN, Arguments, Keywords, tensors
+from fakedist.gpu.demand.work_shapes import AttentionShape, Known, Lengths, Mask, ProductShape, packed_lengths
+from fakedist.gpu.values.tensors import PLAIN, Arguments, Keywords, flat, tensors
 from fakedist.patch import patched, present
 
 #: Attributes of Float8Tensor, MXFP8Tensor, Float8BlockwiseQTensor, NVFP4Tensor and GroupedTensor, and of their storages
@@ -42,8 +42,8 @@ def written_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
 
 
 def read_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
-    """What a kernel reads of values: a quantized tensor in one form, and its scales."""
-    for value in _flat(values):
+    """The tensors that a kernel reads: of a quantized tensor one form, and its scales."""
+    for value in flat(values):
         if _is_plain(value) or not is_quantized(value):
             yield from _parts((value,), ())
             continue
@@ -54,7 +54,7 @@ def read_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
 
 def scales(values: Iterable[object]) -> Iterator[torch.Tensor]:
     """The scales of the quantized tensors among values."""
-    return (tensor for value in _flat(values) if is_quantized(value) for tensor in _parts((value,), _SCALES))
+    return (tensor for value in flat(values) if is_quantized(value) for tensor in _parts((value,), _SCALES))
 
 
 def matrix_of(value: object) -> tuple[int, int]:
@@ -76,16 +76,8 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is PLAIN
 
 
-def _flat(values: Iterable[object]) -> Iterator[object]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value
-
-
 def _parts(values: Iterable[object], names: tuple[str, ...]) -> Iterator[torch.Tensor]:
-    for value in _flat(values):
+    for value in flat(values):
         parts = (value,) if _is_plain(value) else (getattr(value, name, None) for name in names)
         yield from (part for part in parts if isinstance(part, torch.Tensor) and _is_plain(part))
 
@@ -141,11 +133,7 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
         dropout=call.dropout,
         deterministic=call.deterministic and name.endswith("bwd"),
     )
-    if isinstance(sizes, Lengths):
-        flops = shape._replace(batch=1, queries=1).flops(sizes.met_pairs(mask))
-    else:
-        flops = shape.flops(mask.met_keys(queries, keys))
-    return demand._replace(flops=flops, attention=shape)
+    return demand._replace(flops=shape.masked_flops(mask, sizes), attention=shape)
 
 
 def _read(args: Arguments) -> _AttentionCall | None:
@@ -193,9 +181,8 @@ def _sizes(
     """Batch, queries and keys; or the lengths of packed sequences, if they are known."""
     query, key = shapes[0], shapes[1]
     if layouts[0].startswith("T"):
-        lengths = [_lengths(tensor, known) for tensor in offsets]
-        if lengths[0] is not None and lengths[1] is not None and len(lengths[0]) == len(lengths[1]):
-            return Lengths(lengths[0], lengths[1])
+        if (lengths := Lengths.between(*(packed_lengths(tensor, known) for tensor in offsets))) is not None:
+            return lengths
         queries, keys = (
             size if isinstance(size, int) and size else shape[0]
             for size, shape in zip(longest, (query, key), strict=True)
@@ -211,13 +198,6 @@ def _batch_and_tokens(layout: str, shape: list[int]) -> tuple[int, int]:
     if layout == "BHSD":
         return shape[0], shape[2]
     return shape[0], shape[1]
-
-
-def _lengths(offsets: object, known: Known) -> list[int] | None:
-    values = known(offsets) if isinstance(offsets, torch.Tensor) and offsets.numel() else None
-    if values is None:
-        return None
-    return [max(after - before, 0) for before, after in itertools.pairwise(int(end) for end in values.tolist())]
 
 
 #: Functions that launch no kernel, or whose kernels are a library's that is seen by itself.

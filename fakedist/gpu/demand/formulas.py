@@ -170,12 +170,12 @@ def _half_sparse_product(call: Call) -> Arithmetic:
 
 
 def _sparse_product(call: Call) -> Arithmetic:
-    """Each place of the sparse operand meets a row of the dense one. Dense operands' products state their own sizes."""
+    """Each element of the sparse operand meets a row of the dense one. Dense products state their own sizes."""
     sparse = next((tensor for tensor in tensors(call.args) if is_sparse(tensor)), None)
     if sparse is None:
         return Arithmetic(0.0)
     dense = next(tensor for tensor in reversed(list(tensors(call.args))) if tensor is not sparse)
-    is_sampled = call.operator.name == "sparse_sampled_addmm"  # each place is a product of a row and a column
+    is_sampled = call.operator.name == "sparse_sampled_addmm"  # each element is a product of a row and a column
     width = dense.shape[-2] if is_sampled else dense.shape[-1] if dense.dim() > 1 else 1
     return Arithmetic((8.0 if dense.is_complex() else 2.0) * parts(sparse)[-1].numel() * int(width), is_bounded=True)
 

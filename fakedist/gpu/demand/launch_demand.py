@@ -1,4 +1,4 @@
-"""What each launch of the timed step has to do: each operation's demand, divided among its launches.
+"""The demand of each launch of the timed step: each operation's demand, divided among its launches.
 
 Nothing here depends on the GPU model. :mod:`fakedist.cost_model` turns work into a time.
 """
@@ -54,7 +54,7 @@ class Division:
             self._totals[part] = self._totals.get(part, 0.0) + weights[number]
 
     def of(self, number: int) -> Demand:
-        """What one launch has to do."""
+        """The demand of one launch."""
         demand, part = self._demand, self._parts[number]
         total, weight = self._totals[part], self._weights[number]
         if total:

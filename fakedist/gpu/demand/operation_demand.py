@@ -1,4 +1,4 @@
-"""What an operation demands of a GPU: floating-point operations, bytes and sizes, from its arguments and results.
+"""The demand of an operation on a GPU: floating-point operations, bytes and sizes, from its arguments and results.
 
 FLOPs of attention leave out what its mask spares, which torch's own counter (torch.utils.flop_counter) does not.
 :mod:`fakedist.gpu.demand.formulas` has those of convolutions, recurrent networks, distances, factorisations and

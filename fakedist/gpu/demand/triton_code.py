@@ -114,20 +114,17 @@ class _SourceReader(ast.NodeVisitor):
 
     # ---- statements
 
-    def visit_For(self, node: ast.For) -> None:
+    def visit_For(self, node: ast.For | ast.While) -> None:
         self._loops.append(id(node))
         self.generic_visit(node)
         self._loops.pop()
+
+    visit_While = visit_For  # noqa: N815 (ast.NodeVisitor looks it up by this name)
 
     def visit_If(self, node: ast.If) -> None:
         self._conditions += 1
         self.generic_visit(node)
         self._conditions -= 1
-
-    def visit_While(self, node: ast.While) -> None:
-        self._loops.append(id(node))
-        self.generic_visit(node)
-        self._loops.pop()
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit(node.value)

@@ -1,4 +1,4 @@
-"""What Triton's kernels demand of a GPU: Inductor's, and those that libraries and scripts write themselves.
+"""The demand of Triton's kernels on a GPU: Inductor's, and those that libraries and scripts write themselves.
 
 The sizes are in the kernel's source, as ``M = 4096`` or ``M = ks0``. Which blocks of keys flex_attention visits is in
 its arguments, if the mask's values are known.

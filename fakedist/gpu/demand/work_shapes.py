@@ -97,6 +97,12 @@ class AttentionShape(NamedTuple):
             widths = 3 * self.width + 2 * self.value_width
         return 2.0 * self.batch * self.heads * self.queries * met * widths
 
+    def masked_flops(self, mask: Mask, sizes: object) -> float:
+        """FLOPs without those that a mask spares. ``sizes`` are the lengths of packed sequences, if they are known."""
+        if isinstance(sizes, Lengths):
+            return self._replace(batch=1, queries=1).flops(sizes.met_pairs(mask))
+        return self.flops(mask.met_keys(self.queries, self.keys))
+
 
 class Mask(NamedTuple):
     """A mask of the keys that a query meets.
@@ -136,6 +142,11 @@ class Lengths(NamedTuple):
     queries: Sequence[int]
     keys: Sequence[int]
 
+    @classmethod
+    def between(cls, queries: Sequence[int] | None, keys: Sequence[int] | None) -> Lengths | None:
+        """Those of as many sequences of queries as of keys; None for others, or if one is not known."""
+        return None if queries is None or keys is None or len(queries) != len(keys) else cls(queries, keys)
+
     def equal(self) -> tuple[int, int, int]:
         """Batch, queries and keys of equal sequences with as many queries, and as many pairs of queries and keys."""
         total, num_keys = sum(self.queries), sum(self.keys)
@@ -173,6 +184,14 @@ _VARLEN_LIBRARIES: dict[object, str] = {1: "flash2", 3: "cudnn"}
 _FROM_END = 2
 
 
+def packed_lengths(offsets: object, known: Known) -> list[int] | None:
+    """Lengths of packed sequences from where they begin; None if no kernel computed that."""
+    values = known(offsets) if isinstance(offsets, torch.Tensor) and offsets.numel() else None
+    if values is None:
+        return None
+    return [max(after - before, 0) for before, after in itertools.pairwise(int(end) for end in values.tolist())]
+
+
 class AttentionDemand(NamedTuple):
     """The sizes of an attention, and its floating-point operations without those that the mask spares."""
 
@@ -205,7 +224,7 @@ class AttentionOperator:
         return operator.is_kernel and "attention" in name and not name.startswith("_fused")
 
     def demand(self, args: Arguments, kwargs: Keywords) -> AttentionDemand | None:
-        """What one call has to do. None if its arguments are others than those that are known."""
+        """The demand of one call. None if its arguments are not those of a known release."""
 
         def argument(*names: str) -> object:
             values = (self._operator.argument(name, args, kwargs) for name in names)
@@ -234,12 +253,10 @@ class AttentionOperator:
             dropout=bool(argument("dropout_p")),
             deterministic=self._is_deterministic(argument("deterministic")),
         )
-        if isinstance(sizes, Lengths):
-            return AttentionDemand(shape, shape._replace(batch=1, queries=1).flops(sizes.met_pairs(mask)))
-        return AttentionDemand(shape, shape.flops(mask.met_keys(queries, keys)))
+        return AttentionDemand(shape, shape.masked_flops(mask, sizes))
 
     def _is_deterministic(self, asked: object) -> bool:
-        """Whether a backward is deterministic: by its own argument, or as torch was told."""
+        """Whether a backward is deterministic: by its own argument, or by a setting of torch."""
         if self._direction == "forward" or self._library == "efficient":
             return False
         return bool(asked) or torch.are_deterministic_algorithms_enabled()
@@ -264,13 +281,13 @@ class AttentionOperator:
         if self._heads_first and query.dim() == 4:
             return int(query.shape[0]), int(query.shape[2]), int(key.shape[2])
         offsets = [argument(*(f"{name}_{side}" for name in _OFFSETS)) for side in "qk"]
-        lengths = [self._lengths(tensor) for tensor in offsets]
+        lengths = [packed_lengths(tensor, self._known) for tensor in offsets]
         used = argument("seqused_k")
         if isinstance(used, torch.Tensor):  # a cache of keys, of which so many are met
             values = self._known(used)
             lengths[1] = None if values is None else [int(length) for length in values.tolist()]
-        if lengths[0] is not None and lengths[1] is not None and len(lengths[0]) == len(lengths[1]):
-            return Lengths(lengths[0], lengths[1])
+        if (packed_ones := Lengths.between(*lengths)) is not None:
+            return packed_ones
         longest = argument("max_q", "max_seqlen_q"), argument("max_k", "max_seqlen_k")
         packed = query.dim() == 3 or (isinstance(offsets[0], torch.Tensor) and offsets[0].numel() > 0)
         if packed and isinstance(longest[0], int) and isinstance(longest[1], int) and longest[0]:
@@ -279,12 +296,3 @@ class AttentionOperator:
         if query.dim() == 3:
             return 1, int(query.shape[0]), int(key.shape[0])
         return int(query.shape[0]), int(query.shape[1]), int(key.shape[1])
-
-    def _lengths(self, offsets: object) -> list[int] | None:
-        if not isinstance(offsets, torch.Tensor) or not offsets.numel():
-            return None
-        values = self._known(offsets)
-        if values is None:
-            return None
-        ends = [int(end) for end in values.tolist()]
-        return [max(after - before, 0) for before, after in itertools.pairwise(ends)]

@@ -61,7 +61,7 @@ _BLAS_MANAGEMENT = re.compile(
 
 @dataclass(frozen=True)
 class CudaInstallation:
-    """Where the installed torch's CUDA lives.
+    """The installation of CUDA for the installed torch.
 
     Attributes:
         torch_version: e.g. "2.15.0+cu132".

@@ -1,4 +1,4 @@
-"""Loads the fast path and tells it what the recorder and the value engine know.
+"""Loads the fast path and gives it the facts of the recorder and the value engine.
 
 A rule says what ``fast_path.cpp`` looks at. It follows :mod:`fakedist.gpu.values.engine` case by case; what a rule does
 not allow runs there.
@@ -60,7 +60,7 @@ def begin_history(library: ctypes.CDLL) -> None:
 
 
 def read_history(library: ctypes.CDLL, gemms: Iterable[int], highest: int) -> list[Read] | None:
-    """What ``record.numbering.HistoryReader`` says. CUDA must be initialised."""
+    """The new history, as ``record.numbering.HistoryReader``. CUDA must be initialised."""
     operations = array("q", gemms)
     library.fakedist_history_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
     num_devices = library.fakedist_history_read(operations.buffer_info()[0], len(operations), highest)
@@ -100,7 +100,7 @@ def _stacks(lengths: memoryview, numbers: list[int]) -> Iterator[tuple[int, ...]
 
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_FEW = 3  # so many are passed sooner one by one than as arrays
+_FEW = 3  # so many are passed faster one by one than as arrays
 #: ``record.marker.Locate``
 _Locate = Callable[[torch.Tensor, int], None]
 
@@ -224,7 +224,7 @@ class ObjectTypes:
 
 
 def find_objects_by_type(library: ctypes.PyDLL) -> ObjectTypes | None:
-    """What finds them; None in a Python whose objects have another layout."""
+    """The finder of objects by type; None in a Python whose objects have another layout."""
     probe: list[object] = [ctypes, [], "text"]
     if list.__basicsize__ < _ITEMS_AT + _WORD or _word(id(probe) + _SIZE_AT).value != 3:
         return None
@@ -241,7 +241,7 @@ def _items(objects: list[object]) -> int:
 
 
 class Method(enum.IntEnum):
-    """How compiled code decides. The same numbers as in ``fast_path.cpp``."""
+    """The decision of compiled code, by the numbers in ``fast_path.cpp``."""
 
     PYTHON = 0
     PLAIN = 1
@@ -250,7 +250,7 @@ class Method(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """What else it looks at. ``fast_path.cpp`` says what each means."""
+    """Further checks, which ``fast_path.cpp`` explains."""
 
     NONE = 0
     FOLLOWED = 1
@@ -453,7 +453,7 @@ class CompiledFastPath:
 
         def ask(cell: ctypes._Pointer[_Where]) -> int:
             try:
-                here, out = where(), cell.contents  # sooner than making a structure of it
+                here, out = where(), cell.contents  # faster than making a structure of it
                 out.scope, out.version, out.needs, out.grad, out.low, out.high = here
             except Exception:  # Python runs the operation and meets the error again
                 return 1
@@ -496,7 +496,7 @@ class CompiledFastPath:
 
     @property
     def passed(self) -> int:
-        """How many operations ran here."""
+        """Number of operations that ran here."""
         return int(self._library.fakedist_fast_passed())
 
     def number(self, kind: int, scope: int) -> int:
@@ -537,7 +537,7 @@ class CompiledFastPath:
         self._library.fakedist_history_stop()
 
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
-        """The allocator's new history of each device that has any; None if torch cannot tell it. CUDA is initialised.
+        """The allocator's new history of each device that has any; None if torch does not have it. CUDA is initialised.
 
         Args:
             gemms: The operations that are products of matrices.

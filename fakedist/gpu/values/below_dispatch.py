@@ -1,4 +1,4 @@
-"""What torch does below its dispatch modes, where the engine sees nothing: prints, replays of graphs, folded constants.
+"""Prints, replays of graphs and folded constants, which torch runs below its dispatch modes: the engine sees nothing.
 
 Graphs of one pool share memory: one graph's temporaries overlap another's results, and each replay writes its own
 again. No kernel does that here, so the bytes of a capture are kept when it ends and restored when it is replayed.
@@ -8,7 +8,6 @@ Inductor computes constant parts of a graph on the device while it compiles, and
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fakedist.gpu.demand.triton_code import read_source
 from fakedist.gpu.values.contents import Defined, host_bytes
 from fakedist.gpu.values.tensors import PLAIN, Arguments, Holding, Keywords, find_know
-from fakedist.importing import when_imported
+from fakedist.importing import now_and_when_imported
 from fakedist.patch import patched, present
 
 #: A graph's memory as the host sees it, and the bytes to write there.
@@ -118,9 +117,7 @@ def folded(execute: _Execute) -> Iterator[None]:
 
             undo.enter_context(patched(folder, "run", run))
 
-        for name in _FOLDERS & sys.modules.keys():
-            watch(sys.modules[name])
-        undo.enter_context(when_imported(_FOLDERS.__contains__, watch))
+        undo.enter_context(now_and_when_imported(_FOLDERS, watch))
         yield
 
 
@@ -174,9 +171,7 @@ def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
             undo.enter_context(patched(launcher, "run", run))
 
-        for name in _LAUNCHERS.keys() & sys.modules.keys():
-            watch(sys.modules[name])
-        undo.enter_context(when_imported(_LAUNCHERS.__contains__, watch))
+        undo.enter_context(now_and_when_imported(_LAUNCHERS, watch))
         yield
 
 

@@ -158,16 +158,16 @@ class Storages:
         return len(self._known)
 
     def get(self, tensor: torch.Tensor) -> StorageFacts | None:
-        """What is known about a tensor's storage; None if nothing is."""
+        """The facts about a tensor's storage; None without any."""
         known = self._known.get(storage_of(tensor)[0])
         return known if known is not None and known.address == storage_address(tensor) else None
 
     def get_moved(self, tensor: torch.Tensor) -> StorageFacts | None:
-        """What is known about a tensor's storage, even if that is where the storage was before: it may move back."""
+        """The facts about a tensor's storage, even if they are of where it was before: it may move back."""
         return self._known.get(storage_of(tensor)[0])
 
     def make(self, tensor: torch.Tensor) -> StorageFacts:
-        """What is known about a tensor's storage, for a fact to be added to it."""
+        """The facts about a tensor's storage, for another to be added."""
         key, address = storage_of(tensor)[0], storage_address(tensor)
         known = self._known.get(key)
         if known is None:

@@ -47,7 +47,7 @@ from fakedist.gpu.values.tensors import (
 from fakedist.rundir.notes import Note
 from fakedist.rundir.rows import InventedRow
 
-#: What the report calls reads that are no operations.
+#: The name in the report of reads that are not operations.
 _PAST = "cudaMemcpy"
 #: glibc takes larger blocks from the kernel, which zeroes them (M_MMAP_THRESHOLD's largest value).
 _FRESH_BYTES = 32 << 20
@@ -194,9 +194,7 @@ class ValueEngine:
             return self._lifted
         if name.startswith(LISTED):
             return self._listed
-        if name == "copy_":
-            return self._copied_into
-        if name == "_to_copy":
+        if name in ("copy_", "_to_copy"):
             return self._copied
         if name in INDEXING:
             return self._indexed
@@ -337,24 +335,17 @@ class ValueEngine:
         return self._kernel(operator, args, kwargs)
 
     def _copied(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        source, target = tensor_at(args, 0), as_device(kwargs.get("device"))
-        if not source.is_cuda or target is None or target.type != "cpu":
+        """``copy_`` and ``_to_copy``: within the device, to another dtype, or between it and the host."""
+        if operator.name == "copy_":
+            source, goes_to_host = tensor_at(args, 1), not tensor_at(args, 0).is_cuda
+        else:
+            target = as_device(kwargs.get("device"))
+            source, goes_to_host = tensor_at(args, 0), target is not None and target.type == "cpu"
+        if not source.is_cuda or not goes_to_host:
             return self._kernel(operator, args, kwargs)
         if is_small(source):
-            return operator.func(self.host.settle(source, operator.full_name), **kwargs)
-        with answered_reads():
-            result = operator.func(*args, **kwargs)
-        self._dropped(operator, source, result)
-        return result
-
-    def _copied_into(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        target, source = args[:2]
-        assert isinstance(target, torch.Tensor)
-        assert isinstance(source, torch.Tensor)
-        if target.is_cuda or not source.is_cuda:
-            return self._kernel(operator, args, kwargs)
-        if is_small(source):
-            return operator.func(target, self.host.settle(source, operator.full_name), *args[2:], **kwargs)
+            settled = self.host.settle(source, operator.full_name)
+            return operator.func(*(settled if value is source else value for value in args), **kwargs)
         with answered_reads():
             result = operator.func(*args, **kwargs)
         self._dropped(operator, source, result)

@@ -170,7 +170,7 @@ class Large:
         self._bytes = 0
 
     def reads(self, operator: Operator, args: Arguments, kwargs: Keywords) -> Reading | None:
-        """What an operation reads, before it runs; None if not all of it is known, or the result cannot be."""
+        """The operands of an operation, before it runs; None if not all are known, or the result cannot be."""
         if operator.random or operator.dynamic or not operator.is_kernel:
             return None
         first = 1 if operator.like else 0

@@ -20,7 +20,7 @@ from fakedist.gpu.values.contents import Taint, host_view, is_small
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.recipes import PIECE, Geometry, Recipe, RecipeView, UnknownValueError
-from fakedist.gpu.values.tensors import distinct, storage_of
+from fakedist.gpu.values.tensors import distinct, flat, storage_of
 
 #: As ``record.integers.CONSTANT``.
 CONSTANT = "constant"
@@ -264,17 +264,17 @@ def _function(target: str) -> Callable[..., object]:
 
 def _computed(function: Callable[..., object], args: list[object], kwargs: dict[str, object]) -> object:
     """The result of an operation: values, or a recipe if there are too many. UnknownValueError if it is not known."""
-    lazy = [value for value in _flat((args, list(kwargs.values()))) if isinstance(value, _Lazy)]
+    lazy = [value for value in flat((args, kwargs.values())) if isinstance(value, _Lazy)]
     if not isinstance(function, OpOverload):
         if lazy:
             raise UnknownValueError
         return function(*args, **kwargs)
-    tensors = [value for value in _flat((args, list(kwargs.values()))) if isinstance(value, torch.Tensor)]
+    tensors = [value for value in flat((args, kwargs.values())) if isinstance(value, torch.Tensor)]
     if not lazy and (function._schema.is_mutable or (tensors and _most_elements(tensors) <= PIECE)):
         return function(*args, **kwargs)
     if lazy and function._schema.is_mutable:
         raise UnknownValueError
-    shape = function(*_on_meta(args), **{name: _on_meta([value])[0] for name, value in kwargs.items()})
+    shape = function(*map(_on_meta, args), **{name: _on_meta(value) for name, value in kwargs.items()})
     if not isinstance(shape, torch.Tensor):
         raise UnknownValueError
     if not lazy and shape.numel() <= PIECE:
@@ -284,15 +284,9 @@ def _computed(function: Callable[..., object], args: list[object], kwargs: dict[
             return _Lazy(operand.recipe, shape)
     whole = shape.numel() <= PIECE
     result = Geometry.contiguous(shape) if whole else Geometry.of(shape)
-    operands, named = _operands(args), {name: _operands([value])[0] for name, value in kwargs.items()}
-    recipe = Recipe(Operator(function), tuple(operands), named, result=result, dtype=shape.dtype)
+    named = {name: _operand(value) for name, value in kwargs.items()}
+    recipe = Recipe(Operator(function), tuple(map(_operand, args)), named, result=result, dtype=shape.dtype)
     return recipe.value() if whole else _Lazy(recipe, shape)
-
-
-def _flat(value: object) -> list[object]:
-    if isinstance(value, (list, tuple)):
-        return [item for part in value for item in _flat(part)]
-    return [value]
 
 
 def _most_elements(tensors: Sequence[torch.Tensor]) -> int:
@@ -306,25 +300,17 @@ def _most_elements(tensors: Sequence[torch.Tensor]) -> int:
     return math.prod(sizes)
 
 
-def _on_meta(values: list[object]) -> list[object]:
-    converted: list[object] = []
-    for value in values:
-        if isinstance(value, _Lazy):
-            converted.append(value.shape)
-        elif isinstance(value, torch.Tensor):
-            converted.append(empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
-        elif isinstance(value, list):
-            converted.append(_on_meta(value))
-        else:
-            converted.append(_META if isinstance(value, torch.device) else value)
-    return converted
+def _on_meta(value: object) -> object:
+    if isinstance(value, _Lazy):
+        return value.shape
+    if isinstance(value, torch.Tensor):
+        return empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    if isinstance(value, list):
+        return [_on_meta(item) for item in value]
+    return _META if isinstance(value, torch.device) else value
 
 
-def _operands(values: list[object]) -> list[object]:
-    converted: list[object] = []
-    for value in values:
-        if isinstance(value, _Lazy):
-            converted.append(RecipeView(value.recipe, Geometry.of(value.shape)))
-        else:
-            converted.append(_operands(value) if isinstance(value, list) else value)
-    return converted
+def _operand(value: object) -> object:
+    if isinstance(value, _Lazy):
+        return RecipeView(value.recipe, Geometry.of(value.shape))
+    return [_operand(item) for item in value] if isinstance(value, list) else value

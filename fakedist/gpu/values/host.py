@@ -125,7 +125,7 @@ class Host:
         self.forget_recipe(tensor)
 
     def recipe(self, tensor: torch.Tensor) -> Recipe | None:
-        """What a large device tensor's values follow from; None if that is not known."""
+        """The recipe of a large device tensor's values; None without one."""
         known = self.storages.get(tensor) if tensor.is_cuda else None
         return known.recipe if known is not None and isinstance(known.recipe, Recipe) else None
 

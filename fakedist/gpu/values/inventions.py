@@ -133,7 +133,7 @@ class Inventions:
         self._most_reads = max(self._most_reads, entry[0])
 
     def note(self, event: str, line: _Line) -> None:
-        """Record something about a line of the script that is no value."""
+        """Count an event at a line of the script that is not a value."""
         self._counts.setdefault((event, *line), [0, 0])[0] += 1
 
     def take(self) -> list[InventedRow]:

@@ -9,7 +9,7 @@ parameter in half precision, holds no data either.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch
@@ -60,7 +60,7 @@ class NoData:
         if operator.written:
             return self._in_place(operator, args, kwargs)
         try:
-            shaped = operator.func(*_on_meta(args), **_keywords_on_meta(kwargs))
+            shaped = operator.func(*map(_on_meta, args), **_keywords_on_meta(kwargs))
         except Exception:  # the shapes depend on values
             return operator.func(*args, **kwargs)
         if isinstance(shaped, torch.Tensor) and not (shaped.is_floating_point() or shaped.is_complex()):
@@ -144,20 +144,14 @@ def _makes_one(args: Arguments, kwargs: Keywords) -> bool:
     return on_host and dtype.is_floating_point and any(math.prod(s) * dtype.itemsize > HOST_LIMIT_BYTES for s in sizes)
 
 
-def _on_meta(values: Iterable[object]) -> list[object]:
-    converted: list[object] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            converted.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
-        elif isinstance(value, (list, tuple)):
-            converted.append(_on_meta(value))
-        else:
-            converted.append(value)
-    return converted
+def _on_meta(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    return [_on_meta(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _keywords_on_meta(keywords: Keywords) -> Keywords:
-    converted = dict(zip(keywords, _on_meta(keywords.values()), strict=True))
+    converted = {name: _on_meta(value) for name, value in keywords.items()}
     if "device" in converted:
         converted["device"] = _META
     converted.pop("pin_memory", None)
@@ -171,7 +165,7 @@ def _resize(operator: Operator, args: Arguments, kwargs: Keywords, outputs: Keyw
         return
     on_meta = _keywords_on_meta(kwargs)
     try:
-        operator.func(*_on_meta(args), **on_meta)
+        operator.func(*map(_on_meta, args), **on_meta)
     except Exception:  # the shapes depend on values
         return
     for name, output in outputs.items():

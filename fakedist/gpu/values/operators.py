@@ -1,4 +1,4 @@
-"""What the value engine must know about an operator of torch, derived once from its schema."""
+"""The facts about an operator of torch for the value engine, derived once from its schema."""
 
 from __future__ import annotations
 

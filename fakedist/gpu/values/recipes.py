@@ -18,7 +18,7 @@ from torch import empty, full, stack, zeros
 
 from fakedist.gpu.values.contents import Taint
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.values.tensors import Arguments, Keywords
+from fakedist.gpu.values.tensors import Arguments, Keywords, flat
 
 #: Elements that are computed at once.
 PIECE = 1 << 21
@@ -59,7 +59,7 @@ class UnknownValueError(Exception):
 
 
 class Geometry(NamedTuple):
-    """How a tensor lies in its storage: elements along each dimension, the distance between them, and the first."""
+    """The layout of a tensor in its storage: elements along each dimension, the distance between them, the first."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -93,7 +93,7 @@ class RecipeView:
 
 #: A tensor that an operation reads: its values, or the recipe of them.
 Operand = torch.Tensor | RecipeView
-#: Pieces computed for one result, by recipe and place.
+#: Pieces computed for one result, by recipe and range.
 _Pieces = dict[tuple[int, int, int], torch.Tensor]
 
 
@@ -128,7 +128,8 @@ class Recipe:
         self.kwargs = {name: value for name, value in kwargs.items() if name not in _MEMORY_KEYWORDS}
         self.size, self.dtype, self.item, self.taint = result.size, dtype, item, taint
         self.order = _memory_order(result)
-        self.depth: int = 1 + max((part.recipe.depth for part in _parts((args, tuple(kwargs.values())))), default=0)
+        depths = (value.recipe.depth for value in _operands(self) if isinstance(value, RecipeView))
+        self.depth: int = 1 + max(depths, default=0)
         if self.depth > _DEPTH:
             raise UnknownValueError
         self._rule = _rule(self)
@@ -137,7 +138,7 @@ class Recipe:
     @property
     def own_bytes(self) -> int:
         """Host memory of the small tensors that it keeps."""
-        return sum(value.untyped_storage().nbytes() for value in _values((self.args, tuple(self.kwargs.values()))))
+        return sum(value.untyped_storage().nbytes() for value in _operands(self) if isinstance(value, torch.Tensor))
 
     def forget(self) -> None:
         """Drop everything. The values are not known any more."""
@@ -150,7 +151,7 @@ class Recipe:
         return _whole(RecipeView(self, geometry), WHOLE)
 
     def whole(self) -> torch.Tensor:
-        """What an operation returns that cannot be divided. It is computed once."""
+        """The result of an operation that cannot be divided. It is computed once."""
         if self._computed is None:
             self._computed = self._call(lambda operand: _whole(operand, WHOLE)).expand(self.size)
         return self._computed
@@ -254,25 +255,9 @@ def _divided(operand: Operand, box: Box) -> Iterator[Box]:
             yield from _divided(operand, part)
 
 
-def _values(values: Sequence[object]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _values(value)
-
-
-def _parts(values: Sequence[object]) -> Iterator[RecipeView]:
-    for value in values:
-        if isinstance(value, RecipeView):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _parts(value)
-
-
-def _operands(values: Sequence[object]) -> Iterator[Operand]:
-    yield from _values(values)
-    yield from _parts(values)
+def _operands(recipe: Recipe) -> list[Operand]:
+    values = flat((recipe.args, recipe.kwargs.values()))
+    return [value for value in values if isinstance(value, (torch.Tensor, RecipeView))]
 
 
 # ---- how each kind of operation computes a box of its result
@@ -283,7 +268,7 @@ _Rule = Callable[[Recipe, Box, _Pieces], torch.Tensor]
 def _rule(recipe: Recipe) -> _Rule:
     name = recipe.operator.name
     name = name if name in _POINTWISE else name.removesuffix("_")
-    operands = list(_operands((recipe.args, tuple(recipe.kwargs.values()))))
+    operands = _operands(recipe)
     if recipe.item < 0:
         if name in _FILLED or (name in _FILLING and not operands[int(bool(recipe.operator.written)) :]):
             return _filled
@@ -393,7 +378,7 @@ def _picked(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 def _is_reduction(recipe: Recipe, name: str) -> bool:
     if name not in _REDUCE and name not in _LIKE:
         return False
-    return recipe.operator.written == () and len(list(_operands(recipe.args))) == 1
+    return recipe.operator.written == () and len(_operands(recipe)) == 1
 
 
 def _reduced(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
@@ -460,7 +445,7 @@ def _count(mask: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return numbers.sum(dims, keepdim=True, dtype=torch.int64)
 
 
-# ---- places in memory
+# ---- layouts in memory
 
 
 def _memory_order(geometry: Geometry) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ def choose(operator: Operator, args: Arguments, kwargs: Keywords, indices: torch
     return _evenly(source.shape, dim, indices.shape)
 
 
-@functools.lru_cache(maxsize=8)  # a router makes the same choice and the same mask for each layer and microbatch
+@functools.lru_cache(maxsize=8)  # a router makes the same choice and the same mask for each layer and micro-batch
 def _evenly(source: torch.Size, dim: int, wanted: torch.Size) -> torch.Tensor:
     num_choices = source[dim]
     keeps_dim = len(wanted) == len(source)

@@ -1,7 +1,7 @@
 """Operations on sparse tensors. The device's kernels are not run; CPU kernels compute from the parts on the host.
 
-A sparse tensor is made of dense ones: places and values. If all of them are small and hold values, so does the result,
-and its size, which depends on how many places there are, is the true one.
+A sparse tensor is made of dense ones: indices and values. If all of them are small and hold values, so does the result,
+and its size, which depends on how many indices there are, is the true one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import ctypes
 import enum
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, ValuesView
 from contextlib import contextmanager
 from typing import cast
 
@@ -52,6 +52,15 @@ def as_device(value: object) -> torch.device | None:
 def as_generator(value: object) -> torch.Generator | None:
     """The random generator that an argument is; None if the argument is missing."""
     return value if isinstance(value, torch.Generator) else None
+
+
+def flat(values: Iterable[object]) -> Iterator[object]:
+    """All values, also those inside lists, tuples and the values of dicts."""
+    for value in values:
+        if isinstance(value, (list, tuple, ValuesView)):
+            yield from flat(value)
+        else:
+            yield value
 
 
 def tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
@@ -182,7 +191,7 @@ def storage_address(tensor: torch.Tensor) -> int:
 
 
 class Holding(enum.IntEnum):
-    """What bytes hold, as the driver keeps it for those who read past the engine: ``enum holding`` of memory.h."""
+    """The state of bytes, as the driver keeps it for those who read past the engine: ``enum holding`` of memory.h."""
 
     NOTHING = 0
     COMPUTED = 1
@@ -193,22 +202,24 @@ def report_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor |
 
     ``flags`` has one for each byte of the storage, if they differ and the tensor is not contiguous.
     """
-    tell = _of_driver("fakedist_know", *_BYTES, ctypes.c_int)
-    if tell is None:
+    report = _of_driver("fakedist_know", *_BYTES, ctypes.c_int)
+    if report is None:
         return
     if tensor.is_contiguous():
-        tell(tensor.data_ptr(), tensor.numel() * tensor.element_size(), holding)
+        report(tensor.data_ptr(), tensor.numel() * tensor.element_size(), holding)
     elif flags is None:
-        tell(storage_address(tensor), storage_of(tensor)[1], holding)
+        report(storage_address(tensor), storage_of(tensor)[1], holding)
     elif (report_flags := _of_driver("fakedist_know_where", *_BYTES, ctypes.c_size_t)) is not None:
         report_flags(storage_address(tensor), flags.data_ptr(), flags.numel())
 
 
 def report_taint(tensor: torch.Tensor) -> None:
     """Tell the driver that what a device tensor's memory holds is made up, or computed from made-up values."""
-    if (tell := _of_driver("fakedist_taint", *_BYTES)) is not None:
-        whole = not tensor.is_contiguous()
-        tell(storage_address(tensor) if whole else tensor.data_ptr(), storage_of(tensor)[1] if whole else tensor.nbytes)
+    if (report := _of_driver("fakedist_taint", *_BYTES)) is not None:
+        if tensor.is_contiguous():
+            report(tensor.data_ptr(), tensor.nbytes)
+        else:
+            report(storage_address(tensor), storage_of(tensor)[1])
 
 
 def find_know() -> Callable[[int, int, int], object]:
@@ -223,7 +234,7 @@ def find_losses() -> ctypes.c_uint64:
 
 
 def num_lost(address: int, num_bytes: int) -> int:
-    """How many of these bytes of device memory hold no value."""
+    """Number of these bytes of device memory without a value."""
     count = _of_driver("fakedist_lost", *_BYTES)
     return 0 if count is None else cast("int", count(address, num_bytes))
 
@@ -254,8 +265,8 @@ def answered_reads() -> Iterator[None]:
 
 
 @contextmanager
-def reported_reads(tell: Callable[[int], bool]) -> Iterator[None]:
-    """Call ``tell(num_bytes)`` for each copy to the host of bytes that hold no computed value, past the engine.
+def reported_reads(report: Callable[[int], bool]) -> Iterator[None]:
+    """Call ``report(num_bytes)`` for each copy to the host of bytes that hold no computed value, past the engine.
 
     It runs in the reading thread and returns whether the copy fails. Threads that Python does not know are counted by
     the driver instead, because they must not wait for the GIL.
@@ -264,7 +275,7 @@ def reported_reads(tell: Callable[[int], bool]) -> Iterator[None]:
     if set_callback is None:
         yield
         return
-    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(tell)
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(report)
     state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, ctypes.c_void_p)
     set_callback(ctypes.cast(callback, ctypes.c_void_p), state)
     try:
