@@ -24,6 +24,7 @@ class Library(NamedTuple):
         links: Torch's libraries that it is linked with.
         use: The use of a compiler, as an error says.
         product: Its name in an error.
+        is_optional: Whether runs go without it. A failure is then remembered: trying takes seconds in each run.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Library(NamedTuple):
     links: tuple[str, ...]
     use: str
     product: str
+    is_optional: bool = False
 
     def path(self) -> Path:
         """Where the library is or will be, by a digest of its sources and torch. SetupError without CUDA in torch."""
@@ -47,14 +49,14 @@ class Library(NamedTuple):
         """Path of the library. Builds it first if it is not in the cache, which may take twenty seconds.
 
         Raises:
-            SetupError: No CUDA build of torch, no C++ compiler, or it failed, now or before.
+            SetupError: No CUDA build of torch, no C++ compiler, or it failed, now or (an optional one) before.
         """
         path = self.path()
         if path.exists():
             return path
         failed = path.with_suffix(".failed")
         compiler = find_cpp_compiler(self.use)
-        if failed.exists() and failed.read_text().startswith(f"{compiler}\n"):
+        if self.is_optional and failed.exists() and failed.read_text().startswith(f"{compiler}\n"):
             raise SetupError(failed.read_text().partition("\n")[2], f"rm {failed} tries again")
         torch = driver.torch_directory()
         # torch's header includes CUDA's, which include a header that the wheels leave out: the driver has it.
@@ -69,7 +71,8 @@ class Library(NamedTuple):
             try:
                 compile_native([*command, *self.links], self.product)
             except SetupError as error:
-                failed.write_text(f"{compiler}\n{error.message}")  # trying takes seconds in every run
+                if self.is_optional:
+                    failed.write_text(f"{compiler}\n{error.message}")
                 raise
             made.replace(path)  # in one step: another process sees all of it or none
         return path
@@ -83,6 +86,7 @@ FAST_PATH = Library(
     ("-lc10_cuda", "-lc10", "-ltorch_cpu"),
     "it builds what makes recorded steps fast",
     "the fast path of recorded operations",
+    is_optional=True,
 )
 TRACKER = Library(
     "tracker",

@@ -22,7 +22,7 @@ from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.recipes import PIECE, Geometry, Recipe, RecipeView, UnknownValueError
 from fakedist.gpu.values.tensors import distinct, flat, storage_of
 
-#: As ``record.integers.CONSTANT``.
+#: As ``record.compiled_graphs.CONSTANT``.
 CONSTANT = "constant"
 _META = torch.device("meta")
 
