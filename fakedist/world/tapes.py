@@ -393,10 +393,6 @@ class Tapes:
         self._made[key] += 1
         return channel
 
-    def wants_objects(self) -> bool:
-        """Whether objects must be pickled for this rank's tape."""
-        return self._writer is not None
-
     def send(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
         """Write the tensors that this rank sends to its tape."""
         if self._writer is not None:
