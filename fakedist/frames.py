@@ -20,11 +20,7 @@ TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
-    """The script's innermost frame; None in autograd's own threads.
-
-    Args:
-        passed_over: Names of functions to skip because they only forward the call.
-    """
+    """The script's innermost frame; None in autograd's own threads. Functions named in ``passed_over`` are skipped."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_name

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.abc
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -33,6 +33,16 @@ def when_imported(wanted: Callable[[str], bool], imported: Told) -> Iterator[Non
         imported(module)
 
     with imported_within(wanted, around):
+        yield
+
+
+@contextmanager
+def now_and_when_imported(names: Collection[str], imported: Told) -> Iterator[None]:
+    """Call ``imported(module)`` for each of these modules: now if it is imported, else as :func:`when_imported`."""
+    for name in names:
+        if name in sys.modules:
+            imported(sys.modules[name])
+    with when_imported(names.__contains__, imported):
         yield
 
 

@@ -19,10 +19,10 @@ def read_words(address: int, count: int) -> tuple[int, ...]:
     except OSError:  # a sandbox without /proc: nothing can be found there
         return ()
     try:
-        found = os.pread(memory, count * _WORD, address)
+        data = os.pread(memory, count * _WORD, address)
     except OSError:
         return ()
     finally:
         os.close(memory)
-    whole = len(found) // _WORD
-    return struct.unpack(f"={whole}Q", found[: whole * _WORD])
+    whole = len(data) // _WORD
+    return struct.unpack(f"={whole}Q", data[: whole * _WORD])

@@ -24,16 +24,12 @@ _replaced: list[Replaced] = []
 
 
 def replacements() -> tuple[Replaced, ...]:
-    """The current replacements, in the order in which they were made."""
+    """The present replacements, oldest first."""
     return tuple(_replaced)
 
 
 def present(owner: object, name: str) -> Any:  # torch's own attribute, of any type
-    """Return ``owner.name``.
-
-    Raises:
-        RecordingError: There is no such attribute, so this torch works in a different way.
-    """
+    """Return ``owner.name``. RecordingError if there is no such attribute, so this torch works in a different way."""
     missing = object()
     value = getattr(owner, name, missing)
     if value is missing:
@@ -44,14 +40,7 @@ def present(owner: object, name: str) -> Any:  # torch's own attribute, of any t
 
 @contextmanager
 def patched(owner: object, name: str, replacement: object) -> Iterator[Any]:  # as present()
-    """Replace ``owner.name``, and restore the original on exit.
-
-    Yields:
-        The original.
-
-    Raises:
-        RecordingError: There is no such attribute, so this torch works in a different way.
-    """
+    """Replace ``owner.name``, restore the original on exit, and yield it. RecordingError as :func:`present`."""
     original = present(owner, name)
     setattr(owner, name, replacement)
     _replaced.append(replaced := Replaced(owner, name, original))

@@ -1,4 +1,4 @@
-"""Features that releases of torch lack, and the replacements: one table, which docs/versions.md shows.
+"""Features that releases of torch lack, and the replacement of each: one table, which docs/versions.md shows.
 
 Code that has to know asks a row of it: ``ALLOCATOR_METADATA.is_missing()``. Where an attribute can be looked for in
 torch, the code does that instead, so that it works with builds between two releases.
@@ -20,6 +20,8 @@ class Difference:
 
     Attributes:
         since: The first release that has it: (2, 10).
+        what: What it is.
+        instead: What fakedist does without it.
     """
 
     since: tuple[int, int]
@@ -48,7 +50,7 @@ def installed() -> tuple[int, int]:
 ALLOCATOR_METADATA = Difference(
     (2, 10),
     "the allocator's history keeps metadata with each event (`torch._C._cuda_setMemoryMetadata`)",
-    "a small C++ library follows the allocator's events and numbers them (`gpu/tracker`); it needs g++ or clang++. "
+    "a small C++ library follows the allocator's events and numbers them (`gpu/fast_path`); it needs g++ or clang++. "
     "Every recorded operation runs in Python",
 )
 FAKE_GROUP_CONSTRUCTOR = Difference(

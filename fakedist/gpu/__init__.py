@@ -1,8 +1,8 @@
-"""Where the rank runs: the virtual GPU, and the values of its small tensors.
+"""The device of the rank: the virtual GPU, and the values of its small tensors.
 
 - The virtual GPU: ``driver/`` stands in for the CUDA libraries, ``virtual`` loads it, ``smi/`` is its ``nvidia-smi``,
   ``values/`` computes small tensors, ``tuning`` skips autotuning.
-- What a step has to do: ``launch_log`` is the driver's log of launches, ``demand/`` has the FLOPs, bytes and sizes of
-  operations and launches. ``extension_calls`` watches the functions of an extension. ``launch_rows`` makes the
-  journal's record. ``model_tracer`` connects them to the recorder.
+- The work of a step: ``launch_log`` is the driver's log of launches, ``demand/`` has the FLOPs, bytes and sizes of
+  operations and launches. ``launch_rows`` makes the journal's record. ``model_tracer`` connects them to the recorder.
+- ``fast_path/``: C++ that records operations that need no Python; ``native`` compiles all that is built on the machine.
 """

@@ -86,7 +86,7 @@ class LaunchLog:
         return log
 
     def num_launches(self) -> int:
-        """How many launches the log has now."""
+        """Number of launches in the log now."""
         return int(self._library.fakedist_num_launches())
 
     def last_grid(self) -> tuple[int, ...]:
@@ -104,11 +104,11 @@ class LaunchLog:
     def name(self, launch: Launch) -> str:
         """The kernel's name as in its source, or the library's function; empty if unknown."""
         address = int(launch.name_address)
-        found = self._names.get(address)
-        if found is None:
-            found = self._demangle(ctypes.string_at(address)) if address else ""
-            self._names[address] = found
-        return found
+        text = self._names.get(address)
+        if text is None:
+            text = self._demangle(ctypes.string_at(address)) if address else ""
+            self._names[address] = text
+        return text
 
 
 def _demangler() -> Callable[[bytes], str]:
@@ -124,8 +124,8 @@ def _demangler() -> Callable[[bytes], str]:
         made = demangle(mangled, None, None, ctypes.byref(status)) if mangled.startswith(b"_Z") else None
         if not made:
             return mangled.decode(errors="replace")
-        found = ctypes.string_at(made).decode(errors="replace")
+        source_name = ctypes.string_at(made).decode(errors="replace")
         free(made)
-        return found
+        return source_name
 
     return text

@@ -1,12 +1,14 @@
-"""The timed step's launches as the journal's record: what each has to do, and what the host did between them."""
+"""The timed step's launches as the journal's record, with the tags that connect them to operations."""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fakedist.gpu.demand.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LaunchesRecord, RangeRow, WorkRow
@@ -14,9 +16,52 @@ from fakedist.rundir.rows import Place
 from fakedist.rundir.schema import PHASES
 
 
+class Tags:
+    """Gives tags, in the order in which they are asked for. All operations run in Python.
+
+    Attributes:
+        is_compiled: Whether compiled code may run operations while they are traced. It then tags them itself.
+    """
+
+    is_compiled = False
+
+    def __init__(self) -> None:
+        self.tag: Callable[[], int] = itertools.count().__next__
+
+    def operation(self) -> int:
+        """A tag for an operation that begins in Python in this thread."""
+        return self.tag()
+
+    def begin(self, set_tag: int, outside: Callable[[int], int]) -> None:
+        """Begin a run. ``set_tag`` is the address of the driver's function that takes this thread's tag.
+
+        ``outside`` returns the tag outside of operations for a scope.
+        """
+
+    def switch(self, *, traced: bool, captured: bool) -> None:
+        """Say whether a step is traced, and whether a graph is captured, whose operations run in Python."""
+
+    def forget_outsides(self) -> None:
+        """Ask again for tags outside of operations."""
+
+    def learn(self, tag: int, operation: str, demand: Demand | None) -> None:
+        """Learn the demand of the operation with this tag, if each call of it with such arguments has the same."""
+
+    def called(self, tag: int) -> None:
+        """This thread is in a function of an extension; -1 if it left them."""
+
+    def take_scope(self) -> int:
+        """Scope of this thread's last operation; -1 if it ran in Python, or was taken before."""
+        return -1
+
+    def take(self, place_of: Callable[[int], Place]) -> Iterator[tuple[int, Tagged]]:
+        """The operations that compiled code ran in the step, by their tags. ``place_of`` is for scopes."""
+        return iter(())
+
+
 @dataclass(frozen=True)
-class _Range:
-    """A range: what it is called, its thread, how many of that thread are around it, and its place in the log."""
+class _ScriptRange:
+    """A range: its name, its thread, how many of that thread are around it, and its position in the log."""
 
     name: str
     thread: int
@@ -26,61 +71,65 @@ class _Range:
 
 
 class StepRanges:
-    """Ranges that are open, and those of the step that ended.
-
-    Args:
-        position: Returns how many launches the log has.
-    """
+    """Open ranges, and those of the step that ended. ``position`` returns how many launches the log has."""
 
     def __init__(self, position: Callable[[], int]) -> None:
         self._position = position
         self._is_on = False
-        self._open: dict[int, _Range] = {}
-        self._closed: list[_Range] = []
+        self._open: dict[int, _ScriptRange] = {}
+        self._closed: list[_ScriptRange] = []
         self._next = 0
         self._threads: dict[int, int] = {}
 
     def begins(self, name: str) -> int:
         """A range begins in this thread. Return its number."""
         thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
-        depth = sum(each.thread == thread for each in self._open.values())
+        depth = sum(span.thread == thread for span in self._open.values())
         number, self._next = self._next, self._next + 1
-        self._open[number] = _Range(name, thread, depth, self._position() if self._is_on else 0)
+        self._open[number] = _ScriptRange(name, thread, depth, self._position() if self._is_on else 0)
         return number
 
     def ended(self, number: int) -> None:
         """The range with that number ended."""
-        found = self._open.pop(number, None)
-        if found is not None and self._is_on:
-            self._closed.append(replace(found, end=self._position()))
+        span = self._open.pop(number, None)
+        if span is not None and self._is_on:
+            self._closed.append(replace(span, end=self._position()))
 
     def step_begins(self) -> None:
         """The step begins. What is open began before its first launch."""
         self._is_on, self._closed = True, []
-        self._open = {number: replace(each, begin=0) for number, each in self._open.items()}
+        self._open = {number: replace(span, begin=0) for number, span in self._open.items()}
 
     def step_ended(self, num_launches: int) -> None:
         """The step ended, with that many launches. What is open lasts beyond it, or is of the next step."""
         self._is_on = False
-        ours = [each for each in self._open.values() if each.begin < num_launches]
-        self._closed += [replace(each, end=num_launches) for each in ours]
+        ours = [span for span in self._open.values() if span.begin < num_launches]
+        self._closed += [replace(span, end=num_launches) for span in ours]
 
     def cut_short(self, num_launches: int) -> None:
         """The step that ended keeps only so many of its launches."""
-        ours = [each for each in self._closed if each.begin < num_launches]
-        self._closed = [replace(each, end=min(each.end, num_launches)) for each in ours]
+        ours = [span for span in self._closed if span.begin < num_launches]
+        self._closed = [replace(span, end=min(span.end, num_launches)) for span in ours]
 
     def rows(self, row_of: Sequence[int]) -> list[RangeRow]:
         """The step's ranges in the order in which they began, outer ones first.
 
-        Args:
-            row_of: How many rows of the table ``launches`` come before each launch of the log, and how many there are.
+        ``row_of`` has the number of rows of ``launches`` before each launch of the log, and of all.
         """
-        found = sorted(self._closed, key=lambda each: (each.begin, -each.end, each.depth))
-        return [RangeRow(each.name, each.thread, each.depth, row_of[each.begin], row_of[each.end]) for each in found]
+        ranges = sorted(self._closed, key=lambda span: (span.begin, -span.end, span.depth))
+        return [
+            RangeRow(
+                span.name,
+                span.thread,
+                span.depth,
+                row_of[span.begin],
+                row_of[span.end],
+            )
+            for span in ranges
+        ]
 
 
-_PHASES = {name: place for place, name in enumerate(PHASES)}
+_PHASES = {name: code for code, name in enumerate(PHASES)}
 _Shape = tuple[int, ...]
 
 
@@ -90,7 +139,7 @@ class LaunchRows:
     Args:
         step: The step.
         launches: The log of it.
-        tags: What its tags refer to.
+        tags: The operations by their tags in the log.
         name: Returns the name of a launch.
         ranges: The script's ranges.
     """
@@ -144,12 +193,12 @@ class LaunchRows:
         self._last_tag = launch.tag
         return sum(1 for tag in between if tag in tags and tags[tag].counts)
 
-    def _row(self, launch: Launch, what: int, work: int, num_operations: int) -> tuple[int, ...]:
+    def _row(self, launch: Launch, kind: int, work: int, num_operations: int) -> tuple[int, ...]:
         """The values of a row, in the order of the record's columns."""
         tag = self._tags.get(launch.tag, self._nowhere)
         place = tag.place
         return (
-            what,
+            kind,
             work,
             launch.stream,
             launch.event,
@@ -162,19 +211,19 @@ class LaunchRows:
             _PHASES[place.phase],
             place.recompute,
             place.layer,
-            launch.call if what == LaunchKind.COLLECTIVE else -1,
+            launch.call if kind == LaunchKind.COLLECTIVE else -1,
         )
 
     def _shape(self, sizes: _Shape) -> int:
-        found = self._shapes.get(sizes)
-        if found is None:
+        number = self._shapes.get(sizes)
+        if number is None:
             text = ",".join(map(str, sizes)) if any(sizes) else ""
-            found = self._shapes[sizes] = self._texts.setdefault(text, len(self._texts))
-        return found
+            number = self._shapes[sizes] = self._texts.setdefault(text, len(self._texts))
+        return number
 
 
 def _with_floats(work: WorkRow) -> WorkRow:
-    """The row with floats where its record has floats: torch's formulas and sizes of elements are whole numbers."""
+    """Floats where the record has floats: torch's formulas and sizes of elements are whole numbers."""
     return work._replace(
         flops=float(work.flops),
         moved_bytes=float(work.moved_bytes),

@@ -11,15 +11,14 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch._ops import OpOverload
 
-from fakedist.gpu.demand.attention_demand import Known
+from fakedist.gpu.demand.extension_demand import watched_calls
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
 from fakedist.gpu.demand.triton_demand import TritonKernel
-from fakedist.gpu.extension_calls import watched_calls
+from fakedist.gpu.demand.work_shapes import Known
 from fakedist.gpu.launch_log import Launch, LaunchLog
-from fakedist.gpu.launch_rows import LaunchRows, StepRanges
-from fakedist.gpu.tags import Tags
-from fakedist.gpu.values.arguments import Arguments, Keywords
+from fakedist.gpu.launch_rows import LaunchRows, StepRanges, Tags
+from fakedist.gpu.values.tensors import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.launch_records import LaunchesRecord
@@ -30,7 +29,7 @@ _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("
 
 
 class _Outside(threading.local):
-    """Where a thread is outside of operations: its place, and the compiled graph that it runs, if any."""
+    """A thread outside of operations: its place, and the compiled graph that it runs, if any."""
 
     place = Place(0, "other", 0, False)
     op = -1
@@ -41,7 +40,8 @@ class _Outside(threading.local):
 
 
 class ModelTracer:
-    """Traces one step: what it launched, and what that has to do. ``fakedist.cost_model`` estimates how long it takes.
+    """Traces the launches of one step and their demand. ``fakedist.cost_model`` estimates how long they take.
+
     It implements protocol ``record.timed_step.tracer.OperationTracer``.
 
     Args:
@@ -188,8 +188,7 @@ class ModelTracer:
 
     # ---- what an extension's functions report
 
-    def call_begins(self, operation: str) -> int:
-        """A function of an extension begins in this thread. Return its tag."""
+    def _call_begins(self, operation: str) -> int:
         thread, inside = self._thread, self.inside()
         tag = self._tag(Tagged(thread.op, operation, self._place() if inside is None else inside))
         thread.calls.append(tag)
@@ -197,8 +196,7 @@ class ModelTracer:
         self._log.tag(tag)
         return tag
 
-    def call_ended(self, tag: int, demand: Demand | None) -> None:
-        """The function with that tag ended; without a demand if it failed."""
+    def _call_ended(self, tag: int, demand: Demand | None) -> None:
         calls = self._thread.calls
         calls.remove(tag)
         self._numbers.called(calls[-1] if calls else -1)
@@ -246,16 +244,15 @@ class ModelTracer:
         return self._outside_at(self.place_of(scope), _Outside.op, _Outside.operation)
 
     def _place(self) -> Place:
-        """Where this thread is."""
         scope = self._numbers.take_scope()
         if scope >= 0:
             self._thread.place = self.place_of(scope)
         return self._thread.place
 
     def _watch(self) -> None:
-        """Watch what launches kernels and is not seen by the dispatcher."""
+        """Watch launches that the dispatcher does not see."""
         self._watched.close()
-        self._watched.enter_context(watched_calls(self, self._known))
+        self._watched.enter_context(watched_calls(self._call_begins, self._call_ended, self._known))
         for module, name in _TRITON:
             if module in sys.modules:
                 owner = present(sys.modules[module], name)
@@ -265,9 +262,9 @@ class ModelTracer:
         def run(launcher: object, *args: object, **kwargs: object) -> object:
             thread = self._thread
             function = launcher if hasattr(launcher, "arg_names") else getattr(launcher, "fn", None)
-            given = dict(zip(getattr(function, "arg_names", ()), args, strict=False)) | kwargs
+            arguments = dict(zip(getattr(function, "arg_names", ()), args, strict=False)) | kwargs
             kernel = self._kernel(function)
-            demand = kernel.demand(given, self._known_to_kernel)
+            demand = kernel.demand(arguments, self._known_to_kernel)
             inside = self.inside()
             place = self._place() if inside is None else inside
             tag = self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False))
@@ -278,27 +275,29 @@ class ModelTracer:
                 self._log.tag(self._outside())
             compiled = returned if hasattr(returned, "asm") else _compiled(launcher)
             grid = self._log.last_grid()
-            self._set_demand(tag, kernel.launched(demand, given, compiled, grid, self._known))
+            self._set_demand(tag, kernel.launched(demand, arguments, compiled, grid, self._known))
             return returned
 
         return run
 
     def _known_to_kernel(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor's values where a compiled graph launches a kernel: those of its buffers, or of its inputs."""
-        found = self.known_in_graph(tensor)
-        return self._known(tensor) if found is None else found
+        values = self.known_in_graph(tensor)
+        return self._known(tensor) if values is None else values
 
     def _kernel(self, function: object) -> TritonKernel:
         source = str(getattr(function, "src", ""))
-        found = self._kernels.get(source)
-        if found is None:
-            found = self._kernels[source] = TritonKernel(str(getattr(function, "__name__", "")), source)
-        return found
+        kernel = self._kernels.get(source)
+        if kernel is None:
+            kernel = self._kernels[source] = TritonKernel(str(getattr(function, "__name__", "")), source)
+        return kernel
 
 
 def _compiled(launcher: object) -> object:
-    """What an autotuner of Inductor launches; None if that is not known."""
+    """The kernel that an autotuner of Inductor launches; None if that is not known."""
     launchers, results = (getattr(launcher, name, None) or [] for name in ("launchers", "compile_results"))
     config = getattr(launchers[0], "config", None) if launchers else None
-    chosen = [each for each in results if config is None or getattr(each, "config", None) == config] or list(results)
+    chosen = [result for result in results if config is None or getattr(result, "config", None) == config] or list(
+        results
+    )
     return getattr(chosen[0], "kernel", None) if chosen else None

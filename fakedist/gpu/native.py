@@ -20,11 +20,7 @@ _LINES_SHOWN = 10
 
 
 def find_c_compiler() -> str:
-    """The C compiler: $CC, else gcc, cc or clang.
-
-    Raises:
-        SetupError: No C compiler is installed.
-    """
+    """The C compiler: $CC, else gcc, cc or clang. SetupError without any."""
     return _find(
         (os.environ.get("CC"), "gcc", "cc", "clang"),
         "no C compiler was found; the virtual GPU is built from source at first use",
@@ -33,14 +29,7 @@ def find_c_compiler() -> str:
 
 
 def find_cpp_compiler(use: str) -> str:
-    """The C++ compiler: $CXX, else g++, c++ or clang++.
-
-    Args:
-        use: What needs it, as the error says.
-
-    Raises:
-        SetupError: No C++ compiler is installed.
-    """
+    """The C++ compiler: $CXX, else g++, c++ or clang++. SetupError, which names its use, without any."""
     return _find(
         (os.environ.get("CXX"), "g++", "c++", "clang++"),
         f"no C++ compiler was found; {use}",
@@ -50,8 +39,8 @@ def find_cpp_compiler(use: str) -> str:
 
 def _find(names: tuple[str | None, ...], missing: str, remedy: str) -> str:
     for name in names:
-        if name and (found := shutil.which(name)):
-            return found
+        if name and (path := shutil.which(name)):
+            return path
     raise SetupError(missing, remedy)
 
 
@@ -85,14 +74,14 @@ def _why_not_ours(path: Path) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
-        if os.lstat(path).st_uid != os.geteuid() or (found := os.stat(path)).st_uid != os.geteuid():
+        if os.lstat(path).st_uid != os.geteuid() or (status := os.stat(path)).st_uid != os.geteuid():
             return "belongs to another user"
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return "may be written by other users"
-        above = next((each for each in path.resolve().parents if is_open_to_all(each.stat().st_mode)), None)
+        above = next((parent for parent in path.resolve().parents if is_open_to_all(parent.stat().st_mode)), None)
         if above is not None:
             return f"may be moved by other users, who may write to {above}"
-        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             path.chmod(0o700)
     except OSError as error:
         return f"cannot be used: {error.strerror}"
@@ -104,9 +93,6 @@ def build_directory(cache: Path) -> Iterator[Path]:
     """A temporary directory to build in, for one process at a time: a C++ compiler takes a gigabyte of memory.
 
     Whoever has waited for it looks first whether another process has built the same.
-
-    Args:
-        cache: The directory from :func:`cache_directory`.
     """
     with (cache / "build.lock").open("a") as lock:
         with suppress(OSError):  # a file system without locks: each process builds its own
@@ -115,20 +101,12 @@ def build_directory(cache: Path) -> Iterator[Path]:
             yield scratch
 
 
-def compile_native(command: list[str], what: str) -> None:
-    """Run a compiler or linker.
-
-    Args:
-        command: Its command line.
-        what: What it builds, as the error calls it.
-
-    Raises:
-        SetupError: It failed. The message ends with its last lines.
-    """
+def compile_native(command: list[str], product: str) -> None:
+    """Run a compiler or linker for ``what``. SetupError, which ends with its last lines, if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         shown = "".join(f"\n    {line}" for line in done.stderr.strip().splitlines()[-_LINES_SHOWN:])
         raise SetupError(
-            f"{command[0]} could not build {what} (exit status {done.returncode}):{shown}",
+            f"{command[0]} could not build {product} (exit status {done.returncode}):{shown}",
             "install gcc with the C library's headers (apt-get install gcc libc6-dev), or set CC to another compiler",
         )

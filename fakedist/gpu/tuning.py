@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Protocol
 
 import torch
 
-from fakedist.importing import when_imported
+from fakedist.importing import now_and_when_imported, when_imported
 from fakedist.patch import patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
@@ -34,11 +33,7 @@ _replace = os.replace  # not what watches the script's calls of it
 
 @contextmanager
 def kept_triton_key(directory: Path) -> Iterator[None]:
-    """Have Triton's key, which Inductor asks for too, computed once for all ranks on this machine.
-
-    Args:
-        directory: Where keys are kept.
-    """
+    """Compute Triton's key, which Inductor asks for too, once for all ranks, and keep it in a directory."""
     with ExitStack() as stack:
 
         def is_imported(module: ModuleType) -> None:
@@ -54,23 +49,22 @@ def kept_triton_key(directory: Path) -> Iterator[None]:
 def _kept(directory: Path, installed: Path, compute: Callable[[], str]) -> str:
     """The key of the package in ``installed``, from the file that has it, else computed."""
     try:
-        place = directory / f"{_digest(installed)}.txt"
+        file = directory / f"{_digest(installed)}.txt"
     except OSError:  # a link that leads nowhere, or a file that has just been removed
         return compute()
     with suppress(OSError, UnicodeDecodeError):
-        if key := place.read_text():
+        if key := file.read_text():
             return key
     key = compute()
     with suppress(OSError):  # no room: the next rank computes it again
         directory.mkdir(parents=True, exist_ok=True)
-        draft = place.with_suffix(f".{os.getpid()}")
+        draft = file.with_suffix(f".{os.getpid()}")
         draft.write_text(key)
-        _replace(draft, place)
+        _replace(draft, file)
     return key
 
 
 def _digest(installed: Path) -> str:
-    """A digest of what tells one installation from another."""
     digest = hashlib.sha256()
     for at, directories, files in os.walk(installed):
         directories[:] = sorted(name for name in directories if name != "__pycache__")
@@ -136,19 +130,16 @@ class FirstConfigurations:
         """
         modules = {_HEURISTICS: self._inductor, _SELECTION: self._templates, _TRITON: self._triton}
         with ExitStack() as self._exit:
-            for name in modules.keys() & sys.modules.keys():
-                modules[name](sys.modules[name])
-            self._exit.enter_context(
-                when_imported(modules.__contains__, lambda module: modules[module.__name__](module))
-            )
+            watch = now_and_when_imported(modules, lambda module: modules[module.__name__](module))
+            self._exit.enter_context(watch)
             yield
 
     def notes(self) -> list[Note]:
         """Notes for the report: that nothing was tuned, if anything would have been."""
         return [notes.nothing_tuned(self._chosen)] if self._chosen else []
 
-    def _count(self, what: str) -> None:
-        self._chosen[what] = self._chosen.get(what, 0) + 1
+    def _count(self, choice: str) -> None:
+        self._chosen[choice] = self._chosen.get(choice, 0) + 1
 
     def _patch(self, owner: object, name: str, make: Callable[[_Method], _Method]) -> None:
         self._exit.enter_context(patched(owner, name, make(present(owner, name))))

@@ -51,7 +51,7 @@ class VirtualGpu:
     """The loaded driver.
 
     Args:
-        library: The driver's shared library.
+        library: Its shared library.
         variables: Environment variables that torch and Triton must see.
         wishes: Environment variables to set unless they are already set.
     """
@@ -94,15 +94,13 @@ class VirtualGpu:
 
     def visible(self) -> list[int]:
         """The machine's number of each device that the process sees; empty until the process asks CUDA for a device."""
-        found: list[int] = []
-        while (number := self._library.fakedist_installed(len(found))) >= 0:
-            found.append(number)
-        return found
+        numbers: list[int] = []
+        while (number := self._library.fakedist_installed(len(numbers))) >= 0:
+            numbers.append(number)
+        return numbers
 
     def counters(self) -> dict[str, int]:
-        """Counts so far: launches, copies, copies whose data was dropped (large tensors hold none), mallocs, frees, and
-        copies to the host of bytes without computed values, in threads that Python does not know.
-        """
+        """Counts so far. ``copies_dropped``: large tensors hold no data. ``reads_made_up``: of threads not Python's."""
         counters = _GpuCounters()
         self._library.fakedist_counters(ctypes.byref(counters))
         return {field[0]: int(getattr(counters, field[0])) for field in _GpuCounters._fields_}
@@ -116,26 +114,24 @@ class VirtualGpu:
         return self._counted(self._library.fakedist_refused)
 
     def notes(self) -> list[Note]:
-        """Notes for the report: on NVML readings of sensors that it lacks, on sizes that libraries do not publish, on
-        managed memory, on memory that other threads read.
-        """
+        """Notes for the report: constant NVML sensors, estimated work areas, managed memory, reads of other threads."""
         readings = dict(self._counted(self._library.fakedist_constant))
-        found = [notes.sensors_constant(readings)] if readings else []
+        all_notes = [notes.sensors_constant(readings)] if readings else []
         if areas := dict(self._counted(self._library.fakedist_work_area)):
-            found.append(notes.work_areas_estimated(areas))
+            all_notes.append(notes.work_areas_estimated(areas))
         if managed := int(self._library.fakedist_managed_bytes()):
-            found.append(notes.memory_managed(managed))
+            all_notes.append(notes.memory_managed(managed))
         counters = self.counters()
         if reads := counters["reads_made_up"]:
-            found.append(notes.read_in_other_threads(reads, counters["bytes_made_up"]))
-        return found
+            all_notes.append(notes.read_in_other_threads(reads, counters["bytes_made_up"]))
+        return all_notes
 
     def _counted(self, function: Callable[..., bytes | None]) -> list[tuple[str, int]]:
         calls = ctypes.c_uint64()
-        found: list[tuple[str, int]] = []
-        while (name := function(len(found), ctypes.byref(calls))) is not None:
-            found.append((name.decode(), calls.value))
-        return found
+        counts: list[tuple[str, int]] = []
+        while (name := function(len(counts), ctypes.byref(calls))) is not None:
+            counts.append((name.decode(), calls.value))
+        return counts
 
 
 @contextmanager
@@ -187,7 +183,6 @@ def _runtime_version() -> int:
 
 
 def _variables(driver: Path) -> dict[str, str]:
-    """Environment variables that torch and Triton must see."""
     return {
         "TRITON_LIBCUDA_PATH": os.fspath(driver.parent),  # Triton links launchers with this driver
         # Output of NVRTC's stand-in, and tuning by times of kernels that did not run, must not be cached where a
@@ -197,7 +192,6 @@ def _variables(driver: Path) -> dict[str, str]:
 
 
 def _wishes(driver: Path) -> dict[str, str]:
-    """Environment variables to set unless the script or its environment already sets them."""
     compiled = driver.parent.parent / "compiled"
     return {
         # Graphs that earlier versions left in "inductor" may have constants from memory that nothing computed.

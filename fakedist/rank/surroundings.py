@@ -19,11 +19,11 @@ from typing import Protocol
 import torch
 
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
+from fakedist.gpu.fast_path.event_tracker import EventTracker
 from fakedist.gpu.models.catalogue import find_gpu, gpu_of_product
 from fakedist.gpu.native import cache_directory
-from fakedist.gpu.tracker.tracker import EventTracker
 from fakedist.gpu.tuning import FirstConfigurations, event_times, kept_triton_key
-from fakedist.gpu.values import ValueEngine
+from fakedist.gpu.values.engine import ValueEngine
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.options import Job, profile_command

@@ -235,7 +235,7 @@ class _PoolRange(NamedTuple):
 
 
 class EventTracker(Protocol):
-    """Numbers the events of a history that keeps no metadata. gpu/tracker implements it."""
+    """Numbers the events of a history that keeps no metadata. gpu/fast_path implements it."""
 
     def tell(self, number: str) -> None:
         """Events from now on belong to this operation."""

@@ -243,7 +243,7 @@ def _failure_notes(recording: Recording) -> list[Note]:
     return [notes.went_on_without_memory(times, failed.requested_bytes, failed.line)]
 
 
-#: Operations that pick indices, such as those of a router (gpu/values/choices.py).
+#: Operations that pick indices, such as those of a router (gpu/values/routing.py).
 _CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
 
 

@@ -1,4 +1,4 @@
-"""What arrives from the other ranks: the value contract, "every rank is like me".
+"""Values that arrive from the other ranks by the value contract, "every rank is like me".
 
 Whatever a GPU's caching allocator hands out is recorded and counted. So wider types and masks go into a fixed buffer
 that the allocator does not know.
@@ -33,8 +33,7 @@ from torch import tensor as new_tensor
 from fakedist.errors import WorldError
 from fakedist.frames import calling_file
 from fakedist.world.checks import reduction_name
-from fakedist.world.tape_file import Where
-from fakedist.world.tapes import Tapes
+from fakedist.world.tapes import Tapes, Where
 
 BYTES = 1 << 20
 
@@ -183,14 +182,7 @@ class Arrivals:
             torch._foreach_copy_(targets, sources)
 
     def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, rank: int, num_ranks: int) -> None:
-        """Fill equal slots of one output with ``mine``: in one kernel, or in two if ``mine`` aliases the output.
-
-        Args:
-            output: One slot for each rank of the group.
-            mine: One slot's elements; repeated or cut if it has another size.
-            rank: This rank's slot.
-            num_ranks: Number of slots.
-        """
+        """Fill equal slots of one output with ``mine``, repeated or cut to size; in one kernel unless they alias."""
         if not output.numel():
             return
         if output.numel() != mine.numel() * num_ranks:
@@ -283,35 +275,16 @@ class Arrivals:
 
 
 class Nothing(Arrivals):
-    """Moves nothing: tensors keep their values (``--collectives noop``)."""
+    """Moves nothing: tensors keep their values (``--collectives noop``), and none is made up."""
 
-    def reduced(self, tensor: torch.Tensor, num_ranks: int, op: object) -> None:
-        """Do nothing."""
+    def _nothing(self, *args: object, **kwargs: object) -> None:
+        pass
 
-    def reduced_into(self, output: torch.Tensor, mine: torch.Tensor, num_ranks: int, op: object) -> None:
-        """Do nothing."""
-
-    def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
-        """Do nothing."""
-
-    def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, rank: int, num_ranks: int) -> None:
-        """Do nothing."""
-
-    def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-        """Do nothing."""
-
-    def _stood_in(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
-        """Do nothing: no value is made up."""
-
-    def invent(self, tensor: torch.Tensor) -> None:
-        """Do nothing."""
-
-    def finite(self, tensor: torch.Tensor) -> None:
-        """Do nothing."""
+    reduced = reduced_into = spread = spread_evenly = _put = _stood_in = invent = finite = _nothing
 
 
 def _known_flags(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """What :func:`sent_flags` says arrives; None if it says nothing of these tensors."""
+    """The flags of :func:`sent_flags`; None if they are not for these tensors."""
     flags = _flags.get()
     is_known = flags and all(tensor.dtype == torch.int64 and tensor.numel() == len(flags) for tensor in tensors)
     return [new_tensor(flags) for _ in tensors] if is_known else None
@@ -370,7 +343,6 @@ def _sum(dtype: torch.dtype, num_ranks: int) -> Change:
 
 
 def _product(dtype: torch.dtype, num_ranks: int) -> Change:
-    """Raise to a power and saturate."""
     low, high = _limits(dtype)
     if _is_wide_float(dtype):
         return lambda tensor: tensor.pow_(num_ranks).clamp_(low, high)
@@ -386,7 +358,6 @@ def _product(dtype: torch.dtype, num_ranks: int) -> Change:
 
 
 def _in_wider(dtype: torch.dtype, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    """Make the change on copies of a wider type."""
 
     def changed(tensor: torch.Tensor) -> None:
         for piece, (exact,) in pieces(tensor, (dtype,)):

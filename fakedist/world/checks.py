@@ -21,21 +21,17 @@ Reduction: TypeAlias = "dist.ReduceOp | dist.ReduceOp.RedOpType"
 
 def root(opts: object) -> int:
     """Group rank of a call's root; 0 by default."""
-    given: int | None = getattr(opts, "rootRank", None)
-    if given is not None:
-        return given
+    rank: int | None = getattr(opts, "rootRank", None)
+    if rank is not None:
+        return rank
     return int(opts) if isinstance(opts, SupportsInt) else 0
 
 
 def reduce_op(opts: object, op: Reduction | None = None) -> Reduction:
-    """A call's reduction; a sum by default.
-
-    Raises:
-        TypeError: Something else was passed in place of options.
-    """
-    given: Reduction | None = getattr(opts, "reduceOp", op)
-    if given is not None:
-        return given
+    """A call's reduction; a sum by default. TypeError if something else was passed in place of options."""
+    reduction: Reduction | None = getattr(opts, "reduceOp", op)
+    if reduction is not None:
+        return reduction
     if opts is None or isinstance(opts, int):  # no options, or a bare root
         return dist.ReduceOp.SUM
     if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
@@ -59,13 +55,13 @@ def listed(tensors: torch.Tensor | Tensors) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def only_list(given: Lists) -> list[torch.Tensor]:
+def only_list(tensors: Lists) -> list[torch.Tensor]:
     """A call's list of tensors, which C++ callers pass as the only one of a list of lists."""
-    return list(given if not given or _are_tensors(given) else given[0])
+    return list(tensors if not tensors or _are_tensors(tensors) else tensors[0])
 
 
-def _are_tensors(given: Lists) -> TypeGuard[Tensors]:
-    return isinstance(given[0], torch.Tensor)
+def _are_tensors(tensors: Lists) -> TypeGuard[Tensors]:
+    return isinstance(tensors[0], torch.Tensor)
 
 
 def is_even(tensors: Tensors) -> bool:
@@ -80,12 +76,7 @@ def flat_like(tensors: Tensors) -> torch.Tensor:
 
 
 class Exchanged(NamedTuple):
-    """Bytes of an all_to_all to other ranks or from them, whichever direction has more.
-
-    Attributes:
-        largest_part: The largest part.
-        total: All parts.
-    """
+    """Bytes of an all_to_all to other ranks or from them, whichever direction has more: the largest part, and all."""
 
     largest_part: int = 0
     total: int = 0
@@ -95,15 +86,9 @@ class Exchanged(NamedTuple):
         return Exchanged(max(self.largest_part, other.largest_part), max(self.total, other.total))
 
 
-def exchanged(parts: Sequence[int], place: int, unit: int = 1) -> Exchanged:
-    """The parts of an all_to_all in one direction, without the one that this rank keeps.
-
-    Args:
-        parts: A size for each rank.
-        place: This rank's place.
-        unit: Bytes of one of what the sizes count.
-    """
-    sizes = [int(size) * unit for other, size in enumerate(parts) if other != place]
+def exchanged(parts: Sequence[int], index: int, unit: int = 1) -> Exchanged:
+    """The parts of an all_to_all in one direction, without the one at this rank's index. ``unit`` is bytes per size."""
+    sizes = [int(size) * unit for other, size in enumerate(parts) if other != index]
     return Exchanged(max(sizes, default=0), sum(sizes))
 
 
@@ -112,12 +97,7 @@ ODD_OPS = frozenset(map(hash, (dist.ReduceOp.AVG, dist.ReduceOp.BAND, dist.Reduc
 
 
 class CheckedGroup(NamedTuple):
-    """The backend whose errors a check raises, and the size of the group.
-
-    Attributes:
-        backend: The backend that serves the tensors, "nccl" or "gloo".
-        num_ranks: Ranks in the group.
-    """
+    """The backend that serves the tensors ("nccl", "gloo"), whose errors a check raises, and the size of the group."""
 
     backend: str
     num_ranks: int
@@ -133,22 +113,17 @@ class CheckedGroup(NamedTuple):
 
 
 def check_device(by_device: dict[str, str], device: torch.device) -> None:
-    """Check that the group has a backend for a device, as ``ProcessGroup::getBackend`` does.
-
-    Raises:
-        RuntimeError: The group has no backend for the device.
-    """
+    """Raise RuntimeError if the group has no backend for a device, as ``ProcessGroup::getBackend`` does."""
     if device.type not in by_device and device.type in ("cpu", "cuda"):
         raise RuntimeError(f"No backend type associated with device type {device.type}")
 
 
-def check_dense(*given: Tensors) -> None:
-    """NCCL's ``check_gpu_single_tensor``. Longer lists pass, because NCCL copies them to and from its own buffer.
+def check_dense(*lists: Tensors) -> None:
+    """NCCL's ``check_gpu_single_tensor``: ValueError if the only tensor of a list is sparse or not contiguous.
 
-    Raises:
-        ValueError: The only tensor of a list is sparse or not contiguous.
+    Longer lists pass, because NCCL copies them to and from its own buffer.
     """
-    for tensors in given:
+    for tensors in lists:
         if len(tensors) != 1 or (tensors[0].layout is torch.strided and _is_packed(tensors[0])):
             continue
         if tensors[0].layout is not torch.strided:
@@ -157,11 +132,7 @@ def check_dense(*given: Tensors) -> None:
 
 
 def check_root(group: CheckedGroup, operation: str, root: int) -> None:
-    """Check a root, as ``assertRootRank`` does.
-
-    Raises:
-        RuntimeError: The group has no such rank.
-    """
+    """Raise RuntimeError if the group has no such rank, as ``assertRootRank`` does."""
     if not 0 <= root < group.num_ranks:
         raise RuntimeError(f"{group.named(operation)}invalid root rank: {root}")
 
@@ -185,21 +156,13 @@ def check_op(group: CheckedGroup, op: object, dtype: torch.dtype) -> None:
 
 
 def check_peer(num_ranks: int, peer: int) -> None:
-    """Refuse a rank outside the group; the real job waits for its address until the store's timeout.
-
-    Raises:
-        DistStoreError: The group has no such rank.
-    """
+    """Raise DistStoreError for a rank outside the group; the real job waits for it until a timeout."""
     if peer >= num_ranks:
         raise dist.DistStoreError(f"wait timeout: the group has no rank {peer}, only ranks 0 to {num_ranks - 1}")
 
 
 def check_gathered(group: CheckedGroup, slots: Tensors, mine: torch.Tensor) -> None:
-    """Check the list of ``all_gather``; only gloo refuses slots of another type or size.
-
-    Raises:
-        RuntimeError: The list has too few or too many tensors or, on gloo, one of another type or size.
-    """
+    """Raise RuntimeError for a list of ``all_gather`` of wrong length, on gloo also of another type or size."""
     if len(slots) != group.num_ranks:
         raise RuntimeError(
             f"{group.named('allgather')}invalid output tensor list at index 0 "
@@ -226,12 +189,8 @@ def check_gathered_into(group: CheckedGroup, output: torch.Tensor, mine: torch.T
     raise ValueError("output tensor size must be equal to world_size times input tensor size")
 
 
-def check_one_each(group: CheckedGroup, operation: str, tensors: Tensors, mine: torch.Tensor) -> None:
-    """Check the list of ``gather`` or ``scatter`` on its root.
-
-    Raises:
-        RuntimeError: The list has too few or too many tensors, or one of another type or size.
-    """
+def check_slots(group: CheckedGroup, operation: str, tensors: Tensors, mine: torch.Tensor) -> None:
+    """Raise RuntimeError for a list of ``gather`` or ``scatter`` on its root of wrong length, type or size."""
     if len(tensors) != group.num_ranks:
         which = "input" if operation == "scatter" else "output"
         raise RuntimeError(
@@ -241,35 +200,30 @@ def check_one_each(group: CheckedGroup, operation: str, tensors: Tensors, mine: 
     _match(group, operation, tensors, mine)
 
 
-def check_scattered(group: CheckedGroup, output: torch.Tensor, chunks: Tensors, place: int) -> None:
-    """Check the list of ``reduce_scatter``.
-
-    Raises:
-        RuntimeError: The list has too few or too many tensors.
-    """
+def check_scattered(group: CheckedGroup, output: torch.Tensor, chunks: Tensors, index: int) -> None:
+    """Raise RuntimeError for a list of ``reduce_scatter`` of wrong length, and the errors of its tensors."""
     if len(chunks) != group.num_ranks:
         raise RuntimeError("invalid input tensor list size, must be world size")
-    check_scattered_from(CheckedGroup(group.backend, 1), output, chunks[place])
+    check_scattered_from(CheckedGroup(group.backend, 1), output, chunks[index])
 
 
-def check_scattered_from(group: CheckedGroup, output: torch.Tensor, given: torch.Tensor) -> None:
+def check_scattered_from(group: CheckedGroup, output: torch.Tensor, source: torch.Tensor) -> None:
     """Check the tensors of ``reduce_scatter_tensor``.
 
     Raises:
         TypeError: The two tensors differ in type.
         ValueError: The input does not have the size of all parts together.
     """
-    if given.dtype != output.dtype:
+    if source.dtype != output.dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
-    if group.num_ranks > 1 and given.numel() != output.numel() * group.num_ranks:
+    if group.num_ranks > 1 and source.numel() != output.numel() * group.num_ranks:
         raise ValueError("input tensor must be the same size as output size times world size")
 
 
 def check_splits(group: CheckedGroup, tensor: torch.Tensor, sizes: Sequence[int]) -> None:
-    """Check split sizes, as ``checkSplitSizes`` (torch/csrc/distributed/c10d/Utils.hpp) does.
+    """Raise RuntimeError unless split sizes are one per rank and add up to the tensor's rows.
 
-    Raises:
-        RuntimeError: The sizes are not one per rank, or do not add up to the tensor's rows.
+    As ``checkSplitSizes`` (torch/csrc/distributed/c10d/Utils.hpp).
     """
     rows = tensor.shape[0] if tensor.dim() else 0
     if not len(sizes):
@@ -283,11 +237,7 @@ def check_splits(group: CheckedGroup, tensor: torch.Tensor, sizes: Sequence[int]
 
 
 def check_lists(group: CheckedGroup, inputs: Tensors, outputs: Tensors) -> None:
-    """Check the lists of ``all_to_all``.
-
-    Raises:
-        RuntimeError: A list has too few or too many tensors.
-    """
+    """Raise RuntimeError for a list of ``all_to_all`` with too few or too many tensors."""
     for name, tensors in (("input", inputs), ("output", outputs)):
         if len(tensors) != group.num_ranks:
             raise RuntimeError(
@@ -300,14 +250,14 @@ def _match(group: CheckedGroup, operation: str, tensors: Tensors, like: torch.Te
     """Check types and sizes, as ``assertTypeAndSizesMatch`` does."""
     for index, tensor in enumerate(tensors):
         if tensor.dtype != like.dtype:
-            found = ("type", _name(like.dtype), _name(tensor.dtype))
+            mismatch = ("type", _name(like.dtype), _name(tensor.dtype))
         elif tensor.shape != like.shape:
-            found = ("size", _sizes(like), _sizes(tensor))
+            mismatch = ("size", _sizes(like), _sizes(tensor))
         else:
             continue
-        what, expected, got = found
+        mismatched, expected, got = mismatch
         raise RuntimeError(
-            f"{group.named(operation)}invalid tensor {what} at index {index} (expected {expected}, got {got})"
+            f"{group.named(operation)}invalid tensor {mismatched} at index {index} (expected {expected}, got {got})"
         )
 
 

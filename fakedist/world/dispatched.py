@@ -26,8 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fakedist.world.checks import reduce_op, root
 from fakedist.world.group import ProcessGroup
-from fakedist.world.process_group import RankGroup
-from fakedist.world.work import Done, done
+from fakedist.world.process_group import Done, RankGroup, done
 
 if TYPE_CHECKING:
     from torch import FunctionSchema, ScriptObject
@@ -88,11 +87,7 @@ class DispatchedGroup(RankGroup):
 
 @contextmanager
 def operations_of_groups() -> Iterator[None]:
-    """Register kernels that pass c10d's operations to our groups.
-
-    Raises:
-        RuntimeError: This torch's operations take different arguments.
-    """
+    """Register kernels that pass c10d's operations to our groups. RuntimeError if this torch's take other arguments."""
     library = torch.library.Library("c10d", "IMPL")
     try:
         with warnings.catch_warnings():
@@ -120,21 +115,20 @@ def _can_be_called(schema: FunctionSchema) -> bool:
 
 
 def _kernel(schema: FunctionSchema, method: str) -> Callable[..., object]:
-    """Make the kernel of an operation: it makes the group's own call."""
     names = [argument.name for argument in schema.arguments]
     call = getattr(RankGroup, method)
     gives_tensors = len(schema.returns) > 1
     has_options = "async_op" in names
 
     def kernel(*args: Any) -> object:  # the arguments of any operation
-        given = dict(zip(names, args, strict=False))
-        group = ProcessGroup.unbox(given.pop("process_group"))
-        options = SimpleNamespace(asyncOp=given.get("async_op", True))
-        if "root_rank" in given:
-            options.rootRank = given["root_rank"]
-        if "reduce_op" in given:
-            options.reduceOp = dist.ReduceOp.unbox(given.pop("reduce_op"))
-        plain = [value for name, value in given.items() if name not in _OPTIONS and name not in _ALWAYS]
+        arguments = dict(zip(names, args, strict=False))
+        group = ProcessGroup.unbox(arguments.pop("process_group"))
+        options = SimpleNamespace(asyncOp=arguments.get("async_op", True))
+        if "root_rank" in arguments:
+            options.rootRank = arguments["root_rank"]
+        if "reduce_op" in arguments:
+            options.reduceOp = dist.ReduceOp.unbox(arguments.pop("reduce_op"))
+        plain = [value for name, value in arguments.items() if name not in _OPTIONS and name not in _ALWAYS]
         group.made = call(group, *plain, *([options] if has_options else []))
         work = FakeWork().boxed()  # a work of ours would not outlive its Python half
         return (args[0], work) if gives_tensors else work
@@ -145,19 +139,20 @@ def _kernel(schema: FunctionSchema, method: str) -> Callable[..., object]:
 def _barrier(
     tensor: torch.Tensor, boxed: ScriptObject, device_ids: list[int], is_async: bool = True, timeout: int = -1
 ) -> ScriptObject:
-    """Kernel of ``c10d::barrier``."""
     group = ProcessGroup.unbox(boxed)
     options = SimpleNamespace(device=tensor.device, device_ids=device_ids, asyncOp=is_async)
     group.made = RankGroup.barrier(group, options)
     return FakeWork().boxed()
 
 
-def _arguments(schema: FunctionSchema, group: DispatchedGroup, given: Sequence[object]) -> Iterator[object]:
+def _arguments(schema: FunctionSchema, group: DispatchedGroup, arguments: Sequence[object]) -> Iterator[object]:
     """Convert the arguments of a group's method, the last of which may be options, to those of the operation."""
     special = {"process_group", "reduce_op", *_OPTIONS, *_ALWAYS}
     own = [argument for argument in schema.arguments if argument.name not in special]
-    values = {argument.name: _nested(value, str(argument.type)) for argument, value in zip(own, given, strict=False)}
-    options = given[len(own)] if len(given) > len(own) else None
+    values = {
+        argument.name: _nested(value, str(argument.type)) for argument, value in zip(own, arguments, strict=False)
+    }
+    options = arguments[len(own)] if len(arguments) > len(own) else None
     values |= {**_ALWAYS, "process_group": group.boxed()}
     values["async_op"] = getattr(options, "asyncOp", True)
     for argument in schema.arguments:
@@ -174,11 +169,11 @@ def _nested(value: object, kind: str) -> object:
         return [int(one) for one in value]
     if "Tensor" not in kind:
         return value
-    depth, found = 0, value
-    while isinstance(found, Sequence):
-        if not found:
+    depth, inner = 0, value
+    while isinstance(inner, Sequence):
+        if not inner:
             return value
-        depth, found = depth + 1, found[0]
+        depth, inner = depth + 1, inner[0]
     for _ in range(kind.count("List") - depth):
         value = [value]
     return value
@@ -186,8 +181,8 @@ def _nested(value: object, kind: str) -> object:
 
 def _is_followed(tensors: object) -> bool:
     """Whether anything but fakedist observes operations on these tensors."""
-    for place in range(_num_modes()):
-        if not type(_mode_at(place)).__module__.startswith("fakedist."):
+    for index in range(_num_modes()):
+        if not type(_mode_at(index)).__module__.startswith("fakedist."):
             return True
     if _transforms():
         return True
@@ -207,7 +202,6 @@ def _outputs(tensors: Nested) -> list[torch.Tensor]:
 
 
 def _dispatched(operation: str, schema: FunctionSchema, name: str) -> Callable[..., Done]:
-    """Make a method that becomes an operation when something observes operations."""
     plain = getattr(RankGroup, name)
 
     @functools.wraps(plain)
@@ -243,7 +237,7 @@ def _unseen(name: str) -> Callable[..., Done]:
 
 
 for _operation, _names in _METHODS.items():
-    if (_found := _schema(_operation)) is not None:
+    if (_torch_schema := _schema(_operation)) is not None:
         for _name in _names:
-            _made = _dispatched(_operation, _found, _name) if _can_be_called(_found) else _unseen(_name)
+            _made = _dispatched(_operation, _torch_schema, _name) if _can_be_called(_torch_schema) else _unseen(_name)
             setattr(DispatchedGroup, _name, _made)

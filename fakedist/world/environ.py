@@ -21,23 +21,17 @@ def rank_environment(job: Job) -> dict[str, str]:
     anyway, as sbatch scripts do. For ``accelerate launch --multi_gpu`` and ``deepspeed`` these are the variables that
     they set without a configuration file; ``--env`` adds more.
     """
-    if job.launcher == "accelerate":
-        return _accelerate(job)
-    if job.launcher == "deepspeed":
-        return _deepspeed(job)
-    if job.launcher == "slurm":
-        return {**_slurm(job), **_master()}
-    if job.launcher == "mpi":
-        return {**_mpi(job), **_master()}
-    return _torchrun(job)
+    variables = {"accelerate": _accelerate, "deepspeed": _deepspeed, "slurm": _slurm, "mpi": _mpi}
+    made = variables.get(job.launcher, _torchrun)(job)
+    return {name: str(value) for name, value in ({**made, **_MASTER}).items()}
 
 
-def _master() -> dict[str, str]:
-    return {"MASTER_ADDR": MASTER_ADDR, "MASTER_PORT": MASTER_PORT}
+_Variables = dict[str, str | int]
+_MASTER = {"MASTER_ADDR": MASTER_ADDR, "MASTER_PORT": MASTER_PORT}
 
 
-def _torchrun(job: Job) -> dict[str, str]:
-    environment = {
+def _torchrun(job: Job) -> _Variables:
+    environment: _Variables = {
         "RANK": job.rank,
         "LOCAL_RANK": job.device_index,
         "WORLD_SIZE": job.world_size,
@@ -47,7 +41,6 @@ def _torchrun(job: Job) -> dict[str, str]:
         "ROLE_NAME": "default",
         "ROLE_RANK": job.rank,
         "ROLE_WORLD_SIZE": job.world_size,
-        **_master(),
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "TORCHELASTIC_RUN_ID": RUN_ID,
@@ -56,10 +49,10 @@ def _torchrun(job: Job) -> dict[str, str]:
     }
     if job.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         environment["OMP_NUM_THREADS"] = 1  # torchrun's default on a node with more than one rank
-    return {name: str(value) for name, value in environment.items()}
+    return environment
 
 
-def _accelerate(job: Job) -> dict[str, str]:
+def _accelerate(job: Job) -> _Variables:
     """prepare_multi_gpu_env in accelerate/utils/launch.py (1.15), on top of torchrun."""
     return {
         **_torchrun(job),
@@ -73,9 +66,9 @@ def _accelerate(job: Job) -> dict[str, str]:
     }
 
 
-def _deepspeed(job: Job) -> dict[str, str]:
+def _deepspeed(job: Job) -> _Variables:
     """deepspeed/launcher/launch.py (0.19), one launcher per node."""
-    environment = {
+    return {
         "RANK": job.rank,
         "LOCAL_RANK": job.device_index,
         "WORLD_SIZE": job.world_size,
@@ -84,13 +77,11 @@ def _deepspeed(job: Job) -> dict[str, str]:
         "CROSS_SIZE": job.num_nodes,
         "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(job.local_world_size)),
         "PYTORCH_NVML_BASED_CUDA_CHECK": 1,  # set when deepspeed is imported
-        **_master(),
     }
-    return {name: str(value) for name, value in environment.items()}
 
 
-def _slurm(job: Job) -> dict[str, str]:
-    environment = {
+def _slurm(job: Job) -> _Variables:
+    return {
         "SLURM_JOB_ID": JOB_ID,
         "SLURM_JOBID": JOB_ID,
         "SLURM_PROCID": job.rank,
@@ -107,15 +98,14 @@ def _slurm(job: Job) -> dict[str, str]:
         "SLURMD_NODENAME": f"node{job.node_rank}",
         "SLURM_GPUS_ON_NODE": job.gpus_per_node,
     }
-    return {name: str(value) for name, value in environment.items()}
 
 
 def _nodes(job: Job) -> str:
     return "node0" if job.num_nodes == 1 else f"node[0-{job.num_nodes - 1}]"
 
 
-def _mpi(job: Job) -> dict[str, str]:
-    environment = {
+def _mpi(job: Job) -> _Variables:
+    return {
         "OMPI_COMM_WORLD_RANK": job.rank,
         "OMPI_COMM_WORLD_SIZE": job.world_size,
         "OMPI_COMM_WORLD_LOCAL_RANK": job.device_index,
@@ -127,4 +117,3 @@ def _mpi(job: Job) -> dict[str, str]:
         "MPI_LOCALRANKID": job.device_index,
         "MPI_LOCALNRANKS": job.local_world_size,
     }
-    return {name: str(value) for name, value in environment.items()}

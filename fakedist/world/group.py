@@ -1,10 +1,11 @@
-"""A process group's names, ranks, backends and options, as in the real job."""
+"""A process group's names, ranks, backends and options, and the interface of the ledger that records its calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,57 @@ from torch.distributed import distributed_c10d as c10d
 
 from fakedist.rundir.tape import Channel, ranks_key
 from fakedist.torch_releases import FAKE_GROUP_CONSTRUCTOR, FAKE_GROUP_OPTIONS
-from fakedist.world.ledger_interface import LedgerLike
+from fakedist.world.checks import Tensors
+
+
+class LedgerLike(Protocol):
+    """Records groups and calls."""
+
+    def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
+        """Record a group; returns its number."""
+
+    def bind(self, group: int) -> None:
+        """Record that a group is bound to its device: NCCL creates the communicator with it, not at the first call."""
+
+    def write(
+        self,
+        operation: str,
+        group: int,
+        inputs: Tensors,
+        outputs: Tensors,
+        *,
+        is_async: bool = False,
+        peer: int = -1,
+        exchanged: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Record a call.
+
+        Args:
+            operation: all_reduce, all_gather_into_tensor, ...
+            group: Number of its group.
+            inputs: Tensors that this rank sends.
+            outputs: Tensors that this rank receives.
+            is_async: Whether the call returns before it is done.
+            peer: The peer's group rank; -1 for collectives.
+            exchanged: Bytes of an all_to_all to other ranks or from them: the largest part, and all parts.
+        """
+
+    def timed(self, operation: str) -> AbstractContextManager[None] | None:
+        """A context that times the call just recorded, on its device; None unless a step is being timed."""
+
+
+class NullLedger:
+    """Records nothing: for a faked world without a recorder."""
+
+    def add_group(self, *args: object) -> int:
+        """Do nothing."""
+        return 0
+
+    def write(self, *args: object, **kwargs: object) -> None:
+        """Do nothing."""
+
+    bind = timed = write
+
 
 #: Untyped: the stubs change with every release, and a group has to fit all of them.
 ProcessGroup: Any = dist.ProcessGroup
@@ -21,13 +72,12 @@ FakeProcessGroup: Any = torch._C._distributed_c10d.FakeProcessGroup
 
 
 def _make_holder(rank: int, num_ranks: int) -> Backend:
-    """Make stock torch's own group."""
     if FAKE_GROUP_OPTIONS.is_missing():
         old: Backend = FakeProcessGroup(rank, num_ranks)
         return old
     make = FakeProcessGroup if FAKE_GROUP_CONSTRUCTOR.is_missing() else FakeProcessGroup._create_internal
-    found: Backend = make(rank, num_ranks, FakeProcessGroup.Options())
-    return found
+    holder: Backend = make(rank, num_ranks, FakeProcessGroup.Options())
+    return holder
 
 
 class OneBackend:
@@ -49,7 +99,7 @@ class OneBackend:
 
     def rank(self) -> int:
         """This rank's rank in the group."""
-        return self._group._place
+        return self._group._own_rank
 
     def size(self) -> int:
         """Number of ranks in the group."""
@@ -89,14 +139,14 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, rank: int, num_ranks: int, *, backend: str, ledger: LedgerLike, options: object) -> None:
         super().__init__(rank, num_ranks)
-        self._place = rank
+        self._own_rank = rank
         self._num_ranks = num_ranks
         self._asked = backend
         self._ledger = ledger
         self.number = 0
         self.ranks: Sequence[int] = range(self._num_ranks)
         self.channel: Channel = (ranks_key(self.ranks), 0)
-        self._given_options = options
+        self._options = options
         self._label = ""
         self._description = "undefined"
         self._sequence = 0
@@ -113,7 +163,7 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
         """
         self.number = number
         self._store = store
-        holder = _make_holder(self._place, self._num_ranks)
+        holder = _make_holder(self._own_rank, self._num_ranks)
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, holder)
         ProcessGroup._set_default_backend(self, ProcessGroup.BackendType.CUSTOM)
@@ -164,10 +214,10 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
 
     def _get_backend(self, device: torch.device) -> OneBackend:
         name = self.backend_of(torch.device(device).type)
-        found = self._backends.get(name)
-        if found is None:
-            found = self._backends[name] = OneBackend(self, name, self._given_options)
-        return found
+        backend = self._backends.get(name)
+        if backend is None:
+            backend = self._backends[name] = OneBackend(self, name, self._options)
+        return backend
 
     get_backend = _get_backend
 

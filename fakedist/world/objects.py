@@ -30,8 +30,7 @@ from fakedist.errors import WorldError
 from fakedist.patch import patched, present
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world.group import BareGroup
-from fakedist.world.tape_file import Where
-from fakedist.world.tapes import Tapes
+from fakedist.world.tapes import Tapes, Where
 
 #: Number of tensor collectives that each makes in torch; the group's sequence number grows by it.
 _NUM_CALLS = {
@@ -52,12 +51,7 @@ Write = Callable[[str, BareGroup, int, int], None]
 
 
 class _StandIn(NamedTuple):
-    """What stands in for another rank's object.
-
-    Attributes:
-        make: Makes it when a call needs it.
-        yields_to_tape: Whether a tape takes precedence.
-    """
+    """Makes an object that stands in for another rank's, unless a tape takes precedence."""
 
     make: Callable[[], object]
     yields_to_tape: bool
@@ -68,11 +62,7 @@ _stand_in: ContextVar[_StandIn | None] = ContextVar("stand_in", default=None)
 
 @contextmanager
 def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
-    """Replace the object collectives of ``torch.distributed``.
-
-    Args:
-        write: Called for each call.
-        tapes: This rank's tape and those of other ranks.
+    """Replace the object collectives of ``torch.distributed``. ``write`` is called for each call.
 
     Raises:
         RecordingError: This torch lacks one of them.
@@ -121,11 +111,9 @@ def _no_other_workers(registry: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def standing_in(make: Callable[[], object], tape: Literal["passed over", "else"] = "passed over") -> Iterator[None]:
-    """While active, let one object stand in for what other ranks send and this rank cannot derive.
+    """While active, let the object that ``make`` makes stand in for what other ranks send and this rank cannot derive.
 
-    Args:
-        make: Makes the object when a call needs it.
-        tape: "passed over" ignores a tape's object; "else" prefers it.
+    ``tape``: "passed over" ignores a tape's object; "else" prefers it.
     """
     token = _stand_in.set(_StandIn(make, tape == "else"))
     try:
@@ -156,9 +144,9 @@ class _Answers:
         where = self._begin("all_gather_object", pg)
         pickled = _dump(obj, weights_only)
         self._tapes.send_objects(where, [pickled])
-        found = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
-        self._write("all_gather_object", pg, len(pickled), max(map(len, found)) * len(found))
-        _fill(object_list, found, weights_only)
+        objects = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
+        self._write("all_gather_object", pg, len(pickled), max(map(len, objects)) * len(objects))
+        _fill(object_list, objects, weights_only)
 
     def gather_object(
         self,
@@ -172,7 +160,7 @@ class _Answers:
     ) -> None:
         """Same as :meth:`all_gather_object` if this rank is the destination; otherwise only send."""
         pg = _group(group)
-        to = _place(pg, dst, group_dst)
+        to = _group_rank(pg, dst, group_dst)
         if _is_outside(pg, "gather_object"):
             return
         c10d._validate_output_list_for_rank(pg.rank(), to, object_gather_list)
@@ -182,9 +170,9 @@ class _Answers:
             self._tapes.send_objects(where, [pickled])
             self._write("gather_object", pg, len(pickled), 0)
             return
-        found = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
-        self._write("gather_object", pg, len(pickled), max(map(len, found)) * len(found))
-        _fill(object_gather_list, found, weights_only)
+        objects = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
+        self._write("gather_object", pg, len(pickled), max(map(len, objects)) * len(objects))
+        _fill(object_gather_list, objects, weights_only)
 
     def broadcast_object_list(
         self,
@@ -198,7 +186,7 @@ class _Answers:
     ) -> None:
         """Send the list as its source; otherwise fill it from the tape, or keep what this rank put into it."""
         pg = _group(group)
-        source = _place(pg, src, group_src)
+        source = _group_rank(pg, src, group_src)
         if _is_outside(pg, "broadcast_object_list"):
             return
         where = self._begin("broadcast_object_list", pg)._replace(source=pg.ranks[source])
@@ -219,28 +207,28 @@ class _Answers:
     ) -> None:
         """Take this rank's item of the list: its own as the source, else the tape's, else the one it passed anyway."""
         pg = _group(group)
-        source = _place(pg, src, group_src)
+        source = _group_rank(pg, src, group_src)
         if _is_outside(pg, "scatter_object_list"):
             return
-        output, given = scatter_object_output_list, scatter_object_input_list
+        output, items = scatter_object_output_list, scatter_object_input_list
         if not isinstance(output, list) or not output:
             raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
         where = self._begin("scatter_object_list", pg)._replace(source=pg.ranks[source])
         if pg.rank() == source:
-            if given is None:
+            if items is None:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
-            pickled = self._give(where, pg, given, weights_only)
+            pickled = self._give(where, pg, items, weights_only)
             output[0] = _load(pickled[pg.rank()], weights_only)
         else:
-            found = self._received(where, pg.size())
+            received = self._received(where, pg.size())
             stand_in = _stand_in.get()
-            self._write("scatter_object_list", pg, 0, max(map(len, found or [b""])))
-            if found is not None:
-                output[0] = _load(found[pg.rank()], weights_only)
+            self._write("scatter_object_list", pg, 0, max(map(len, received or [b""])))
+            if received is not None:
+                output[0] = _load(received[pg.rank()], weights_only)
             elif stand_in is not None:
                 output[0] = stand_in.make()
             else:
-                mine = given[pg.rank()] if given else None
+                mine = items[pg.rank()] if items else None
                 output[0] = output[0] if mine is None else mine
                 self._keep(where, where.operation, output[:1])
 
@@ -278,9 +266,9 @@ class _Answers:
         _check_inside(pg)
         source = ANY_RANK
         if src is not None or group_src is not None:
-            place = c10d._canonicalize_group_rank(pg, src, group_src)
-            c10d._check_not_self_rank(pg, place, "source")
-            source = pg.ranks[place]
+            peer = c10d._canonicalize_group_rank(pg, src, group_src)
+            c10d._check_not_self_rank(pg, peer, "source")
+            source = pg.ranks[peer]
         where = self._begin("send_object_list", pg)._replace(source=source, to=dist.get_rank())
         if (sender := self._tapes.sender(where)) is not None:
             where = where._replace(source=sender)
@@ -288,17 +276,15 @@ class _Answers:
         return where.source if where.source != ANY_RANK else int(pg.ranks[0])
 
     def _begin(self, operation: str, pg: BareGroup) -> Where:
-        """Count a call of this rank, and identify it on the tape."""
         calls = _NUM_CALLS[operation]
         pg._sequence += calls
         return Where(operation, pg.channel, dist.get_rank(), sequence=pg._sequence if calls else 0)
 
     def _of(self, where: Where, mine: bytes) -> bytes:
-        """A rank's pickled object: its tape's, or else this rank's own."""
         if where.source == dist.get_rank():
             return mine
-        found = self._tapes.receive_objects(where, 1)
-        return mine if found is None else found[0]
+        objects = self._tapes.receive_objects(where, 1)
+        return mine if objects is None else objects[0]
 
     def _give(self, where: Where, pg: BareGroup, objects: Sequence[object], weights_only: bool) -> list[bytes]:
         pickled = [_dump(one, weights_only) for one in objects]
@@ -314,12 +300,11 @@ class _Answers:
         weights_only: bool,
         name: str = "broadcast_object_list",
     ) -> None:
-        """Fill a list from another rank, or leave it unchanged."""
-        found = self._received(where, len(objects))
+        received = self._received(where, len(objects))
         stand_in = _stand_in.get()
-        self._write(name, pg, 0, sum(map(len, found or [])))
-        if found is not None:
-            objects[:] = [_load(one, weights_only) for one in found]
+        self._write(name, pg, 0, sum(map(len, received or [])))
+        if received is not None:
+            objects[:] = [_load(one, weights_only) for one in received]
         elif stand_in is not None:
             objects[:] = [stand_in.make()]
         else:
@@ -341,9 +326,9 @@ class _Answers:
 
     def _received(self, where: Where, num_objects: int) -> list[bytes] | None:
         """The tape's objects, unless a stand-in takes precedence."""
-        found = self._tapes.receive_objects(where, num_objects)
+        received = self._tapes.receive_objects(where, num_objects)
         stand_in = _stand_in.get()
-        return found if stand_in is None or stand_in.yields_to_tape else None
+        return received if stand_in is None or stand_in.yields_to_tape else None
 
 
 def _in_words(obj: object) -> str:
@@ -369,18 +354,17 @@ def _load(pickled: bytes, weights_only: bool) -> object:
     return c10d._unpickler(io.BytesIO(pickled)).load()
 
 
-def _fill(slots: list[object], found: Sequence[bytes], weights_only: bool) -> None:
+def _fill(slots: list[object], objects: Sequence[bytes], weights_only: bool) -> None:
     """Put each rank's object into its slot. A list that is too short raises IndexError, as in torch."""
-    for place, pickled in enumerate(found):
-        slots[place] = _load(pickled, weights_only)
+    for index, pickled in enumerate(objects):
+        slots[index] = _load(pickled, weights_only)
 
 
 def _group(group: dist.ProcessGroup | None) -> BareGroup:
-    """The group, or the default one."""
     return cast(BareGroup, c10d._group_or_default_group(group))  # every group of this process is ours
 
 
-def _place(pg: BareGroup, rank: int | None, group_rank: int | None) -> int:
+def _group_rank(pg: BareGroup, rank: int | None, group_rank: int | None) -> int:
     """Group rank of a source or destination; torch's default is rank 0."""
     return int(c10d._canonicalize_group_rank(pg, 0 if rank is None and group_rank is None else rank, group_rank))
 

@@ -1,4 +1,4 @@
-"""The torch.distributed backend: a process group in which only this rank runs.
+"""The torch.distributed backend: a process group in which only this rank runs, and its finished calls.
 
 ``dist.*`` calls these methods directly. C++ callers (DDP's reducer, functional collectives) reach the methods that
 torch's PyProcessGroup.hpp forwards. Names changed between torch 2.11 and 2.15 (``_allgather_base`` became
@@ -10,11 +10,14 @@ torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. docs/backend-contract.md lists
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world import checks
@@ -38,23 +41,189 @@ from fakedist.world.checks import (
     reduce_op,
     root,
 )
-from fakedist.world.group import BareGroup
-from fakedist.world.ledger_interface import LedgerLike
-from fakedist.world.tape_file import Where
-from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
+from fakedist.world.group import BareGroup, LedgerLike
+from fakedist.world.tapes import Where
+
+profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+#: c10d's operations write below autograd: they add no history, and saved tensors keep their version.
+_BelowAutograd: type[AbstractContextManager[None]] = torch._C._AutoDispatchBelowADInplaceOrView
+
+
+class Done(Work):
+    """A finished call. Behaves like WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
+
+    Constructed without arguments and filled in by :func:`done`: an ``__init__`` would be a tenth of a tiny call.
+
+    Attributes:
+        outputs: The output tensors, held for as long as this object lives.
+        kept: Anything else that the call holds for as long as this object lives.
+        source: Group rank that a receive came from.
+    """
+
+    outputs: Tensors = ()
+    _stash: object = None
+    _stream: torch.cuda.Stream | None = None
+    _event: torch.cuda.Event | None = None
+    kept: object = None
+    source = 0
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Make the current stream wait for the call; the host does not wait."""
+        if self._event is not None and self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._event)
+            self._event = None
+        self._stash = None
+        return True
+
+    def synchronize(self) -> None:
+        """Same as :meth:`wait`."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Same as :meth:`wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Always true."""
+        return True
+
+    def is_success(self) -> bool:
+        """Always true."""
+        return True
+
+    def exception(self) -> None:
+        """Always None: a call never fails."""
+
+    def source_rank(self) -> int:
+        """Group rank that a receive came from; from any rank and without a tape, the first other rank."""
+        return self.source
+
+    _source_rank = source_rank
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return list(self.outputs)
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A completed future of the output tensors. Waiting for it waits for the call's stream."""
+        if self._stream is None:
+            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+            future.set_result(self.result())
+            return future
+        future = torch.futures.Future(devices=[self._stream.device])
+        with torch.cuda.stream(self._stream):
+            future.set_result(self.result())
+        return future
+
+    getFuture = get_future  # noqa: N815 (C++ callers look it up by this name)
+
+
+def done(outputs: Tensors, stash: object = None, stream: torch.cuda.Stream | None = None) -> Done:
+    """Make a finished call. ``stash`` is held until a stream waits for it; ``stream`` None is the current one."""
+    work = Done()
+    work.outputs = outputs
+    if stash is not None:
+        work._stash = stash
+    if stream is not None:
+        work._stream, work._event = stream, stream.record_event()
+    return work
+
+
+class Coalesced:
+    """Calls that are waited for as one."""
+
+    def __init__(self) -> None:
+        self.done: list[Done] = []
+
+    def end(self) -> Done:
+        """Return one finished call that stands for all of them."""
+        streams = {work._stream.cuda_stream: work._stream for work in self.done if work._stream is not None}
+        whole = done([], [work._stash for work in self.done], next(iter(streams.values()), None))
+        whole.kept = [work.kept for work in self.done]
+        return whole
+
+
+class CallDescription(NamedTuple):
+    """The description of a call, with the coalesced calls that it belongs to and a context that times it, if any."""
+
+    operation: str
+    tensors: object
+    is_async: bool
+    coalesced: Coalesced | None
+    timed: AbstractContextManager[None] | None = None
+
+
+class RunningCall:
+    """A call in progress: a context in which arriving values are written, below autograd.
+
+    An asynchronous call runs on the group's own stream and holds its tensors until a stream waits for it. A synchronous
+    one runs on the current stream and holds nothing. ``ProcessGroupNCCL::collective`` does the same since torch 2.8.
+
+    ``stream`` is the stream to run on, after the work queued on the current one; None for the current stream.
+    """
+
+    __slots__ = ("_description", "_inside", "_stream")
+    _inside: AbstractContextManager[object]
+
+    def __init__(self, description: CallDescription, stream: torch.cuda.Stream | None) -> None:
+        self._description = description
+        self._stream = stream
+
+    def __enter__(self) -> RunningCall:
+        stream = self._stream
+        with ExitStack() as inside:
+            if profiler_enabled():
+                inside.enter_context(torch.profiler.record_function(f"fakedist::{self._description.operation}"))
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
+                inside.enter_context(torch.cuda.stream(stream))
+            if self._description.timed is not None:
+                inside.enter_context(self._description.timed)
+            inside.enter_context(_BelowAutograd())
+            self._inside = inside.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inside.__exit__(None, None, None)
+
+    def hold(self, more: object) -> None:
+        """Hold something in addition to the tensors."""
+        self._description = self._description._replace(tensors=[self._description.tensors, more])
+
+    def done(self, outputs: Tensors) -> Done:
+        """Return the finished call."""
+        description = self._description
+        work = done(outputs, description.tensors if description.is_async else None, self._stream)
+        if description.coalesced is not None:
+            description.coalesced.done.append(work)
+        return work
+
+
+class PlainCall(RunningCall):
+    """A synchronous, unprofiled call. A tiny one must not cost more than it does on torch's own fake backend."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self._inside = _BelowAutograd()
+
+    def __enter__(self) -> RunningCall:
+        self._inside.__enter__()
+        return self
+
+    def hold(self, more: object) -> None:
+        """A synchronous call holds nothing."""
+
+    def done(self, outputs: Tensors) -> Done:
+        """Return one shared work: ProcessGroupNCCL returns none at all for synchronous calls."""
+        return _OVER
+
+
+_OVER = Done()
 
 
 class RankGroup(BareGroup):
-    """One process group.
-
-    Args:
-        rank: This rank's rank in the group.
-        num_ranks: The group's size.
-        backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
-        arrivals: Makes the values that arrive from other ranks.
-        ledger: Records the calls.
-        options: The backend options that the script passed.
-    """
+    """One process group. Arguments as :class:`BareGroup`; ``arrivals`` makes what others send."""
 
     def __init__(
         self, rank: int, num_ranks: int, *, backend: str, arrivals: Arrivals, ledger: LedgerLike, options: object
@@ -85,7 +254,7 @@ class RankGroup(BareGroup):
         """Reduce: the root gets the result; the other ranks keep their tensors."""
         tensors = listed(tensors)
         checks.check_root(self._checked(tensors[0]), "reduce", root(opts))
-        mine, op = root(opts) == self._place, self._op(opts, tensors, op)
+        mine, op = root(opts) == self._own_rank, self._op(opts, tensors, op)
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
             if mine:
                 for tensor in tensors:
@@ -96,7 +265,7 @@ class RankGroup(BareGroup):
         """Broadcast."""
         tensors = listed(tensors)
         checks.check_root(self._checked(tensors[0]), "broadcast", root(opts))
-        mine = root(opts) == self._place
+        mine = root(opts) == self._own_rank
         with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts) as call:
             where = self._where("broadcast", root(opts))
             if mine:
@@ -145,9 +314,9 @@ class RankGroup(BareGroup):
         inputs = listed(inputs)
         slots = only_list(outputs)
         checks.check_root(self._checked(inputs[0]), "gather", root(opts))
-        mine = root(opts) == self._place
+        mine = root(opts) == self._own_rank
         if mine:
-            checks.check_one_each(self._checked(inputs[0]), "gather", slots, inputs[0])
+            checks.check_slots(self._checked(inputs[0]), "gather", slots, inputs[0])
         with self._call("gather", inputs, slots if mine else [], opts) as call:
             if mine:
                 self._arrivals.spread(slots, inputs[0])
@@ -155,7 +324,7 @@ class RankGroup(BareGroup):
 
     def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: object = None) -> Done:
         """Gather into one tensor."""
-        if root(opts) == self._place:
+        if root(opts) == self._own_rank:
             return self._gather_evenly("gather_into_tensor", [output], [mine], opts)
         with self._call("gather_into_tensor", [mine], [], opts) as call:
             pass
@@ -168,32 +337,32 @@ class RankGroup(BareGroup):
         outputs = listed(outputs)
         chunks = only_list(inputs)
         checks.check_root(self._checked(outputs[0]), "scatter", root(opts))
-        mine = root(opts) == self._place
+        mine = root(opts) == self._own_rank
         if mine:
-            checks.check_one_each(self._checked(outputs[0]), "scatter", chunks, outputs[0])
+            checks.check_slots(self._checked(outputs[0]), "scatter", chunks, outputs[0])
         with self._call("scatter", chunks if mine else [], outputs, opts) as call:
             where = self._where("scatter", root(opts))
             if mine:
                 self._arrivals.tapes.send(where, chunks)
-                self._arrivals.spread(outputs, chunks[self._place])
+                self._arrivals.spread(outputs, chunks[self._own_rank])
             else:
-                self._arrivals.receive(where, outputs[:1], self._arrivals.invent, self._place)
+                self._arrivals.receive(where, outputs[:1], self._arrivals.invent, self._own_rank)
         return call.done(outputs)
 
     def reduce_scatter(self, outputs: torch.Tensor | Tensors, inputs: Lists, opts: object = None) -> Done:
         """reduce_scatter from a list of tensors."""
         output = listed(outputs)[0]
         chunks = only_list(inputs)
-        checks.check_scattered(self._checked(output), output, chunks, self._place)
+        checks.check_scattered(self._checked(output), output, chunks, self._own_rank)
         flat, op = flat_like(chunks) if is_even(chunks) else None, self._op(opts, [output])  # uneven: one by one
         with self._call("reduce_scatter", chunks, [output], opts) as call:
-            self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, op)
+            self._arrivals.reduced_into(output, chunks[self._own_rank], self._num_ranks, op)
             call.hold(flat)
         return call.done([output])
 
-    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Done:
+    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: object = None) -> Done:
         """reduce_scatter from one tensor."""
-        return self._reduce_chunks("reduce_scatter_tensor", [output], [given], opts)
+        return self._reduce_chunks("reduce_scatter_tensor", [output], [source], opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -206,7 +375,7 @@ class RankGroup(BareGroup):
     def alltoall_base(
         self,
         output: torch.Tensor,
-        given: torch.Tensor,
+        source: torch.Tensor,
         output_sizes: Sequence[int],
         input_sizes: Sequence[int],
         opts: object = None,
@@ -215,19 +384,19 @@ class RankGroup(BareGroup):
 
         Sizes may be NumPy arrays: Megatron's token dispatcher passes them, and the real binding takes any sequence.
         """
-        for tensor, sizes in ((given, input_sizes), (output, output_sizes)):
+        for tensor, sizes in ((source, input_sizes), (output, output_sizes)):
             checks.check_splits(self._checked(tensor), tensor, sizes)
         if len(input_sizes):
-            start = int(sum(input_sizes[: self._place]))
-            mine = given[start : start + int(input_sizes[self._place])]
+            start = int(sum(input_sizes[: self._own_rank]))
+            mine = source[start : start + int(input_sizes[self._own_rank])]
         else:
-            mine = self._my_chunk(given)
-        parts = self._exchanged(given, input_sizes).most(self._exchanged(output, output_sizes))
-        with self._call("all_to_all_single", [given], [output], opts, parts) as call:
+            mine = self._my_chunk(source)
+        parts = self._exchanged(source, input_sizes).most(self._exchanged(output, output_sizes))
+        with self._call("all_to_all_single", [source], [output], opts, parts) as call:
             if len(set(output_sizes)) > 1:
                 self._arrivals.spread(output.split_with_sizes([int(size) for size in output_sizes]), mine)
             else:
-                self._arrivals.spread_evenly(output, mine, self._place, self._num_ranks)
+                self._arrivals.spread_evenly(output, mine, self._own_rank, self._num_ranks)
         return call.done([output])
 
     all_to_all_single = alltoall_base
@@ -235,9 +404,11 @@ class RankGroup(BareGroup):
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> Done:
         """all_to_all between lists of tensors."""
         checks.check_lists(self._checked(outputs[0]), inputs, outputs)
-        sent, received = (exchanged([each.nbytes for each in tensors], self._place) for tensors in (inputs, outputs))
+        sent, received = (
+            exchanged([tensor.nbytes for tensor in tensors], self._own_rank) for tensors in (inputs, outputs)
+        )
         with self._call("all_to_all", inputs, outputs, opts, sent.most(received)) as call:
-            self._arrivals.spread(outputs, inputs[self._place])
+            self._arrivals.spread(outputs, inputs[self._own_rank])
         return call.done(outputs)
 
     # ---- point to point
@@ -246,23 +417,23 @@ class RankGroup(BareGroup):
         """send: no rank receives it, but it goes onto the tape."""
         checks.check_peer(self._num_ranks, dst)
         with self._peer_call("send", tensors, dst) as call:
-            self._arrivals.tapes.send(self._peer(self._place, dst, tensors[0].device, tag), tensors)
+            self._arrivals.tapes.send(self._peer(self._own_rank, dst, tensors[0].device, tag), tensors)
         return call.done(tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
         """Recv; a source of -1 means any rank."""
-        if src == self._place:
+        if src == self._own_rank:
             raise ValueError(
                 "Invalid source rank: source rank should not be the same as the rank of the current process."
             )
         checks.check_peer(self._num_ranks, src)
-        where = self._peer(src, self._place, tensors[0].device, tag)
+        where = self._peer(src, self._own_rank, tensors[0].device, tag)
         if src < 0 and (sender := self._arrivals.tapes.sender(where)) is not None:
             where, src = where._replace(source=sender), self.ranks.index(sender)
         with self._peer_call("recv", tensors, src) as call:
             self._arrivals.receive(where, tensors, self._arrivals.invent)
         work = call.done(tensors)
-        work.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._place == 0 else 0
+        work.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._own_rank == 0 else 0
         return work
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Done:
@@ -317,7 +488,7 @@ class RankGroup(BareGroup):
 
     def _peer(self, source: int, to: int, device: torch.device, tag: int) -> Where:
         """Identify a point-to-point call on the tape. NCCL has no tags."""
-        sender, receiver = (self.ranks[place] if place >= 0 else ANY_RANK for place in (source, to))
+        sender, receiver = (self.ranks[group_rank] if group_rank >= 0 else ANY_RANK for group_rank in (source, to))
         counted = None if self.backend_of(device.type) == "nccl" else tag
         return Where("send", self.channel, sender, receiver, tag=counted)
 
@@ -326,12 +497,11 @@ class RankGroup(BareGroup):
         if not len(sizes):
             part, others = tensor.nbytes // self._num_ranks, self._num_ranks - 1
             return Exchanged(part, others * part) if others else Exchanged()
-        return exchanged(sizes, self._place, tensor.nbytes // max(tensor.shape[0], 1))
+        return exchanged(sizes, self._own_rank, tensor.nbytes // max(tensor.shape[0], 1))
 
     def _call(
         self, operation: str, inputs: Tensors, outputs: Tensors, opts: object, parts: tuple[int, int] = (0, 0)
-    ) -> Call:
-        """Begin a collective: record it and choose its stream."""
+    ) -> RunningCall:
         is_async = getattr(opts, "asyncOp", True)  # the default of c10d/Types.hpp
         some = outputs or inputs
         if some:
@@ -347,22 +517,24 @@ class RankGroup(BareGroup):
             if is_async or torch.cuda.is_initialized():
                 stream = self._stream(some[0].device, -1)
         if not is_async and self._coalesced is None and timed is None and not profiler_enabled():
-            return Plain()
-        given = Given(operation, [inputs, outputs], is_async, self._coalesced, timed)
-        return Call(given, stream if is_async else None)
+            return PlainCall()
+        description = CallDescription(operation, [inputs, outputs], is_async, self._coalesced, timed)
+        return RunningCall(description, stream if is_async else None)
 
-    def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
+    def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> RunningCall:
         """Begin a send or receive. On CUDA it always runs on its own stream, which the allocator records."""
         check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         self._ledger.write(operation, self.number, inputs, outputs, peer=peer)
         if not tensors[0].is_cuda:
-            return Call(Given(operation, None, False, self._coalesced), None)
+            return RunningCall(CallDescription(operation, None, False, self._coalesced), None)
         shared = self._coalesced is not None or self.bound_device_id is not None
         stream = self._stream(tensors[0].device, -1 if shared else peer)
         for tensor in tensors:
             tensor.record_stream(stream)
-        return Call(Given(operation, None, False, self._coalesced, self._ledger.timed(operation)), stream)
+        return RunningCall(
+            CallDescription(operation, None, False, self._coalesced, self._ledger.timed(operation)), stream
+        )
 
     def _stream(self, device: torch.device, peer: int) -> torch.cuda.Stream:
         """Stream of a communicator, from the pool. NCCL creates one communicator for each unbatched peer."""
@@ -371,10 +543,9 @@ class RankGroup(BareGroup):
             stream = self._streams[device, peer] = torch.cuda.Stream(device)
         return stream
 
-    def _my_chunk(self, given: torch.Tensor) -> torch.Tensor:
-        """This rank's chunk of a tensor that holds one chunk for every rank."""
-        part = given.numel() // self._num_ranks
-        return given.reshape(-1)[self._place * part : (self._place + 1) * part]
+    def _my_chunk(self, source: torch.Tensor) -> torch.Tensor:
+        part = source.numel() // self._num_ranks
+        return source.reshape(-1)[self._own_rank * part : (self._own_rank + 1) * part]
 
     def _reduce_in_place(self, operation: str, tensors: Tensors, opts: object) -> Done:
         op = self._op(opts, tensors)
@@ -385,12 +556,12 @@ class RankGroup(BareGroup):
         return call.done(tensors)
 
     def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
-        for output, given in zip(outputs, inputs, strict=True):
-            check_scattered_from(self._checked(given), output, given)
+        for output, source in zip(outputs, inputs, strict=True):
+            check_scattered_from(self._checked(source), output, source)
         op = self._op(opts, inputs)
         with self._call(operation, inputs, outputs, opts) as call:
-            for output, given in zip(outputs, inputs, strict=True):
-                self._arrivals.reduced_into(output, self._my_chunk(given), self._num_ranks, op)
+            for output, source in zip(outputs, inputs, strict=True):
+                self._arrivals.reduced_into(output, self._my_chunk(source), self._num_ranks, op)
         return call.done(outputs)
 
     def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
@@ -398,5 +569,5 @@ class RankGroup(BareGroup):
             check_gathered_into(self._checked(mine), output, mine)
         with self._call(operation, inputs, outputs, opts) as call:
             for output, mine in zip(outputs, inputs, strict=True):
-                self._arrivals.spread_evenly(output, mine, self._place, self._num_ranks)
+                self._arrivals.spread_evenly(output, mine, self._own_rank, self._num_ranks)
         return call.done(outputs)

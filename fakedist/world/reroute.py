@@ -25,12 +25,10 @@ from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.world.arrivals import Arrivals, Nothing, NotSent
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
-from fakedist.world.files import watched_files
-from fakedist.world.group import BareGroup
-from fakedist.world.ledger_interface import LedgerLike, NullLedger
+from fakedist.world.files import saved, sparse_saving, watched_files
+from fakedist.world.group import BareGroup, LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
-from fakedist.world.sparse_files import saved, sparse_saving
 from fakedist.world.spawned import OwnRanks, own_ranks
 from fakedist.world.store import RankStore, faked_stores
 from fakedist.world.tapes import Tapes
@@ -116,10 +114,10 @@ class _World:
 
     def notes(self) -> list[Note]:
         """Notes for the report."""
-        found = [*self._arrivals.tapes.notes(), *self.own_ranks.notes(), *saved.notes()]
+        all_notes = [*self._arrivals.tapes.notes(), *self.own_ranks.notes(), *saved.notes()]
         if (self._rank, self._num_ranks) != (self._job.rank, self._job.world_size):
-            found.append(notes.joined_as_another(self._rank, self._num_ranks, self._job.rank, self._job.world_size))
-        return found
+            all_notes.append(notes.joined_as_another(self._rank, self._num_ranks, self._job.rank, self._job.world_size))
+        return all_notes
 
     def rendezvous(
         self, url: str, rank: int = -1, world_size: int = -1, **_: object
@@ -144,14 +142,15 @@ class _World:
             plain = len(args) <= 3 and not kwargs.get("use_local_synchronization")
             if plain and isinstance(ranks, (list, tuple, range)) and ranks and self._is_without_me(ranks):
                 c10d._world.group_count += 1  # the next group's name counts this one
-                c10d._world.pg_group_ranks[_NON_MEMBER] = {rank: place for place, rank in enumerate(sorted(ranks))}
+                c10d._world.pg_group_ranks[_NON_MEMBER] = {
+                    rank: group_rank for group_rank, rank in enumerate(sorted(ranks))
+                }
                 return _NON_MEMBER
             return original(ranks, *args, **kwargs)
 
         return new_group
 
     def _is_without_me(self, ranks: Sequence[int]) -> bool:
-        """Whether these ranks form a valid group that does not include this rank."""
         if c10d._world.default_pg is None or self._rank in ranks:
             return False
         return min(ranks) >= 0 and max(ranks) < self._num_ranks and len(set(ranks)) == len(ranks)
@@ -160,22 +159,22 @@ class _World:
         """Do what ``_new_process_group_helper`` does, with our group."""
         bound = self._helper.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
-        ranks, name, tag = given["global_ranks_in_group"], given["group_name"], given["pg_tag"]
+        arguments = bound.arguments
+        ranks, name, tag = arguments["global_ranks_in_group"], arguments["group_name"], arguments["pg_tag"]
         if name in c10d._world.pg_names.values():
             raise ValueError("The specified group name has already been created, please use a different group name")
         if tag and (existing := c10d._find_pg_by_ranks_and_tag(tag, ranks)):
             return existing, c10d._world.pg_map[existing][1]
         if ranks and dist.get_rank() not in ranks:
             return _NON_MEMBER, None
-        if c10d._world.default_pg is not None and given["group_rank"] is None:
+        if c10d._world.default_pg is not None and arguments["group_rank"] is None:
             raise AssertionError("Group rank must be specified for group members")  # new_group([])
-        size = given["group_size"] if given["group_size"] > 0 else self._job.world_size
-        rank = given["group_rank"] if (given["group_rank"] or 0) >= 0 else self._job.rank
+        size = arguments["group_size"] if arguments["group_size"] > 0 else self._job.world_size
+        rank = arguments["group_rank"] if (arguments["group_rank"] or 0) >= 0 else self._job.rank
         if c10d._world.default_pg is None:
             self._rank, self._num_ranks = rank or 0, size  # the script may pass other values than its environment has
             self.own_ranks.joins(self._rank, size)
-        backend = str(given["backend"])
+        backend = str(arguments["backend"])
         if not any(mark in backend for mark in ",:") and backend not in c10d.Backend.backend_type_map:
             raise AssertionError(f"Unknown backend type {backend}")
         group = DispatchedGroup(
@@ -184,18 +183,18 @@ class _World:
             backend=backend,
             arrivals=self._arrivals,
             ledger=self._ledger,
-            options=given.get("backend_options"),
+            options=arguments.get("backend_options"),
         )
-        if given["device_id"]:
-            group.bound_device_id = given["device_id"]
-        description = given["group_desc"] or "undefined"
+        if arguments["device_id"]:
+            group.bound_device_id = arguments["device_id"]
+        description = arguments["group_desc"] or "undefined"
         group.ranks = ranks or range(size)
         group.channel = self._arrivals.tapes.channel(group.ranks)
-        called = given["group_desc"] or _made_at()
+        called = arguments["group_desc"] or _made_at()
         number = self._ledger.add_group(str(name), called, group.ranks, rank or 0, backend)
-        if given["device_id"]:
+        if arguments["device_id"]:
             self._ledger.bind(number)
-        store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else given["store"])
+        store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else arguments["store"])
         group.named(name, description, number, store)
         _register(group, backend, store, name, tag)
         return group, store
@@ -231,22 +230,22 @@ class _World:
             **self._keeps_order,
         )
 
-    def write_object_call(self, operation: str, pg: BareGroup, given_bytes: int, got_bytes: int) -> None:
+    def write_object_call(self, operation: str, pg: BareGroup, sent_bytes: int, received_bytes: int) -> None:
         """Record an object collective in the ledger; its bytes are those of the pickled objects.
 
         Allocates and frees the tensors that torch would: the pickled bytes, their number, and what arrives
         (``all_gather_object`` in torch/distributed/distributed_c10d.py).
         """
         device = c10d._get_object_coll_device(pg) if torch.cuda.is_available() else "cpu"
-        given = [empty(given_bytes, dtype=torch.uint8, device=device)]
-        got: list[torch.Tensor] = []
+        sent = [empty(sent_bytes, dtype=torch.uint8, device=device)]
+        received: list[torch.Tensor] = []
         if device == "cuda":
-            given.append(empty(1, dtype=torch.int64, device=device))
+            sent.append(empty(1, dtype=torch.int64, device=device))
             if operation == "all_gather_object":
-                got.append(empty(pg.size(), dtype=torch.int64, device=device))
-        if got_bytes:
-            got.append(empty(got_bytes, dtype=torch.uint8, device=device))
-        self._ledger.write(operation, pg.number, given[:1], got[-1:] if got_bytes else [])
+                received.append(empty(pg.size(), dtype=torch.int64, device=device))
+        if received_bytes:
+            received.append(empty(received_bytes, dtype=torch.uint8, device=device))
+        self._ledger.write(operation, pg.number, sent[:1], received[-1:] if received_bytes else [])
 
 
 def _made_at() -> str:

@@ -7,9 +7,9 @@ Instead, the chosen rank's target is called here, and the other ranks end at onc
 
 Such a script may import torch only in its ranks, so nothing here needs torch.
 
-A process's arguments say which rank it is: a parameter called ``rank``, else the first integer, else its place in the
-order of starting. The number is a rank in the whole job or on the rank's node. If ``init_process_group`` is then called
-with another rank of this job, the process was not the chosen rank after all.
+A process's arguments say which rank it is: a parameter called ``rank``, else the first integer, else its position in
+the order of starting. The number is a rank in the whole job or on the rank's node. If ``init_process_group`` is then
+called with another rank of this job, the process was not the chosen rank after all.
 """
 
 from __future__ import annotations
@@ -75,11 +75,7 @@ class _Over:
 
 
 class OwnRanks:
-    """The ranks that the script starts by itself.
-
-    Args:
-        job: The job, with the chosen rank.
-    """
+    """The ranks that the script starts by itself."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -90,11 +86,7 @@ class OwnRanks:
         self._over: _Over | None = None
 
     def joins(self, rank: int, num_ranks: int) -> None:
-        """Check the rank that the process joins the job as.
-
-        Raises:
-            AnotherRank: The script started this rank, and it is not the chosen one.
-        """
+        """Check the rank that the process joins as. AnotherRank if the script started it and did not choose it."""
         if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
             raise AnotherRank
 
@@ -168,13 +160,12 @@ def own_ranks(job: Job) -> Iterator[OwnRanks]:
 
 
 def _has_joined() -> bool:
-    """Whether this process is already a rank."""
     is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 
 
 def _called(process: _Process) -> tuple[Callable[..., object], tuple[object, ...]]:
-    """What a process would call, and its arguments; for ``torch.multiprocessing.spawn``, the function passed to it."""
+    """The function that a process would call, and its arguments; for ``spawn``, the one passed to it."""
     target, arguments = process._target or _nothing, tuple(process._args)
     # Look the module up here: torch.multiprocessing's own attribute of this name is a function.
     spawn = sys.modules.get("torch.multiprocessing.spawn")
@@ -220,21 +211,20 @@ def _is_known_method(target: object) -> bool:
     return not _is_the_users(getattr(target, "__func__", type(target)))
 
 
-def _is_the_users(found: object) -> TypeGuard[types.FunctionType | type]:
-    """Whether a function or class is neither Python's nor torch's."""
-    if not isinstance(found, (types.FunctionType, type)):
+def _is_the_users(value: object) -> TypeGuard[types.FunctionType | type]:
+    if not isinstance(value, (types.FunctionType, type)):
         return False
-    return (found.__module__ or "").partition(".")[0] not in {"torch", *sys.stdlib_module_names} - {"__main__"}
+    return (value.__module__ or "").partition(".")[0] not in {"torch", *sys.stdlib_module_names} - {"__main__"}
 
 
-def _methods(found: type) -> list[types.FunctionType]:
-    return [value for value in vars(found).values() if isinstance(value, types.FunctionType)]
+def _methods(owner: type) -> list[types.FunctionType]:
+    return [value for value in vars(owner).values() if isinstance(value, types.FunctionType)]
 
 
 def _names(code: types.CodeType) -> set[str]:
     """All names that a function's code mentions, nested functions included."""
-    found = {*code.co_names, *code.co_freevars}
+    names = {*code.co_names, *code.co_freevars}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
+            names |= _names(constant)
+    return names

@@ -20,12 +20,7 @@ class RankStore(Store):
 
     This rank can read what it sets. A key that only another rank would set comes from that rank's tape. If no tape has
     it, asking for it raises an error at once, where a real store would wait. Counters count for every rank, so that
-    "wait until all have come" ends.
-
-    Args:
-        num_ranks: Ranks in the job.
-        tapes: This rank's tape and those of other ranks; None for neither.
-        name: Prefix that separates this store's keys from those of other stores.
+    "wait until all have come" ends. The prefix ``name`` separates this store's keys from those of other stores.
     """
 
     def __init__(self, num_ranks: int, tapes: Tapes | None = None, name: str = "") -> None:
@@ -43,18 +38,14 @@ class RankStore(Store):
         self._tapes.stores(self._name + key, self._values[key])
 
     def get(self, key: str) -> bytes:
-        """A value that this rank has set, or that another rank's tape has.
-
-        Raises:
-            WorldError: There is no such value.
-        """
+        """A value that this rank has set, or that another rank's tape has. WorldError if there is none."""
         if key in self._values:
             return self._values[key]
         self._asked[key] += 1
-        found = self._tapes.stored(self._name + key, self._asked[key])
-        if found is None:
+        value = self._tapes.stored(self._name + key, self._asked[key])
+        if value is None:
             raise self._tapes.missing_key(self._name + key)
-        return found
+        return value
 
     def add(self, key: str, amount: int) -> int:
         """Add the amount once for every rank; returns the new value."""
@@ -83,11 +74,7 @@ class RankStore(Store):
             self.set(key, value)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Check the keys; a missing one would never come.
-
-        Raises:
-            WorldError: A key is missing.
-        """
+        """Raise WorldError if a key is missing: it would never come."""
         for key in keys:
             if not self.check([key]):
                 raise self._tapes.missing_key(self._name + key)
@@ -163,6 +150,6 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
         yield
 
 
-def _users(given: int | None, num_ranks: int) -> int:
+def _users(num_processes: int | None, num_ranks: int) -> int:
     """Processes that use a store: as many as it was made for, else all ranks."""
-    return given if given is not None and given > 0 else num_ranks
+    return num_processes if num_processes is not None and num_processes > 0 else num_ranks

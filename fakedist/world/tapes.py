@@ -1,4 +1,4 @@
-"""Tapes: writes what this rank sends, and answers receives with what other ranks' runs sent.
+"""Tapes: this rank writes what it sends, and receives what other ranks' runs sent.
 
 An object, a size or a flag from another rank cannot be made up. So a run writes what its rank sends into its run
 directory (:mod:`fakedist.rundir.tape`), and a run with other ranks' tapes receives from them. The n-th send answers the
@@ -9,33 +9,304 @@ counted from its beginning.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import ctypes
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch import empty
 
 from fakedist.errors import WorldError
 from fakedist.frames import script_line
 from fakedist.rundir import notes
+from fakedist.rundir.encoding import Record
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import NotSentRecord
 from fakedist.rundir.tape import (
     ANY_RANK,
     MAX_TAPE_BYTES,
+    MAX_TENSOR_BYTES,
     STORE,
     Awaited,
     Channel,
+    GroupRecord,
     Guess,
+    Lost,
     MovedFile,
     RanksKey,
     Sent,
+    SentRecord,
+    StoredRecord,
     Tape,
+    TapeFollower,
     TensorSent,
     describe_ranks,
     ranks_key,
 )
-from fakedist.world.files import what_is_lost
-from fakedist.world.tape_file import Append, Known, Reader, Where, Writer, dtype_name, num_elements, tensor_of
+from fakedist.world.files import find_lost
+
+#: Writes a record to the tape's file.
+Append = Callable[[Record], None]
+#: Returns a CPU tensor with a tensor's values, in the same memory if possible; None if the values are unknown.
+Known = Callable[[torch.Tensor], torch.Tensor | None]
+#: Limits: lines of the script recorded as guesses, and files recorded as renamed or removed.
+_MAX_SITES, _MAX_MOVED = 100, 2000
+#: Seconds between two looks at the tape of a rank that still runs.
+_POLL_S = 0.02
+Answer = TypeVar("Answer")
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
+class Where(NamedTuple):
+    """One call of a group, identified the same way on both sides.
+
+    Attributes:
+        source: The sender's rank in the job; ANY_RANK if any rank may send.
+        to: The receiver's rank in the job; ANY_RANK for the whole group.
+        sequence: Number of the call among the group's collectives; 0 for point-to-point calls.
+        tag: Tag of a point-to-point call; None if tags do not matter.
+    """
+
+    operation: str
+    channel: Channel
+    source: int
+    to: int = ANY_RANK
+    sequence: int = 0
+    tag: int | None = None
+
+
+class Reader:
+    """One tape of another rank: a queue for each kind of call.
+
+    If that rank still runs, a question waits until the tape has the answer or is over. So the answer is the same as
+    after its run.
+    """
+
+    def __init__(self, tape: Tape, rank: int) -> None:
+        self.tape = tape
+        self.num_answers = self.num_unknown = self.num_over = 0
+        self._stored: dict[str, list[bytes]] = {}
+        self._queues: dict[tuple[str, Channel, int], deque[Sent]] = {}
+        self._follower = TapeFollower(tape, rank)
+        self._read()
+
+    def has(self, where: Where) -> bool:
+        """Whether the tape has a matching call that has not been taken."""
+        return self._wait_for(lambda: self._match(where)) is not None
+
+    def take(self, where: Where) -> Sent | None:
+        """Take the next matching call; None if there is none."""
+        sent = self._wait_for(lambda: self._match(where))
+        if sent is None:
+            self.num_over += 1
+            return None
+        self._queue(where).remove(sent)
+        return sent
+
+    def stored(self, key: str, nth: int) -> bytes | None:
+        """The n-th value that the rank set for a store's key, from 1, or its last if there are fewer; None without."""
+        self._wait_for(lambda: self._stored.get(key, [])[nth - 1 : nth] or None)
+        values = self._stored.get(key)
+        return values[min(nth, len(values)) - 1] if values else None
+
+    def _match(self, where: Where) -> Sent | None:
+        return next((sent for sent in self._queue(where) if where.tag is None or sent.tag == where.tag), None)
+
+    def _wait_for(self, find: Callable[[], Answer | None]) -> Answer | None:
+        while (answer := find()) is None and not self._follower.is_over:
+            time.sleep(_POLL_S)
+            self._read()
+        return answer
+
+    def _read(self) -> None:
+        for record in self._follower.read():
+            if isinstance(record, Sent):
+                self._queues.setdefault((record.operation, record.channel, record.to), deque()).append(record)
+            else:
+                self._stored.setdefault(record.key, []).append(record.value)
+
+    def _queue(self, where: Where) -> deque[Sent]:
+        return self._queues.get((where.operation, where.channel, where.to), deque())
+
+    def notes(self) -> Iterable[Note]:
+        """Notes for the report."""
+        whose = f"the tape of rank {self.tape.rank} ({self.tape.run_directory})"
+        if self.num_answers:  # a rank may need nothing from the ranks before it
+            yield notes.tape_answered(self.num_answers, whose)
+        if self.num_unknown:
+            yield notes.tape_without_values(self.num_unknown, whose)
+        if self.num_over:
+            yield notes.tape_too_short(self.num_over, whose)
+
+
+@dataclass
+class _Later:
+    """Values being copied from a real device, complete once the event is."""
+
+    values: torch.Tensor
+    event: torch.cuda.Event
+
+    def bytes(self, wait: bool) -> bytes | None:
+        if wait:
+            self.event.synchronize()
+        return _bytes(self.values) if self.event.query() else None
+
+
+#: Type, shape and values of a tensor that is about to be written.
+_Listed = tuple[str, tuple[int, ...], bytes | _Later | None]
+
+
+class Writer:
+    """Writes this rank's tape, in the order of the calls."""
+
+    def __init__(self, append: Append, known: Known | None) -> None:
+        self._append = append
+        self._known = known
+        self._numbers: dict[Channel, int] = {}
+        self._waiting: deque[tuple[Record, list[_Listed]]] = deque()
+        self._num_bytes = self._num_moved = 0
+        self._sites: set[tuple[str, int, str]] = set()
+        self.num_cut = 0
+
+    def tensors(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
+        """Write tensors that this rank sends."""
+        # The limit is for all tensors of a call together: a script that scatters often sends one float to each rank.
+        is_small = sum(tensor.nbytes for tensor in tensors) <= MAX_TENSOR_BYTES and self._has_room()
+        listed: list[_Listed] = [
+            (dtype_name(tensor.dtype), tuple(tensor.shape), self._values(tensor) if is_small else None)
+            for tensor in tensors
+        ]
+        self._write(where, listed, [])
+
+    def objects(self, where: Where, objects: Sequence[bytes]) -> None:
+        """Write pickled objects that this rank sends."""
+        has_room = self._has_room()
+        if has_room:
+            self._num_bytes += sum(len(pickled) for pickled in objects)
+        self._write(where, [], [pickled if has_room else None for pickled in objects])
+
+    def awaited(self, awaited: Awaited) -> None:
+        """Write a call that only another rank could have answered."""
+        self._waiting.append((awaited, []))
+        self.flush(wait=True)
+
+    def guessed(self, guess: Guess) -> None:
+        """Write what stood in for another rank's value, once for each line of the script."""
+        site = (guess.called, guess.awaited.source, guess.line)
+        if site in self._sites or len(self._sites) >= _MAX_SITES:
+            return
+        self._sites.add(site)
+        self._waiting.append((guess, []))
+        self.flush()
+
+    def stored(self, key: str, value: bytes) -> None:
+        """Write what this rank sets in a store."""
+        if len(value) <= MAX_TENSOR_BYTES and self._has_room():
+            self._num_bytes += len(value)
+            self._waiting.append((StoredRecord(key, value), []))
+            self.flush()
+
+    def moved(self, moved: MovedFile) -> None:
+        """Write what the script renamed or removed."""
+        self._num_moved += 1
+        if self._num_moved <= _MAX_MOVED:
+            self._waiting.append((moved, []))
+            self.flush()
+
+    def lost(self, lost: Lost) -> None:
+        """Write what the script finally looked for and did not find."""
+        self._waiting.append((lost, []))
+        self.flush(wait=True)
+
+    def flush(self, wait: bool = False) -> None:
+        """Write in order what has arrived from the device; with ``wait``, wait until everything has."""
+        while self._waiting:
+            record, listed = self._waiting[0]
+            sent: list[TensorSent] = []
+            for dtype, shape, values in listed:
+                kept = None if isinstance(values, _Later) else values
+                if isinstance(values, _Later):
+                    with suppress(RuntimeError):  # a failed device returns no values
+                        kept = values.bytes(wait)
+                    if kept is None and not wait:
+                        return
+                sent.append((dtype, shape, kept))
+            self._append(replace(record, tensors=sent) if isinstance(record, SentRecord) else record)
+            self._waiting.popleft()
+
+    def _has_room(self) -> bool:
+        if self._num_bytes <= MAX_TAPE_BYTES:
+            return True
+        self.num_cut += 1
+        return False
+
+    def _write(self, where: Where, tensors: list[_Listed], objects: list[bytes | None]) -> None:
+        number = self._numbers.get(where.channel)
+        if number is None:
+            number = self._numbers[where.channel] = len(self._numbers)
+            ranks, nth = where.channel
+            self._waiting.append((GroupRecord(number, ranks, nth), []))
+        sent = SentRecord(
+            number,
+            where.to,
+            where.operation,
+            where.sequence,
+            where.tag or 0,
+            tensors=[],
+            objects=objects,
+        )
+        self._waiting.append((sent, tensors))
+        self.flush()
+
+    def _values(self, tensor: torch.Tensor) -> bytes | _Later | None:
+        """A tensor's values, a copy in progress, or None if there are no values to write."""
+        if type(tensor).__torch_dispatch__ is not _PLAIN or tensor.layout is not torch.strided:
+            return None
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None  # a graph runs later, and more than once
+        if tensor.numel() and not tensor.data_ptr():
+            return None  # its storage was freed, as FSDP frees parameters
+        self._num_bytes += tensor.nbytes
+        if self._known is not None:
+            known = self._known(tensor)
+            return None if known is None else _bytes(known)
+        if not tensor.is_cuda:
+            return _bytes(tensor)
+        if not tensor.is_contiguous():
+            return None  # making it contiguous would take memory that the job does not
+        values = empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        values.copy_(tensor.detach(), non_blocking=True)
+        return _Later(values, torch.cuda.current_stream(tensor.device).record_event())
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    tensor = tensor.detach().contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b""
+
+
+def tensor_of(dtype: str, shape: Sequence[int], values: bytes | None) -> torch.Tensor:
+    """Rebuild a tensor from its record."""
+    kind: torch.dtype = getattr(torch, dtype)
+    if not values:
+        return empty(tuple(shape), dtype=kind)
+    return torch.frombuffer(bytearray(values), dtype=torch.uint8).view(kind).view(tuple(shape))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a type on tapes: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def num_elements(shape: Sequence[int]) -> int:
+    """Number of elements of a tensor."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
 
 
 class MadeUp:
@@ -67,10 +338,9 @@ class MadeUp:
         self._not_sent.setdefault((source, call, script_line()), False)
 
     def not_sent(self, command: Callable[[int], str]) -> Iterator[NotSentRecord]:
-        """The lines that read what another rank should have sent.
+        """The lines that read values which another rank should have sent.
 
-        Args:
-            command: Returns the command that supplies it, given the rank that sends it.
+        ``command`` returns the command that supplies them, given the rank that sends them.
         """
         for (source, call, line), is_read in self._not_sent.items():
             yield NotSentRecord(line, call, source, command(source), is_read)
@@ -98,9 +368,6 @@ class Tapes:
         rank: This rank.
         command: Returns the command that runs the given ranks, this one last. For this rank alone it returns the
             command that also runs every rank it waits for, or nothing if that is the present command.
-
-    Attributes:
-        made_up: Counts the calls that no tape answered.
     """
 
     def __init__(
@@ -126,10 +393,6 @@ class Tapes:
         self._made[key] += 1
         return channel
 
-    def wants_objects(self) -> bool:
-        """Whether objects must be pickled for this rank's tape."""
-        return self._writer is not None
-
     def send(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
         """Write the tensors that this rank sends to its tape."""
         if self._writer is not None:
@@ -147,20 +410,17 @@ class Tapes:
         return next((rank for rank, reader in self._readers.items() if reader.has(where)), None)
 
     def receive(self, where: Where, tensors: Sequence[torch.Tensor], slot: int = 0) -> list[torch.Tensor] | None:
-        """What a rank sent in this call, on the CPU: one tensor for each of ``tensors``; None if unknown.
+        """The tensors that a rank sent in this call, on the CPU: one for each of ``tensors``; None if unknown.
 
-        Args:
-            where: The call.
-            tensors: The tensors that receive it.
-            slot: First of the sent tensors to take: a scatter sends one for every rank.
+        ``slot`` is the first of the sent tensors to take: a scatter sends one for every rank.
 
         Raises:
             WorldError: The rank sent something else in this call.
         """
-        found = self._next(where)
-        if found is None:
+        call = self._next(where)
+        if call is None:
             return None
-        sent = found.tensors[slot : slot + len(tensors)]
+        sent = call.tensors[slot : slot + len(tensors)]
         self._check_tensors(where, sent, tensors)
         reader = self._readers[where.source]
         if any(values is None for _, _, values in sent):
@@ -170,48 +430,35 @@ class Tapes:
         return [tensor_of(*one) for one in sent]
 
     def receive_objects(self, where: Where, num_objects: int) -> list[bytes] | None:
-        """The pickled objects that a rank sent in this call; None if unknown.
-
-        Raises:
-            WorldError: The rank sent a different number of objects.
-        """
-        found = self._next(where)
-        if found is None:
+        """The pickled objects that a rank sent in this call; None if unknown. WorldError if their number differs."""
+        call = self._next(where)
+        if call is None:
             return None
-        if len(found.objects) != num_objects:
-            raise self._mismatch(where, f"{num_objects} objects", f"{len(found.objects)}")
-        objects = [pickled for pickled in found.objects if pickled is not None]
+        if len(call.objects) != num_objects:
+            raise self._mismatch(where, f"{num_objects} objects", f"{len(call.objects)}")
+        objects = [pickled for pickled in call.objects if pickled is not None]
         if len(objects) < num_objects:
             self._readers[where.source].num_unknown += 1
             return None
         self._readers[where.source].num_answers += 1
         return objects
 
-    def missing(self, where: Where, called: str, what: str = "an object") -> WorldError:
-        """Return the error for a call that only a tape could answer, and write the call to this rank's tape.
+    def missing(self, where: Where, called: str, awaited: str = "an object") -> WorldError:
+        """Write a call that only a tape could answer to this rank's tape, and return its error.
 
-        Args:
-            where: The call that was passed to :meth:`receive_objects`.
-            called: Its name on this side.
-            what: What it waits for.
+        ``called`` is its name on this side, ``awaited`` describes what it waits for.
         """
         if self._writer is not None:
             self._writer.awaited(self._awaited(where))
         whom = "any rank" if where.source == ANY_RANK else f"rank {where.source}"
         ranks = [0 if where.source == ANY_RANK else where.source, self._rank]
         if reader := self._readers.get(where.source):
-            told = f"{called} waits for {what} from {whom}, but its tape {reader.tape.run_directory} has no more"
-            return WorldError(told, f"record more of it (--steps) with the same script: {self._command(ranks)}")
-        return WorldError(f"{called} waits for {what} from {whom}, which does not run", self._run_first(ranks))
+            problem = f"{called} waits for {awaited} from {whom}, but its tape {reader.tape.run_directory} has no more"
+            return WorldError(problem, f"record more of it (--steps) with the same script: {self._command(ranks)}")
+        return WorldError(f"{called} waits for {awaited} from {whom}, which does not run", self._run_first(ranks))
 
     def guessed(self, where: Where, called: str, held: str) -> None:
-        """Note on this rank's tape that an object of its own stood in for another rank's, what it was and where.
-
-        Args:
-            where: The call that had no answer.
-            called: Its name on this side.
-            held: What stood in, in words.
-        """
+        """Note on this rank's tape that an object of its own stood in for another rank's, as ``held`` says."""
         self.made_up.object(called)
         self.write(self.guess(where, called, held, is_object=True))
 
@@ -246,15 +493,15 @@ class Tapes:
         """Return the error for a key that only another rank would have set, and write the key to this rank's tape."""
         if self._writer is not None:
             self._writer.awaited(Awaited(STORE, ANY_RANK, ((), 0), ANY_RANK, None, 1, key))
-        told = f"the script waits for the store's key {key!r}, which another rank would have set"
+        problem = f"the script waits for the store's key {key!r}, which another rank would have set"
         if self._rank == 0:
-            return WorldError(told, "run the rank that sets it first, and use its tape: --rank R,0")
-        return WorldError(told, self._run_first([0, self._rank]))
+            return WorldError(problem, "run the rank that sets it first, and use its tape: --rank R,0")
+        return WorldError(problem, self._run_first([0, self._rank]))
 
     def _run_first(self, ranks: Sequence[int]) -> str:
-        told = f"run that rank first, and use its tape: {self._command(ranks)}"
+        advice = f"run that rank first, and use its tape: {self._command(ranks)}"
         peers = self._command([self._rank])
-        return f"{told}\nor run every rank that this rank waits for: {peers}" if peers else told
+        return f"{advice}\nor run every rank that this rank waits for: {peers}" if peers else advice
 
     def _awaited(self, where: Where) -> Awaited:
         nth = self._asked[where._replace(sequence=0)]
@@ -262,11 +509,11 @@ class Tapes:
 
     def notes(self) -> list[Note]:
         """Notes for the report."""
-        found = [note for reader in self._readers.values() for note in reader.notes()]
-        found += self.made_up.notes()
+        all_notes = [note for reader in self._readers.values() for note in reader.notes()]
+        all_notes += self.made_up.notes()
         if self._writer is not None and self._writer.num_cut:
-            found.append(notes.tape_full(MAX_TAPE_BYTES, self._writer.num_cut))
-        return found
+            all_notes.append(notes.tape_full(MAX_TAPE_BYTES, self._writer.num_cut))
+        return all_notes
 
     def not_sent(self) -> list[NotSentRecord]:
         """The lines that read integers or flags that another rank should have sent."""
@@ -279,8 +526,8 @@ class Tapes:
         self._writer.flush(wait=True)
         if isinstance(error, (Exception, SystemExit)) and (self._rank or self._readers):
             tapes = [reader.tape for reader in self._readers.values()]
-            moved = [(tape.rank, each) for tape in tapes for each in tape.moved()]
-            if lost := what_is_lost(error, moved, {tape.rank: tape.directory for tape in tapes}):
+            moved = [(tape.rank, file) for tape in tapes for file in tape.moved()]
+            if lost := find_lost(error, moved, {tape.rank: tape.directory for tape in tapes}):
                 self._writer.lost(lost)
 
     def _next(self, where: Where) -> Sent | None:
@@ -288,29 +535,29 @@ class Tapes:
         reader = self._readers.get(where.source)
         if reader is None:
             return None
-        found = reader.take(where)
-        if found is not None and where.sequence != found.sequence:
+        call = reader.take(where)
+        if call is not None and where.sequence != call.sequence:
             raise self._mismatch(
                 where,
                 f"it as call {where.sequence} of the group",
-                f"it as call {found.sequence}: the ranks do not make the same calls",
+                f"it as call {call.sequence}: the ranks do not make the same calls",
             )
-        return found
+        return call
 
     def _check_tensors(self, where: Where, sent: Sequence[TensorSent], tensors: Sequence[torch.Tensor]) -> None:
         """Refuse different types and sizes. Shapes may differ, as they may on a wire."""
-        given = [(dtype, num_elements(shape)) for dtype, shape, _ in sent]
+        actual = [(dtype, num_elements(shape)) for dtype, shape, _ in sent]
         wanted = [(dtype_name(tensor.dtype), tensor.numel()) for tensor in tensors]
-        if given != wanted:
+        if actual != wanted:
             expected = ", ".join(f"{dtype_name(tensor.dtype)} {list(tensor.shape)}" for tensor in tensors)
             raise self._mismatch(
                 where, expected, ", ".join(f"{name} {list(shape)}" for name, shape, _ in sent) or "nothing"
             )
 
-    def _mismatch(self, where: Where, expected: str, found: str) -> WorldError:
+    def _mismatch(self, where: Where, expected: str, actual: str) -> WorldError:
         tape = self._readers[where.source].tape
         return WorldError(
             f"{where.operation} from rank {where.source} in the group of {describe_ranks(where.channel[0])}: "
-            f"this rank expects {expected}, the tape {tape.run_directory} has {found}",
+            f"this rank expects {expected}, the tape {tape.run_directory} has {actual}",
             f"record both with the same script and arguments: {self._command([where.source, self._rank])}",
         )

@@ -20,10 +20,9 @@ from torch.distributed import distributed_c10d as c10d
 from fakedist.patch import patched
 from fakedist.world.arrivals import Arrivals, premultiplier
 from fakedist.world.checks import Tensors, flat_like, is_even, listed, reduce_op, reduction_name, root
-from fakedist.world.ledger_interface import LedgerLike
-from fakedist.world.process_group import RankGroup
+from fakedist.world.group import LedgerLike
+from fakedist.world.process_group import Done, RankGroup
 from fakedist.world.reroute import _register
-from fakedist.world.work import Done
 
 _SUMS = ("SUM", "AVG", "PREMUL_SUM")
 _OTHERS = {"MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul}
@@ -83,7 +82,7 @@ class HostGroup(RankGroup):
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Done:
         """Everybody gets the sum on the host; the root keeps it."""
         tensors = listed(tensors)
-        mine = root(opts) == self._place
+        mine = root(opts) == self._own_rank
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
             for tensor in tensors:
                 summed = self._reduced(tensor, reduce_op(opts, op))
@@ -95,7 +94,7 @@ class HostGroup(RankGroup):
         """Broadcast."""
         tensors = listed(tensors)
         source = root(opts)
-        with self._call("broadcast", *((tensors, []) if source == self._place else ([], tensors)), opts) as call:
+        with self._call("broadcast", *((tensors, []) if source == self._own_rank else ([], tensors)), opts) as call:
             for tensor in tensors:
                 tensor.copy_(self._gathered(tensor)[source])
         return call.done(tensors)
@@ -118,10 +117,12 @@ class HostGroup(RankGroup):
         outputs = listed(outputs)
         chunks = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
         source = root(opts)
-        with self._call("scatter", chunks if source == self._place else [], outputs, opts) as call:
-            given = [chunk.cpu() for chunk in chunks] if source == self._place else [outputs[0].cpu()] * self._num_ranks
+        with self._call("scatter", chunks if source == self._own_rank else [], outputs, opts) as call:
+            given = (
+                [chunk.cpu() for chunk in chunks] if source == self._own_rank else [outputs[0].cpu()] * self._num_ranks
+            )
             every = torch.stack(given)
-            outputs[0].copy_(self._gathered(every)[source][self._place])
+            outputs[0].copy_(self._gathered(every)[source][self._own_rank])
         return call.done(outputs)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
@@ -131,7 +132,7 @@ class HostGroup(RankGroup):
         flat = flat_like(chunks) if is_even(chunks) else None
         with self._call("reduce_scatter", chunks, [output], opts) as call:
             summed = [self._reduced(chunk, reduce_op(opts)) for chunk in chunks]
-            output.copy_(summed[self._place])
+            output.copy_(summed[self._own_rank])
             call.hold(flat)
         return call.done([output])
 
@@ -196,7 +197,7 @@ class HostGroup(RankGroup):
         with self._call(operation, inputs, outputs, opts) as call:
             for output, given in zip(outputs, inputs, strict=True):
                 summed = self._reduced(given, reduce_op(opts)).view(self._num_ranks, -1)
-                output.copy_(summed[self._place].view(output.shape))
+                output.copy_(summed[self._own_rank].view(output.shape))
         return call.done(outputs)
 
     def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:

@@ -82,7 +82,7 @@ def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
 
 def compute_what_is_read() -> Callable[[Any], bool]:
     """Let the value engine run where a job reads values, and nowhere else; says what it left without a value."""
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
     from fakedist.record.operations import Operations
     from fakedist.record.position import Position
     from tests.gpu.jobs.reading import computed_by

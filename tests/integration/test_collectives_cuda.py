@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.utils._python_dispatch import TorchDispatchMode
-from fakedist.gpu.values import ValueEngine
+from fakedist.gpu.values.engine import ValueEngine
 from fakedist.options import Job
 from fakedist.world.reroute import fake_world
 

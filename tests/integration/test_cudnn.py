@@ -12,7 +12,7 @@ from tests.integration.virtual import on_virtual_gpu as in_a_process
 from tests.integration.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
 
 _SIZES = """
 def sizes(run):

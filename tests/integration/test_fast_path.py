@@ -41,7 +41,7 @@ def _recorded(program: Program, *, compiled: bool) -> Seen:
     import torch
 
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
     from fakedist.record.recorder import Recorder
     from fakedist.rundir.collector import no_collector
     from fakedist.rundir.outcome import Ending, Outcome
@@ -321,7 +321,7 @@ def _launched(*, compiled: bool) -> tuple[Any, int]:
     from fakedist.errors import StopRun
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
     from fakedist.gpu.model_tracer import ModelTracer
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
     from fakedist.record.recorder import Recorder
     from fakedist.rundir.collector import no_collector
     from fakedist.rundir.launch_records import LaunchesRecord

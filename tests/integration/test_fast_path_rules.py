@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.integration.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
 
 
 @on_virtual_gpu

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
 
 TOKENS, EXPERTS, WIDTH = 8192, 16, 64
 

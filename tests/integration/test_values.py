@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tests.integration.virtual_worker import invented_values, on_virtual_gpu
 
 if TYPE_CHECKING:
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
 
 
 @on_virtual_gpu
@@ -175,7 +175,7 @@ def test_sizes_that_depend_on_values(engine: ValueEngine) -> None:
 def test_an_unseeded_generator_is_the_same_in_every_run(engine: ValueEngine) -> None:
     import torch
 
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
 
     first = torch.rand(4, device="cuda").tolist()
     ValueEngine(0)

@@ -12,7 +12,7 @@ from tests.integration.virtual_worker import invented_values, on_virtual_gpu
 if TYPE_CHECKING:
     import torch
 
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
 
 
 def _loss(requires_grad: bool = True) -> torch.Tensor:
@@ -78,7 +78,7 @@ def test_strict_values_raise_where_a_value_is_read_and_not_before() -> None:
     import torch
 
     from fakedist.errors import InventedValueError
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
     from fakedist.record.operations import Operations
     from fakedist.record.position import Position
 
@@ -240,7 +240,7 @@ def test_the_note_names_the_branches_that_hang_on_made_up_values(engine: ValueEn
 def test_values_are_those_of_the_seed() -> None:
     import torch
 
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
     from fakedist.record.operations import Operations
     from fakedist.record.position import Position
 

@@ -11,7 +11,7 @@ from tests.integration.virtual_worker import on_virtual_gpu
 if TYPE_CHECKING:
     import torch
 
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
 
 _WIDTH = 16
 

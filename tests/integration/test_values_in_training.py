@@ -11,7 +11,7 @@ from tests.conftest import RunFakedist
 from tests.integration.virtual_worker import invented_values, on_virtual_gpu
 
 if TYPE_CHECKING:
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
 
 
 @on_virtual_gpu

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tests.conftest import ROOT, clean_environment
 
 if TYPE_CHECKING:
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
 
 NUM_DEVICES = 2
 
@@ -95,7 +95,7 @@ def _serve(module_path: Path) -> None:
 def _answer(test: Callable[..., None]) -> str:
     import torch
 
-    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.values.engine import ValueEngine
     from fakedist.record.operations import Operations
     from fakedist.record.position import Position
 
@@ -120,7 +120,7 @@ def _follow_blocks() -> None:
     import torch
 
     from fakedist.gpu.fast_path.compiled import make_fast_path
-    from fakedist.gpu.tracker.tracker import EventTracker
+    from fakedist.gpu.fast_path.event_tracker import EventTracker
     from fakedist.record.device_memory import keeps_metadata
 
     torch.cuda.init()

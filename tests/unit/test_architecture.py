@@ -222,7 +222,9 @@ def test_the_package_itself_loads_nothing() -> None:
 
 
 def test_the_recording_half_loads_torch_and_nothing_of_the_reading_half() -> None:
-    statements = "import fakedist.rank.main, fakedist.world.reroute, fakedist.record.recorder, fakedist.gpu.values"
+    statements = (
+        "import fakedist.rank.main, fakedist.world.reroute, fakedist.record.recorder, fakedist.gpu.values.engine"
+    )
     assert loaded_by(statements) == {"torch"}
 
 

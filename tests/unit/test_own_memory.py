@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fakedist.errors import RecordingError
-from fakedist.gpu.values import storage
+from fakedist.gpu.values import tensors
 from fakedist.own_memory import read_words
 from fakedist.record import copies
 
@@ -42,11 +42,11 @@ def test_a_frame_is_read_only_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_storage_is_read_only_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for layout in (storage._offsets, storage._weak_count):
+    for layout in (tensors._offsets, tensors._weak_count):
         expected = layout()
         layout.cache_clear()
         with monkeypatch.context() as patched:
-            patched.setattr(storage, "read_words", lambda address, count: read_words(address, count)[:1])
+            patched.setattr(tensors, "read_words", lambda address, count: read_words(address, count)[:1])
             with pytest.raises(RecordingError):
                 layout()
         layout.cache_clear()

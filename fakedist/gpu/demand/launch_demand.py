@@ -1,4 +1,4 @@
-"""What each launch of the timed step has to do: each operation's demand, divided among its launches.
+"""The demand of each launch of the timed step: each operation's demand, divided among its launches.
 
 Nothing here depends on the GPU model. :mod:`fakedist.cost_model` turns work into a time.
 """
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.formulas import KernelPart
 from fakedist.gpu.demand.operation_demand import NAN, UNKNOWN, Demand
 from fakedist.gpu.demand.work_shapes import ProductShape
 from fakedist.gpu.launch_log import SCALINGS, TO_DEVICE, TO_HOST, Launch, LaunchKind
@@ -24,14 +24,14 @@ _SOLVER_PARTS = ("cusolverDn", "cublas")
 
 
 class Division:
-    """How an operation is divided among its launches.
+    """The division of an operation among its launches.
 
     Args:
-        demand: What the operation has to do, without its copies, fills and products.
+        demand: The demand of the operation without its copies, fills and products.
         weights: Its launches by their position in the log, and how many threads each has.
         names: Their names.
         computing: Those that may do its arithmetic. The one with the most threads does all of what is of one kernel,
-            such as an attention; otherwise they share it. Steps that follow one another are that one's, too.
+            such as an attention; otherwise it is divided among them. Dependent steps are that one's, too.
     """
 
     def __init__(
@@ -48,26 +48,28 @@ class Division:
         self._stepping = {self._main}
         if names.get(self._main, "").startswith(_SOLVER_PARTS):
             self._stepping |= {number for number in self._computing if names[number] == names[self._main]}
-        self._shared = sum(weights[number] for number in self._computing)
-        self._totals: dict[Part | None, float] = {}
+        self._computing_weight = sum(weights[number] for number in self._computing)
+        self._totals: dict[KernelPart | None, float] = {}
         for number, part in self._parts.items():
             self._totals[part] = self._totals.get(part, 0.0) + weights[number]
 
     def of(self, number: int) -> Demand:
-        """What one launch has to do."""
+        """The demand of one launch."""
         demand, part = self._demand, self._parts[number]
         total, weight = self._totals[part], self._weights[number]
         if total:
-            share = weight / total
+            fraction = weight / total
         else:  # kernels next to a library's, which has all of the weight
-            share = 0.0 if part is None else 1.0 / sum(1 for each in self._parts.values() if each == part)
-        moved = (demand.moved_bytes if part is None else part.moved_bytes) * share
+            fraction = 0.0 if part is None else 1.0 / sum(1 for other in self._parts.values() if other == part)
+        moved = (demand.moved_bytes if part is None else part.moved_bytes) * fraction
         if not total and part is None and demand.moved_bytes != demand.moved_bytes:
             moved = NAN
         if number in self._computing:
-            flops = demand.flops * (weight / self._shared if self._shared else 1.0 / len(self._computing))
+            flops = demand.flops * (
+                weight / self._computing_weight if self._computing_weight else 1.0 / len(self._computing)
+            )
             if part is not None and part.arithmetic:
-                flops = demand.flops * part.arithmetic * share
+                flops = demand.flops * part.arithmetic * fraction
             steps = demand.steps if number in self._stepping else 0
             return demand._replace(flops=flops, moved_bytes=moved, steps=steps)
         flops = 0.0 if demand.flops == demand.flops else NAN
@@ -75,7 +77,7 @@ class Division:
         return alone._replace(steps=0, is_bounded=demand.is_bounded and part is not None)
 
 
-def _part_of(name: str, parts: Sequence[Part]) -> Part | None:
+def _part_of(name: str, parts: Sequence[KernelPart]) -> KernelPart | None:
     return next((part for part in parts if any(word in name for word in part.words)), None)
 
 
@@ -100,7 +102,7 @@ _COMPUTES = re.compile(
 
 
 class Tagged(NamedTuple):
-    """What a tag in the log refers to.
+    """The meaning of a tag in the log.
 
     Attributes:
         op: Number of the operation; -1 outside of one.
@@ -122,7 +124,7 @@ class LaunchDemands:
 
     Args:
         launches: The log of a step.
-        tags: What its tags refer to.
+        tags: The operations by their tags in the log.
         name: Returns the name of a launch.
     """
 
@@ -175,34 +177,32 @@ class LaunchDemands:
         if kind == LaunchKind.HOST_READS:
             return self._read(launch, tag)
         work = WorkRow(name, LAUNCH_KINDS[kind], self._family(name, tag), operation, threads=self._threads[number])
-        return _demanding(work, self._share(number, tag.demand))
+        return _demanding(work, self._demand_of(number, tag.demand))
 
     def _read(self, launch: Launch, tag: Tagged) -> WorkRow:
-        """What a real GPU would have launched for values that the host knew: a copy, or all kernels as one."""
+        """The launches of a real GPU for values that the host knew here: a copy, or all kernels as one."""
         name, kind = tag.operation, LAUNCH_KINDS[launch.kind]
         if "copy" in name or "_local_scalar_dense" in name:
             return WorkRow("Memcpy DtoH", kind, "copy", name, 0.0, float(launch.bytes), over_host_link=True)
         return _demanding(WorkRow(name, kind, self._family(name, tag), name), tag.demand)
 
     def _product(self, launch: Launch, name: str, operation: str) -> WorkRow:
-        """The work of a product, which a step has many times."""
         sizes = (launch.m, launch.n, launch.k, launch.batch, launch.compute, launch.accumulates, launch.scaling)
         types = (launch.a_type, launch.b_type, launch.d_type, launch.transposed_a, launch.transposed_b)
         key = (name, operation, *sizes, *types)
-        found = self._products.get(key)
-        if found is None:
-            found = self._products[key] = _product(launch, name)._replace(operation=operation)
-        return found
+        work = self._products.get(key)
+        if work is None:
+            work = self._products[key] = _product(launch, name)._replace(operation=operation)
+        return work
 
     def _family(self, name: str, tag: Tagged) -> str:
         key = (name, tag.operation, tag.place.phase)
-        found = self._families.get(key)
-        if found is None:
-            found = self._families[key] = kernel_family(*key)
-        return found
+        family = self._families.get(key)
+        if family is None:
+            family = self._families[key] = kernel_family(*key)
+        return family
 
-    def _share(self, number: int, demand: Demand) -> Demand:
-        """What a launch has to do of what its operation has to do."""
+    def _demand_of(self, number: int, demand: Demand) -> Demand:
         launch, weight = self._launches[number], self._weights[number]
         key = (launch.graph, launch.tag)
         if demand.is_divided and key in self._members:
@@ -237,17 +237,17 @@ class LaunchDemands:
         return demand.is_bounded and key in self._by_library
 
     def _divide(self, key: tuple[int, int], demand: Demand) -> Division:
-        """How an operation is divided whose kernels do not share alike: one computes, or some have their own bytes."""
-        found = self._divided.get(key)
-        if found is None:
+        """The division of an operation whose kernels differ: one computes, or some have bytes of their own."""
+        division = self._divided.get(key)
+        if division is None:
             weights = {number: self._weights[number] for number in self._members[key]}
             names = {number: self._names[number] for number in weights}
             demand = demand._replace(moved_bytes=self._left(key, demand))
             if key in self._by_product and not self._is_solved(key, demand):
                 demand = demand._replace(flops=0.0)
             computing = [number for number in weights if weights[number] and self._computes(number)]
-            found = self._divided[key] = Division(demand, weights, names, computing or list(weights))
-        return found
+            division = self._divided[key] = Division(demand, weights, names, computing or list(weights))
+        return division
 
     def _weight(self, launch: Launch, threads: int) -> float:
         """A kernel's number of threads. If the operation calls a library, the library call has all the weight."""
@@ -259,20 +259,14 @@ class LaunchDemands:
 
     def _computes(self, number: int) -> bool:
         name = self._names[number]
-        found = self._besides.get(name)
-        if found is None:
-            found = self._besides[name] = any(word in name for word in _BESIDES)
-        return not found
+        is_beside = self._besides.get(name)
+        if is_beside is None:
+            is_beside = self._besides[name] = any(word in name for word in _BESIDES)
+        return not is_beside
 
 
 def product_work(shape: ProductShape, dtype: str, name: str = "") -> WorkRow:
-    """The work of a matrix product that a library computes.
-
-    Args:
-        shape: The size of its operands, and the bytes of their elements.
-        dtype: The type it computes in.
-        name: The kernel's name.
-    """
+    """The work of a matrix product that a library computes, in the type ``dtype``, by the kernel ``name``."""
     m, n, k = shape.m, shape.n, shape.k
     moved = _known(shape.batch * (m * k * shape.a_bytes + k * n * shape.b_bytes + m * n * shape.d_bytes))
     work = WorkRow(name, "product", "gemm", flops=shape.flops, moved_bytes=moved, dtype=dtype)
@@ -300,7 +294,6 @@ def _known(number: float) -> float:
 
 
 def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
-    """A kernel's work, with what is demanded of it."""
     flops, moved = _known(demand.flops), _known(demand.moved_bytes)
     rows, columns = demand.quantized if not demand.num_indices else (demand.num_indices, 0)
     if flops != flops and _TORCHS_OWN.search(work.name) and not _COMPUTES.search(work.name):
@@ -322,7 +315,7 @@ def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
 
 def _product(launch: Launch, name: str) -> WorkRow:
     """A library's product as torch has it, by rows: cuBLAS stores by columns, and so computes the transpose."""
-    types = [_TYPES.get(each, ("", NAN)) for each in (launch.b_type, launch.a_type, launch.d_type)]
+    types = [_TYPES.get(code, ("", NAN)) for code in (launch.b_type, launch.a_type, launch.d_type)]
     dtype = types[0][0]
     if dtype == "fp32" and launch.compute in _FAST:
         dtype = _FAST[launch.compute]

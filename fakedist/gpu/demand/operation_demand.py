@@ -1,12 +1,12 @@
-"""What an operation demands of a GPU: floating-point operations, bytes and sizes, from its arguments and results.
+"""The demand of an operation on a GPU: floating-point operations, bytes and sizes, from its arguments and results.
 
 FLOPs of attention leave out what its mask spares, which torch's own counter (torch.utils.flop_counter) does not.
-:mod:`fakedist.gpu.demand.arithmetic` has those of convolutions, recurrent networks, distances, factorisations and
-products of packed weights, :mod:`fakedist.gpu.demand.bitsandbytes_demand` those of bitsandbytes. Torch's other
+:mod:`fakedist.gpu.demand.formulas` has those of convolutions, recurrent networks, distances, factorisations and
+products of packed weights, :mod:`fakedist.gpu.demand.formulas` those of bitsandbytes. Torch's other
 operations count as 0. For other operations that are not torch's, the FLOPs are those of the formula that their author
 gave to torch's counter, if any; otherwise they are unknown. Bytes are the least
 that must be read and written: each input and each result once; where kernels of an operation are known to read more,
-:mod:`fakedist.gpu.demand.kernel_parts` has their own bytes.
+:mod:`fakedist.gpu.demand.formulas` has their own bytes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from typing import NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from fakedist.gpu.demand import bitsandbytes_demand
-from fakedist.gpu.demand.arithmetic import Call, arithmetic_function, fp32_type
-from fakedist.gpu.demand.attention_demand import AttentionOperator, Known
-from fakedist.gpu.demand.kernel_parts import Part, parts_function
-from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
-from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
-from fakedist.gpu.values.host_reads import READS
+from fakedist.gpu.demand.formulas import (
+    BITSANDBYTES_OPTIMIZERS,
+    Call,
+    KernelPart,
+    arithmetic_function,
+    fp32_type,
+    parts_function,
+)
+from fakedist.gpu.demand.work_shapes import AttentionOperator, AttentionShape, Known, ProductShape
+from fakedist.gpu.values.host import READS
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.sparse import is_sparse, parts
-from fakedist.gpu.values.storage import storage_of
+from fakedist.gpu.values.tensors import Arguments, Keywords, storage_of, tensors
 
 #: Returns the length of the rows, from a call's arguments and its result.
 Length = Callable[[Arguments, Keywords, object], int]
@@ -136,18 +139,16 @@ _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16",
 
 
 class Demand(NamedTuple):
-    """What one operation demands.
+    """The demand of one operation.
 
     Attributes:
         flops: Floating-point operations; NaN if unknown.
         moved_bytes: The fewest bytes it must read and write; NaN if unknown.
         dtype: The type it computes in, as ``WorkRow.dtype``.
-        attention: Sizes of the attention that it computes.
-        product: Sizes of the product that it computes.
         width: Length of the rows that it reduces or normalises; 0 if it does neither.
         quantized: Rows and columns of a matrix that it converts to eight bits; zeros for other operations.
         is_dense: Whether an attention counts as if every query met every key, because its mask's values are unknown.
-        parts: Kernels of it whose bytes are not a share of ``moved_bytes``.
+        parts: Kernels of it whose bytes are not a part of ``moved_bytes``.
         num_indices: Rows of an embedding that it looks up; 0 for other operations.
         steps: As ``WorkRow.steps``.
         is_bounded: As ``WorkRow.is_bounded``.
@@ -161,14 +162,14 @@ class Demand(NamedTuple):
     width: int = 0
     quantized: tuple[int, int] = (0, 0)
     is_dense: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[KernelPart, ...] = ()
     num_indices: int = 0
     steps: int = 0
     is_bounded: bool = False
 
     @property
     def is_divided(self) -> bool:
-        """Whether its kernels do not share it alike: one computes something of known sizes, or some have own bytes."""
+        """Whether its kernels differ: one computes something of known sizes, or some have bytes of their own."""
         return self.is_of_one_kernel or self.parts != () or self.steps != 0
 
     @property
@@ -185,7 +186,7 @@ _OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_scaled_mm": 0, "_add
 
 
 class DemandCounter:
-    """Counts what the operations of one operator demand.
+    """Counts the demand of the operations of one operator.
 
     Args:
         func: The operator.
@@ -204,10 +205,10 @@ class DemandCounter:
 
         self._formula: Callable[..., float] | None = flop_registry.get(func._overloadpacket)
         self._operands = _OPERANDS.get(name, -1) if operator.is_kernel else -1
-        self._arithmetic = arithmetic_function(operator) or bitsandbytes_demand.arithmetic_of(operator)
+        self._arithmetic = arithmetic_function(operator)
         self._only_moves = operator.is_kernel or operator.qualified_name.startswith(_MOVING)
         self._length = length_function(operator)
-        self._parts = parts_function(name) or bitsandbytes_demand.parts_of(operator)
+        self._parts = parts_function(operator)
         self._is_embedding = name == "embedding"
         self._converts = name in ("_to_copy", "copy_")
         self._picked_from = _PICKED_FROM.get(name, -1)
@@ -215,28 +216,24 @@ class DemandCounter:
         self._reads = operator.dynamic or name in READS or self._converts
         self._puts_into = name in _PUT_INTO
         self._copies_first = name in _COPIES_FIRST
-        is_updating = name in bitsandbytes_demand.OPTIMIZERS
+        is_updating = name in BITSANDBYTES_OPTIMIZERS
         self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else _UPDATES_BY if is_updating else -1
         has_settings = self._arithmetic is not None
         self.is_alike = self._attention is None and not has_settings and not (operator.is_view and self._reads)
 
     def demand(self, args: Arguments, kwargs: Keywords, result: object) -> Demand:
-        """The demand of one call that has returned.
-
-        Args:
-            args: The call's arguments.
-            kwargs: The call's keyword arguments.
-            result: What the call returned.
-        """
+        """The demand of one call that has returned."""
         if self._operator.is_view:
             return NOTHING
         moved, dtype = float(self._moved_bytes(args, kwargs, result)), dtype_of(args)
         if self._attention is not None:
-            found = self._attention.demand(args, kwargs)
-            return Demand(NAN, moved, dtype) if found is None else Demand(found.flops, moved, dtype, found.shape)
+            attention = self._attention.demand(args, kwargs)
+            if attention is None:
+                return Demand(NAN, moved, dtype)
+            return Demand(attention.flops, moved, dtype, attention.shape)
         if self._is_grouped:
-            shape = grouped_shape(args, result)
-            return Demand(shape.flops, moved, dtype, None, shape)
+            product = grouped_shape(args, result)
+            return Demand(product.flops, moved, dtype, product=product)
         if self._operands >= 0:
             bounded = any(map(is_sparse, tensors(args)))  # gathers rows: only the least is known
             return Demand(_product_flops(args, self._operands), moved, dtype, is_bounded=bounded)
@@ -254,15 +251,15 @@ class DemandCounter:
         """The demand of an operation whose arithmetic torch's counter lacks."""
         assert self._arithmetic is not None
         try:
-            found = self._arithmetic(call)
+            flops, steps, is_bounded, is_scalar = self._arithmetic(call)
         except (TypeError, ValueError, IndexError):  # arguments that the formula does not know
             return Demand(NAN, moved, dtype)
         if dtype == "fp32" and ("conv" in self._operator.name or "rnn" in self._operator.name):
             dtype = fp32_type("rnn" if "rnn" in self._operator.name else "conv")
-        if found.is_scalar and dtype != "fp64":
+        if is_scalar and dtype != "fp64":
             dtype = "fp32"
         parts = () if self._parts is None else self._parts(call.args, call.result)
-        return Demand(found.flops, moved, dtype, parts=parts, steps=found.steps, is_bounded=found.is_bounded)
+        return Demand(flops, moved, dtype, parts=parts, steps=steps, is_bounded=is_bounded)
 
     def _moving(self, moved: float, dtype: str, args: Arguments, kwargs: Keywords, result: object) -> Demand:
         """The demand of an operation that computes little and moves much."""
@@ -314,11 +311,11 @@ class DemandCounter:
 
     def _read_again(self, args: Arguments, result: object) -> int:
         """Bytes that kernels of an operation read beyond once: each gradient of a convolution reads that of the result.
-        The kernel that sums the bias has its own (:mod:`fakedist.gpu.demand.kernel_parts`).
+        The kernel that sums the bias has its own (:mod:`fakedist.gpu.demand.formulas`).
         """
         if self._operator.name != "convolution_backward" or not isinstance(result, (list, tuple)):
             return 0
-        return _size(args[0]) if all(isinstance(each, torch.Tensor) for each in result[:2]) else 0
+        return _size(args[0]) if all(isinstance(gradient, torch.Tensor) for gradient in result[:2]) else 0
 
 
 def grouped_shape(args: Arguments, result: object) -> ProductShape:
@@ -373,7 +370,6 @@ def tensor_bytes(values: Iterable[object]) -> float:
 
 
 def _size(value: object) -> int:
-    """Bytes of the device tensors in a value."""
     if isinstance(value, torch.Tensor):
         return memory_bytes(value)
     return sum(map(_size, value)) if isinstance(value, (list, tuple)) else 0
@@ -395,5 +391,5 @@ def memory_bytes(tensor: torch.Tensor) -> int:
 
 def dtype_of(args: Arguments) -> str:
     """The type that an operation on these arguments computes in, a key of ``GpuSpec.peak_flops``."""
-    found = next((tensor for tensor in tensors(args) if tensor.dtype in _DTYPES), None)
-    return _DTYPES[found.dtype] if found is not None else "fp32"
+    first = next((tensor for tensor in tensors(args) if tensor.dtype in _DTYPES), None)
+    return _DTYPES[first.dtype] if first is not None else "fp32"

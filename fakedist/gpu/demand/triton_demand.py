@@ -1,9 +1,9 @@
-"""What Triton's kernels demand of a GPU: Inductor's, and those that libraries and scripts write themselves.
+"""The demand of Triton's kernels on a GPU: Inductor's, and those that libraries and scripts write themselves.
 
 The sizes are in the kernel's source, as ``M = 4096`` or ``M = ks0``. Which blocks of keys flex_attention visits is in
 its arguments, if the mask's values are known.
 
-Their source says what they load and store (:mod:`fakedist.gpu.demand.triton_source`). A kernel that Inductor made
+Their source says what they load and store (:mod:`fakedist.gpu.demand.triton_code`). A kernel that Inductor made
 moves no more than the elements that it iterates over, which bounds what it picks from an embedding or a slice.
 """
 
@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from fakedist.gpu.demand.attention_demand import Known
-from fakedist.gpu.demand.kernel_parts import CACHED_ROW_BYTES
+from fakedist.gpu.demand.formulas import CACHED_ROW_BYTES
 from fakedist.gpu.demand.operation_demand import (
     EIGHT_BIT,
     NAN,
@@ -29,9 +28,8 @@ from fakedist.gpu.demand.operation_demand import (
     memory_bytes,
     tensor_bytes,
 )
-from fakedist.gpu.demand.triton_ir import TritonIr
-from fakedist.gpu.demand.triton_source import Access, TritonSource, read_source
-from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
+from fakedist.gpu.demand.triton_code import Access, TritonIr, TritonSource, read_source
+from fakedist.gpu.demand.work_shapes import AttentionShape, Known, ProductShape
 
 _SIZE = re.compile(r"^\s*([A-Z][A-Z0-9_]*)\s*(?::\s*tl\.constexpr\s*)?=\s*(\w+)\s*$", re.MULTILINE)
 _SIDES = ("D", "H", "W")
@@ -45,13 +43,7 @@ class Template(NamedTuple):
     sizes: dict[str, str]
 
     def demand(self, arguments: Mapping[str, object], moved_bytes: float, known: Known) -> Demand:
-        """The demand of one launch.
-
-        Args:
-            arguments: The kernel's arguments, by name.
-            moved_bytes: The fewest bytes it must read and write.
-            known: Returns the values of a mask.
-        """
+        """The demand of one launch with these arguments, which moves at least ``moved_bytes``."""
         sizes = {name: number for name, text in self.sizes.items() if (number := _number(text, arguments)) is not None}
         demand = Demand(NAN, moved_bytes, dtype_of(tuple(arguments.values())))
         if "QK_HEAD_DIM" in sizes and "KV_LEN" in sizes:
@@ -79,7 +71,7 @@ def _template_product(sizes: Mapping[str, int]) -> ProductShape | None:
     """The sizes of a matrix product, or of the product that a convolution is; None if it is neither."""
     if "OUT_C" in sizes and "BATCH" in sizes:
         inputs = sizes.get("GROUP_IN_C", sizes.get("IN_C", 0) // max(sizes.get("GROUPS", 1), 1))
-        kernel, out = (math.prod(sizes.get(f"{what}_{side}", 1) for side in _SIDES) for what in ("KERNEL", "OUT"))
+        kernel, out = (math.prod(sizes.get(f"{part}_{side}", 1) for side in _SIDES) for part in ("KERNEL", "OUT"))
         return ProductShape(sizes["BATCH"] * out, sizes["OUT_C"], inputs * kernel)
     if "G" in sizes:  # a grouped product, whose sizes are on the device
         return None
@@ -132,18 +124,13 @@ def _met_blocks(arguments: Mapping[str, object], known: Known) -> list[float] | 
         values = known(counts) if isinstance(counts, torch.Tensor) else None
         if values is None or not values.numel():
             return None
-        found = values.double().reshape(-1, values.shape[-1]).mean(0).tolist()
-        rows = [sum(both) for both in zip(rows, found, strict=True)] if rows else found
+        means = values.double().reshape(-1, values.shape[-1]).mean(0).tolist()
+        rows = [sum(both) for both in zip(rows, means, strict=True)] if rows else means
     return rows or None
 
 
 class TritonKernel:
-    """Counts what the launches of one kernel demand.
-
-    Args:
-        name: Its name.
-        source: Its source; empty if unknown.
-    """
+    """Counts the demand of the launches of one kernel. ``source`` is empty if unknown."""
 
     def __init__(self, name: str, source: str) -> None:
         self._template: Template | None = template_of(name, source)
@@ -152,12 +139,7 @@ class TritonKernel:
         self._irs: dict[str, TritonIr | None] = {}
 
     def demand(self, arguments: Mapping[str, object], known: Known) -> Demand:
-        """The demand of one launch.
-
-        Args:
-            arguments: The kernel's arguments, by name.
-            known: Returns the values of a mask.
-        """
+        """The demand of one launch by its source and its arguments. ``known`` returns the values of a mask."""
         if self._template is not None:
             return self._template.demand(arguments, tensor_bytes(arguments.values()), known)
         demand = Demand(
@@ -170,13 +152,13 @@ class TritonKernel:
     def launched(
         self, demand: Demand, arguments: Mapping[str, object], compiled: object, grid: tuple[int, ...], known: Known
     ) -> Demand:
-        """The demand of a launch with the products of what was compiled.
+        """The demand of a launch with the products of its compiled form.
 
         Args:
-            demand: What its source and its arguments say.
+            demand: As :meth:`demand` returned it.
             arguments: The kernel's arguments, by name.
-            compiled: What Triton compiled, or torch's static launcher of it; None if that is not known.
-            grid: How many programs it had along each axis.
+            compiled: Triton's compiled kernel, or torch's static launcher of it; None if that is not known.
+            grid: Programs along each axis.
             known: Returns a tensor's values.
         """
         if self._template is not None or (self._is_inductors and not self._source.multiplies):
@@ -184,10 +166,10 @@ class TritonKernel:
         ir = self._ir(compiled)
         if ir is None or not ir.multiplies:
             return demand
-        found = ir.flops(arguments, grid, known)
-        if found is None:
+        counted = ir.flops(arguments, grid, known)
+        if counted is None:
             return demand if demand.product is not None else demand._replace(flops=NAN)
-        flops, dtype = found
+        flops, dtype = counted
         # The named sizes are of another product, or of one of several.
         product = demand.product if demand.product is not None and 0.5 < flops / demand.flops < 2 else None
         return demand._replace(flops=demand.flops if product else flops, dtype=dtype or demand.dtype, product=product)
@@ -201,13 +183,13 @@ class TritonKernel:
 
     def _moved_bytes(self, arguments: Mapping[str, object]) -> float:
         accesses = self._source.accesses
-        given = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
         if not accesses:
-            return tensor_bytes(given.values())
+            return tensor_bytes(tensors.values())
         most = self._elements(arguments)
         read: dict[int, float] = {}
         written: dict[int, float] = {}
-        for name, tensor in given.items():
+        for name, tensor in tensors.items():
             access, address = accesses.get(name, Access(passes=1, loads=1)), tensor.data_ptr()
             passes = access.passes
             if not self._is_long(tensor, arguments):  # what was read or written a moment ago is in the caches
@@ -216,7 +198,7 @@ class TritonKernel:
             stores = _least(tensor, most, access.stores + access.adds)
             read[address] = max(read.get(address, 0.0), loads)
             written[address] = max(written.get(address, 0.0), stores)
-        return sum(read.values()) + sum(written.values()) or tensor_bytes(given.values())
+        return sum(read.values()) + sum(written.values()) or tensor_bytes(tensors.values())
 
     def _elements(self, arguments: Mapping[str, object]) -> float:
         """How many elements one of Inductor's kernels iterates over; infinite if that is not known."""
@@ -266,13 +248,13 @@ def _ir_text(compiled: object) -> str:
     return Path(path).read_text() if path else ""
 
 
-def _least(tensor: torch.Tensor, most: float, places: int) -> float:
-    """The bytes of a tensor that so many places reach, each at most ``most`` elements."""
-    return min(float(memory_bytes(tensor)), most * places * tensor.element_size()) if places else 0.0
+def _least(tensor: torch.Tensor, most: float, accesses: int) -> float:
+    """The bytes of a tensor that so many accesses reach, each at most ``most`` elements."""
+    return min(float(memory_bytes(tensor)), most * accesses * tensor.element_size()) if accesses else 0.0
 
 
 def _product(demand: Demand, arguments: Mapping[str, object]) -> Demand:
-    """A kernel that multiplies matrices, whose sizes are known by the names that such kernels give them."""
+    """A product, if the kernel gives its sizes their usual names."""
     m, n, k = (arguments.get(name) for name in ("M", "N", "K"))
     if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)):
         return demand._replace(flops=NAN)

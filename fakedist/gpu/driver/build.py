@@ -61,7 +61,7 @@ _BLAS_MANAGEMENT = re.compile(
 
 @dataclass(frozen=True)
 class CudaInstallation:
-    """Where the installed torch's CUDA lives.
+    """The installation of CUDA for the installed torch.
 
     Attributes:
         torch_version: e.g. "2.15.0+cu132".
@@ -91,21 +91,17 @@ def torch_build() -> tuple[str, str]:
     text = (torch_directory() / "version.py").read_text()
     version = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
-    found = version.group(1) if version else "unknown"
-    if release_of(found) < OLDEST:
+    release = version.group(1) if version else "unknown"
+    if release_of(release) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise SetupError(
-            f"torch {found} is too old: fakedist needs {oldest} or newer", f"pip install 'torch>={oldest}'"
+            f"torch {release} is too old: fakedist needs {oldest} or newer", f"pip install 'torch>={oldest}'"
         )
-    return found, cuda.group(1) if cuda else ""
+    return release, cuda.group(1) if cuda else ""
 
 
 def torch_directory() -> Path:
-    """Where the installed torch is. It is not imported.
-
-    Raises:
-        SetupError: torch is not installed.
-    """
+    """Where the installed torch is, without importing it. SetupError if it is not installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise SetupError("torch is not installed in this Python", "pip install 'fakedist[torch]'")
@@ -113,11 +109,7 @@ def torch_directory() -> Path:
 
 
 def find_cuda() -> CudaInstallation:
-    """Find the headers and libraries that came with the installed torch.
-
-    Raises:
-        SetupError: torch is missing, a CPU build, or its CUDA libraries and headers cannot be found.
-    """
+    """Find the headers and libraries that came with the installed torch. SetupError without a CUDA build of it."""
     torch_version, cuda_version = torch_build()
     if not cuda_version:
         raise SetupError(
@@ -128,14 +120,14 @@ def find_cuda() -> CudaInstallation:
     include, cupti = (_directory_of(header, roots) for header in ("cuda_runtime_api.h", "cupti.h"))
     libraries = {}
     for name in REFUSALS:
-        found = [path for root in roots for lib in ("lib", "lib64") for path in (root / lib).glob(f"lib{name}.so.*")]
-        if found:
-            libraries[name] = sorted(found, key=lambda path: len(path.name))[0]
+        paths = [path for root in roots for lib in ("lib", "lib64") for path in (root / lib).glob(f"lib{name}.so.*")]
+        if paths:
+            libraries[name] = sorted(paths, key=lambda path: len(path.name))[0]
     missing = [name for name in ("cudart", "cublas", "cublasLt") if name not in libraries]
     if include is None or missing:
-        what = "cuda_runtime_api.h" if include is None else f"lib{missing[0]}.so"
+        file = "cuda_runtime_api.h" if include is None else f"lib{missing[0]}.so"
         raise SetupError(
-            f"the virtual GPU needs {what} of CUDA {cuda_version}, for torch {torch_version}; it is not installed",
+            f"the virtual GPU needs {file} of CUDA {cuda_version}, for torch {torch_version}; it is not installed",
             "pip install nvidia-cuda-runtime, or set CUDA_HOME to a CUDA toolkit of that version",
         )
     return CudaInstallation(torch_version, cuda_version, include, cupti, libraries)
@@ -158,13 +150,10 @@ def _search_roots(cuda_major: str) -> list[Path]:
 
 
 def driver_path() -> Path:
-    """Where the driver for the installed torch is, or will be once built.
+    """Where the driver for the installed torch is, or will be once built. SetupError as :func:`find_cuda`.
 
     The name of the directory is a hash of the sources, the headers, this file and the installation. Different versions
     of fakedist can use one cache.
-
-    Raises:
-        SetupError: See :func:`find_cuda`.
     """
     cuda = find_cuda()
     digest = hashlib.sha256()
@@ -198,9 +187,12 @@ def further_libraries(cuda: CudaInstallation) -> dict[str, Path | None]:
     Where the installed library is given, it comes behind the driver: cuDNN asks cuBLASLt for functions that need no GPU
     too. All others that are asked for are the driver's.
     """
-    found: dict[str, Path | None] = {"libnvidia-ml.so.1": None, f"libcudart.so.{cuda.cuda_version.split('.')[0]}": None}
+    libraries: dict[str, Path | None] = {
+        "libnvidia-ml.so.1": None,
+        f"libcudart.so.{cuda.cuda_version.split('.')[0]}": None,
+    }
     installed = cuda.libraries["cublasLt"]
-    return found | {installed.name: installed}
+    return libraries | {installed.name: installed}
 
 
 def sources() -> list[Path]:
@@ -209,10 +201,7 @@ def sources() -> list[Path]:
 
 
 def include_flags(cuda: CudaInstallation) -> list[str]:
-    """Where the compiler finds headers.
-
-    Ours have names of their own only in quotes: ``<cupti.h>`` is NVIDIA's.
-    """
+    """Where the compiler finds headers. Ours have names of their own only in quotes: ``<cupti.h>`` is NVIDIA's."""
     directories = dict.fromkeys((cuda.include, cuda.cupti_include))
     return ["-iquote", str(SOURCE_DIRECTORY), *(f"-isystem{path}" for path in directories if path is not None)]
 
@@ -268,8 +257,8 @@ def interface_versions(include: Path) -> list[tuple[str, int, int]]:
         versions.setdefault(name, set()).add(int(version))
     return [
         (name, suffix, version)
-        for name, found in sorted(versions.items())
-        for suffix, version in enumerate(sorted(found), start=1)
+        for name, numbers in sorted(versions.items())
+        for suffix, version in enumerate(sorted(numbers), start=1)
         if suffix > 1
     ]
 
@@ -279,16 +268,16 @@ def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
 
     Where the runtime's interface has changed, its later form comes first. Empty where CUPTI is not installed.
     """
-    found: list[tuple[str, str, bool, int]] = []
+    functions: list[tuple[str, str, bool, int]] = []
     if include is None:
-        return found
+        return functions
     for header in ("cupti_runtime_cbid.h", "cupti_driver_cbid.h"):
         text = (include / header).read_text(errors="replace")
         for library, full_name, number in _TRACED.findall(text):
             if full_name not in ("INVALID", "SIZE", "FORCE_INT"):
                 name = re.sub(r"_v\d{4,}$", "", full_name) if library == "RUNTIME" else full_name
-                found.append((name, full_name, library == "RUNTIME", int(number)))
-    return found[::-1]
+                functions.append((name, full_name, library == "RUNTIME", int(number)))
+    return functions[::-1]
 
 
 def answered_names(include: Path) -> set[str]:
@@ -300,8 +289,8 @@ def answered_names(include: Path) -> set[str]:
     text = (include / "cuda_runtime_api.h").read_text(errors="replace")
     renamed = dict(re.findall(r"^ *# *define +(cuda[A-Z]\w*) +(cuda[A-Z]\w*_v\d) *$", text, re.MULTILINE))
     ours = re.compile(r"^(API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
-    found = [match for source in sources() for match in ours.findall(source.read_text())]
-    return {renamed.get(name, name) if mark != "API" else name for mark, name in found}
+    definitions = [match for source in sources() for match in ours.findall(source.read_text())]
+    return {renamed.get(name, name) if mark != "API" else name for mark, name in definitions}
 
 
 def is_blas_routine(name: str) -> bool:

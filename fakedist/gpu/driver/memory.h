@@ -24,7 +24,7 @@ LOCAL uint64_t memory_close(void *address); /* returns its span; 0: no segment b
 LOCAL int memory_copy(void *to, const void *from, size_t size);
 LOCAL int memory_fill(void *to, int value, size_t size); /* 0: nothing was written */
 LOCAL int memory_fill_with(void *to, const void *element, size_t bytes, size_t count); /* the same with any element */
-enum holding { NOTHING, COMPUTED, MADE_UP }; /* the same numbers as in gpu/values/storage.py */
+enum holding { NOTHING, COMPUTED, MADE_UP }; /* the same numbers as in gpu/values/tensors.py */
 LOCAL void memory_know(const void *address, size_t size, enum holding holding); /* what bytes hold from now on */
 LOCAL int memory_blocks_are_told(void); /* whether the caching allocator reports the blocks that it hands out */
 /* Something writes there, up to the end of the block, or it is not known whether it does: then values stay, made up. */

@@ -10,7 +10,7 @@ static __thread int thread_error;
 
 API void fakedist_counters(struct gpu_counters *out) { *out = counters; }
 
-/* Add a weak reference to a storage, whose count torch's threads change concurrently (gpu/values/storage.py). */
+/* Add a weak reference to a storage, whose count torch's threads change concurrently (gpu/values/tensors.py). */
 API void fakedist_add(uint64_t *count, uint64_t more) { __atomic_fetch_add(count, more, __ATOMIC_RELAXED); }
 
 int gpu_fail(int error) {

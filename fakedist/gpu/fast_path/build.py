@@ -1,66 +1,106 @@
-"""Build the fast path for the installed torch, into the cache. Standard library only: the parent calls it, too."""
+"""Build libraries against the installed torch, into the cache. Standard library only: the parent calls it."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
 from pathlib import Path
+from typing import NamedTuple
 
 from fakedist.errors import SetupError
 from fakedist.gpu.driver import build as driver
 from fakedist.gpu.native import build_directory, cache_directory, compile_native, find_cpp_compiler
 from fakedist.torch_releases import ALLOCATOR_METADATA
 
-_NAMES = ("fast_path.cpp", "history.cpp", "marks.cpp", "objects.cpp", "trace.cpp")
-_SOURCES = tuple(map(Path(__file__).with_name, _NAMES))
-_HEADERS = tuple(map(Path(__file__).with_name, ("trace.h", "view.h")))
-#: Where torch's headers find the one of CUDA's that its wheels leave out.
-_TRACKER = Path(__file__).parents[1] / "tracker"
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+_DIRECTORY = Path(__file__).parent
+_FLAGS = ("-fPIC", "-shared", "-fvisibility=hidden")
 
 
-def library_path() -> Path:
-    """Where the library is or will be. Its name has what it depends on.
+class Library(NamedTuple):
+    """A library of this directory.
 
-    Raises:
-        SetupError: No CUDA build of torch.
+    Attributes:
+        name: How its file in the cache begins.
+        links: Torch's libraries that it is linked with.
+        use: The use of a compiler, as an error says.
+        product: Its name in an error.
+        is_optional: Whether runs go without it. A failure is then remembered: trying takes seconds in each run.
     """
-    cuda = driver.find_cuda()
-    digest = hashlib.sha256()
-    for part in (*_SOURCES, *_HEADERS, Path(__file__)):
-        digest.update(part.read_bytes())
-    digest.update(repr((cuda.torch_version, cuda.include, driver.torch_directory(), platform.machine())).encode())
-    return cache_directory() / f"fast-path-{digest.hexdigest()[:16]}.so"
+
+    name: str
+    sources: tuple[str, ...]
+    headers: tuple[str, ...]
+    flags: tuple[str, ...]
+    links: tuple[str, ...]
+    use: str
+    product: str
+    is_optional: bool = False
+
+    def path(self) -> Path:
+        """Where the library is or will be, by a digest of its sources and torch. SetupError without CUDA in torch."""
+        cuda = driver.find_cuda()
+        digest = hashlib.sha256()
+        for part in (*self.sources, *self.headers, Path(__file__).name):
+            digest.update((_DIRECTORY / part).read_bytes())
+        digest.update(repr((cuda.torch_version, cuda.include, driver.torch_directory(), platform.machine())).encode())
+        return cache_directory() / f"{self.name}-{digest.hexdigest()[:16]}.so"
+
+    def ensure(self) -> Path:
+        """Path of the library. Builds it first if it is not in the cache, which may take twenty seconds.
+
+        Raises:
+            SetupError: No CUDA build of torch, no C++ compiler, or it failed, now or (an optional one) before.
+        """
+        path = self.path()
+        if path.exists():
+            return path
+        failed = path.with_suffix(".failed")
+        compiler = find_cpp_compiler(self.use)
+        if self.is_optional and failed.exists() and failed.read_text().startswith(f"{compiler}\n"):
+            raise SetupError(failed.read_text().partition("\n")[2], f"rm {failed} tries again")
+        torch = driver.torch_directory()
+        # torch's header includes CUDA's, which include a header that the wheels leave out: the driver has it.
+        include = [f"-I{_DIRECTORY / 'include'}", f"-I{torch / 'include'}", f"-isystem{driver.find_cuda().include}"]
+        include += ["-idirafter", str(driver.SOURCE_DIRECTORY)]
+        sources = [str(_DIRECTORY / name) for name in self.sources]
+        with build_directory(path.parent) as scratch:
+            if path.exists():
+                return path
+            made = scratch / path.name
+            command = [compiler, *self.flags, *_FLAGS, *include, *sources, "-o", str(made), f"-L{torch / 'lib'}"]
+            try:
+                compile_native([*command, *self.links], self.product)
+            except SetupError as error:
+                if self.is_optional:
+                    failed.write_text(f"{compiler}\n{error.message}")
+                raise
+            made.replace(path)  # in one step: another process sees all of it or none
+        return path
+
+
+FAST_PATH = Library(
+    "fast-path",
+    ("fast_path.cpp", "history.cpp", "marks.cpp", "objects.cpp", "trace.cpp"),
+    ("trace.h", "view.h"),
+    ("-std=c++20", "-O2"),
+    ("-lc10_cuda", "-lc10", "-ltorch_cpu"),
+    "it builds what makes recorded steps fast",
+    "the fast path of recorded operations",
+    is_optional=True,
+)
+TRACKER = Library(
+    "tracker",
+    ("tracker.cpp",),
+    ("include/cuda_runtime.h",),
+    ("-std=c++17", "-O1"),
+    ("-lc10_cuda", "-lc10"),
+    "torch 2.8 and 2.9 need one, to count the events of their allocator",
+    "the tracker of allocator events that torch 2.8 and 2.9 need",
+)
 
 
 def ensure_fast_path() -> Path:
-    """Path of the library. Builds it first if it is not in the cache. That takes twenty seconds.
-
-    Raises:
-        SetupError: No CUDA build of torch, or too old a one, no C++ compiler, or it failed, now or before.
-    """
+    """Path of the fast path's library, as :meth:`Library.ensure`; torch before 2.10 is refused, too."""
     if ALLOCATOR_METADATA.is_missing():
         raise SetupError("it needs torch 2.10 or newer", "pip install torch==2.15.0")
-    path = library_path()
-    if path.exists():
-        return path
-    failed = path.with_suffix(".failed")
-    compiler = find_cpp_compiler("it builds what makes recorded steps fast")
-    if failed.exists() and failed.read_text().startswith(f"{compiler}\n"):
-        raise SetupError(failed.read_text().partition("\n")[2], f"rm {failed} tries again")
-    torch = driver.torch_directory()
-    include = [f"-I{_TRACKER / 'include'}", f"-I{torch / 'include'}", f"-isystem{driver.find_cuda().include}"]
-    include += ["-idirafter", str(driver.SOURCE_DIRECTORY)]
-    libraries = [f"-L{torch / 'lib'}", "-lc10_cuda", "-lc10", "-ltorch_cpu"]
-    with build_directory(path.parent) as scratch:
-        if path.exists():
-            return path
-        made = scratch / path.name
-        command = [compiler, *_FLAGS, *include, *map(str, _SOURCES), "-o", str(made), *libraries]
-        try:
-            compile_native(command, "the fast path of recorded operations")
-        except SetupError as error:
-            failed.write_text(f"{compiler}\n{error.message}")  # trying takes seconds, and runs go without it
-            raise
-        made.replace(path)  # in one step: another process sees all of it or none
-    return path
+    return FAST_PATH.ensure()

@@ -1,4 +1,4 @@
-"""Loads the fast path and tells it what the recorder and the value engine know.
+"""Loads the fast path and gives it the facts of the recorder and the value engine.
 
 A rule says what ``fast_path.cpp`` looks at. It follows :mod:`fakedist.gpu.values.engine` case by case; what a rule does
 not allow runs there.
@@ -21,15 +21,15 @@ from fakedist.frames import OURS
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import UNKNOWN, Demand
 from fakedist.gpu.fast_path.build import ensure_fast_path
-from fakedist.gpu.tags import Tags
-from fakedist.gpu.values import ValueEngine
-from fakedist.gpu.values.choices import CHOOSING
+from fakedist.gpu.launch_rows import Tags
 from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, LIMIT_BYTES, MASK_LIMIT_BYTES
+from fakedist.gpu.values.engine import ValueEngine
 from fakedist.gpu.values.following import CONDENSING, FEW, MANY
-from fakedist.gpu.values.host_reads import INDEXING, READS
+from fakedist.gpu.values.host import INDEXING, READS
+from fakedist.gpu.values.means import COUNTING, FOLLOWING, NON_NEGATIVE, followed_name
 from fakedist.gpu.values.operators import LISTED, Operator
-from fakedist.gpu.values.shares import COUNTING, FOLLOWING, NON_NEGATIVE, followed_name
+from fakedist.gpu.values.routing import CHOOSING
 from fakedist.rundir.memory_records import EventsRecord, MarksRecord
 from fakedist.rundir.records import OperationsRecord
 from fakedist.rundir.rows import FrameRow, Place, PoolRow
@@ -60,14 +60,14 @@ def begin_history(library: ctypes.CDLL) -> None:
 
 
 def read_history(library: ctypes.CDLL, gemms: Iterable[int], highest: int) -> list[Read] | None:
-    """What ``record.numbering.HistoryReader`` says. CUDA must be initialised."""
+    """The new history, as ``record.numbering.HistoryReader``. CUDA must be initialised."""
     operations = array("q", gemms)
     library.fakedist_history_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
     num_devices = library.fakedist_history_read(operations.buffer_info()[0], len(operations), highest)
     if num_devices < 0:
         return None
-    found = (_events(library, device) for device in range(num_devices))
-    return [read for read in found if read[0].action]
+    histories = (_events(library, device) for device in range(num_devices))
+    return [read for read in histories if read[0].action]
 
 
 def _events(library: ctypes.CDLL, device: int) -> Read:
@@ -100,17 +100,13 @@ def _stacks(lengths: memoryview, numbers: list[int]) -> Iterator[tuple[int, ...]
 
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_FEW = 3  # so many are passed sooner one by one than as arrays
+_FEW = 3  # so many are passed faster one by one than as arrays
 #: ``record.marker.Locate``
 _Locate = Callable[[torch.Tensor, int], None]
 
 
 class CompiledMarker:
-    """Implements protocol ``record.marker.Marker``.
-
-    Args:
-        library: The compiled code.
-    """
+    """Implements protocol ``record.marker.Marker``."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -148,23 +144,22 @@ class CompiledMarker:
     def mark_tensors(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int], locate: _Locate) -> None:
         """Mark tensors where they are now, in order."""
         if len(tensors) <= _FEW:
-            for tensor, what in zip(tensors, wanted, strict=True):
-                self.mark_tensor(tensor, what, locate)
+            for tensor, kind in zip(tensors, wanted, strict=True):
+                self.mark_tensor(tensor, kind, locate)
             return
-        places, each = _addresses(tensors), array("q", wanted)
+        addresses, kinds = _addresses(tensors), array("q", wanted)
         at, end = 0, len(tensors)
-        while (at := self._mark_tensors(places.buffer_info()[0], each.buffer_info()[0], end, at)) < end:
+        while (at := self._mark_tensors(addresses.buffer_info()[0], kinds.buffer_info()[0], end, at)) < end:
             locate(tensors[at], wanted[at])
             at += 1
 
     def bytes_of(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> int | None:
-        """Bytes of these tensors, and of gradients where those are wanted. No piece counts twice.
-
-        None if one of them cannot be located here.
-        """
-        places, each = _addresses(tensors), array("q", wanted)
-        found: int = self._library.fakedist_marks_bytes(places.buffer_info()[0], each.buffer_info()[0], len(tensors))
-        return None if found < 0 else found
+        """Bytes of these tensors, and of gradients where wanted, no piece twice; None if it cannot be known."""
+        addresses, kinds = _addresses(tensors), array("q", wanted)
+        num_bytes: int = self._library.fakedist_marks_bytes(
+            addresses.buffer_info()[0], kinds.buffer_info()[0], len(tensors)
+        )
+        return None if num_bytes < 0 else num_bytes
 
     def take_marks(self) -> MarksRecord:
         """The marks since the last call."""
@@ -176,14 +171,13 @@ class CompiledMarker:
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> array[int]:
-    """Where C++ has each tensor."""
     return array("Q", [(tensor if type(tensor) in _PLAIN else _held(tensor))._cdata for tensor in tensors])
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
-    """What a DTensor holds; any other tensor itself."""
-    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
+    """The tensor in a DTensor; any other tensor itself."""
+    inner: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return inner
 
 
 #: Where CPython keeps an object's type (PyObject), a list's or dict's length, and a list's items (PyListObject).
@@ -194,11 +188,7 @@ _word = ctypes.c_size_t.from_address
 
 
 class ObjectTypes:
-    """Implements protocol ``record.alive.TypeFinder``.
-
-    Args:
-        library: The fast path's library.
-    """
+    """Implements protocol ``record.alive.TypeFinder``."""
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         size, pointer = ctypes.c_size_t, ctypes.c_void_p
@@ -211,37 +201,37 @@ class ObjectTypes:
     def types(self, objects: list[object]) -> list[type]:
         """The distinct types of objects."""
         room = min(len(objects), _MOST_TYPES)
-        found = (ctypes.c_void_p * room)()
-        count = self._types(_items(objects), len(objects), found, room)
+        addresses = (ctypes.c_void_p * room)()
+        count = self._types(_items(objects), len(objects), addresses, room)
         if count > room:
-            return list({id(each): each for each in map(type, objects)}.values())
-        return [ctypes.cast(address, ctypes.py_object).value for address in found[:count] if address is not None]
+            return list({id(kind): kind for kind in map(type, objects)}.values())
+        return [ctypes.cast(address, ctypes.py_object).value for address in addresses[:count] if address is not None]
 
     def of_types(self, objects: list[object], types: list[type]) -> list[object]:
         """Those objects whose type is one of these, in the same order."""
         wanted = (ctypes.c_void_p * len(types))(*map(id, types))
-        found = (ctypes.c_uint32 * len(objects))()
-        count = self._of(_items(objects), len(objects), wanted, len(types), found)
-        return [objects[place] for place in found[:count]]
+        indices = (ctypes.c_uint32 * len(objects))()
+        count = self._of(_items(objects), len(objects), wanted, len(types), indices)
+        return [objects[index] for index in indices[:count]]
 
     def holding(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
         """Those whose type is one of these, all lists or dicts, and that hold one of these numbers of items."""
         wanted = (ctypes.c_void_p * len(types))(*map(id, types))
         numbers = (ctypes.c_int64 * len(lengths))(*lengths)
-        found = (ctypes.c_uint32 * len(objects))()
-        given = _items(objects), len(objects), wanted, len(types), numbers, len(lengths)
-        return [objects[place] for place in found[: self._holding(*given, found)]]
+        indices = (ctypes.c_uint32 * len(objects))()
+        parameters = _items(objects), len(objects), wanted, len(types), numbers, len(lengths)
+        return [objects[index] for index in indices[: self._holding(*parameters, indices)]]
 
 
 def find_objects_by_type(library: ctypes.PyDLL) -> ObjectTypes | None:
-    """What finds them; None in a Python whose objects have another layout."""
+    """The finder of objects by type; None in a Python whose objects have another layout."""
     probe: list[object] = [ctypes, [], "text"]
     if list.__basicsize__ < _ITEMS_AT + _WORD or _word(id(probe) + _SIZE_AT).value != 3:
         return None
     if _word(id({"one": 1, "two": 2}) + _SIZE_AT).value != 2:
         return None
-    for place, each in enumerate(probe):
-        if _word(id(each) + _TYPE_AT).value != id(type(each)) or _word(_items(probe) + place * _WORD).value != id(each):
+    for index, item in enumerate(probe):
+        if _word(id(item) + _TYPE_AT).value != id(type(item)) or _word(_items(probe) + index * _WORD).value != id(item):
             return None
     return ObjectTypes(library)
 
@@ -251,7 +241,7 @@ def _items(objects: list[object]) -> int:
 
 
 class Method(enum.IntEnum):
-    """How compiled code decides. The same numbers as in ``fast_path.cpp``."""
+    """The decision of compiled code, by the numbers in ``fast_path.cpp``."""
 
     PYTHON = 0
     PLAIN = 1
@@ -260,7 +250,7 @@ class Method(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """What else it looks at. ``fast_path.cpp`` says what each means."""
+    """Further checks, which ``fast_path.cpp`` explains."""
 
     NONE = 0
     FOLLOWED = 1
@@ -337,11 +327,7 @@ _NUM_NUMBERS = 4
 
 
 class CompiledTags(Tags):
-    """Tags of the fast path (trace.cpp).
-
-    Args:
-        library: The fast path's library.
-    """
+    """Tags of the fast path (trace.cpp)."""
 
     is_compiled = True
 
@@ -390,7 +376,7 @@ class CompiledTags(Tags):
         count = self._function("count")()
         numbers = (ctypes.c_int64 * (_NUM_NUMBERS * count))()
         self._function("take")(count, numbers)
-        columns = [numbers[place::_NUM_NUMBERS] for place in range(_NUM_NUMBERS)]
+        columns = [numbers[column::_NUM_NUMBERS] for column in range(_NUM_NUMBERS)]
         for tag, op, scope, demand in zip(*columns, strict=True):
             operation, known = self._learned[demand if demand >= 0 else -1 - demand]
             yield tag, Tagged(op, operation, place_of(scope), known if demand >= 0 else UNKNOWN)
@@ -463,16 +449,11 @@ class CompiledFastPath:
         self._kept: tuple[object, ...] = ()
 
     def begin(self, cells: ctypes.Structure, where: Callable[[], _Whereabouts]) -> None:
-        """Begin a run. Nothing runs here yet.
+        """Begin a run with these ``record.numbering.Cells``, kept up to date. ``where`` is asked in each thread."""
 
-        Args:
-            cells: ``record.numbering.Cells``, which are kept up to date.
-            where: Asked in the thread of an operation.
-        """
-
-        def ask(found: ctypes._Pointer[_Where]) -> int:
+        def ask(cell: ctypes._Pointer[_Where]) -> int:
             try:
-                here, out = where(), found.contents  # sooner than making a structure of it
+                here, out = where(), cell.contents  # faster than making a structure of it
                 out.scope, out.version, out.needs, out.grad, out.low, out.high = here
             except Exception:  # Python runs the operation and meets the error again
                 return 1
@@ -480,7 +461,7 @@ class CompiledFastPath:
 
         def tell(storage: int, address: int) -> None:
             if self._engine is not None:
-                self._engine.host.shares.know_loss(storage, address)
+                self._engine.host.means.know_loss(storage, address)
 
         callbacks = _Ask(ask), _Tell(tell)
         self._kept = (cells, *callbacks)
@@ -490,7 +471,7 @@ class CompiledFastPath:
         begin_history(self._library)
         if self._engine is not None:
             watch = self._engine.host.watch
-            watch.told, watch.replayed = self._known, self._library.fakedist_fast_replays
+            watch.changed, watch.replayed = self._known, self._library.fakedist_fast_replays
 
     def install(self, wanted: bool) -> None:
         """Become the kernel of the dispatch key, or cease to be."""
@@ -515,7 +496,7 @@ class CompiledFastPath:
 
     @property
     def passed(self) -> int:
-        """How many operations ran here."""
+        """Number of operations that ran here."""
         return int(self._library.fakedist_fast_passed())
 
     def number(self, kind: int, scope: int) -> int:
@@ -556,7 +537,7 @@ class CompiledFastPath:
         self._library.fakedist_history_stop()
 
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
-        """The allocator's new history of each device that has any. CUDA is initialised. None if torch cannot tell it.
+        """The allocator's new history of each device that has any; None if torch does not have it. CUDA is initialised.
 
         Args:
             gemms: The operations that are products of matrices.

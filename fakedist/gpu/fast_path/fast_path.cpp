@@ -34,7 +34,7 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using torch::jit::Stack;
 
-// Numbers that Python shares: Cells of record/position.py.
+// Numbers that Python means: Cells of record/position.py.
 struct Cells {
     std::atomic<int64_t> op;      // number of the next operation
     std::atomic<int64_t> version; // changes whenever the position changes
@@ -128,7 +128,7 @@ bool is_plain(const at::Tensor &tensor) {
     if (impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides()) return false;
     if (tensor.is_cuda()) return true;
     if (!tensor.is_cpu()) return false;
-    if (is_known(tensor)) return false; // Host.is_hollow
+    if (is_known(tensor)) return false; // Host.has_no_data
     const auto bytes = static_cast<int64_t>(impl->unsafe_storage().nbytes());
     return bytes <= limits.host_limit_bytes || !(is_float(tensor) || tensor.is_complex());
 }

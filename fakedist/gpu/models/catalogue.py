@@ -34,7 +34,7 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True)
 class _Range:
-    """What a number may be. The bounds only catch slips of the pen and of the unit."""
+    """The bounds of a number, which only catch slips of the pen and of the unit."""
 
     least: float
     most: float
@@ -66,11 +66,7 @@ _KEYS = ("like", *_TEXTS, *_SIZES, *_NUMBERS, "peak_tflops")
 
 
 def read_gpu_file(path: Path, known: Mapping[str, GpuSpec] | None = None) -> GpuSpec:
-    """The GPU model that a file describes.
-
-    Args:
-        path: The file.
-        known: Models that it may be like.
+    """The GPU model that a file describes, which may be like one of ``known``.
 
     Raises:
         JobError: The file cannot be read, lacks a key, or has a value that no GPU has. The message names the line.
@@ -181,7 +177,6 @@ class _GpuFile:
         return {dtype: float(round(self._number(dtype, value, _PEAK) * 1e12)) for dtype, value in table.items()}
 
     def _refuse(self, key: str, problem: str, hint: str) -> NoReturn:
-        """Raise the error, with the line of the key if it has one."""
         pattern = re.compile(rf"""\s*\[?\s*["']?{re.escape(key)}["']?\s*[\].=]""")
         line = next((number for number, text in enumerate(self._lines, start=1) if pattern.match(text)), 0)
         raise JobError(f"{self._path}{f':{line}' if line else ''}: {key} {problem}", hint)
@@ -189,7 +184,7 @@ class _GpuFile:
 
 def _numbers_of(spec: GpuSpec, changed: set[str]) -> dict[str, float]:
     """A model's numbers in a file's units, without the memory's clock if what it follows from has changed."""
-    found = {
+    numbers = {
         "sms": float(spec.sms),
         "clock_mhz": spec.clock_khz / 1e3,
         "memory_clock_mhz": spec.memory_clock_khz / 1e3,
@@ -199,24 +194,14 @@ def _numbers_of(spec: GpuSpec, changed: set[str]) -> dict[str, float]:
         "host_gb_s": spec.host_bandwidth / 1e9,
         "watts": spec.watts,
     }
-    return {key: value for key, value in found.items() if key != _OPTIONAL or not changed}
+    return {key: value for key, value in numbers.items() if key != _OPTIONAL or not changed}
 
 
 _MODELS = Path(__file__).parent
 #: In the order in which they are listed.
 _ORDER = (
-    "a100-40g",
-    "a100-80g",
-    "h100-80g",
-    "h200",
-    "b200",
-    "gb200",
-    "b300",
-    "gb300",
-    "rtx-pro-6000",
-    "l40s",
-    "rtx4090",
-)
+    "a100-40g", "a100-80g", "h100-80g", "h200", "b200", "gb200", "b300", "gb300", "rtx-pro-6000", "l40s", "rtx4090",
+)  # fmt: skip
 GPUS: dict[str, GpuSpec] = {name: read_gpu_file(_MODELS / f"{name}{GPU_FILE_ENDING}") for name in _ORDER}
 
 #: Other names of a model, each for the part that is usual.

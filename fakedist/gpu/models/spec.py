@@ -1,4 +1,4 @@
-"""What is known of a GPU model. Plain values only: a run directory holds the whole model of its run."""
+"""The facts about a GPU model. Plain values only: a run directory holds the whole model of its run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GPU_FILE_ENDING = ".toml"
 
 @dataclass(frozen=True)
 class Architecture:
-    """What all GPUs of one compute capability share.
+    """The limits of all GPUs of one compute capability.
 
     Source: CUDA C++ Programming Guide, tables "Technical Specifications per Compute Capability".
 
@@ -95,8 +95,8 @@ class GpuSpec:
         if dtype == "bf16x9" and self.compute_capability < _EMULATES_SINGLE:
             dtype = "fp32"
         narrower, number = _SEVERAL_PRODUCTS.get(dtype, (dtype, 1))
-        found = self.peak_flops.get(narrower)
-        return None if found is None else found / number
+        peak = self.peak_flops.get(narrower)
+        return None if peak is None else peak / number
 
     @property
     def compute_capability(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What torch does below its dispatch modes, where the engine sees nothing: prints, replays of graphs, folded constants.
+"""Prints, replays of graphs and folded constants, which torch runs below its dispatch modes: the engine sees nothing.
 
 Graphs of one pool share memory: one graph's temporaries overlap another's results, and each replay writes its own
 again. No kernel does that here, so the bytes of a capture are kept when it ends and restored when it is replayed.
@@ -8,7 +8,6 @@ Inductor computes constant parts of a graph on the device while it compiles, and
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,11 +18,10 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakedist.gpu.demand.triton_source import read_source
-from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords
+from fakedist.gpu.demand.triton_code import read_source
 from fakedist.gpu.values.contents import Defined, host_bytes
-from fakedist.gpu.values.storage import Holding, find_know
-from fakedist.importing import when_imported
+from fakedist.gpu.values.tensors import PLAIN, Arguments, Holding, Keywords, find_know
+from fakedist.importing import now_and_when_imported
 from fakedist.patch import patched, present
 
 #: A graph's memory as the host sees it, and the bytes to write there.
@@ -32,10 +30,7 @@ _Writes = list[tuple[torch.Tensor, torch.Tensor]]
 
 @contextmanager
 def printed(on_host: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Print device tensors with their values. Those too large to hold any print as ``tensor(..., device=...)``.
-
-    Args:
-        on_host: Returns a device tensor's values on the host; None if it is too large.
+    """Print device tensors with their values; ``tensor(..., device=...)`` if ``on_host`` returns None: too large.
 
     Raises:
         RecordingError: This torch prints in another way.
@@ -73,16 +68,16 @@ def replayed(defined: Defined) -> Iterator[None]:
             return original_end(graph, *args, **kwargs)
         finally:
             written, defined.written = defined.written or {}, None
-            places = [host_bytes(address, num_bytes) for address, num_bytes in written.items()]
-            kept[graph] = [(place, place.clone()) for place in places]
+            memories = [host_bytes(address, num_bytes) for address, num_bytes in written.items()]
+            kept[graph] = [(memory, memory.clone()) for memory in memories]
             weakref.finalize(graph, _forget, defined.replayed, list(written))
 
     def replay(graph: torch.cuda.CUDAGraph) -> object:
         result = original_replay(graph)
-        for place, values in kept.get(graph, ()):
-            place.copy_(values)
-            know(place.data_ptr(), place.numel(), Holding.COMPUTED)
-            defined.replayed[place.data_ptr()] = place.numel()
+        for memory, values in kept.get(graph, ()):
+            memory.copy_(values)
+            know(memory.data_ptr(), memory.numel(), Holding.COMPUTED)
+            defined.replayed[memory.data_ptr()] = memory.numel()
             defined.watch.replayed()
         return result
 
@@ -103,7 +98,7 @@ _Execute = Callable[[OpOverload, Arguments, Keywords], object]
 
 @contextmanager
 def folded(execute: _Execute) -> Iterator[None]:
-    """Have what a compiler folds into its graphs computed. These operations are not the job's, so nothing records them.
+    """Compute the constants that a compiler folds into its graphs. They are not the job's, so nothing records them.
 
     Raises:
         RecordingError: This torch folds constants in another way.
@@ -122,15 +117,11 @@ def folded(execute: _Execute) -> Iterator[None]:
 
             undo.enter_context(patched(folder, "run", run))
 
-        for name in _FOLDERS & sys.modules.keys():
-            watch(sys.modules[name])
-        undo.enter_context(when_imported(_FOLDERS.__contains__, watch))
+        undo.enter_context(now_and_when_imported(_FOLDERS, watch))
         yield
 
 
 class _Computed(TorchDispatchMode):
-    """Runs operations on plain tensors with their values."""
-
     def __init__(self, execute: _Execute) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._execute = execute
@@ -142,8 +133,7 @@ class _Computed(TorchDispatchMode):
         args: Arguments = (),
         kwargs: Keywords | None = None,
     ) -> object:
-        """Run one operation."""
-        if isinstance(func, OpOverload) and all(each.__torch_dispatch__ is PLAIN for each in types):
+        if isinstance(func, OpOverload) and all(kind.__torch_dispatch__ is PLAIN for kind in types):
             return self._execute(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
@@ -156,10 +146,7 @@ _Written = tuple[tuple[int, str], ...]
 
 @contextmanager
 def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Have a tensor that a kernel of Triton writes lose its values. A new result of Inductor's has none anyway.
-
-    Args:
-        spoil: Called with each device tensor that a launch writes.
+    """Call ``spoil`` with each device tensor that a kernel of Triton writes. A new result of Inductor's has no values.
 
     Raises:
         RecordingError: This Triton or Inductor launches kernels in another way.
@@ -176,28 +163,26 @@ def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
                 written = kernels.get(self)
                 if written is None:
                     written = kernels[self] = _written_by(self)
-                for place, name in written if not kwargs.get("warmup") else ():
-                    value = args[place] if place < len(args) else kwargs.get(name)
+                for index, name in written if not kwargs.get("warmup") else ():
+                    value = args[index] if index < len(args) else kwargs.get(name)
                     if isinstance(value, torch.Tensor) and value.is_cuda:
                         spoil(value)
                 return result
 
             undo.enter_context(patched(launcher, "run", run))
 
-        for name in _LAUNCHERS.keys() & sys.modules.keys():
-            watch(sys.modules[name])
-        undo.enter_context(when_imported(_LAUNCHERS.__contains__, watch))
+        undo.enter_context(now_and_when_imported(_LAUNCHERS, watch))
         yield
 
 
 def _written_by(launcher: Any) -> _Written:
-    """What a kernel writes of what it is given: Inductor says which inputs, and the source of others shows it."""
+    """The arguments that a kernel writes: Inductor says which inputs, and the source of others shows it."""
     mutated = getattr(launcher, "mutated_arg_names", None)
     names = list(launcher.arg_names if mutated is None else launcher.fn.arg_names)
     if mutated is None:
         accesses = read_source(launcher.fn.__name__, str(getattr(launcher, "src", ""))).accesses
         mutated = [name for name, access in accesses.items() if access.stores or access.adds]
-    return tuple((place, name) for place, name in enumerate(names) if name in mutated)
+    return tuple((index, name) for index, name in enumerate(names) if name in mutated)
 
 
 def _forget(replayed: dict[int, int], addresses: list[int]) -> None:

@@ -1,21 +1,93 @@
-"""PyTorch's composite operations that read values midway: a count of a mask, a checked argument.
+"""Operations made of others: collectives and custom operators, PyTorch's composites, and lists of tensors.
 
-On the device they would read memory that no kernel wrote. Some are always one operation to the dispatcher, such as the
-backward of ``masked_scatter``. Most are one only under ``torch.inference_mode``, where autograd does not decompose them
-first. The engine runs the operations inside all of them (:mod:`fakedist.gpu.values.inside`). The names are those that
+``__torch_dispatch__`` runs an operation with its own mode off, so it does not see the operations inside. PyTorch's own
+operations end in a kernel, but ``_c10d_functional.all_reduce`` ends in the process group, which is Python and changes
+tensors with operations of its own. :class:`Inside` passes those to the engine.
+
+Composites that read values midway (a count of a mask, a checked argument) would read memory that no kernel wrote. Some
+are always one operation to the dispatcher, such as the backward of ``masked_scatter``. Most are one only under
+``torch.inference_mode``, where autograd does not decompose them first. The names are those that
 ``tests/integration/test_values_composites.py`` found to copy from the device.
+
+Of an operation on lists of tensors, as optimizers use, a position is computed if all its tensors hold values.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch import tensor as new_tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords, as_device, device_tensors, tensor_at
-from fakedist.gpu.values.contents import is_small
+from fakedist.gpu.values.contents import Taint, host_view, is_small
 from fakedist.gpu.values.host import Host
+from fakedist.gpu.values.means import NON_NEGATIVE
 from fakedist.gpu.values.operators import Method, Operator
+from fakedist.gpu.values.tensors import PLAIN, Arguments, Keywords, as_device, device_tensors, tensor_at, tensors
+
+_get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+_ON_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_QUANTIZED = torch._C.DispatchKeySet(torch._C.DispatchKey.QuantizedCUDA)
+_SPARSE = dict.fromkeys(
+    (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc),
+    torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCUDA),
+)
+_SPARSE[torch.sparse_coo] = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)
+
+
+def _special(tensor: torch.Tensor) -> torch._C.DispatchKeySet | None:
+    if not tensor.is_cuda:
+        return None
+    return _QUANTIZED if tensor.is_quantized else _SPARSE.get(tensor.layout)
+
+
+def _numbers_as_tensors(operator: Operator, args: Arguments) -> Arguments:
+    """Arguments with tensors for the numbers that torch's own call would convert: ``sparse * 2``."""
+    wanted = [str(argument.type) == "Tensor" for argument in operator.func._schema.arguments]
+    return tuple(
+        new_tensor(value) if is_tensor and isinstance(value, (bool, int, float, complex)) else value
+        for value, is_tensor in zip(args, wanted, strict=False)
+    )
+
+
+class Inside(TorchDispatchMode):
+    """Runs an operation and passes those inside it to ``execute``."""
+
+    def __init__(self, execute: Callable[[OpOverload, Arguments, Keywords], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._execute = execute
+
+    def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """Run an operation's device kernel with this mode on."""
+        kernels = next(filter(None, map(_special, tensors(args))), None)
+        if kernels is None and not device_tensors((args, tuple(kwargs.values()))):
+            return operator.func(*args, **kwargs)
+        if kernels is not None:
+            args = _numbers_as_tensors(operator, args)
+        with self:
+            return operator.func.redispatch(kernels or _ON_DEVICE, *args, **kwargs)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions run unchanged."""
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type[torch.Tensor]],
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
+        if _get_mode(_FAKE) is not None or not isinstance(func, OpOverload):
+            return func(*args, **(kwargs or {}))
+        if any(kind.__torch_dispatch__ is not PLAIN for kind in types):
+            return NotImplemented
+        return self._execute(func, args, kwargs or {})
+
 
 _MADE_OF_READS = {"argwhere", "combinations", "corrcoef", "cov", "cross_entropy_loss", "istft", "linalg_matrix_exp"}
 _MADE_OF_READS |= {"matrix_exp", "nonzero_numpy", "one_hot", "quantile", "nanquantile"}
@@ -36,10 +108,10 @@ _NORMAL = (-4.0, 4.0)
 
 
 class Composites:
-    """Runs those operations.
+    """Runs PyTorch's composites.
 
     Args:
-        host: The device memory's values.
+        host: The host's view of device memory.
         inside: Runs an operation and passes those inside it to the engine.
         kernel: Runs an operation that reads no values midway.
     """
@@ -86,7 +158,7 @@ class Composites:
         return self._kernel(operator, args, kwargs)
 
     def _unchecked(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """``segment_reduce`` checks its arguments unless it is told not to."""
+        """``segment_reduce`` checks its arguments unless ``unsafe`` is set."""
         unchecked = kwargs | {"unsafe": True} if tensor_at(args, 0).is_cuda else kwargs
         return self._kernel(operator, args, unchecked)
 
@@ -95,7 +167,7 @@ class Composites:
         return self._kernel(operator, args, kwargs)
 
     def _counted(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """The backward of ``masked_scatter`` counts what the mask chose."""
+        """The backward of ``masked_scatter`` counts the true elements of the mask."""
         sizes = args[2]
         assert isinstance(sizes, (list, tuple))
         _fit_mask(self._host, tensor_at(args, 1), tensor_at(args, 0).numel(), math.prod(sizes))
@@ -123,14 +195,13 @@ class Composites:
             isinstance(result, torch.Tensor)
             and result.is_cuda
             and is_small(result)
-            and not self._host.is_hollow(source)
+            and not self._host.has_no_data(source)
         ):
             self._host.write(result, source)
         return result
 
 
 def _is_made_of_reads(operator: Operator) -> bool:
-    """Whether an operator reads values midway."""
     return operator.name in _MADE_OF_READS or operator.full_name in _OVERLOADS
 
 
@@ -140,7 +211,6 @@ def _is_composite(operator: Operator) -> bool:
 
 
 def _goes_to_host(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
-    """Whether ``to()``, as one operation, copies a device tensor to the host."""
     if operator.name != "to" or not tensor_at(args, 0).is_cuda:
         return False
     target = as_device(operator.argument("device", args, kwargs))
@@ -160,30 +230,22 @@ def _extremes(host: Host, name: str, tensor: torch.Tensor) -> tuple[float, float
     return (low - 1, high + 1) if low == high else (low, high)  # as PyTorch's kernel does
 
 
-def _fit_mask(host: Host, mask: torch.Tensor, num_places: int, num_values: int) -> None:
-    """Record how many elements of a mask without values are true: ``masked_scatter`` has a value for each of them.
-
-    Args:
-        mask: The mask, on a device.
-        num_places: Elements that the mask chooses among.
-        num_values: Elements of the source.
-    """
-    share = min(1.0, num_values / max(1, num_places))
-    if mask.is_cuda and not host.holds(mask) and (host.shares.of(mask) or 2.0) > share:
-        host.shares.know(mask, share)
+def _fit_mask(host: Host, mask: torch.Tensor, num_masked: int, num_values: int) -> None:
+    """Record how many of a mask's ``num_masked`` elements are true: ``masked_scatter`` has a value for each of them."""
+    mean = min(1.0, num_values / max(1, num_masked))
+    if mask.is_cuda and not host.holds(mask) and (host.means.of(mask) or 2.0) > mean:
+        host.means.know(mask, mean)
 
 
 def _coalesce(host: Host, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a sparse tensor with each index once. Its kernel reads their number; many indices are taken as distinct.
-
-    Raises:
-        InventedValueError: ``strict`` is set and a value would be made up.
-    """
+    """Return a sparse tensor with each index once. Its kernel reads their number; many count as distinct."""
     indices, values = tensor._indices(), tensor._values()
     if all(host.is_seen(part) for part in device_tensors((indices, values))):
-        found = torch.sparse_coo_tensor(host.settle(indices, name), host.settle(values, name), tensor.shape).coalesce()
-        indices = host.to_device(found._indices(), tensor.device)
-        values = host.to_device(found._values(), tensor.device)
+        coalesced = torch.sparse_coo_tensor(
+            host.settle(indices, name), host.settle(values, name), tensor.shape
+        ).coalesce()
+        indices = host.to_device(coalesced._indices(), tensor.device)
+        values = host.to_device(coalesced._values(), tensor.device)
     else:
         host.inventions.count(name, 1)
         if host.is_seen(indices):
@@ -193,3 +255,109 @@ def _coalesce(host: Host, name: str, tensor: torch.Tensor) -> torch.Tensor:
             indices = torch.empty_like(indices)
         values = values.new_empty((indices.shape[1], *values.shape[1:]))
     return torch.sparse_coo_tensor(indices, values, tensor.shape, is_coalesced=True, check_invariants=False)
+
+
+class Foreach:
+    """Runs operations on lists of tensors."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """Run on the device, and on the host for the positions that can be computed."""
+        chosen = self._chosen(operator, args, kwargs)
+        taints = self._taints(args, kwargs, chosen)
+        result = operator.func(*args, **kwargs)
+        computed = self._compute(operator, args, kwargs, chosen) if chosen else None
+        if chosen and computed is None:
+            chosen = []
+        done = set(chosen)
+        for position in operator.written:
+            written = args[position] if position < len(args) else ()
+            if isinstance(written, (list, tuple)):
+                self._mark(written, done)
+                self._taint(written, taints, done)
+        if isinstance(result, (list, tuple)):
+            self._fill(operator, result, chosen, computed)
+            self._taint(result, taints, done)
+        return result
+
+    def _taints(self, args: Arguments, kwargs: Keywords, chosen: list[int]) -> dict[int, Taint]:
+        host = self._host
+        if not chosen or not host.taints:
+            return {}
+        values = [*args, *kwargs.values()]
+        shared = [value for value in values if isinstance(value, torch.Tensor)]
+        lists = [v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], torch.Tensor)]
+        taints = {i: host.taint((*shared, *(listed[i] for listed in lists if i < len(listed)))) for i in chosen}
+        return {i: taint for i, taint in taints.items() if taint is not None}
+
+    def _taint(self, results: Sequence[torch.Tensor], taints: dict[int, Taint], done: set[int]) -> None:
+        for i, taint in taints.items():
+            if i in done and i < len(results) and is_small(results[i]):  # an optimizer may lack this state
+                self._host.taints.mark(results[i], taint)
+
+    def _chosen(self, operator: Operator, args: Arguments, kwargs: Keywords) -> list[int]:
+        """Positions of the lists at which every tensor that is read holds its values."""
+        near = [i for i, tensor in enumerate(_tensors(args)) if tensor.is_cuda and is_small(tensor)]
+        if not near:
+            return []
+        ignored = operator.written if operator.overwrites else ()
+        read = [value for i, value in enumerate(args) if i not in ignored]
+        alone = [value for value in (*read, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        lists = [value for value in (*read, *kwargs.values()) if isinstance(value, (list, tuple)) and value]
+        if not all(not tensor.is_cuda or self._host.holds(tensor) for tensor in alone):
+            return []
+        lists = [listed for listed in lists if isinstance(listed[0], torch.Tensor)]
+        return [i for i in near if all(not listed[i].is_cuda or self._host.holds(listed[i]) for listed in lists)]
+
+    def _compute(
+        self, operator: Operator, args: Arguments, kwargs: Keywords, chosen: list[int]
+    ) -> Sequence[torch.Tensor] | None:
+        """The results at the chosen positions, none if it writes its arguments; None if the host cannot compute it."""
+        num_all = len(_tensors(args))
+
+        def picked(value: object) -> object:
+            if isinstance(value, (list, tuple)) and len(value) == num_all:
+                return [picked_one(value[i]) for i in chosen]
+            if isinstance(value, torch.Tensor) and not value.is_cuda and value.shape == (num_all,):
+                return value[chosen]  # "scalars" of _foreach_addcdiv_.Tensor
+            return picked_one(value)
+
+        def picked_one(value: object) -> object:
+            return host_view(value) if isinstance(value, torch.Tensor) and value.is_cuda else value
+
+        try:
+            named = {name: picked(value) for name, value in kwargs.items()}
+            results: Sequence[torch.Tensor] | None = operator.func(*map(picked, args), **named)
+        except Exception:  # no CPU kernel, or none for these types
+            return None
+        return () if results is None else results
+
+    def _mark(self, written: Sequence[torch.Tensor], done: set[int]) -> None:
+        for i, tensor in enumerate(written):
+            if i in done:
+                self._host.defined.define(tensor)
+                self._host.taints.clear(tensor)
+                self._host.means.forget(tensor)
+            elif tensor.is_cuda:
+                self._host.spoil(tensor)
+
+    def _fill(
+        self,
+        operator: Operator,
+        result: Sequence[torch.Tensor],
+        chosen: list[int],
+        computed: Sequence[torch.Tensor] | None,
+    ) -> None:
+        for i, values in zip(chosen, computed or (), strict=False):
+            if is_small(result[i]):
+                self._host.write(result[i], values)
+        if operator.name in NON_NEGATIVE:
+            for tensor in device_tensors(result):
+                self._host.means.know_non_negative(tensor)
+
+
+def _tensors(args: Arguments) -> Sequence[torch.Tensor]:
+    """The first list of tensors. It need not be the first argument: ``_foreach_pow(2.0, exponents)``."""
+    return next((value for value in args if isinstance(value, (list, tuple))), ())

@@ -1,23 +1,215 @@
-"""What is known about the contents of device memory, storage by storage."""
+"""Facts about device memory, storage by storage: which bytes hold a value, and which of these values are made up.
+
+A value is made up when an operation first needs it. It stays in the tensor's memory from then on, so comparisons,
+reductions and reads all see the same value. It is counted when the script reads it, or reads a value computed from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import empty, ones, zeros
 
-from fakedist.gpu.values.known import Known, Storages
-from fakedist.gpu.values.scans import all_true
-from fakedist.gpu.values.storage import (
+from fakedist.gpu.values.tensors import (
     Holding,
+    all_true,
+    any_true,
     find_know,
     find_losses,
+    hold_weakly,
     num_lost,
+    report_holding,
+    report_taint,
     storage_address,
     storage_of,
-    tell_holding,
 )
+
+_expired: Callable[[int], object] = torch.UntypedStorage._expired
+_free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
+
+
+class PickedIndices(NamedTuple):
+    """Indices that an operation picked by made-up values among ``num_choices``, and the line of the script."""
+
+    operation: str
+    filename: str
+    line: int
+    num_choices: int
+
+
+class Taint:
+    """One origin of made-up values.
+
+    Args:
+        parents: The taints of the values that an operation read.
+        when_read: Called when the script first reads a value of this origin.
+    """
+
+    __slots__ = ("_parents", "_when_read", "first_reader")
+
+    def __init__(self, parents: tuple[Taint, ...] = (), when_read: Callable[[], object] | None = None) -> None:
+        was_read = bool(parents) and all(parent.first_reader for parent in parents)
+        #: The storage that the script read first; 0 if it has read none, -1 if the parents' values were read before.
+        self.first_reader: int = -1 if was_read else 0
+        self._parents: tuple[Taint, ...] = () if was_read else parents
+        self._when_read = when_read
+
+    def mark_read(self, first_reader: int) -> None:
+        """Record that the script has read values of this origin from a storage."""
+        waiting = [self]
+        while waiting:
+            taint = waiting.pop()
+            if not taint.first_reader:
+                taint.first_reader = first_reader
+                if taint._when_read is not None:
+                    taint._when_read()
+                waiting.extend(taint._parents)
+                taint._parents = ()
+
+
+class TaintedBytes:
+    """One storage: its taint, and a flag per byte. ``flags`` None: all tainted. ``counted`` True: of all."""
+
+    __slots__ = ("counted", "flags", "taint")
+
+    def __init__(self, taint: Taint, flags: torch.Tensor | None) -> None:
+        self.taint = taint
+        self.flags = flags
+        self.counted: torch.Tensor | bool = False
+
+
+class StorageFacts:
+    """The known facts about the contents of one storage.
+
+    Attributes:
+        key: The storage's identity.
+        address: Where its memory is. Facts about a storage that moved since (``resize_``) no longer apply.
+        is_whole: Every byte holds a value.
+        flags: One flag per byte, set where it holds a value, if it is not whole.
+        tainted: Which values are made up, and by what.
+        mean: The mean of all elements (:mod:`fakedist.gpu.values.means`).
+        is_assumed: Whether that mean is made up: half of a mask that nothing is known about.
+        recipe: The recipe of a large storage's values (:mod:`fakedist.gpu.values.recipes`).
+        losses: How many launches had taken values away when they were last verified.
+        is_positive: If nothing is negative, whether nothing is zero either.
+        has_no_data: Whether it is on the host and holds nothing, although it is small enough to be computed.
+        choice: Picked indices that it holds, or that its values follow from (:mod:`fakedist.gpu.values.routing`).
+    """
+
+    def __init__(self, key: int, address: int) -> None:
+        self.key = key
+        self.moved_to(address)
+
+    def moved_to(self, address: int) -> None:
+        """Forget everything: the storage's memory is at this address now."""
+        self.address = address
+        self.is_whole = False
+        self.losses = 0
+        self.flags: torch.Tensor | None = None
+        self.tainted: TaintedBytes | None = None
+        self.mean: float | None = None
+        self.is_assumed = False
+        self.has_no_data = False
+        self.recipe: object = None
+        self.choice: PickedIndices | None = None
+        self.is_positive: bool | None = None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing is known."""
+        is_empty = not self.is_whole and self.flags is None and self.recipe is None and self.choice is None
+        is_empty = is_empty and not self.has_no_data
+        return is_empty and self.tainted is None and self.mean is None and self.is_positive is None
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all parts of the storage hold values, and have the same taint or none."""
+        return self.is_whole and (self.tainted is None or self.tainted.flags is None)
+
+
+class Watch:
+    """Follows which storages something is known about.
+
+    Attributes:
+        changed: Called with a storage's identity and 1 for a new fact, -1 for one that was dropped.
+        replayed: Called when a CUDA graph was replayed: memory may now hold values that no storage is known for.
+    """
+
+    def __init__(self) -> None:
+        self.changed: Callable[[int, int], object] = lambda storage, more: None
+        self.replayed: Callable[[], object] = lambda: None
+
+
+class Storages:
+    """The known facts, storage by storage.
+
+    Memory that is freed and allocated again is another storage, and the old facts do not apply to it. A weak reference
+    keeps the StorageImpl (not its memory) alive, so no other can take its address.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self._known: dict[int, StorageFacts] = {}
+        self._sweep_at = 4096
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, tensor: torch.Tensor) -> StorageFacts | None:
+        """The facts about a tensor's storage; None without any."""
+        known = self._known.get(storage_of(tensor)[0])
+        return known if known is not None and known.address == storage_address(tensor) else None
+
+    def get_moved(self, tensor: torch.Tensor) -> StorageFacts | None:
+        """The facts about a tensor's storage, even if they are of where it was before: it may move back."""
+        return self._known.get(storage_of(tensor)[0])
+
+    def make(self, tensor: torch.Tensor) -> StorageFacts:
+        """The facts about a tensor's storage, for another to be added."""
+        key, address = storage_of(tensor)[0], storage_address(tensor)
+        known = self._known.get(key)
+        if known is None:
+            hold_weakly(tensor)
+            return self._add(key, address)
+        if known.address != address:
+            known.moved_to(address)
+        return known
+
+    def make_at(self, key: int, address: int) -> StorageFacts:
+        """The same for a storage at an address. Its weak reference is the caller's, who leaves it here."""
+        known = self._known.get(key)
+        if known is None:
+            return self._add(key, address)
+        _free_weak_ref(key)
+        if known.address != address:
+            known.moved_to(address)
+        return known
+
+    def _add(self, key: int, address: int) -> StorageFacts:
+        if len(self._known) >= self._sweep_at:
+            self.sweep()
+        self.watch.changed(key, 1)
+        known = self._known[key] = StorageFacts(key, address)
+        return known
+
+    def tidy(self, known: StorageFacts) -> None:
+        """Some facts were dropped. Drop the rest too if nothing is left."""
+        if known.is_nothing:
+            self._remove(known.key)
+
+    def _remove(self, key: int) -> None:
+        if self._known.pop(key, None) is not None:
+            self.watch.changed(key, -1)
+            _free_weak_ref(key)
+
+    def sweep(self) -> None:
+        """Drop what is known about storages that were freed."""
+        for key in [key for key in list(self._known) if _expired(key)]:
+            self._remove(key)
+        self._sweep_at = 2 * len(self._known) + 4096
+
 
 #: Floats in larger storages are not computed. A router's logits for 4,096 tokens and 16 experts fit, and a product of
 #: matrices of this size takes the host a millisecond.
@@ -68,7 +260,6 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _quantized_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor without elements that is quantized as a device tensor is."""
     if tensor.qscheme() == torch.per_tensor_affine:
         scale, zero_point = tensor.q_scale(), tensor.q_zero_point()
         return torch._empty_affine_quantized((0,), scale=scale, zero_point=zero_point, dtype=tensor.dtype)
@@ -83,16 +274,16 @@ def _quantized_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def host_views(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return CPU tensors over the same memory. Pieces of one buffer take a quarter of the time of other tensors."""
-    found: list[torch.Tensor] = []
+    views: list[torch.Tensor] = []
     last: tuple[int, torch.dtype] | None = None
     for tensor in tensors:
         this = (storage_of(tensor)[0], tensor.dtype)
         if this != last or not tensor.numel() or tensor.is_neg() or tensor.is_complex():
-            found.append(host_view(tensor))
+            views.append(host_view(tensor))
             last = this if tensor.numel() else None
         else:
-            found.append(found[-1].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()))
-    return found
+            views.append(views[-1].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()))
+    return views
 
 
 def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
@@ -102,9 +293,6 @@ def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
 
 class Defined:
     """Which small storages hold values: entirely, or some of their bytes.
-
-    Args:
-        storages: What is known about them.
 
     Attributes:
         written: While a CUDA graph is captured, where values were written: bytes by address of the storage.
@@ -133,13 +321,13 @@ class Defined:
             return True
         return bool(self.replayed) and 0 < storage_of(tensor)[1] <= self.replayed.get(storage_address(tensor), 0)
 
-    def _find_lost(self, known: Known, num_bytes: int) -> None:
+    def _find_lost(self, known: StorageFacts, num_bytes: int) -> None:
         """Drop values where an extension's kernel, or another thread's, has written since."""
         expected = num_bytes if known.is_whole else 0 if known.flags is None else int(known.flags.count_nonzero())
         if num_bytes - num_lost(known.address, num_bytes) < expected:
             known.is_whole, known.flags, known.tainted = False, None, None
 
-    def define(self, tensor: torch.Tensor) -> Known | None:
+    def define(self, tensor: torch.Tensor) -> StorageFacts | None:
         """Record that every element holds a value now. Return what is known about the storage; None if it is empty."""
         num_bytes = storage_of(tensor)[1]
         if not num_bytes:
@@ -153,12 +341,12 @@ class Defined:
             self._know(known.address, num_bytes, Holding.COMPUTED.value)
             return known
         if known.is_whole:
-            tell_holding(tensor, Holding.COMPUTED)
+            report_holding(tensor, Holding.COMPUTED)
             return known
         if known.flags is None or known.flags.numel() != num_bytes:
             known.flags = zeros(num_bytes, dtype=torch.uint8)
         elements(known.flags, tensor).fill_(1)
-        tell_holding(tensor, Holding.COMPUTED, known.flags)
+        report_holding(tensor, Holding.COMPUTED, known.flags)
         return known
 
     def spoil(self, tensor: torch.Tensor) -> None:
@@ -168,7 +356,7 @@ class Defined:
         known = self._storages.get_moved(tensor)
         num_bytes = storage_of(tensor)[1]
         if known is None or covers(tensor, num_bytes) or known.address != storage_address(tensor):
-            tell_holding(tensor, Holding.NOTHING)
+            report_holding(tensor, Holding.NOTHING)
             if known is not None:
                 known.is_whole, known.flags = False, None
                 self._storages.tidy(known)
@@ -177,7 +365,7 @@ class Defined:
             known.is_whole, known.flags = False, ones(num_bytes, dtype=torch.uint8)
         if known.flags is not None:
             elements(known.flags, tensor).fill_(0)
-        tell_holding(tensor, Holding.NOTHING, known.flags)
+        report_holding(tensor, Holding.NOTHING, known.flags)
 
     def missing(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Where a tensor that lacks values lacks them: a mask of its shape. None if no element holds a value."""
@@ -198,3 +386,83 @@ def elements(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     size = tensor.element_size()
     strides = [stride * size for stride in tensor.stride()]
     return flags.as_strided([*tensor.shape, size], [*strides, 1], tensor.storage_offset() * size)
+
+
+class Taints:
+    """Remembers taints by storage. It is false as long as there has been none."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self._were_any = False
+
+    def __bool__(self) -> bool:
+        return self._were_any
+
+    def of(self, tensor: torch.Tensor) -> Taint | None:
+        """The taint of a tensor's values; None if all of them were really computed."""
+        tainted = self._tainted(tensor)
+        return None if tainted is None else tainted.taint
+
+    def _tainted(self, tensor: torch.Tensor) -> TaintedBytes | None:
+        known = self._storages.get(tensor) if self._were_any else None
+        tainted = None if known is None else known.tainted
+        if tainted is None or (tainted.flags is not None and not any_true(elements(tainted.flags, tensor))):
+            return None
+        return tainted
+
+    def mark(self, tensor: torch.Tensor, taint: Taint, where: torch.Tensor | None = None) -> None:
+        """Give this taint to a tensor's values, or to those where a mask is true."""
+        self._were_any = True
+        report_taint(tensor)
+        num_bytes = storage_of(tensor)[1]
+        known = self._storages.make(tensor)
+        if where is None and covers(tensor, num_bytes):
+            known.tainted = TaintedBytes(taint, None)
+            return
+        tainted = known.tainted
+        if tainted is None:
+            tainted = known.tainted = TaintedBytes(taint, zeros(num_bytes, dtype=torch.uint8))
+        elif tainted.taint is not taint:
+            tainted.taint = Taint((tainted.taint, taint))
+        if tainted.counted is True:
+            tainted.counted = ones(num_bytes, dtype=torch.uint8)
+        for flags, value in ((tainted.flags, 1), (tainted.counted, 0)):
+            if isinstance(flags, torch.Tensor):
+                marked = elements(flags, tensor)
+                marked[... if where is None else where] = value
+
+    def clear(self, tensor: torch.Tensor) -> None:
+        """Remove the taint: a tensor's memory now holds really computed values, or none at all."""
+        known = self._storages.get_moved(tensor) if self._were_any else None
+        if known is None or known.tainted is None:
+            return
+        num_bytes = storage_of(tensor)[1]
+        if covers(tensor, num_bytes) or known.address != storage_address(tensor):
+            known.tainted = None
+            self._storages.tidy(known)
+            return
+        if known.tainted.flags is None:
+            known.tainted.flags = ones(num_bytes, dtype=torch.uint8)
+        elements(known.tainted.flags, tensor).zero_()
+
+    def read(self, tensor: torch.Tensor) -> int:
+        """The script reads a tensor. Return how many of its values are made up and were not counted before."""
+        tainted = self._tainted(tensor)
+        if tainted is None:
+            return 0
+        key, num_bytes = storage_of(tensor)
+        if tainted.taint.first_reader not in (0, key) or tainted.counted is True:
+            return 0
+        if tainted.counted is False and tainted.flags is None and covers(tensor, num_bytes):
+            tainted.counted = True
+            tainted.taint.mark_read(key)
+            return tensor.numel()
+        if tainted.counted is False:
+            tainted.counted = zeros(num_bytes, dtype=torch.uint8)
+        counted = elements(tainted.counted, tensor)
+        fresh = counted[..., 0] == 0
+        if tainted.flags is not None:
+            fresh &= elements(tainted.flags, tensor)[..., 0] != 0
+        counted.fill_(1)
+        tainted.taint.mark_read(key)
+        return int(fresh.count_nonzero())

@@ -18,43 +18,40 @@ from torch import tensor as new_tensor
 from torch._ops import OpOverload
 
 from fakedist.errors import InventedValueError
-from fakedist.gpu.values.arguments import (
+from fakedist.gpu.values.below_dispatch import folded, printed, replayed, triton_writes
+from fakedist.gpu.values.composites import Composites, Foreach, Inside
+from fakedist.gpu.values.contents import LIMIT_BYTES, Taint, host_view, is_large, is_small
+from fakedist.gpu.values.following import Following, Large
+from fakedist.gpu.values.graph_values import GraphValues
+from fakedist.gpu.values.host import INDEXING, READS, Host, HostReads
+from fakedist.gpu.values.inventions import Randoms, SeedAndOffset
+from fakedist.gpu.values.no_data import NoData
+from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
+from fakedist.gpu.values.routing import CHOOSING, Routing, choose, routed_fraction
+from fakedist.gpu.values.sparse import Sparse, is_sparse
+from fakedist.gpu.values.tensors import (
     PLAIN,
     Arguments,
     Keywords,
+    answered_reads,
     as_device,
     as_generator,
     cuda_device,
     device_tensors,
+    find_cover,
     plain_tensors,
+    reported_reads,
+    storage_of,
     tensor_at,
 )
-from fakedist.gpu.values.below_dispatch import folded, printed, replayed, triton_writes
-from fakedist.gpu.values.choices import CHOOSING, choose, routed_share
-from fakedist.gpu.values.composites import Composites
-from fakedist.gpu.values.contents import LIMIT_BYTES, host_view, is_large, is_small
-from fakedist.gpu.values.following import Following
-from fakedist.gpu.values.foreach import Foreach
-from fakedist.gpu.values.graph_values import GraphValues
-from fakedist.gpu.values.hollow import Hollow
-from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.host_reads import INDEXING, READS, HostReads
-from fakedist.gpu.values.inside import Inside
-from fakedist.gpu.values.known import Taint
-from fakedist.gpu.values.large import Large
-from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
-from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
-from fakedist.gpu.values.routing import Routing
-from fakedist.gpu.values.sparse import Sparse, is_sparse
-from fakedist.gpu.values.storage import answered_reads, find_cover, reads_told, storage_of
 from fakedist.rundir.notes import Note
 from fakedist.rundir.rows import InventedRow
 
-#: What the report calls reads that are no operations.
+#: The name in the report of reads that are not operations.
 _PAST = "cudaMemcpy"
 #: glibc takes larger blocks from the kernel, which zeroes them (M_MMAP_THRESHOLD's largest value).
 _FRESH_BYTES = 32 << 20
-#: For these a share is the answer itself. For others it is only remembered.
+#: For these a mean is the answer itself. For others it is only remembered.
 _COUNTED = {"sum", "count_nonzero", "mean"}
 
 
@@ -64,11 +61,6 @@ class ValueEngine:
     Args:
         seed: Seed of random numbers and of made-up values.
         strict: Raise InventedValueError instead of making up a value.
-
-    Attributes:
-        host: What is known of device memory.
-        composites: Runs operations that read values midway.
-        graphs: Gives compiled graphs their integers.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
@@ -80,7 +72,7 @@ class ValueEngine:
         self._foreach = Foreach(self.host)
         self._routing = Routing(self.host)
         self._following = Following(self.host, self._routing)
-        self._hollow = Hollow(self.host)
+        self._no_data = NoData(self.host)
         self._large = Large(self.host)
         self.graphs = GraphValues(self.host)
         self._inside = Inside(self.execute)
@@ -113,7 +105,7 @@ class ValueEngine:
         with (
             printed(self.on_host),
             replayed(self.host.defined),
-            reads_told(self._read_past),
+            reported_reads(self._read_past),
             folded(self.execute),
             triton_writes(self._written_past),
         ):
@@ -125,12 +117,9 @@ class ValueEngine:
             self.host.spoil(tensor)
 
     def _read_past(self, num_bytes: int) -> bool:
-        """Count bytes without values that torch or the script copies to the host past the engine; the copy has zeros.
+        """Count bytes without values that are copied to the host past the engine; the copy has zeros.
 
-        Their type is not known here. They count as values of four bytes.
-
-        Returns:
-            Whether the copy fails.
+        Their type is not known here: they count as values of four bytes. Returns whether the copy fails.
         """
         try:
             self.host.inventions.count(_PAST, -(-num_bytes // 4))
@@ -144,14 +133,10 @@ class ValueEngine:
         return tensor.is_cuda and not self.host.holds(tensor)
 
     def not_sent(self, tensor: torch.Tensor, when_read: Callable[[], object]) -> bool:
-        """Take note that another rank should have sent a device tensor's values. What it holds counts as made up.
+        """Take note that another rank should have sent a device tensor's values. They count as made up.
 
-        Args:
-            tensor: The tensor.
-            when_read: Called when the script first reads one of the values, or one computed from them.
-
-        Returns:
-            Whether reads are seen. Those of a large tensor are not.
+        ``when_read`` is called when the script first reads one of them, or one computed from them. Returns whether
+        reads are seen: those of a large tensor are not.
         """
         if not is_small(tensor):
             self.host.spoil(tensor)
@@ -168,7 +153,7 @@ class ValueEngine:
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A plain tensor's values; None if kernels did not compute all of them."""
         if not tensor.is_cuda:
-            return None if self.host.is_hollow(tensor) else tensor
+            return None if self.host.has_no_data(tensor) else tensor
         if not self.host.holds(tensor):
             recipe = self.host.recipe(tensor)
             return None if recipe is None or recipe.taint is not None else self._large.value(tensor)
@@ -177,7 +162,7 @@ class ValueEngine:
     def settled(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """As :meth:`known`, and the made-up values that the script has read: it knows them."""
         taint = self.host.taints.of(tensor) if tensor.is_cuda and self.host.holds(tensor) else None
-        return host_view(tensor.detach()) if taint is not None and taint.teller else self.known(tensor)
+        return host_view(tensor.detach()) if taint is not None and taint.first_reader else self.known(tensor)
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
@@ -188,14 +173,11 @@ class ValueEngine:
         return self.host.inventions.branches()
 
     def not_computed_on_host(self) -> tuple[int, str]:
-        """How many operations on large host floats were not computed, and ``file:line`` of the first; empty if that
-        was in a backward.
-        """
-        filename, line = self._hollow.first_line
-        return self._hollow.operations, f"{filename}:{line}" if filename else ""
+        """Number of operations on large host floats not computed, and ``file:line`` of the first ("": a backward)."""
+        filename, line = self._no_data.first_line
+        return self._no_data.operations, f"{filename}:{line}" if filename else ""
 
     def _run_for(self, operator: Operator) -> Run:
-        """Return the function that runs an operator."""
         if (method := self.composites.method(operator)) is not None:
             return partial(method, operator)
         if operator.name != "empty" and (operator.is_view or operator.empty or operator.is_idle):
@@ -212,9 +194,7 @@ class ValueEngine:
             return self._lifted
         if name.startswith(LISTED):
             return self._listed
-        if name == "copy_":
-            return self._copied_into
-        if name == "_to_copy":
+        if name in ("copy_", "_to_copy"):
             return self._copied
         if name in INDEXING:
             return self._indexed
@@ -223,14 +203,14 @@ class ValueEngine:
     def _empty(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """New memory holds nothing, unless its future contents are known."""
         result = operator.func(*args, **kwargs)
-        if kwargs.get("dtype") is torch.bool and result.is_cuda and (share := routed_share(result)) is not None:
-            self.host.shares.know(result, share)
+        if kwargs.get("dtype") is torch.bool and result.is_cuda and (mean := routed_fraction(result)) is not None:
+            self.host.means.know(result, mean)
         return result
 
     def _kernel(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """An operation that only writes device memory. Nearly all operations take this path."""
-        if self._hollow.concerns(operator, args, kwargs):
-            run = self._not_computed if _is_upload(operator, args, kwargs) else self._hollow.run
+        if self._no_data.concerns(operator, args, kwargs):
+            run = self._not_computed if _is_upload(operator, args, kwargs) else self._no_data.run
             return run(operator, args, kwargs)
         if not operator.like:
             for value in args:
@@ -282,7 +262,7 @@ class ValueEngine:
                 self.host.defined.define(tensor)
                 if taint is None:
                     self.host.taints.clear(tensor)
-                    self.host.shares.forget(tensor)
+                    self.host.means.forget(tensor)
         else:
             for output, host in zip(outputs, values, strict=False):
                 if host.shape == output.shape and 0 not in output.stride():  # expanded: a view of an argument
@@ -292,7 +272,6 @@ class ValueEngine:
         return result
 
     def _not_computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """Run on the device alone."""
         result = self._on_device(operator, args, kwargs)
         written = self._written(operator, args, kwargs) if operator.written else []
         if self._follow_large(operator, args, kwargs, result, written):
@@ -304,7 +283,7 @@ class ValueEngine:
         if operator.info_at >= 0 and isinstance(result, tuple):
             self.host.zero(device_tensors((result[operator.info_at],)))  # 0: it worked
         if isinstance(result, torch.Tensor) and result.numel() == 1 and _is_loss(result, args):
-            self.host.shares.know_non_negative(result)
+            self.host.means.know_non_negative(result)
         return result
 
     def _on_device(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
@@ -326,8 +305,7 @@ class ValueEngine:
         return False
 
     def _listed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """An operation on lists of tensors."""
-        run = self._hollow.run if self._hollow.concerns(operator, args, kwargs) else self._foreach.run
+        run = self._no_data.run if self._no_data.concerns(operator, args, kwargs) else self._foreach.run
         if any(isinstance(value, (list, tuple)) and any(map(is_sparse, value)) for value in args):
             run = self._inside.run
         return run(operator, args, kwargs)
@@ -342,8 +320,8 @@ class ValueEngine:
     def _read(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         device = cuda_device(args, {})
         if device is None:
-            if operator.name == "_local_scalar_dense" and self.host.is_hollow(args[0]):
-                args = (self._hollow.take_element(args[0], operator.full_name),)
+            if operator.name == "_local_scalar_dense" and self.host.has_no_data(args[0]):
+                args = (self._no_data.take_element(args[0], operator.full_name),)
             return operator.func(*args, **kwargs)
         if operator.takes_generator:
             drawn_at = self._randoms.seed_and_offset(device, as_generator(kwargs.get("generator")))
@@ -357,43 +335,31 @@ class ValueEngine:
         return self._kernel(operator, args, kwargs)
 
     def _copied(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """``_to_copy``: to another dtype, or between host and device."""
-        source, target = tensor_at(args, 0), as_device(kwargs.get("device"))
-        if not source.is_cuda or target is None or target.type != "cpu":
+        """``copy_`` and ``_to_copy``: within the device, to another dtype, or between it and the host."""
+        if operator.name == "copy_":
+            source, goes_to_host = tensor_at(args, 1), not tensor_at(args, 0).is_cuda
+        else:
+            target = as_device(kwargs.get("device"))
+            source, goes_to_host = tensor_at(args, 0), target is not None and target.type == "cpu"
+        if not source.is_cuda or not goes_to_host:
             return self._kernel(operator, args, kwargs)
         if is_small(source):
-            return operator.func(self.host.settle(source, operator.full_name), **kwargs)
-        with answered_reads():
-            result = operator.func(*args, **kwargs)
-        self._dropped(operator, source, result)
-        return result
-
-    def _copied_into(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """``copy_``, within the device or between it and the host."""
-        target, source = args[:2]
-        assert isinstance(target, torch.Tensor)
-        assert isinstance(source, torch.Tensor)
-        if target.is_cuda or not source.is_cuda:
-            return self._kernel(operator, args, kwargs)
-        if is_small(source):
-            return operator.func(target, self.host.settle(source, operator.full_name), *args[2:], **kwargs)
+            settled = self.host.settle(source, operator.full_name)
+            return operator.func(*(settled if value is source else value for value in args), **kwargs)
         with answered_reads():
             result = operator.func(*args, **kwargs)
         self._dropped(operator, source, result)
         return result
 
     def _drawn_at(self, args: Arguments, kwargs: Keywords) -> SeedAndOffset | None:
-        """Where the generator is that an operation draws from; None for an operation on the host."""
+        """State of the generator that an operation draws from; None for an operation on the host."""
         device = cuda_device(args, kwargs)
         return None if device is None else self._randoms.seed_and_offset(device, as_generator(kwargs.get("generator")))
 
     def _on_host(
         self, operator: Operator, args: Arguments, kwargs: Keywords, drawn_at: SeedAndOffset | None
     ) -> list[torch.Tensor] | None:
-        """Return what the CPU kernels compute over the same memory; None if they cannot.
-
-        Random numbers come from ``drawn_at``, if it is given.
-        """
+        """The results of CPU kernels over the same memory, random numbers from ``drawn_at``; None if they cannot."""
         host_args, host_kwargs = self.host.arguments(args), self.host.keywords(kwargs)
         if drawn_at is not None and operator.takes_generator:
             host_kwargs["generator"] = self._randoms.generator(drawn_at)
@@ -408,30 +374,30 @@ class ValueEngine:
 
     def _holds_nothing(self, operator: Operator, args: Arguments, result: object, written: list[torch.Tensor]) -> None:
         """The values are not computed. Keep what else is known about the result."""
-        shares = self.host.shares
+        means = self.host.means
         if isinstance(result, tuple) and result:
             result = result[0]  # a loss comes with its total weight, an extreme with its index
         followed = result if operator.followed and isinstance(result, torch.Tensor) and result.is_cuda else None
         if followed is not None and written and followed.nbytes < storage_of(followed)[1]:
             followed = None  # only part of it was written
-        share = None if followed is None else shares.follow(operator.name, args, followed)
+        mean = None if followed is None else means.follow(operator.name, args, followed)
         for tensor in written:
             self.host.defined.spoil(tensor)
             if followed is None:
-                shares.forget(tensor)
-        if followed is not None and share is not None and is_small(followed) and not followed.is_complex():
-            self._write_share(operator, args, followed, share)
+                means.forget(tensor)
+        if followed is not None and mean is not None and is_small(followed) and not followed.is_complex():
+            self._write_mean(operator, args, followed, mean)
 
-    def _write_share(self, operator: Operator, args: Arguments, result: torch.Tensor, share: float) -> None:
-        """Write the share to the result, if it is the answer itself."""
-        constant = share in (0.0, 1.0) and operator.name not in _COUNTED
+    def _write_mean(self, operator: Operator, args: Arguments, result: torch.Tensor, mean: float) -> None:
+        """Write the mean to the result, if it is the answer itself."""
+        constant = mean in (0.0, 1.0) and operator.name not in _COUNTED
         if constant or (operator.name in _COUNTED and result.dtype != torch.bool):
             whole = not result.is_floating_point()
-            shares, mask = self.host.shares, tensor_at(args, 0)
-            is_assumed = not constant and shares.is_assumed(mask)
-            if not constant and not is_assumed and shares.of(mask) not in (0.0, 1.0):
+            means, mask = self.host.means, tensor_at(args, 0)
+            is_assumed = not constant and means.is_assumed(mask)
+            if not constant and not is_assumed and means.of(mask) not in (0.0, 1.0):
                 self.host.inventions.count(operator.full_name, result.numel())
-            self.host.write(result, new_tensor(round(share) if whole else share))
+            self.host.write(result, new_tensor(round(mean) if whole else mean))
             if is_assumed:
                 self.host.taints.mark(result, Taint())
 
@@ -447,23 +413,22 @@ class ValueEngine:
 
     def _dropped(self, operator: Operator, source: torch.Tensor, result: torch.Tensor) -> None:
         """A large tensor came to the host. It gets the known values, else made-up floats, or zeros for integers."""
-        if self.host.is_hollow(result):
-            self._hollow.count()
+        if self.host.has_no_data(result):
+            self._no_data.count()
             return
-        share = self.host.shares.of(source)
-        if share == 1.0:
+        mean = self.host.means.of(source)
+        if mean == 1.0:
             result.fill_(1)
-        elif share != 0.0 and (result.is_floating_point() or result.is_complex()):
-            non_negative = self.host.shares.is_non_negative(source)
+        elif mean != 0.0 and (result.is_floating_point() or result.is_complex()):
+            non_negative = self.host.means.is_non_negative(source)
             self.host.inventions.draw(result, source, operator.full_name, non_negative=non_negative)
             return
         elif storage_of(result)[1] <= _FRESH_BYTES:
             result.zero_()
-        if share not in (0.0, 1.0):
+        if mean not in (0.0, 1.0):
             self.host.inventions.count(operator.full_name, source.numel())
 
     def _inputs(self, operator: Operator, args: Arguments, kwargs: Keywords) -> list[torch.Tensor]:
-        """Tensors whose values the result depends on."""
         if operator.like:
             return plain_tensors(args[1:])
         if not (operator.overwrites and operator.written):
@@ -491,7 +456,6 @@ def _shape_alone(args: Arguments) -> Arguments:
 
 
 def _is_upload(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
-    """Whether an operation copies from the host to a device."""
     if operator.name == "copy_":
         return tensor_at(args, 0).is_cuda
     target = as_device(kwargs.get("device"))

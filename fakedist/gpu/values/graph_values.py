@@ -16,15 +16,13 @@ import torch
 from torch import empty, empty_strided, tensor
 from torch._ops import OpOverload
 
-from fakedist.gpu.values.contents import host_view, is_small
+from fakedist.gpu.values.contents import Taint, host_view, is_small
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Taint
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.values.recipes import PIECE, Geometry, Part, Recipe, UnknownValueError
-from fakedist.gpu.values.scans import distinct
-from fakedist.gpu.values.storage import storage_of
+from fakedist.gpu.values.recipes import PIECE, Geometry, Recipe, RecipeView, UnknownValueError
+from fakedist.gpu.values.tensors import distinct, flat, storage_of
 
-#: As ``record.integers.CONSTANT``.
+#: As ``record.compiled_graphs.CONSTANT``.
 CONSTANT = "constant"
 _META = torch.device("meta")
 
@@ -40,7 +38,7 @@ class Integers(Protocol):
 
 @dataclass(frozen=True)
 class _Lazy:
-    """A tensor that has a recipe. ``shape`` is a tensor without memory, whose views show how theirs lie."""
+    """A tensor that has a recipe. ``shape`` is a tensor without memory, whose views have the same geometry."""
 
     recipe: Recipe
     shape: torch.Tensor
@@ -48,18 +46,14 @@ class _Lazy:
 
 @dataclass(frozen=True)
 class _Input:
-    """What is known of an input when the graph begins."""
+    """The known value of an input when the graph begins."""
 
     value: object
     taint: Taint | None
 
 
 class GraphValues:
-    """Gives compiled graphs their integers.
-
-    Args:
-        host: The device memory's values.
-    """
+    """Gives compiled graphs their integers."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -67,14 +61,14 @@ class GraphValues:
 
     def begin(self, part: Integers, inputs: Sequence[object]) -> GraphRun:
         """A graph with this part begins with these inputs."""
-        given = {
-            name: self._input(inputs[place]) if place < len(inputs) else _Input(None, None)
-            for name, place in part.inputs.items()
+        known = {
+            name: self._input(inputs[index]) if index < len(inputs) else _Input(None, None)
+            for name, index in part.inputs.items()
         }
         last = self._last.get(id(part))
-        if last is not None and last[0] is part and last[1].is_of(given):
+        if last is not None and last[0] is part and last[1].is_of(known):
             return last[1]
-        run = GraphRun(part, given, self.give)
+        run = GraphRun(part, known, self.give)
         self._last[id(part)] = (part, run)
         return run
 
@@ -97,7 +91,7 @@ class GraphValues:
                 return
             value = value.reshape(result.shape)
         self._host.write(result, value)
-        self._host.shares.forget(result)
+        self._host.means.forget(result)
         if taint is not None:
             self._host.taints.mark(result, taint)
 
@@ -109,7 +103,7 @@ class GraphValues:
             if recipe is None:
                 return _Input(None, None)
             return _Input(_Lazy(recipe, empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))), recipe.taint)
-        if self._host.is_hollow(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        if self._host.has_no_data(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return _Input(None, None)
         once = distinct(value.detach())
         copy = (host_view(once) if once.is_cuda else once).clone().expand(value.shape)
@@ -117,7 +111,7 @@ class GraphValues:
 
 
 def _lies(value: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, tuple[int, ...]]:
-    """How a tensor lies, over memory that takes nothing."""
+    """The geometry of a tensor, over memory that takes nothing."""
     storage = empty(storage_of(value)[1], dtype=torch.uint8, device=_META).untyped_storage()
     return storage, int(value.storage_offset()), value.size(), value.stride()
 
@@ -127,7 +121,7 @@ class GraphRun:
 
     Args:
         part: The operations.
-        inputs: What is known of the inputs.
+        inputs: The known values of the inputs.
         give: Gives a tensor a value with a taint.
     """
 
@@ -140,17 +134,17 @@ class GraphRun:
 
     def is_of(self, inputs: Mapping[str, _Input]) -> bool:
         """Whether these inputs have the same values."""
-        for name, given in inputs.items():
+        for name, other in inputs.items():
             own = self._inputs[name]
-            if own.taint is not None or given.taint is not None or type(own.value) is not type(given.value):
+            if own.taint is not None or other.taint is not None or type(own.value) is not type(other.value):
                 return False
             if isinstance(own.value, _Lazy):
                 return False
             if isinstance(own.value, torch.Tensor):
-                assert isinstance(given.value, torch.Tensor)
-                if own.value.shape != given.value.shape or not torch.equal(own.value, given.value):
+                assert isinstance(other.value, torch.Tensor)
+                if own.value.shape != other.value.shape or not torch.equal(own.value, other.value):
                     return False
-            elif own.value != given.value:
+            elif own.value != other.value:
                 return False
         return True
 
@@ -163,8 +157,8 @@ class GraphRun:
         """The graph returned its results. Give them their values."""
         if not isinstance(results, (list, tuple)):
             return
-        for place, name in self._part.outputs.items():
-            result = results[place] if place < len(results) else None
+        for index, name in self._part.outputs.items():
+            result = results[index] if index < len(results) else None
             if isinstance(result, torch.Tensor) and result.is_cuda:
                 self._give(result, *self.of(name))
 
@@ -183,19 +177,19 @@ class GraphRun:
     def _run(self) -> None:
         values = self._values = {
             # The operations may write to them, and the inputs are compared with those of the next run.
-            name: given.value.clone() if isinstance(given.value, torch.Tensor) else given.value
-            for name, given in self._inputs.items()
+            name: known.value.clone() if isinstance(known.value, torch.Tensor) else known.value
+            for name, known in self._inputs.items()
         }
-        self._taints = {name: given.taint for name, given in self._inputs.items() if given.taint is not None}
+        self._taints = {name: known.taint for name, known in self._inputs.items() if known.taint is not None}
         for name, target, args, kwargs in self._part.nodes:
-            taints = {self._taints[each] for each in _names((args, kwargs)) if each in self._taints}
+            taints = {self._taints[node] for node in _names((args, kwargs)) if node in self._taints}
             if taints:
                 self._taints[name] = taints.pop() if len(taints) == 1 else Taint(tuple(taints))
             function = _function(target)
             try:
-                given = [_decoded(value, values) for value in args]
+                operands = [_decoded(value, values) for value in args]
                 named = {key: _decoded(value, values) for key, value in kwargs.items()}
-                values[name] = _computed(function, given, named)
+                values[name] = _computed(function, operands, named)
             except Exception:  # not known, or no kernel of the host's can compute it
                 values[name] = None
             if isinstance(function, OpOverload) and function._schema.is_mutable:
@@ -206,7 +200,7 @@ class GraphRun:
         assert self._values is not None
         written = self._values.get(target)
         for other, value in self._values.items():
-            if other == name or not _shares(value, written):
+            if other == name or not _overlap(value, written):
                 continue
             if self._values[name] is None:
                 self._values[other] = None
@@ -214,7 +208,7 @@ class GraphRun:
                 self._taints[other] = self._taints[name]
 
 
-def _shares(value: object, other: object) -> bool:
+def _overlap(value: object, other: object) -> bool:
     """Whether two values are in the same memory."""
     if isinstance(value, _Lazy) or isinstance(other, _Lazy):
         return value is other
@@ -224,30 +218,25 @@ def _shares(value: object, other: object) -> bool:
 
 
 def _names(value: object) -> list[str]:
-    """The names of nodes in an argument."""
     if isinstance(value, dict):
         if isinstance(name := value.get("n"), str):
             return [name]
-        return [name for each in value.values() for name in _names(each)]
-    return [name for each in value for name in _names(each)] if isinstance(value, (list, tuple)) else []
+        return [name for item in value.values() for name in _names(item)]
+    return [name for item in value for name in _names(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _decoded(value: object, values: Mapping[str, object]) -> object:
-    """An argument.
-
-    Raises:
-        UnknownValueError: It is the value of a node, and not known.
-    """
+    """An argument. UnknownValueError if it is the value of a node, and not known."""
     if isinstance(value, list):
-        return [_decoded(each, values) for each in value]
+        return [_decoded(item, values) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, text),) = value.items()
     if kind == "n":
-        found = values.get(text)
-        if found is None:
+        operand = values.get(text)
+        if operand is None:
             raise UnknownValueError
-        return found
+        return operand
     return torch.device("cpu") if kind == "c" else getattr(torch, text)
 
 
@@ -259,87 +248,69 @@ _functions: dict[str, Callable[..., object]] = {}
 
 
 def _function(target: str) -> Callable[..., object]:
-    found = _functions.get(target)
-    if found is None:
+    function = _functions.get(target)
+    if function is None:
         module, _, name = target.partition(":")
         if target == CONSTANT:
-            found = _constant
+            function = _constant
         elif name:
-            found = getattr(importlib.import_module(module), name)
+            function = getattr(importlib.import_module(module), name)
         else:
             namespace, packet, overload = target.split(".")
-            found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-        _functions[target] = found
-    return found
+            function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        _functions[target] = function
+    return function
 
 
 def _computed(function: Callable[..., object], args: list[object], kwargs: dict[str, object]) -> object:
-    """The result of an operation: values, or a recipe if there are too many.
-
-    Raises:
-        UnknownValueError: It is not known.
-    """
-    lazy = [value for value in _flat((args, list(kwargs.values()))) if isinstance(value, _Lazy)]
+    """The result of an operation: values, or a recipe if there are too many. UnknownValueError if it is not known."""
+    lazy = [value for value in flat((args, kwargs.values())) if isinstance(value, _Lazy)]
     if not isinstance(function, OpOverload):
         if lazy:
             raise UnknownValueError
         return function(*args, **kwargs)
-    tensors = [value for value in _flat((args, list(kwargs.values()))) if isinstance(value, torch.Tensor)]
+    tensors = [value for value in flat((args, kwargs.values())) if isinstance(value, torch.Tensor)]
     if not lazy and (function._schema.is_mutable or (tensors and _most_elements(tensors) <= PIECE)):
         return function(*args, **kwargs)
     if lazy and function._schema.is_mutable:
         raise UnknownValueError
-    shape = function(*_on_meta(args), **{name: _on_meta([value])[0] for name, value in kwargs.items()})
+    shape = function(*map(_on_meta, args), **{name: _on_meta(value) for name, value in kwargs.items()})
     if not isinstance(shape, torch.Tensor):
         raise UnknownValueError
     if not lazy and shape.numel() <= PIECE:
         return function(*args, **kwargs)
-    for each in lazy:
-        if shape.untyped_storage()._cdata == each.shape.untyped_storage()._cdata:  # a view
-            return _Lazy(each.recipe, shape)
+    for operand in lazy:
+        if shape.untyped_storage()._cdata == operand.shape.untyped_storage()._cdata:  # a view
+            return _Lazy(operand.recipe, shape)
     whole = shape.numel() <= PIECE
     result = Geometry.contiguous(shape) if whole else Geometry.of(shape)
-    operands, named = _operands(args), {name: _operands([value])[0] for name, value in kwargs.items()}
-    recipe = Recipe(Operator(function), tuple(operands), named, result=result, dtype=shape.dtype)
+    named = {name: _operand(value) for name, value in kwargs.items()}
+    recipe = Recipe(Operator(function), tuple(map(_operand, args)), named, result=result, dtype=shape.dtype)
     return recipe.value() if whole else _Lazy(recipe, shape)
 
 
-def _flat(value: object) -> list[object]:
-    if isinstance(value, (list, tuple)):
-        return [each for part in value for each in _flat(part)]
-    return [value]
-
-
 def _most_elements(tensors: Sequence[torch.Tensor]) -> int:
-    """Elements of a result at most, if it is as the tensors are together, broadcast."""
+    """The most elements of a result: those of all tensors together, broadcast."""
     sizes: list[int] = []
-    for each in tensors:
-        size = list(each.shape)
+    for operand in tensors:
+        size = list(operand.shape)
         sizes = [1] * (len(size) - len(sizes)) + sizes
-        for place in range(1, len(size) + 1):
-            sizes[-place] = max(sizes[-place], size[-place])
+        for axis in range(1, len(size) + 1):
+            sizes[-axis] = max(sizes[-axis], size[-axis])
     return math.prod(sizes)
 
 
-def _on_meta(values: list[object]) -> list[object]:
-    found: list[object] = []
-    for value in values:
-        if isinstance(value, _Lazy):
-            found.append(value.shape)
-        elif isinstance(value, torch.Tensor):
-            found.append(empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
-        elif isinstance(value, list):
-            found.append(_on_meta(value))
-        else:
-            found.append(_META if isinstance(value, torch.device) else value)
-    return found
+def _on_meta(value: object) -> object:
+    if isinstance(value, _Lazy):
+        return value.shape
+    if isinstance(value, torch.Tensor):
+        return empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    if isinstance(value, list):
+        return [_on_meta(item) for item in value]
+    return _META if isinstance(value, torch.device) else value
 
 
-def _operands(values: list[object]) -> list[object]:
-    found: list[object] = []
-    for value in values:
-        if isinstance(value, _Lazy):
-            found.append(Part(value.recipe, Geometry.of(value.shape)))
-        else:
-            found.append(_operands(value) if isinstance(value, list) else value)
-    return found
+def _operand(value: object) -> object:
+    if isinstance(value, _Lazy):
+        return RecipeView(value.recipe, Geometry.of(value.shape))
+    return [_operand(item) for item in value] if isinstance(value, list) else value

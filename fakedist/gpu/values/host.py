@@ -1,30 +1,50 @@
-"""The host's view of the virtual GPU's memory: which values it holds, making up missing ones, CPU kernel arguments."""
+"""The host's view of the virtual GPU's memory, and the operations whose result, or its size, the host reads.
+
+On the device those operations would copy back a count that no kernel computed, so the host computes them with missing
+values made up, and the device gets a result of that size. For masks too large to hold values, the mean of the mask
+decides the count: the known mean (:mod:`fakedist.gpu.values.means`), else one half.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeGuard
 
 import torch
+from torch import arange, empty, full
 
-from fakedist.gpu.values.arguments import Keywords
-from fakedist.gpu.values.choices import spread
 from fakedist.gpu.values.contents import (
     HOST_LIMIT_BYTES,
     LIMIT_BYTES,
     Defined,
+    Storages,
+    Taint,
+    Taints,
+    Watch,
     host_view,
     host_views,
     is_float,
     is_small,
 )
 from fakedist.gpu.values.inventions import Inventions
-from fakedist.gpu.values.known import Storages, Taint, Watch
+from fakedist.gpu.values.means import Means, spread
+from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.recipes import Recipe
-from fakedist.gpu.values.scans import distinct
-from fakedist.gpu.values.shares import Shares
-from fakedist.gpu.values.storage import Holding, is_computed, storage_of, tell_holding, zero_memory
-from fakedist.gpu.values.taints import Taints
+from fakedist.gpu.values.tensors import (
+    Arguments,
+    Holding,
+    Keywords,
+    device_tensors,
+    distinct,
+    is_computed,
+    report_holding,
+    selected,
+    storage_of,
+    tensor_at,
+    zero_memory,
+)
 
 _CPU = torch.device("cpu")
 #: Most operations have no more inputs. Many are often parts of one buffer, as a router's counts of each expert are.
@@ -37,10 +57,6 @@ class Host:
     Args:
         seed: Seed of made-up values.
         strict: Raise InventedValueError instead of making up a value.
-
-    Attributes:
-        watch: Follows which storages something is known about.
-        sweep: Drops what is known about storages that were freed.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
@@ -49,7 +65,7 @@ class Host:
         self.sweep = self.storages.sweep
         self.defined = Defined(self.storages)
         self.taints = Taints(self.storages)
-        self.shares = Shares(self._seen, self.storages)
+        self.means = Means(self._seen, self.storages)
         self.inventions = Inventions(seed, strict=strict)
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -60,18 +76,18 @@ class Host:
         """Whether anything is known about the contents of a tensor's storage."""
         return self.storages.get_moved(tensor) is not None
 
-    def is_hollow(self, value: object) -> TypeGuard[torch.Tensor]:
-        """Whether a value is a tensor on the host that holds nothing (:mod:`fakedist.gpu.values.hollow`)."""
+    def has_no_data(self, value: object) -> TypeGuard[torch.Tensor]:
+        """Whether a value is a tensor on the host that holds nothing (:mod:`fakedist.gpu.values.no_data`)."""
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
             return False
         if is_float(value) and storage_of(value)[1] > HOST_LIMIT_BYTES:
             return True
         known = self.storages.get_moved(value)
-        return known is not None and known.is_hollow
+        return known is not None and known.has_no_data
 
-    def know_hollow(self, tensor: torch.Tensor) -> None:
+    def mark_no_data(self, tensor: torch.Tensor) -> None:
         """Record that a tensor on the host holds nothing, whatever its size. Its memory keeps what it has."""
-        self.storages.make(tensor).is_hollow = True
+        self.storages.make(tensor).has_no_data = True
 
     def is_seen(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's values are on the host or can be made up there."""
@@ -96,7 +112,7 @@ class Host:
             if not zero_memory(tensor):
                 host_view(tensor).zero_()
             self._define(tensor)
-            self.shares.forget(tensor)
+            self.means.forget(tensor)
 
     def spoil(self, tensor: torch.Tensor) -> None:
         """Drop what is known about a device tensor: a kernel that did not run should have written to it."""
@@ -104,12 +120,12 @@ class Host:
             self.defined.spoil(tensor)
             self.taints.clear(tensor)
         else:
-            tell_holding(tensor, Holding.NOTHING)
-        self.shares.forget(tensor)
+            report_holding(tensor, Holding.NOTHING)
+        self.means.forget(tensor)
         self.forget_recipe(tensor)
 
     def recipe(self, tensor: torch.Tensor) -> Recipe | None:
-        """What a large device tensor's values follow from; None if that is not known."""
+        """The recipe of a large device tensor's values; None without one."""
         known = self.storages.get(tensor) if tensor.is_cuda else None
         return known.recipe if known is not None and isinstance(known.recipe, Recipe) else None
 
@@ -140,13 +156,13 @@ class Host:
         if is_computed(once):
             self.defined.define(once)
             return whole
-        missing, share = self.defined.missing(once), self.shares.of(once)
-        # Sums of the mask have already used its share. A share says nothing about a single element.
-        if host.dtype == torch.bool and share is not None and host.numel() > 1 and missing is None:
-            host.copy_(spread(host.shape, share))
+        missing, mean = self.defined.missing(once), self.means.of(once)
+        # Sums of the mask have already used its mean. A mean says nothing about a single element.
+        if host.dtype == torch.bool and mean is not None and host.numel() > 1 and missing is None:
+            host.copy_(spread(host.shape, mean))
         else:
             is_loss = once.numel() == 1 and once.requires_grad
-            non_negative = is_loss or self.shares.is_non_negative(once)
+            non_negative = is_loss or self.means.is_non_negative(once)
             self.inventions.draw_missing(host, missing, non_negative=non_negative)
         self.defined.define(once)
         self.taints.mark(once, Taint(), missing)
@@ -156,8 +172,8 @@ class Host:
         """The taint of values in device tensors that are made up or computed from made-up values; None without any."""
         if not self.taints:
             return None
-        found = {taint for tensor in tensors if tensor.is_cuda and (taint := self.taints.of(tensor)) is not None}
-        return found.pop() if len(found) == 1 else Taint(tuple(found)) if found else None
+        taints = {taint for tensor in tensors if tensor.is_cuda and (taint := self.taints.of(tensor)) is not None}
+        return taints.pop() if len(taints) == 1 else Taint(tuple(taints)) if taints else None
 
     def unlike(self, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """All but those in the buffer of an earlier one, if all of it holds values with the same taint or none."""
@@ -184,23 +200,172 @@ class Host:
 
     def arguments(self, values: Iterable[object]) -> list[object]:
         """Arguments for a CPU kernel: host views instead of device tensors."""
-        found: list[object] = []
+        converted: list[object] = []
         for value in values:
             if isinstance(value, torch.Tensor):
-                found.append(host_view(value) if value.is_cuda else value)
+                converted.append(host_view(value) if value.is_cuda else value)
             elif isinstance(value, (list, tuple)):
-                is_on_device = bool(value) and all(isinstance(each, torch.Tensor) and each.is_cuda for each in value)
-                found.append(host_views(value) if is_on_device else self.arguments(value))
+                is_on_device = bool(value) and all(isinstance(item, torch.Tensor) and item.is_cuda for item in value)
+                converted.append(host_views(value) if is_on_device else self.arguments(value))
             else:
-                found.append(_CPU if isinstance(value, torch.device) else value)
-        return found
+                converted.append(_CPU if isinstance(value, torch.device) else value)
+        return converted
 
     def keywords(self, keywords: Keywords) -> Keywords:
         """Keyword arguments for a CPU kernel."""
         if not keywords:
             return {}
-        found = dict(zip(keywords, self.arguments(keywords.values()), strict=True))
-        if found.get("device") is not None:
-            found["device"] = _CPU
-        found.pop("pin_memory", None)
-        return found
+        converted = dict(zip(keywords, self.arguments(keywords.values()), strict=True))
+        if converted.get("device") is not None:
+            converted["device"] = _CPU
+        converted.pop("pin_memory", None)
+        return converted
+
+
+#: Operators that read values on the host, although their schema does not show it: multinomial checks probabilities
+#: with ``item()``.
+READS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "allclose", "multinomial"}
+#: Operators that take masks, which their kernels convert to positions.
+INDEXING = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _broadcast_numel(*shapes: torch.Size) -> int:
+    """Elements of tensors of these shapes, broadcast against each other. torch's own function imports SymPy."""
+    dims = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    return math.prod(next((size for size in sizes if size != 1), 1) for sizes in dims)
+
+
+def _selected(args: list[object]) -> torch.Tensor | None:
+    values, mask = args
+    assert isinstance(values, torch.Tensor)
+    assert isinstance(mask, torch.Tensor)
+    return selected(values, mask) if mask.dtype == torch.bool else None  # torch raises for other masks
+
+
+class HostReads:
+    """Answers the operations whose result, or its size, the host reads."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def answer(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """Run an operation that reads device tensors. ``kwargs`` are for the host."""
+        tensors = device_tensors((args, tuple(kwargs.values())))
+        result = self._answer(operator, args, kwargs, tensors)
+        if isinstance(result, int) and not all(map(self._is_sure, tensors)):
+            return self._host.inventions.decide(result)
+        return result
+
+    def _is_sure(self, tensor: torch.Tensor) -> bool:
+        """Whether kernels computed a tensor that was read, or what is known about it decides the answer."""
+        if is_small(tensor):
+            return self._host.taints.of(tensor) is None
+        return self._host.means.of(tensor) in (0.0, 1.0)
+
+    def _answer(self, operator: Operator, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
+        if operator.name in ("_local_scalar_dense", "item"):
+            return operator.func(self._element(tensor_at(args, 0), operator.full_name))
+        if operator.name == "multinomial" and not self._host.holds(probabilities := tensor_at(args, 0)):
+            self._host.means.know_non_negative(probabilities)
+        if not all(is_small(tensor) for tensor in tensors):
+            return self._estimate(operator, args, kwargs)
+        for tensor in tensors:
+            if operator.name == "multinomial":  # the script reads what it picks; the probabilities only decide it
+                self._host.complete(tensor)
+            else:
+                self._host.settle(tensor, operator.full_name)
+        return self._on_host(operator, self._host.arguments(args), kwargs, tensors)
+
+    def indices(self, operator: Operator, args: Arguments) -> Arguments:
+        """Arguments of an indexing operation with positions instead of masks, as its kernel converts them first."""
+        indices = args[1]
+        assert isinstance(indices, (list, tuple))
+        if not any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in indices):
+            return args
+        converted: list[object] = []
+        values = tensor_at(args, 2) if len(args) > 2 else None
+        wanted = values.shape[0] if values is not None and values.numel() > 1 and values.dim() else None
+        for index in indices:
+            if isinstance(index, torch.Tensor) and index.dtype in _MASKS:
+                converted.extend(self._positions(index, operator.full_name, wanted).unbind(1))
+            else:
+                converted.append(index)
+        return (args[0], converted, *args[2:])
+
+    def _element(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
+        host = self._host
+        if is_small(tensor):
+            return host.settle(tensor, operation)
+        mean = host.means.of(tensor)
+        if mean is not None and mean in (0.0, 1.0):
+            return full(tensor.shape, mean).to(tensor.dtype)
+        return host.inventions.element(tensor, operation, non_negative=host.means.is_non_negative(tensor))
+
+    def _on_host(self, operator: Operator, args: list[object], kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
+        device = tensors[0].device
+        computed = _selected(args) if operator.name == "masked_select" and not kwargs else None
+        if computed is None:
+            computed = operator.func(*args, **self._host.keywords(kwargs))
+        taint = self._host.taint(tensors)
+        if isinstance(computed, torch.Tensor):
+            return self._host.to_device(computed, device, taint)
+        if isinstance(computed, (tuple, list)):
+            return type(computed)(self._host.to_device(tensor, device, taint) for tensor in computed)
+        return computed
+
+    def _positions(self, mask: torch.Tensor, operation: str, wanted: int | None) -> torch.Tensor:
+        """``mask.nonzero()`` on the device. A large mask gives ``wanted`` rows, if that number is given."""
+        if is_small(mask):
+            if not mask.is_cuda:
+                return mask.nonzero()
+            taint = self._host.taint((mask,))
+            return self._host.to_device(self._host.settle(mask, operation).nonzero(), mask.device, taint)
+        count = self._count(mask, operation) if wanted is None else wanted
+        rows = empty((count, mask.dim()), dtype=torch.int64, device=mask.device)
+        if is_small(rows) and count:
+            flat = arange(count) * (mask.numel() // count)
+            self._host.write(rows, torch.stack(torch.unravel_index(flat, mask.shape), -1))
+        return rows
+
+    def _count(self, mask: torch.Tensor, operation: str) -> int:
+        if is_small(mask):
+            return int(self._host.settle(mask, operation).count_nonzero())
+        mean = self._host.means.of(mask)
+        if mean is None or not 0 <= mean <= 1:
+            mean = 0.5
+        if mean not in (0.0, 1.0):
+            self._host.inventions.count(operation, 1)
+        return round(mean * mask.numel())
+
+    def _estimate(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """The answer if some tensors are large."""
+        first, operation = tensor_at(args, 0), operator.full_name
+        if operator.name == "nonzero":
+            return self._positions(first, operation, None)
+        if operator.name == "masked_select":
+            mask = tensor_at(args, 1)
+            repeats = _broadcast_numel(first.shape, mask.shape) // max(1, mask.numel())
+            return first.new_empty((self._count(mask, operation) * repeats,))
+        if operator.name == "multinomial":
+            picked = self._on_host(operator, [self._stand_in(value, operation, 1.0) for value in args], kwargs, [first])
+            self._host.inventions.count(operation, tensor_at((picked,), 0).numel())
+            return picked
+        self._host.inventions.count(operation, 1)
+        if operator.name in ("equal", "allclose"):
+            return first.shape == tensor_at(args, 1).shape
+        if operator.name == "bincount":
+            least = operator.argument("minlength", args, kwargs)
+            bins = max(1, least if isinstance(least, int) else 0)
+            even = full((bins,), first.numel() // bins)
+            even[: first.numel() % bins] += 1
+            return self._host.to_device(even, first.device)
+        return self._on_host(operator, [self._stand_in(value, operation, 0.0) for value in args], kwargs, [first])
+
+    def _stand_in(self, value: object, operation: str, number: float) -> object:
+        """Return a host tensor for an argument. A large one repeats one number, which takes no memory."""
+        if not isinstance(value, torch.Tensor) or not value.is_cuda:
+            return value
+        if is_small(value):
+            return self._host.settle(value, operation)
+        return full((), number).to(value.dtype).expand(value.shape)

@@ -1,4 +1,4 @@
-"""What the value engine must know about an operator of torch, derived once from its schema."""
+"""The facts about an operator of torch for the value engine, derived once from its schema."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch._ops import OpOverload
 
-from fakedist.gpu.values.arguments import Arguments, Keywords
-from fakedist.gpu.values.shares import FOLLOWED, ZEROS, followed_name
+from fakedist.gpu.values.means import FOLLOWED, ZEROS, followed_name
+from fakedist.gpu.values.tensors import Arguments, Keywords
 
 #: What these write does not depend on the previous contents.
 _OVERWRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_"}
@@ -38,7 +38,6 @@ class Operator:
     """One of torch's operators. Each call of it is an operation.
 
     Attributes:
-        func: Runs a call.
         name: Its name without namespace and overload, e.g. ``add_``.
         full_name: The name with both, e.g. ``aten.add_.Tensor``.
         qualified_name: The dispatcher's name, e.g. ``aten::add_.Tensor``.
@@ -49,40 +48,13 @@ class Operator:
         is_idle: It computes nothing, and runs no operations that do.
         like: It uses only the shape of its first argument.
         zeros: Its result is zero.
-        overwrites: What it writes does not depend on the previous contents.
-        written: Positions of the arguments that it writes to.
-        written_names: The names of those arguments, which may be passed by keyword.
+        overwrites: The previous contents do not matter to it.
+        written: Positions of the arguments that it writes to; ``written_names`` their names.
         dynamic: The size of its result, or what it returns to the host, depends on values.
-        random: It draws random numbers.
-        takes_generator: It has a ``generator`` argument.
         info_at: The position of the result that says whether a factorisation worked; -1 if it has none.
         reads_midway: Its device kernel reads values on the host before it computes.
         followed: Something may be known about its result even if the result holds no values.
     """
-
-    __slots__ = (
-        "_positions",
-        "dynamic",
-        "empty",
-        "followed",
-        "full_name",
-        "func",
-        "info_at",
-        "is_idle",
-        "is_kernel",
-        "is_view",
-        "like",
-        "name",
-        "overwrites",
-        "qualified_name",
-        "random",
-        "reads_midway",
-        "reshapes",
-        "takes_generator",
-        "written",
-        "written_names",
-        "zeros",
-    )
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func
@@ -114,7 +86,7 @@ class Operator:
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.takes_generator = "generator" in self._positions
         self.reads_midway = name in _READ_MIDWAY or (name.startswith(_FACTORISING) and not is_least_squares)
-        returned = [each.name for each in schema.returns]
+        returned = [value.name for value in schema.returns]
         self.info_at = returned.index("info") if "info" in returned else -1
         self.followed = followed_name(name) in FOLLOWED
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import empty, full, stack, zeros
 
-from fakedist.gpu.values.arguments import Arguments, Keywords
-from fakedist.gpu.values.known import Taint
+from fakedist.gpu.values.contents import Taint
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.tensors import Arguments, Keywords, flat
 
 #: Elements that are computed at once.
 PIECE = 1 << 21
@@ -51,7 +51,7 @@ _REDUCE: dict[str, Callable[..., torch.Tensor]] = {
 _LIKE = {"max": "amax", "min": "amin", "count_nonzero": "sum"}
 _INDEX = {"index", "_unsafe_index"}
 #: Keywords that say where a result lies.
-_PLACES = ("device", "pin_memory", "layout", "memory_format", "non_blocking")
+_MEMORY_KEYWORDS = ("device", "pin_memory", "layout", "memory_format", "non_blocking")
 
 
 class UnknownValueError(Exception):
@@ -59,7 +59,7 @@ class UnknownValueError(Exception):
 
 
 class Geometry(NamedTuple):
-    """How a tensor lies in its storage: elements along each dimension, the distance between them, and the first."""
+    """The layout of a tensor in its storage: elements along each dimension, the distance between them, the first."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -84,7 +84,7 @@ class Geometry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class RecipeView:
     """A tensor over the memory of one that has a recipe."""
 
     recipe: Recipe
@@ -92,21 +92,21 @@ class Part:
 
 
 #: A tensor that an operation reads: its values, or the recipe of them.
-Operand = torch.Tensor | Part
-#: Pieces computed for one result, by recipe and place.
+Operand = torch.Tensor | RecipeView
+#: Pieces computed for one result, by recipe and range.
 _Pieces = dict[tuple[int, int, int], torch.Tensor]
 
 
 class Recipe:
-    """One operation, and what it reads.
+    """One operation and its operands.
 
     Args:
         operator: The operation.
         args: Its arguments, with operands instead of tensors.
         kwargs: The same.
-        result: How its result lies in a storage. It must fill it.
+        result: The geometry of its result, which must fill its storage.
         dtype: The result's type.
-        item: The place of the result among several; -1 if there is one.
+        item: The index of the result among several; -1 if there is one.
         taint: The taint of the values that it reads.
 
     Raises:
@@ -125,10 +125,11 @@ class Recipe:
         taint: Taint | None = None,
     ) -> None:
         self.operator, self.args = operator, args
-        self.kwargs = {name: value for name, value in kwargs.items() if name not in _PLACES}
+        self.kwargs = {name: value for name, value in kwargs.items() if name not in _MEMORY_KEYWORDS}
         self.size, self.dtype, self.item, self.taint = result.size, dtype, item, taint
         self.order = _memory_order(result)
-        self.depth: int = 1 + max((part.recipe.depth for part in _parts((args, tuple(kwargs.values())))), default=0)
+        depths = (value.recipe.depth for value in _operands(self) if isinstance(value, RecipeView))
+        self.depth: int = 1 + max(depths, default=0)
         if self.depth > _DEPTH:
             raise UnknownValueError
         self._rule = _rule(self)
@@ -137,24 +138,20 @@ class Recipe:
     @property
     def own_bytes(self) -> int:
         """Host memory of the small tensors that it keeps."""
-        return sum(value.untyped_storage().nbytes() for value in _values((self.args, tuple(self.kwargs.values()))))
+        return sum(value.untyped_storage().nbytes() for value in _operands(self) if isinstance(value, torch.Tensor))
 
     def forget(self) -> None:
         """Drop everything. The values are not known any more."""
         self._rule, self.args, self.kwargs, self._computed = _forgotten, (), {}, None
 
     def value(self, geometry: Geometry | None = None) -> torch.Tensor:
-        """The values, or those of a tensor over the same memory.
-
-        Raises:
-            UnknownValueError: They are not known, or take too long.
-        """
+        """The values, or those of a tensor over the same memory. UnknownValueError if not known, or too many."""
         if geometry is None:
             geometry = Geometry(self.size, _strides(self.size, self.order), 0)
-        return _whole(Part(self, geometry), WHOLE)
+        return _whole(RecipeView(self, geometry), WHOLE)
 
     def whole(self) -> torch.Tensor:
-        """What an operation returns that cannot be divided. It is computed once."""
+        """The result of an operation that cannot be divided. It is computed once."""
         if self._computed is None:
             self._computed = self._call(lambda operand: _whole(operand, WHOLE)).expand(self.size)
         return self._computed
@@ -165,22 +162,22 @@ class Recipe:
 
     def _call(self, pieces: Callable[[Operand], torch.Tensor]) -> torch.Tensor:
         def given(value: object, *, is_written: bool = False) -> object:
-            if isinstance(value, (torch.Tensor, Part)):
-                found = pieces(value)
-                return found.clone() if is_written else found
-            return [given(each) for each in value] if isinstance(value, (list, tuple)) else value
+            if isinstance(value, (torch.Tensor, RecipeView)):
+                operand = pieces(value)
+                return operand.clone() if is_written else operand
+            return [given(item) for item in value] if isinstance(value, (list, tuple)) else value
 
         written = self.operator.written
-        args = [given(value, is_written=place in written) for place, value in enumerate(self.args)]
+        args = [given(value, is_written=index in written) for index, value in enumerate(self.args)]
         kwargs = {name: given(value) for name, value in self.kwargs.items()}
         try:
-            found = self.operator.func(*args, **kwargs)
+            result = self.operator.func(*args, **kwargs)
         except Exception as error:  # no CPU kernel, or none for these types
             raise UnknownValueError from error
-        found = found if self.item < 0 else found[self.item]
-        if not isinstance(found, torch.Tensor):
+        result = result if self.item < 0 else result[self.item]
+        if not isinstance(result, torch.Tensor):
             raise UnknownValueError
-        return found
+        return result
 
     def elements(self, first: int, end: int, pieces: _Pieces) -> torch.Tensor:
         """A range of elements, in the order of memory."""
@@ -192,10 +189,10 @@ class Recipe:
         if math.prod(stop - begin for begin, stop in box) > 2 * max(PIECE, end - first):
             raise UnknownValueError
         logical: list[tuple[int, int]] = [(0, 0)] * len(size)
-        for place, dim in enumerate(self.order):
-            logical[dim] = box[place]
-        found = self._rule(self, tuple(logical), pieces)
-        flat = found.permute(self.order).reshape(-1)[first - start : end - start].contiguous()
+        for index, dim in enumerate(self.order):
+            logical[dim] = box[index]
+        values = self._rule(self, tuple(logical), pieces)
+        flat = values.permute(self.order).reshape(-1)[first - start : end - start].contiguous()
         pieces[key] = flat
         return flat
 
@@ -204,7 +201,6 @@ class Recipe:
 
 
 def _read(operand: Operand, box: Box, pieces: _Pieces) -> torch.Tensor:
-    """The values of an operand in a box."""
     if isinstance(operand, torch.Tensor):
         return operand[tuple(slice(start, stop) for start, stop in box)]
     size = [stop - start for start, stop in box]
@@ -230,10 +226,10 @@ def _whole(operand: Operand, most: int) -> torch.Tensor:
         raise UnknownValueError
     if 0 in size:
         return empty(size, dtype=operand.recipe.dtype)
-    found = empty(size, dtype=operand.recipe.dtype)
+    whole = empty(size, dtype=operand.recipe.dtype)
     for box in _divided(operand, tuple((0, n) for n in size)):
-        found[tuple(slice(start, stop) for start, stop in box)] = _read(operand, box, {})
-    return found
+        whole[tuple(slice(start, stop) for start, stop in box)] = _read(operand, box, {})
+    return whole
 
 
 def _divided(operand: Operand, box: Box) -> Iterator[Box]:
@@ -248,7 +244,7 @@ def _divided(operand: Operand, box: Box) -> Iterator[Box]:
     if num_elements <= PIECE or not longer:
         yield box
         return
-    dim = max(longer, key=lambda each: stride[each])
+    dim = max(longer, key=lambda axis: stride[axis])
     start, stop = box[dim]
     step = max((stop - start) * PIECE // num_elements, 1)
     for begin in range(start, stop, step):
@@ -259,25 +255,9 @@ def _divided(operand: Operand, box: Box) -> Iterator[Box]:
             yield from _divided(operand, part)
 
 
-def _values(values: Sequence[object]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _values(value)
-
-
-def _parts(values: Sequence[object]) -> Iterator[Part]:
-    for value in values:
-        if isinstance(value, Part):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _parts(value)
-
-
-def _operands(values: Sequence[object]) -> Iterator[Operand]:
-    yield from _values(values)
-    yield from _parts(values)
+def _operands(recipe: Recipe) -> list[Operand]:
+    values = flat((recipe.args, recipe.kwargs.values()))
+    return [value for value in values if isinstance(value, (torch.Tensor, RecipeView))]
 
 
 # ---- how each kind of operation computes a box of its result
@@ -288,7 +268,7 @@ _Rule = Callable[[Recipe, Box, _Pieces], torch.Tensor]
 def _rule(recipe: Recipe) -> _Rule:
     name = recipe.operator.name
     name = name if name in _POINTWISE else name.removesuffix("_")
-    operands = list(_operands((recipe.args, tuple(recipe.kwargs.values()))))
+    operands = _operands(recipe)
     if recipe.item < 0:
         if name in _FILLED or (name in _FILLING and not operands[int(bool(recipe.operator.written)) :]):
             return _filled
@@ -319,11 +299,11 @@ def _filled(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     name = recipe.operator.name.removesuffix("_")
     value = _FILLED.get(name)
     if value is None:
-        given = recipe.operator.argument("fill_value", recipe.args, recipe.kwargs)
-        given = recipe.operator.argument("value", recipe.args, recipe.kwargs) if given is None else given
-        if not isinstance(given, (bool, int, float)):
+        fill = recipe.operator.argument("fill_value", recipe.args, recipe.kwargs)
+        fill = recipe.operator.argument("value", recipe.args, recipe.kwargs) if fill is None else fill
+        if not isinstance(fill, (bool, int, float)):
             raise UnknownValueError
-        return full((), given).to(recipe.dtype).expand([stop - start for start, stop in box])
+        return full((), fill).to(recipe.dtype).expand([stop - start for start, stop in box])
     return full((), value, dtype=recipe.dtype).expand([stop - start for start, stop in box])
 
 
@@ -334,49 +314,49 @@ def _broadcast(size: tuple[int, ...], box: Box) -> Box:
 
 
 def _pointwise(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
-    found = recipe.call(lambda operand: _read(operand, _broadcast(_size(operand), box), pieces))
-    return found.to(recipe.dtype).expand([stop - start for start, stop in box])
+    values = recipe.call(lambda operand: _read(operand, _broadcast(_size(operand), box), pieces))
+    return values.to(recipe.dtype).expand([stop - start for start, stop in box])
 
 
 def _copied(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source = recipe.args[1]
-    assert isinstance(source, (torch.Tensor, Part))
-    found = _read(source, _broadcast(_size(source), box), pieces).to(recipe.dtype)
-    return found.expand([stop - start for start, stop in box])
+    assert isinstance(source, (torch.Tensor, RecipeView))
+    values = _read(source, _broadcast(_size(source), box), pieces).to(recipe.dtype)
+    return values.expand([stop - start for start, stop in box])
 
 
 def _padded(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source, pads = recipe.args[:2]
-    assert isinstance(source, (torch.Tensor, Part))
+    assert isinstance(source, (torch.Tensor, RecipeView))
     assert isinstance(pads, (list, tuple))
     value = recipe.operator.argument("value", recipe.args, recipe.kwargs)
     assert isinstance(value, (bool, int, float))
     size = _size(source)
     if not any(pads):
         return _read(source, box, pieces).to(recipe.dtype)
-    before = [0] * (len(size) - len(pads) // 2) + [int(pads[place]) for place in range(len(pads) - 2, -1, -2)]
-    found = full([stop - start for start, stop in box], value, dtype=recipe.dtype)
+    before = [0] * (len(size) - len(pads) // 2) + [int(pads[index]) for index in range(len(pads) - 2, -1, -2)]
+    padded = full([stop - start for start, stop in box], value, dtype=recipe.dtype)
     inner = [
         (min(max(start - pad, 0), n), min(max(stop - pad, 0), n))
         for (start, stop), pad, n in zip(box, before, size, strict=True)
     ]
     if all(stop > start for start, stop in inner):
-        places = [
+        target = [
             slice(start + pad - begin, stop + pad - begin)
             for (start, stop), pad, (begin, _) in zip(inner, before, box, strict=True)
         ]
-        found[tuple(places)] = _read(source, tuple(inner), pieces)
-    return found
+        padded[tuple(target)] = _read(source, tuple(inner), pieces)
+    return padded
 
 
 def _picks_elements(recipe: Recipe) -> bool:
     """Whether an indexing picks single elements, by integers along every dimension of a tensor that can be whole."""
     source, indices = recipe.args[:2]
-    if not isinstance(source, (torch.Tensor, Part)) or not isinstance(indices, (list, tuple)):
+    if not isinstance(source, (torch.Tensor, RecipeView)) or not isinstance(indices, (list, tuple)):
         return False
     if len(indices) != len(_size(source)) or math.prod(_size(source)) > WHOLE:
         return False
-    are_operands = all(isinstance(index, (torch.Tensor, Part)) for index in indices)
+    are_operands = all(isinstance(index, (torch.Tensor, RecipeView)) for index in indices)
     return are_operands and not any(_dtype(index) in (torch.bool, torch.uint8) for index in indices)
 
 
@@ -386,7 +366,7 @@ def _dtype(operand: Operand) -> torch.dtype:
 
 def _picked(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source, indices = recipe.args[:2]
-    assert isinstance(source, (torch.Tensor, Part))
+    assert isinstance(source, (torch.Tensor, RecipeView))
     assert isinstance(indices, (list, tuple))
     read = [_read(index, _broadcast(_size(index), box), pieces) for index in indices]
     return _whole(source, WHOLE)[tuple(index.long() for index in read)].expand([stop - start for start, stop in box])
@@ -398,23 +378,23 @@ def _picked(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 def _is_reduction(recipe: Recipe, name: str) -> bool:
     if name not in _REDUCE and name not in _LIKE:
         return False
-    return recipe.operator.written == () and len(list(_operands(recipe.args))) == 1
+    return recipe.operator.written == () and len(_operands(recipe)) == 1
 
 
 def _reduced(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     source = recipe.args[0]
-    assert isinstance(source, (torch.Tensor, Part))
+    assert isinstance(source, (torch.Tensor, RecipeView))
     size = _size(source)
-    given = recipe.operator.argument("dim", recipe.args, recipe.kwargs)
-    dims = {given} if isinstance(given, int) else set(given) if isinstance(given, (list, tuple)) else set()
+    axes = recipe.operator.argument("dim", recipe.args, recipe.kwargs)
+    dims = {axes} if isinstance(axes, int) else set(axes) if isinstance(axes, (list, tuple)) else set()
     dims = {dim % max(len(size), 1) for dim in dims} or set(range(len(size)))
     keeps = bool(recipe.operator.argument("keepdim", recipe.args, recipe.kwargs))
-    kept = iter(part for place, part in enumerate(box) if not (keeps and place in dims))
+    kept = iter(part for index, part in enumerate(box) if not (keeps and index in dims))
     inner = tuple((0, n) if dim in dims else next(kept) for dim, n in enumerate(size))
     if math.prod(stop - start for start, stop in inner) > MOST:
         raise UnknownValueError
-    found = _reduce(recipe, source, inner, sorted(dims))
-    return found.reshape([stop - start for start, stop in box])
+    reduced = _reduce(recipe, source, inner, sorted(dims))
+    return reduced.reshape([stop - start for start, stop in box])
 
 
 def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch.Tensor:
@@ -423,7 +403,7 @@ def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch
     reduce, is_count = _REDUCE[_LIKE.get(name, name)], name == "count_nonzero"
     named = {"dtype": recipe.dtype} if reduce is torch.sum else {}
     size = [1 if dim in dims else stop - start for dim, (start, stop) in enumerate(box)]
-    found: torch.Tensor | None = None
+    reduced: torch.Tensor | None = None
     filled = zeros(size, dtype=torch.bool)
     for part in _divided(source, box):
         values = _read(source, part, {})
@@ -435,18 +415,18 @@ def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch
             some = _count(values, dims).to(recipe.dtype)
         else:
             some = reduce(values, dim=dims, keepdim=True, **named)
-        if found is None:
-            found = empty(size, dtype=some.dtype)
-        places = tuple(
+        if reduced is None:
+            reduced = empty(size, dtype=some.dtype)
+        target = tuple(
             slice(0, 1) if dim in dims else slice(part[dim][0] - box[dim][0], part[dim][1] - box[dim][0])
             for dim in range(len(box))
         )
-        if filled[places].any():
-            some = reduce(stack((found[places], some)), dim=0, **named)
-        found[places] = some
-        filled[places] = True
-    assert found is not None
-    return found.to(recipe.dtype)
+        if filled[target].any():
+            some = reduce(stack((reduced[target], some)), dim=0, **named)
+        reduced[target] = some
+        filled[target] = True
+    assert reduced is not None
+    return reduced.to(recipe.dtype)
 
 
 def _count(mask: torch.Tensor, dims: list[int]) -> torch.Tensor:
@@ -465,15 +445,11 @@ def _count(mask: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return numbers.sum(dims, keepdim=True, dtype=torch.int64)
 
 
-# ---- places in memory
+# ---- layouts in memory
 
 
 def _memory_order(geometry: Geometry) -> tuple[int, ...]:
-    """The dimensions of a tensor that fills its storage, those farthest apart first.
-
-    Raises:
-        UnknownValueError: It does not fill it.
-    """
+    """The dimensions of a tensor that fills its storage, those farthest apart first. UnknownValueError otherwise."""
     size, stride = geometry.size, geometry.stride
     order = tuple(sorted(range(len(size)), key=lambda dim: (-stride[dim], size[dim] == 1, dim)))
     expected = _strides(size, order)
@@ -483,11 +459,11 @@ def _memory_order(geometry: Geometry) -> tuple[int, ...]:
 
 
 def _strides(size: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    found, step = [0] * len(size), 1
+    strides, step = [0] * len(size), 1
     for dim in reversed(order):
-        found[dim] = step
+        strides[dim] = step
         step *= max(size[dim], 1)
-    return tuple(found)
+    return tuple(strides)
 
 
 @functools.lru_cache(4096)
@@ -498,8 +474,7 @@ def _steps(size: tuple[int, ...]) -> tuple[int, ...]:
 def _box_of(size: Sequence[int], first: int, end: int) -> tuple[Box, int]:
     """The smallest box that is a range of a contiguous tensor's elements and has those from ``first`` to ``end``.
 
-    Returns:
-        The box, and where it begins.
+    Returns the box, and where it begins.
     """
     steps = _steps(tuple(size))
     box: list[tuple[int, int]] = []

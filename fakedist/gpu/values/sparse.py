@@ -1,7 +1,7 @@
 """Operations on sparse tensors. The device's kernels are not run; CPU kernels compute from the parts on the host.
 
-A sparse tensor is made of dense ones: places and values. If all of them are small and hold values, so does the result,
-and its size, which depends on how many places there are, is the true one.
+A sparse tensor is made of dense ones: indices and values. If all of them are small and hold values, so does the result,
+and its size, which depends on how many indices there are, is the true one.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import torch
 
-from fakedist.gpu.values.arguments import Arguments, Keywords, tensor_at, tensors
 from fakedist.gpu.values.contents import host_view
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.operators import Method, Operator
+from fakedist.gpu.values.tensors import Arguments, Keywords, tensor_at, tensors
 
 _COMPRESSED_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _SPARSE = {*_COMPRESSED_ROWS, torch.sparse_coo, torch.sparse_csc, torch.sparse_bsc}
@@ -25,11 +25,9 @@ def is_sparse(value: object) -> bool:
 
 
 class Sparse:
-    """Runs those operations.
+    """Runs operations on sparse tensors.
 
-    Args:
-        host: The device memory's values.
-        inside: Runs an operation on the device and passes those inside it to the engine.
+    ``inside`` runs an operation on the device and passes those inside it to the engine.
     """
 
     def __init__(self, host: Host, inside: Method) -> None:
@@ -37,21 +35,21 @@ class Sparse:
 
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation on the device, and on the host if all that it reads holds values."""
-        places = [index for index in operator.written if index < len(args)]
+        outputs = [index for index in operator.written if index < len(args)]
         near: list[object] = []
         computed = None
-        if not operator.is_view and not any(is_sparse(args[index]) for index in places) and self._holds(args):
+        if not operator.is_view and not any(is_sparse(args[index]) for index in outputs) and self._holds(args):
             near = [self._near(value) for value in args]
-            for index in places:  # the operations inside write to the same memory
+            for index in outputs:  # the operations inside write to the same memory
                 near[index] = tensor_at(tuple(near), index).clone()
             computed = self._computed(operator, near, kwargs)
         try:
             result = self._inside(operator, args, kwargs)
         except RuntimeError:  # cuSPARSE is not simulated, and a kernel that sizes its result by values has none
-            if computed is None or places:
+            if computed is None or outputs:
                 raise
             return self._made(computed, _device_of(args))
-        for index in places:
+        for index in outputs:
             written = tensor_at(args, index)
             if not written.is_cuda or is_sparse(written):  # a sparse tensor's values are in its parts
                 continue
@@ -59,11 +57,11 @@ class Sparse:
                 self._host.spoil(written)
             else:
                 self._host.write(written, tensor_at(tuple(near), index))
-        return result if computed is None or places else self._filled(result, computed)
+        return result if computed is None or outputs else self._filled(result, computed)
 
     def _near(self, value: object) -> object:
         if isinstance(value, (list, tuple)):
-            return [self._near(each) for each in value]
+            return [self._near(item) for item in value]
         return _on_host(value) if is_sparse(value) else self._host.arguments((value,))[0]
 
     def _holds(self, values: Iterable[object]) -> bool:
@@ -80,14 +78,14 @@ class Sparse:
         return True
 
     def _computed(self, operator: Operator, near: list[object], kwargs: Keywords) -> object:
-        """What the CPU kernel returns; None if there is none."""
+        """The result of the CPU kernel; None if there is none."""
         try:
             return operator.func(*near, **self._host.keywords(kwargs))
         except Exception:  # no CPU kernel, or none for these types
             return None
 
     def _filled(self, result: object, computed: object) -> object:
-        """The device's result with the computed values, or another if the number of places differs."""
+        """The device's result with the computed values, or another if the number of indices differs."""
         if isinstance(result, (tuple, list)) and isinstance(computed, (tuple, list)):
             return type(result)(self._filled(*pair) for pair in zip(result, computed, strict=True))
         if not isinstance(result, torch.Tensor) or not isinstance(computed, torch.Tensor) or not result.is_cuda:
@@ -99,7 +97,6 @@ class Sparse:
         return self._made(computed, result.device)
 
     def _made(self, computed: object, device: torch.device) -> object:
-        """The same on the device."""
         if not isinstance(computed, torch.Tensor):
             return computed
         if computed.layout is torch.strided:
@@ -108,7 +105,7 @@ class Sparse:
 
 
 def _device_of(args: Arguments) -> torch.device:
-    return next(each.device for each in tensors(args) if each.is_cuda)
+    return next(tensor.device for tensor in tensors(args) if tensor.is_cuda)
 
 
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -121,7 +118,6 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _on_host(value: object) -> torch.Tensor:
-    """A sparse tensor on the host, over the same memory."""
     assert isinstance(value, torch.Tensor)
     return _made_of([host_view(part) for part in parts(value)], value)
 

@@ -24,7 +24,10 @@ _CALLED = ("world", "rank/frameworks", "gpu")
 #: Modules whose functions run the script's own: backwards, modules that it compiled, operations of tensor subclasses.
 _RUN_THE_SCRIPTS = tuple(
     f"{_PACKAGE.name}.{name}"
-    for name in ("record.dispatch", "record.hooks", "record.unseen", "record.compiled_graphs", "gpu.extension_calls")
+    for name in (
+        *("record.dispatch", "record.hooks", "record.unseen", "record.compiled_graphs"),
+        "gpu.demand.extension_demand",
+    )
 )
 
 

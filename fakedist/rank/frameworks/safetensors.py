@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fakedist.world.sparse_files import LARGE_BYTES, SparseFile, saved
+from fakedist.world.files import LARGE_BYTES, SparseFile, saved
 
 if TYPE_CHECKING:
     import numpy
@@ -33,7 +33,7 @@ def sparse_safetensors(module: ModuleType) -> dict[str, object]:
         if not saved.is_on or size < LARGE_BYTES or None in names.values():
             save_file(tensors, filename, metadata)
             return
-        saved.tell(size)
+        saved.announce(size)
         kept: list[tuple[numpy.ndarray, object]] = []
         flatten(tensors, kept)  # raises the errors of safetensors itself
         arrays = {name: array for name, (array, _) in zip(tensors, kept, strict=True)}

@@ -1,6 +1,8 @@
-"""The record of launches, as the reading half takes it."""
+"""The record of launches, as the reading half takes it, with the script's ranges."""
 
 from __future__ import annotations
+
+import threading
 
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand
@@ -8,7 +10,7 @@ from fakedist.gpu.demand.work_shapes import ProductShape
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.gpu.launch_rows import LaunchRows, StepRanges
 from fakedist.rundir.encoding import decode, encode
-from fakedist.rundir.launch_records import LaunchesRecord
+from fakedist.rundir.launch_records import LaunchesRecord, RangeRow
 from fakedist.rundir.records import RECORDS
 from fakedist.rundir.rows import Place
 
@@ -25,3 +27,89 @@ def test_whole_numbers_of_flops_and_bytes_are_read_back() -> None:
     assert isinstance(found, LaunchesRecord)
     (row,) = found.work_rows
     assert (row.flops, row.moved_bytes, row.a_bytes) == (1024, 400, 2)
+
+
+class Log:
+    """A log of launches that only counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ranges = StepRanges(lambda: self.count)
+
+    def rows(self) -> list[RangeRow]:
+        self.ranges.step_ended(self.count)
+        return self.ranges.rows(range(self.count + 1))
+
+
+def test_a_range_has_the_launches_between_its_begin_and_its_end() -> None:
+    log = Log()
+    log.ranges.step_begins()
+    outer = log.ranges.begins("outer")
+    log.count = 2
+    inner = log.ranges.begins("inner")
+    log.count = 5
+    log.ranges.ended(inner)
+    log.ranges.ended(outer)
+    log.count = 9
+    assert log.rows() == [RangeRow("outer", 0, 0, 0, 5), RangeRow("inner", 0, 1, 2, 5)]
+
+
+def test_a_range_that_is_open_when_the_step_begins_or_ends_has_what_the_step_launched() -> None:
+    log = Log()
+    before = log.ranges.begins("before")
+    log.count = 100  # of a step that was not timed
+    log.ranges.step_begins()
+    log.count = 3
+    log.ranges.ended(before)
+    log.ranges.begins("after")
+    log.count = 4
+    log.ranges.begins("of the next step")
+    assert log.rows() == [RangeRow("before", 0, 0, 0, 3), RangeRow("after", 0, 0, 3, 4)]
+
+
+def test_ranges_of_other_steps_are_not_in_it() -> None:
+    log = Log()
+    log.ranges.ended(log.ranges.begins("warm-up"))
+    log.ranges.step_begins()
+    log.ranges.ended(log.ranges.begins("first"))
+    log.ranges.step_ended(0)
+    log.ranges.ended(log.ranges.begins("between"))
+    log.ranges.step_begins()
+    log.count = 1
+    assert log.rows() == []
+
+
+def test_threads_have_depths_of_their_own() -> None:
+    log = Log()
+    log.ranges.step_begins()
+    outer = log.ranges.begins("outer")
+    thread = threading.Thread(target=lambda: log.ranges.ended(log.ranges.begins("in a thread")))
+    thread.start()
+    thread.join()
+    log.count = 1
+    log.ranges.ended(outer)
+    assert [(row.name, row.thread, row.depth) for row in log.rows()] == [("outer", 0, 0), ("in a thread", 1, 0)]
+
+
+def test_rows_that_are_no_launches_of_the_table_are_not_counted() -> None:
+    log = Log()
+    log.ranges.step_begins()
+    log.count = 1
+    number = log.ranges.begins("range")
+    log.count = 3
+    log.ranges.ended(number)
+    log.ranges.step_ended(3)
+    assert log.ranges.rows([0, 1, 1, 2]) == [RangeRow("range", 0, 0, 1, 2)]
+
+
+def test_a_step_that_is_cut_short_keeps_what_its_ranges_have_of_it() -> None:
+    log = Log()
+    log.ranges.step_begins()
+    log.ranges.begins("all")
+    log.count = 4
+    saving = log.ranges.begins("saving")
+    log.count = 9
+    log.ranges.ended(saving)
+    log.ranges.step_ended(log.count)
+    log.ranges.cut_short(3)
+    assert log.ranges.rows(range(4)) == [RangeRow("all", 0, 0, 0, 3)]

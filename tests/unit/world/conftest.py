@@ -51,7 +51,7 @@ Enter = Callable[..., Notes]
 
 @pytest.fixture
 def enter_world() -> Iterator[Enter]:
-    """Call it to be a rank with its default group; the world ends with the test."""
+    """RunningCall it to be a rank with its default group; the world ends with the test."""
     with ExitStack() as stack:
 
         def enter(world_size: int = 8, rank: int = 0, backend: str | None = "gloo", **job: Any) -> Notes:

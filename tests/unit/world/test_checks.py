@@ -14,9 +14,9 @@ from fakedist.world.checks import (
     check_dense,
     check_gathered,
     check_gathered_into,
-    check_one_each,
     check_op,
     check_scattered_from,
+    check_slots,
 )
 
 Enter = Callable[..., Any]
@@ -142,7 +142,7 @@ def test_nccls_own_words() -> None:
     with pytest.raises(TypeError, match=r"input tensor must be the same type as the output tensor\."):
         check_scattered_from(NCCL, t(4, torch.float64), t(8))
     with pytest.raises(RuntimeError, match="ProcessGroupNCCL::gather: Incorrect output list size 1"):
-        check_one_each(NCCL, "gather", [t()], t())
+        check_slots(NCCL, "gather", [t()], t())
     with pytest.raises(ValueError, match="Tensors must be contiguous"):
         check_dense([t()], [torch.ones(4, 2).t()])
     with pytest.raises(ValueError, match="Tensors must be CUDA and dense"):

@@ -61,7 +61,7 @@ def gathered_at_me() -> list[Any]:
 
 
 def into(call: Callable[[torch.Tensor], Any], count: int = 2) -> Callable[[], list[Any]]:
-    """Call with a tensor of ones; what is in it afterwards."""
+    """RunningCall with a tensor of ones; what is in it afterwards."""
 
     def called() -> list[Any]:
         call(tensor := ones(count))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.rundir.tape import MovedFile, Tape
-from fakedist.world.files import what_is_lost
+from fakedist.world.files import find_lost
 from tests.unit.world.test_tapes import rank
 
 
@@ -84,7 +84,7 @@ def test_a_rank_that_waits_for_what_was_renamed_says_what_became_of_it(tmp_path:
         (directory / "model.pt").read_bytes()
 
     for script in (waits, reads):
-        lost = what_is_lost(failed(functools.partial(script, tmp_path / "step10-tmp")), [(0, gone)], {0: os.getcwd()})
+        lost = find_lost(failed(functools.partial(script, tmp_path / "step10-tmp")), [(0, gone)], {0: os.getcwd()})
         assert lost is not None
         assert lost.text.startswith(f"{tmp_path}/step10-tmp, which this rank looked for, is missing: rank 0, which ran")
         assert f"renamed it to {tmp_path}/step10 at train.py:9 (save)" in lost.text
@@ -99,14 +99,14 @@ def test_a_path_of_an_object_counts_as_one_of_its_method(tmp_path: Path) -> None
         def save(self) -> None:
             raise RuntimeError("the directory has not come")
 
-    lost = what_is_lost(failed(Checkpointer().save), [(5, MovedFile(str(tmp_path / "old"), "", ""))], {5: os.getcwd()})
+    lost = find_lost(failed(Checkpointer().save), [(5, MovedFile(str(tmp_path / "old"), "", ""))], {5: os.getcwd()})
     assert lost is not None
     assert "rank 5, which ran earlier, removed it." in lost.text
 
 
 def test_a_file_that_only_another_rank_writes_may_be_written_by_rank_0(tmp_path: Path) -> None:
     error = failed(lambda: (tmp_path / "index.bin").read_bytes())
-    alone, after_rank_0 = what_is_lost(error, [], {}), what_is_lost(error, [], {0: os.getcwd()})
+    alone, after_rank_0 = find_lost(error, [], {}), find_lost(error, [], {0: os.getcwd()})
     assert alone is not None
     assert after_rank_0 is not None
     assert alone.text.startswith(f"{tmp_path}/index.bin, which this rank looked for, is missing; in the real job")
@@ -120,7 +120,7 @@ def test_a_file_that_lies_where_another_rank_ran_is_found_there(
     (tmp_path / "there").mkdir()
     (tmp_path / "there/plan.json").write_text("{}")
     monkeypatch.chdir(tmp_path / "here")
-    lost = what_is_lost(failed(lambda: Path("plan.json").read_text()), [], {0: str(tmp_path / "there")})
+    lost = find_lost(failed(lambda: Path("plan.json").read_text()), [], {0: str(tmp_path / "there")})
     assert lost is not None
     assert lost.text.endswith(f"is missing: rank 0 ran in {tmp_path}/there and has {tmp_path}/there/plan.json")
 
@@ -130,14 +130,14 @@ def test_what_a_rank_seems_to_wait_for_is_no_temporary_file_of_its_own(tmp_path:
         raise TimeoutError(f"waited too long, {marker}, {temporary}")
 
     temporary = f"{tempfile.gettempdir()}/{tempfile.gettempprefix()}x1.ptx"
-    lost = what_is_lost(failed(lambda: waits(tmp_path / "rank0.done", temporary)), [], {})
+    lost = find_lost(failed(lambda: waits(tmp_path / "rank0.done", temporary)), [], {})
     assert lost is not None
     assert lost.text.startswith(f"{tmp_path}/rank0.done, for which this rank seems to wait, is missing;")
-    assert what_is_lost(failed(lambda: waits(tmp_path, temporary)), [], {}) is None
+    assert find_lost(failed(lambda: waits(tmp_path, temporary)), [], {}) is None
 
 
 def test_nothing_is_missed_by_an_error_of_another_kind(tmp_path: Path) -> None:
     def script(output: Path) -> None:
         raise ValueError(f"shapes do not match, nothing in {output}")
 
-    assert what_is_lost(failed(lambda: script(tmp_path / "made later")), [], {}) is None
+    assert find_lost(failed(lambda: script(tmp_path / "made later")), [], {}) is None

@@ -13,17 +13,17 @@ import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from fakedist.world import sparse_files
-from fakedist.world.sparse_files import Saved, SparseFile, sparse_saving
+from fakedist.world import files
+from fakedist.world.files import Saved, SparseFile, sparse_saving
 
 MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def saved(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saved]:
-    monkeypatch.setattr(sparse_files, "saved", Saved())
+    monkeypatch.setattr(files, "saved", Saved())
     with sparse_saving():
-        yield sparse_files.saved
+        yield files.saved
 
 
 def model() -> dict[str, torch.Tensor]:

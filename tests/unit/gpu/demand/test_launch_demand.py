@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.formulas import KernelPart
 from fakedist.gpu.demand.launch_demand import LaunchDemands, Tagged
 from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
@@ -62,7 +62,7 @@ def test_kernels_share_an_operations_bytes_by_their_threads() -> None:
 
 
 def test_a_kernel_with_its_own_bytes_leaves_the_operations_to_the_others() -> None:
-    parts = (Part(("sort",), 8.0), Part(("scatter", "gather"), 90.0))
+    parts = (KernelPart(("sort",), 8.0), KernelPart(("scatter", "gather"), 90.0))
     rows = worked(
         Demand(0.0, 400.0, parts=parts),
         kernel("radix_sort", 30),
@@ -77,7 +77,7 @@ def test_a_kernel_with_its_own_bytes_leaves_the_operations_to_the_others() -> No
 
 
 def test_a_kernel_with_its_own_arithmetic_has_it_whatever_its_threads() -> None:
-    parts = (Part(("sum",), 5.0), Part(("of_data",), 8.0, 0.5), Part(("of_weight",), 90.0, 0.5))
+    parts = (KernelPart(("sum",), 5.0), KernelPart(("of_data",), 8.0, 0.5), KernelPart(("of_weight",), 90.0, 0.5))
     rows = worked(
         Demand(100.0, 400.0, parts=parts),
         kernel("sum", 9),
@@ -175,6 +175,6 @@ def test_a_solver_of_which_the_operation_counts_nothing_is_unknown() -> None:
 
 
 def test_next_to_a_kernel_of_which_only_the_least_is_known_torchs_own_are_known() -> None:
-    demand = Demand(0.0, 1e6, is_bounded=True, parts=(Part(("kInt8VectorQuant",), 7e5),))
+    demand = Demand(0.0, 1e6, is_bounded=True, parts=(KernelPart(("kInt8VectorQuant",), 7e5),))
     quant, own = worked(demand, kernel("kInt8VectorQuant<half>"), kernel("void at::native::elementwise_kernel<128>"))
     assert (quant.moved_bytes, quant.is_bounded, own.is_bounded) == (7e5, True, False)

@@ -10,8 +10,8 @@ import torch
 
 from fakedist.gpu.demand import operation_demand, triton_demand
 from fakedist.gpu.demand.operation_demand import Demand
+from fakedist.gpu.demand.triton_code import Access, read_source
 from fakedist.gpu.demand.triton_demand import TritonKernel
-from fakedist.gpu.demand.triton_source import Access, read_source
 
 POINTWISE = """
 def triton_poi_fused_add_0(in_out_ptr0, in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):

@@ -51,10 +51,19 @@ def test_a_compiler_that_failed_is_not_tried_again_by_every_run(
     assert not list(cache.glob("*.so"))
 
 
+def test_a_compiler_of_what_no_run_goes_without_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("CXX", _compiler(tmp_path / "c++", f"echo called >> {calls}; exit 1"))
+    for _ in range(2):
+        with pytest.raises(SetupError):
+            build.TRACKER.ensure()
+    assert calls.read_text().count("called") == 2
+
+
 def test_a_library_in_the_cache_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    build.library_path().touch()
+    build.FAST_PATH.path().touch()
     monkeypatch.setenv("PATH", "")
-    assert build.ensure_fast_path() == build.library_path()
+    assert build.ensure_fast_path() == build.FAST_PATH.path()
 
 
 def test_torch_without_metadata_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,14 @@ from fakedist.gpu.values.contents import (
     LIMIT_BYTES,
     MASK_LIMIT_BYTES,
     Defined,
+    Storages,
+    Taint,
+    Taints,
+    Watch,
     host_views,
     is_small,
 )
-from fakedist.gpu.values.known import Storages, Taint, Watch
-from fakedist.gpu.values.shares import Shares
-from fakedist.gpu.values.taints import Taints
+from fakedist.gpu.values.means import Means
 
 
 def _missing(defined: Defined, tensor: torch.Tensor) -> torch.Tensor:
@@ -105,51 +107,51 @@ def test_memory_that_was_given_back_is_another_storage() -> None:
 def test_facts_of_freed_storages_do_not_pile_up() -> None:
     storages = Storages(Watch())
     for number in range(20_000):
-        storages.make(torch.empty(1)).share = number
+        storages.make(torch.empty(1)).mean = number
     assert len(storages) < 10_000
 
 
 def test_what_was_written_elsewhere_is_not_known_where_the_storage_was_before() -> None:
     storages = Storages(Watch())
-    defined, taints, shares = Defined(storages), Taints(storages), Shares(lambda tensor: None, storages)
+    defined, taints, means = Defined(storages), Taints(storages), Means(lambda tensor: None, storages)
     tensor = torch.empty(4)
     defined.define(tensor)
     taints.mark(tensor, Taint())
-    shares.know(tensor, 0.5)
+    means.know(tensor, 0.5)
     known = storages.get(tensor)
     assert known is not None
     here, known.address = known.address, 1  # as if the storage had moved since
     assert not defined.holds(tensor)
     defined.spoil(tensor[:2])
     taints.clear(tensor[:2])
-    shares.forget(tensor)
+    means.forget(tensor)
     known.address = here
-    assert (defined.holds(tensor), taints.of(tensor), shares.of(tensor)) == (False, None, None)
+    assert (defined.holds(tensor), taints.of(tensor), means.of(tensor)) == (False, None, None)
     assert not len(storages)
 
 
 def test_a_storage_that_moved_is_not_known() -> None:
     storages = Storages(Watch())
     tensor = torch.empty(1)
-    storages.make(tensor).share = 7.0
+    storages.make(tensor).mean = 7.0
     assert storages.get(tensor[:0]) is storages.get(tensor)
     tensor.untyped_storage().resize_(1 << 20)
     assert storages.get(tensor) is None
-    assert storages.make(tensor).share is None
+    assert storages.make(tensor).mean is None
 
 
 def test_a_storage_is_followed_while_anything_is_known() -> None:
-    watch, told = Watch(), []
-    watch.told = lambda storage, more: told.append(more)
+    watch, changed = Watch(), []
+    watch.changed = lambda storage, more: changed.append(more)
     storages = Storages(watch)
     defined, taints, tensor = Defined(storages), Taints(storages), torch.empty(4)
     defined.define(tensor)
     taints.mark(tensor, Taint())
-    assert (told, len(storages)) == ([1], 1)
+    assert (changed, len(storages)) == ([1], 1)
     defined.spoil(tensor)
     assert taints.of(tensor) is not None
     taints.clear(tensor)
-    assert (told, len(storages)) == ([1, -1], 0)
+    assert (changed, len(storages)) == ([1, -1], 0)
 
 
 def test_a_weak_reference_that_is_passed_on_is_kept_once() -> None:

@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, or_masks
 
 from fakedist.gpu.values import graph_values, recipes
+from fakedist.gpu.values.contents import Taint
 from fakedist.gpu.values.graph_values import GraphRun, GraphValues, _Input
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Taint
 from fakedist.record.compiled_graphs import IntegerPart, integers_of
 
 Tensor = torch.Tensor

@@ -23,8 +23,8 @@ from fakedist.rank.frameworks.dynamo import _RUN_THE_SCRIPTS, codes_of_ours
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.dispatched import DispatchedGroup
 from fakedist.world.group import BareGroup, OneBackend
+from fakedist.world.process_group import Done
 from fakedist.world.store import RankStore
-from fakedist.world.work import Done
 
 Enter = Callable[..., Any]
 PACKAGE = str(Path(fakedist.__file__).parent)

@@ -11,8 +11,8 @@ import torch
 
 from fakedist.rank.frameworks import safetensors
 from fakedist.rank.frameworks.safetensors import sparse_safetensors
-from fakedist.world import sparse_files
-from fakedist.world.sparse_files import Saved, sparse_saving
+from fakedist.world import files
+from fakedist.world.files import Saved, sparse_saving
 
 MIB = 1 << 20
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def saving(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     saved = Saved()
-    for module in (sparse_files, safetensors):
+    for module in (files, safetensors):
         monkeypatch.setattr(module, "saved", saved)
     with sparse_saving():
         yield

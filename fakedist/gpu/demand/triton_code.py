@@ -1,16 +1,20 @@
-"""Counts the FLOPs of a Triton kernel's ``tl.dot`` from its compiled form, Triton's own intermediate representation.
+"""Reads Triton's kernels: their source for loads and stores, their compiled form for the FLOPs of ``tl.dot``.
 
-There, each product has its tile sizes and its precision, and loops and conditions have bounds of whole numbers: the
-kernel's arguments, the program's place in the grid, and what was loaded from tensors whose values are known. They are
-evaluated here for all programs of the grid at once. So helper functions count, and so do loops that end earlier in some
-programs, as those of causal attention do.
+Source (:func:`read_source`) says how a kernel uses its arguments: what it loads and stores, and how often.
+
+In the compiled form, Triton's own intermediate representation (:class:`TritonIr`), each product has its tile sizes and
+its precision, and loops and conditions have bounds of whole numbers: the kernel's arguments, the program's index in the
+grid, and what was loaded from tensors whose values are known. They are evaluated here for all programs of the grid at
+once. So helper functions count, and so do loops that end earlier in some programs, as those of causal attention do.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +22,205 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fakedist.gpu.demand.attention_demand import Known
+from fakedist.gpu.demand.work_shapes import Known
+
+_LOADS, _STORES = ("load",), ("store",)
+#: Modules of Triton in a kernel's source. A ``load`` of anything else is a block pointer's or descriptor's method.
+_MODULES = ("tl", "triton_helpers", "libdevice", "tl_math", "language", "triton")
+_BUILTINS = ("range", "min", "max", "len", "int", "float", "print", "isinstance", "getattr")
+_NUMEL = re.compile(r"^\s*([xyz]|r\d_)numel(?::\s*tl\.constexpr)? = (\d+)\s*$", re.MULTILINE)
+
+
+#: Products in Triton's language, and in Gluon's.
+_MULTIPLIES = re.compile(r"\bdot(_scaled)?\(|\b(warpgroup_mma|tcgen05_mma|mma_v2)\w*\(")
+
+
+class Access(NamedTuple):
+    """A kernel's use of an argument.
+
+    Attributes:
+        passes: In how many loops of its own it loads from it; 1 if it loads once or outside loops, 0 if it does not.
+        loads: Most statements in one loop that load from it.
+        stores: Statements that store to it.
+        adds: Statements that add to it (atomic operations), which reads and writes.
+        gathers: Whether where it loads, stores or adds depends on values that it has loaded.
+        reads_back: Whether it stores to it first, and loads what it stored later.
+    """
+
+    passes: int = 0
+    loads: int = 0
+    stores: int = 0
+    adds: int = 0
+    gathers: bool = False
+    reads_back: bool = False
+
+
+class TritonSource(NamedTuple):
+    """The facts in a kernel's source.
+
+    Attributes:
+        accesses: The uses of its arguments; empty if the source cannot be read.
+        numels: Elements along each dimension that Inductor's kernels iterate over, where the source has them.
+        multiplies: Whether it multiplies matrices.
+    """
+
+    accesses: dict[str, Access]
+    numels: dict[str, int]
+    multiplies: bool
+
+
+def read_source(name: str, source: str) -> TritonSource:
+    """Read the source of the kernel of this name, with its helper functions, if any."""
+    numels = {f"{name}numel": int(number) for name, number in _NUMEL.findall(source)}
+    try:
+        functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError):
+        functions = []
+    kernel = next((function for function in functions if function.name == name), functions[-1] if functions else None)
+    accesses = _SourceReader(kernel).accesses() if kernel is not None else {}
+    return TritonSource(accesses, numels, _MULTIPLIES.search(source) is not None)
+
+
+class _SourceReader(ast.NodeVisitor):
+    """Follows pointers through a function's assignments."""
+
+    def __init__(self, function: ast.FunctionDef) -> None:
+        arguments = function.args
+        self._names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        self._pointers: dict[str, set[str]] = {name: {name} for name in self._names}
+        self._loaded: set[str] = set()
+        self._loops: list[int] = []
+        self._conditions = 0
+        self._loads: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self._stores: dict[str, set[int]] = defaultdict(set)
+        self._adds: dict[str, set[int]] = defaultdict(set)
+        self._gathers: set[str] = set()
+        self._first: dict[str, str] = {}  # what it does first with an argument
+        for _ in range(2):  # a loop uses names that its end assigns
+            for statement in function.body:
+                self.visit(statement)
+
+    def accesses(self) -> dict[str, Access]:
+        return {name: self._access(name) for name in self._names}
+
+    def _access(self, name: str) -> Access:
+        by_loop = self._loads.get(name, {})
+        in_loops = [sites for loop, sites in by_loop.items() if loop]
+        loads = max(map(len, by_loop.values()), default=0)
+        passes = max(len(in_loops), 1) if by_loop else 0
+        reads_back = passes > 0 and self._first.get(name) in _STORES
+        adds = len(self._adds[name])
+        return Access(passes, loads, len(self._stores[name]), adds, name in self._gathers, reads_back)
+
+    # ---- statements
+
+    def visit_For(self, node: ast.For | ast.While) -> None:
+        self._loops.append(id(node))
+        self.generic_visit(node)
+        self._loops.pop()
+
+    visit_While = visit_For  # noqa: N815 (ast.NodeVisitor looks it up by this name)
+
+    def visit_If(self, node: ast.If) -> None:
+        self._conditions += 1
+        self.generic_visit(node)
+        self._conditions -= 1
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.visit(node.value)
+        for target in node.targets:
+            self._assign(target, node.value)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.visit(node.value)
+        self._assign(node.target, node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+            self._assign(node.target, node.value)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        pointers, is_loaded = self._pointers_in(value), self._is_loaded(value)
+        for name in (node.id for node in ast.walk(target) if isinstance(node, ast.Name)):
+            self._pointers.setdefault(name, set()).update(pointers)
+            if is_loaded:
+                self._loaded.add(name)
+
+    # ---- expressions
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        address = _address(node)
+        if address is None:
+            self._helper(node)
+            return
+        function = _called(node)
+        gathers = self._is_loaded(address) or (_is_method(node) and any(map(self._is_loaded, node.args[:1])))
+        for name in self._pointers_in(address):
+            if function in _LOADS or not self._conditions:  # another branch may not store
+                self._first.setdefault(name, function)
+            if function in _LOADS:
+                self._loads[name][self._loops[-1] if self._loops else 0].add(id(node))
+            elif function in _STORES:
+                self._stores[name].add(id(node))
+            else:
+                self._adds[name].add(id(node))
+            if gathers:
+                self._gathers.add(name)
+
+    def _helper(self, node: ast.Call) -> None:
+        """Take what a helper function gets as loaded, once."""
+        if isinstance(node.func, ast.Name) and node.func.id not in _BUILTINS:
+            for name in set().union(*map(self._pointers_in, node.args)):
+                self._first.setdefault(name, "load")
+                self._loads[name][0].add(id(node))
+
+    def _pointers_in(self, expression: ast.AST) -> set[str]:
+        """The arguments that an expression's value may point into. A loaded value points nowhere."""
+        return {name for variable in _without_loads(expression) for name in self._pointers.get(variable, ())}
+
+    def _is_loaded(self, expression: ast.AST) -> bool:
+        """Whether an expression depends on a value that was loaded."""
+        return any(
+            (isinstance(node, ast.Name) and node.id in self._loaded)
+            or (isinstance(node, ast.Call) and _called(node) in _LOADS)
+            for node in ast.walk(expression)
+        )
+
+
+def _called(node: ast.Call) -> str:
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _is_method(node: ast.Call) -> bool:
+    """Whether a load or store is a method of a block pointer or descriptor."""
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    return owner is not None and not (isinstance(owner, ast.Name) and owner.id in _MODULES)
+
+
+def _address(node: ast.Call) -> ast.expr | None:
+    """Where a call loads, stores or adds; None for other calls."""
+    function = _called(node)
+    if function not in (*_LOADS, *_STORES) and not function.startswith("atomic_"):
+        return None
+    if _is_method(node) and isinstance(node.func, ast.Attribute):
+        return node.func.value
+    named = (keyword.value for keyword in node.keywords if keyword.arg in ("pointer", "desc"))
+    return node.args[0] if node.args else next(named, None)
+
+
+def _without_loads(expression: ast.AST) -> Iterator[str]:
+    """The names in an expression, except those that only decide where it loads."""
+    if isinstance(expression, ast.Call) and _address(expression) is not None:
+        return
+    if isinstance(expression, ast.Name):
+        yield expression.id
+    for child in ast.iter_child_nodes(expression):
+        yield from _without_loads(child)
+
 
 #: A whole number in each program; None if it is not known.
 Numbers = npt.NDArray[np.int64] | None
@@ -66,14 +268,7 @@ _TYPES = {"f64": "fp64", "f16": "bf16", "bf16": "bf16", "i8": "int8"}
 
 @dataclass
 class _Statement:
-    """A line, with the regions that it opens.
-
-    Attributes:
-        target: The name that it assigns; empty without one.
-        text: The rest of it.
-        regions: The statements of each region.
-        dots: Whether it or anything inside multiplies.
-    """
+    """A line, the name that it assigns (or ""), and the regions that it opens; ``dots`` if it multiplies."""
 
     target: str
     text: str
@@ -82,8 +277,6 @@ class _Statement:
 
 
 class _Pointer(NamedTuple):
-    """An element of an argument."""
-
     argument: str
     offset: npt.NDArray[np.int64]
 
@@ -100,7 +293,7 @@ class TritonIr:
 
     def __init__(self, text: str) -> None:
         lines = [_LOCATION.sub("", line).strip() for line in text.splitlines()]
-        functions = [place for place, line in enumerate(lines) if line.startswith("tt.func public")]
+        functions = [index for index, line in enumerate(lines) if line.startswith("tt.func public")]
         self._parameters: list[str] = []
         self._body: list[_Statement] = []
         #: Whether it has products at all.
@@ -110,14 +303,16 @@ class TritonIr:
             self._body, _ = _read(lines, functions[0] + 1)
         # Functions that were not inlined are not followed.
         self._counted: dict[tuple[object, ...], tuple[float, str] | None] = {}
-        self._is_whole = any(each.dots for each in self._body) and not any("tt.call @" in line for line in lines)
+        self._is_whole = any(statement.dots for statement in self._body) and not any(
+            "tt.call @" in line for line in lines
+        )
 
     def flops(self, arguments: Mapping[str, object], grid: Sequence[int], known: Known) -> tuple[float, str] | None:
         """FLOPs of one launch, and the type of most of them; None if they are not known.
 
         Args:
             arguments: The kernel's arguments, by name.
-            grid: How many programs it has along each axis.
+            grid: Programs along each axis.
             known: Returns a tensor's values.
         """
         if not self.multiplies:
@@ -129,51 +324,51 @@ class TritonIr:
         if key in self._counted:
             return self._counted[key]
         number = math.prod(sizes)
-        places = np.unique(np.linspace(0, number - 1, min(number, _MOST_PROGRAMS)).astype(np.int64))
-        evaluation = _Evaluation(arguments, sizes, places, known)
-        found = None
+        programs = np.unique(np.linspace(0, number - 1, min(number, _MOST_PROGRAMS)).astype(np.int64))
+        evaluation = _Evaluation(arguments, sizes, programs, known)
+        counted = None
         try:
             counts = evaluation.count(self._body, self._values(arguments))
         except (KeyError, IndexError, ValueError, OverflowError):  # a form of another Triton
             counts = None
         if counts is not None:
-            totals = {dtype: float(each.sum()) * number / len(places) for dtype, each in counts.items()}
-            found = sum(totals.values()), max(totals, key=lambda dtype: totals[dtype], default="")
+            totals = {dtype: float(flops.sum()) * number / len(programs) for dtype, flops in counts.items()}
+            counted = sum(totals.values()), max(totals, key=lambda dtype: totals[dtype], default="")
         if not evaluation.reads:
-            self._counted[key] = found
-        return found
+            self._counted[key] = counted
+        return counted
 
     def _values(self, arguments: Mapping[str, object]) -> dict[str, _Value]:
-        found: dict[str, _Value] = {}
+        values: dict[str, _Value] = {}
         for name in self._parameters:
             value = arguments.get(name)
             if isinstance(value, torch.Tensor):
-                found[name] = _Pointer(name, np.zeros(1, np.int64))
+                values[name] = _Pointer(name, np.zeros(1, np.int64))
             elif isinstance(value, int):
-                found[name] = np.array([int(value)], np.int64)
-        return found
+                values[name] = np.array([int(value)], np.int64)
+        return values
 
 
-def _read(lines: list[str], place: int) -> tuple[list[_Statement], int]:
+def _read(lines: list[str], index: int) -> tuple[list[_Statement], int]:
     """The statements of a region from a line on, and the line that ends it."""
-    found: list[_Statement] = []
-    while place < len(lines):
-        line = lines[place]
+    statements: list[_Statement] = []
+    while index < len(lines):
+        line = lines[index]
         if line.startswith("}"):
-            return found, place
+            return statements, index
         match = _ASSIGNED.match(line)
         assert match is not None
         statement = _Statement(match[1] or "", match[2])
         statement.dots = _DOT.match(statement.text) is not None
-        while lines[place].endswith("{"):  # also "} else {"
-            region, place = _read(lines, place + 1)
+        while lines[index].endswith("{"):  # also "} else {"
+            region, index = _read(lines, index + 1)
             statement.regions.append(region)
-            if place >= len(lines):
+            if index >= len(lines):
                 break
         statement.dots |= any(inner.dots for region in statement.regions for inner in region)
-        found.append(statement)
-        place += 1
-    return found, place
+        statements.append(statement)
+        index += 1
+    return statements, index
 
 
 class _Evaluation:
@@ -182,17 +377,17 @@ class _Evaluation:
     Args:
         arguments: The kernel's arguments, by name.
         sizes: Programs along each axis.
-        places: Numbers of the programs.
+        programs: Numbers of the programs.
         known: Returns a tensor's values.
     """
 
     def __init__(
-        self, arguments: Mapping[str, object], sizes: Sequence[int], places: npt.NDArray[np.int64], known: Known
+        self, arguments: Mapping[str, object], sizes: Sequence[int], programs: npt.NDArray[np.int64], known: Known
     ) -> None:
         self._arguments, self._known = arguments, known
-        self._num_programs = len(places)
+        self._num_programs = len(programs)
         x, y, _ = sizes
-        self._axes = {"x": places % x, "y": places // x % y, "z": places // (x * y)}
+        self._axes = {"x": programs % x, "y": programs // x % y, "z": programs // (x * y)}
         self._sizes = dict(zip("xyz", sizes, strict=True))
         self._contents: dict[str, npt.NDArray[np.int64] | None] = {}
         #: Whether it depends on what tensors hold.
@@ -223,7 +418,7 @@ class _Evaluation:
                     values[statement.target] = self._value(statement.text, values)
             if counts is None:
                 return None
-            total = _sum(total, {dtype: each * runs for dtype, each in counts.items()})
+            total = _sum(total, {dtype: flops * runs for dtype, flops in counts.items()})
         return total
 
     def _product(self, text: str) -> Counts:
@@ -258,7 +453,7 @@ class _Evaluation:
         rounds = np.broadcast_to(np.maximum(-((low - high) // np.maximum(step, 1)), 0), (self._num_programs,))
         once = self.count(statement.regions[0], inner)
         if once is not None:
-            return {dtype: each * rounds for dtype, each in once.items()}
+            return {dtype: flops * rounds for dtype, flops in once.items()}
         # What is inside depends on the round.
         if rounds.max(initial=0) > _MOST_ROUNDS:
             return None
@@ -269,7 +464,7 @@ class _Evaluation:
             counts = self.count(statement.regions[0], inner)
             if counts is None:
                 return None
-            total = _sum(total, {dtype: each * (number < rounds) for dtype, each in counts.items()})
+            total = _sum(total, {dtype: flops * (number < rounds) for dtype, flops in counts.items()})
             state = dict(zip(state, _yielded(statement.regions[0], inner), strict=False))
         return total
 
@@ -281,12 +476,12 @@ class _Evaluation:
             inner = dict(values)
             counts.append(self.count(region, inner))
             yielded.append(_yielded(region, inner))
-        for place, (first, second) in enumerate(zip(*yielded, strict=False)):
+        for index, (first, second) in enumerate(zip(*yielded, strict=False)):
             chosen = None
             if isinstance(condition, np.ndarray) and isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
                 chosen = np.where(condition, first, second)
-            values[f"{statement.target}#{place}"] = chosen
-            if not place:
+            values[f"{statement.target}#{index}"] = chosen
+            if not index:
                 values[statement.target] = chosen
         if not statement.dots:
             return {}
@@ -296,11 +491,11 @@ class _Evaluation:
         is_true = np.broadcast_to(condition.astype(bool), (self._num_programs,))
         if (then is None and is_true.any()) or (otherwise is None and not is_true.all()):
             return None
-        chosen_counts = {dtype: each * is_true for dtype, each in (then or {}).items()}
-        return _sum(chosen_counts, {dtype: each * ~is_true for dtype, each in (otherwise or {}).items()})
+        chosen_counts = {dtype: flops * is_true for dtype, flops in (then or {}).items()}
+        return _sum(chosen_counts, {dtype: flops * ~is_true for dtype, flops in (otherwise or {}).items()})
 
     def _value(self, text: str, values: dict[str, _Value]) -> _Value:
-        """What a statement assigns, if it is a whole number or a pointer."""
+        """The value that a statement assigns, if it is a whole number or a pointer."""
         if "tensor<" in text:
             return None
         if constant := _CONSTANT.match(text):
@@ -308,10 +503,10 @@ class _Evaluation:
             return np.array([int(text == "true") if text in ("true", "false") else int(text)], np.int64)
         operation, _, rest = text.partition(" ")
         namespace, _, name = operation.partition(".")
-        operands = [values.get(each) for each in re.findall(_NAME, rest)]
+        operands = [values.get(operand) for operand in re.findall(_NAME, rest)]
         if namespace == "tt":
             return self._of_triton(name, rest, operands)
-        numbers = [each for each in operands if isinstance(each, np.ndarray)]
+        numbers = [operand for operand in operands if isinstance(operand, np.ndarray)]
         if namespace != "arith" or len(numbers) != len(operands) or not numbers:
             return None
         if name in _CASTS:
@@ -339,7 +534,6 @@ class _Evaluation:
         return None
 
     def _content(self, argument: str) -> npt.NDArray[np.int64] | None:
-        """The whole numbers in a tensor, if their values are known."""
         self.reads = True
         if argument not in self._contents:
             tensor = self._arguments[argument]
@@ -363,22 +557,19 @@ def _ends(text: str, body: list[_Statement], values: Mapping[str, _Value]) -> np
 
 
 def _returns(label: str, body: list[_Statement]) -> bool:
-    """Whether a block does nothing but return."""
-    place = next((place for place, each in enumerate(body) if each.text.startswith(f"^{label}")), len(body))
-    return place + 1 < len(body) and body[place + 1].text.startswith("tt.return")
+    index = next((index for index, statement in enumerate(body) if statement.text.startswith(f"^{label}")), len(body))
+    return index + 1 < len(body) and body[index + 1].text.startswith("tt.return")
 
 
 def _yielded(region: list[_Statement], values: Mapping[str, _Value]) -> list[_Value]:
-    """What a region returns."""
     if not region or not region[-1].text.startswith("scf.yield"):
         return []
     return [values.get(name) for name in re.findall(_NAME, region[-1].text)]
 
 
 def _forget(values: dict[str, _Value], target: str, number: int) -> None:
-    """A loop's results are not known."""
-    for place in range(number):
-        values[f"{target}#{place}"] = None
+    for index in range(number):
+        values[f"{target}#{index}"] = None
     if target:
         values[target] = None
 
@@ -386,4 +577,4 @@ def _forget(values: dict[str, _Value], target: str, number: int) -> None:
 def _sum(
     first: dict[str, npt.NDArray[np.float64]], second: Mapping[str, npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[np.float64]]:
-    return first | {dtype: each + first[dtype] if dtype in first else each for dtype, each in second.items()}
+    return first | {dtype: flops + first[dtype] if dtype in first else flops for dtype, flops in second.items()}

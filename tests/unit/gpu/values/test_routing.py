@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fakedist.gpu.values.choices import choose, spread
+from fakedist.gpu.values.means import spread
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.routing import choose
 
 ATEN = torch.ops.aten
 
@@ -49,10 +50,10 @@ def test_the_dimension_may_come_by_keyword() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "share", "total"), [((64, 32), 4 / 32, 256), ((32, 64), 4 / 32, 256), ((9, 5), 1 / 3, 15)]
+    ("shape", "mean", "total"), [((64, 32), 4 / 32, 256), ((32, 64), 4 / 32, 256), ((9, 5), 1 / 3, 15)]
 )
-def test_a_mask_has_its_share_in_every_row_and_column(shape: tuple[int, int], share: float, total: int) -> None:
-    mask = spread(torch.Size(shape), share)
+def test_a_mask_has_its_share_in_every_row_and_column(shape: tuple[int, int], mean: float, total: int) -> None:
+    mask = spread(torch.Size(shape), mean)
     assert int(mask.sum()) == total
     for counts in (mask.sum(0), mask.sum(1)):
-        assert int(counts.max() - counts.min()) <= (share == 1 / 3)
+        assert int(counts.max() - counts.min()) <= (mean == 1 / 3)

@@ -1,4 +1,4 @@
-"""FLOPs and dependent steps of operations that torch's counter lacks, on tensors without memory."""
+"""FLOPs, dependent steps and kernels of single operations on tensors without memory; bitsandbytes' of 0.50."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.formulas import KernelPart
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
 from fakedist.torch_releases import installed
 
@@ -77,7 +77,7 @@ def test_each_gradient_of_a_depthwise_convolution_reads_that_of_the_result_and_d
     data, weight = made(8, 32, 28, 28), made(32, 1, 7, 7)
     settings = ([32], [1, 1], [3, 3], [1, 1], False, [0, 0], 32, [True, True, False])
 
-    def backward(grad: torch.Tensor, result: tuple[torch.Tensor | None, ...]) -> tuple[Part, ...]:
+    def backward(grad: torch.Tensor, result: tuple[torch.Tensor | None, ...]) -> tuple[KernelPart, ...]:
         return demand_of(aten.convolution_backward.default, grad, data, weight, *settings, result=result).parts
 
     of_data, of_weight = backward(made(8, 32, 28, 28), (data, weight, None))
@@ -86,7 +86,7 @@ def test_each_gradient_of_a_depthwise_convolution_reads_that_of_the_result_and_d
     expanded = made(1).expand(8, 32, 28, 28)
     assert backward(expanded, (None, weight, None)) == (
         of_weight._replace(arithmetic=1.0),
-        Part(("elementwise_kernel",), data.nbytes + 2.0),
+        KernelPart(("elementwise_kernel",), data.nbytes + 2.0),
     )
 
 
@@ -223,7 +223,7 @@ def test_a_padding_fills_its_result_and_copies_what_it_keeps() -> None:
 def test_the_gradient_of_a_mirrored_padding_is_added_to_zeros(kind: str) -> None:
     data, grad = made(2, 8, 16, 16), made(2, 8, 22, 22)
     demand = demand_of(getattr(aten, f"{kind}_pad2d_backward").default, grad, data, [3, 3, 3, 3], result=data)
-    assert demand.parts == (Part(("reflection_pad", "replication_pad"), grad.nbytes + data.nbytes),)
+    assert demand.parts == (KernelPart(("reflection_pad", "replication_pad"), grad.nbytes + data.nbytes),)
 
 
 @pytest.mark.parametrize("name", ["reflection_pad2d_backward", "replication_pad2d_backward", "avg_pool2d_backward"])
@@ -235,7 +235,7 @@ def test_the_gradient_of_a_padding_reads_no_input(name: str) -> None:
 
 
 def test_packed_sequences_of_varlen_attention_count_one_by_one() -> None:
-    from fakedist.gpu.demand.attention_demand import AttentionOperator
+    from fakedist.gpu.demand.work_shapes import AttentionOperator
     from fakedist.gpu.values.operators import Operator
 
     if installed() < (2, 10):
@@ -260,3 +260,83 @@ def test_packed_sequences_of_varlen_attention_count_one_by_one() -> None:
     assert flops([0, 1024], causal=False) == whole
     assert flops([0, 256, 512, 768, 1024], causal=False) == whole / 4
     assert flops([0, 1024], causal=True) == pytest.approx(whole / 2, rel=0.01)
+
+
+SCHEMAS = (
+    "dequantize_4bit(Tensor A, Tensor absmax, int blocksize, str quant_type, int[] shape, ScalarType dtype) -> Tensor",
+    "gemm_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str type, Tensor? bias=None) -> Tensor",
+    "int8_vectorwise_quant(Tensor A, float threshold=0.0) -> (Tensor, Tensor, Tensor?)",
+    "int8_scaled_mm(Tensor A, Tensor B, Tensor row_stats, Tensor col_stats) -> Tensor",
+    "optimizer_update_8bit_blockwise(str name, Tensor(a0!) g, Tensor(a1!) p, Tensor(a2!) s1, Tensor(a3!)? s2) -> ()",
+    "something_new(Tensor A) -> Tensor",
+)
+INT8, BNB = torch.int8, torch.ops.bitsandbytes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bitsandbytes() -> Iterator[torch.library.Library]:
+    """The operators, without kernels."""
+    made_here = torch.library.Library("bitsandbytes", "FRAGMENT")
+    for schema in SCHEMAS:
+        made_here.define(schema)
+    yield made_here
+    made_here._destroy()
+
+
+def test_decoding_moves_the_packed_and_the_decoded_matrix_and_its_least_is_known() -> None:
+    packed, scales, out = made(64 * 32, 1, dtype=torch.uint8), made(64, dtype=torch.float32), made(64, 64)
+    demand = demand_of(
+        torch.ops.bitsandbytes.dequantize_4bit.default, packed, scales, 64, "nf4", [64, 64], BF16, result=out
+    )
+    assert (demand.flops, demand.is_bounded) == (0.0, True)
+    assert demand.moved_bytes == 64 * 32 + 64 * 4 + 64 * 64 * 2
+
+
+def test_a_product_with_four_bits_is_one_kernel_or_decodes_the_matrix_first() -> None:
+    rows, packed, scales = made(8, 128), made(64 * 64, 1, dtype=torch.uint8), made(128, dtype=torch.float32)
+    demand = demand_of(
+        torch.ops.bitsandbytes.gemm_4bit.default, rows, packed, [64, 128], scales, 64, "nf4", result=made(8, 64)
+    )
+    assert (demand.flops, demand.is_bounded) == (2.0 * 8 * 64 * 128, True)
+    decoded = 64 * 128 * 2 + 64 * 64 + 128 * 4
+    assert [(part.words[0], part.moved_bytes) for part in demand.parts] == [
+        ("kDequantizeBlockwise", decoded),
+        ("elementwise_kernel", 2 * 128 * 4),
+    ]
+
+
+def test_rows_are_encoded_in_one_pass_and_a_product_of_integers_is_scaled_in_another() -> None:
+    rows, encoded, stats = made(8, 128), made(8, 128, dtype=INT8), made(8, dtype=torch.float32)
+    encoding = demand_of(BNB.int8_vectorwise_quant.default, rows, 6.0, result=(encoded, stats, None))
+    assert [part.moved_bytes for part in encoding.parts] == [8 * 128 * 2 + 8 * 128]
+    product = demand_of(
+        torch.ops.bitsandbytes.int8_scaled_mm.default,
+        encoded,
+        made(64, 128, dtype=INT8),
+        stats,
+        stats,
+        result=made(8, 64),
+    )
+    assert [part.moved_bytes for part in product.parts] == [8 * 64 * (4 + 2)]
+
+
+def test_an_optimizer_reads_the_gradient_and_changes_the_rest_paged_states_too() -> None:
+    gradient, parameter = made(1000, dtype=torch.float32), made(1000, dtype=torch.float32)
+    first, second = made(1000, dtype=torch.uint8), torch.empty(1000, dtype=torch.uint8)
+    update = (
+        torch.ops.bitsandbytes.optimizer_update_8bit_blockwise.default,
+        "adam",
+        gradient,
+        parameter,
+        first,
+        second,
+    )
+    on_device = 4000 + 2 * 4000 + 2 * 1000
+    assert demand_of(*update, result=None).moved_bytes == on_device
+    second.is_paged = True  # type: ignore[attr-defined]
+    assert demand_of(*update, result=None).moved_bytes == on_device + 2 * 1000
+
+
+def test_what_a_newer_release_adds_is_unknown() -> None:
+    demand = demand_of(BNB.something_new.default, made(8), result=made(8))
+    assert demand.flops != demand.flops

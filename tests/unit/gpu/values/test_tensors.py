@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fakedist.gpu.values.scans import all_true, any_true, distinct, has_no_negative, is_finite, selected
+from fakedist.gpu.values.tensors import all_true, any_true, distinct, has_no_negative, is_finite, selected
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fakedist.gpu.demand.triton_code import TritonIr
 from fakedist.gpu.demand.triton_demand import TritonKernel
-from fakedist.gpu.demand.triton_ir import TritonIr
 
 #: As Triton 3.9 compiles a tiled product whose sizes are called rows, cols and depth, without the address arithmetic.
 PRODUCT = """

@@ -1,23 +1,28 @@
-"""What the functions of Transformer Engine's extension demand of a GPU, from their arguments and results.
+"""Transformer Engine's extension: the demand of its functions, and the calls, which torch's dispatcher does not see.
 
 The signatures are those of version 2.20 (csrc/extensions.h of ``transformer_engine_torch``). A function that is not
 named here reads its arguments and writes what it returns, once each.
+
+Its functions are replaced while a step is timed, wherever they are held: in the extension, in modules of Transformer
+Engine that imported them, and in optimizers, which pass them to ``MultiTensorApply``.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
 
-from fakedist.gpu.demand.attention_demand import Known
-from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.formulas import KernelPart
 from fakedist.gpu.demand.operation_demand import EIGHT_BIT, NAN, Demand, dtype_of, memory_bytes, tensor_bytes
-from fakedist.gpu.demand.work_shapes import AttentionShape, Lengths, Mask, ProductShape
-from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords, tensors
+from fakedist.gpu.demand.work_shapes import AttentionShape, Known, Lengths, Mask, ProductShape, packed_lengths
+from fakedist.gpu.values.tensors import PLAIN, Arguments, Keywords, flat, tensors
+from fakedist.patch import patched, present
 
 #: Attributes of Float8Tensor, MXFP8Tensor, Float8BlockwiseQTensor, NVFP4Tensor and GroupedTensor, and of their storages
 #: (transformer_engine/pytorch/tensor/storage): first what is read by rows, then what is read by columns.
@@ -37,8 +42,8 @@ def written_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
 
 
 def read_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
-    """What a kernel reads of values: a quantized tensor in one form, and its scales."""
-    for value in _flat(values):
+    """The tensors that a kernel reads: of a quantized tensor one form, and its scales."""
+    for value in flat(values):
         if _is_plain(value) or not is_quantized(value):
             yield from _parts((value,), ())
             continue
@@ -49,7 +54,7 @@ def read_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
 
 def scales(values: Iterable[object]) -> Iterator[torch.Tensor]:
     """The scales of the quantized tensors among values."""
-    return (tensor for value in _flat(values) if is_quantized(value) for tensor in _parts((value,), _SCALES))
+    return (tensor for value in flat(values) if is_quantized(value) for tensor in _parts((value,), _SCALES))
 
 
 def matrix_of(value: object) -> tuple[int, int]:
@@ -71,35 +76,18 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is PLAIN
 
 
-def _flat(values: Iterable[object]) -> Iterator[object]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value
-
-
 def _parts(values: Iterable[object], names: tuple[str, ...]) -> Iterator[torch.Tensor]:
-    for value in _flat(values):
-        found = (value,) if _is_plain(value) else (getattr(value, name, None) for name in names)
-        yield from (each for each in found if isinstance(each, torch.Tensor) and _is_plain(each))
+    for value in flat(values):
+        parts = (value,) if _is_plain(value) else (getattr(value, name, None) for name in names)
+        yield from (part for part in parts if isinstance(part, torch.Tensor) and _is_plain(part))
 
 
 #: A layout of queries, keys and values among the extension's enumerations.
 _LAYOUT = re.compile(r"NVTE_(?:PAGED_KV_)?((?:SB|BS|BH|T)\w*)")
 
 
-class _Call(NamedTuple):
-    """The arguments that matter.
-
-    Attributes:
-        layout: Of queries, then of keys and values if it is another.
-        mask: Which keys a query meets.
-        offsets: Where packed sequences of queries begin, and of keys.
-        operands: Queries, keys, values.
-        dropout: Whether scores are left out at random.
-        deterministic: Whether a backward adds up gradients in a fixed order.
-    """
+class _AttentionCall(NamedTuple):
+    """The arguments that matter: ``layout`` of queries, then of keys and values if another; offsets if packed."""
 
     layout: list[str]
     mask: Mask
@@ -110,10 +98,10 @@ class _Call(NamedTuple):
 
 
 def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) -> Demand:
-    """The demand of a fused attention, with its sizes if its arguments are understood.
+    """The demand of a ``fused_attn_fwd`` or ``fused_attn_bwd``, with its sizes if its arguments are understood.
 
     Args:
-        name: ``fused_attn_fwd`` or ``fused_attn_bwd``.
+        name: The function.
         args: The call's arguments.
         demand: Its bytes and type.
         known: Returns a tensor's values: where packed sequences begin.
@@ -145,21 +133,17 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
         dropout=call.dropout,
         deterministic=call.deterministic and name.endswith("bwd"),
     )
-    if isinstance(sizes, Lengths):
-        flops = shape._replace(batch=1, queries=1).flops(sizes.met_pairs(mask))
-    else:
-        flops = shape.flops(mask.met_keys(queries, keys))
-    return demand._replace(flops=flops, attention=shape)
+    return demand._replace(flops=shape.masked_flops(mask, sizes), attention=shape)
 
 
-def _read(args: Arguments) -> _Call | None:
+def _read(args: Arguments) -> _AttentionCall | None:
     """Find the arguments by what they are, because their positions differ between versions: enumerations by their
     names, the window as the only pair of numbers, then flags, then the offsets, then the operands.
     """
     texts = [str(getattr(value, "name", "")).upper() for value in args]
-    layout = next((found[1] for text in texts if (found := _LAYOUT.fullmatch(text))), "")
+    layout = next((match[1] for text in texts if (match := _LAYOUT.fullmatch(text))), "")
     kind = next((text for text in texts if text.endswith("MASK")), "")
-    at = next((place for place, value in enumerate(args) if _is_pair(value)), len(args))
+    at = next((index for index, value in enumerate(args) if _is_pair(value)), len(args))
     flags = list(itertools.takewhile(lambda value: isinstance(value, bool), args[at + 1 :]))
     first = at + 1 + len(flags)
     if not layout or not kind or len(args) < first + 5:
@@ -171,7 +155,9 @@ def _read(args: Arguments) -> _Call | None:
     numbers = [value for value in args[:at] if isinstance(value, float)]
     operands = args[first + 2 : first + 5]
     has_dropout = len(numbers) > 1 and numbers[1] > 0
-    return _Call(layout.split("_"), mask, args[first : first + 2], operands, has_dropout, bool(flags and flags[-1]))
+    return _AttentionCall(
+        layout.split("_"), mask, args[first : first + 2], operands, has_dropout, bool(flags and flags[-1])
+    )
 
 
 def _is_pair(value: object) -> bool:
@@ -182,7 +168,7 @@ def _shape(value: object) -> list[int]:
     if isinstance(value, torch.Tensor):
         return [int(size) for size in value.shape]
     size = getattr(value, "size", None)
-    return [int(each) for each in size()] if callable(size) and any(matrix_of(value)) else []
+    return [int(length) for length in size()] if callable(size) and any(matrix_of(value)) else []
 
 
 def _sizes(
@@ -195,9 +181,8 @@ def _sizes(
     """Batch, queries and keys; or the lengths of packed sequences, if they are known."""
     query, key = shapes[0], shapes[1]
     if layouts[0].startswith("T"):
-        lengths = [_lengths(each, known) for each in offsets]
-        if lengths[0] is not None and lengths[1] is not None and len(lengths[0]) == len(lengths[1]):
-            return Lengths(lengths[0], lengths[1])
+        if (lengths := Lengths.between(*(packed_lengths(tensor, known) for tensor in offsets))) is not None:
+            return lengths
         queries, keys = (
             size if isinstance(size, int) and size else shape[0]
             for size, shape in zip(longest, (query, key), strict=True)
@@ -213,13 +198,6 @@ def _batch_and_tokens(layout: str, shape: list[int]) -> tuple[int, int]:
     if layout == "BHSD":
         return shape[0], shape[2]
     return shape[0], shape[1]
-
-
-def _lengths(offsets: object, known: Known) -> list[int] | None:
-    values = known(offsets) if isinstance(offsets, torch.Tensor) and offsets.numel() else None
-    if values is None:
-        return None
-    return [max(after - before, 0) for before, after in itertools.pairwise(int(end) for end in values.tolist())]
 
 
 #: Functions that launch no kernel, or whose kernels are a library's that is seen by itself.
@@ -268,12 +246,7 @@ _PARTIAL_ROWS = 512
 
 
 class Uses(NamedTuple):
-    """How a function uses its arguments.
-
-    Attributes:
-        read: Arguments that it reads.
-        written: Arguments that it writes.
-    """
+    """The arguments that a function reads and those that it writes."""
 
     read: tuple[object, ...]
     written: tuple[object, ...]
@@ -285,14 +258,9 @@ def launches_kernels(name: str) -> bool:
 
 
 def extension_demand(name: str, args: Arguments, kwargs: Keywords, result: object, known: Known) -> Demand:
-    """The demand of one call that has returned.
+    """The demand of one call that has returned of the function ``name`` in ``transformer_engine_torch``.
 
-    Args:
-        name: The function's name in ``transformer_engine_torch``.
-        args: The call's arguments.
-        kwargs: The call's keyword arguments.
-        result: What the call returned.
-        known: Returns a tensor's values, or None if no kernel computed them.
+    ``known`` returns a tensor's values, or None if no kernel computed them.
     """
     uses = _uses(name, args, kwargs)
     read = {tensor.data_ptr(): memory_bytes(tensor) for tensor in read_tensors(uses.read)}
@@ -330,7 +298,6 @@ def _list_uses(name: str, lists: tuple[object, ...]) -> Uses:
 
 
 def _dtype(args: Arguments) -> str:
-    """The type that a function computes in: that of its first tensor."""
     if any(is_quantized(value) for value in args):
         return "fp8"
     return dtype_of(tuple(read_tensors(args)))
@@ -343,24 +310,23 @@ def _quantize(args: Arguments, result: object, demand: Demand) -> Demand:
         return demand
     rows = sum(matrix_of(tensor)[0] for tensor in source)
     converts = any(tensor.dtype in EIGHT_BIT or tensor.element_size() == 1 for tensor in written_tensors((result,)))
-    reads = Part(("amax",), float(sum(map(memory_bytes, source))))
+    reads = KernelPart(("amax",), float(sum(map(memory_bytes, source))))
     if not converts:
         return demand
     return demand._replace(dtype="fp8", quantized=(rows, matrix_of(source[0])[1]), parts=(reads,))
 
 
 def _rows(name: str, args: Arguments, demand: Demand) -> Demand:
-    """A norm or a softmax."""
     width = matrix_of(args[0])[1]
     if "norm_bwd" not in name:
         return demand._replace(width=width)
-    finish = Part(("finalize",), 4.0 * _PARTIAL_ROWS * width)
+    finish = KernelPart(("finalize",), 4.0 * _PARTIAL_ROWS * width)
     return demand._replace(width=width, parts=(finish,))
 
 
 def _gemm(name: str, args: Arguments, demand: Demand) -> Demand:
     """Products. Those of cuBLAS have their own sizes; here are those that one kernel computes for all groups."""
-    swizzle = Part(("swizzle",), 2 * tensor_bytes(scales(args[:4])))
+    swizzle = KernelPart(("swizzle",), 2 * tensor_bytes(scales(args[:4])))
     shape = _groups(args) if "grouped" in name else None
     shape = shape and shape.of(*(next(read_tensors((args[at],)), None) for at in (2, 0, 4)))  # D = B x A
     if shape is None:
@@ -391,5 +357,75 @@ def _matrix(operand: object) -> tuple[int, int]:
     """Rows of all of an operand's matrices together, and the columns of each."""
     if not isinstance(operand, (list, tuple)):
         return matrix_of(operand)
-    sizes = [matrix_of(each) for each in operand]
+    sizes = [matrix_of(matrix) for matrix in operand]
     return sum(rows for rows, _ in sizes), max((columns for _, columns in sizes), default=0)
+
+
+EXTENSION = "transformer_engine_torch"
+PACKAGE = "transformer_engine"
+_APPLY = ("transformer_engine.pytorch.optimizers.multi_tensor_apply", "MultiTensorApply", "__call__")
+
+_Function = Callable[..., object]
+
+
+@contextmanager
+def watched_calls(
+    begins: Callable[[str], int], ended: Callable[[int, Demand | None], None], known: Known
+) -> Iterator[None]:
+    """Report each call, if the extension is loaded.
+
+    Args:
+        begins: Called with its name when a call begins in this thread. Returns a tag for it.
+        ended: Called with that tag when it ended; without a demand if it failed.
+        known: Returns a tensor's values, or None if no kernel computed them.
+
+    Raises:
+        RecordingError: This Transformer Engine applies its optimizers in another way.
+    """
+    extension = sys.modules.get(EXTENSION)
+    if extension is None:
+        yield
+        return
+
+    def watched(name: str, original: _Function) -> _Function:
+        def call(*args: object, **kwargs: object) -> object:
+            tag, demand = begins(f"{PACKAGE}.{name}"), None
+            try:
+                result = original(*args, **kwargs)
+                demand = _demand(name, args, kwargs, result, known)
+                return result
+            finally:
+                ended(tag, demand)
+
+        return call
+
+    replaced = {
+        id(function): watched(name, function)
+        for name, function in vars(extension).items()
+        if callable(function) and not isinstance(function, type) and launches_kernels(name)
+    }
+    with ExitStack() as undo:
+        for name, module in list(sys.modules.items()):
+            if name == EXTENSION or name.split(".")[0] == PACKAGE:
+                for attribute, value in list(vars(module).items()):
+                    if id(value) in replaced:
+                        undo.enter_context(patched(module, attribute, replaced[id(value)]))
+        if _APPLY[0] in sys.modules:
+            owner = present(sys.modules[_APPLY[0]], _APPLY[1])
+            undo.enter_context(patched(owner, _APPLY[2], _applying(present(owner, _APPLY[2]), replaced)))
+        yield
+
+
+def _demand(name: str, args: Arguments, kwargs: Keywords, result: object, known: Known) -> Demand | None:
+    """None if another version's arguments are others: its kernels count as not known."""
+    try:
+        return extension_demand(name, args, kwargs, result, known)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _applying(original: _Function, replaced: dict[int, _Function]) -> _Function:
+    def apply(owner: object, function: object, *args: object) -> object:
+        return original(owner, replaced.get(id(function), function), *args)
+
+    return apply

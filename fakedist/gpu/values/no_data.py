@@ -1,37 +1,33 @@
-"""Large floats on the host: as on the virtual GPU, they hold nothing and cost nothing.
+"""Large floats on the host: as on the virtual GPU, they hold no data and cost nothing.
 
 Offloaded parameters, gradients and optimizer states, and models that are initialised on the host, are larger than the
 memory of the machine that fakes the job. Their pages stay untouched: an operation on them returns a result of the right
 size, and values read from them are made up and counted. A result that the device would not compute either, such as the
-parameter in half precision, is hollow too.
+parameter in half precision, holds no data either.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch
 from torch import zeros
 
-from fakedist.gpu.values.arguments import Arguments, Keywords, as_device, plain_tensors
 from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, LIMIT_BYTES, is_float
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
+from fakedist.gpu.values.means import NON_NEGATIVE
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.values.shares import NON_NEGATIVE
-from fakedist.gpu.values.storage import storage_of
+from fakedist.gpu.values.tensors import Arguments, Keywords, as_device, plain_tensors, storage_of
 
 _FACTORIES = {"zeros", "ones", "full", "rand", "randn", "normal", "linspace", "eye"}
 _META = torch.device("meta")
 
 
-class Hollow:
-    """Runs operations on such tensors without computing them.
-
-    Args:
-        host: Makes up values.
+class NoData:
+    """Runs operations on large host floats without computing them.
 
     Attributes:
         operations: Number of operations that were not computed.
@@ -47,11 +43,11 @@ class Hollow:
         """Whether an operation reads, writes or creates such tensors."""
         for value in args:
             if isinstance(value, torch.Tensor):
-                if not value.is_cuda and self._host.is_hollow(value):
+                if not value.is_cuda and self._host.has_no_data(value):
                     return True
-            elif _is_list_on_host(value) and any(map(self._host.is_hollow, value)):
+            elif _is_list_on_host(value) and any(map(self._host.has_no_data, value)):
                 return True
-        if operator.written_names and any(map(self._host.is_hollow, kwargs.values())):
+        if operator.written_names and any(map(self._host.has_no_data, kwargs.values())):
             return True
         return operator.name in _FACTORIES and _makes_one(args, kwargs)
 
@@ -64,7 +60,7 @@ class Hollow:
         if operator.written:
             return self._in_place(operator, args, kwargs)
         try:
-            shaped = operator.func(*_on_meta(args), **_keywords_on_meta(kwargs))
+            shaped = operator.func(*map(_on_meta, args), **_keywords_on_meta(kwargs))
         except Exception:  # the shapes depend on values
             return operator.func(*args, **kwargs)
         if isinstance(shaped, torch.Tensor) and not (shaped.is_floating_point() or shaped.is_complex()):
@@ -86,7 +82,7 @@ class Hollow:
         self.operations += 1
 
     def _as_zeros(self, value: object) -> object:
-        return zeros((), dtype=value.dtype).expand(value.shape) if self._host.is_hollow(value) else value
+        return zeros((), dtype=value.dtype).expand(value.shape) if self._host.has_no_data(value) else value
 
     def _in_place(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         lists = [value for value in args if isinstance(value, (list, tuple)) and value]
@@ -94,10 +90,10 @@ class Hollow:
         computed: set[int] = set()
         if lists:
             length = len(lists[0])
-            lists = [each for each in lists if len(each) == length]
-            rest = [i for i in range(length) if not any(self._host.is_hollow(each[i]) for each in lists)]
+            lists = [listed for listed in lists if len(listed) == length]
+            rest = [i for i in range(length) if not any(self._host.has_no_data(listed[i]) for listed in lists)]
             if rest:
-                computed = {id(each[i]) for each in lists for i in rest}
+                computed = {id(listed[i]) for listed in lists for i in rest}
                 operator.func(*(_picked(value, rest, length) for value in args), **kwargs)
         outputs = {name: value for name, value in kwargs.items() if name in operator.written_names}
         _resize(operator, args, kwargs, outputs)
@@ -124,11 +120,11 @@ class Hollow:
 
     def _fill(self, tensor: torch.Tensor, operator: Operator) -> None:
         """Have a result hold nothing either, or made-up values if scripts read tensors of its size."""
-        if self._host.is_hollow(tensor) or not tensor.numel():
+        if self._host.has_no_data(tensor) or not tensor.numel():
             return
         if is_float(tensor) and storage_of(tensor)[1] > LIMIT_BYTES:
             tensor.zero_()
-            self._host.know_hollow(tensor)
+            self._host.mark_no_data(tensor)
             return
         self._host.inventions.fill(tensor, operator.full_name, non_negative=operator.name in NON_NEGATIVE)
 
@@ -148,25 +144,19 @@ def _makes_one(args: Arguments, kwargs: Keywords) -> bool:
     return on_host and dtype.is_floating_point and any(math.prod(s) * dtype.itemsize > HOST_LIMIT_BYTES for s in sizes)
 
 
-def _on_meta(values: Iterable[object]) -> list[object]:
-    found: list[object] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
-        elif isinstance(value, (list, tuple)):
-            found.append(_on_meta(value))
-        else:
-            found.append(value)
-    return found
+def _on_meta(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    return [_on_meta(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _keywords_on_meta(keywords: Keywords) -> Keywords:
-    found = dict(zip(keywords, _on_meta(keywords.values()), strict=True))
-    if "device" in found:
-        found["device"] = _META
-    found.pop("pin_memory", None)
-    found.pop("generator", None)
-    return found
+    converted = {name: _on_meta(value) for name, value in keywords.items()}
+    if "device" in converted:
+        converted["device"] = _META
+    converted.pop("pin_memory", None)
+    converted.pop("generator", None)
+    return converted
 
 
 def _resize(operator: Operator, args: Arguments, kwargs: Keywords, outputs: Keywords) -> None:
@@ -175,7 +165,7 @@ def _resize(operator: Operator, args: Arguments, kwargs: Keywords, outputs: Keyw
         return
     on_meta = _keywords_on_meta(kwargs)
     try:
-        operator.func(*_on_meta(args), **on_meta)
+        operator.func(*map(_on_meta, args), **on_meta)
     except Exception:  # the shapes depend on values
         return
     for name, output in outputs.items():

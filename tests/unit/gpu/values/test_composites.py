@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fakedist.gpu.values.foreach import Foreach
+from fakedist.gpu.values.composites import Foreach
+from fakedist.gpu.values.contents import Taint
 from fakedist.gpu.values.host import Host
-from fakedist.gpu.values.known import Taint
 
 
 def test_a_list_of_states_that_an_optimizer_does_not_have_gets_no_taint() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from fakedist.errors import RecordingError
-from fakedist.gpu.tracker import tracker
-from fakedist.gpu.tracker.tracker import EventTracker
+from fakedist.gpu.fast_path import build, event_tracker
+from fakedist.gpu.fast_path.event_tracker import EventTracker
 
 
 class Library:
@@ -39,8 +39,8 @@ class Function:
 
 def tracked(monkeypatch: pytest.MonkeyPatch, *events: tuple[int, int]) -> tuple[EventTracker, Library]:
     library = Library(events)
-    monkeypatch.setattr(tracker, "ensure_tracker", lambda: "x.so")
-    monkeypatch.setattr(tracker.ctypes, "PyDLL", lambda path: library)
+    monkeypatch.setattr(build.Library, "ensure", lambda library: "x.so")
+    monkeypatch.setattr(event_tracker.ctypes, "PyDLL", lambda path: library)
     return EventTracker(), library
 
 

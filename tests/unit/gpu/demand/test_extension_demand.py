@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu.demand import operation_demand, transformer_engine_demand
+from fakedist.gpu.demand import extension_demand, operation_demand
+from fakedist.gpu.demand.extension_demand import extension_demand as demand_of_call
+from fakedist.gpu.demand.extension_demand import watched_calls
 from fakedist.gpu.demand.operation_demand import Demand
-from fakedist.gpu.demand.transformer_engine_demand import extension_demand
 from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
-from fakedist.gpu.extension_calls import watched_calls
 
 TOKENS, HIDDEN, INNER = 64, 128, 256
 
@@ -42,7 +42,7 @@ class Named:
 
 @pytest.fixture(autouse=True)
 def _host_tensors_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (operation_demand, transformer_engine_demand):
+    for module in (operation_demand, extension_demand):
         monkeypatch.setattr(module, "memory_bytes", lambda tensor: tensor.nbytes)
 
 
@@ -51,7 +51,7 @@ def made(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def demand_of(name: str, *args: Any, result: Any = None, known: Any = None, **kwargs: Any) -> Demand:
-    return extension_demand(name, args, kwargs, result, known or (lambda tensor: None))
+    return demand_of_call(name, args, kwargs, result, known or (lambda tensor: None))
 
 
 def test_an_activation_reads_its_input_and_writes_what_it_returns() -> None:
@@ -235,11 +235,11 @@ class Watching:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Demand | None]] = []
 
-    def call_begins(self, operation: str) -> int:
+    def begins(self, operation: str) -> int:
         self.calls.append((operation, None))
         return len(self.calls) - 1
 
-    def call_ended(self, tag: int, demand: Demand | None) -> None:
+    def ended(self, tag: int, demand: Demand | None) -> None:
         self.calls[tag] = self.calls[tag][0], demand
 
 
@@ -267,7 +267,7 @@ def extension(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_calls_are_seen_wherever_the_function_is_held(extension: Any) -> None:
     watching, lists = Watching(), [[made(10)], [made(10)]]
-    with watched_calls(watching, lambda tensor: None):
+    with watched_calls(watching.begins, watching.ended, lambda tensor: None):
         extension.multi_tensor_scale(1, None, lists, 1.0)
         vars(sys.modules["transformer_engine.held"])["imported"](1, None, lists, 1.0)
         MultiTensorApply()(scaled, None, lists, 1.0)
@@ -283,7 +283,7 @@ def test_calls_are_seen_wherever_the_function_is_held(extension: Any) -> None:
 def test_a_call_that_fails_or_has_other_arguments_has_no_demand(extension: Any) -> None:
     extension.quantize = lambda: None
     watching = Watching()
-    with watched_calls(watching, lambda tensor: None):
+    with watched_calls(watching.begins, watching.ended, lambda tensor: None):
         with pytest.raises(RuntimeError, match="no GPU"):
             extension.swap_first_dims(made(1))
         extension.quantize()

@@ -1,21 +1,22 @@
-"""What is known about tensors that hold no values: which share of a mask is true, and what is not negative.
+"""Facts about tensors that hold no values: the mean of a mask, and that nothing is negative.
 
 Nothing is NaN or infinite: scripts end runs on such tests, so they get the answer of a healthy run instead of a coin
 flip (``torch.isfinite(x)`` is ``(x == x) * (x.abs() != inf)`` by the time it reaches a kernel). A router's mask of
-16,384 tokens and 256 experts is zeros, with ones scattered to eight experts per token. Its share of ones, 8/256, gives
-the number of tokens per expert, as long as all experts get the same number.
+16,384 tokens and 256 experts is zeros, with ones scattered to eight experts per token. Its mean, 8/256, gives the
+number of tokens per expert, as long as all experts get the same number.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import torch
+from torch import arange
 
-from fakedist.gpu.values.arguments import Arguments, tensor_at, tensors
-from fakedist.gpu.values.known import Storages
-from fakedist.gpu.values.scans import all_true, any_true, has_no_negative
+from fakedist.gpu.values.contents import Storages
+from fakedist.gpu.values.tensors import Arguments, all_true, any_true, has_no_negative, tensor_at, tensors
 
 _ALWAYS = {"isfinite": 1.0, "isnan": 0.0, "isinf": 0.0, "isposinf": 0.0, "isneginf": 0.0}
 _ABOVE_ZERO = {"gt": 1.0, "ne": 1.0, "le": 0.0, "eq": 0.0}
@@ -36,19 +37,9 @@ _SCATTER = {"scatter", "scatter_"}
 NON_NEGATIVE = {"norm", "linalg_vector_norm", "_foreach_norm", "abs", "nll_loss_forward", "mse_loss", "l1_loss", "exp"}
 NON_NEGATIVE |= {"nll_loss2d_forward", "binary_cross_entropy", "softplus", "sqrt", "square", "relu", "sigmoid"}
 NON_NEGATIVE |= {
-    "_softmax",
-    "softmax",
-    "cross_entropy_loss",
-    "nll_loss",
-    "nll_loss_nd",
-    "_cdist_forward",
-    "cdist",
-    "huber_loss",
-    "smooth_l1_loss",
-    "var",
-    "std",
-    "logsumexp",
-}
+    "_softmax", "softmax", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "_cdist_forward", "cdist", "huber_loss",
+    "smooth_l1_loss", "var", "std", "logsumexp",
+}  # fmt: skip
 #: Those whose results are never zero either.
 _POSITIVE = {"exp", "softplus", "sigmoid", "_softmax", "softmax"}
 _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min", "amax", "amin", "div", "mul", "add"}
@@ -71,12 +62,10 @@ def followed_name(name: str) -> str:
     return name if name in FOLLOWED else name.removesuffix("_")
 
 
-class Shares:
+class Means:
     """Remembers the mean of masks and counts that hold no values, and the tensors that are not negative.
 
-    Args:
-        seen: Returns a tensor's values on the host; None if the tensor does not hold them.
-        storages: What is known about storages.
+    ``seen`` returns a tensor's values on the host; None if the tensor does not hold them.
     """
 
     def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None], storages: Storages) -> None:
@@ -84,9 +73,9 @@ class Shares:
         self._storages = storages
 
     def of(self, tensor: torch.Tensor) -> float | None:
-        """The mean of all elements, which is a mask's share of ones; None if unknown."""
+        """The mean of all elements, of a mask the fraction of ones; None if unknown."""
         known = self._storages.get(tensor)
-        return None if known is None else known.share
+        return None if known is None else known.mean
 
     def is_assumed(self, tensor: torch.Tensor) -> bool:
         """Whether the mean of all elements is made up, so that what follows from it is made up too."""
@@ -123,25 +112,25 @@ class Shares:
         self._remember(tensor, None, None)
 
     def _remember(
-        self, tensor: torch.Tensor, share: float | None, is_positive: bool | None, *, is_assumed: bool = False
+        self, tensor: torch.Tensor, mean: float | None, is_positive: bool | None, *, is_assumed: bool = False
     ) -> None:
-        if share is not None or is_positive is not None:
+        if mean is not None or is_positive is not None:
             known = self._storages.make(tensor)
-            known.share, known.is_positive, known.is_assumed = share, is_positive, is_assumed
+            known.mean, known.is_positive, known.is_assumed = mean, is_positive, is_assumed
         elif (known_before := self._storages.get_moved(tensor)) is not None:
-            known_before.share = known_before.is_positive = None
+            known_before.mean = known_before.is_positive = None
             known_before.is_assumed = False
             self._storages.tidy(known_before)
 
     def follow(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
-        """Derive what is known about an operation's result from its arguments. Return its share, if known."""
+        """Derive what is known about an operation's result from its arguments. Return its mean, if known."""
         name = followed_name(name)
-        share = self._share(name, args, result)
-        is_assumed = share is not None and any(map(self.is_assumed, tensors(args)))
-        if share is None and name in _SAME and len(args) > 1:
-            share, is_assumed = 0.5, True  # a count of zero would divide losses by zero
-        self._remember(result, share, self._sign(name, args), is_assumed=is_assumed)
-        return share
+        mean = self._mean(name, args, result)
+        is_assumed = mean is not None and any(map(self.is_assumed, tensors(args)))
+        if mean is None and name in _SAME and len(args) > 1:
+            mean, is_assumed = 0.5, True  # a count of zero would divide losses by zero
+        self._remember(result, mean, self._sign(name, args), is_assumed=is_assumed)
+        return mean
 
     def is_certain(self, name: str, args: Arguments, result: torch.Tensor) -> bool:
         """Whether a computed result is the same for any made-up arguments: ``isnan``, ``norm < 0``.
@@ -149,18 +138,18 @@ class Shares:
         What is known about its sign is remembered.
         """
         name = followed_name(name)
-        share = self._share(name, args, result) if name in _ALWAYS or name in _SAME else None
+        mean = self._mean(name, args, result) if name in _ALWAYS or name in _SAME else None
         self._remember(result, None, self._sign(name, args))
-        return share in (0.0, 1.0)
+        return mean in (0.0, 1.0)
 
     def _sign(self, name: str, args: Arguments) -> bool | None:
         """Whether a result that is not negative is never zero either; None if it may be negative."""
         return _is_positive(name, args) if self._stays_non_negative(name, args) else None
 
-    def know(self, tensor: torch.Tensor, share: float) -> None:
-        """Record that the mean of all elements will be ``share``."""
+    def know(self, tensor: torch.Tensor, mean: float) -> None:
+        """Record that the mean of all elements will be ``mean``."""
         known = self._storages.make(tensor)
-        known.share, known.is_assumed = share, False
+        known.mean, known.is_assumed = mean, False
 
     def know_non_negative(self, tensor: torch.Tensor) -> None:
         """Record that nothing in the tensor is negative."""
@@ -170,7 +159,7 @@ class Shares:
         """Record that nothing in a storage is negative. A weak reference to it is left here."""
         self._storages.make_at(storage, address).is_positive = False
 
-    def _share(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
+    def _mean(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
         if name in _ALWAYS:
             return _ALWAYS[name]
         if name in ZEROS or name in _ONES:
@@ -184,13 +173,13 @@ class Shares:
             return self._compared(name, tensor_at(args, 0), args[1])
         if name in COUNTING and (mask := tensor_at(args, 0)).dtype == torch.bool and self.of(mask) is None:
             self._storages.make(mask).is_assumed = True
-            self._storages.make(mask).share = 0.5  # as where a mask decides the size of a selection
-        shares: list[float] = []
+            self._storages.make(mask).mean = 0.5  # as where a mask decides the size of a selection
+        means: list[float] = []
         for value in tensors(args[1:] if name == "copy_" else args):
-            if (share := self.of(value)) is None:
+            if (mean := self.of(value)) is None:
                 return None
-            shares.append(share)
-        return _combined(name, shares, args, result) if shares else None
+            means.append(mean)
+        return _combined(name, means, args, result) if means else None
 
     def _scattered(self, args: Arguments) -> float | None:
         target, index, value = tensor_at(args, 0), tensor_at(args, 2), args[3]
@@ -201,7 +190,6 @@ class Shares:
         return before + (float(value) - before) * replaced
 
     def _compared(self, name: str, first: torch.Tensor, second: object) -> float | None:
-        """The share of a comparison; None if nothing is known about it."""
         if isinstance(second, torch.Tensor):
             return _SAME[name] if first is second or _is_same(first, second) else None
         if isinstance(second, float) and math.isinf(second):
@@ -210,12 +198,12 @@ class Shares:
             return _SAME[name]
         if second == 0 and name in _ABOVE_ZERO and self._is_positive(first):
             return _ABOVE_ZERO[name]
-        share = self.of(first)
-        if share is None or first.is_floating_point() or not 0 <= share <= 1:
+        mean = self.of(first)
+        if mean is None or first.is_floating_point() or not 0 <= mean <= 1:
             return None
         if (name, second) in (("gt", 0), ("ne", 0), ("eq", 1), ("ge", 1)):
-            return share
-        return 1 - share if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else None
+            return mean
+        return 1 - mean if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else None
 
     def _stays_non_negative(self, name: str, args: Arguments) -> bool:
         if name in NON_NEGATIVE or name in ZEROS or name in _ONES:
@@ -254,22 +242,33 @@ def _is_positive(name: str, args: Arguments) -> bool:
     return isinstance(args[1], (int, float)) and args[1] > 0
 
 
-def _combined(name: str, shares: list[float], args: Arguments, result: torch.Tensor) -> float | None:
+def _combined(name: str, means: list[float], args: Arguments, result: torch.Tensor) -> float | None:
     if name in _KEEP:
-        return shares[0] if len(set(shares)) == 1 else None
+        return means[0] if len(set(means)) == 1 else None
     if name in _NOT:
-        return 1 - shares[0] if result.dtype == torch.bool else None
+        return 1 - means[0] if result.dtype == torch.bool else None
     if name in _AND or name in _OR:
-        if len(shares) < 2:
+        if len(means) < 2:
             return None
-        both = shares[0] * shares[1]
-        return both if name in _AND else shares[0] + shares[1] - both
+        both = means[0] * means[1]
+        return both if name in _AND else means[0] + means[1] - both
     if name in COUNTING:
-        return shares[0] * float(tensor_at(args, 0).numel() / max(1, result.numel()))
+        return means[0] * float(tensor_at(args, 0).numel() / max(1, result.numel()))
     if name in _LEAST or name in _MOST:
-        return shares[0] if shares[0] in (0.0, 1.0) else None
+        return means[0] if means[0] in (0.0, 1.0) else None
     return None
 
 
 def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.data_ptr() == second.data_ptr() and first.stride() == second.stride() and first.shape == second.shape
+
+
+@functools.lru_cache(maxsize=8)
+def spread(shape: torch.Size, mean: float) -> torch.Tensor:
+    """A host mask with this mean: as many in every row, each row's after those of the previous. Do not write to it."""
+    columns = shape[-1]
+    rows = arange(shape.numel() // columns)
+    ends = torch.round((rows + 1) * mean * columns).long()
+    begins = torch.round(rows * mean * columns).long()
+    positions = (arange(columns) - begins[:, None]) % columns
+    return (positions < (ends - begins)[:, None]).view(shape)

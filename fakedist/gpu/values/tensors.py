@@ -1,0 +1,336 @@
+"""The tensors of an operation: those among its arguments, their storages, and questions about all of their elements.
+
+``tensor.untyped_storage()`` makes a Python object that lives as long as the storage and counts as a user of it.
+Autograd adds gradients in place only if a storage has one user (``can_accumulate_inplace`` in
+torch/csrc/autograd/input_buffer.cpp), so calling it would cost the job a tensor. Instead, identity and size are read
+from ``c10::TensorImpl`` and ``c10::StorageImpl``, and a weak reference is added to the latter's count. The offsets are
+found with tensors whose storage is known.
+
+Questions about all elements of a host tensor (:func:`is_finite`, :func:`has_no_negative`, ...) take one pass.
+``torch.isfinite(values).all()`` writes a mask first, and reducing a mask is slow: for half a million floats it takes 20
+times as long. The engine asks such questions for most operations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, ValuesView
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import broadcast_tensors, empty
+
+from fakedist.errors import RecordingError
+from fakedist.own_memory import read_words
+
+Arguments = tuple[object, ...]
+Keywords = dict[str, object]
+
+#: The ``__torch_dispatch__`` of plain tensors. Wrapper subclasses have another.
+PLAIN = torch.Tensor.__torch_dispatch__
+
+
+def tensor_at(args: Arguments, position: int) -> torch.Tensor:
+    """Return the argument at a position where the operator takes a tensor."""
+    value = args[position]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def as_device(value: object) -> torch.device | None:
+    """The device that an argument names; None if the argument is missing."""
+    if value is None:
+        return None
+    assert isinstance(value, (torch.device, str, int))
+    return torch.device(value)
+
+
+def as_generator(value: object) -> torch.Generator | None:
+    """The random generator that an argument is; None if the argument is missing."""
+    return value if isinstance(value, torch.Generator) else None
+
+
+def flat(values: Iterable[object]) -> Iterator[object]:
+    """All values, also those inside lists, tuples and the values of dicts."""
+    for value in values:
+        if isinstance(value, (list, tuple, ValuesView)):
+            yield from flat(value)
+        else:
+            yield value
+
+
+def tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+    """All tensors among values, also inside lists and tuples."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors(value)
+
+
+def plain_tensors(values: Iterable[object]) -> list[torch.Tensor]:
+    """Tensors with memory of their own: no wrappers (AsyncCollectiveTensor), none made of others (sparse)."""
+    plain: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if type(value).__torch_dispatch__ is PLAIN and value.layout is torch.strided and not value.is_nested:
+                plain.append(value)
+        elif isinstance(value, (list, tuple)):
+            plain += plain_tensors(value)
+    return plain
+
+
+def device_tensors(values: Iterable[object]) -> list[torch.Tensor]:
+    """Those of :func:`plain_tensors` that are on a device."""
+    return [tensor for tensor in plain_tensors(values) if tensor.is_cuda]
+
+
+def cuda_device(args: Arguments, kwargs: Keywords) -> torch.device | None:
+    """The CUDA device that an operation runs on; None for the host."""
+    named = as_device(kwargs.get("device"))
+    if named is not None and named.type != "cuda":
+        return None
+    for tensor in device_tensors(args):
+        return tensor.device
+    if named is None:
+        return None
+    return named if named.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+_PROBES = (123_457, 7_654_321)
+_WORD = 8
+_MAX_WORDS = 24
+#: ``c10::intrusive_ptr_target`` counts its owners in the lower half of a word, and weak references in the upper half.
+_ONE_WEAK = 1 << 32
+#: Arguments of the driver's functions: an address and a number of bytes.
+_BYTES = (ctypes.c_void_p, ctypes.c_size_t)
+#: Callbacks that were the driver's. They live as long as the process.
+_callbacks: list[object] = []
+_read = ctypes.c_uint64.from_address
+_free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
+
+
+@functools.cache
+def _offsets() -> tuple[int, int]:
+    """Offsets in bytes: of the StorageImpl in a TensorImpl, and of the size in a StorageImpl."""
+    layouts: list[set[tuple[int, int]]] = []
+    for num_bytes in _PROBES:
+        probe = empty(num_bytes, dtype=torch.uint8)
+        storage = probe.untyped_storage()._cdata
+        words_of_tensor, words_of_storage = read_words(probe._cdata, _MAX_WORDS), read_words(storage, _MAX_WORDS)
+        in_tensor = [_WORD * index for index, word in enumerate(words_of_tensor) if word == storage]
+        in_storage = [_WORD * index for index, word in enumerate(words_of_storage) if word == num_bytes]
+        layouts.append({(first, second) for first in in_tensor for second in in_storage})
+    common = set.intersection(*layouts)
+    if not common:
+        raise RecordingError(
+            f"torch {torch.__version__} has an unknown layout of storages", "pip install torch==2.15.0"
+        )
+    return min(common)
+
+
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Identity and bytes of a tensor's storage, as ``untyped_storage()._cdata`` and ``.nbytes()``; zeros if sparse.
+
+    Raises:
+        RecordingError: This torch has an unknown layout.
+    """
+    in_tensor, in_storage = _offsets()
+    storage = _read(tensor._cdata + in_tensor).value
+    return (storage, _read(storage + in_storage).value) if storage else (0, 0)
+
+
+@functools.cache
+def _weak_count() -> int:
+    """Offset in bytes of the weak reference count in a StorageImpl."""
+    storage = empty(_PROBES[0], dtype=torch.uint8).untyped_storage()
+    before = read_words(storage._cdata, _MAX_WORDS)
+    storage._weak_ref()
+    after = read_words(storage._cdata, _MAX_WORDS)
+    more = [new - old for old, new in zip(before, after, strict=False)]
+    counted = [_WORD * index for index, count in enumerate(more) if count == _ONE_WEAK]
+    _free_weak_ref(storage._cdata)
+    if len(counted) != 1:
+        raise RecordingError(
+            f"torch {torch.__version__} counts references to storages in an unknown way", "pip install torch==2.15.0"
+        )
+    return counted[0]
+
+
+@functools.cache
+def _of_driver(name: str, *arguments: type[ctypes._SimpleCData[int]]) -> Callable[..., object] | None:
+    """A function of the virtual GPU's driver; None if the driver is not loaded."""
+    function = getattr(ctypes.PyDLL(None), name, None)  # these calls take less time than releasing the GIL would
+    if function is not None:
+        function.argtypes, function.restype = arguments or None, ctypes.c_size_t
+    return cast("Callable[..., object] | None", function)
+
+
+def hold_weakly(tensor: torch.Tensor) -> None:
+    """Keep a tensor's StorageImpl, not its memory, alive until ``UntypedStorage._free_weak_ref``.
+
+    Raises:
+        RecordingError: This torch counts references in an unknown way.
+    """
+    add = _of_driver("fakedist_add", ctypes.c_void_p, ctypes.c_uint64)
+    if add is None:
+        tensor.untyped_storage()._weak_ref()
+    else:
+        add(storage_of(tensor)[0] + _weak_count(), _ONE_WEAK)
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Where a tensor's storage begins: ``untyped_storage().data_ptr()``, but faster."""
+    if not tensor.numel():
+        return tensor.untyped_storage().data_ptr()  # data_ptr() of a tensor without elements is 0
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
+
+
+class Holding(enum.IntEnum):
+    """The state of bytes, as the driver keeps it for those who read past the engine: ``enum holding`` of memory.h."""
+
+    NOTHING = 0
+    COMPUTED = 1
+
+
+def report_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor | None = None) -> None:
+    """Report to the driver what a device tensor's memory holds now; all of its storage if it is not contiguous.
+
+    ``flags`` has one for each byte of the storage, if they differ and the tensor is not contiguous.
+    """
+    report = _of_driver("fakedist_know", *_BYTES, ctypes.c_int)
+    if report is None:
+        return
+    if tensor.is_contiguous():
+        report(tensor.data_ptr(), tensor.numel() * tensor.element_size(), holding)
+    elif flags is None:
+        report(storage_address(tensor), storage_of(tensor)[1], holding)
+    elif (report_flags := _of_driver("fakedist_know_where", *_BYTES, ctypes.c_size_t)) is not None:
+        report_flags(storage_address(tensor), flags.data_ptr(), flags.numel())
+
+
+def report_taint(tensor: torch.Tensor) -> None:
+    """Tell the driver that what a device tensor's memory holds is made up, or computed from made-up values."""
+    if (report := _of_driver("fakedist_taint", *_BYTES)) is not None:
+        if tensor.is_contiguous():
+            report(tensor.data_ptr(), tensor.nbytes)
+        else:
+            report(storage_address(tensor), storage_of(tensor)[1])
+
+
+def find_know() -> Callable[[int, int, int], object]:
+    """The driver's function that takes an address, a number of bytes, and what they hold."""
+    return _of_driver("fakedist_know", *_BYTES, ctypes.c_int) or (lambda address, num_bytes, holding: None)
+
+
+def find_losses() -> ctypes.c_uint64:
+    """The driver's count of launches that took known values away: kernels whose writes no operation accounts for."""
+    find = _of_driver("fakedist_losses")
+    return ctypes.c_uint64(0) if find is None else ctypes.c_uint64.from_address(cast("int", find()))
+
+
+def num_lost(address: int, num_bytes: int) -> int:
+    """Number of these bytes of device memory without a value."""
+    count = _of_driver("fakedist_lost", *_BYTES)
+    return 0 if count is None else cast("int", count(address, num_bytes))
+
+
+def is_computed(tensor: torch.Tensor) -> bool:
+    """Whether a device tensor holds values that reached it past the engine, such as another thread's copies."""
+    count = _of_driver("fakedist_unknown", *_BYTES) if tensor.is_contiguous() else None
+    return count is not None and not count(tensor.data_ptr(), tensor.nbytes)
+
+
+def find_cover() -> Callable[[int], object]:
+    """The function to call when an operation whose writes the engine knows begins in this thread (1), or ends (-1)."""
+    return _of_driver("fakedist_cover", ctypes.c_int) or (lambda more: None)
+
+
+@contextmanager
+def answered_reads() -> Iterator[None]:
+    """Have the caller answer for what this thread copies to the host: the driver does not count it as made up."""
+    answers = _of_driver("fakedist_answers_reads", ctypes.c_int)
+    if answers is None:
+        yield
+        return
+    answers(1)
+    try:
+        yield
+    finally:
+        answers(0)
+
+
+@contextmanager
+def reported_reads(report: Callable[[int], bool]) -> Iterator[None]:
+    """Call ``report(num_bytes)`` for each copy to the host of bytes that hold no computed value, past the engine.
+
+    It runs in the reading thread and returns whether the copy fails. Threads that Python does not know are counted by
+    the driver instead, because they must not wait for the GIL.
+    """
+    set_callback = _of_driver("fakedist_tell_reads", ctypes.c_void_p, ctypes.c_void_p)
+    if set_callback is None:
+        yield
+        return
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(report)
+    state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, ctypes.c_void_p)
+    set_callback(ctypes.cast(callback, ctypes.c_void_p), state)
+    try:
+        yield
+    finally:
+        set_callback(None, None)
+        _callbacks.append(callback)  # a thread may be about to call it
+
+
+def zero_memory(tensor: torch.Tensor) -> bool:
+    """Write zeros to the memory of a contiguous device tensor, where pages that are not read take no host memory.
+
+    Returns whether they were written.
+    """
+    zero = _of_driver("fakedist_zero", *_BYTES) if tensor.is_contiguous() and tensor.is_cuda else None
+    return zero is not None and bool(zero(tensor.data_ptr(), tensor.nbytes))
+
+
+def distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with each element of an expanded tensor once."""
+    if 0 not in tensor.stride():
+        return tensor
+    sizes = [min(size, 1) if not stride else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether there is no NaN and no infinity. If there is, the sum is one too."""
+    values = distinct(values)
+    if values.dtype.itemsize == 1:  # eight-bit floats have no sums, and torch 2.8 asks them nothing
+        values = values.float()
+    return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())  # the sum may overflow
+
+
+def has_no_negative(values: torch.Tensor) -> bool:
+    """Whether every value is at least zero. NaN is not. Complex values have no order."""
+    if values.is_complex():
+        return False
+    if not values.dtype.is_signed or not values.numel():
+        return True
+    values = distinct(values)
+    return bool((values.float() if values.dtype.itemsize == 1 else values).min() >= 0)
+
+
+def all_true(mask: torch.Tensor) -> bool:
+    """Whether no element of a mask, bools or bytes, is zero."""
+    return not mask.numel() or bool(mask.view(torch.uint8).min())
+
+
+def any_true(mask: torch.Tensor) -> bool:
+    """Whether any element of a mask, bools or bytes, is not zero."""
+    return bool(mask.numel()) and bool(mask.view(torch.uint8).max())
+
+
+def selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """``masked_select`` with a bool mask. For expanded values torch's own takes two copies of the mask as int64."""
+    values, mask = broadcast_tensors(values, mask)
+    return values[mask]
