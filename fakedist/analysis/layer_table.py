@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -217,36 +218,51 @@ def _numbered(run: list[str]) -> str:
     return run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
-def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
+def fold_sums(folds: list[Fold], sums: Mapping[str, Array], whole: tuple[str, Array], unit: str) -> pd.DataFrame:
     """Figures of folds: one row per fold, in their order.
 
-    Columns: name, class_name, depth, num_repeats; ``peak_<category>_bytes`` and ``peak_total_bytes`` (with children),
-    ``peak_own_bytes``: sums over the repeats; ``least_peak_bytes``, ``median_peak_bytes``, ``largest_peak_bytes``:
-    figures of one repeat, with children; ``most_...``: the largest figure of any one repeat.
+    Args:
+        folds: The folds.
+        sums: By column, a value for each layer, to be summed over the repeats.
+        whole: The column that is summed and also compared between repeats, and its value for each layer.
+        unit: The end of the names of ``least_``, ``median_`` and ``largest_``, the figures of one repeat.
     """
-    totals = {name: with_children(table, table[name].to_numpy()) for name in _BYTES}
-    totals["peak_own_bytes"] = table["peak_own_bytes"].to_numpy()
-    most = {name: table[name].to_numpy() for name in table.columns if name.startswith("most_")}
-    peak = table["peak_total_bytes"].to_numpy()
+    column, values = whole
     rows = []
     for fold in folds:
-        layers = list(fold.layers)
-        each = np.sort(peak[layers])
+        repeats = list(fold.layers)
+        ordered = np.sort(values[repeats])
         rows.append(
             {
                 "name": fold.name,
                 "class_name": fold.class_name,
                 "depth": fold.depth,
-                "num_repeats": len(layers),
-                **{name: int(values[layers].sum()) for name, values in totals.items()},
-                "peak_total_bytes": int(each.sum()),
-                "least_peak_bytes": int(each[0]),
-                "median_peak_bytes": int(each[len(each) // 2]),
-                "largest_peak_bytes": int(each[-1]),
-                **{name: int(values[layers].max()) for name, values in most.items()},
+                "num_repeats": len(repeats),
+                **{name: of_layer[repeats].sum().item() for name, of_layer in sums.items()},
+                column: ordered.sum().item(),
+                f"least_{unit}": ordered[0].item(),
+                f"median_{unit}": ordered[len(ordered) // 2].item(),
+                f"largest_{unit}": ordered[-1].item(),
             }
         )
     return pd.DataFrame(rows)
+
+
+def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
+    """The memory of folds: one row per fold, in their order.
+
+    Columns: name, class_name, depth, num_repeats; ``peak_<category>_bytes`` and ``peak_total_bytes`` (with children),
+    ``peak_own_bytes``: sums over the repeats; ``least_peak_bytes``, ``median_peak_bytes``, ``largest_peak_bytes``:
+    figures of one repeat, with children; ``most_...``: the largest figure of any one repeat.
+    """
+    sums = {name: with_children(table, table[name].to_numpy()) for name in _BYTES}
+    sums["peak_own_bytes"] = table["peak_own_bytes"].to_numpy()
+    peak = table["peak_total_bytes"].to_numpy()
+    folded = fold_sums(folds, sums, ("peak_total_bytes", peak), "peak_bytes")
+    for name in table.columns[table.columns.str.startswith("most_")]:
+        of_layer = table[name].to_numpy()
+        folded[name] = [of_layer[list(fold.layers)].max() for fold in folds]
+    return folded
 
 
 def rows_of(kind: type[Row], table: pd.DataFrame) -> list[Row]:

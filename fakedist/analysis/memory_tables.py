@@ -125,7 +125,7 @@ class Peak:
     by_category: dict[str, int]
 
 
-def find_peak(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> Peak:
+def find_peak(blocks: Blocks, places: pd.DataFrame) -> Peak:
     """The peaks of the run, with the place and the categories of the allocated peak."""
     allocated, reserved = blocks.replay.allocated_bytes, blocks.replay.reserved_bytes
     step, phase = places[["step", "phase"]].iloc[blocks.peak_event] if blocks.peak_event >= 0 else (0, "init")

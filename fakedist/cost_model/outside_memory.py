@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from types import MappingProxyType
+from typing import Literal
 
 import pandas as pd
 
@@ -37,6 +37,8 @@ def estimate_outside(
     nccl_environment: Mapping[str, str] = MappingProxyType({}),
     bound: Collection[int] = (),
     measured_bytes: int | None = None,
+    reserved_bytes: int = 0,
+    capacity_bytes: int = 0,
 ) -> Outside:
     """Estimate the GPU memory that the rank takes outside the caching allocator.
 
@@ -50,6 +52,8 @@ def estimate_outside(
         nccl_environment: NCCL_* variables.
         bound: Numbers of the groups that are bound to a device.
         measured_bytes: The device's used memory minus reserved, at the end; None on a virtual GPU.
+        reserved_bytes: The most that the caching allocator held.
+        capacity_bytes: The GPU's memory; 0 if that is not known.
     """
     interconnect, settings = find_interconnect(gpu_name), read_settings(nccl_environment)
     network = _network(gpu_name, fabric)
@@ -78,15 +82,15 @@ def estimate_outside(
         num_unused_groups=len(groups) - len(found) if interconnect is not None else 0,
         left_out=[*left_out, _LIBRARIES],
         measured_bytes=measured_bytes,
+        beside_reserved=_beside_reserved(reserved_bytes, everything, capacity_bytes),
     )
 
 
-def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
-    """The estimate, completed with whether it fits into the capacity together with reserved memory."""
-    if not capacity or reserved + outside.high_bytes <= capacity:
-        return replace(outside, beside_reserved="fits")
-    fits_least = reserved + outside.low_bytes <= capacity
-    return replace(outside, beside_reserved="may not fit" if fits_least else "does not fit")
+def _beside_reserved(reserved: int, memory: Span, capacity: int) -> Literal["fits", "may not fit", "does not fit"]:
+    """Whether memory fits into the capacity in addition to the reserved memory."""
+    if not capacity or reserved + memory.high <= capacity:
+        return "fits"
+    return "may not fit" if reserved + memory.low <= capacity else "does not fit"
 
 
 def _network(gpu_name: str, fabric: str | None) -> Network:

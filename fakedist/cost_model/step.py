@@ -16,7 +16,7 @@ from fakedist.cost_model.timeline import Array, CriticalPath, HostCosts, HostTim
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import TABLES
-from fakedist.rundir.step_time import Calibration, KernelSource
+from fakedist.rundir.step_time import Calibration
 
 _COLUMNS = (
     *("batch", "m", "n", "k", "groups", "layout", "attention", "heads", "queries", "keys", "width"),
@@ -112,31 +112,47 @@ class PricedStep:
 
     Attributes:
         kernels: The table ``kernels``.
-        source: Where it comes from, how long the step takes, and what limits what that means.
-        families: The families of ``time.accuracy`` that its times are estimated as, most time first.
-        interval: The step's interval.
-        variances: What the kernels' part of it is made of, by family (``time.uncertainty``).
+        launches: The table ``launches`` that was priced.
+        communication: The times of its collectives; None if they take no time.
+        step_us: How long it takes.
+        interval: Its 90 % interval.
+        notes: What limits what its times mean.
+        families: The families of ``cost_model.accuracy`` that its times are estimated as, most time first.
+        variances: The parts of the kernels' variance, by family.
         path: Its critical path.
     """
 
     kernels: pd.DataFrame
-    source: KernelSource
-    families: list[str]
+    launches: pd.DataFrame
+    communication: Communication | None
+    step_us: float
     interval: StepInterval
+    notes: list[Note]
+    families: list[str]
     variances: dict[str, float]
     path: CriticalPath
+
+    @property
+    def step_low_us(self) -> float | None:
+        """The least of its interval; None if that is not known."""
+        return self.interval.low_us
+
+    @property
+    def step_high_us(self) -> float | None:
+        """The most of its interval; None if that is not known."""
+        return self.interval.high_us
 
 
 def price_step(
     launches: pd.DataFrame, work: pd.DataFrame, prices: Prices, communication: Communication | None = None
 ) -> PricedStep:
-    """Estimate the kernels of a step.
+    """Price the kernels of a step, and place them and its collectives in time.
 
     Args:
         launches: The table ``launches``, not empty.
         work: The table ``work``.
         prices: The model of the GPU.
-        communication: What its collectives take; None if they take no time.
+        communication: The times of its collectives; None if they take no time.
 
     Raises:
         RunDirectoryError: The tables are damaged.
@@ -145,26 +161,21 @@ def price_step(
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
     priced = prices.price(work, counts).assign(shape=shape_texts(work))
     step = StepLaunches(launches, work, priced, communication)
-    found = step.place(prices.host)
-    kernels = _kernels(launches, work, priced, found.placed, found.time_us)
+    placed_step = step.place(prices.host)
+    kernels = _kernels(launches, work, priced, placed_step.placed, placed_step.time_us)
     if communication is not None:
         kernels = _with_calls(kernels, communication)
-    interval = step.interval(found, prices.host, lambda: prices.step_interval(priced, counts))
-    source = KernelSource(
-        source="estimated",
-        tool="model",
-        step=int(launches["step"].iloc[0]),
-        gpu=prices.product,
-        step_us=found.placed.end_us,
-        step_low_us=interval.low_us,
-        step_high_us=interval.high_us,
-        calibrated_on=prices.calibrated_on,
-        fabric="" if communication is None else communication.fabric.name,
-        notes=[*prices.notes(), *_notes(launches, work, found.time_us, communication)],
+    return PricedStep(
+        kernels,
+        launches,
+        communication,
+        placed_step.placed.end_us,
+        step.interval(placed_step, prices.host, lambda: prices.step_interval(priced, counts)),
+        [*prices.notes(), *_notes(launches, work, placed_step.time_us, communication)],
+        families=_families(priced, counts),
+        variances=variances(priced, counts) if "accuracy" in priced else {},
+        path=find_critical_path(step.timeline, placed_step.placed, prices.host),
     )
-    path = find_critical_path(step.timeline, found.placed, prices.host)
-    by_family = variances(priced, counts) if "accuracy" in priced else {}
-    return PricedStep(kernels, source, _families(priced, counts), interval, by_family, path)
 
 
 def _families(priced: pd.DataFrame, counts: Array) -> list[str]:

@@ -17,16 +17,15 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array
-from fakedist.cost_model.breakdown import timed
+from fakedist.cost_model.breakdown import exposed_parts, timed
 from fakedist.cost_model.overlap import shared_us, union
-from fakedist.cost_model.step_parts import exposed_parts
+from fakedist.options import Job
 from fakedist.rundir import notes
 from fakedist.rundir.directory import TRACE_NAME
 from fakedist.rundir.notes import Note
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import FAMILIES, KINDS
 from fakedist.rundir.step_time import KernelSource
-from fakedist.rundir.summary import Summary
 from fakedist.temporary import replacing
 
 
@@ -246,15 +245,15 @@ _FIRST_THREAD = 1_000_000
 
 
 def write_trace(
-    run_directory: Path, tables: dict[str, pd.DataFrame], summary: Summary, source: KernelSource | None
+    run_directory: Path, tables: dict[str, pd.DataFrame], source: KernelSource | None, job: Job | None
 ) -> list[Note]:
     """Write the trace of a run.
 
     Args:
         run_directory: The run directory.
         tables: The run's tables by name.
-        summary: The run's figures: whose trace it is.
         source: Where the kernels come from; None without kernels.
+        job: The job; None for an imported report.
 
     Returns:
         Notes on what the trace leaves out. The trace contains their texts too.
@@ -266,14 +265,14 @@ def write_trace(
         while some := list(islice(events, _MOST_TOGETHER)):
             file.write((before + ",\n".join(some)).encode())
             before = ",\n"
-        file.write(f'\n],"otherData":{json.dumps(_about(summary, source, left_out))}}}\n'.encode())
+        file.write(f'\n],"otherData":{json.dumps(_about(job, source, left_out))}}}\n'.encode())
     return left_out
 
 
-def _about(summary: Summary, source: KernelSource | None, left_out: list[Note]) -> dict[str, str]:
+def _about(job: Job | None, source: KernelSource | None, left_out: list[Note]) -> dict[str, str]:
     told = {"made by": "fakedist"}
-    if summary.rank is not None:
-        told["rank"] = f"rank {summary.rank} of {summary.world_size}"
+    if job is not None:
+        told["rank"] = f"rank {job.rank} of {job.world_size}"
     told |= {key: str(value) for key, value in to_plain(source).items()} if source else {}
     return told | ({"left out": "; ".join(note.text for note in left_out)} if left_out else {})
 

@@ -20,7 +20,6 @@ from fakedist.options import Job
 from fakedist.results.opening import open_run_directory
 from fakedist.results.repricing import Pricing, PricingOptions, tables_to_price
 from fakedist.results.run import Run
-from fakedist.results.run_tables import StoredTables
 from fakedist.rundir import time_notes
 from fakedist.rundir.job_time import FlopsRate, JobStep, StageTime, Throughput
 from fakedist.rundir.notes import Note
@@ -203,7 +202,7 @@ def _shown(value: object) -> str:
 
 def _tables(runs: Mapping[int, Run]) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
     for rank, run in runs.items():
-        yield rank, tables_to_price(run.manifest, run.summary, StoredTables(run.path))
+        yield rank, tables_to_price(run.manifest, run.summary, run.table)
 
 
 def _pipeline(run: Run, rank: int) -> Pipeline | None:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import pandas as pd
 
-from fakedist.cost_model.estimated import (
-    Models,
-    NetworkChoice,
-    estimate_times,
-    measured_prices,
-    network_of,
-    prices_of,
-)
+from fakedist.analysis.layer_table import fold_layers
+from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
+from fakedist.cost_model.step import MeasuredPrices
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.results.run_tables import ReplacedTables, RunTables
 from fakedist.rundir.environment import check_variable
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.schema import TABLES
 from fakedist.rundir.summary import Summary
 
+#: :meth:`fakedist.Run.table`.
+ReadTable = Callable[..., pd.DataFrame]
 #: Notes that pricing makes anew.
 _PRICING_NOTES = ("only_collectives_are_estimated", "collectives_estimated", "nccl_environment", "experts_load")
 #: What to type for a run whose launches can be priced.
@@ -76,29 +72,25 @@ def times_of(manifest: Manifest, gpu: GpuSpec, times: str | None) -> str | None:
     return job.times
 
 
-def price_again(manifest: Manifest, summary: Summary, tables: RunTables, models: Models) -> tuple[Summary, RunTables]:
-    """The summary and the tables of a run with the times of a GPU.
+def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: Models) -> StepTimes:
+    """The times of a run's step on a GPU.
 
     Args:
         manifest: The run's run.json.
         summary: Its figures.
-        tables: Its tables.
-        models: What to price it with.
+        table: Reads one of its tables.
+        models: The models to price it with.
 
     Raises:
         JobError: The step lacks what a what-if changes.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
-    known = tables_to_price(manifest, summary, tables, measured=True)
-    prices, traced = models.prices, None
-    if summary.kernels is not None and is_traced(summary):
-        notes = [note for note in summary.kernels.notes if note.code not in _PRICING_NOTES]
-        traced = replace(summary.kernels, notes=notes)
-        prices = measured_prices(traced.gpu, known["launches"])
-    found = estimate_times(known, models.gpu, prices, models.network, traced=traced)
-    made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
-    made["ranges"] = found.times.ranges
-    return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
+    tables = tables_to_price(manifest, summary, table, measured=True)
+    traced = summary.kernels if is_traced(summary) else None
+    if traced is not None:
+        traced = replace(traced, notes=[note for note in traced.notes if note.code not in _PRICING_NOTES])
+        models = replace(models, prices=MeasuredPrices(traced.gpu, tables["launches"]))
+    return estimate_times(tables, fold_layers(tables["layers"]), models, traced=traced)
 
 
 def nccl_of(summary: Summary) -> dict[str, str]:
@@ -107,14 +99,14 @@ def nccl_of(summary: Summary) -> dict[str, str]:
 
 
 def tables_to_price(
-    manifest: Manifest, summary: Summary, tables: RunTables, *, measured: bool = False
+    manifest: Manifest, summary: Summary, table: ReadTable, *, measured: bool = False
 ) -> dict[str, pd.DataFrame]:
     """The tables that pricing a run's step needs.
 
     Args:
         manifest: The run's run.json.
         summary: Its figures.
-        tables: Its tables.
+        table: Reads one of its tables.
         measured: Whether its kernels may be measured.
 
     Raises:
@@ -122,12 +114,12 @@ def tables_to_price(
     """
     if why := _why_not(manifest, summary, measured=measured):
         raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
-    launches = tables.table("launches", [column.name for column in TABLES["launches"].columns])
+    launches = table("launches", [column.name for column in TABLES["launches"].columns])
     if not len(launches):
         told = [note.text for note in summary.notes if note.code == "not_timed"]
         raise RunDirectoryError(f"the run has no launches to price: {told[0] if told else 'no step was timed'}", _HINT)
     names = ("work", "ranges", "layers", "calls", "groups")
-    return {"launches": launches} | {name: tables.table(name) for name in names}
+    return {"launches": launches} | {name: table(name) for name in names}
 
 
 def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:

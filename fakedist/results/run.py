@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
@@ -13,17 +14,76 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
+from fakedist.errors import RunDirectoryError
 from fakedist.results.repricing import Pricing, PricingOptions, price_again
-from fakedist.results.run_tables import KeptTables, RunTables
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.schema import MOMENTS
+from fakedist.rundir.schema import MOMENTS, TABLES
 from fakedist.rundir.step_time import GroupTime, KernelSource, PathPart, StepTime
 from fakedist.rundir.summary import Summary
+from fakedist.rundir.tables import count_rows, read_table
 from fakedist.units import format_bytes, format_us
 
 if TYPE_CHECKING:
     from fakedist.report.figures.run_figures import RunFigures
+
+
+class RunTables:
+    """The tables of a run, by their names in ``rundir.schema.TABLES``: of its directory, or in memory.
+
+    Args:
+        directory: The run directory, whose tables are read when they are asked for; None for a snapshot.
+        made: Tables in memory, used instead of the directory's.
+        keeps: Whether each table is read once and kept. A caller gets a copy, which it may change.
+    """
+
+    def __init__(
+        self, directory: Path | None, made: Mapping[str, pd.DataFrame] = MappingProxyType({}), *, keeps: bool = False
+    ) -> None:
+        self._directory, self._made, self._keeps = directory, made, keeps
+        self._kept: dict[tuple[str, tuple[str, ...] | None], pd.DataFrame] = {}
+
+    def with_tables(self, made: Mapping[str, pd.DataFrame]) -> RunTables:
+        """The same tables, some of them replaced."""
+        return RunTables(self._directory, {**self._made, **made}, keeps=self._keeps)
+
+    def keeping(self) -> RunTables:
+        """The same tables, kept once they are read."""
+        return RunTables(self._directory, self._made, keeps=True)
+
+    def has(self, name: str) -> bool:
+        """Whether the run has this table. A directory that lacks one of ``TABLES`` is damaged."""
+        return name in self._made or (self._directory is not None and name in TABLES)
+
+    def num_rows(self, name: str) -> int:
+        """Number of rows of a table; see :meth:`Run.num_rows`."""
+        if self._directory is None or name in self._made:
+            return len(self.table(name))
+        return count_rows(self._directory, name)
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """A table, or some of its columns; see :meth:`Run.table`."""
+        if not self._keeps:
+            return self._read(name, columns)
+        key = name, None if columns is None else tuple(columns)
+        if key not in self._kept:
+            self._kept[key] = self._read(name, columns)
+        return self._kept[key].copy()
+
+    def _read(self, name: str, columns: Sequence[str] | None) -> pd.DataFrame:
+        if self._directory is not None and name not in self._made:
+            frame = read_table(self._directory, name, columns).to_pandas(strings_to_categorical=columns is not None)
+            assert isinstance(frame, pd.DataFrame)
+            return frame
+        if name not in self._made:
+            has = ", ".join(sorted(self._made))
+            raise RunDirectoryError(f"a memory snapshot has no table {name!r}", f"it has {has}")
+        if columns is None:
+            return self._made[name]
+        frame = self._made[name][list(columns)].copy()
+        for column in frame.select_dtypes(["object", "string"]).columns:
+            frame[column] = frame[column].astype("category")
+        return frame
 
 
 class RunMemory:
@@ -300,12 +360,13 @@ class Run:
                 measured, and another GPU is wanted.
         """
         models = Pricing(gpu, **options).models(self.manifest, self.summary)
-        summary, tables = price_again(self.manifest, self.summary, self._tables, models)
-        return Run(self.path, self.manifest, summary, tables, device=self.device)
+        times = price_again(self.manifest, self.summary, self.table, models)
+        summary = replace(self.summary, kernels=times.source, time=times.summary)
+        return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
 
     def keeping_tables(self) -> Run:
         """The same run, which keeps each table that it has read: for a report, which asks for one several times."""
-        return Run(self.path, self.manifest, self.summary, KeptTables(self._tables), device=self.device)
+        return Run(self.path, self.manifest, self.summary, self._tables.keeping(), device=self.device)
 
     def has(self, name: str) -> bool:
         """Whether the run has a table."""

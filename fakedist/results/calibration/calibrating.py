@@ -15,7 +15,7 @@ import pandas as pd
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.analysis.traces.step_trace import ProcessTrace
 from fakedist.bounded import UnreadableError, open_file
-from fakedist.cost_model.estimated import estimate_times, network_of, prices_of
+from fakedist.cost_model.estimated import Models, network_of, price_tables, prices_of
 from fakedist.cost_model.own import OwnPrices
 from fakedist.cost_model.own_table import Origin, OwnTable, made_table
 from fakedist.errors import ReportError
@@ -329,9 +329,9 @@ def step_change(run: TimedRun, gpu: GpuSpec, table: OwnTable) -> StepChange:
         table: Own times.
     """
     model, network = prices_of(gpu), network_of(gpu, run.job, nccl=run.nccl)
-    before = estimate_times(run.tables, gpu, model, network).source
+    before = price_tables(run.tables, Models(gpu, model, network))
     prices = OwnPrices(model, table)
-    after = estimate_times(run.tables, gpu, prices, network).source
+    after = price_tables(run.tables, Models(gpu, prices, network))
     return StepChange(
         gpu=gpu.product,
         model="" if gpu.product == run.model.product else gpu.name,

@@ -1,35 +1,37 @@
-"""The times of a recorded step: estimated, or measured with its collectives estimated, or as a tool traced them.
+"""The launches of a recorded step: as the virtual GPU recorded them, or made of what a tool traced.
 
-The copies that stand for collectives are left out. Each call is one launch instead, as in a step on the virtual GPU, so
-that ``fakedist.cost_model`` can price it and place everything again.
+A traced step lacks the copies that stand for collectives. Each call is one launch instead, as on the virtual GPU, so
+that it can be priced and everything placed again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording, empty_columns
-from fakedist.cost_model.breakdown import Times, find_times
-from fakedist.cost_model.estimated import estimate_times, measured_prices, network_of, prices_of
-from fakedist.cost_model.step import Prices
-from fakedist.errors import FakedistError
-from fakedist.gpu.models.catalogue import gpu_of_product
-from fakedist.gpu.models.spec import GpuSpec
-from fakedist.options import Job
-from fakedist.rundir import time_notes
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.launch_records import LAUNCH_KINDS, LaunchesRecord, RangeRow, WorkRow
-from fakedist.rundir.notes import Note
-from fakedist.rundir.records import GpuRecord
-from fakedist.rundir.schema import LAUNCHES, PHASES, WORK
-from fakedist.rundir.step_time import KernelSource, Peaks, StepTime
-from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, HostWaits
+from fakedist.rundir.schema import BOUNDS, FAMILIES, LAUNCHES, PHASES, WORK
+from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, HostWaits, KernelsRecord
+
+
+def launch_tables(recording: Recording, calls: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The tables kernels, launches, work and ranges of the timed step, before anything is priced.
+
+    Args:
+        recording: The recording.
+        calls: The table ``calls``.
+    """
+    kernels = kernel_table(recording)
+    if recording.kernel_source is not None and recording.host is not None:
+        return traced_tables(kernels, recording.host, calls)
+    record = recording.launches
+    tables = {"launches": launch_table(record), "work": work_table(record), "ranges": recorded_ranges(record)}
+    return {"kernels": kernels, **tables}
 
 
 def launch_table(record: LaunchesRecord | None) -> pd.DataFrame:
@@ -64,6 +66,32 @@ def work_table(record: LaunchesRecord | None) -> pd.DataFrame:
     return rows.astype({column.name: types[column.type] for column in WORK.columns})
 
 
+_RANGE_COLUMNS = list(RangeRow._fields)
+
+
+def recorded_ranges(record: LaunchesRecord | None) -> pd.DataFrame:
+    """The columns of the table ``ranges`` that need no times.
+
+    Args:
+        record: The launches; None if there are none.
+    """
+    rows = pd.DataFrame([] if record is None else record.ranges, columns=_RANGE_COLUMNS)
+    return rows.astype({"name": object} | dict.fromkeys(_RANGE_COLUMNS[1:], "int64"))
+
+
+def kernel_table(recording: Recording) -> pd.DataFrame:
+    """The table ``kernels`` as a tool saw them: one row per kernel, copy, fill or collective, in order of start."""
+    columns = recording.kernels
+    texts = {"family": FAMILIES, "phase": PHASES, "bound": BOUNDS}
+    texts |= dict.fromkeys(("name", "grid", "block", "operation"), tuple(recording.kernel_texts))
+    frame = pd.DataFrame({name: columns[name] for name in columns_of(KernelsRecord)})
+    for name, known in texts.items():
+        frame[name] = np.array(known or ("",), object)[columns[name]]
+    frame["recompute"] = frame["recompute"].astype(bool)
+    frame = frame.assign(low_us=np.nan, high_us=np.nan, shape="", basis="", launch=-1)
+    return frame.sort_values(["start_us", "stream"], kind="stable").reset_index(drop=True)
+
+
 _COLLECTIVE, _READS = LAUNCH_KINDS.index("collective"), LAUNCH_KINDS.index("host_reads")
 #: What a kernel's launch is, by the beginning of its name, else by its family.
 _COPY, _FILL = "Memcpy", "Memset"
@@ -74,30 +102,13 @@ _HELD_UP = 1 << 61  # no correlation of a call is this large
 _WORK = ["name", "kind", "family", "operation", "flops", "moved_bytes"]
 
 
-@dataclass(frozen=True)
-class TracedLaunches:
-    """The tables of a traced step, as of a step on the virtual GPU.
-
-    Attributes:
-        launches: The table ``launches``.
-        work: The table ``work``.
-        ranges: The columns of the table ``ranges`` that need no times.
-        kernels: The table ``kernels`` as the tool saw it, with the row of each in ``launches``: of a copy that stands
-            for a collective, the row of that.
-    """
-
-    launches: pd.DataFrame
-    work: pd.DataFrame
-    ranges: pd.DataFrame
-    kernels: pd.DataFrame
-
-
-def traced_launches(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> TracedLaunches:
-    """Make the tables of a traced step.
+def traced_tables(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The tables of a traced step, as of a step on the virtual GPU: launches, work, ranges, kernels.
 
     Args:
-        kernels: The table ``kernels`` as the tool saw it.
-        host: What the host did.
+        kernels: The table ``kernels`` as the tool saw it. In the result ``launch`` is the row of each kernel in
+            ``launches``; of a copy that stands for a collective, the collective's row.
+        host: The host's calls, waits and ranges.
         calls: The table ``calls``.
     """
     at_us = kernels["launch_us"].to_numpy("f8")
@@ -117,7 +128,8 @@ def traced_launches(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame
     of_call = {int(each): row for row, each in enumerate(rows["call"].tolist()) if each >= 0}
     launch[stands_in] = [of_call[each] for each in kernels["call"][stands_in].tolist()]
     launches, work = _tables(rows, host.step)
-    return TracedLaunches(launches, work, _ranges(host, rows["at_us"].to_numpy()), kernels.assign(launch=launch))
+    ranges = _ranges(host, rows["at_us"].to_numpy())
+    return {"launches": launches, "work": work, "ranges": ranges, "kernels": kernels.assign(launch=launch)}
 
 
 def _launched(kernels: pd.DataFrame, at_us: Array) -> pd.DataFrame:
@@ -304,94 +316,3 @@ def _ranges(host: HostRecord, at_us: Array) -> pd.DataFrame:
 
 def _columns(table: HostWaits | HostCalls | HostRanges, kind: type) -> dict[str, Array]:
     return {name: np.frombuffer(getattr(table, name), NUMPY_TYPES[code]) for name, code in columns_of(kind).items()}
-
-
-_COPIES = "copies stand for collectives"
-
-
-@dataclass(frozen=True)
-class RecordedTimes:
-    """The times of a recorded step.
-
-    Attributes:
-        tables: The tables that they make or complete.
-        summary: Where the time goes; None if no step was timed.
-        source: Where the kernels come from; None without kernels.
-        gpu: The GPU model; None for an unknown one.
-        notes: Notes that belong to the run.
-    """
-
-    tables: dict[str, pd.DataFrame]
-    summary: StepTime | None
-    source: KernelSource | None
-    gpu: GpuSpec | None
-    notes: list[Note] = field(default_factory=list)
-
-
-def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], job: Job | None) -> RecordedTimes:
-    """Find the times of a recorded step.
-
-    Args:
-        recording: The recording.
-        tables: The run's other tables; ``kernels`` as a tool saw them, ``ranges`` without times.
-        job: The job; None for an imported trace.
-    """
-    gpu, source, host = recording.gpu or GpuRecord(), recording.kernel_source, recording.host
-    model, nccl = gpu.model, {} if recording.nccl is None else recording.nccl.environment
-    if source is None and model is not None and len(tables["launches"]):
-        prices, told = _prices(model, job)
-        found = estimate_times(tables, model, prices, network_of(model, job, nccl=nccl))
-        return RecordedTimes(_made(found.kernels, found.times), found.times.summary, found.source, model, told)
-    if source is None or host is None:  # nothing was timed, or the trace was imported
-        times = find_times(tables["kernels"], tables["layers"], source, _peaks(gpu, source), ranges=tables["ranges"])
-        return RecordedTimes(_made(tables["kernels"], times), times.summary, source, model)
-    model = model or gpu_of_product(gpu.gpu_name)
-    step = _traced_tables(tables, host)
-    whole = {**tables, **step}
-    if model is not None and host.has_events:
-        measured = measured_prices(source.gpu, step["launches"])
-        found = estimate_times(whole, model, measured, network_of(model, job, nccl=nccl), traced=source)
-        return RecordedTimes(step | _made(found.kernels, found.times), found.times.summary, found.source, model)
-    if (step["launches"]["call"] >= 0).any():
-        why = "" if model is None else "where events were recorded was not traced"
-        source = replace(source, notes=[*source.notes, time_notes.collectives_not_priced(why)])
-    times = find_times(step["kernels"], tables["layers"], source, _peaks(gpu, source), ranges=step["ranges"])
-    return RecordedTimes(step | _made(step["kernels"], times), times.summary, source, model)
-
-
-def _made(kernels: pd.DataFrame, times: Times) -> dict[str, pd.DataFrame]:
-    made = {"kernels": kernels, "layer_times": times.layers, "kernel_names": times.names}
-    return made | {"ranges": times.ranges}
-
-
-def _traced_tables(tables: Mapping[str, pd.DataFrame], host: HostRecord) -> dict[str, pd.DataFrame]:
-    """The tables of a traced step that are made of its kernels and of what the host did."""
-    found = traced_launches(tables["kernels"], host, tables["calls"])
-    return {"launches": found.launches, "work": found.work, "ranges": found.ranges, "kernels": found.kernels}
-
-
-def _prices(gpu: GpuSpec, job: Job | None) -> tuple[Prices, list[Note]]:
-    """The prices of kernels, with the job's own times before them. If their file has gone, a note tells it."""
-    if job is None or not job.times:
-        return prices_of(gpu), []
-    try:
-        return prices_of(gpu, job.times), []
-    except FakedistError as error:
-        return prices_of(gpu), [time_notes.own_times_not_used(error.message)]
-
-
-def _peaks(gpu: GpuRecord, source: KernelSource | None) -> Peaks | None:
-    """The GPU's peak rates; None for simulated times, which cannot be compared with them."""
-    return None if source is not None and source.source == "simulated" else gpu.peaks
-
-
-def where_from(source: KernelSource) -> str:
-    """Where the times of the timed step come from, for run.json."""
-    if source.source == "estimated":
-        return f"estimated: kernels by a model of the GPU, collectives for the fabric {source.fabric}"
-    if source.source == "simulated":
-        collectives = f"collectives estimated for the fabric {source.fabric}" if source.fabric else _COPIES
-        return f"simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 µs; {collectives}"
-    tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(source.tool, source.tool)
-    collectives = f"collectives estimated for the fabric {source.fabric}" if source.fabric else _COPIES
-    return f"measured: {tool} on this GPU; {collectives}"
