@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.gpus import nearest_table
-from fakedist.cost_model.measurements import DATA, Floats
+from fakedist.cost_model.kernels.gpus import nearest_table
+from fakedist.cost_model.kernels.measurements import DATA, Floats
 from fakedist.cost_model.timeline import Array
 from fakedist.errors import SetupError
 from fakedist.gpu.models.spec import GpuSpec
@@ -36,7 +36,7 @@ class AccuracyRow:
 
     Attributes:
         family: What was estimated.
-        gpu: The measured GPU model, a name of ``time.gpus.MEASURED_GPUS``.
+        gpu: The measured GPU model, a name of ``cost_model.kernels.gpus.MEASURED_GPUS``.
         kernels: Kernels that were left out.
         median: Median of the relative error's size.
         p95: Its 95 % quantile.
@@ -174,7 +174,7 @@ UNKNOWN = 0.35
 _LEAST = 30
 
 
-class Intervals:
+class ErrorIntervals:
     """Widths for estimates from one GPU's measurements.
 
     Args:

@@ -15,7 +15,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import Fold, fold_sums, rows_of, with_children
 from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import read_groups
-from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST

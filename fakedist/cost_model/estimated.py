@@ -16,11 +16,11 @@ from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.breakdown import break_down, uncertain_parts
-from fakedist.cost_model.communication import Communication, communication_of
-from fakedist.cost_model.fabric import Fabric, default_fabric, find_fabric
-from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.collectives.communication import Communication, communication_of
+from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
+from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, read_settings
-from fakedist.cost_model.own import own_prices
 from fakedist.cost_model.step import ImbalancedPrices, MeasuredPrices, PricedStep, Prices, price_step
 from fakedist.cost_model.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
 from fakedist.errors import FakedistError
@@ -44,7 +44,7 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
         SetupError: The file cannot be read, or is of another GPU.
     """
     model = KernelTimes(gpu)
-    return own_prices(model, Path(times)) if times else model
+    return calibrated_prices_of(model, Path(times)) if times else model
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Literal
 import pandas as pd
 
 from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
-from fakedist.cost_model.fabric import FABRICS, default_fabric
+from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric
 from fakedist.cost_model.nccl.collective_kinds import collective_of
 from fakedist.cost_model.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total

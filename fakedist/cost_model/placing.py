@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.overlap import SharedLinks, settle
 from fakedist.cost_model.timeline import HOST_RANGE, Array, HostTimes, Placed, Timeline, scaled
 from fakedist.rundir.launch_records import LAUNCH_KINDS

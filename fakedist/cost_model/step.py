@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.cost_model.accuracy import variances
-from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.placing import StepInterval, StepLaunches
 from fakedist.cost_model.timeline import Array, CriticalPath, HostCosts, HostTimes, Placed, find_critical_path
 from fakedist.rundir import time_notes
@@ -255,7 +255,7 @@ def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int
 
 
 class ImbalancedPrices:
-    """Kernel times with grouped products as long as those of the busiest rank. It implements ``time.step.Prices``.
+    """Kernel times with grouped products as long as those of the busiest rank. It implements ``cost_model.step.Prices``.
 
     The routing of a virtual run is made up, so the real load of the experts is not known.
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.communication import Communication
-from fakedist.cost_model.fabric import Fabric
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.errors import JobError
 
 _Kind = Literal["merge", "separate", "bandwidth", "fabric", "gpus-per-node", "no-overlap"]

@@ -26,7 +26,7 @@ from fakedist.cost_model.estimated import (
     where_from,
 )
 from fakedist.cost_model.launches import launch_tables
-from fakedist.cost_model.trace import write_trace
+from fakedist.cost_model.step_axis import write_trace
 from fakedist.results.summing_up import dropped_notes, left_during_init, run_ending, run_notes, summarize
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.manifest import load_manifest, write_manifest

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fakedist.analysis.axes import Pipeline, find_pipeline
 from fakedist.cost_model.breakdown import PEAK_DTYPE
-from fakedist.cost_model.job_times import JobRank, JobTimes, job_times
+from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times
 from fakedist.errors import JobError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job

@@ -253,7 +253,7 @@ class RunTime:
         return pd.DataFrame(to_plain(self._step_time.critical_path), columns=_PATH_COLUMNS)
 
     def groups(self) -> pd.DataFrame:
-        """Collectives by group and operation, most exposed first. Columns: those of ``run.step_time.GroupTime``."""
+        """Collectives by group and operation, most exposed first. Columns: those of ``rundir.step_time.GroupTime``."""
         return pd.DataFrame(to_plain(self._step_time.by_group), columns=_GROUP_COLUMNS)
 
     def kernels(self) -> pd.DataFrame:

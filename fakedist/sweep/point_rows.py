@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fakedist.cost_model.job_times import tokens_of
+from fakedist.cost_model.job.job_times import tokens_of
 from fakedist.errors import FakedistError, JobError, RunDirectoryError, WorldError
 from fakedist.launcher.executors.task import TaskResult
 from fakedist.rank_list import parse_rank_list

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.cost_model.attention import AttentionKernel, AttentionRoof, AttentionShapes, AttentionTimes
-from fakedist.cost_model.measurements import load_measured
+from fakedist.cost_model.kernels.attention import AttentionKernel, AttentionRoof, AttentionShapes, AttentionTimes
+from fakedist.cost_model.kernels.measurements import load_measured
 from fakedist.gpu.models.catalogue import GPUS
 
 PEAK, BANDWIDTH = GPUS["h200"].peak_flops["bf16"], GPUS["h200"].memory_bandwidth

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fakedist.cost_model.clocks import PowerModel, SustainedClock
+from fakedist.cost_model.kernels.clocks import PowerModel, SustainedClock
 from fakedist.gpu.models.catalogue import GPUS
 
 ARITHMETIC, MEMORY = np.array([True]), np.array([False])

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.collectives import CollectiveTimes
-from fakedist.cost_model.communication import Communication, call_times
-from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.collectives.collective_times import CollectiveTimes
+from fakedist.cost_model.collectives.communication import Communication, call_times
+from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.nccl.interconnect import GroupShape
 from fakedist.cost_model.nccl.settings import read_settings
 from fakedist.gpu.models.catalogue import GPUS

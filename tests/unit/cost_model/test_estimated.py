@@ -8,7 +8,7 @@ import pytest
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.estimated import Models, StepTimes, estimate_times, network_of
-from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.launches import launch_table, recorded_ranges, work_table
 from fakedist.cost_model.timeline import Array
 from fakedist.gpu.models.catalogue import find_gpu

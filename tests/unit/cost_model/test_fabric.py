@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.cost_model.fabric import FABRICS, default_fabric, find_fabric
+from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric, find_fabric
 from fakedist.errors import JobError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakedist.cost_model.gpus import MEASURED_GPUS
-from fakedist.cost_model.measurements import DATA, load_measured, measured_names
+from fakedist.cost_model.kernels.gpus import MEASURED_GPUS
+from fakedist.cost_model.kernels.measurements import DATA, load_measured, measured_names
 from fakedist.errors import SetupError
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.micro_batches import Recorded, count_micro_batches, with_micro_batches
-from fakedist.cost_model.stages import num_stages_of
+from fakedist.cost_model.job.micro_batches import Recorded, count_micro_batches, with_micro_batches
+from fakedist.cost_model.job.stages import num_stages_of
 from fakedist.errors import JobError
 from tests.unit.cost_model.pipelines_by_hand import Recording, Shape
 

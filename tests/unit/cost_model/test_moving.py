@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.cost_model.measurements import load_measured
-from fakedist.cost_model.moving import MovingTimes, measured_moves
+from fakedist.cost_model.kernels.measurements import load_measured
+from fakedist.cost_model.kernels.moving import MovingTimes, measured_moves
 from fakedist.gpu.models.catalogue import GPUS
 
 H200 = GPUS["h200"].memory_bandwidth

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fakedist.cost_model.gpus import product_roof
-from fakedist.cost_model.measurements import ProductTable, load_measured
-from fakedist.cost_model.products import ProductRoof, ProductSizes, ProductTimes, fill_gaps, interpolate
+from fakedist.cost_model.kernels.gpus import product_roof
+from fakedist.cost_model.kernels.measurements import ProductTable, load_measured
+from fakedist.cost_model.kernels.products import ProductRoof, ProductSizes, ProductTimes, fill_gaps, interpolate
 from fakedist.gpu.models.catalogue import GPUS
 
 H100 = product_roof(GPUS["h100-80g"], "bf16")

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fakedist.cost_model.job.stages import PlacedTogether, RankStep, Transfer, place_together
 from fakedist.cost_model.overlap import SharedLinks, settle
-from fakedist.cost_model.stages import PlacedTogether, RankStep, Transfer, place_together
 from fakedist.cost_model.timeline import Timeline
 
 hypothesis = pytest.importorskip("hypothesis", reason="not installed: make setup")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.stages import RankStep, Transfer, place_together, transfers_of
+from fakedist.cost_model.job.stages import RankStep, Transfer, place_together, transfers_of
 from fakedist.cost_model.timeline import Timeline
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 

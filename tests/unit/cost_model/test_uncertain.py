@@ -10,8 +10,8 @@ import pytest
 
 from fakedist.cost_model.accuracy import half_width, variances
 from fakedist.cost_model.breakdown import call_spreads, uncertain_parts
-from fakedist.cost_model.communication import Communication
-from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.placing import StepInterval
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import CriticalPath

@@ -18,7 +18,7 @@ import pandas as pd
 
 from fakedist.errors import SetupError
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 #: Times are stored as log2 of microseconds in these steps; UNKNOWN where nothing was measured.
 _STEPS = 1024
 _UNKNOWN = -32768

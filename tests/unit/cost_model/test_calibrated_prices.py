@@ -8,14 +8,25 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.kernels import KernelTimes
-from fakedist.cost_model.own import OwnPrices, OwnTimes, Times, apply_own, own_prices
-from fakedist.cost_model.own_table import Origin, OwnTable, made_table, own_table_text
+from fakedist.cost_model.kernels.calibrated_prices import (
+    CalibratedPrices,
+    CalibratedTimes,
+    WorkTimes,
+    apply_calibration,
+    calibrated_prices_of,
+)
+from fakedist.cost_model.kernels.calibration_table import (
+    CalibrationOrigin,
+    CalibrationTable,
+    calibration_table_text,
+    made_table,
+)
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.rundir.launch_records import WorkRow
 
-ORIGIN = Origin("NVIDIA H100 80GB HBM3", "torch.profiler", "2026-01-31")
+ORIGIN = CalibrationOrigin("NVIDIA H100 80GB HBM3", "torch.profiler", "2026-01-31")
 
 
 def product(m: int, n: int, k: int, **more: object) -> WorkRow:
@@ -28,16 +39,16 @@ def kernel(moved: float, name: str = "void add<float>(int)", **more: object) -> 
     return work._replace(**more)  # type: ignore[arg-type]
 
 
-def model(works: list[WorkRow]) -> Times:
+def model(works: list[WorkRow]) -> WorkTimes:
     """An estimate: 100 TFLOP/s or 1 TB/s."""
     time = np.array([np.maximum(work.flops / 1e14, work.moved_bytes / 1e12) * 1e6 for work in works])
-    return Times(time, time * 0.8, time * 1.2)
+    return WorkTimes(time, time * 0.8, time * 1.2)
 
 
-def applied(works: list[WorkRow], samples: dict[WorkRow, list[float]]) -> OwnTimes:
+def applied(works: list[WorkRow], samples: dict[WorkRow, list[float]]) -> CalibratedTimes:
     table = made_table(ORIGIN, samples)
     frame = pd.DataFrame(works, columns=list(WorkRow._fields))
-    return apply_own(frame, model(works), table, model([row.work for row in table.rows]))
+    return apply_calibration(frame, model(works), table, model([row.work for row in table.rows]))
 
 
 def test_the_same_work_takes_what_was_measured_with_its_spread() -> None:
@@ -80,7 +91,7 @@ def test_the_nearest_measurement_weighs_most() -> None:
 
 def test_a_factor_of_similar_work_brings_no_estimate_below_its_roofline() -> None:
     own, similar = product(4096, 4096, 4096), product(4096, 4096, 5000)
-    prices = OwnPrices(KernelTimes(find_gpu("h100")), made_table(ORIGIN, {own: [1.0]}))
+    prices = CalibratedPrices(KernelTimes(find_gpu("h100")), made_table(ORIGIN, {own: [1.0]}))
     found = prices.price(pd.DataFrame([own, similar], columns=list(WorkRow._fields)), np.array([1, 1]))
     assert found["time_us"].tolist() == [1.0, found["least_us"][1]], "a time of the same work counts as measured"
     assert found["low_us"][1] == found["least_us"][1]
@@ -114,7 +125,9 @@ def test_a_table_of_other_work_changes_nothing() -> None:
     works = [product(512, 512, 512), kernel(1e6)]
     found = applied(works, {kernel(1e9, family="norm"): [7.0]})
     assert found.times.time_us.tolist() == model(works).time_us.tolist()
-    empty = apply_own(pd.DataFrame(works, columns=list(WorkRow._fields)), model(works), OwnTable(ORIGIN, []), model([]))
+    empty = apply_calibration(
+        pd.DataFrame(works, columns=list(WorkRow._fields)), model(works), CalibrationTable(ORIGIN, []), model([])
+    )
     assert empty.times.time_us.tolist() == model(works).time_us.tolist()
 
 
@@ -124,8 +137,8 @@ def test_prices_have_own_times_first_and_tell_their_share(tmp_path: Path) -> Non
     frame = pd.DataFrame([own, near, other], columns=list(WorkRow._fields))
     before = model.price(frame, np.array([2, 1, 1]))
     path = tmp_path / "own.json"
-    path.write_text(own_table_text(made_table(ORIGIN, {own: [2 * float(before["time_us"][0])] * 9})))
-    prices = own_prices(model, path)
+    path.write_text(calibration_table_text(made_table(ORIGIN, {own: [2 * float(before["time_us"][0])] * 9})))
+    prices = calibrated_prices_of(model, path)
     after = prices.price(frame, np.array([2, 1, 1]))
     assert after["time_us"].tolist() == pytest.approx((before["time_us"] * [2, 2, 1]).tolist(), rel=1e-4)
     assert after["basis"].tolist()[0] == "own times"
@@ -143,7 +156,7 @@ def test_prices_have_own_times_first_and_tell_their_share(tmp_path: Path) -> Non
 
 def test_prices_of_another_gpu_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.json"
-    path.write_text(own_table_text(made_table(ORIGIN, {kernel(1.0): [1.0]})))
-    assert isinstance(own_prices(KernelTimes(find_gpu("h100-80g")), path), OwnPrices)
+    path.write_text(calibration_table_text(made_table(ORIGIN, {kernel(1.0): [1.0]})))
+    assert isinstance(calibrated_prices_of(KernelTimes(find_gpu("h100-80g")), path), CalibratedPrices)
     with pytest.raises(SetupError, match="measured on NVIDIA H100"):
-        own_prices(KernelTimes(find_gpu("h200")), path)
+        calibrated_prices_of(KernelTimes(find_gpu("h200")), path)

@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.fabric import Fabric
-from fakedist.cost_model.measurements import Floats
+from fakedist.cost_model.collectives.fabric import Fabric
+from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect, interconnect_like
 from fakedist.cost_model.nccl.settings import KIB, MIB, Settings
 from fakedist.cost_model.nccl.tuner import Candidate, Network, Tuner
@@ -34,7 +34,7 @@ from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 
-TABLE = Path(__file__).parent / "data" / "collectives.csv"
+TABLE = Path(__file__).parents[1] / "data" / "collectives.csv"
 COLUMNS = ("gpu", "operation", "nodes", "gpus_per_node", "bytes", "time_us", "origin")
 
 
@@ -138,7 +138,7 @@ class CollectiveTimes:
         own = logs[logs["nodes"] == 1]
         name = _nearest(gpu, [str(each) for each in own["gpu"].unique()])
         own = own[own["gpu"] == name]
-        self._curves = {str(operation): _Curve(rows) for operation, rows in own.groupby("operation")}
+        self._curves = {str(operation): _MessageCurve(rows) for operation, rows in own.groupby("operation")}
         joined, measured = _interconnect(gpu, fabric.nvlink_bandwidth), _interconnect(GPUS[name])
         alike = gpu.compute_capability == GPUS[name].compute_capability and joined == measured
         self._is_own = alike and (name in (gpu.name, gpu.like) or joined.nvlink)
@@ -289,7 +289,7 @@ class CollectiveTimes:
         return float((network**-_SHARPNESS + nvlink**-_SHARPNESS) ** (-1 / _SHARPNESS))
 
 
-class _Curve:
+class _MessageCurve:
     """Measured times of one operation in one NVLink domain.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.measurements import Floats, Integers
+from fakedist.cost_model.kernels.measurements import Floats, Integers
 
 Flags = npt.NDArray[np.bool_]
 Texts = npt.NDArray[np.object_]
@@ -17,7 +17,7 @@ Codes = npt.NDArray[np.intp]
 
 
 class WorkArrays:
-    """Some rows of work, column by column (``run.launch_records.WorkRow`` describes each).
+    """Some rows of work, column by column (``rundir.launch_records.WorkRow`` describes each).
 
     Args:
         work: The table.

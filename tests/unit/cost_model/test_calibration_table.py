@@ -10,23 +10,32 @@ from typing import Any
 
 import pytest
 
-from fakedist.cost_model.own_table import Origin, check_own_table, made_table, own_table_text, read_own_table, work_key
+from fakedist.cost_model.kernels.calibration_table import (
+    CalibrationOrigin,
+    calibration_table_text,
+    check_calibration_table,
+    made_table,
+    read_calibration_table,
+    work_key,
+)
 from fakedist.errors import SetupError
 from fakedist.rundir.launch_records import WorkRow
 
-ORIGIN = Origin("NVIDIA H100 80GB HBM3", "torch.profiler", "2026-01-31", torch="2.15.0", file="/traces/t.json")
+ORIGIN = CalibrationOrigin(
+    "NVIDIA H100 80GB HBM3", "torch.profiler", "2026-01-31", torch="2.15.0", file="/traces/t.json"
+)
 PRODUCT = WorkRow("cublasGemmEx", "product", "gemm", "aten.mm.default", 2e9, 6e6, batch=1, m=512, n=1024, k=2048)
 UNKNOWN = WorkRow("te::kernel<int>", "kernel", "other", "te.op.default", math.nan, math.nan, threads=4096)
 COPY = WorkRow("Memcpy DtoD", "copy", "copy", "aten.copy_.default", 0.0, 4096.0)
 
 
 def written(path: Path) -> Path:
-    path.write_text(own_table_text(made_table(ORIGIN, {PRODUCT: [10.0, 12.0, 11.0], UNKNOWN: [3.0]})))
+    path.write_text(calibration_table_text(made_table(ORIGIN, {PRODUCT: [10.0, 12.0, 11.0], UNKNOWN: [3.0]})))
     return path
 
 
 def test_a_table_comes_back_as_it_was(tmp_path: Path) -> None:
-    table = read_own_table(written(tmp_path / "my.table"))
+    table = read_calibration_table(written(tmp_path / "my.table"))
     assert table.origin == ORIGIN
     assert table.rows[0].work == PRODUCT
     assert table.rows[0][1:] == (11.0, 10.1, 11.9, 3)
@@ -95,7 +104,7 @@ def test_a_damaged_table_is_told_in_one_line(
     change(plain)
     path.write_text(json.dumps(plain))
     with pytest.raises(SetupError) as caught:
-        read_own_table(path)
+        read_calibration_table(path)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
 
@@ -105,14 +114,14 @@ def test_what_is_no_table_is_told_in_one_line(tmp_path: Path, content: bytes) ->
     path = tmp_path / "my.table"
     path.write_bytes(content)
     with pytest.raises(SetupError, match="is not a table of measured times") as caught:
-        read_own_table(path)
+        read_calibration_table(path)
     assert "\n" not in caught.value.message
     with pytest.raises(SetupError, match="cannot be read: No such file"):
-        read_own_table(tmp_path / "none")
+        read_calibration_table(tmp_path / "none")
 
 
 def test_times_of_another_gpu_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "my.table")
-    assert check_own_table(path, "nvidia h100 80gb hbm3").origin == ORIGIN
+    assert check_calibration_table(path, "nvidia h100 80gb hbm3").origin == ORIGIN
     with pytest.raises(SetupError, match="measured on NVIDIA H100 80GB HBM3, and the step is priced for NVIDIA H200"):
-        check_own_table(path, "NVIDIA H200")
+        check_calibration_table(path, "NVIDIA H200")

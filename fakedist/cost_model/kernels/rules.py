@@ -1,9 +1,7 @@
-"""Prices the rows of the table ``work`` by family: products, attention, and what is limited by memory.
+"""Prices the rows of the table ``work`` by family: products, attention, and kernels that memory limits.
 
-:mod:`fakedist.cost_model.attention`.
-
-Each takes its bytes over the bandwidth that a measured kind of kernel reaches (:mod:`fakedist.cost_model.moving`). The
-rules say which kind stands for a kernel that was not measured, and how much slower it is taken to be.
+The latter take their bytes over the bandwidth that a measured kind of kernel reaches (:mod:`.moving`). The rules say
+which kind stands for a kernel that was not measured, and how much slower it is taken to be.
 
 Measured were products y = x w^T (TN in cuBLAS' words) of bf16 and fp8 operands with a bf16 result, each alone. Rules
 for what was not:
@@ -25,13 +23,13 @@ from functools import cache, cached_property
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.accuracy import Intervals
-from fakedist.cost_model.attention import AttentionKernel, AttentionShapes, AttentionTimes
-from fakedist.cost_model.gpus import MEASURED_GPUS, NearestTable, attention_roof, measured_spec, product_roof
-from fakedist.cost_model.measurements import Floats, load_measured
-from fakedist.cost_model.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
-from fakedist.cost_model.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
-from fakedist.cost_model.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
+from fakedist.cost_model.accuracy import ErrorIntervals
+from fakedist.cost_model.kernels.attention import AttentionKernel, AttentionShapes, AttentionTimes
+from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, NearestTable, attention_roof, measured_spec, product_roof
+from fakedist.cost_model.kernels.measurements import Floats, load_measured
+from fakedist.cost_model.kernels.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
+from fakedist.cost_model.kernels.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
+from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
 from fakedist.gpu.models.spec import GpuSpec
 
 
@@ -47,7 +45,7 @@ class Rules:
 
     gpu: GpuSpec
     table: NearestTable
-    intervals: Intervals
+    intervals: ErrorIntervals
 
 
 #: What ``WorkRow.library`` says -> the kernel that is estimated.
@@ -360,7 +358,7 @@ def memory_rule(family: str, name: str, operation: str) -> MemoryRule:
     """The rule for a kernel.
 
     Args:
-        family: One of ``run.schema.FAMILIES``.
+        family: One of ``rundir.schema.FAMILIES``.
         name: The kernel's name.
         operation: The operation that launched it.
     """

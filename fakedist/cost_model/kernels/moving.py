@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.measurements import Floats, Measured
+from fakedist.cost_model.kernels.measurements import Floats, Measured
 from fakedist.gpu.models.spec import GpuSpec
 
 ELEMENTWISE = "elementwise"
@@ -63,7 +63,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class _Curve:
+class _BandwidthCurve:
     """Fractions of the peak bandwidth over bytes, both as logarithms; and whose they are."""
 
     sizes: Floats
@@ -79,7 +79,7 @@ class MovingTimes:
     """
 
     def __init__(self, tables: list[Moved]) -> None:
-        self._curves: dict[str, _Curve] = {}
+        self._curves: dict[str, _BandwidthCurve] = {}
         for table in tables:
             for kind, rows in table.rows.groupby("kind"):
                 if str(kind) not in self._curves:
@@ -134,7 +134,7 @@ def beyond_cache(moved_bytes: Floats, cache_bytes: int) -> np.ndarray[tuple[int,
     return np.asarray(moved_bytes >= _BEYOND_CACHE * cache_bytes)
 
 
-def _curve(kind: str, rows: pd.DataFrame, table: Moved) -> _Curve:
+def _curve(kind: str, rows: pd.DataFrame, table: Moved) -> _BandwidthCurve:
     moved = rows["bytes"].to_numpy(np.float64)
     fraction = np.log(moved / (table.bandwidth * rows["time_us"].to_numpy() * 1e-6))
     point = np.round(np.log2(moved) * _POINTS_PER_OCTAVE)
@@ -144,7 +144,7 @@ def _curve(kind: str, rows: pd.DataFrame, table: Moved) -> _Curve:
         large = beyond_cache(np.exp(sizes), table.cache_bytes)
         fractions = np.where(large, fractions, np.minimum(fractions, fractions[large][0] if large.any() else 0.0))
     times = np.maximum.accumulate(sizes - fractions)  # logarithms
-    return _Curve(sizes, sizes - times, table.name)
+    return _BandwidthCurve(sizes, sizes - times, table.name)
 
 
 def _quantise_rows(table: pd.DataFrame) -> pd.DataFrame:

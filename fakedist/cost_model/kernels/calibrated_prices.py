@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.measurements import Floats
-from fakedist.cost_model.own_table import OwnTable, check_own_table, work_key
+from fakedist.cost_model.kernels.calibration_table import CalibrationTable, check_calibration_table, work_key
+from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.step import Prices
 from fakedist.cost_model.timeline import Array, HostTimes
 from fakedist.rundir import time_notes
@@ -47,8 +47,8 @@ _LIKE_WORK = ("layout", "accumulates", "library", "causal", "window", "is_dense"
 
 
 @dataclass(frozen=True)
-class Times:
-    """Times of works, with their 90 % intervals; arrays of one length.
+class WorkTimes:
+    """WorkTimes of works, with their 90 % intervals; arrays of one length.
 
     Attributes:
         time_us: Microseconds; NaN if unknown.
@@ -62,8 +62,8 @@ class Times:
 
 
 @dataclass(frozen=True)
-class OwnTimes:
-    """Times of works after a table of own times was applied.
+class CalibratedTimes:
+    """WorkTimes of works after a table of own times was applied.
 
     Attributes:
         times: The times.
@@ -71,14 +71,14 @@ class OwnTimes:
         is_scaled: Whether each is an estimate, scaled by what similar work of the table takes.
     """
 
-    times: Times
+    times: WorkTimes
     is_measured: Bools
     is_scaled: Bools
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Shares of the time of a step's kernels.
+class TimeFractions:
+    """TimeFractions of the time of a step's kernels.
 
     Attributes:
         measured: Measured on the user's GPU.
@@ -89,7 +89,7 @@ class Shares:
     scaled: float
 
 
-class OwnPrices:
+class CalibratedPrices:
     """Kernel times by a model, with own times before them. It implements ``fakedist.cost_model.step.Prices``.
 
     Args:
@@ -104,19 +104,19 @@ class OwnPrices:
 
     """
 
-    def __init__(self, prices: Prices, table: OwnTable) -> None:
+    def __init__(self, prices: Prices, table: CalibrationTable) -> None:
         origin = table.origin
         self._prices, self._table = prices, table
         self.product: str = prices.product
         self.host: HostTimes = prices.host
         self.calibrated_on: Calibration | None = Calibration(origin.gpu, origin.torch, origin.date, origin.driver)
-        self.shares = Shares(0.0, 0.0)
+        self.shares = TimeFractions(0.0, 0.0)
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
         """How long each row of work takes, see ``Prices.price``."""
         of_table = self._prices.price(self._table.work(), self._table.times()[:, 3].astype(np.int64))
         priced = self._prices.price(work, counts)
-        own = apply_own(work, _times(priced), self._table, _times(of_table))
+        own = apply_calibration(work, _times(priced), self._table, _times(of_table))
         basis = priced["basis"].astype(str)
         basis = basis.where(~own.is_scaled, basis + ", scaled by own times").where(~own.is_measured, "own times")
         columns = {"time_us": own.times.time_us, "low_us": own.times.low_us, "high_us": own.times.high_us}
@@ -128,7 +128,9 @@ class OwnPrices:
             found["accuracy"] = found["accuracy"].where(~own.is_measured, "")
         took = np.nan_to_num(own.times.time_us) * counts
         whole = max(float(took.sum()), 1e-9)
-        self.shares = Shares(float(took[own.is_measured].sum()) / whole, float(took[own.is_scaled].sum()) / whole)
+        self.shares = TimeFractions(
+            float(took[own.is_measured].sum()) / whole, float(took[own.is_scaled].sum()) / whole
+        )
         return found
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
@@ -142,21 +144,23 @@ class OwnPrices:
         return [told, *self._prices.notes()]
 
 
-def own_prices(prices: Prices, path: Path) -> OwnPrices:
+def calibrated_prices_of(prices: Prices, path: Path) -> CalibratedPrices:
     """A model with the own times of a file before it.
 
     Raises:
         SetupError: The file cannot be read, or is of another GPU.
     """
-    return OwnPrices(prices, check_own_table(path, prices.product))
+    return CalibratedPrices(prices, check_calibration_table(path, prices.product))
 
 
-def _times(priced: pd.DataFrame) -> Times:
+def _times(priced: pd.DataFrame) -> WorkTimes:
     time, low, high = (priced[name].to_numpy(np.float64) for name in ("time_us", "low_us", "high_us"))
-    return Times(time, low, high)
+    return WorkTimes(time, low, high)
 
 
-def apply_own(work: pd.DataFrame, estimated: Times, table: OwnTable, estimated_table: Times) -> OwnTimes:
+def apply_calibration(
+    work: pd.DataFrame, estimated: WorkTimes, table: CalibrationTable, estimated_table: WorkTimes
+) -> CalibratedTimes:
     """Put a table's times in place of estimates.
 
     Args:
@@ -180,7 +184,7 @@ def apply_own(work: pd.DataFrame, estimated: Times, table: OwnTable, estimated_t
     is_scaled = np.isfinite(factor) & np.isfinite(columns[0])
     for column in columns:
         column[is_scaled] *= factor[is_scaled]
-    return OwnTimes(Times(*columns), is_measured, is_scaled)
+    return CalibratedTimes(WorkTimes(*columns), is_measured, is_scaled)
 
 
 def _spread(measured: Floats) -> tuple[Floats, Floats, Floats]:

@@ -11,12 +11,10 @@ import pandas as pd
 from fakedist.analysis.axes import Replicas, find_replicas
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import find_busy
-from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.estimated import Models, communication_for
-from fakedist.cost_model.micro_batches import Recorded, count_micro_batches, with_micro_batches
-from fakedist.cost_model.overlap import union, union_us
-from fakedist.cost_model.placing import StepLaunches, interval_of
-from fakedist.cost_model.stages import (
+from fakedist.cost_model.job.micro_batches import Recorded, count_micro_batches, with_micro_batches
+from fakedist.cost_model.job.stages import (
     Dependencies,
     PlacedTogether,
     RankStep,
@@ -26,6 +24,8 @@ from fakedist.cost_model.stages import (
     only_exchanges,
     place_together,
 )
+from fakedist.cost_model.overlap import union, union_us
+from fakedist.cost_model.placing import StepLaunches, interval_of
 from fakedist.cost_model.step import ImbalancedPrices, Prices
 from fakedist.cost_model.timeline import HOST_RANGE, scaled
 from fakedist.cost_model.what_if import changed_launches
@@ -250,7 +250,7 @@ class JobRank:
         rank: The rank.
         step: Number of the timed step.
         parts: How it spends the job's step.
-        lanes: What it does when: see :func:`fakedist.cost_model.job_times.lanes_of`.
+        lanes: What it does when: see :func:`fakedist.cost_model.job.job_times.lanes_of`.
         tokens: The tokens that it reads.
         flops: The FLOPs of its step, as frameworks count them.
         replicas: How many ranks of the job read tokens of their own, as its groups show.

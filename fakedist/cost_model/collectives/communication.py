@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.collectives import CollectiveTime, CollectiveTimes
-from fakedist.cost_model.fabric import Fabric
+from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes
+from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.cost_model.nccl.collective_kinds import collective_of
 from fakedist.cost_model.nccl.interconnect import GroupShape, interconnect_like
 from fakedist.cost_model.nccl.settings import Settings

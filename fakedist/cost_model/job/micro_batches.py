@@ -47,7 +47,7 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class Steady:
+class SteadyBatches:
     """What repeats in a step.
 
     Attributes:
@@ -77,7 +77,7 @@ class Step:
     num_stages: int
 
 
-def find_steady(step: Step) -> Steady | None:
+def find_steady(step: Step) -> SteadyBatches | None:
     """Find what a further micro-batch would repeat; None if that is not certain.
 
     A stretch counts if it comes twice at least and has, of each part, the share of its micro-batches.
@@ -89,18 +89,18 @@ def find_steady(step: Step) -> Steady | None:
     return _together(step, wanted) or _apart(step, wanted)
 
 
-def _together(step: Step, wanted: Numbers) -> Steady | None:
+def _together(step: Step, wanted: Numbers) -> SteadyBatches | None:
     """One stretch with all that some micro-batches do: 1F1B, interleaved or not, zero bubble."""
     places = _anchor(step, wanted)
     each = len(places) // step.num_micro_batches
     for number in range(1, step.num_micro_batches // 2 + 1):
         for found in _repeats(step.tokens, places, number * each):
             if np.array_equal(_of_rows(step, found.last) * step.num_micro_batches, wanted * number):
-                return Steady((found,), number)
+                return SteadyBatches((found,), number)
     return None
 
 
-def _apart(step: Step, wanted: Numbers) -> Steady | None:
+def _apart(step: Step, wanted: Numbers) -> SteadyBatches | None:
     """A stretch for each part of a micro-batch, each over all micro-batches: GPipe.
 
     A schedule that warms up looks the same if the step has too few micro-batches to get beyond its warm-up.
@@ -113,7 +113,7 @@ def _apart(step: Step, wanted: Numbers) -> Steady | None:
             left = np.where(_of_rows(step, found.last) > 0, 0, left)
             repeats.append(found)
         if not left.any() and len(repeats) > 1:
-            return Steady(tuple(sorted(repeats, key=lambda each: each.start)), number)
+            return SteadyBatches(tuple(sorted(repeats, key=lambda each: each.start)), number)
     return None
 
 
@@ -252,7 +252,7 @@ def _without_idle_records(launches: pd.DataFrame) -> pd.DataFrame:
     return found.assign(num_operations=np.diff(reached, prepend=0))
 
 
-def _number(step: Recorded, found: Steady, wanted: int) -> int:
+def _number(step: Recorded, found: SteadyBatches, wanted: int) -> int:
     """How often what is steady must be repeated."""
     more = wanted - step.num_micro_batches
     if more % found.num_micro_batches:
@@ -310,7 +310,7 @@ def _products(step: Recorded) -> Numbers:
     return found
 
 
-def _extended(launches: pd.DataFrame, tokens: Numbers, steady: Steady, number: int) -> pd.DataFrame:
+def _extended(launches: pd.DataFrame, tokens: Numbers, steady: SteadyBatches, number: int) -> pd.DataFrame:
     order, copy = _order(len(launches), steady.repeats, number)
     found = launches.iloc[order].reset_index(drop=True)
     events = _events(launches, tokens, steady.repeats, order)

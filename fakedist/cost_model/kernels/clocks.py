@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fakedist.cost_model.measurements import Floats
-from fakedist.cost_model.work_arrays import Flags
+from fakedist.cost_model.kernels.measurements import Floats
+from fakedist.cost_model.kernels.work_arrays import Flags
 from fakedist.gpu.models.spec import GpuSpec
 
 #: The rate of products of 10 ms and more over that of products of 0.1 to 1 ms (bf16, m >= 2048, n and k >= 1024,

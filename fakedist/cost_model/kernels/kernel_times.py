@@ -14,14 +14,14 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.accuracy import Intervals, half_width
-from fakedist.cost_model.clocks import CLOCK_SPREAD, HEAT, PowerModel, SustainedClock
-from fakedist.cost_model.gpus import nearest_table
-from fakedist.cost_model.measurements import Floats
+from fakedist.cost_model.accuracy import ErrorIntervals, half_width
+from fakedist.cost_model.kernels.clocks import CLOCK_SPREAD, HEAT, PowerModel, SustainedClock
+from fakedist.cost_model.kernels.gpus import nearest_table
+from fakedist.cost_model.kernels.measurements import Floats
+from fakedist.cost_model.kernels.rules import AttentionRules, MemoryRules, ProductRules
+from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, Texts, WorkArrays, which_limits
 from fakedist.cost_model.overlap import filled_sms
-from fakedist.cost_model.rules import AttentionRules, MemoryRules, ProductRules
 from fakedist.cost_model.timeline import Array, HostCosts
-from fakedist.cost_model.work_arrays import Assumptions, Estimates, Flags, Texts, WorkArrays, which_limits
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
@@ -46,12 +46,12 @@ class KernelTimes:
     Args:
         gpu: The GPU model.
         power_watts: Its power limit, if not the model's.
-        heat: What products draw in a step (``time.clocks.HEAT``).
+        heat: What products draw in a step (``cost_model.kernels.clocks.HEAT``).
 
     Attributes:
         product: The GPU's name.
         host: What the host takes for its part.
-        calibrated_on: None: own times of a user's GPU go before these (``fakedist.cost_model.own``).
+        calibrated_on: None: a calibration table replaces some of these times (:mod:`.calibrated_prices`).
 
     Raises:
         SetupError: The measured tables are missing or damaged.
@@ -60,7 +60,7 @@ class KernelTimes:
     def __init__(self, gpu: GpuSpec, power_watts: float | None = None, *, heat: float = HEAT) -> None:
         self._gpu = gpu if power_watts is None else dataclasses.replace(gpu, watts=float(power_watts))
         self._table = nearest_table(self._gpu)
-        intervals = Intervals(self._table.name)
+        intervals = ErrorIntervals(self._table.name)
         self._products = ProductRules(self._gpu, self._table, intervals)
         self._attention = AttentionRules(self._gpu, self._table, intervals)
         self._memory = MemoryRules(self._gpu, self._table, intervals)
@@ -87,7 +87,7 @@ class KernelTimes:
         """How long each row of work takes.
 
         Args:
-            work: The table ``work``; its columns are described at ``run.launch_records.WorkRow``.
+            work: The table ``work``; its columns are described at ``rundir.launch_records.WorkRow``.
             counts: How many launches of the step each row has, as clocks follow the whole step.
 
         Returns:

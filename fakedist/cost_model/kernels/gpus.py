@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fakedist.cost_model.attention import AttentionRoof
-from fakedist.cost_model.products import ProductRoof
+from fakedist.cost_model.kernels.attention import AttentionRoof
+from fakedist.cost_model.kernels.products import ProductRoof
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.measurements import Floats, Integers, ProductTable
+from fakedist.cost_model.kernels.measurements import Floats, Integers, ProductTable
 
 #: Tiles of the output as libraries cut it (rows, columns), and the fraction of an SM's peak that each reaches.
 _TILES = ((128, 256, 0.87), (128, 128, 0.78), (64, 64, 0.60))

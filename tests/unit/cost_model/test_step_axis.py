@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakedist.cost_model import trace
+from fakedist.cost_model import step_axis
 from fakedist.cost_model.breakdown import timed
-from fakedist.cost_model.trace import bars, kind_runs, layer_runs
+from fakedist.cost_model.step_axis import bars, kind_runs, layer_runs
 from fakedist.results.building import build_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.schema import KINDS
@@ -180,7 +180,7 @@ def test_what_a_trace_leaves_out_is_told_in_it_and_in_the_notes(
 ) -> None:
     assert "left out" not in trace_of(run)["otherData"]
     assert not [note for note in load_manifest(run).notes if "trace.json.gz" in note.text]
-    monkeypatch.setattr(trace, "MOST_BARS", 5)
+    monkeypatch.setattr(step_axis, "MOST_BARS", 5)
     again = tmp_path / "again"
     shutil.copytree(run, again)
     build_tables(again)

@@ -48,7 +48,7 @@ _IGNORED_FIELDS = {
 }
 
 
-class OwnRow(NamedTuple):
+class CalibrationRow(NamedTuple):
     """Measured work.
 
     Attributes:
@@ -67,7 +67,7 @@ class OwnRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Origin:
+class CalibrationOrigin:
     """Where a table's times come from.
 
     Attributes:
@@ -90,7 +90,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class OwnTable:
+class CalibrationTable:
     """Times measured on one GPU.
 
     Attributes:
@@ -98,8 +98,8 @@ class OwnTable:
         rows: Measured work, each once.
     """
 
-    origin: Origin
-    rows: Sequence[OwnRow]
+    origin: CalibrationOrigin
+    rows: Sequence[CalibrationRow]
 
     def work(self) -> pd.DataFrame:
         """The measured work, with the columns of the table ``work``."""
@@ -121,7 +121,7 @@ def work_key(work: WorkRow) -> tuple[object, ...]:
     return (kind, *known)
 
 
-def made_table(origin: Origin, samples: Mapping[WorkRow, Sequence[float]]) -> OwnTable:
+def made_table(origin: CalibrationOrigin, samples: Mapping[WorkRow, Sequence[float]]) -> CalibrationTable:
     """A table of measured kernels.
 
     Args:
@@ -134,11 +134,11 @@ def made_table(origin: Origin, samples: Mapping[WorkRow, Sequence[float]]) -> Ow
     rows = []
     for work, times in joined.values():
         low, middle, high = (round(float(each), 4) for each in np.quantile(times, (0.05, 0.5, 0.95)))
-        rows.append(OwnRow(work, middle, low, high, len(times)))
-    return OwnTable(origin, rows)
+        rows.append(CalibrationRow(work, middle, low, high, len(times)))
+    return CalibrationTable(origin, rows)
 
 
-def own_table_text(table: OwnTable) -> str:
+def calibration_table_text(table: CalibrationTable) -> str:
     """The content of a table's file."""
     plain = [row._asdict() | {"work": _plain_work(row.work)} for row in table.rows]
     head = json.dumps({_KEY: FORMAT, "origin": to_plain(table.origin)}, indent=1)[:-2]
@@ -146,7 +146,7 @@ def own_table_text(table: OwnTable) -> str:
     return f'{head},\n "rows": [\n{rows}\n ]\n}}\n'
 
 
-def read_own_table(path: Path) -> OwnTable:
+def read_calibration_table(path: Path) -> CalibrationTable:
     """Read a table.
 
     Raises:
@@ -171,13 +171,13 @@ def read_own_table(path: Path) -> OwnTable:
     return table
 
 
-def check_own_table(path: Path, gpu: str) -> OwnTable:
+def check_calibration_table(path: Path, gpu: str) -> CalibrationTable:
     """Read a table of a certain GPU.
 
     Raises:
-        SetupError: As :func:`read_own_table`, or it is of another GPU.
+        SetupError: As :func:`read_calibration_table`, or it is of another GPU.
     """
-    table = read_own_table(path)
+    table = read_calibration_table(path)
     if table.origin.gpu.casefold() != gpu.casefold():
         raise SetupError(
             f"the times of {path} were measured on {table.origin.gpu}, and the step is priced for {gpu}",
@@ -186,8 +186,8 @@ def check_own_table(path: Path, gpu: str) -> OwnTable:
     return table
 
 
-def _table(found: Mapping[str, object]) -> OwnTable:
-    origin = from_plain(Origin, found.get("origin"), "origin")
+def _table(found: Mapping[str, object]) -> CalibrationTable:
+    origin = from_plain(CalibrationOrigin, found.get("origin"), "origin")
     if not origin.gpu:
         raise PlainValueError("origin.gpu is empty: of which GPU are these times?")
     listed = found.get("rows")
@@ -199,10 +199,10 @@ def _table(found: Mapping[str, object]) -> OwnTable:
         before = seen.setdefault(work_key(row.work), number)
         if before != number:
             raise PlainValueError(f"rows[{number}] has the same work as rows[{before}]")
-    return OwnTable(origin, rows)
+    return CalibrationTable(origin, rows)
 
 
-def _row(plain: object, where: str) -> OwnRow:
+def _row(plain: object, where: str) -> CalibrationRow:
     if not isinstance(plain, dict):
         raise PlainValueError(f"{where} is not an object")
     low, middle, high = (_time(plain.get(name), f"{where}.{name}") for name in ("low_us", "time_us", "high_us"))
@@ -211,7 +211,7 @@ def _row(plain: object, where: str) -> OwnRow:
     count = plain.get("num_kernels")
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise PlainValueError(f"{where}.num_kernels is {str(count)[:20]!r}, not a number of kernels")
-    return OwnRow(_work(plain.get("work"), f"{where}.work"), middle, low, high, count)
+    return CalibrationRow(_work(plain.get("work"), f"{where}.work"), middle, low, high, count)
 
 
 def _time(value: object, where: str) -> float:
