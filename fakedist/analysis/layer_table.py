@@ -22,8 +22,6 @@ def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -
     """The table ``layers``: one row per layer, parents before children.
 
     Args:
-        recording: The recording.
-        blocks: Its blocks.
         window: First event of the step for the columns ``most_...``, and first event after it.
     """
     rows = recording.layers or [LayerRow(0, "", "", -1)]
@@ -134,9 +132,6 @@ class Fold:
 
     Attributes:
         name: The layers' name, with ``0-79`` in place of their numbers.
-        class_name: The layers' class.
-        layers: The layers' rows in the table ``layers``.
-        depth: Number of parents above it.
     """
 
     name: str
@@ -222,7 +217,6 @@ def fold_sums(folds: list[Fold], sums: Mapping[str, Array], whole: tuple[str, Ar
     """Figures of folds: one row per fold, in their order.
 
     Args:
-        folds: The folds.
         sums: By column, a value for each layer, to be summed over the repeats.
         whole: The column that is summed and also compared between repeats, and its value for each layer.
         unit: The end of the names of ``least_``, ``median_`` and ``largest_``, the figures of one repeat.

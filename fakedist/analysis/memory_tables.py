@@ -111,10 +111,6 @@ class Peak:
     """The peaks of a run.
 
     Attributes:
-        allocated_bytes: The most bytes that tensors held at once.
-        reserved_bytes: The most bytes that the caching allocator held at once.
-        step: Step of the allocated peak.
-        phase: Phase of the allocated peak.
         by_category: Bytes at the allocated peak by category. They add up to it.
     """
 
@@ -168,7 +164,6 @@ def described_blocks(
 
     Args:
         chosen: Rows of the table ``blocks``.
-        shares: The table ``shares``.
         names: Column ``name`` of the table ``layers``.
         parents: Column ``parent`` of the table ``layers``.
         lines: Column ``line`` of the table ``stacks``.

@@ -89,13 +89,7 @@ class Recording:
 
     Attributes:
         gpu: The GPU and the software; None if the rank died before they were known.
-        layers: Layers, by number.
-        operations: Operations, by number.
-        scopes: Scopes, by number.
         regions: Ranges of operations that saved activations.
-        calls: Calls on process groups.
-        groups: Process groups.
-        invented: Made-up values.
         generated: The generated code of compiled graphs.
         placings: Lists of layers for the modules of compiled graphs.
         graphs: Calls of compiled graphs.
@@ -107,7 +101,6 @@ class Recording:
         pools: By device: the private pools of segments, by the event that made the segment or mapped its pages.
         segments_before: Of a foreign snapshot, the segments before its history.
         num_events_before: Of a foreign snapshot, how many events stand for what was alive before its history.
-        frames: Python frames.
         stacks: Places in ``frames``, innermost first.
         kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
         kernel_texts: The texts that ``kernels`` refers to.
@@ -116,8 +109,6 @@ class Recording:
         profiled: What torch.profiler saw of the timed step; None if it did not run.
         host: What the host did in a timed step that a tool traced; None if none was, or the trace was imported.
         timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
-        steps: Steps that ended.
-        statistics: The allocator's statistics at the end, by device.
         failed_request: The last request that the allocator could not serve; None if it served all.
         nccl: NCCL's version and environment; None if the rank died before they were known.
         bound: Numbers of groups that were bound to a device.
@@ -125,7 +116,6 @@ class Recording:
         outcome: How the rank ended; None if it was killed.
         not_sent: Lines that read integers or flags that another rank should have sent.
         unanswered: Number of calls of each CUDA function that was refused.
-        notes: The rank's own notes.
         truncated: Whether the journal ends in the middle of a record.
     """
 
@@ -187,7 +177,6 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
     """Read the journal of a run directory. A cut-off journal yields the records it has.
 
     Args:
-        run_directory: The run directory.
         may_be_empty: Whether a rank that was killed before its first record yields an empty recording.
 
     Raises:

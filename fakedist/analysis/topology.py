@@ -91,11 +91,7 @@ class GroupCalls:
     """The calls of one operation on one group and one stream.
 
     Attributes:
-        group: Number of the group.
         operation: all_reduce, all_gather_into_tensor, ...
-        num_calls: Calls.
-        bytes_in: Bytes of this rank's inputs.
-        bytes_out: Bytes of this rank's outputs.
         when: forward, backward, optimizer, "after backward" and so on, most calls first.
         num_layers: Repeated blocks of the model that make them.
         of_layers: Such blocks in total.
@@ -134,7 +130,6 @@ class Topology:
 
     Attributes:
         step: The last step that ended; if none did, 0, which is everything before the first step.
-        groups: The groups, by number.
         calls: The calls by group, operation and stream, in order of first call.
         overlaps: What can run at the same time as each of them.
     """

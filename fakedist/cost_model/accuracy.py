@@ -35,11 +35,8 @@ class AccuracyRow:
     """How close the estimates of one family are on one GPU.
 
     Attributes:
-        family: What was estimated.
         gpu: The measured GPU model, a name of ``cost_model.kernels.gpus.MEASURED_GPUS``.
-        kernels: Kernels that were left out.
         median: Median of the relative error's size.
-        p95: Its 95 % quantile.
         half_widths: Half the width of the 90 % interval, of the logarithm of estimate over measurement: by the bins of
             ``TIME_EDGES_US``, and in each by those of ``OCTAVE_EDGES``.
         inside: The share of left-out kernels within an interval that the others gave.
@@ -76,7 +73,6 @@ def closest(gpu: GpuSpec, families: Iterable[str]) -> list[AccuracyRow]:
     """The rows that say how close a job's estimates are: those of these families, on the GPU most like its own.
 
     Args:
-        gpu: The job's GPU.
         families: Families, as the column ``accuracy`` of priced work has them.
     """
     wanted, name = dict.fromkeys(families), nearest_table(gpu).name
@@ -93,18 +89,12 @@ class StepRow:
     """A published step, and what is estimated for the same job. Times are in seconds.
 
     Attributes:
-        name: Short name of the job.
         job: What ran, and on how many GPUs.
         gpu: The GPU model, or the name of the GPU file in bench/jobs.
-        watts: Its power limit.
         source: Who published the step.
         note: What the source leaves open, or differs in ours; empty if nothing.
         is_fitted: Whether the power model's parameter was fitted on this row among others.
         is_host_bound: Whether the host sets the step's pace.
-        published_s: The published step.
-        step_s: The estimate: kernels, host and communication.
-        low_s: The lower end of its 90 % interval.
-        high_s: The upper end.
         left_out_s: The estimate with the parameter fitted on the other rows only; None for a row that is not fitted.
         kernels_s: The estimate if communication took no time; None for stages of a pipeline, which wait for each other.
     """
@@ -141,7 +131,6 @@ class StepAccuracy:
 
     Attributes:
         heat: The power model's parameter as fitted on all rows that count.
-        rows: The steps.
     """
 
     heat: float
@@ -175,11 +164,7 @@ _LEAST = 30
 
 
 class ErrorIntervals:
-    """Widths for estimates from one GPU's measurements.
-
-    Args:
-        name: The name of its table.
-    """
+    """Widths for estimates from one GPU's measurements."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -190,7 +175,6 @@ class ErrorIntervals:
 
         Args:
             family: A family of ``accuracy.json``.
-            time_us: What was estimated.
             octaves: Distance from the nearest measured sizes, in powers of two.
             gpu: The table that the estimates are from; by default this GPU's own.
         """
@@ -210,7 +194,6 @@ def widths_by_bin(estimated_us: Floats, errors: Floats, octaves: Floats) -> list
     """The 90 % quantiles of errors (logarithms), by time and distance; a bin of few errors takes those of all.
 
     Args:
-        estimated_us: What was estimated.
         errors: Logarithms of estimate over measurement.
         octaves: Distance from the nearest measured sizes.
     """
@@ -241,7 +224,6 @@ def half_width(priced: pd.DataFrame, counts: Array, side: str) -> float:
 
     Args:
         priced: A result of ``fakedist.cost_model.step.Prices.price``.
-        counts: How many launches each row has.
         side: The bound: low_us or high_us.
     """
     return float(np.sqrt(sum(variances(priced, counts, side).values())))

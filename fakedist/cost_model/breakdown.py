@@ -77,11 +77,7 @@ def timed(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def kind_family_us(kernels: pd.DataFrame) -> Array:
-    """Known compute time in microseconds, shape (number of ``KINDS``, number of ``FAMILIES``).
-
-    Args:
-        kernels: The result of :func:`timed`.
-    """
+    """Known compute time in microseconds, shape (number of ``KINDS``, number of ``FAMILIES``)."""
     compute = kernels[kernels["is_compute"]]
     sums = np.zeros((len(KINDS), len(FAMILIES)))
     np.add.at(sums, (compute["kind"].to_numpy("i8"), compute["family"].to_numpy("i8")), compute["known_us"].to_numpy())
@@ -93,9 +89,6 @@ def generation_us(kernels: pd.DataFrame) -> float:
 
     What is between its kernels belongs to it (sampling, waits for the host), unless a forward, a backward or an
     optimizer's step separates them.
-
-    Args:
-        kernels: The result of :func:`timed`.
     """
     generation, other = KINDS.index("generation"), KINDS.index("other")
     tells = kernels[kernels["kind"] != other].sort_values("start_us", kind="stable")
@@ -134,7 +127,6 @@ def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
     """Divide a step's time into its parts.
 
     Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
         step_us: The step's time. Kernels that end later make it longer.
     """
     known = kernels["is_known"].to_numpy(bool)
@@ -170,9 +162,6 @@ def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
 
     Columns: those of ``_SUMS``, as in :func:`name_table`, and ``compute_us``, ``memory_us``, ``launch_us``: the time
     that each bound limits.
-
-    Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
     """
     rows = _counted(kernels)
     bound = rows["bound"].astype(str).to_numpy()
@@ -185,12 +174,7 @@ def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def name_table(kernels: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
-    """The table ``kernel_names``: a row for each name, shape and folded layer of kernels, most time first.
-
-    Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
-        folds: The folded layers.
-    """
+    """The table ``kernel_names``: a row for each name, shape and folded layer of kernels, most time first."""
     rows = _counted(kernels)
     rows["name"] = rows["name"].astype("category")
     rows["shape"] = _shapes(kernels)
@@ -212,11 +196,7 @@ def name_table(kernels: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
 
 
 def by_name(names: pd.DataFrame) -> pd.DataFrame:
-    """The columns that can be added up of a table ``kernel_names``, by name and family, in the order of the table.
-
-    Args:
-        names: The table ``kernel_names``.
-    """
+    """The columns that can be added up of a table ``kernel_names``, by name and family, in the order of the table."""
     return names.groupby(["name", "family"], sort=False)[list(_SUMS)].sum().reset_index()
 
 
@@ -273,8 +253,6 @@ def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array)
     """The table ``layer_times``: one row for each row of ``layers``. Every kernel counts in exactly one.
 
     Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
-        layers: The table ``layers``.
         gap_us: For each kernel, the time that the GPU waited for its launch.
     """
     num, layer = len(layers), kernels["layer"].to_numpy("i8")
@@ -317,8 +295,6 @@ def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> 
     children; least_us, median_us, largest_us: total of one repeat, with children.
 
     Args:
-        times: The table ``layer_times``.
-        layers: The table ``layers``.
         folds: The result of :func:`fakedist.analysis.layer_table.fold_layers` or ``unfolded``.
     """
     sums = {name: with_children(layers, times[name].to_numpy()) for name in (*_SUMMED, *_CALLS)}
@@ -331,7 +307,6 @@ def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         ranges: Columns ``RangeRow._fields``.
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
     """
     ordered = kernels[kernels["launch"] >= 0].sort_values("launch", kind="stable")
     launch = ordered["launch"].to_numpy()
@@ -361,7 +336,6 @@ def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
     """The ranges as bars on the GPU, those that overlap below each other: outer ones above those that they contain.
 
     Args:
-        ranges: The table ``ranges``.
         most: Rows to keep, the longest.
 
     Returns:
@@ -383,11 +357,7 @@ def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
 
 
 def by_range(ranges: pd.DataFrame) -> list[RangeTime]:
-    """Ranges of one name together, most kernel time first.
-
-    Args:
-        ranges: The table ``ranges``.
-    """
+    """Ranges of one name together, most kernel time first."""
     rows = ranges.assign(gpu_us=ranges["gpu_end_us"] - ranges["gpu_begin_us"])
     found = []
     for name, each in rows.groupby("name", sort=False):
@@ -416,7 +386,6 @@ def group_times(
     """The step's communication by group and operation, most exposed first.
 
     Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
         tables: With communication, the tables ``calls`` and ``groups``.
         communication: The times of the calls; None if they take none.
     """
@@ -481,9 +450,6 @@ def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
 def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
     """When the step waits for each call: nothing computes then, and the calls' parts do not overlap.
 
-    Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
-
     Returns:
         Columns row (of ``kernels``), start_us, end_us, in the order of time.
     """
@@ -537,9 +503,7 @@ def path_parts(step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list
     """The parts of a critical path, the longest first. They add up to the step.
 
     Args:
-        step: The step.
         tables: The tables ``calls`` and ``groups``.
-        folds: The folded layers.
     """
     launches = step.launches
     path = step.path
@@ -585,13 +549,7 @@ _NUM_PARTS = 3
 def call_spreads(
     calls: pd.DataFrame, groups: pd.DataFrame, communication: Communication
 ) -> dict[tuple[str, str], float]:
-    """How much longer than estimated collectives may take, relative to their time, by group and operation.
-
-    Args:
-        calls: The table ``calls``.
-        groups: The table ``groups``.
-        communication: What the calls take.
-    """
+    """How much longer than estimated collectives may take, relative to their time, by group and operation."""
     labels = [group.label for group in read_groups(groups)]
     own = calls[calls["sequence"].isin(communication.calls.index)]
     prices = communication.calls.loc[own["sequence"].to_numpy("i8"), ["time_us", "high_us"]].set_axis(own.index)
@@ -612,8 +570,6 @@ def uncertain_parts(
     group and operation could add to the exposed time.
 
     Args:
-        priced: The step.
-        by_group: Its communication.
         tables: With communication, the tables ``calls`` and ``groups``.
     """
     spreads = {}
@@ -654,9 +610,7 @@ def break_down(
     """The tables layer_times, kernel_names and ranges of a step, and where its time goes (None without kernels).
 
     Args:
-        kernels: The table ``kernels``.
         tables: The tables layers, ranges (without times), and of a priced step calls and groups.
-        folds: The folded layers.
         step: The priced step, or where the kernels of a traced one come from; None without kernels.
         peaks: The GPU's peak rates; None if they are unknown.
     """

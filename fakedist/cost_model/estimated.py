@@ -37,7 +37,6 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
     """The model of a GPU's kernel times.
 
     Args:
-        gpu: The GPU model.
         times: A file of times of the user's own GPU, which go before the model's; None without them.
 
     Raises:
@@ -52,9 +51,6 @@ class JobNetwork:
     """What connects the GPUs of the job, and how the job uses it.
 
     Attributes:
-        fabric: The interconnect.
-        interferes: Whether kernels and collectives that run at once slow each other.
-        nccl: NCCL's variables.
         moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
         what_if: A change to price; None for the step as it is.
     """
@@ -73,7 +69,6 @@ class NetworkChoice:
     Attributes:
         fabric: A preset or a fabric file.
         gpus_per_node: GPUs in one NVLink domain.
-        interferes: Whether kernels and collectives that run at once slow each other.
         nccl: NCCL's variables, which go before the run's own.
         moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
         what_if: A change to price, as ``fakedist.cost_model.what_if`` reads it.
@@ -124,8 +119,6 @@ class Models:
     """The models that a step is priced with.
 
     Attributes:
-        gpu: The GPU model.
-        prices: Its kernel times.
         network: The network of the job, and a change of it to price.
     """
 
@@ -140,8 +133,6 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     A step of the virtual GPU is priced as a whole. If a tool traced the kernels, only the collectives are.
 
     Args:
-        recording: The recording.
-        launches: The table ``launches``.
         job: The job; None for an imported trace.
     """
     gpu, source, host = recorded_gpu(recording), recording.kernel_source, recording.host
@@ -172,7 +163,6 @@ class StepTimes:
     Attributes:
         tables: The tables kernels, layer_times, kernel_names and ranges.
         summary: Where the time goes; None if no step was timed.
-        source: Where the kernels come from; None without kernels.
     """
 
     tables: dict[str, pd.DataFrame]
@@ -185,7 +175,6 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
 
     Args:
         tables: The tables ``launches`` (not empty), ``work``, ``calls`` and ``groups``.
-        models: The models to price them with.
 
     Raises:
         RunDirectoryError: The tables are damaged.
@@ -206,8 +195,6 @@ def estimate_times(
 
     Args:
         tables: The tables ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
-        folds: The folded layers.
-        models: The models to price it with.
         traced: Where the kernels come from, if a tool traced them; None if they are estimated.
 
     Raises:
@@ -226,9 +213,7 @@ def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], fol
     """The times of a recorded step as a tool saw them; none if no step was timed.
 
     Args:
-        recording: The recording.
         tables: The tables ``kernels``, ``launches``, ``ranges`` and ``layers``.
-        folds: The folded layers.
     """
     source = recording.kernel_source
     if source is not None and recording.host is not None and (tables["launches"]["call"] >= 0).any():

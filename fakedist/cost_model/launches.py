@@ -20,12 +20,7 @@ from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, Hos
 
 
 def launch_tables(recording: Recording, calls: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The tables kernels, launches, work and ranges of the timed step, before anything is priced.
-
-    Args:
-        recording: The recording.
-        calls: The table ``calls``.
-    """
+    """The tables kernels, launches, work and ranges of the timed step, before anything is priced."""
     kernels = kernel_table(recording)
     if recording.kernel_source is not None and recording.host is not None:
         return traced_tables(kernels, recording.host, calls)
@@ -35,11 +30,7 @@ def launch_tables(recording: Recording, calls: pd.DataFrame) -> dict[str, pd.Dat
 
 
 def launch_table(record: LaunchesRecord | None) -> pd.DataFrame:
-    """The table ``launches``: a row for each launch, event and wait, in the order of the host. Texts are categorical.
-
-    Args:
-        record: The launches; None if there are none.
-    """
+    """The table ``launches``: a row for each launch, event and wait, in the order of the host. Texts are categorical."""
     columns: dict[str, Array]
     if record is None:
         columns = empty_columns(LaunchesRecord)
@@ -56,11 +47,7 @@ def launch_table(record: LaunchesRecord | None) -> pd.DataFrame:
 
 
 def work_table(record: LaunchesRecord | None) -> pd.DataFrame:
-    """The table ``work``: a row for each distinct piece of work.
-
-    Args:
-        record: The launches; None if there are none.
-    """
+    """The table ``work``: a row for each distinct piece of work."""
     types: dict[str, type] = {"string": object, "int64": np.int64, "double": np.float64, "bool": bool}
     rows = pd.DataFrame([] if record is None else record.work_rows, columns=list(WorkRow._fields), dtype=object)
     return rows.astype({column.name: types[column.type] for column in WORK.columns})
@@ -70,11 +57,7 @@ _RANGE_COLUMNS = list(RangeRow._fields)
 
 
 def recorded_ranges(record: LaunchesRecord | None) -> pd.DataFrame:
-    """The columns of the table ``ranges`` that need no times.
-
-    Args:
-        record: The launches; None if there are none.
-    """
+    """The columns of the table ``ranges`` that need no times."""
     rows = pd.DataFrame([] if record is None else record.ranges, columns=_RANGE_COLUMNS)
     return rows.astype({"name": object} | dict.fromkeys(_RANGE_COLUMNS[1:], "int64"))
 
@@ -109,7 +92,6 @@ def traced_tables(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) 
         kernels: The table ``kernels`` as the tool saw it. In the result ``launch`` is the row of each kernel in
             ``launches``; of a copy that stands for a collective, the collective's row.
         host: The host's calls, waits and ranges.
-        calls: The table ``calls``.
     """
     at_us = kernels["launch_us"].to_numpy("f8")
     at_us = np.where(np.isnan(at_us), kernels["start_us"].to_numpy("f8"), at_us)

@@ -44,12 +44,8 @@ def estimate_outside(
 
     Args:
         tables: ``groups`` and ``calls`` of the run.
-        gpu_name: The GPU, as CUDA names it.
-        gpus_per_node: GPUs of each node.
         fabric: The job's fabric, if it is a preset; else the GPU's usual one is taken. NCCL's choice of algorithms
             over nodes follows from its NICs.
-        nccl_version: Version of NCCL.
-        nccl_environment: NCCL_* variables.
         bound: Numbers of the groups that are bound to a device.
         measured_bytes: The device's used memory minus reserved, at the end; None on a virtual GPU.
         reserved_bytes: The most that the caching allocator held.

@@ -111,9 +111,6 @@ def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: f
     Args:
         work: The table ``work``: kind, m, n, batch.
         bounds: Whether memory limits each row, 1 or 0.
-        sms: SMs of the GPU.
-        memory_bandwidth: Its memory bandwidth, bytes per second.
-        other: The collective.
     """
     left = max(sms - other.sms, 1)
     m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
@@ -147,8 +144,6 @@ class Settled:
     """A step in which kernels and collectives take longer where they overlap.
 
     Attributes:
-        durations_us: How long each launch takes.
-        starts_us: When each begins.
         slowed_us: By how much each is slower than alone.
     """
 
@@ -162,7 +157,6 @@ def filled_sms(work: pd.DataFrame, sms: int) -> Floats:
 
     Args:
         work: The table ``work``: m, n, batch, groups.
-        sms: SMs of the GPU.
     """
     m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
     number = np.maximum(work["batch"].to_numpy("f8"), work["groups"].to_numpy("f8"))

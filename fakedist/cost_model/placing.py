@@ -42,8 +42,6 @@ class StepInterval(NamedTuple):
         low_us: The least; None if it is not known.
         high_us: The most.
         kernels_us: By how much longer the step may be because of its kernels alone.
-        calls_us: The same because of its collectives.
-        host_us: The same because of the host.
     """
 
     low_us: float | None = None
@@ -58,7 +56,6 @@ class StepLaunches:
 
     Args:
         launches: The table ``launches``. What was measured of a launch goes before its price.
-        work: The table ``work``.
         priced: Prices of the rows of work: time_us, bound, filled.
         communication: What collectives take; None if they take no time.
 
@@ -104,7 +101,6 @@ class StepLaunches:
 
         Args:
             step: The step as it was placed.
-            host: What the host takes.
             of_kernels: Returns the interval of the sum of all kernels.
         """
         varied = self.varied(step, of_kernels)

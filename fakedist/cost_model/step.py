@@ -93,10 +93,6 @@ class Prices(Protocol):
         """How long each row of work takes: time_us, low_us, high_us, bound, basis; NaN and "" where not known.
 
         A model also says which SMs it needs (``filled``), a measurement does not.
-
-        Args:
-            work: The table ``work``.
-            counts: How many launches each row has.
         """
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
@@ -111,15 +107,11 @@ class PricedStep:
     """A step on a GPU.
 
     Attributes:
-        kernels: The table ``kernels``.
         launches: The table ``launches`` that was priced.
         communication: The times of its collectives; None if they take no time.
-        step_us: How long it takes.
-        interval: Its 90 % interval.
         notes: What limits what its times mean.
         families: The families of ``cost_model.accuracy`` that its times are estimated as, most time first.
         variances: The parts of the kernels' variance, by family.
-        path: Its critical path.
     """
 
     kernels: pd.DataFrame
@@ -150,8 +142,6 @@ def price_step(
 
     Args:
         launches: The table ``launches``, not empty.
-        work: The table ``work``.
-        prices: The model of the GPU.
         communication: The times of its collectives; None if they take no time.
 
     Raises:
@@ -260,12 +250,9 @@ class ImbalancedPrices:
     The routing of a virtual run is made up, so the real load of the experts is not known.
 
     Args:
-        prices: The model.
         imbalance: How much more than its even share the busiest rank gets, 1 or more.
 
     Attributes:
-        product: The GPU's name.
-        host: What the host takes for its part.
         calibrated_on: The GPU that the model was calibrated on; None without calibration.
     """
 
@@ -303,11 +290,9 @@ class MeasuredPrices:
     ``fakedist.cost_model.step.Prices``.
 
     Args:
-        product: The GPU's name.
         launches: The table ``launches`` of the step.
 
     Attributes:
-        product: The GPU's name.
         host: What the host takes, where that was not measured.
         calibrated_on: None.
     """

@@ -30,12 +30,7 @@ from fakedist.temporary import replacing
 
 
 def hidden_us(bars: pd.DataFrame, kernels: pd.DataFrame) -> Array:
-    """How long something computes during each of some bars, in microseconds.
-
-    Args:
-        bars: Columns start_us and end_us.
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
-    """
+    """How long something computes during each of some bars, in microseconds."""
     starts, ends = _computing(kernels)
     return shared_us(bars["start_us"].to_numpy("f8"), bars["end_us"].to_numpy("f8"), starts, ends)
 
@@ -44,7 +39,6 @@ def hidden_parts(kernels: pd.DataFrame, least_us: float) -> pd.DataFrame:
     """The parts of collectives during which something computes, by stream and start.
 
     Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
         least_us: Shorter parts are left out, and shorter pauses of compute count as compute.
 
     Returns:
@@ -88,7 +82,6 @@ def bars(kernels: pd.DataFrame, most: int) -> pd.DataFrame:
     kernels that begin in the same short interval merge, whatever they are.
 
     Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
         most: The number of bars to aim for.
 
     Returns:
@@ -157,7 +150,6 @@ def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
     """When each layer ran, on the stream that computes most. One row per interval, nested like the tree of layers.
 
     Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
         parents: Column ``parent`` of the table ``layers``.
 
     Returns:
@@ -250,9 +242,7 @@ def write_trace(
     """Write the trace of a run.
 
     Args:
-        run_directory: The run directory.
         tables: The run's tables by name.
-        source: Where the kernels come from; None without kernels.
         job: The job; None for an imported report.
 
     Returns:
@@ -282,7 +272,6 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
 
     Args:
         tables: Tables by name: kernels, ranges, layers, calls, groups, events, spans.
-        source: Where the kernels come from; None without kernels.
         left_out: Receives a note for everything that is left out.
     """
     kernels = tables["kernels"]

@@ -61,7 +61,6 @@ class Placed:
 
     Attributes:
         start_us: When each began, shape (number of launches with work,).
-        launch_us: When the host had launched it.
         ends_us: When each ended.
         end_us: When the host and all streams are done.
     """
@@ -176,7 +175,6 @@ class Timeline:
 
         Args:
             duration_us: How long each row takes on its stream, 0 where it takes no time or that is not known.
-            host: What the host takes.
         """
         walk = self.walk(duration_us, host)
         try:
@@ -194,7 +192,6 @@ class Timeline:
 
         Args:
             duration_us: As for :meth:`place`.
-            host: What the host takes.
             meetings: The rows that meet other ranks: by the first row of those that run at once, all of them.
 
         Yields:
@@ -265,11 +262,7 @@ class Timeline:
         return self._streams[self.has_work], self._queues[self.has_work]
 
     def host_before_us(self, host: HostTimes) -> tuple[Array, Array]:
-        """The time of the host before each launch with work: since the launch before it, and since it last waited.
-
-        Args:
-            host: What the host takes.
-        """
+        """The time of the host before each launch with work: since the launch before it, and since it last waited."""
         reached = np.cumsum(self._host_us(host))
         return self._since(reached, self.has_work), self._since(reached, self.has_work | (self.what >= _HOST_WAITS))
 
@@ -335,7 +328,6 @@ class CriticalPath:
     Attributes:
         row: Place of each in the table ``launches``; of the host's time, the launch that it led to. -1 for idle time.
         what: ON_GPU, ON_HOST or IDLE.
-        us: How long it is.
     """
 
     row: Array
@@ -347,8 +339,6 @@ def find_critical_path(timeline: Timeline, placed: Placed, host: HostTimes) -> C
     """Follow the critical path of a step.
 
     Args:
-        timeline: Its launches.
-        placed: Where they are.
         host: What the host takes, as they were placed with.
     """
     rows = np.flatnonzero(timeline.has_work)
@@ -365,8 +355,6 @@ class _WayBack:
 
     Attributes:
         numbers: Of each part, its launch.
-        what: What it is.
-        us: How long it is.
     """
 
     def __init__(self, timeline: Timeline, placed: Placed, host: HostTimes) -> None:

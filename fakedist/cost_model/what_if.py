@@ -33,8 +33,6 @@ class WhatIf:
     """A change to price.
 
     Attributes:
-        text: As it was written.
-        kind: What changes.
         groups: Names of the groups that it is about.
         nic: What the NICs' bandwidth is multiplied by.
         nvlink: The same for NVLink's.
@@ -81,8 +79,6 @@ def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> 
     """The fabric with the bandwidth of a what-if.
 
     Args:
-        what_if: The change.
-        fabric: The interconnect.
         nvlink_bandwidth: NVLink bandwidth of the GPU model, bytes per second one way; 0 without NVLink.
 
     Raises:
@@ -108,12 +104,6 @@ def changed_launches(
     what_if: WhatIf, launches: pd.DataFrame, communication: Communication, groups: pd.DataFrame
 ) -> tuple[pd.DataFrame, Communication]:
     """The launches of a step and its communication with the streams and communicators of a what-if.
-
-    Args:
-        what_if: The change.
-        launches: The table ``launches``.
-        communication: What its calls take.
-        groups: The table ``groups``.
 
     Raises:
         JobError: The step has no calls on such a group, or the change changes nothing.
@@ -168,7 +158,6 @@ def _own_streams(launches: pd.DataFrame, kind: npt.NDArray[np.int64]) -> npt.NDA
     kernels. The waits before a call and the events after it go with it.
 
     Args:
-        launches: The table ``launches``.
         kind: The kind of each row that is such a call, from 0; -1 for other rows.
     """
     streams: npt.NDArray[np.uint64] = launches["stream"].to_numpy("u8", copy=True)

@@ -42,12 +42,7 @@ class Computed:
     """A run's journal, and everything computed from it before any of it is written.
 
     Attributes:
-        recording: The recording.
         so_far: The state of the files that it was read from (:func:`fakedist.analysis.recording.recorded_so_far`).
-        blocks: Its blocks.
-        peak: Its peaks.
-        tables: Every table.
-        folds: The folded layers.
         times: The times of its timed step.
         notes: Notes on the models that priced it.
     """
@@ -68,7 +63,6 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     Nothing is written, and the rank's process need not have ended.
 
     Args:
-        run_directory: The run directory.
         may_be_empty: As in :func:`build_tables`.
 
     Raises:
@@ -93,7 +87,6 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True, computed: Co
     """Make the tables, the snapshot and the manifest's summary of a run that has ended, however it ended.
 
     Args:
-        run_directory: The run directory.
         may_be_empty: Whether a rank that was killed before its first record gets empty tables. If not, an empty journal
             counts as damaged.
         computed: The tables as computed before the rank's process ended. They are computed again if more was recorded
@@ -142,8 +135,6 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
     """Every table of ``rundir.schema.TABLES``, before its step is timed.
 
     Args:
-        recording: The recording.
-        blocks: Its blocks.
         places: Step and phase of each event, from :func:`fakedist.analysis.blocks.event_places`.
     """
     lines = memory_tables.stack_lines(recording)

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 def stages_of_job(path: Path) -> Pipeline:
     """The pipeline that a run's rank is in.
 
-    Args:
-        path: The run directory.
-
     Raises:
         JobError: Its groups show no pipeline, or several groups could be one.
         RunDirectoryError: It is not a run directory, or is damaged.
@@ -66,7 +63,6 @@ class JobTime:
     """The step of a job. ``fakedist.time_job`` returns one.
 
     Attributes:
-        summary: Its figures.
         runs: The runs that it is made from, in the order of their ranks.
         lanes: What each rank does when: ``rank``, ``lane`` (forward, recompute, backward, optimizer, other,
             communication, bubble), ``start_us``, ``end_us``. Stretches of different lanes may overlap.

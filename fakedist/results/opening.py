@@ -52,9 +52,6 @@ def open_run_directory(path: Path) -> Run:
 def open_snapshot(path: Path) -> Run:
     """Open a torch memory snapshot as a run of one rank with unknown steps.
 
-    Args:
-        path: The pickle.
-
     Raises:
         RunDirectoryError: It is not a snapshot, or tries to run code.
     """

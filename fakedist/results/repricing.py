@@ -31,7 +31,6 @@ def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> G
     """The GPU model to price for.
 
     Args:
-        manifest: The run's run.json.
         name: A known model or a GPU file; None for the run's own.
         power_watts: A power limit that replaces the model's own.
 
@@ -75,12 +74,6 @@ def times_of(manifest: Manifest, gpu: GpuSpec, times: str | None) -> str | None:
 def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: Models) -> StepTimes:
     """The times of a run's step on a GPU.
 
-    Args:
-        manifest: The run's run.json.
-        summary: Its figures.
-        table: Reads one of its tables.
-        models: The models to price it with.
-
     Raises:
         JobError: The step lacks what a what-if changes.
         RunDirectoryError: The run has no launches to price, or is damaged.
@@ -104,9 +97,6 @@ def tables_to_price(
     """The tables that pricing a run's step needs.
 
     Args:
-        manifest: The run's run.json.
-        summary: Its figures.
-        table: Reads one of its tables.
         measured: Whether its kernels may be measured.
 
     Raises:

@@ -87,12 +87,7 @@ class RunTables:
 
 
 class RunMemory:
-    """The memory of a run.
-
-    Args:
-        tables: The run's tables.
-        summary: The run's figures.
-    """
+    """The memory of a run."""
 
     def __init__(self, tables: RunTables, summary: Summary) -> None:
         self._tables, self._summary = tables, summary
@@ -198,7 +193,6 @@ class RunTime:
     """The times of a run's timed step.
 
     Args:
-        tables: The run's tables.
         step_time: Where the step's time goes.
         source: Where its kernels come from.
 
@@ -224,11 +218,7 @@ class RunTime:
         return self._step_time
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
-        """Time by layer, with children. Columns: see ``cost_model.breakdown.fold_times``.
-
-        Args:
-            fold: Whether repeated layers fold into one row.
-        """
+        """Time by layer, with children. Columns: see ``cost_model.breakdown.fold_times``."""
         layers = self._tables.table("layers")
         return fold_times(self._tables.table("layer_times"), layers, fold_layers(layers) if fold else unfolded(layers))
 
@@ -266,16 +256,9 @@ class Run:
     """One finished run. ``fakedist.open`` and ``fakedist.profile`` return one. A part that it lacks is None.
 
     Args:
-        path: The run directory, or the snapshot.
-        manifest: Its run.json.
-        summary: Its figures.
-        tables: Its tables.
         device: The device of its memory, if that is not the job's.
 
     Attributes:
-        path: The run directory, or the snapshot.
-        manifest: Its run.json.
-        summary: Its figures.
         device: ``cuda`` or ``virtual``; of a snapshot ``cuda:0`` or another.
         memory: The memory that was held; None if the run was imported from a tool that does not record memory.
         by_category: Bytes at the peak by category, which add up to it; None for a snapshot, which says nothing of
@@ -329,9 +312,6 @@ class Run:
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
         """The memory of layers at the peak, with children. Columns: see ``analysis.layer_table.fold_table``.
-
-        Args:
-            fold: Whether repeated layers fold into one row.
 
         Raises:
             RunDirectoryError: The table is missing or damaged.

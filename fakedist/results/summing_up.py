@@ -108,11 +108,9 @@ def summarize(
     """The figures of a run.
 
     Args:
-        recording: The recording.
         job: The job; None for a snapshot or an imported report.
         tables, folds: Its tables, and its layers folded.
         ending, left: The results of :func:`run_ending` and :func:`left_during_init`.
-        peak: Its peaks.
         times: The times of its timed step; None for a snapshot.
         notes: Everything that limits what the figures mean.
         has_steps: Whether steps, phases and layers are known, as they are not in a snapshot.
@@ -268,8 +266,6 @@ def coverage_notes(recording: Recording, outcome: Outcome, until: int | Until | 
     """Notes on what the recording does not cover.
 
     Args:
-        recording: The recording.
-        outcome: How the run ended.
         until: What was to stop the script; None if nothing but a number of steps was.
     """
     training = None if recording.outcome is None else recording.outcome.training
@@ -358,10 +354,7 @@ def run_notes(
     """The notes of a run: its own, and those that its recording calls for.
 
     Args:
-        recording: The recording.
-        blocks: Its blocks.
         job: The job; None for an imported report.
-        ending: How it ended.
         left: The result of :func:`left_during_init`.
         of_times: Notes on its times.
     """

@@ -90,7 +90,6 @@ class CollectiveTime:
     """What a collective takes.
 
     Attributes:
-        time_us: Microseconds.
         algorithm: What runs it: ring, tree, nvls, nvlstree, pat, pairs or send; none in a group of one.
         protocol: ll, ll128 or simple.
         spread: The 90 % interval, as the size of the logarithm of truth over estimate.
@@ -123,10 +122,7 @@ class CollectiveTimes:
     """Estimates collectives of one GPU model on one fabric.
 
     Args:
-        gpu: The GPU model.
-        fabric: The interconnect.
         logs: nccl-tests' logs (columns of :func:`load_collectives`); by default the package's.
-        nccl: NCCL's settings.
     """
 
     def __init__(
@@ -157,7 +153,6 @@ class CollectiveTimes:
                 or send.
             num_bytes: Bytes of the whole buffer: what all_gather returns, what reduce_scatter is given; for all_to_all
                 what one rank sends.
-            shape: Where the group's ranks are.
         """
         if shape.size == 1:
             return CollectiveTime(0.0, "none", "", 0.0, 0.0, "")
@@ -309,8 +304,6 @@ class _MessageCurve:
         More GPUs than were measured lie as far from the tuner's estimate as the most that were.
 
         Args:
-            num_bytes: Bytes of the whole buffer.
-            size: The number of GPUs.
             tuner_us: What NCCL's tuner says for a number of GPUs.
         """
         most = self._sizes[-1]

@@ -34,10 +34,6 @@ class Communication:
 
     Attributes:
         calls: The result of :func:`call_times`, indexed by the calls' sequence numbers.
-        gpu: The GPU model.
-        fabric: The interconnect.
-        interferes: Whether kernels and collectives that run at once slow each other.
-        nccl: NCCL's settings.
     """
 
     calls: pd.DataFrame
@@ -61,7 +57,6 @@ class Communication:
         """The rate that each row of work keeps while a collective of one kind runs.
 
         Args:
-            work: The table ``work``.
             bounds: 1 for rows that memory limits, else 0.
             over_nodes: Whether the collectives span several nodes.
         """
@@ -89,17 +84,7 @@ def communication_of(
     nccl: Settings | None = None,
     moe_imbalance: float = 1.0,
 ) -> Communication:
-    """Price the calls of a step.
-
-    Args:
-        calls: The table ``calls``.
-        groups: The table ``groups``.
-        gpu: The GPU model.
-        fabric: The interconnect.
-        interferes: Whether kernels and collectives that run at once slow each other.
-        nccl: NCCL's settings; None for its defaults.
-        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all.
-    """
+    """Price the calls of a step."""
     nccl = Settings() if nccl is None else nccl
     times = CollectiveTimes(gpu, fabric, nccl=nccl)
     found = call_times(calls, groups, times, moe_imbalance).set_axis(calls["sequence"].to_numpy("i8"))
@@ -113,9 +98,7 @@ def call_times(
 
     Args:
         calls: The table ``calls``, or some of its rows.
-        groups: The table ``groups``.
         times: Estimates collectives of a GPU on a fabric.
-        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all.
 
     Returns:
         A row for each of ``calls``, with its index. Columns:
@@ -175,9 +158,7 @@ def _even_load(part: int, exchanged: int, shape: GroupShape) -> float:
     Over nodes, as much of it crosses them as can: all parts to or from ranks of other nodes may be as the largest.
 
     Args:
-        part: The largest part.
         exchanged: All parts to or from other ranks; 0 if that was not recorded, and all may be as the largest.
-        shape: Where the group's ranks are.
     """
     others = shape.size - (shape.local if shape.num_nodes > 1 else 1)
     return shape.size * (min(exchanged / others, part) if exchanged else part)

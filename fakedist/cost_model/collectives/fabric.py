@@ -19,7 +19,6 @@ class Fabric:
     """How the GPUs of a cluster are connected.
 
     Attributes:
-        name: Its name.
         source: Where its figures are from.
         spread: The 90 % interval of a collective over several nodes, as the size of the logarithm of truth over
             estimate: wide where only the specification is known.

@@ -66,12 +66,7 @@ class CountedFlops:
 
 
 def tokens_of(launches: pd.DataFrame, work: pd.DataFrame) -> StepTokens:
-    """Count the tokens of a step: what the model's first embedding looks up, once for each micro-batch.
-
-    Args:
-        launches: The table ``launches``.
-        work: The table ``work``.
-    """
+    """Count the tokens of a step: what the model's first embedding looks up, once for each micro-batch."""
     forward = _forward(launches)
     of_work = forward["work"].to_numpy("i8")
     looks_up = (work["operation"].astype(str) == "aten.embedding.default") & (work["m"] > 0)
@@ -103,12 +98,7 @@ def _num_runs(operations: pd.Series) -> int:
 
 
 def flops_of(launches: pd.DataFrame, work: pd.DataFrame) -> CountedFlops:
-    """Count the FLOPs of a step.
-
-    Args:
-        launches: The table ``launches``.
-        work: The table ``work``.
-    """
+    """Count the FLOPs of a step."""
     counts = np.bincount(_forward(launches)["work"].to_numpy("i8"), minlength=len(work))
     family, flops = work["family"].astype(str).to_numpy(), work["flops"].to_numpy("f8")
     is_attention = (family == "attention") & (work["attention"].astype(str) == "forward").to_numpy(bool)
@@ -145,9 +135,6 @@ class RankRows:
     """The launches with work of a rank, in their order, once they are placed.
 
     Attributes:
-        start_us: When each began.
-        launch_us: When the host had launched it.
-        end_us: When it ended.
         alone_us: How long it takes without waiting for other ranks.
         lane: What it is for: a place in :data:`LANES`.
     """
@@ -174,8 +161,6 @@ class Parts:
     """How a rank spends the job's step. The parts add up to the job's step.
 
     Attributes:
-        own_us: When the rank is done.
-        compute_us: It computes.
         communication_us: It communicates and does not compute.
         bubble_us: It waits for what other ranks send or take part in, or has finished before them.
         host_us: The GPU waits for the rank's own host.
@@ -191,13 +176,7 @@ class Parts:
 
 
 def parts_of(rows: RankRows, own_us: float, step_us: float) -> Parts:
-    """Divide the job's step for a rank.
-
-    Args:
-        rows: Its launches.
-        own_us: When the rank is done.
-        step_us: When all ranks are done.
-    """
+    """Divide the job's step for a rank."""
     is_call = rows.is_call
     frame = pd.DataFrame(
         {
@@ -247,12 +226,7 @@ class JobRank:
     """A rank of the job, and its step.
 
     Attributes:
-        rank: The rank.
-        step: Number of the timed step.
-        parts: How it spends the job's step.
         lanes: What it does when: see :func:`fakedist.cost_model.job.job_times.lanes_of`.
-        tokens: The tokens that it reads.
-        flops: The FLOPs of its step, as frameworks count them.
         replicas: How many ranks of the job read tokens of their own, as its groups show.
         num_exchanged: Its sends to and receives from the other ranks.
         elsewhere: Ranks that it exchanges with and that are not placed.
@@ -278,10 +252,8 @@ class JobTimes:
     """The step of a job.
 
     Attributes:
-        step_us: The step.
         low_us: The least of its 90 % interval; None if that is not known.
         high_us: The most of it.
-        ranks: The ranks, in order.
     """
 
     step_us: float
@@ -329,8 +301,6 @@ def job_times(
     Args:
         ranks: Each rank and its tables ``launches`` (not empty), ``work``, ``calls`` and ``groups``. They are read one
             after the other, and none is kept.
-        every: All of the ranks.
-        world_size: Ranks of the job.
         models: What to price them with. A group that a what-if names is one of some rank's.
         micro_batches: How many the step shall have, those beyond the recorded ones repeated; None for those recorded.
 

@@ -26,7 +26,6 @@ class Repeat:
     """A stretch of a sequence that repeats.
 
     Attributes:
-        start: Where it begins.
         end: Where the last whole repetition ends.
         period: How long one is.
     """
@@ -67,7 +66,6 @@ class Step:
         tokens: What each row does; rows that do the same have the same number, from 0.
         parts: The part of a micro-batch that each row is, a number from 0: a product; -1 for rows that do not count.
             Every micro-batch has all parts, each as often as any other micro-batch.
-        num_micro_batches: Micro-batches of the step.
         num_stages: Stages of its pipeline; 1 without one.
     """
 
@@ -173,12 +171,7 @@ class Recorded:
     """The recorded step of a rank.
 
     Attributes:
-        rank: The rank.
-        launches: The table ``launches``.
-        work: The table ``work``.
-        calls: The table ``calls``.
         num_stages: Stages of its pipeline; 1 without one.
-        num_micro_batches: Micro-batches of the step.
     """
 
     rank: int
@@ -193,7 +186,6 @@ def with_micro_batches(step: Recorded, wanted: int) -> pd.DataFrame:
     """The launches of a step with more micro-batches: what is steady is repeated.
 
     Args:
-        step: The recorded step.
         wanted: How many micro-batches it shall have.
 
     Raises:
@@ -217,12 +209,7 @@ def with_micro_batches(step: Recorded, wanted: int) -> pd.DataFrame:
 
 
 def count_micro_batches(launches: pd.DataFrame, work: pd.DataFrame) -> int:
-    """How many micro-batches a step has, by how often most layers run their products forward; 0 if none does.
-
-    Args:
-        launches: The table ``launches``.
-        work: The table ``work``.
-    """
+    """How many micro-batches a step has, by how often most layers run their products forward; 0 if none does."""
     is_product = (work["family"].astype(str) == "gemm").to_numpy(bool)
     of_work = launches["work"].to_numpy("i8")
     is_forward = (launches["phase"].astype(str) == "forward").to_numpy(bool) & ~launches["recompute"].to_numpy(bool)

@@ -28,7 +28,6 @@ class Transfer(NamedTuple):
 
     Attributes:
         row: Its place in the rank's launches.
-        is_send: Whether it is a send.
         peer: The other rank of a send or receive; of a collective -1.
         group: The name of the group, the same on all of its ranks.
         time_us: What it takes once all are ready.
@@ -48,8 +47,6 @@ class RankStep:
     """The step of one rank.
 
     Attributes:
-        rank: The rank.
-        timeline: Its launches.
         duration_us: What each row takes. Those of ``transfers`` are ignored.
         transfers: Its sends, its receives, and its collectives with other ranks that are placed; those that run at once
             in one list.
@@ -90,8 +87,6 @@ class _Met(NamedTuple):
     """A meeting that has begun.
 
     Attributes:
-        start_us: When this rank began it.
-        transfers: What it consists of.
         needs: For each of those, what it waits for: channels, and places among the calls of each.
     """
 
@@ -117,7 +112,6 @@ def place_together(steps: Sequence[RankStep], host: HostTimes) -> PlacedTogether
 
     Args:
         steps: One of each rank. Transfers with other ranks take their own time.
-        host: What the host takes.
     """
     together = _Together({step.rank for step in steps})
     for step in steps:
@@ -271,9 +265,7 @@ def dependencies_of(
 
     Args:
         tables: The tables ``launches``, ``calls`` and ``groups``.
-        timeline: The launches.
         duration_us: What each takes without waiting.
-        rank: The rank.
         ranks: All ranks that are placed together.
     """
     launches, calls, groups = tables
@@ -327,10 +319,6 @@ def from_first_transfer(launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataF
     A step ends where the next iteration's work begins. A later pipeline stage first receives. Its timed step ends with
     the first receive of the next iteration, and lacks its own. Steps are alike, so what follows the optimizer from the
     first send or receive on is put in front.
-
-    Args:
-        launches: The table ``launches``.
-        calls: The table ``calls``.
     """
     in_optimizer = np.flatnonzero((launches["phase"].astype(str) == "optimizer").to_numpy(bool))
     pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]
@@ -347,25 +335,14 @@ def from_first_transfer(launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataF
 
 
 def num_stages_of(launches: pd.DataFrame, calls: pd.DataFrame, groups: pd.DataFrame) -> int:
-    """Stages of the pipeline that a step belongs to: the size of the group that it sends on; 1 if it sends nothing.
-
-    Args:
-        launches: The table ``launches``.
-        calls: The table ``calls``.
-        groups: The table ``groups``.
-    """
+    """Stages of the pipeline that a step belongs to: the size of the group that it sends on; 1 if it sends nothing."""
     pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]
     own = pairs[pairs["sequence"].isin(launches["call"])]["group"].unique()
     return int(groups["size"].to_numpy("i8")[own].max(initial=1))
 
 
 def only_exchanges(launches: pd.DataFrame, calls: pd.DataFrame) -> Array:
-    """Which rows are on streams that do nothing but send and receive.
-
-    Args:
-        launches: The table ``launches``.
-        calls: The table ``calls``.
-    """
+    """Which rows are on streams that do nothing but send and receive."""
     pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]["sequence"]
     is_pair = launches["call"].isin(pairs).to_numpy(bool)
     has_work = (launches["work"] >= 0).to_numpy(bool)

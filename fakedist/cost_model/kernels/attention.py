@@ -72,13 +72,6 @@ class AttentionShapes:
     """Attentions to estimate; arrays of one length.
 
     Attributes:
-        batch: Sequences.
-        heads: Query heads of a sequence.
-        kv_heads: Key and value heads of a sequence.
-        queries: Queries of a sequence.
-        keys: Keys of a sequence.
-        width: Width of a query's head.
-        value_width: Width of a value's head.
         causal: Whether each query meets only the keys before it.
         window: The most keys that a query meets; 0 without a window.
         in_blocks: Whether the keys are whole blocks, as many as each query meets on average, as flex_attention visits

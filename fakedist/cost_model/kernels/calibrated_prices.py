@@ -52,8 +52,6 @@ class WorkTimes:
 
     Attributes:
         time_us: Microseconds; NaN if unknown.
-        low_us: Lower end of the interval.
-        high_us: Upper end.
     """
 
     time_us: Floats
@@ -66,7 +64,6 @@ class CalibratedTimes:
     """WorkTimes of works after a table of own times was applied.
 
     Attributes:
-        times: The times.
         is_measured: Whether each is the table's.
         is_scaled: Whether each is an estimate, scaled by what similar work of the table takes.
     """
@@ -93,15 +90,11 @@ class CalibratedPrices:
     """Kernel times by a model, with own times before them. It implements ``fakedist.cost_model.step.Prices``.
 
     Args:
-        prices: The model.
         table: Own times of that GPU.
 
     Attributes:
-        product: The GPU's name.
-        host: What the host takes for its part.
         calibrated_on: Where the own times come from.
         shares: The shares of own times in what was priced last.
-
     """
 
     def __init__(self, prices: Prices, table: CalibrationTable) -> None:
@@ -165,8 +158,6 @@ def apply_calibration(
 
     Args:
         work: Rows of the table ``work``.
-        estimated: Their estimated times.
-        table: Own times.
         estimated_table: The estimated times of ``table.work()``, by the same model.
     """
     rows = [WorkRow(*values) for values in work[list(WorkRow._fields)].itertuples(index=False, name=None)]

@@ -52,11 +52,9 @@ class CalibrationRow(NamedTuple):
     """Measured work.
 
     Attributes:
-        work: What kernels had to do.
         time_us: The median of their times.
         low_us: The 5 % quantile.
         high_us: The 95 % quantile.
-        num_kernels: Number of kernels measured.
     """
 
     work: WorkRow
@@ -76,7 +74,6 @@ class CalibrationOrigin:
         date: When the table was made, as 2026-01-31.
         torch: Version of torch; empty if unknown.
         driver: Version of the driver or of CUDA; empty if unknown.
-        file: The trace.
         rehearsal: Whether nothing was measured.
     """
 
@@ -91,12 +88,7 @@ class CalibrationOrigin:
 
 @dataclass(frozen=True)
 class CalibrationTable:
-    """Times measured on one GPU.
-
-    Attributes:
-        origin: Where they come from.
-        rows: Measured work, each once.
-    """
+    """Times measured on one GPU."""
 
     origin: CalibrationOrigin
     rows: Sequence[CalibrationRow]
@@ -125,7 +117,6 @@ def made_table(origin: CalibrationOrigin, samples: Mapping[WorkRow, Sequence[flo
     """A table of measured kernels.
 
     Args:
-        origin: Where they come from.
         samples: Measured microseconds of each work. Works with one key are one row.
     """
     joined: dict[tuple[object, ...], tuple[WorkRow, list[float]]] = {}

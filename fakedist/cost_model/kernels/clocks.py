@@ -70,7 +70,6 @@ class PowerModel:
     Args:
         gpu: The GPU, with its power limit.
         measured_on: The GPU model whose measurements estimate it. What the chip draws is that model's.
-        name: The name of its table.
         heat: What takes the place of ``HEAT``.
     """
 

@@ -44,13 +44,10 @@ class KernelTimes:
     """Kernel times on one GPU. It implements ``fakedist.cost_model.step.Prices``.
 
     Args:
-        gpu: The GPU model.
         power_watts: Its power limit, if not the model's.
         heat: What products draw in a step (``cost_model.kernels.clocks.HEAT``).
 
     Attributes:
-        product: The GPU's name.
-        host: What the host takes for its part.
         calibrated_on: None: a calibration table replaces some of these times (:mod:`.calibrated_prices`).
 
     Raises:

@@ -53,7 +53,6 @@ class Moved:
         rows: Columns kind, bytes, time_us.
         bandwidth: The GPU's peak bandwidth, bytes per second.
         cache_bytes: Its L2 cache.
-        name: The name of its table.
     """
 
     rows: pd.DataFrame
@@ -100,7 +99,6 @@ class MovingTimes:
         Args:
             kind: One of :attr:`kinds`.
             moved_bytes: The bytes that each reads and writes.
-            bandwidth: The GPU's peak memory bandwidth, bytes per second.
         """
         curve = self._curves[kind]
         at = np.clip(np.log(np.maximum(moved_bytes, 1.0)), curve.sizes[0], curve.sizes[-1])

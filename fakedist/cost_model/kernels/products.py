@@ -40,9 +40,6 @@ class ProductSizes:
     """Products to estimate; arrays of one length.
 
     Attributes:
-        m: Rows of the result.
-        n: Columns of the result.
-        k: Length of the sums.
         batch: Products of that size in one launch.
         moved_bytes: Bytes that all of them read and write; None for operands and result once, as they were measured.
     """
@@ -65,7 +62,6 @@ class ProductRoof:
     """A GPU's limits for products of one type.
 
     Attributes:
-        sms: Streaming multiprocessors.
         peak_flops: Dense peak of the type, FLOP/s.
         memory_bandwidth: Bytes per second.
         element_bytes: Bytes of an operand's element.
@@ -102,8 +98,6 @@ class ProductTimes:
     """Estimates products of one type on one GPU from a table of measurements.
 
     Args:
-        table: The measurements.
-        measured_on: The limits of the GPU that was measured.
         smooth: The share of smoothed waves; by default the best of a few.
     """
 
@@ -119,7 +113,6 @@ class ProductTimes:
         """Microseconds of products.
 
         Args:
-            sizes: Their sizes.
             roof: The limits of another GPU of the same architecture; by default the one that was measured.
         """
         limits = roof or self._roof
@@ -222,7 +215,6 @@ class GroupedTimes:
 
     Args:
         experts: Measured layers of experts (``Measured.experts``).
-        measured_on: The limits of the GPU that was measured.
     """
 
     def __init__(self, experts: pd.DataFrame, measured_on: ProductRoof) -> None:
@@ -239,8 +231,6 @@ class GroupedTimes:
         Args:
             rows: Rows of all groups together, evenly shared.
             groups: Groups, one for each expert.
-            n: Columns of the result.
-            k: Length of the sums.
             roof: The limits of the GPU: the one that was measured, or another of the same architecture.
         """
         # Whether it is a layer's first product (k hidden, n gate and up) or its second (n hidden) is not known: the

@@ -38,7 +38,6 @@ class Rules:
     """Rules that price one kind of work on one GPU.
 
     Attributes:
-        gpu: The GPU.
         table: Whose measurements estimate it.
         intervals: Their errors.
     """
@@ -359,7 +358,6 @@ def memory_rule(family: str, name: str, operation: str) -> MemoryRule:
 
     Args:
         family: One of ``rundir.schema.FAMILIES``.
-        name: The kernel's name.
         operation: The operation that launched it.
     """
     both = f"{name} {operation}"

@@ -20,7 +20,6 @@ class WorkArrays:
     """Some rows of work, column by column (``rundir.launch_records.WorkRow`` describes each).
 
     Args:
-        work: The table.
         places: Which rows; all by default.
     """
 
@@ -99,11 +98,7 @@ class Estimates:
 
 @dataclass
 class Assumptions:
-    """What a rule assumes about rows: each assumption widens the interval and is named in the basis.
-
-    Args:
-        number: Rows.
-    """
+    """What a rule assumes about rows: each assumption widens the interval and is named in the basis."""
 
     number: int
     _found: list[tuple[Flags, float, str]] = field(default_factory=list)
