@@ -53,8 +53,8 @@ def with_children(table: pd.DataFrame, own: Array) -> Array:
 
 
 def _per_layer(most: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
-    found = most.set_index("layer")["most"] if len(most) else pd.Series(dtype="int64")
-    return found.reindex(table.index).fillna(0).astype("int64")
+    by_layer = most.set_index("layer")["most"] if len(most) else pd.Series(dtype="int64")
+    return by_layer.reindex(table.index).fillna(0).astype("int64")
 
 
 def _parts(blocks: Blocks) -> pd.DataFrame:
@@ -162,8 +162,8 @@ def fold_layers(table: pd.DataFrame) -> list[Fold]:
             # Children of the first root are named without it, except those that it only calls: "(GPT).(Softmax)".
             is_first = name.startswith("(") and depth == 0 and not names[run[0]].startswith("(")
             prefix = "" if is_first else f"{name}."
-            places = [below[0].index(layer) for layer in run]
-            members = tuple(siblings[place] for place in places for siblings in below)
+            positions = [below[0].index(layer) for layer in run]
+            members = tuple(siblings[position] for position in positions for siblings in below)
             visit(tuple(sorted(members)), prefix + _numbered([_last(names[layer]) for layer in run]), depth + 1)
 
     for root in children.get(0, []):

@@ -198,7 +198,7 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
 def recorded_so_far(run_directory: Path) -> tuple[object, ...]:
     """What :func:`read_recording` would read now: the files' identities, sizes and times, to be compared."""
     statuses = (path.stat() if path.exists() else None for path in _files(run_directory))
-    return tuple(each and (each.st_ino, each.st_size, each.st_mtime_ns) for each in statuses)
+    return tuple(status and (status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses)
 
 
 def _files(run_directory: Path) -> list[Path]:
@@ -241,7 +241,9 @@ class _Reading:
         recording.marks = _joined(MarksRecord, self._marks)
         events = {device: _joined(EventsRecord, self._events[device]) for device in sorted(self._events)}
         # torch.cuda.memory_snapshot() in the script leaves an event on every device, used or not.
-        recording.events = {device: each for device, each in events.items() if (each["action"] != _SNAPSHOT).any()}
+        recording.events = {
+            device: columns for device, columns in events.items() if (columns["action"] != _SNAPSHOT).any()
+        }
         if self._kernels is not None:
             recording.kernels = _joined(KernelsRecord, [self._kernels])
             recording.kernel_texts, recording.kernel_source = self._kernels.texts, self._kernels.source

@@ -25,10 +25,10 @@ def call_table(recording: Recording) -> pd.DataFrame:
     """The table ``calls``: one row per call, in order."""
     calls = pd.DataFrame(recording.calls, columns=CallRow._fields)
     scopes = pd.DataFrame(recording.scopes, columns=ScopeRow._fields)
-    found = calls.merge(scopes, on="scope", how="left")
-    found["phase"] = found["phase"].fillna("other")
-    found[["step", "layer"]] = found[["step", "layer"]].fillna(0).astype("int32")
-    return found[[column.name for column in TABLES["calls"].columns]]
+    merged = calls.merge(scopes, on="scope", how="left")
+    merged["phase"] = merged["phase"].fillna("other")
+    merged[["step", "layer"]] = merged[["step", "layer"]].fillna(0).astype("int32")
+    return merged[[column.name for column in TABLES["calls"].columns]]
 
 
 def group_table(recording: Recording) -> pd.DataFrame:
@@ -155,13 +155,13 @@ def find_topology(read: Read) -> Topology:
     calls["block"] = calls["layer"].map(blocks).fillna("")
     calls["when"] = _when(calls, read, step)
     calls["lane"] = _lanes(calls, groups, _compute_stream(read, step))
-    found = _grouped(calls, num_blocks=blocks[blocks != ""].nunique())
-    return Topology(step, groups, found, _overlaps(found, [group.size for group in groups]))
+    grouped = _grouped(calls, num_blocks=blocks[blocks != ""].nunique())
+    return Topology(step, groups, grouped, _overlaps(grouped, [group.size for group in groups]))
 
 
 def _block(name: str) -> str:
-    found = _BLOCK.match(name)
-    return found[0] if found else ""
+    match = _BLOCK.match(name)
+    return match[0] if match else ""
 
 
 def _when(calls: pd.DataFrame, read: Read, step: int) -> list[str]:
@@ -175,8 +175,8 @@ def _when(calls: pd.DataFrame, read: Read, step: int) -> list[str]:
     before = np.searchsorted(begins, calls["op"].to_numpy(), side="right") - 1
     names = ["after " + phase for phase in spans["phase"]] + ["before forward"]
     return [
-        phase if phase != "other" else names[place]
-        for phase, place in zip(calls["phase"], before.tolist(), strict=True)
+        phase if phase != "other" else names[position]
+        for phase, position in zip(calls["phase"], before.tolist(), strict=True)
     ]
 
 
@@ -205,10 +205,10 @@ def _lanes(calls: pd.DataFrame, groups: list[ProcessGroup], compute: int) -> lis
 
 
 def _grouped(calls: pd.DataFrame, num_blocks: int) -> list[GroupCalls]:
-    found = []
+    rows = []
     for _, part in calls.groupby(["group", "operation", "lane"], sort=False):
         group, operation, lane = part[["group", "operation", "lane"]].iloc[0]
-        found.append(
+        rows.append(
             GroupCalls(
                 group=int(group),
                 operation=operation,
@@ -222,23 +222,23 @@ def _grouped(calls: pd.DataFrame, num_blocks: int) -> list[GroupCalls]:
                 stream=lane,
             )
         )
-    return found
+    return rows
 
 
 def _overlaps(calls: list[GroupCalls], sizes: list[int]) -> list[Overlap]:
     """What can run at the same time as each of the calls. A rank's calls with itself overlap nothing."""
-    found = []
+    overlaps = []
     for row in calls:
         if sizes[row.group] == 1:
-            found.append(Overlap(compute=False, calls=[]))
+            overlaps.append(Overlap(compute=False, calls=[]))
             continue
         apart = [
-            place
-            for place, other in enumerate(calls)
+            index
+            for index, other in enumerate(calls)
             if sizes[other.group] > 1 and other is not row and _are_apart(row, other)
         ]
-        found.append(Overlap(compute=row.stream != COMPUTE, calls=apart))
-    return found
+        overlaps.append(Overlap(compute=row.stream != COMPUTE, calls=apart))
+    return overlaps
 
 
 def _are_apart(row: GroupCalls, other: GroupCalls) -> bool:

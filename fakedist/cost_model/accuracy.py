@@ -76,12 +76,12 @@ def closest(gpu: GpuSpec, families: Iterable[str]) -> list[AccuracyRow]:
         families: Families, as the column ``accuracy`` of priced work has them.
     """
     wanted, name = dict.fromkeys(families), nearest_table(gpu).name
-    found = []
+    closest_rows = []
     for family in wanted:
         rows = [row for row in accuracy_rows() if row.family == family]
         own = [row for row in rows if row.gpu == name]
-        found += own or rows[:1]
-    return found
+        closest_rows += own or rows[:1]
+    return closest_rows
 
 
 @dataclass(frozen=True)
@@ -200,14 +200,14 @@ def widths_by_bin(estimated_us: Floats, errors: Floats, octaves: Floats) -> list
     size = np.abs(errors)
     every = float(np.quantile(size, 0.9))
     longer, further = _bins(estimated_us, octaves)
-    found = []
+    widths = []
     for time in range(len(TIME_EDGES_US) + 1):
         row = []
         for distance in range(len(OCTAVE_EDGES) + 1):
             own = size[(longer == time) & (further == distance)]
             row.append(round(float(np.quantile(own, 0.9)) if len(own) >= _LEAST else every, 4))
-        found.append(row)
-    return found
+        widths.append(row)
+    return widths
 
 
 def _bins(time_us: Floats, octaves: Floats) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -240,5 +240,5 @@ def variances(priced: pd.DataFrame, counts: Array, side: str = "high_us") -> dic
     families = priced["accuracy"].where(priced["accuracy"] != "", priced["basis"]).to_numpy()[known]
     codes, names = pd.factorize(families)
     together, alone = np.bincount(codes, off), np.bincount(codes, off**2)
-    found = _COMMON * together**2 + (1 - _COMMON) * alone
-    return {str(name): float(each) for name, each in zip(names, found, strict=True)}
+    by_family = _COMMON * together**2 + (1 - _COMMON) * alone
+    return {str(name): float(variance) for name, variance in zip(names, by_family, strict=True)}

@@ -168,9 +168,9 @@ def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
     for name in filter(None, BOUNDS):
         rows[f"{name}_us"] = np.where(bound == name, rows["time_us"], 0.0)
     columns = [*_SUMS, *(f"{name}_us" for name in BOUNDS if name)]
-    found = rows.groupby("family", sort=True)[columns].sum().reset_index()
-    found["family"] = [FAMILIES[at] for at in found["family"]]
-    return found.sort_values("time_us", ascending=False, kind="stable").reset_index(drop=True)
+    table = rows.groupby("family", sort=True)[columns].sum().reset_index()
+    table["family"] = [FAMILIES[at] for at in table["family"]]
+    return table.sort_values("time_us", ascending=False, kind="stable").reset_index(drop=True)
 
 
 def name_table(kernels: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
@@ -181,18 +181,18 @@ def name_table(kernels: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
     rows["layer_name"] = _folded_names(kernels["layer"].to_numpy("i8"), folds)
     keys = ["name", "family", "shape", "layer_name"]
     groups = rows.groupby(keys, sort=False, observed=True)
-    found = groups[list(_SUMS)].sum()
+    table = groups[list(_SUMS)].sum()
     for name in _INTERVAL:
-        found[name] = groups[name].sum(min_count=1)
+        table[name] = groups[name].sum(min_count=1)
     duration = groups["duration_us"]
-    found["least_us"], found["median_us"], found["largest_us"] = duration.min(), duration.median(), duration.max()
-    found["num_layers"] = groups["layer"].nunique()
-    found["bound"] = _main_bound(rows, keys).reindex(found.index).fillna("")
-    found = found.reset_index().rename(columns={"layer_name": "layer"})
-    found = found.astype({"name": str, "shape": str, "layer": str})
-    found["family"] = [FAMILIES[at] for at in found["family"]]
-    order = found.sort_values(["time_us", "num_kernels"], ascending=False, kind="stable").index
-    return found.loc[order, [column.name for column in TABLES["kernel_names"].columns]]
+    table["least_us"], table["median_us"], table["largest_us"] = duration.min(), duration.median(), duration.max()
+    table["num_layers"] = groups["layer"].nunique()
+    table["bound"] = _main_bound(rows, keys).reindex(table.index).fillna("")
+    table = table.reset_index().rename(columns={"layer_name": "layer"})
+    table = table.astype({"name": str, "shape": str, "layer": str})
+    table["family"] = [FAMILIES[at] for at in table["family"]]
+    order = table.sort_values(["time_us", "num_kernels"], ascending=False, kind="stable").index
+    return table.loc[order, [column.name for column in TABLES["kernel_names"].columns]]
 
 
 def by_name(names: pd.DataFrame) -> pd.DataFrame:
@@ -221,8 +221,8 @@ def _folded_names(layer: npt.NDArray[np.int64], folds: list[Fold]) -> pd.Categor
 
 def _main_bound(rows: pd.DataFrame, keys: list[str]) -> pd.Series:
     """The bound that limits most of each group's time."""
-    told = rows[rows["bound"].astype(str) != ""]
-    sums = told.astype({"bound": str}).groupby([*keys, "bound"], sort=False, observed=True)["time_us"].sum()
+    bounded = rows[rows["bound"].astype(str) != ""]
+    sums = bounded.astype({"bound": str}).groupby([*keys, "bound"], sort=False, observed=True)["time_us"].sum()
     most = sums.reset_index().sort_values("time_us", ascending=False, kind="stable").drop_duplicates(keys)
     return most.set_index(keys)["bound"]
 
@@ -317,19 +317,19 @@ def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
         "num_unknown": (ordered["is_compute"] & ~ordered["is_known"]).to_numpy(bool),
         "num_calls": ordered["is_call"].to_numpy(bool),
     }
-    found = ranges[list(RangeRow._fields)].copy()
+    table = ranges[list(RangeRow._fields)].copy()
     for name, values in sums.items():
         whole = np.concatenate([[0], np.cumsum(values)])
-        found[name] = (whole[end] - whole[first]).astype("f8" if name == "kernel_us" else "i8")
+        table[name] = (whole[end] - whole[first]).astype("f8" if name == "kernel_us" else "i8")
     host, start = ordered["launch_us"].to_numpy("f8"), ordered["start_us"].to_numpy("f8")
     until = start + ordered["known_us"].to_numpy("f8")
     inside = list(zip(first.tolist(), end.tolist(), strict=True))
     nothing = float("nan")
-    found["begin_us"] = [host[a] if a < b else nothing for a, b in inside]
-    found["end_us"] = [host[b - 1] if a < b else nothing for a, b in inside]
-    found["gpu_begin_us"] = [start[a:b].min() if a < b else nothing for a, b in inside]
-    found["gpu_end_us"] = [until[a:b].max() if a < b else nothing for a, b in inside]
-    return found[[column.name for column in RANGES.columns]].astype(dict.fromkeys(("begin_us", "end_us"), "f8"))
+    table["begin_us"] = [host[a] if a < b else nothing for a, b in inside]
+    table["end_us"] = [host[b - 1] if a < b else nothing for a, b in inside]
+    table["gpu_begin_us"] = [start[a:b].min() if a < b else nothing for a, b in inside]
+    table["gpu_end_us"] = [until[a:b].max() if a < b else nothing for a, b in inside]
+    return table[[column.name for column in RANGES.columns]].astype(dict.fromkeys(("begin_us", "end_us"), "f8"))
 
 
 def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -344,36 +344,36 @@ def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
     """
     table = ranges.assign(start_us=ranges["gpu_begin_us"], end_us=ranges["gpu_end_us"])
     table["long_us"] = table["end_us"] - table["start_us"]
-    found = table[table["long_us"] > 0].nlargest(most, "long_us").sort_index()
-    found = found.sort_values(["start_us", "long_us"], ascending=[True, False], kind="stable")
+    longest = table[table["long_us"] > 0].nlargest(most, "long_us").sort_index()
+    longest = longest.sort_values(["start_us", "long_us"], ascending=[True, False], kind="stable")
     reached: list[float] = []
     lanes = []
-    for start, end in zip(found["start_us"].tolist(), found["end_us"].tolist(), strict=True):
+    for start, end in zip(longest["start_us"].tolist(), longest["end_us"].tolist(), strict=True):
         lane = next((at for at, until in enumerate(reached) if until <= start), len(reached))
         reached[lane : lane + 1] = [end]
         lanes.append(lane)
     columns = ["name", "lane", "start_us", "end_us", "num_kernels", "kernel_us", "num_calls"]
-    return found.assign(lane=np.array(lanes, "i8"))[columns].reset_index(drop=True)
+    return longest.assign(lane=np.array(lanes, "i8"))[columns].reset_index(drop=True)
 
 
 def by_range(ranges: pd.DataFrame) -> list[RangeTime]:
     """Ranges of one name together, most kernel time first."""
     rows = ranges.assign(gpu_us=ranges["gpu_end_us"] - ranges["gpu_begin_us"])
-    found = []
-    for name, each in rows.groupby("name", sort=False):
-        found.append(
+    times = []
+    for name, part in rows.groupby("name", sort=False):
+        times.append(
             RangeTime(
                 name=str(name),
-                num_ranges=len(each),
-                depth=int(each["depth"].min()),
-                num_kernels=int(each["num_kernels"].sum()),
-                num_unknown=int(each["num_unknown"].sum()),
-                kernel_us=float(each["kernel_us"].sum()),
-                gpu_us=float(each["gpu_us"].sum()),
-                num_calls=int(each["num_calls"].sum()),
+                num_ranges=len(part),
+                depth=int(part["depth"].min()),
+                num_kernels=int(part["num_kernels"].sum()),
+                num_unknown=int(part["num_unknown"].sum()),
+                kernel_us=float(part["kernel_us"].sum()),
+                gpu_us=float(part["gpu_us"].sum()),
+                num_calls=int(part["num_calls"].sum()),
             )
         )
-    return sorted(found, key=lambda row: -row.kernel_us)
+    return sorted(times, key=lambda row: -row.kernel_us)
 
 
 #: A kernel that begins this soon after a call's end waited for it.
@@ -395,12 +395,12 @@ def group_times(
     own = kernels[kernels["is_call"] & kernels["call"].isin(calls["sequence"])]
     if not len(own):
         return []
-    found = calls.set_index("sequence").loc[own["call"].to_numpy("i8"), ["operation", "group"]]
+    made_by = calls.set_index("sequence").loc[own["call"].to_numpy("i8"), ["operation", "group"]]
     of_call = communication.calls.reindex(own["call"].to_numpy("i8"))
     rows = pd.DataFrame(
         {
-            "group": found["group"].to_numpy(),
-            "operation": found["operation"].to_numpy(),
+            "group": made_by["group"].to_numpy(),
+            "operation": made_by["operation"].to_numpy(),
             "num_nodes": of_call["num_nodes"].to_numpy(),
             "moved_bytes": of_call["moved_bytes"].to_numpy("f8"),
             "num_unknown": ~own["is_known"].to_numpy(bool),
@@ -441,10 +441,10 @@ def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
     end = start + calls["known_us"].to_numpy("f8")
     kernel = compute["start_us"].to_numpy("f8")
     busy_starts, busy_ends = union(kernel, kernel + compute["known_us"].to_numpy("f8"))
-    found = np.zeros(len(start))
+    exposed_us = np.zeros(len(start))
     for number, begin, until in _exposed(start, end, busy_starts, busy_ends):
-        found[number] += until - begin
-    return found
+        exposed_us[number] += until - begin
+    return exposed_us
 
 
 def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -458,8 +458,8 @@ def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
     start, kernel = calls["start_us"].to_numpy("f8"), compute["start_us"].to_numpy("f8")
     busy = union(kernel, kernel + compute["known_us"].to_numpy("f8"))
     parts = list(_exposed(start, start + calls["known_us"].to_numpy("f8"), *busy))
-    found = pd.DataFrame(parts, columns=["row", "start_us", "end_us"])
-    return found.assign(row=rows[found["row"].to_numpy("i8")])
+    table = pd.DataFrame(parts, columns=["row", "start_us", "end_us"])
+    return table.assign(row=rows[table["row"].to_numpy("i8")])
 
 
 def _exposed(start: Array, end: Array, busy_starts: Array, busy_ends: Array) -> Iterator[tuple[int, float, float]]:
@@ -477,9 +477,9 @@ def _exposed(start: Array, end: Array, busy_starts: Array, busy_ends: Array) -> 
     before = 0.0
     for at, kind, number in changes:
         if running and at > before:
-            place = int(np.searchsorted(busy_starts, before, side="right"))
-            if not place or busy_ends[place - 1] <= before:
-                gap_end = busy_starts[place] if place < len(busy_starts) else np.inf
+            index = int(np.searchsorted(busy_starts, before, side="right"))
+            if not index or busy_ends[index - 1] <= before:
+                gap_end = busy_starts[index] if index < len(busy_starts) else np.inf
                 yield _waited_for(running, start, end, float(gap_end)), before, at
         before = at
         if kind == 1:
@@ -510,24 +510,24 @@ def path_parts(step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list
     call = launches["call"].to_numpy("i8")[path.row] if len(launches) else path.row
     layer = launches["layer"].to_numpy("i8")[path.row] if len(launches) else path.row
     is_call = (path.what == ON_GPU) & (call >= 0)
-    found = _of_layers("kernels", layer, path.us, (path.what == ON_GPU) & ~is_call, folds)
-    found += _of_layers("host", layer, path.us, path.what == ON_HOST, folds)
-    found += _of_groups(call, path.us, is_call, tables)
+    parts = _of_layers("kernels", layer, path.us, (path.what == ON_GPU) & ~is_call, folds)
+    parts += _of_layers("host", layer, path.us, path.what == ON_HOST, folds)
+    parts += _of_groups(call, path.us, is_call, tables)
     if (idle := path.what == IDLE).any():
-        found.append(PathPart("idle", "", "", "", 0, 0, float(path.us[idle].sum())))
-    return sorted(found, key=lambda part: -part.time_us)
+        parts.append(PathPart("idle", "", "", "", 0, 0, float(path.us[idle].sum())))
+    return sorted(parts, key=lambda part: -part.time_us)
 
 
 def _of_layers(kind: _Kind, layer: Array, us: Array, chosen: Array, folds: list[Fold]) -> list[PathPart]:
     num = max(max(fold.layers) for fold in folds) + 1
     sums, counts = np.bincount(layer[chosen], us[chosen], num), np.bincount(layer[chosen], minlength=num)
-    found = []
+    parts = []
     for fold in folds:
         rows = list(fold.layers)
         if counts[rows].any():
             amount, number = float(sums[rows].sum()), int(counts[rows].sum())
-            found.append(PathPart(kind, fold.name, "", "", len(rows), number, amount))
-    return found
+            parts.append(PathPart(kind, fold.name, "", "", len(rows), number, amount))
+    return parts
 
 
 def _of_groups(call: Array, us: Array, chosen: Array, tables: Mapping[str, pd.DataFrame]) -> list[PathPart]:
@@ -555,10 +555,10 @@ def call_spreads(
     prices = communication.calls.loc[own["sequence"].to_numpy("i8"), ["time_us", "high_us"]].set_axis(own.index)
     keys = [own["group"].map(lambda number: labels[int(number)]).astype(str), own["operation"].astype(str)]
     sums = prices.groupby(keys, observed=True).sum()
-    found = {}
+    spreads = {}
     for (label, operation), time_us, high_us in zip(sums.index, sums["time_us"], sums["high_us"], strict=True):
-        found[str(label), str(operation)] = float(high_us / time_us - 1) if time_us else 0.0
-    return found
+        spreads[str(label), str(operation)] = float(high_us / time_us - 1) if time_us else 0.0
+    return spreads
 
 
 def uncertain_parts(
@@ -579,20 +579,20 @@ def uncertain_parts(
     whole = interval.kernels_us**2 + interval.calls_us**2 + interval.host_us**2
     if interval.high_us is None or not whole:
         return []
-    found = [UncertainPart("host", "the host", "", 0, interval.host_us, interval.host_us**2 / whole)]
+    parts = [UncertainPart("host", "the host", "", 0, interval.host_us, interval.host_us**2 / whole)]
     of_kernels = sum(priced.variances.values())
     for family, variance in priced.variances.items():
         share = variance / of_kernels if of_kernels else 0.0
         part = interval.kernels_us**2 * share
-        found.append(UncertainPart("kernels", family, "", 0, part**0.5, part / whole))
+        parts.append(UncertainPart("kernels", family, "", 0, part**0.5, part / whole))
     weights = [row.exposed_us * spreads.get((row.group, row.operation), 0.0) for row in by_group]
     for row, weight in zip(by_group, weights, strict=True):
         share = weight / sum(weights) if weight else 0.0
         part = interval.calls_us**2 * share
         half_us = interval.calls_us * share
-        found.append(UncertainPart("collectives", row.operation, row.group, row.num_nodes, half_us, part / whole))
-    found = [part for part in found if part.half_width_us > 0]
-    return sorted(found, key=lambda part: -part.share)[:_NUM_PARTS]
+        parts.append(UncertainPart("collectives", row.operation, row.group, row.num_nodes, half_us, part / whole))
+    parts = [part for part in parts if part.half_width_us > 0]
+    return sorted(parts, key=lambda part: -part.share)[:_NUM_PARTS]
 
 
 NUM_TOP = 20

@@ -232,7 +232,7 @@ def _source(
     """Where the times of a priced step come from; of a traced one, only its collectives are estimated."""
     network = models.network
     variables = {name: network.nccl[name] for name in TIME_VARIABLES if name in network.nccl}
-    told = [*priced.notes, *([time_notes.nccl_environment(variables)] if variables else [])]
+    notes = [*priced.notes, *([time_notes.nccl_environment(variables)] if variables else [])]
     if traced is not None:
         return replace(
             traced,
@@ -241,7 +241,7 @@ def _source(
             step_high_us=priced.step_high_us,
             fabric=network.fabric.name,
             uncertain=uncertain,
-            notes=[*traced.notes, time_notes.only_collectives_are_estimated(), *told],
+            notes=[*traced.notes, time_notes.only_collectives_are_estimated(), *notes],
         )
     rows = closest(models.gpu, priced.families)
     return KernelSource(
@@ -256,7 +256,7 @@ def _source(
         accuracy=[FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows],
         uncertain=uncertain,
         fabric=network.fabric.name,
-        notes=told,
+        notes=notes,
     )
 
 

@@ -30,7 +30,7 @@ def launch_tables(recording: Recording, calls: pd.DataFrame) -> dict[str, pd.Dat
 
 
 def launch_table(record: LaunchesRecord | None) -> pd.DataFrame:
-    """The table ``launches``: a row for each launch, event and wait, in the order of the host. Texts are categorical."""
+    """The table ``launches``: a row for each launch, event and wait, in the host's order. Texts are categorical."""
     columns: dict[str, Array]
     if record is None:
         columns = empty_columns(LaunchesRecord)
@@ -41,9 +41,9 @@ def launch_table(record: LaunchesRecord | None) -> pd.DataFrame:
     known = {"what": list(LAUNCH_KINDS), "phase": list(PHASES), "grid": shapes, "block": shapes}
     texts = {name: pd.Categorical.from_codes(columns[name].astype(np.int32), pd.Index(known[name])) for name in known}
     step = np.full(len(columns["what"]), 0 if record is None else record.step, "i4")
-    found = pd.DataFrame({**columns, **texts, "recompute": columns["recompute"].astype(bool), "step": step})
-    found = found.assign(measured_us=np.nan, host_us=np.nan)
-    return found[[column.name for column in LAUNCHES.columns]]
+    table = pd.DataFrame({**columns, **texts, "recompute": columns["recompute"].astype(bool), "step": step})
+    table = table.assign(measured_us=np.nan, host_us=np.nan)
+    return table[[column.name for column in LAUNCHES.columns]]
 
 
 def work_table(record: LaunchesRecord | None) -> pd.DataFrame:
@@ -107,8 +107,8 @@ def traced_tables(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) 
     launch = np.full(len(kernels), -1)
     has_kernel = rows["kernel"].notna().to_numpy(bool)
     launch[rows["kernel"][has_kernel].to_numpy("i8")] = np.flatnonzero(has_kernel)
-    of_call = {int(each): row for row, each in enumerate(rows["call"].tolist()) if each >= 0}
-    launch[stands_in] = [of_call[each] for each in kernels["call"][stands_in].tolist()]
+    of_call = {int(call): row for row, call in enumerate(rows["call"].tolist()) if call >= 0}
+    launch[stands_in] = [of_call[call] for call in kernels["call"][stands_in].tolist()]
     launches, work = _tables(rows, host.step)
     ranges = _ranges(host, rows["at_us"].to_numpy())
     return {"launches": launches, "work": work, "ranges": ranges, "kernels": kernels.assign(launch=launch)}
@@ -152,50 +152,50 @@ def _places(
     before the event that was then recorded on it; if nothing waits for that event, it is where it was made, on the
     stream of the other calls of its group. Any other call is on the stream that computes most, where it was made.
     """
-    found: dict[int, _Place] = {}
+    positions: dict[int, _Place] = {}
     for call, rows in stand_ins.groupby("call"):
         stream = int(rows["stream"].mode().iloc[0])
-        found[int(str(call))] = _Place(float(rows["at_us"].min()), stream, copies=True)
+        positions[int(str(call))] = _Place(float(rows["at_us"].min()), stream, copies=True)
     facts = calls[["sequence", "group", "asynchronous", "peer"]].itertuples(index=False, name=None)
     of_call = {int(call): (int(group), bool(own) or peer >= 0) for call, group, own, peer in facts}
-    usual = {of_call[call][0]: place.stream for call, place in found.items() if of_call[call][1]}
+    usual = {of_call[call][0]: position.stream for call, position in positions.items() if of_call[call][1]}
     main = _main_stream(launched)
     recorded = waited[(waited["what"] == "stream_records") & (waited["stream"] != main)]
     events = sorted(zip(recorded["at_us"].tolist(), recorded["stream"].tolist(), strict=True))
     marks = _columns(host.calls, HostCalls)
     made = sorted(zip(marks["at_us"].tolist(), marks["call"].tolist(), strict=True))
     for number, (at_us, call) in enumerate(made):
-        if call in found or call not in of_call:
+        if call in positions or call not in of_call:
             continue
         group, has_stream = of_call[call]
         until = made[number + 1][0] if number + 1 < len(made) else np.inf
         first = bisect_left(events, (at_us, 0))
         if has_stream and first < len(events) and events[first][0] < until:
-            found[call] = _Place(*events[first], copies=False)
+            positions[call] = _Place(*events[first], copies=False)
         else:
             stream = usual.get(group, _UNKNOWN_STREAM + group) if has_stream else main
-            found[call] = _Place(at_us, stream, copies=False)
-    return found
+            positions[call] = _Place(at_us, stream, copies=False)
+    return positions
 
 
-def _called(places: dict[int, _Place], calls: pd.DataFrame) -> pd.DataFrame:
+def _called(positions: dict[int, _Place], calls: pd.DataFrame) -> pd.DataFrame:
     """A row for each collective call."""
-    found = calls.set_index("sequence").loc[list(places)]
-    at_us = np.array([place.at_us for place in places.values()], "f8")
-    nothing = np.full(len(found), np.nan)
+    rows = calls.set_index("sequence").loc[list(positions)]
+    at_us = np.array([position.at_us for position in positions.values()], "f8")
+    nothing = np.full(len(rows), np.nan)
     return pd.DataFrame(
         {
-            "copies": [place.copies for place in places.values()],
-            "stream": np.array([place.stream for place in places.values()], "u8"),
+            "copies": [position.copies for position in positions.values()],
+            "stream": np.array([position.stream for position in positions.values()], "u8"),
             "grid": "",
             "block": "",
             "op": -1,
-            "phase": found["phase"].astype(str).to_numpy(),
+            "phase": rows["phase"].astype(str).to_numpy(),
             "recompute": False,
-            "layer": found["layer"].to_numpy(),
-            "name": found["operation"].astype(str).to_numpy(),
+            "layer": rows["layer"].to_numpy(),
+            "name": rows["operation"].astype(str).to_numpy(),
             "family": "communication",
-            "operation": found["operation"].astype(str).to_numpy(),
+            "operation": rows["operation"].astype(str).to_numpy(),
             "flops": nothing,
             "moved_bytes": nothing,
             "at_us": at_us,
@@ -203,7 +203,7 @@ def _called(places: dict[int, _Place], calls: pd.DataFrame) -> pd.DataFrame:
             "measured_us": nothing,
             "what": "collective",
             "kind": "collective",
-            "call": found.index.to_numpy("i8"),
+            "call": rows.index.to_numpy("i8"),
             "event": 0,
         }
     )
@@ -257,7 +257,7 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     worked = rows[has_work]
     number = worked.groupby(_WORK, sort=False, dropna=False).ngroup().to_numpy("i8")
     first = worked.iloc[np.unique(number, return_index=True)[1]] if len(worked) else worked
-    work_rows = [WorkRow(*each) for each in first[_WORK].itertuples(index=False, name=None)]
+    work_rows = [WorkRow(*values) for values in first[_WORK].itertuples(index=False, name=None)]
     work = pd.DataFrame(work_rows, columns=list(WorkRow._fields)).astype(work_table(None).dtypes)
     of_row = np.full(len(rows), -1)
     of_row[has_work] = number
@@ -282,14 +282,14 @@ def _host_us(rows: pd.DataFrame) -> Array:
 
 def _ranges(host: HostRecord, at_us: Array) -> pd.DataFrame:
     """The script's ranges: the launches that the host made in each, whatever their thread."""
-    found = _columns(host.ranges, HostRanges)
-    first, end = (np.searchsorted(at_us, found[name]).tolist() for name in ("begin_us", "end_us"))
-    threads, ends = found["thread"].tolist(), found["end_us"].tolist()
+    columns = _columns(host.ranges, HostRanges)
+    first, end = (np.searchsorted(at_us, columns[name]).tolist() for name in ("begin_us", "end_us"))
+    threads, ends = columns["thread"].tolist(), columns["end_us"].tolist()
     rows, around = [], dict[int, list[float]]()
-    for row, begin in enumerate(found["begin_us"].tolist()):
+    for row, begin in enumerate(columns["begin_us"].tolist()):
         thread = threads[row]
-        around[thread] = [each for each in around.get(thread, []) if each > begin]
-        name = host.texts[int(found["name"][row])]
+        around[thread] = [around_end for around_end in around.get(thread, []) if around_end > begin]
+        name = host.texts[int(columns["name"][row])]
         rows.append(RangeRow(name, thread, len(around[thread]), first[row], end[row]))
         around[thread].append(ends[row])
     table = pd.DataFrame(rows, columns=list(RangeRow._fields))

@@ -38,8 +38,8 @@ def exposed_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Flo
     """
     begins, until = union(busy_starts, busy_ends)
     covered = np.concatenate([[0.0], np.cumsum(until - begins)])
-    found: Floats = (ends - starts) - (_covered(ends, begins, covered) - _covered(starts, begins, covered))
-    return np.maximum(found, 0.0)
+    exposed: Floats = (ends - starts) - (_covered(ends, begins, covered) - _covered(starts, begins, covered))
+    return np.maximum(exposed, 0.0)
 
 
 def shared_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Floats) -> Floats:
@@ -68,13 +68,13 @@ def union_us(starts: Floats, ends: Floats) -> float:
 
 def _covered(at: Floats, begins: Floats, covered: Floats) -> Floats:
     """How much of the time before each moment disjoint intervals cover."""
-    place = np.searchsorted(begins, at, side="right")
-    before = np.maximum(place - 1, 0)
+    index = np.searchsorted(begins, at, side="right")
+    before = np.maximum(index - 1, 0)
     if not len(begins):
         return np.zeros(len(at))
     lengths = np.diff(covered)
     inside = np.minimum(at - begins[before], lengths[before])
-    return np.where(place > 0, covered[before] + np.maximum(inside, 0.0), 0.0)
+    return np.where(index > 0, covered[before] + np.maximum(inside, 0.0), 0.0)
 
 
 Flags = npt.NDArray[np.bool_]
@@ -120,8 +120,8 @@ def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: f
     with np.errstate(divide="ignore", invalid="ignore"):
         of_product = np.where(tiles > 0, waves / fewer, 1 / _UNKNOWN_TILES)
     of_memory = max(1 - _TRAFFIC * other.bus_bandwidth / memory_bandwidth, 0.0)
-    found = np.where(bounds > 0, of_memory, np.where(is_product, of_product, left / sms))
-    return np.clip(found, _LEAST_RATE, 1.0)
+    rates = np.where(bounds > 0, of_memory, np.where(is_product, of_product, left / sms))
+    return np.clip(rates, _LEAST_RATE, 1.0)
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ def filled_sms(work: pd.DataFrame, sms: int) -> Floats:
     m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
     number = np.maximum(work["batch"].to_numpy("f8"), work["groups"].to_numpy("f8"))
     tiles = np.ceil(m / _TILE[0]) * np.ceil(n / _TILE[1]) * np.maximum(number, 1.0)
-    found: Floats = np.where(tiles > 0, np.minimum(tiles / sms, 1.0), 1.0)
-    return found
+    filled: Floats = np.where(tiles > 0, np.minimum(tiles / sms, 1.0), 1.0)
+    return filled
 
 
 def settle(
-    place: Callable[[Floats], Floats], alone_us: Floats, groups: list[SharedLinks], filled: Floats | None = None
+    starts_of: Callable[[Floats], Floats], alone_us: Floats, groups: list[SharedLinks], filled: Floats | None = None
 ) -> Settled:
     """Find durations that agree with the overlaps that they lead to.
 
@@ -174,14 +174,14 @@ def settle(
     That changes when launches begin, and so the shares: rounds are repeated until the durations settle.
 
     Args:
-        place: Returns when launches of given durations begin.
+        starts_of: Returns when launches of given durations begin.
         alone_us: How long each launch takes alone.
         groups: Collectives, by the links that they share.
         filled: The fraction of the SMs that each launch needs of those that arithmetic limits; 0 for all others. None
             if no two of them run at once.
     """
     durations = alone_us
-    starts = place(durations)
+    starts = starts_of(durations)
     for _ in range(_MOST_ROUNDS):
         rates = np.clip(1 - _lost_rates(starts, durations, groups), _LEAST_RATE, 1.0)
         if filled is not None:
@@ -189,7 +189,7 @@ def settle(
         changed = alone_us / rates
         is_settled = np.abs(changed - durations).sum() <= _SETTLED * durations.sum()
         durations = changed
-        starts = place(durations)
+        starts = starts_of(durations)
         if is_settled:
             break
     return Settled(durations, starts, durations - alone_us)
@@ -198,24 +198,24 @@ def settle(
 def _lost_rates(starts: Floats, durations: Floats, groups: list[SharedLinks]) -> Floats:
     """The part of its rate that each launch loses on average over its time."""
     ends = starts + durations
-    found = np.zeros(len(starts))
-    every_call = np.logical_or.reduce([each.members for each in groups]) if groups else np.zeros(len(starts), bool)
+    lost = np.zeros(len(starts))
+    every_call = np.logical_or.reduce([shared.members for shared in groups]) if groups else np.zeros(len(starts), bool)
     for links in groups:
         members, rates = links.members, links.rates
         kernels = ~every_call & (durations > 0)
         overlap = shared_us(starts[kernels], ends[kernels], starts[members], ends[members])
-        found[kernels] += overlap / durations[kernels] * (1 - rates[kernels])
+        lost[kernels] += overlap / durations[kernels] * (1 - rates[kernels])
         sharing = members & (durations > 0)
-        found[sharing] += _lost_us(starts[sharing], ends[sharing], links.shares[sharing]) / durations[sharing]
-    return found
+        lost[sharing] += _lost_us(starts[sharing], ends[sharing], links.shares[sharing]) / durations[sharing]
+    return lost
 
 
 def _lost_to_kernels(starts: Floats, durations: Floats, filled: Floats) -> Floats:
     """The part of its rate that each launch loses to kernels of other streams that need the same SMs."""
-    found = np.zeros(len(starts))
+    lost = np.zeros(len(starts))
     own = (filled > 0) & (durations > 0)
-    found[own] = _lost_us(starts[own], (starts + durations)[own], filled[own]) / durations[own]
-    return found
+    lost[own] = _lost_us(starts[own], (starts + durations)[own], filled[own]) / durations[own]
+    return lost
 
 
 def _lost_us(starts: Floats, ends: Floats, shares: Floats) -> Floats:
@@ -229,5 +229,5 @@ def _lost_us(starts: Floats, ends: Floats, shares: Floats) -> Floats:
     np.add.at(change, last, -shares)
     asked = np.maximum(np.cumsum(change)[: len(moments) - 1], 1.0)
     total = np.concatenate([[0.0], np.cumsum(np.diff(moments) * (1 - 1 / asked))])
-    found: Floats = total[last] - total[first]
-    return found
+    lost: Floats = total[last] - total[first]
+    return lost

@@ -108,7 +108,7 @@ class StepLaunches:
             return StepInterval()
         end = step.placed.end_us
         ends = [[self.timeline.place(durations, host).end_us for durations in side] for side in varied]
-        kernels_us, calls_us = ([abs(each - end) for each in ends[1]] + [0.0])[:2]
+        kernels_us, calls_us = ([abs(other - end) for other in ends[1]] + [0.0])[:2]
         durations = np.nan_to_num(step.time_us)
         for side, factor in zip(ends, HOST_RANGE, strict=True):
             side.append(self.timeline.place(durations, scaled(host, factor)).end_us)
@@ -129,7 +129,7 @@ class StepLaunches:
         bounds = of_kernels()
         if not whole or any(math.isnan(bound) for bound in bounds):
             return None
-        found = []
+        sides = []
         for bound, column in zip(bounds, ("low_us", "high_us"), strict=True):
             side = [durations * np.where(self._is_call, 1.0, bound / whole)]
             if self._communication is not None and self._is_call.any():
@@ -139,8 +139,8 @@ class StepLaunches:
                     ratios = bound_us / self._alone_us[self._is_call]
                 factors[self._is_call] = np.nan_to_num(ratios, nan=1.0, posinf=1.0)
                 side.append(durations * factors)
-            found.append(side)
-        return found
+            sides.append(side)
+        return sides
 
     def _memory_bound(self) -> Array:
         """Which rows of work memory limits. Where the price does not say, as of a measured kernel, its family does."""
@@ -192,5 +192,5 @@ def interval_of(end_us: float, ends_us: Sequence[Sequence[float]]) -> tuple[floa
         end_us: The step.
         ends_us: The step with each part at its least, and with each part at its most.
     """
-    low, high = (math.hypot(*(each - end_us for each in side)) for side in ends_us)
+    low, high = (math.hypot(*(end - end_us for end in side)) for side in ends_us)
     return end_us - low, end_us + high

@@ -183,13 +183,13 @@ def _kernels(
     rows = np.flatnonzero(of_work >= 0)
     order = np.lexsort((launches["stream"].to_numpy()[rows], placed.start_us))
     rows = rows[order]
-    found: dict[str, object] = {
+    columns: dict[str, object] = {
         "start_us": placed.start_us[order],
         "launch_us": placed.launch_us[order],
         "duration_us": time_us[rows],
         "launch": rows,
     }
-    for names, table, places in (
+    for names, table, of_kernel in (
         (_LAUNCH_COLUMNS, launches, rows),
         (_WORK_COLUMNS, work, of_work[rows]),
         (_PRICE_COLUMNS, priced, of_work[rows]),
@@ -197,8 +197,8 @@ def _kernels(
         for name in names:
             column = table[name]
             is_text = not pd.api.types.is_numeric_dtype(column.dtype)
-            found[name] = pd.Categorical(column).take(places) if is_text else column.to_numpy()[places]
-    return pd.DataFrame({column.name: found[column.name] for column in TABLES["kernels"].columns})
+            columns[name] = pd.Categorical(column).take(of_kernel) if is_text else column.to_numpy()[of_kernel]
+    return pd.DataFrame({column.name: columns[column.name] for column in TABLES["kernels"].columns})
 
 
 def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataFrame:
@@ -217,35 +217,35 @@ def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataF
 def _notes(
     launches: pd.DataFrame, work: pd.DataFrame, time_us: Array, communication: Communication | None
 ) -> list[Note]:
-    found = [time_notes.collectives_take_no_time()]
+    notes = [time_notes.collectives_take_no_time()]
     if communication is not None:
         fabric, num_unknown = communication.fabric, int(communication.calls["time_us"].isna().sum())
-        found = [time_notes.collectives_estimated(fabric.name, fabric.source, num_unknown)]
+        notes = [time_notes.collectives_estimated(fabric.name, fabric.source, num_unknown)]
         if num_uneven := int(communication.calls["is_uneven"].sum()):
-            found.append(time_notes.uneven_splits(num_uneven))
+            notes.append(time_notes.uneven_splits(num_uneven))
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
     if dense := _by_name(work, np.where(work["is_dense"].to_numpy(bool), counts, 0)):
-        found.append(time_notes.attention_is_dense(dense))
+        notes.append(time_notes.attention_is_dense(dense))
     unknown = of_work[(of_work >= 0) & np.isnan(time_us)]
     counts = np.bincount(unknown, minlength=len(work))
     counts[(work["kind"] == "collective").to_numpy(bool)] = 0
     if names := _by_name(work, counts):
-        found.append(time_notes.not_estimated(names))
-    return found
+        notes.append(time_notes.not_estimated(names))
+    return notes
 
 
 def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int]:
     """How many launches each kernel has, given those of each row."""
-    found: dict[str, int] = {}
+    launches: dict[str, int] = {}
     for row in np.flatnonzero(counts).tolist():
         name = str(work["name"].iloc[row])
-        found[name] = found.get(name, 0) + int(counts[row])
-    return found
+        launches[name] = launches.get(name, 0) + int(counts[row])
+    return launches
 
 
 class ImbalancedPrices:
-    """Kernel times with grouped products as long as those of the busiest rank. It implements ``cost_model.step.Prices``.
+    """Kernel times with grouped products as long as those of the busiest rank. It implements :class:`Prices`.
 
     The routing of a virtual run is made up, so the real load of the experts is not known.
 
@@ -279,15 +279,14 @@ class ImbalancedPrices:
 
     def notes(self) -> list[Note]:
         """Where the times come from, and what load of experts they are for."""
-        told = self._prices.notes()
+        notes = self._prices.notes()
         if self._num_grouped or self._imbalance != 1:
-            told = [*told, time_notes.experts_load(self._imbalance)]
-        return told
+            notes = [*notes, time_notes.experts_load(self._imbalance)]
+        return notes
 
 
 class MeasuredPrices:
-    """Prices nothing: the table ``launches`` has what each kernel took. It implements
-    ``fakedist.cost_model.step.Prices``.
+    """Prices nothing: the table ``launches`` has the time of each kernel. It implements :class:`Prices`.
 
     Args:
         launches: The table ``launches`` of the step.

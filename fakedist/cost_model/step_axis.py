@@ -54,15 +54,15 @@ def hidden_parts(kernels: pd.DataFrame, least_us: float) -> pd.DataFrame:
     first = np.searchsorted(until, start, side="right")
     num = np.maximum(np.searchsorted(begins, end, side="left") - first, 0)
     call = np.repeat(np.arange(len(calls)), num)
-    place = np.arange(len(call)) - np.repeat(np.cumsum(num) - num, num) + first[call]
-    found = pd.DataFrame(
+    index = np.arange(len(call)) - np.repeat(np.cumsum(num) - num, num) + first[call]
+    parts = pd.DataFrame(
         {
             "stream": calls["stream"].to_numpy()[call],
-            "start_us": np.maximum(begins[place], start[call]),
-            "end_us": np.minimum(until[place], end[call]),
+            "start_us": np.maximum(begins[index], start[call]),
+            "end_us": np.minimum(until[index], end[call]),
         }
     )
-    return found[found["end_us"] - found["start_us"] >= least_us].reset_index(drop=True)
+    return parts[parts["end_us"] - parts["start_us"] >= least_us].reset_index(drop=True)
 
 
 def _computing(kernels: pd.DataFrame) -> tuple[Array, Array]:
@@ -129,9 +129,9 @@ def _merged(order: Array, first: Array, *, stream: Array, start: Array, end: Arr
 
 def _different(columns: list[Array]) -> Array:
     """Rows that differ from the row before."""
-    found = np.ones(len(columns[0]), bool)
-    found[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return found
+    differs = np.ones(len(columns[0]), bool)
+    differs[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return differs
 
 
 def _after(rows: Array) -> Array:
@@ -142,8 +142,8 @@ def _after(rows: Array) -> Array:
 def _reached(end: Array, new_stream: Array) -> Array:
     """The latest end so far on each row's stream."""
     group = np.cumsum(new_stream) - 1
-    found: Array = pd.Series(end).groupby(group).cummax().to_numpy()
-    return found
+    reached: Array = pd.Series(end).groupby(group).cummax().to_numpy()
+    return reached
 
 
 def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
@@ -168,7 +168,7 @@ def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
     backward = [KINDS.index(name) for name in ("recompute", "backward")]
     part = np.where(np.isin(kind, backward), backward[1], kind)
     changed = _different([part])
-    found = []
+    pieces = []
     for depth in range(path.shape[1]):
         at = path[:, depth]
         if depth == _KIND_FROM_DEPTH:
@@ -179,8 +179,8 @@ def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
         until = np.minimum(end[last], np.append(start[first[1:]], np.inf))
         kept = at[first] > 0
         piece = {"layer": at[first], "kind": part[first], "depth": depth, "start_us": start[first], "end_us": until}
-        found.append(pd.DataFrame(piece)[kept])
-    runs: pd.DataFrame = pd.concat(found).sort_values(["start_us", "depth"], kind="stable")[columns]
+        pieces.append(pd.DataFrame(piece)[kept])
+    runs: pd.DataFrame = pd.concat(pieces).sort_values(["start_us", "depth"], kind="stable")[columns]
     return runs.reset_index(drop=True)
 
 
@@ -209,8 +209,8 @@ def main_stream(kernels: pd.DataFrame) -> pd.DataFrame:
     if not len(compute):
         return compute
     most = compute.groupby("stream")["known_us"].sum().idxmax()
-    found: pd.DataFrame = compute[compute["stream"] == most].sort_values("start_us", kind="stable")
-    return found
+    rows: pd.DataFrame = compute[compute["stream"] == most].sort_values("start_us", kind="stable")
+    return rows
 
 
 def _chains(parents: Array) -> Array:
@@ -218,10 +218,10 @@ def _chains(parents: Array) -> Array:
     chains: list[list[int]] = []
     for layer, parent in enumerate(parents.tolist()):
         chains.append([*(chains[parent] if parent > 0 else []), layer] if layer else [0])
-    found = np.zeros((len(chains), max(map(len, chains), default=1)), "i8")
+    padded = np.zeros((len(chains), max(map(len, chains), default=1)), "i8")
     for layer, chain in enumerate(chains):
-        found[layer, : len(chain)] = chain
-    return found
+        padded[layer, : len(chain)] = chain
+    return padded
 
 
 #: Limit for the bars of all streams together, and for the slices of layers. A browser opens this many in seconds.
@@ -260,11 +260,11 @@ def write_trace(
 
 
 def _about(job: Job | None, source: KernelSource | None, left_out: list[Note]) -> dict[str, str]:
-    told = {"made by": "fakedist"}
+    facts = {"made by": "fakedist"}
     if job is not None:
-        told["rank"] = f"rank {job.rank} of {job.world_size}"
-    told |= {key: str(value) for key, value in to_plain(source).items()} if source else {}
-    return told | ({"left out": "; ".join(note.text for note in left_out)} if left_out else {})
+        facts["rank"] = f"rank {job.rank} of {job.world_size}"
+    facts |= {key: str(value) for key, value in to_plain(source).items()} if source else {}
+    return facts | ({"left out": "; ".join(note.text for note in left_out)} if left_out else {})
 
 
 def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, left_out: list[Note]) -> Iterator[str]:
@@ -277,8 +277,8 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
     kernels = tables["kernels"]
     if len(kernels):
         ready = timed(kernels)
-        told = f"GPU, {source.source} by {source.tool}: step {source.step}" if source else "GPU"
-        yield _name("process_name", _GPU, 0, told)
+        title = f"GPU, {source.source} by {source.tool}: step {source.step}" if source else "GPU"
+        yield _name("process_name", _GPU, 0, title)
         yield from _slices(_GPU, _PHASES, "phases", kind_runs(ready), [*KINDS])
         names = [str(name) for name in tables["layers"]["name"]]
         all_runs = layer_runs(ready, tables["layers"]["parent"].to_numpy())
@@ -286,12 +286,12 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
         if num := len(all_runs) - len(runs):
             left_out.append(notes.trace_bars_left_out(num, len(all_runs)))
         yield from _slices(_GPU, _LAYERS, "layers", runs.rename(columns={"layer": "row"}), names)
-        found = bars(ready, MOST_BARS)
-        if len(found) < len(ready):
-            left_out.append(notes.trace_kernels_merged(len(ready), len(found)))
+        merged_bars = bars(ready, MOST_BARS)
+        if len(merged_bars) < len(ready):
+            left_out.append(notes.trace_kernels_merged(len(ready), len(merged_bars)))
         calls = call_texts(tables["calls"], tables["groups"])
         yield from _exposed(ready, calls)
-        yield from _streams(ready, found, names, calls)
+        yield from _streams(ready, merged_bars, names, calls)
         yield from _ranges(tables["ranges"])
         yield from _memory(_GPU, *_memory_on_gpu(ready, tables["events"]))
     events = tables["events"]
@@ -302,8 +302,8 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
         yield from _memory(_HOST, time, events)
 
 
-def _name(what: str, process: int, thread: int, text: str) -> str:
-    return json.dumps({"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": text}})
+def _name(kind: str, process: int, thread: int, text: str) -> str:
+    return json.dumps({"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": text}})
 
 
 def _slices(process: int, thread: int, track: str, runs: pd.DataFrame, names: list[str]) -> Iterator[str]:
@@ -351,19 +351,19 @@ def _exposed(kernels: pd.DataFrame, calls: dict[int, str]) -> Iterator[str]:
         yield _slice(json.dumps(calls.get(number, "collective")), _GPU, _EXPOSED, begin, until)
 
 
-def _streams(kernels: pd.DataFrame, found: pd.DataFrame, layers: list[str], calls: dict[int, str]) -> Iterator[str]:
+def _streams(kernels: pd.DataFrame, shown: pd.DataFrame, layers: list[str], calls: dict[int, str]) -> Iterator[str]:
     """One track per stream. A bar of several kernels gives their number and shows the longest."""
-    handles = found["stream"].unique().tolist()  # sorted: the default stream is 0
+    handles = shown["stream"].unique().tolist()  # sorted: the default stream is 0
     streams = {stream: _FIRST_STREAM + at for at, stream in enumerate(handles)}
     for at, stream in enumerate(handles):
         yield _name("thread_name", _GPU, _FIRST_STREAM + at, f"stream {at}" + (f" ({stream:#x})" if stream else ""))
-    rows = kernels.iloc[found["first"].to_numpy("i8")]
+    rows = kernels.iloc[shown["first"].to_numpy("i8")]
     texts = {name: json.dumps(name) for name in rows["name"].unique()}
     layer_texts = [json.dumps(name) for name in layers]
     operations = {name: json.dumps(name) for name in rows["operation"].unique()}
-    columns = [found[name].tolist() for name in ("stream", "start_us", "end_us", "num_kernels", "known")]
+    columns = [shown[name].tolist() for name in ("stream", "start_us", "end_us", "num_kernels", "known")]
     columns += [rows[name].tolist() for name in ("name", "family", "kind", "layer", "operation", "call")]
-    columns.append(hidden_us(found, kernels).tolist())
+    columns.append(hidden_us(shown, kernels).tolist())
     for stream, begin, until, num, known, name, family, kind, layer, operation, call, hidden in zip(
         *columns, strict=True
     ):
@@ -391,7 +391,8 @@ def _ranges(ranges: pd.DataFrame) -> Iterator[str]:
         track = _FIRST_THREAD + int(str(thread))
         yield _name("thread_name", _GPU, track, f"ranges of the script, thread {thread}: launches")
         for name, begin, end, num, us in zip(
-            *(rows[each].tolist() for each in ("name", "begin_us", "end_us", "num_kernels", "kernel_us")), strict=True
+            *(rows[column].tolist() for column in ("name", "begin_us", "end_us", "num_kernels", "kernel_us")),
+            strict=True,
         ):
             more = f',"args":{{"kernels":{num},"kernel time, us":{us:.3f}}}'
             yield _slice(json.dumps(name), _GPU, track, begin, end, more=more)
@@ -408,8 +409,8 @@ def _memory_on_gpu(kernels: pd.DataFrame, events: pd.DataFrame) -> tuple[Array, 
     order = np.argsort(numbered["op"].to_numpy("i8"), kind="stable")
     op, launch = numbered["op"].to_numpy("i8")[order], np.maximum.accumulate(launch[order])
     inside = events[(events["op"] >= op[0]) & (events["op"] <= op[-1])]
-    place = np.searchsorted(op, inside["op"].to_numpy("i8"))
-    return launch[np.minimum(place, len(op) - 1)], inside
+    index = np.searchsorted(op, inside["op"].to_numpy("i8"))
+    return launch[np.minimum(index, len(op) - 1)], inside
 
 
 def _memory(process: int, time: Array, events: pd.DataFrame) -> Iterator[str]:

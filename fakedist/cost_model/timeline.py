@@ -249,11 +249,11 @@ class Timeline:
         """Each row: what, stream, queue, event, host time, duration, and the first row of its meeting, or -1."""
         firsts: Iterable[int] = repeat(-1, len(self.what))
         if meetings:
-            found = np.full(len(self.what), -1)
+            first_rows = np.full(len(self.what), -1)
             for first, rows in meetings.items():
-                found[list(rows)] = first
-            duration_us = np.where(found < 0, duration_us, 0.0)
-            firsts = typing.cast(list[int], found.tolist())
+                first_rows[list(rows)] = first
+            duration_us = np.where(first_rows < 0, duration_us, 0.0)
+            firsts = typing.cast(list[int], first_rows.tolist())
         columns = (self.what.tolist(), self._streams.tolist(), self._queues.tolist(), self._events)
         return zip(*columns, self._host_us(host).tolist(), duration_us.tolist(), firsts, strict=True)
 
@@ -270,20 +270,20 @@ class Timeline:
         """For each launch with work, how much a sum has grown since the last of some rows before it."""
         at = np.maximum.accumulate(np.where(last, np.arange(len(last)), -1))
         at = np.concatenate([[-1], at[:-1]])[: len(at)].astype("i8")
-        found: Array = (reached - np.where(at >= 0, reached[at], 0.0))[self.has_work]
-        return found
+        grown: Array = (reached - np.where(at >= 0, reached[at], 0.0))[self.has_work]
+        return grown
 
     def _host_us(self, host: HostTimes) -> Array:
         """Host time before each row: of its operations, and of its launch."""
         alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)
-        found: Array = self._num_operations * host.operation_us + alone * host.launch_us
+        host_us: Array = self._num_operations * host.operation_us + alone * host.launch_us
         in_graphs = np.flatnonzero(self.has_work & (self._graph != 0))
         graph = self._graph[in_graphs]
         begins = np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]
-        found[in_graphs[begins]] += host.graph_us
+        host_us[in_graphs[begins]] += host.graph_us
         if self._host_measured_us is not None:
-            found = np.where(np.isnan(self._host_measured_us), found, self._host_measured_us)
-        return found
+            host_us = np.where(np.isnan(self._host_measured_us), host_us, self._host_measured_us)
+        return host_us
 
 
 #: The host's time, least and most, over the estimate (90 % interval). A host may be twice as fast. A forward of
@@ -419,14 +419,14 @@ class _WayBack:
         """The launch before this one that ended at a moment; before that, the GPU and the host were idle."""
         slack = _ROUNDING * max(moment, 1.0)
         first = bisect_left(self._sorted, moment - slack)
-        for place in range(bisect_right(self._sorted, moment + slack) - 1, first - 1, -1):
-            if self._order[place] < number:
-                return int(self._order[place])
-        for place in range(first - 1, -1, -1):
-            if self._order[place] < number:
-                found = int(self._order[place])
-                self._add(-1, IDLE, moment - self._end[found])
-                return found
+        for index in range(bisect_right(self._sorted, moment + slack) - 1, first - 1, -1):
+            if self._order[index] < number:
+                return int(self._order[index])
+        for index in range(first - 1, -1, -1):
+            if self._order[index] < number:
+                last = int(self._order[index])
+                self._add(-1, IDLE, moment - self._end[last])
+                return last
         self._add(-1, IDLE, moment)
         return None
 
@@ -434,8 +434,8 @@ class _WayBack:
 def _before(lanes: Array) -> list[int]:
     """For each launch, the one before it in its lane; -1 for the first."""
     order = np.argsort(lanes, kind="stable")
-    found = np.full(len(lanes), -1)
+    before_of = np.full(len(lanes), -1)
     same = lanes[order][1:] == lanes[order][:-1]
-    found[order[1:][same]] = order[:-1][same]
-    before: list[int] = found.tolist()
+    before_of[order[1:][same]] = order[:-1][same]
+    before: list[int] = before_of.tolist()
     return before

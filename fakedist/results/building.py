@@ -111,8 +111,8 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True, computed: Co
     ending = run_ending(recording, manifest.exit)
     left = left_during_init(recording, ending)
     dropped = dropped_notes(recording)
-    told = run_notes(recording, computed.blocks, job, ending=ending, left=left, of_times=computed.notes)
-    notes = [*told, *dropped, *left_out]
+    own_notes = run_notes(recording, computed.blocks, job, ending=ending, left=left, of_times=computed.notes)
+    notes = [*own_notes, *dropped, *left_out]
     summary = summarize(
         recording, job, tables, computed.folds, ending=ending, left=left, peak=computed.peak, times=times, notes=notes
     )
@@ -131,20 +131,20 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True, computed: Co
     write_manifest(run_directory, finished)
 
 
-def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Every table of ``rundir.schema.TABLES``, before its step is timed.
 
     Args:
-        places: Step and phase of each event, from :func:`fakedist.analysis.blocks.event_places`.
+        positions: Step and phase of each event, from :func:`fakedist.analysis.blocks.event_places`.
     """
     lines = memory_tables.stack_lines(recording)
     calls = call_table(recording)
     is_recorded = calls["step"] != recording.timed_step  # the timed step only repeats the others
     return {
-        "phases": memory_tables.phase_table(recording, blocks, places),
-        "spans": memory_tables.span_table(places),
-        "steps": memory_tables.step_table(recording, blocks, places),
-        "layers": layer_table(recording, blocks, steady_window(places, recording)),
+        "phases": memory_tables.phase_table(recording, blocks, positions),
+        "spans": memory_tables.span_table(positions),
+        "steps": memory_tables.step_table(recording, blocks, positions),
+        "layers": layer_table(recording, blocks, steady_window(positions, recording)),
         "largest": memory_tables.largest_blocks(recording, blocks, lines),
         "segments": segment_table(recording, blocks),
         "groups": group_table(recording),
@@ -161,12 +161,12 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
     }
 
 
-def steady_window(places: pd.DataFrame, recording: Recording) -> tuple[int, int]:
+def steady_window(positions: pd.DataFrame, recording: Recording) -> tuple[int, int]:
     """First event of the last completed step and first event after it; the whole run if no step completed."""
     if not recording.steps:
-        return 0, len(places)
-    step = np.flatnonzero(places["step"].to_numpy() == recording.steps[-1].step)
-    return (int(step[0]), int(step[-1]) + 1) if len(step) else (0, len(places))
+        return 0, len(positions)
+    step = np.flatnonzero(positions["step"].to_numpy() == recording.steps[-1].step)
+    return (int(step[0]), int(step[-1]) + 1) if len(step) else (0, len(positions))
 
 
 def _event_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:

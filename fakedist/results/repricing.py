@@ -51,7 +51,7 @@ def check_measured(summary: Summary, gpu: str | None, power_watts: float | None,
     Raises:
         RunDirectoryError: The run's kernels were measured, and another GPU, power limit or table of times is wanted.
     """
-    if is_traced(summary) and any(each is not None for each in (gpu, power_watts, times)):
+    if is_traced(summary) and any(choice is not None for choice in (gpu, power_watts, times)):
         raise RunDirectoryError(
             "the run's kernels were measured on a GPU, so only its collectives can be priced again",
             "fakedist time RUN --fabric NAME; fakedist profile --device virtual makes a run for any GPU",
@@ -106,8 +106,10 @@ def tables_to_price(
         raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
     launches = table("launches", [column.name for column in TABLES["launches"].columns])
     if not len(launches):
-        told = [note.text for note in summary.notes if note.code == "not_timed"]
-        raise RunDirectoryError(f"the run has no launches to price: {told[0] if told else 'no step was timed'}", _HINT)
+        reasons = [note.text for note in summary.notes if note.code == "not_timed"]
+        raise RunDirectoryError(
+            f"the run has no launches to price: {reasons[0] if reasons else 'no step was timed'}", _HINT
+        )
     names = ("work", "ranges", "layers", "calls", "groups")
     return {"launches": launches} | {name: table(name) for name in names}
 
@@ -121,8 +123,8 @@ def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:
     if is_traced(summary) and not measured:
         return "its kernels were measured on a GPU"
     if is_traced(summary) and summary.kernels is not None and not summary.kernels.fabric:
-        told = [note.text for note in summary.kernels.notes if note.code == "collectives_not_priced"]
-        return told[0] if told else "its kernels were measured by an older fakedist"
+        reasons = [note.text for note in summary.kernels.notes if note.code == "collectives_not_priced"]
+        return reasons[0] if reasons else "its kernels were measured by an older fakedist"
     if not manifest.job.kernels:
         return "it was made with --no-kernels"
     if manifest.job.device == "cuda" and not is_traced(summary):

@@ -115,10 +115,10 @@ class RunMemory:
         blocks = self._tables.table("blocks")
         layers = self._tables.table("layers")["name"]
         lines = [*self._tables.table("stacks")["line"], ""]  # stack -1 (none) indexes the empty line at the end
-        found = blocks[["bytes", "category", "step", "phase", "operation", "at_peak"]].copy()
-        found.insert(2, "layer", layers.iloc[blocks["layer"]].to_numpy())
-        found.insert(6, "line", [lines[stack] for stack in blocks["stack"]])
-        return found
+        described = blocks[["bytes", "category", "step", "phase", "operation", "at_peak"]].copy()
+        described.insert(2, "layer", layers.iloc[blocks["layer"]].to_numpy())
+        described.insert(6, "line", [lines[stack] for stack in blocks["stack"]])
+        return described
 
     def segments(self, moment: str = "peak_reserved") -> pd.DataFrame:
         """The segments that the allocator held at a moment, most free memory first.
@@ -137,9 +137,9 @@ class RunMemory:
         if moment not in MOMENTS:
             raise ValueError(f"moment is {' or '.join(map(repr, MOMENTS))}, not {moment!r}")
         table = self._tables.table("segments")
-        found = table[table["moment"] == moment].drop(columns="moment").reset_index(drop=True)
-        largest = self.blocks().drop(columns=["bytes", "at_peak"]).reindex(found["block"]).reset_index(drop=True)
-        return found.join(largest)
+        held = table[table["moment"] == moment].drop(columns="moment").reset_index(drop=True)
+        largest = self.blocks().drop(columns=["bytes", "at_peak"]).reindex(held["block"]).reset_index(drop=True)
+        return held.join(largest)
 
     def segment_blocks(self, moment: str = "peak_reserved") -> pd.DataFrame:
         """The blocks in those segments, by address.
@@ -154,17 +154,17 @@ class RunMemory:
         alive = blocks[(blocks["alloc_event"] <= event) & (blocks["reuse_event"] > event)].sort_values("address")
         if not len(segments) or not segments["address"].iloc[0]:
             alive = alive.head(0)
-        place = np.searchsorted(segments["address"].to_numpy(), alive["address"].to_numpy(), side="right") - 1
-        found = self.blocks().loc[alive.index].drop(columns="at_peak")
-        found.insert(0, "segment", segments.index.to_numpy()[place])
-        found.insert(1, "offset_bytes", (alive["address"] - segments["address"].to_numpy()[place]).astype("int64"))
-        found.insert(3, "is_waiting", alive["free_event"] <= event)
-        return found.reset_index(drop=True)
+        index = np.searchsorted(segments["address"].to_numpy(), alive["address"].to_numpy(), side="right") - 1
+        described = self.blocks().loc[alive.index].drop(columns="at_peak")
+        described.insert(0, "segment", segments.index.to_numpy()[index])
+        described.insert(1, "offset_bytes", (alive["address"] - segments["address"].to_numpy()[index]).astype("int64"))
+        described.insert(3, "is_waiting", alive["free_event"] <= event)
+        return described.reset_index(drop=True)
 
     def by_category(self) -> pd.DataFrame:
         """Bytes at the peak by category: columns bytes, share (of the peak)."""
-        found = pd.Series(self._summary.by_category, dtype="int64").rename("bytes").to_frame()
-        return found.assign(share=found["bytes"] / max(self._summary.peak_allocated_bytes, 1))
+        table = pd.Series(self._summary.by_category, dtype="int64").rename("bytes").to_frame()
+        return table.assign(share=table["bytes"] / max(self._summary.peak_allocated_bytes, 1))
 
     def by_phase(self) -> pd.DataFrame:
         """The table ``phases``.
@@ -179,11 +179,11 @@ class RunMemory:
 
         A snapshot has no step and no phase.
         """
-        found = self._tables.table("events")[["action", "time_us", "allocated_bytes", "reserved_bytes"]].copy()
-        if self._tables.has("spans") and len(found):
-            spans = self._tables.table("spans").set_index("first_event").reindex(range(len(found)), method="ffill")
-            found["step"], found["phase"] = spans["step"].to_numpy(), spans["phase"].to_numpy()
-        return found
+        curve = self._tables.table("events")[["action", "time_us", "allocated_bytes", "reserved_bytes"]].copy()
+        if self._tables.has("spans") and len(curve):
+            spans = self._tables.table("spans").set_index("first_event").reindex(range(len(curve)), method="ffill")
+            curve["step"], curve["phase"] = spans["step"].to_numpy(), spans["phase"].to_numpy()
+        return curve
 
 
 _PATH_COLUMNS, _GROUP_COLUMNS = ([each.name for each in fields(kind)] for kind in (PathPart, GroupTime))

@@ -86,10 +86,10 @@ def _described(numbers: list[int], tables: dict[str, pd.DataFrame]) -> list[Larg
     """Blocks by their rows in the table ``blocks``: what each is, what allocated it and where."""
     layers = tables["layers"]
     lines = tables["stacks"]["line"].tolist()
-    found = described_blocks(
+    described = described_blocks(
         tables["blocks"].loc[numbers], tables["shares"], layers["name"].tolist(), layers["parent"].tolist(), lines=lines
     )
-    return rows_of(LargeBlock, found)
+    return rows_of(LargeBlock, described)
 
 
 def summarize(
@@ -179,25 +179,25 @@ def _by_category(row: Mapping[Hashable, int], prefix: str) -> dict[str, int]:
 
 def run_ending(recording: Recording, seen: Ending) -> Ending:
     """How the run ended: as the parent saw it, unless the rank itself knows better."""
-    told = recording.outcome
-    if told is None:
+    outcome = recording.outcome
+    if outcome is None:
         if seen.outcome is Outcome.RUNNING:  # neither the rank nor its parent lived long enough to record more
             return Ending(Outcome.KILLED, seen.code, "with fakedist profile, which was killed")
         return seen
-    if seen.outcome in (Outcome.RUNNING, Outcome.EXIT, told.outcome):
-        return Ending(told.outcome, seen.code if seen.code is not None else told.code, told.message)
+    if seen.outcome in (Outcome.RUNNING, Outcome.EXIT, outcome.outcome):
+        return Ending(outcome.outcome, seen.code if seen.code is not None else outcome.code, outcome.message)
     return seen
 
 
 def left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | None:
     """Where the script ended by itself before its first step; None if it did not or never imported torch."""
-    told = recording.outcome
-    if not ending.ended_by_itself or told is None or told.last_step or recording.gpu is None:
+    outcome = recording.outcome
+    if not ending.ended_by_itself or outcome is None or outcome.last_step or recording.gpu is None:
         return None
     read = sorted(recording.not_sent, key=lambda record: not record.is_read)
     if not read:
-        return LeftDuringInit(told.line)
-    return LeftDuringInit(told.line, read[0].text, read[0].command)
+        return LeftDuringInit(outcome.line)
+    return LeftDuringInit(outcome.line, read[0].text, read[0].command)
 
 
 def _outside(
@@ -220,13 +220,13 @@ def _outside(
 
 def _collectives(tables: dict[str, pd.DataFrame]) -> list[CollectiveTotal]:
     groups = tables["groups"]
-    found = []
+    totals = []
     for row in rows_of(_Calls, tables["collectives"]):
         group = groups.iloc[row.group] if row.group < len(groups) else None
         name = "" if group is None else str(group["description"] or group["name"])
         size = 0 if group is None else int(group["size"])
-        found.append(CollectiveTotal(name, size, row.operation, row.num_calls, row.bytes_in, bytes_out=row.bytes_out))
-    return found
+        totals.append(CollectiveTotal(name, size, row.operation, row.num_calls, row.bytes_in, bytes_out=row.bytes_out))
+    return totals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,22 +319,24 @@ _CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
 def _invention_notes(rows: list[InventedRow]) -> list[Note]:
     """Notes on made-up values: how many, and where the first one was read."""
     times = [row for row in rows if row.operation == EVENT_TIME]
-    found = [run_note.event_times_made_up(sum(row.num_values for row in times), _first_place(times))] if times else []
+    notes_made = (
+        [run_note.event_times_made_up(sum(row.num_values for row in times), _first_place(times))] if times else []
+    )
     routed = [row for row in rows if row.operation == ROUTED]
     rows = [row for row in rows if row.operation not in (EVENT_TIME, ROUTED)]
     invented = sum(row.num_values for row in rows)
     if not invented:
-        return found
-    found.append(run_note.values_made_up(invented, _first_place(rows)))
+        return notes_made
+    notes_made.append(run_note.values_made_up(invented, _first_place(rows)))
     chosen = [row for row in rows if _CHOOSES.search(row.operation)]
     if chosen:
-        operation, place = chosen[0].operation, _first_place(chosen)
-        found.append(
-            run_note.experts_made_up(operation, place, _first_place(routed))
+        operation, line = chosen[0].operation, _first_place(chosen)
+        notes_made.append(
+            run_note.experts_made_up(operation, line, _first_place(routed))
             if routed
-            else run_note.indices_made_up(operation, place)
+            else run_note.indices_made_up(operation, line)
         )
-    return found
+    return notes_made
 
 
 def _first_place(rows: list[InventedRow]) -> str:
@@ -358,24 +360,24 @@ def run_notes(
         left: The result of :func:`left_during_init`.
         of_times: Notes on its times.
     """
-    found = [*recording.notes, *of_times, *differences(recording, blocks)]
+    all_notes = [*recording.notes, *of_times, *differences(recording, blocks)]
     if left is not None and job is not None:
-        found.append(_left_note(recording))
+        all_notes.append(_left_note(recording))
     is_before_forward = not any(scope.phase in ("forward", "generation") for scope in recording.scopes)
     if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
-        found.append(run_note.no_forward())
+        all_notes.append(run_note.no_forward())
     # A call for all devices, such as torch.cuda.empty_cache(), leaves events where nothing was ever allocated.
     used = [device for device, events in recording.events.items() if (events["action"] == _ALLOC).any()]
     if others := sorted(set(used) - {recording.device}):
-        found.append(run_note.used_other_devices(others, recording.device))
+        all_notes.append(run_note.used_other_devices(others, recording.device))
     elif recording.events and recording.gpu is not None and recording.device != recording.gpu.device_index:
-        found.append(run_note.used_another_device(recording.device))
-    found += _failure_notes(recording)
-    found += _invention_notes(recording.invented)
-    found += _not_sent_notes(recording, is_cause=left is not None)
-    found += [run_note.not_answered(name, calls) for name, calls in sorted(recording.unanswered.items())]
+        all_notes.append(run_note.used_another_device(recording.device))
+    all_notes += _failure_notes(recording)
+    all_notes += _invention_notes(recording.invented)
+    all_notes += _not_sent_notes(recording, is_cause=left is not None)
+    all_notes += [run_note.not_answered(name, calls) for name, calls in sorted(recording.unanswered.items())]
     if job is not None and job.collectives == "noop":
-        found.append(run_note.collectives_off())
+        all_notes.append(run_note.collectives_off())
     if left is None:
-        found += coverage_notes(recording, ending.outcome, None if job is None else job.until)
-    return found
+        all_notes += coverage_notes(recording, ending.outcome, None if job is None else job.until)
+    return all_notes

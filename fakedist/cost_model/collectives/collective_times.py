@@ -57,16 +57,16 @@ def load_collectives(path: Path = TABLE) -> pd.DataFrame:
         SetupError: The table is missing or damaged.
     """
     try:
-        found = pd.read_csv(path)
+        table = pd.read_csv(path)
     except FileNotFoundError:
         raise SetupError(
             f"the measured times of collectives are missing: {path}", "make measured writes them"
         ) from None
     except (OSError, ValueError) as error:
         raise SetupError(f"the measured times of collectives are damaged: {path}: {error}", "make measured") from error
-    if list(found.columns) != list(COLUMNS) or not (found["time_us"] > 0).all():
+    if list(table.columns) != list(COLUMNS) or not (table["time_us"] > 0).all():
         raise SetupError(f"the measured times of collectives are damaged: {path}", "make measured writes them")
-    return found
+    return table
 
 
 #: The sharpness of the change from NICs to NVLink as the limit of a ring: ten nodes of eight H100 reach 324 GB/s where
@@ -132,7 +132,7 @@ class CollectiveTimes:
         self._nccl = Settings() if nccl is None else nccl
         logs = load_collectives() if logs is None else logs
         own = logs[logs["nodes"] == 1]
-        name = _nearest(gpu, [str(each) for each in own["gpu"].unique()])
+        name = _nearest(gpu, [str(product) for product in own["gpu"].unique()])
         own = own[own["gpu"] == name]
         self._curves = {str(operation): _MessageCurve(rows) for operation, rows in own.groupby("operation")}
         joined, measured = _interconnect(gpu, fabric.nvlink_bandwidth), _interconnect(GPUS[name])
@@ -204,7 +204,7 @@ class CollectiveTimes:
             # Rings in one domain were measured: a reduce_scatter and an all_gather, with one start.
             whole_us = self._two_passes_us(num_bytes, shape.size)
             others = self._free.candidates(kind, num_bytes, shape)
-            usual = min((each for each in others if each.algorithm == "ring"), key=lambda each: each.time_us)
+            usual = min((choice for choice in others if choice.algorithm == "ring"), key=lambda choice: choice.time_us)
         return max(cost_us / usual.time_us, 1.0), whole_us
 
     def _in_domain(self, name: str, num_bytes: float, size: int) -> tuple[float, float, str]:
@@ -310,7 +310,7 @@ class _MessageCurve:
         if size > most:
             return self._measured_us(num_bytes, most) * tuner_us(size) / tuner_us(most)
         sizes = np.log(self._sizes)
-        times = np.log([self._measured_us(num_bytes, each) for each in self._sizes])
+        times = np.log([self._measured_us(num_bytes, num_gpus) for num_gpus in self._sizes])
         return math.exp(float(np.interp(math.log(size), sizes, times)))
 
     def reaches(self, size: int) -> bool:
@@ -332,8 +332,8 @@ class _MessageCurve:
         sizes, times = self._by_size[size]
         if num_bytes > sizes[-1]:
             return float(times[-1] * num_bytes / sizes[-1])
-        found = np.interp(math.log(num_bytes), np.log(sizes), np.log(times))
-        return float(math.exp(found))
+        log_us = np.interp(math.log(num_bytes), np.log(sizes), np.log(times))
+        return float(math.exp(log_us))
 
 
 def _rising(times: Floats) -> Floats:

@@ -48,8 +48,8 @@ class Communication:
 
     def queues(self, call: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The communicator that each of some sequence numbers queues on; -1 where there is no such call, or none."""
-        found: npt.NDArray[np.int64] = self.calls["queue"].reindex(call, fill_value=-1).to_numpy("i8")
-        return found
+        numbers: npt.NDArray[np.int64] = self.calls["queue"].reindex(call, fill_value=-1).to_numpy("i8")
+        return numbers
 
     def slowed(
         self, work: pd.DataFrame, bounds: npt.NDArray[np.float64], *, over_nodes: bool
@@ -87,8 +87,8 @@ def communication_of(
     """Price the calls of a step."""
     nccl = Settings() if nccl is None else nccl
     times = CollectiveTimes(gpu, fabric, nccl=nccl)
-    found = call_times(calls, groups, times, moe_imbalance).set_axis(calls["sequence"].to_numpy("i8"))
-    return Communication(found, gpu, fabric, interferes, nccl)
+    prices = call_times(calls, groups, times, moe_imbalance).set_axis(calls["sequence"].to_numpy("i8"))
+    return Communication(prices, gpu, fabric, interferes, nccl)
 
 
 def call_times(
@@ -115,8 +115,8 @@ def call_times(
     """
     per_node = times.fabric.gpus_per_node
     ranks = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
-    sizes, places = groups["size"].tolist(), groups["group_rank"].tolist()
-    shapes = [_shape(each, int(size), per_node) for each, size in zip(ranks, sizes, strict=True)]
+    sizes, own_ranks = groups["size"].tolist(), groups["group_rank"].tolist()
+    shapes = [_shape(members, int(size), per_node) for members, size in zip(ranks, sizes, strict=True)]
     keys = calls[["operation", "group", "bytes_in", "bytes_out", "peer"]].assign(
         part=_optional(calls, "largest_part_bytes"), exchanged=_optional(calls, "exchanged_bytes")
     )
@@ -126,23 +126,23 @@ def call_times(
         kind, num_bytes = collective_of(operation, bytes_in, bytes_out)
         shape = shapes[group]
         if kind == _PAIR:
-            shape = _pair(ranks[group], int(places[group]), int(peer), per_node)
+            shape = _pair(ranks[group], int(own_ranks[group]), int(peer), per_node)
         is_uneven = kind == "all_to_all" and part > 0 and part * shape.size != num_bytes
         # No router spreads what goes to one of several other ranks: ring attention passes its keys on.
         passes_on = is_uneven and shape.size > 2 and exchanged == part
         paced = _even_load(part, exchanged, shape) if is_uneven else num_bytes
         paced *= moe_imbalance if kind == "all_to_all" and not passes_on else 1
-        found = times.time(kind, paced, shape) if kind else _UNKNOWN
-        low, high = found.time_us * np.exp(-found.spread), found.time_us * np.exp(found.spread)
-        how = f"{found.algorithm} {found.protocol}".rstrip()
+        estimate = times.time(kind, paced, shape) if kind else _UNKNOWN
+        low, high = estimate.time_us * np.exp(-estimate.spread), estimate.time_us * np.exp(estimate.spread)
+        how = f"{estimate.algorithm} {estimate.protocol}".rstrip()
         text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {how}"
         if is_uneven:
             text += f", largest part {format_bytes(part)}"
         is_uneven = is_uneven and not passes_on
         queue = -1 if kind == _PAIR else group
-        how_long = found.time_us, low, high
-        moved = float(num_bytes), found.link_share
-        rows.append((*how_long, found.algorithm, shape.num_nodes, *moved, kind, queue, is_uneven, text))
+        how_long = estimate.time_us, low, high
+        moved = float(num_bytes), estimate.link_share
+        rows.append((*how_long, estimate.algorithm, shape.num_nodes, *moved, kind, queue, is_uneven, text))
     table = pd.DataFrame(rows, columns=_COLUMNS)
     return table.iloc[of_call].set_axis(calls.index)
 

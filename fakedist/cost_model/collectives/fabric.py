@@ -130,15 +130,15 @@ def find_fabric(name: str, gpus_per_node: int | None = None) -> Fabric:
         JobError: There is no such preset, or the file is not valid.
     """
     if name in FABRICS:
-        found = FABRICS[name]
+        fabric = FABRICS[name]
     elif name.endswith(".toml"):
-        found = read_fabric(Path(name))
+        fabric = read_fabric(Path(name))
     else:
         raise JobError(f"there is no fabric {name!r}", f"presets are {', '.join(FABRICS)}; or name a file.toml")
-    if gpus_per_node is None or gpus_per_node == found.gpus_per_node:
-        return found
-    nics = max(round(found.nics_per_node * gpus_per_node / found.gpus_per_node), 1)
-    return replace(found, gpus_per_node=gpus_per_node, nics_per_node=nics)
+    if gpus_per_node is None or gpus_per_node == fabric.gpus_per_node:
+        return fabric
+    nics = max(round(fabric.nics_per_node * gpus_per_node / fabric.gpus_per_node), 1)
+    return replace(fabric, gpus_per_node=gpus_per_node, nics_per_node=nics)
 
 
 #: A fabric file's key -> the field, the factor that makes the field's unit, and the least and greatest sane value.
@@ -172,8 +172,8 @@ def read_fabric(path: Path) -> Fabric:
     like = text.pop("like", "dgx-h100-ndr")
     if not isinstance(like, str) or like not in FABRICS:
         raise JobError(f"{path}: like = {like!r} names no preset", f"presets are {', '.join(FABRICS)}")
-    found = replace(FABRICS[like], name=path.stem, source=f"{path.name}, like {like}", spread=_SPECIFICATION_SPREAD)
-    return from_plain(Fabric, asdict(found) | _values(path, text))
+    fabric = replace(FABRICS[like], name=path.stem, source=f"{path.name}, like {like}", spread=_SPECIFICATION_SPREAD)
+    return from_plain(Fabric, asdict(fabric) | _values(path, text))
 
 
 def _values(path: Path, text: Mapping[str, object]) -> dict[str, float]:
@@ -184,7 +184,7 @@ def _values(path: Path, text: Mapping[str, object]) -> dict[str, float]:
         field, factor, least, most = _KEYS[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise JobError(f"{path}: {key} = {value!r} is not a number from {least:,} to {most:,}", f"{key} = ...")
-        whole = next(each.type for each in fields(Fabric) if each.name == field) == "int"
+        whole = next(attribute.type for attribute in fields(Fabric) if attribute.name == field) == "int"
         if whole and value != int(value):
             raise JobError(f"{path}: {key} = {value!r} is not a whole number", f"{key} = {round(value)}")
         values[field] = int(value) if whole else float(value) * factor

@@ -70,13 +70,13 @@ def tokens_of(launches: pd.DataFrame, work: pd.DataFrame) -> StepTokens:
     forward = _forward(launches)
     of_work = forward["work"].to_numpy("i8")
     looks_up = (work["operation"].astype(str) == "aten.embedding.default") & (work["m"] > 0)
-    found = forward[looks_up.to_numpy(bool)[of_work]].drop_duplicates(["op", "layer"])
-    if not len(found):
+    lookups = forward[looks_up.to_numpy(bool)[of_work]].drop_duplicates(["op", "layer"])
+    if not len(lookups):
         return StepTokens(0, 0, "no embedding was seen in the forward pass")
-    first = found.iloc[0]
-    own = found[found["layer"] == first["layer"]]
+    first = lookups.iloc[0]
+    own = lookups[lookups["layer"] == first["layer"]]
     is_product = (work["family"].astype(str) == "gemm").to_numpy(bool)[of_work]
-    after = forward[is_product & (forward.index > found.index[0])]
+    after = forward[is_product & (forward.index > lookups.index[0])]
     if not len(after):
         return StepTokens(0, 0, "no product follows the embedding")
     # A model that embeds twice in one forward pass (multi-token prediction, encoder and decoder) runs the first product
@@ -204,7 +204,7 @@ def lanes_of(rows: RankRows, own_us: float, step_us: float) -> pd.DataFrame:
         A row for each stretch: ``lane`` (of :data:`LANES`), ``start_us``, ``end_us``. Stretches of one lane are joined
         over breaks too short to draw; those of different lanes may overlap.
     """
-    found = []
+    lanes = []
     for number, name in enumerate(LANES):
         own = rows.lane == number
         starts, ends = np.where(rows.is_call, rows.works_from_us, rows.start_us)[own], rows.end_us[own]
@@ -217,8 +217,8 @@ def lanes_of(rows: RankRows, own_us: float, step_us: float) -> pd.DataFrame:
             continue
         is_break = starts[1:] - ends[:-1] > step_us * _DRAWN
         first, last = np.concatenate([[True], is_break]), np.concatenate([is_break, [True]])
-        found.append(pd.DataFrame({"lane": name, "start_us": starts[first], "end_us": ends[last]}))
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["lane", "start_us", "end_us"])
+        lanes.append(pd.DataFrame({"lane": name, "start_us": starts[first], "end_us": ends[last]}))
+    return pd.concat(lanes, ignore_index=True) if lanes else pd.DataFrame(columns=["lane", "start_us", "end_us"])
 
 
 @dataclass(frozen=True)
@@ -314,10 +314,10 @@ def job_times(
     for rank, tables in ranks:
         alone[rank] = _alone(rank, tables, job)
     _check(alone, micro_batches)
-    found = place_together([each.step for each in alone.values()], prices.host)
-    step_us = _end_us(found)
+    placed = place_together([priced.step for priced in alone.values()], prices.host)
+    step_us = _end_us(placed)
     low, high = _interval(list(alone.values()), step_us, prices)
-    made = [_rank(each, found, step_us) for _, each in sorted(alone.items())]
+    made = [_rank(priced, placed, step_us) for _, priced in sorted(alone.items())]
     return JobTimes(step_us, low, high, made)
 
 
@@ -380,16 +380,17 @@ def _check(ranks: Mapping[int, _Alone], micro_batches: int | None) -> None:
     Raises:
         JobError: They do not.
     """
-    lacking = [each.lacks for each in ranks.values() if each.lacks is not None]
+    lacking = [priced.lacks for priced in ranks.values() if priced.lacks is not None]
     if len(lacking) == len(ranks):
         raise lacking[0]
     if micro_batches is None:
         return
     first, *others = ranks.items()
-    for rank, each in others:
-        if each.num_recorded != first[1].num_recorded:
+    for rank, priced in others:
+        if priced.num_recorded != first[1].num_recorded:
             raise JobError(
-                f"rank {first[0]} recorded {first[1].num_recorded} micro-batches, and rank {rank} {each.num_recorded}",
+                f"rank {first[0]} recorded {first[1].num_recorded} micro-batches, "
+                f"and rank {rank} {priced.num_recorded}",
                 "give runs of one job's ranks",
             )
 
@@ -404,8 +405,8 @@ def _lanes(launches: pd.DataFrame, work: pd.DataFrame) -> Array:
     return np.asarray(codes)
 
 
-def _end_us(found: PlacedTogether) -> float:
-    return max(each.end_us for each in found.placed.values())
+def _end_us(together: PlacedTogether) -> float:
+    return max(placed.end_us for placed in together.placed.values())
 
 
 def _interval(alone: list[_Alone], step_us: float, prices: Prices) -> tuple[float | None, float | None]:
@@ -415,21 +416,21 @@ def _interval(alone: list[_Alone], step_us: float, prices: Prices) -> tuple[floa
         ends.append([])
         for part in range(2):
             steps = []
-            for each in alone:
-                if each.varied is None:
+            for priced in alone:
+                if priced.varied is None:
                     return None, None
-                varied = each.varied[side]
-                durations = varied[part] if part < len(varied) else each.step.duration_us
-                steps.append(each.step.with_durations(durations))
+                varied = priced.varied[side]
+                durations = varied[part] if part < len(varied) else priced.step.duration_us
+                steps.append(priced.step.with_durations(durations))
             ends[-1].append(_end_us(place_together(steps, prices.host)))
         host = scaled(prices.host, HOST_RANGE[side])
-        ends[-1].append(_end_us(place_together([each.step for each in alone], host)))
+        ends[-1].append(_end_us(place_together([priced.step for priced in alone], host)))
     return interval_of(step_us, ends)
 
 
-def _rank(alone: _Alone, found: PlacedTogether, step_us: float) -> JobRank:
+def _rank(alone: _Alone, together: PlacedTogether, step_us: float) -> JobRank:
     rank = alone.step.rank
-    placed = found.placed[rank]
+    placed = together.placed[rank]
     durations, lane = alone.rows
     rows = RankRows(placed.start_us, placed.launch_us, placed.ends_us, durations, lane)
     return JobRank(
@@ -442,6 +443,6 @@ def _rank(alone: _Alone, found: PlacedTogether, step_us: float) -> JobRank:
         replicas=alone.replicas,
         num_exchanged=alone.dependencies.num_exchanged,
         elsewhere=alone.dependencies.elsewhere,
-        num_unmatched=found.num_unmatched[rank],
+        num_unmatched=together.num_unmatched[rank],
         num_recorded=alone.num_recorded,
     )

@@ -89,12 +89,12 @@ def find_steady(step: Step) -> SteadyBatches | None:
 
 def _together(step: Step, wanted: Numbers) -> SteadyBatches | None:
     """One stretch with all that some micro-batches do: 1F1B, interleaved or not, zero bubble."""
-    places = _anchor(step, wanted)
-    each = len(places) // step.num_micro_batches
+    anchors = _anchor(step, wanted)
+    per_batch = len(anchors) // step.num_micro_batches
     for number in range(1, step.num_micro_batches // 2 + 1):
-        for found in _repeats(step.tokens, places, number * each):
-            if np.array_equal(_of_rows(step, found.last) * step.num_micro_batches, wanted * number):
-                return SteadyBatches((found,), number)
+        for repeat in _repeats(step.tokens, anchors, number * per_batch):
+            if np.array_equal(_of_rows(step, repeat.last) * step.num_micro_batches, wanted * number):
+                return SteadyBatches((repeat,), number)
     return None
 
 
@@ -107,22 +107,22 @@ def _apart(step: Step, wanted: Numbers) -> SteadyBatches | None:
         return None
     for number in range(1, step.num_micro_batches // 2 + 1):
         left, repeats = wanted, []
-        while len(places := _anchor(step, left)) and (found := _over_all(step, left, places, number)):
-            left = np.where(_of_rows(step, found.last) > 0, 0, left)
-            repeats.append(found)
+        while len(anchors := _anchor(step, left)) and (repeat := _over_all(step, left, anchors, number)):
+            left = np.where(_of_rows(step, repeat.last) > 0, 0, left)
+            repeats.append(repeat)
         if not left.any() and len(repeats) > 1:
-            return SteadyBatches(tuple(sorted(repeats, key=lambda each: each.start)), number)
+            return SteadyBatches(tuple(sorted(repeats, key=lambda stretch: stretch.start)), number)
     return None
 
 
-def _over_all(step: Step, left: Numbers, places: Numbers, number: int) -> Repeat | None:
+def _over_all(step: Step, left: Numbers, anchors: Numbers, number: int) -> Repeat | None:
     """A stretch that repeats for all micro-batches, so many at a time, with all rows of its parts."""
-    for found in _repeats(step.tokens, places, number * (len(places) // step.num_micro_batches)):
-        own = _of_rows(step, found.last) * step.num_micro_batches
+    for repeat in _repeats(step.tokens, anchors, number * (len(anchors) // step.num_micro_batches)):
+        own = _of_rows(step, repeat.last) * step.num_micro_batches
         # The first and the last micro-batch may differ a little: they gather parameters, reduce gradients.
-        is_whole = (found.number + 2) * number >= step.num_micro_batches
+        is_whole = (repeat.number + 2) * number >= step.num_micro_batches
         if is_whole and np.array_equal(own, np.where(own > 0, left * number, 0)):
-            return found
+            return repeat
     return None
 
 
@@ -140,9 +140,9 @@ def _of_rows(step: Step, rows: slice) -> Numbers:
     return np.bincount(own[own >= 0], minlength=int(step.parts.max(initial=-1)) + 1)
 
 
-def _repeats(tokens: Numbers, places: Numbers, apart: int) -> Iterator[Repeat]:
+def _repeats(tokens: Numbers, anchors: Numbers, apart: int) -> Iterator[Repeat]:
     """Stretches that repeat twice at least, with a period from one of these places to that ``apart`` later."""
-    periods = dict.fromkeys((places[apart:] - places[:-apart]).tolist()) if 0 < apart < len(places) else {}
+    periods = dict.fromkeys((anchors[apart:] - anchors[:-apart]).tolist()) if 0 < apart < len(anchors) else {}
     for period in periods:
         for start, length in _runs(tokens[period:] == tokens[:-period], period):
             yield Repeat(start, start + (length + period) // period * period, period)
@@ -200,9 +200,9 @@ def with_micro_batches(step: Recorded, wanted: int) -> pd.DataFrame:
     # Made-up routing changes the sizes of experts' products from one micro-batch to the next.
     for tried, exactly in itertools.product((step, tidy), (True, False)):
         tokens = _tokens(tried, exactly)
-        found = find_steady(Step(tokens, _products(tried), recorded, tried.num_stages))
-        if found is not None:
-            return _extended(tried.launches, tokens, found, _number(tried, found, wanted))
+        steady = find_steady(Step(tokens, _products(tried), recorded, tried.num_stages))
+        if steady is not None:
+            return _extended(tried.launches, tokens, steady, _number(tried, steady, wanted))
     enough = max(_ENOUGH, _ENOUGH_FOR_A_STAGE * step.num_stages if step.num_stages > 1 else 0)
     hint = f"record {enough} micro-batches" if recorded < enough else f"record all {wanted} micro-batches"
     raise JobError(f"rank {step.rank}: none of its {recorded} micro-batches is steady", hint)
@@ -226,30 +226,30 @@ def _without_idle_records(launches: pd.DataFrame) -> pd.DataFrame:
     The allocator records one where a tensor of several streams is freed, and only asks later whether it is over. When
     Python frees a tensor differs between micro-batches that are otherwise the same.
     """
-    what, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
-    recorded_at = _recorded_at(what, event)
-    kept = what != _RECORDS
+    kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
+    recorded_at = _recorded_at(kind, event)
+    kept = kind != _RECORDS
     kept[recorded_at[recorded_at >= 0]] = True
     is_measured = "host_us" in launches and launches["host_us"].notna().any()
     if is_measured or kept.all():
         return launches  # each row has its own measured time of the host
     # The host's operations before a row that goes count before the next one that stays.
     reached = np.cumsum(launches["num_operations"].to_numpy("i8"))[kept]
-    found: pd.DataFrame = launches[kept].reset_index(drop=True)
-    return found.assign(num_operations=np.diff(reached, prepend=0))
+    busy: pd.DataFrame = launches[kept].reset_index(drop=True)
+    return busy.assign(num_operations=np.diff(reached, prepend=0))
 
 
-def _number(step: Recorded, found: SteadyBatches, wanted: int) -> int:
+def _number(step: Recorded, steady: SteadyBatches, wanted: int) -> int:
     """How often what is steady must be repeated."""
     more = wanted - step.num_micro_batches
-    if more % found.num_micro_batches:
-        least = wanted - more % found.num_micro_batches
+    if more % steady.num_micro_batches:
+        least = wanted - more % steady.num_micro_batches
         raise JobError(
-            f"rank {step.rank} runs its micro-batches {found.num_micro_batches} at a time, and {wanted} is not "
+            f"rank {step.rank} runs its micro-batches {steady.num_micro_batches} at a time, and {wanted} is not "
             f"{step.num_micro_batches} and a multiple of that more",
-            f"--micro-batches {least} or {least + found.num_micro_batches}",
+            f"--micro-batches {least} or {least + steady.num_micro_batches}",
         )
-    return more // found.num_micro_batches
+    return more // steady.num_micro_batches
 
 
 def _operations(work: pd.DataFrame) -> npt.NDArray[np.int64]:
@@ -292,20 +292,20 @@ def _products(step: Recorded) -> Numbers:
     counts = np.append(is_product, False)[of_work] & (launches["phase"].astype(str) != "optimizer").to_numpy(bool)
     columns = {name: launches[name].to_numpy()[counts] for name in _ALIKE}
     columns["work"] = _operations(step.work)[of_work[counts]]
-    found = np.full(len(launches), -1)
-    found[counts] = _numbered(columns)
-    return found
+    parts = np.full(len(launches), -1)
+    parts[counts] = _numbered(columns)
+    return parts
 
 
 def _extended(launches: pd.DataFrame, tokens: Numbers, steady: SteadyBatches, number: int) -> pd.DataFrame:
     order, copy = _order(len(launches), steady.repeats, number)
-    found = launches.iloc[order].reset_index(drop=True)
+    rows = launches.iloc[order].reset_index(drop=True)
     events = _events(launches, tokens, steady.repeats, order)
     numbers: dict[str, Numbers] = {}
     for name, first in (("op", 0), ("graph", 1)):  # a repeated operation or graph has a number of its own
-        own = found[name].to_numpy("i8")
+        own = rows[name].to_numpy("i8")
         numbers[name] = np.where(own >= first, own + copy * (int(own.max(initial=0)) + 1), own)
-    return found.assign(event=events.astype("u8"), **numbers)
+    return rows.assign(event=events.astype("u8"), **numbers)
 
 
 def _order(length: int, repeats: Sequence[Repeat], number: int) -> tuple[Numbers, Numbers]:
@@ -328,12 +328,14 @@ def _events(launches: pd.DataFrame, tokens: Numbers, repeats: Sequence[Repeat], 
 
     The n-th wait of its kind waits for what the n-th record of its kind stands for, as it did in the recorded step.
     """
-    what, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
-    recorded_at = _recorded_at(what, event)
+    kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
+    recorded_at = _recorded_at(kind, event)
     occurrence, occurrence_now = _occurrences(tokens), _occurrences(tokens[order])
     sizes = np.bincount(tokens)
-    in_repeats = sum((np.bincount(tokens[each.last], minlength=len(sizes)) for each in repeats), np.zeros_like(sizes))
-    number = (len(order) - len(tokens)) // sum(each.period for each in repeats)
+    in_repeats = sum(
+        (np.bincount(tokens[repeat.last], minlength=len(sizes)) for repeat in repeats), np.zeros_like(sizes)
+    )
+    number = (len(order) - len(tokens)) // sum(repeat.period for repeat in repeats)
     rows_by_token = np.argsort(tokens[order], kind="stable")
     begins = np.concatenate([[0], np.cumsum(np.bincount(tokens[order], minlength=len(sizes)))])
 
@@ -346,24 +348,24 @@ def _events(launches: pd.DataFrame, tokens: Numbers, repeats: Sequence[Repeat], 
     behind = record >= _first_of(tokens, repeats)[tokens[record]]
     later = np.where(often > 0, later, np.where(behind, number, 0))
     target = occurrence[record] + later * often_recorded
-    found = np.where(event[order] > 0, _BEFORE_STEP, 0).astype(np.int64)
-    is_record = what[order] == _RECORDS
-    found[is_record] = 1 + np.flatnonzero(is_record)
-    found[waits] = 1 + rows_by_token[begins[tokens[record]] + target]
-    return found
+    renamed = np.where(event[order] > 0, _BEFORE_STEP, 0).astype(np.int64)
+    is_record = kind[order] == _RECORDS
+    renamed[is_record] = 1 + np.flatnonzero(is_record)
+    renamed[waits] = 1 + rows_by_token[begins[tokens[record]] + target]
+    return renamed
 
 
-def _recorded_at(what: npt.NDArray[np.str_], event: npt.NDArray[np.uint64]) -> Numbers:
+def _recorded_at(kind: npt.NDArray[np.str_], event: npt.NDArray[np.uint64]) -> Numbers:
     """The row that records the event which a row waits for; -1 for other rows, and for what is recorded elsewhere."""
-    found = np.full(len(what), -1)
+    rows = np.full(len(kind), -1)
     last: dict[int, int] = {}
-    is_record, is_wait = what == _RECORDS, np.isin(what, (_STREAM_WAITS, _HOST_WAITS)) & (event > 0)
+    is_record, is_wait = kind == _RECORDS, np.isin(kind, (_STREAM_WAITS, _HOST_WAITS)) & (event > 0)
     for row in np.flatnonzero(is_record | is_wait).tolist():
         if is_record[row]:
             last[int(event[row])] = row
         else:
-            found[row] = last.get(int(event[row]), -1)
-    return found
+            rows[row] = last.get(int(event[row]), -1)
+    return rows
 
 
 def _occurrences(tokens: Numbers) -> Numbers:
@@ -373,10 +375,10 @@ def _occurrences(tokens: Numbers) -> Numbers:
 
 def _first_of(tokens: Numbers, repeats: Sequence[Repeat]) -> Numbers:
     """For each token, where the stretch begins that repeats it."""
-    found = np.zeros(int(tokens.max(initial=-1)) + 1, np.int64)
+    firsts = np.zeros(int(tokens.max(initial=-1)) + 1, np.int64)
     for repeat in reversed(repeats):
-        found[tokens[repeat.last]] = repeat.start
-    return found
+        firsts[tokens[repeat.last]] = repeat.start
+    return firsts
 
 
 assert {_RECORDS, _STREAM_WAITS, _HOST_WAITS} <= set(LAUNCH_KINDS)

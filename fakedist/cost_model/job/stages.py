@@ -116,7 +116,7 @@ def place_together(steps: Sequence[RankStep], host: HostTimes) -> PlacedTogether
     together = _Together({step.rank for step in steps})
     for step in steps:
         transfers = {rows[0].row: rows for rows in step.transfers}
-        meetings = {first: [each.row for each in rows] for first, rows in transfers.items()}
+        meetings = {first: [transfer.row for transfer in rows] for first, rows in transfers.items()}
         walk = step.timeline.walk(step.duration_us, host, meetings)
         together.begin(_Walker(step.rank, walk, transfers))
     return together.run()
@@ -142,7 +142,7 @@ class _Together:
             if self._ready:
                 walker = self._ready.popleft()
             else:  # No rank can go on: let one have what no rank will send, as if it had come at once.
-                walker = min(self._waiting.values(), key=lambda each: (_due(each).start_us, each.rank))
+                walker = min(self._waiting.values(), key=lambda walker_of: (_due(walker_of).start_us, walker_of.rank))
                 del self._waiting[walker.rank]
             self._advance(walker, self._ends(walker.rank, _due(walker)))
         return PlacedTogether(self._placed, self._unmatched)
@@ -172,10 +172,10 @@ class _Together:
         for transfer in transfers:
             if transfer.members:
                 self._reached[walker.rank, -1, transfer.group].append(meeting.start_us)
-                place = walker.num_calls[walker.rank, -1, transfer.group]
+                position = walker.num_calls[walker.rank, -1, transfer.group]
                 walker.num_calls[walker.rank, -1, transfer.group] += 1
                 others = sorted((transfer.members & self._ranks) - {walker.rank})
-                needs.append([((other, -1, transfer.group), place) for other in others])
+                needs.append([((other, -1, transfer.group), position) for other in others])
                 continue
             channel = (transfer.peer, walker.rank, transfer.group)
             if transfer.is_send:
@@ -184,23 +184,27 @@ class _Together:
             else:
                 needs.append([(channel, walker.num_calls[channel])] if transfer.peer in self._ranks else [])
                 walker.num_calls[channel] += 1
-        for each in list(self._waiting.values()):
-            if self._is_over(_due(each)):
-                self._ready.append(self._waiting.pop(each.rank))
+        for waiting in list(self._waiting.values()):
+            if self._is_over(_due(waiting)):
+                self._ready.append(self._waiting.pop(waiting.rank))
         return _Met(meeting.start_us, transfers, needs)
 
     def _is_over(self, met: _Met) -> bool:
         """Whether all that a meeting waits for has been reached."""
-        return all(len(self._reached[channel]) > place for needs in met.needs for channel, place in needs)
+        return all(len(self._reached[channel]) > position for needs in met.needs for channel, position in needs)
 
     def _ends(self, rank: int, met: _Met) -> list[float]:
         """When each transfer of a meeting ends. What is never reached counts as if it had been there."""
-        found = []
+        ends = []
         for transfer, needs in zip(met.transfers, met.needs, strict=True):
-            reached = [self._reached[channel][place] for channel, place in needs if place < len(self._reached[channel])]
+            reached = [
+                self._reached[channel][position]
+                for channel, position in needs
+                if position < len(self._reached[channel])
+            ]
             self._unmatched[rank] += len(reached) < len(needs)
-            found.append(max(met.start_us, *reached, 0.0) + transfer.time_us)
-        return found
+            ends.append(max(met.start_us, *reached, 0.0) + transfer.time_us)
+        return ends
 
 
 def _due(walker: _Walker) -> _Met:
@@ -209,7 +213,7 @@ def _due(walker: _Walker) -> _Met:
 
 
 def transfers_of(
-    launches_call: Sequence[int], what: Sequence[int], streams: Sequence[object], known: Mapping[int, Transfer]
+    launches_call: Sequence[int], kinds: Sequence[int], streams: Sequence[object], known: Mapping[int, Transfer]
 ) -> list[list[Transfer]]:
     """The sends and receives among a rank's launches, those that run at once together.
 
@@ -218,22 +222,22 @@ def transfers_of(
 
     Args:
         launches_call: The sequence number of each row's call; -1 if it is none.
-        what: What each row is, a place in LAUNCH_KINDS.
+        kinds: What each row is, a place in LAUNCH_KINDS.
         streams: The stream of each row.
         known: The transfers by sequence number; their ``row`` is ignored.
     """
-    found: list[list[Transfer]] = []
+    together: list[list[Transfer]] = []
     stream: object = None
-    for row, (call, kind) in enumerate(zip(launches_call, what, strict=True)):
+    for row, (call, kind) in enumerate(zip(launches_call, kinds, strict=True)):
         transfer = known.get(call) if call >= 0 else None
         if transfer is not None:
             if stream is None or streams[row] != stream:
-                found.append([])
-            found[-1].append(transfer._replace(row=row))
+                together.append([])
+            together[-1].append(transfer._replace(row=row))
             stream = streams[row]
         elif kind not in EVENTS:
             stream = None
-    return found
+    return together
 
 
 _COLLECTIVE = LAUNCH_KINDS.index("collective")
@@ -276,14 +280,14 @@ def dependencies_of(
     rows[~is_call] = -1
     pairs = {sequence: transfer for sequence, transfer in known.items() if not transfer.members}
     sequences = rows.tolist()
-    found = transfers_of(sequences, timeline.what.tolist(), launches["stream"].tolist(), pairs)
+    transfers = transfers_of(sequences, timeline.what.tolist(), launches["stream"].tolist(), pairs)
     for row in is_call.nonzero()[0].tolist():
         if (transfer := known.get(sequences[row])) is not None and transfer.members:
-            found.append([transfer._replace(row=row)])
-    timed = [[each._replace(time_us=float(duration_us[each.row])) for each in together] for together in found]
-    own = [each for together in timed for each in together if not each.members]
-    elsewhere = {each.peer for each in own if each.peer not in ranks}
-    return Dependencies(timed, sum(each.peer in ranks for each in own), tuple(sorted(elsewhere)))
+            transfers.append([transfer._replace(row=row)])
+    timed = [[call._replace(time_us=float(duration_us[call.row])) for call in together] for together in transfers]
+    own = [call for together in timed for call in together if not call.members]
+    elsewhere = {call.peer for call in own if call.peer not in ranks}
+    return Dependencies(timed, sum(call.peer in ranks for call in own), tuple(sorted(elsewhere)))
 
 
 def _known(calls: pd.DataFrame, groups: pd.DataFrame, rank: int, ranks: Set[int]) -> dict[int, Transfer]:
@@ -291,26 +295,26 @@ def _known(calls: pd.DataFrame, groups: pd.DataFrame, rank: int, ranks: Set[int]
     members = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
     names = _names(groups)
     columns = [calls[name].tolist() for name in ("sequence", "operation", "group", "peer")]
-    found = {}
+    known = {}
     for sequence, operation, group, peer in zip(*columns, strict=True):
         others, name = members[group], names[group]
         if str(operation).startswith(("send", "recv")):
             if 0 <= peer < len(others) and others[peer] != rank:
-                found[sequence] = Transfer(-1, str(operation).startswith("send"), others[peer], name, 0.0)
+                known[sequence] = Transfer(-1, str(operation).startswith("send"), others[peer], name, 0.0)
         elif len(ranks & set(others)) > 1:
-            found[sequence] = Transfer(-1, False, -1, f"{name} {operation}", 0.0, frozenset(others))
-    return found
+            known[sequence] = Transfer(-1, False, -1, f"{name} {operation}", 0.0, frozenset(others))
+    return known
 
 
 def _names(groups: pd.DataFrame) -> list[str]:
     """Names of groups that are the same on all their ranks: ranks, description, and place among those alike."""
     seen: dict[str, int] = {}
-    found = []
+    names = []
     for ranks, description in zip(groups["ranks"], groups["description"], strict=True):
         key = f"{ranks} {description}"
         seen[key] = seen.get(key, -1) + 1
-        found.append(f"{key} {seen[key]}")
-    return found
+        names.append(f"{key} {seen[key]}")
+    return names
 
 
 def from_first_transfer(launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:

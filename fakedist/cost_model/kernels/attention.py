@@ -251,11 +251,11 @@ class _Grids:
     def at(self, keys: Floats, points: list[Floats]) -> Floats:
         """The interpolated values at these points, each from the grid of the nearest key."""
         nearest = self._place(keys)
-        found = np.zeros(len(keys))
-        for place, (axes, grid) in enumerate(self._grids):
-            chosen = nearest == place
-            found[chosen] = interpolate(axes, grid, [np.log(point[chosen]) for point in points])
-        return found
+        values = np.zeros(len(keys))
+        for position, (axes, grid) in enumerate(self._grids):
+            chosen = nearest == position
+            values[chosen] = interpolate(axes, grid, [np.log(point[chosen]) for point in points])
+        return values
 
 
 def _cudnn_grids(training: pd.DataFrame, peak_flops: float) -> dict[tuple[str, bool], _Grids] | None:
@@ -274,12 +274,12 @@ def _cudnn_grids(training: pd.DataFrame, peak_flops: float) -> dict[tuple[str, b
             "quotient": np.log(rows["tflops"] * 1e12 / peak_flops),
         }
     )
-    found = {}
+    grids = {}
     for direction in ("fwd", "bwd"):
         for causal in (False, True):
             own = table[(table["direction"] == direction) & (table["causal"] == causal)]
-            found[direction, causal] = _Grids(own if len(own) else table, "width", ["tokens"])
-    return found
+            grids[direction, causal] = _Grids(own if len(own) else table, "width", ["tokens"])
+    return grids
 
 
 def _slower(shapes: AttentionShapes, kernel: AttentionKernel, rates: Floats) -> Floats:

@@ -116,15 +116,15 @@ class CalibratedPrices:
         if "least_us" in priced:  # a factor of similar work does not bring an estimate below its roofline
             least_us = np.where(own.is_measured, 0.0, priced["least_us"].to_numpy("f8"))
             columns = {name: np.maximum(column, least_us) for name, column in columns.items()}
-        found = priced.assign(**columns, basis=basis)
-        if "accuracy" in found:
-            found["accuracy"] = found["accuracy"].where(~own.is_measured, "")
+        calibrated = priced.assign(**columns, basis=basis)
+        if "accuracy" in calibrated:
+            calibrated["accuracy"] = calibrated["accuracy"].where(~own.is_measured, "")
         took = np.nan_to_num(own.times.time_us) * counts
         whole = max(float(took.sum()), 1e-9)
         self.shares = TimeFractions(
             float(took[own.is_measured].sum()) / whole, float(took[own.is_scaled].sum()) / whole
         )
-        return found
+        return calibrated
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
         """The interval of the sum over all launches, as the model makes it."""
@@ -133,8 +133,8 @@ class CalibratedPrices:
     def notes(self) -> list[Note]:
         """Where the times come from."""
         origin = self._table.origin
-        told = time_notes.own_times(origin.gpu, origin.date, self.shares.measured, self.shares.scaled)
-        return [told, *self._prices.notes()]
+        note = time_notes.own_times(origin.gpu, origin.date, self.shares.measured, self.shares.scaled)
+        return [note, *self._prices.notes()]
 
 
 def calibrated_prices_of(prices: Prices, path: Path) -> CalibratedPrices:
@@ -161,13 +161,13 @@ def apply_calibration(
         estimated_table: The estimated times of ``table.work()``, by the same model.
     """
     rows = [WorkRow(*values) for values in work[list(WorkRow._fields)].itertuples(index=False, name=None)]
-    place = {work_key(row.work): number for number, row in enumerate(table.rows)}
-    own = np.array([place.get(work_key(row), -1) for row in rows], np.int64)
+    row_of = {work_key(row.work): number for number, row in enumerate(table.rows)}
+    own = np.array([row_of.get(work_key(row), -1) for row in rows], np.int64)
     is_measured = own >= 0
     columns = [np.array(column, np.float64) for column in (estimated.time_us, estimated.low_us, estimated.high_us)]
     measured = table.times()
-    for column, found in zip(columns, _spread(measured), strict=True):
-        column[is_measured] = found[own[is_measured]]
+    for column, measured_values in zip(columns, _spread(measured), strict=True):
+        column[is_measured] = measured_values[own[is_measured]]
     is_known = estimated_table.time_us > 0
     ratio = np.log(measured[:, 0] / np.where(is_known, estimated_table.time_us, np.nan))
     factor = np.full(len(work), np.nan)
@@ -191,9 +191,9 @@ def _spread(measured: Floats) -> tuple[Floats, Floats, Floats]:
 
 def _factors(work: pd.DataFrame, table: pd.DataFrame, ratio: Floats) -> Floats:
     """For each work, what its estimate is multiplied by; NaN if the table has nothing similar."""
-    found = np.full(len(work), np.nan)
+    factors = np.full(len(work), np.nan)
     known = np.isfinite(ratio)
-    groups, table_groups = (_described(each) for each in (work, table[known]))
+    groups, table_groups = (_described(rows) for rows in (work, table[known]))
     ratio = ratio[known]
     by_group = table_groups.groupby(list(_SAME_WORK), sort=False).indices
     for key, mine in groups.groupby(list(_SAME_WORK), sort=False).indices.items():
@@ -205,8 +205,8 @@ def _factors(work: pd.DataFrame, table: pd.DataFrame, ratio: Floats) -> Floats:
             nearest = nearest[np.isfinite(from_others[nearest])]
             if len(nearest):
                 weights = 1 / (np.square(from_others[nearest]) + _SAME)
-                found[row] = math.exp(float(np.average(ratio[others[nearest]], weights=weights)))
-    return found
+                factors[row] = math.exp(float(np.average(ratio[others[nearest]], weights=weights)))
+    return factors
 
 
 def _described(work: pd.DataFrame) -> pd.DataFrame:
@@ -222,7 +222,7 @@ def _distances(work: pd.DataFrame, table: pd.DataFrame) -> Floats:
     total = np.zeros((len(work), len(table)))
     far = np.zeros_like(total, bool)
     for name in _SIZES[work["sizes"].iloc[0]]:
-        mine, others = (np.log(np.maximum(each[name].to_numpy(np.float64), 1.0)) for each in (work, table))
+        mine, others = (np.log(np.maximum(table_of[name].to_numpy(np.float64), 1.0)) for table_of in (work, table))
         apart = np.abs(mine[:, None] - others[None, :])
         far |= ~(apart <= math.log(_MOST_DIFFERENT) + 1e-9)  # NaN is far from everything
         total += np.square(apart)

@@ -124,7 +124,7 @@ def made_table(origin: CalibrationOrigin, samples: Mapping[WorkRow, Sequence[flo
         joined.setdefault(work_key(work), (work, []))[1].extend(times)
     rows = []
     for work, times in joined.values():
-        low, middle, high = (round(float(each), 4) for each in np.quantile(times, (0.05, 0.5, 0.95)))
+        low, middle, high = (round(float(quantile), 4) for quantile in np.quantile(times, (0.05, 0.5, 0.95)))
         rows.append(CalibrationRow(work, middle, low, high, len(times)))
     return CalibrationTable(origin, rows)
 
@@ -144,17 +144,17 @@ def read_calibration_table(path: Path) -> CalibrationTable:
         SetupError: The file is missing, no such table, damaged, or from a rehearsal.
     """
     try:
-        found = read_json(path, _MAX_BYTES)
+        content = read_json(path, _MAX_BYTES)
     except OSError as error:
         raise SetupError(f"{path} cannot be read: {error.strerror}", _WRITE_AGAIN) from error
     except UnreadableError as error:
         raise SetupError(f"{path} is not a table of measured times, or was cut off: {error}", _WRITE_AGAIN) from error
-    if not isinstance(found, dict) or _KEY not in found:
+    if not isinstance(content, dict) or _KEY not in content:
         raise SetupError(f"{path} is not a table of measured times: it has no {_KEY!r}", _WRITE_AGAIN)
-    if found[_KEY] != FORMAT:
-        raise SetupError(f"{path} has format {str(found[_KEY])[:20]}; this fakedist reads {FORMAT}", _WRITE_AGAIN)
+    if content[_KEY] != FORMAT:
+        raise SetupError(f"{path} has format {str(content[_KEY])[:20]}; this fakedist reads {FORMAT}", _WRITE_AGAIN)
     try:
-        table = _table(found)
+        table = _table(content)
     except PlainValueError as error:
         raise SetupError(f"{path} is damaged: {error}", _WRITE_AGAIN) from error
     if table.origin.rehearsal:
@@ -177,11 +177,11 @@ def check_calibration_table(path: Path, gpu: str) -> CalibrationTable:
     return table
 
 
-def _table(found: Mapping[str, object]) -> CalibrationTable:
-    origin = from_plain(CalibrationOrigin, found.get("origin"), "origin")
+def _table(content: Mapping[str, object]) -> CalibrationTable:
+    origin = from_plain(CalibrationOrigin, content.get("origin"), "origin")
     if not origin.gpu:
         raise PlainValueError("origin.gpu is empty: of which GPU are these times?")
-    listed = found.get("rows")
+    listed = content.get("rows")
     if not isinstance(listed, list) or not listed:
         raise PlainValueError("rows is not a list of measured work")
     rows = [_row(plain, f"rows[{number}]") for number, plain in enumerate(listed)]
@@ -224,8 +224,8 @@ def _work(plain: object, where: str) -> WorkRow:
             raise PlainValueError(f"{where}.{name} is missing")
     work = WorkRow(**values)  # type: ignore[arg-type]  # each value was checked against its column's type
     if work.kind not in LAUNCH_KINDS or work.family not in FAMILIES:
-        what = work.kind if work.kind not in LAUNCH_KINDS else work.family
-        raise PlainValueError(f"{where} has the unknown kind or family {what[:40]!r}")
+        unknown_name = work.kind if work.kind not in LAUNCH_KINDS else work.family
+        raise PlainValueError(f"{where} has the unknown kind or family {unknown_name[:40]!r}")
     return work
 
 
@@ -240,10 +240,10 @@ def _value(value: object, kind: type, where: str) -> object:
 
 
 def _plain_work(work: WorkRow) -> dict[str, object]:
-    found: dict[str, object] = {}
+    plain: dict[str, object] = {}
     for name, value in work._asdict().items():
         if isinstance(value, float) and math.isnan(value):
-            found[name] = None
+            plain[name] = None
         elif name not in _DEFAULTS or value != _DEFAULTS[name]:
-            found[name] = value
-    return found
+            plain[name] = value
+    return plain

@@ -52,7 +52,7 @@ def nearest_table(gpu: GpuSpec) -> NearestTable:
         if model in (gpu.name, gpu.like):
             measured = GPUS[model]
             return NearestTable(name, measured, _limits(gpu) == _limits(measured))
-    name = min(MEASURED_GPUS, key=lambda each: _unlikeness(gpu, measured_spec(each)))
+    name = min(MEASURED_GPUS, key=lambda candidate: _unlikeness(gpu, measured_spec(candidate)))
     return NearestTable(name, measured_spec(name), is_own=False)
 
 

@@ -94,13 +94,13 @@ class KernelTimes:
             arithmetic limits it, else 0. No time and no low_us is below the roofline. Where the work is unknown,
             time_us is NaN, low_us is what is known of it, and high_us the most that it is assumed to take.
         """
-        found = self.burst(work)
-        computes = np.asarray(found.bound == "compute", bool)
-        self._clock = self._power.clock(found.time_us, computes, counts.astype(np.float64))
-        slower = self._power.slower(found.time_us, computes, self._clock)
-        time_us = found.time_us * slower
-        spread = np.sqrt(found.spread**2 + (CLOCK_SPREAD * np.log(slower)) ** 2)
-        spare = np.zeros(len(time_us)) if found.spare is None else found.spare
+        alone = self.burst(work)
+        computes = np.asarray(alone.bound == "compute", bool)
+        self._clock = self._power.clock(alone.time_us, computes, counts.astype(np.float64))
+        slower = self._power.slower(alone.time_us, computes, self._clock)
+        time_us = alone.time_us * slower
+        spread = np.sqrt(alone.spread**2 + (CLOCK_SPREAD * np.log(slower)) ** 2)
+        spare = np.zeros(len(time_us)) if alone.spare is None else alone.spare
         least_us = roofline_us(work, self._gpu) * np.exp(-spare)
         is_unknown = np.isnan(time_us) & (work["kind"] != "collective").to_numpy(bool)
         most_us = self._most_us(work, np.nan_to_num(time_us))
@@ -110,9 +110,9 @@ class KernelTimes:
                 "low_us": np.where(is_unknown, least_us, np.maximum(time_us * np.exp(-spread - spare), least_us)),
                 "high_us": np.where(is_unknown, most_us, time_us * np.exp(spread)),
                 "least_us": least_us,
-                "bound": found.bound,
-                "basis": found.basis,
-                "accuracy": found.accuracy,
+                "bound": alone.bound,
+                "basis": alone.basis,
+                "accuracy": alone.accuracy,
                 "filled": np.where(computes, filled_sms(work, self._gpu.sms), 0.0),
             }
         )
@@ -120,15 +120,15 @@ class KernelTimes:
     def burst(self, work: pd.DataFrame) -> Estimates:
         """How long each row of work takes alone, at the clocks of a burst."""
         rows = WorkArrays(work)
-        found = Estimates.unknown(len(rows))
+        estimates = Estimates.unknown(len(rows))
         for chosen, rule in self._rules(rows):
             if chosen.any():
-                found.put(chosen, rule(rows.only(chosen)))
+                estimates.put(chosen, rule(rows.only(chosen)))
         least_us = roofline_us(work, self._gpu)
-        is_below = found.time_us < least_us
-        found.time_us[is_below] = least_us[is_below]
-        found.basis[is_below] += "; not below the roofline"
-        return found
+        is_below = estimates.time_us < least_us
+        estimates.time_us[is_below] = least_us[is_below]
+        estimates.basis[is_below] += "; not below the roofline"
+        return estimates
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
         """The 90 % interval of the sum of all launches, in microseconds.
@@ -168,11 +168,11 @@ class KernelTimes:
             (computes, self._arithmetic),
             (is_known & ~np.isnan(moved), self._memory.price),
         ]
-        taken, found = np.zeros(len(rows), bool), []
+        taken, chosen = np.zeros(len(rows), bool), []
         for own, rule in every:
-            found.append((own & ~taken, rule))
+            chosen.append((own & ~taken, rule))
             taken |= own
-        return found
+        return chosen
 
     def _arithmetic(self, rows: WorkArrays) -> Estimates:
         """Work of known FLOPs and unknown shape: convolutions, templates."""
@@ -182,10 +182,10 @@ class KernelTimes:
 
     def _stepwise(self, rows: WorkArrays) -> Estimates:
         """Work in steps each of which waits for the one before: recurrent networks."""
-        found = self._arithmetic(rows)
+        estimates = self._arithmetic(rows)
         steps_us = rows.numbers("steps") * _STEP_US
         words = f"{_STEP_US:g} us for each step that waits for the one before"
-        return self._assumed(rows, found.time_us + steps_us, 0 * steps_us, _STEP_SPREAD, words)
+        return self._assumed(rows, estimates.time_us + steps_us, 0 * steps_us, _STEP_SPREAD, words)
 
     def _bounded(self, rows: WorkArrays) -> Estimates:
         """Work of which only the least is known."""

@@ -54,8 +54,8 @@ class ProductTable:
 
     def rows(self) -> tuple[Integers, Integers, Integers, Floats]:
         """The measured shapes: m, n, k and microseconds of each."""
-        places = np.nonzero(~np.isnan(self.times_us))
-        return self.m[places[0]], self.n[places[1]], self.k[places[2]], self.times_us[places]
+        indices = np.nonzero(~np.isnan(self.times_us))
+        return self.m[indices[0]], self.n[indices[1]], self.k[indices[2]], self.times_us[indices]
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def _product_table(arrays: dict[str, npt.NDArray[np.generic]], key: str) -> Prod
 def _columns(arrays: dict[str, npt.NDArray[np.generic]], key: str, names: tuple[str, ...]) -> pd.DataFrame:
     if f"{key}.time" not in arrays:
         return pd.DataFrame(columns=[*names, "time_us"])
-    found = {name: arrays[f"{key}.{name}"].astype(np.int64) for name in names}
-    return pd.DataFrame(found | {"time_us": _times(arrays[f"{key}.time"])})
+    columns = {name: arrays[f"{key}.{name}"].astype(np.int64) for name in names}
+    return pd.DataFrame(columns | {"time_us": _times(arrays[f"{key}.time"])})
 
 
 def _text_table(arrays: dict[str, npt.NDArray[np.generic]], key: str) -> pd.DataFrame:

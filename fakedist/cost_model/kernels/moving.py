@@ -122,8 +122,8 @@ def measured_moves(measured: Measured, spec: GpuSpec) -> Moved:
         _norm_rows(measured.training_norms),
         _liger_rows(measured.training_other),
     ]
-    found = [part for part in parts if len(part)]
-    rows = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["kind", "bytes", "time_us"])
+    known = [part for part in parts if len(part)]
+    rows = pd.concat(known, ignore_index=True) if known else pd.DataFrame(columns=["kind", "bytes", "time_us"])
     return Moved(rows, spec.memory_bandwidth, spec.l2_bytes, measured.name)
 
 
@@ -170,11 +170,11 @@ def _norm_rows(norms: pd.DataFrame) -> pd.DataFrame:
 def _liger_rows(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for row in table.to_dict("records"):
-        found = _LIGER_BYTES.get((row["kernel_name"], row["kernel_provider"], row["mode"]))
-        if found is None:
+        bytes_of = _LIGER_BYTES.get((row["kernel_name"], row["kernel_provider"], row["mode"]))
+        if bytes_of is None:
             continue
-        kind, element_bytes = found
-        sizes = dict(each.split(":") for each in row["cfg"].split(";"))
+        kind, element_bytes = bytes_of
+        sizes = dict(setting.split(":") for setting in row["cfg"].split(";"))
         elements = row["x_value"] * int(sizes.get("M", 1)) * int(sizes.get("S", 1)) * int(sizes.get("B", 1))
         if (moved := float(elements * element_bytes)) >= _LEAST_LIGER_BYTES:
             rows.append({"kind": kind, "bytes": moved, "time_us": row["ms"] * 1e3})

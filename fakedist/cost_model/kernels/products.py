@@ -116,12 +116,12 @@ class ProductTimes:
             roof: The limits of another GPU of the same architecture; by default the one that was measured.
         """
         limits = roof or self._roof
-        found = self._at(sizes, sizes.m, limits)
+        times = self._at(sizes, sizes.m, limits)
         several = sizes.batch > 1
         if several.any():
             # A batch fills the SMs as one product with as many rows does; it takes no less time than one of it.
-            found = np.where(several, np.maximum(self._at(sizes, sizes.m * sizes.batch, limits), found), found)
-        return found
+            times = np.where(several, np.maximum(self._at(sizes, sizes.m * sizes.batch, limits), times), times)
+        return times
 
     def _at(self, sizes: ProductSizes, m: Floats, roof: ProductRoof) -> Floats:
         """Microseconds at the achieved fraction of products with m rows; of one of the batch if that is its own m."""
@@ -162,18 +162,18 @@ def interpolate(axes: list[Floats], grid: Floats, points: list[Floats]) -> Float
     below, share = [], []
     for axis, point in zip(axes, points, strict=True):
         at = np.clip(point, axis[0], axis[-1])
-        place = np.clip(np.searchsorted(axis, at, side="right") - 1, 0, max(len(axis) - 2, 0))
-        width = axis[np.minimum(place + 1, len(axis) - 1)] - axis[place]
-        below.append(place)
-        share.append(np.where(width > 0, (at - axis[place]) / np.where(width > 0, width, 1.0), 0.0))
+        index = np.clip(np.searchsorted(axis, at, side="right") - 1, 0, max(len(axis) - 2, 0))
+        width = axis[np.minimum(index + 1, len(axis) - 1)] - axis[index]
+        below.append(index)
+        share.append(np.where(width > 0, (at - axis[index]) / np.where(width > 0, width, 1.0), 0.0))
     total = np.zeros(np.broadcast_shapes(*(point.shape for point in points)))
     for corner in np.ndindex(*(2,) * len(axes)):
         weight = np.ones_like(total)
-        places = []
-        for above, place, part, axis in zip(corner, below, share, axes, strict=True):
+        indices = []
+        for above, index, part, axis in zip(corner, below, share, axes, strict=True):
             weight = weight * (part if above else 1 - part)
-            places.append(np.minimum(place + above, len(axis) - 1))
-        total += weight * grid[tuple(places)]
+            indices.append(np.minimum(index + above, len(axis) - 1))
+        total += weight * grid[tuple(indices)]
     return total
 
 
@@ -184,8 +184,8 @@ def fill_gaps(grid: Floats) -> Floats:
         moved = np.moveaxis(grid, axis, 0)
         for order in (range(1, len(moved)), range(len(moved) - 2, -1, -1)):
             step = 1 if order.step > 0 else -1
-            for place in order:
-                moved[place] = np.where(np.isnan(moved[place]), moved[place - step], moved[place])
+            for index in order:
+                moved[index] = np.where(np.isnan(moved[index]), moved[index - step], moved[index])
     return grid
 
 
@@ -253,7 +253,7 @@ class GroupedTimes:
     def _nearest(self, points: Floats) -> tuple[Floats, Floats]:
         """The quotient at each point, and how far the nearest measurement is (squared, of logarithms)."""
         points, back = np.unique(points, axis=0, return_inverse=True)
-        found, distances = np.empty(len(points)), np.empty(len(points))
+        at_points, distances = np.empty(len(points)), np.empty(len(points))
         lengths = np.square(self._points).sum(axis=1)
         for begin in range(0, len(points), _AT_ONCE):
             some = slice(begin, begin + _AT_ONCE)
@@ -262,9 +262,9 @@ class GroupedTimes:
             nearest = np.argpartition(apart, number - 1, axis=1)[:, :number]
             distance = np.take_along_axis(apart, nearest, axis=1).clip(0)
             weights = 1 / (distance + _SAME)
-            found[some] = (self._quotient[nearest] * weights).sum(axis=1) / weights.sum(axis=1)
+            at_points[some] = (self._quotient[nearest] * weights).sum(axis=1) / weights.sum(axis=1)
             distances[some] = distance.min(axis=1)
-        return found[back.ravel()], distances[back.ravel()]
+        return at_points[back.ravel()], distances[back.ravel()]
 
 
 def _points(rows: Floats, groups: Floats, hidden: Floats, inner: Floats) -> Floats:

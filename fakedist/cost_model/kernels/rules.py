@@ -97,19 +97,19 @@ class AttentionRules(Rules):
 
     def price(self, rows: WorkArrays) -> Estimates:
         """Attentions, forward and backward."""
-        found = Estimates.unknown(len(rows))
+        estimates = Estimates.unknown(len(rows))
         if "bf16" not in self.gpu.peak_flops:
-            return found
+            return estimates
         has_shape = (rows.numbers("heads") > 0) & (rows.numbers("queries") > 0) & (rows.numbers("keys") > 0)
         codes, combinations = rows.combinations("attention", "library")
         for code, (direction, library) in enumerate(combinations):
             chosen = has_shape & (codes == code)
             if chosen.any():
-                found.put(chosen, self._with_shape(rows.only(chosen), direction, library))
+                estimates.put(chosen, self._with_shape(rows.only(chosen), direction, library))
         bare = ~has_shape & (rows.numbers("flops") > 0)
         if bare.any():
-            found.put(bare, self._without_shape(rows.only(bare)))
-        return found
+            estimates.put(bare, self._without_shape(rows.only(bare)))
+        return estimates
 
     def _with_shape(self, rows: WorkArrays, direction: str, library: str) -> Estimates:
         shapes = _shapes(rows)
@@ -203,7 +203,7 @@ def _measured_times(name: str) -> AttentionTimes:
 def _training_table(name: str) -> str:
     """Where training was measured on this generation (cuDNN's kernels follow the first number of the capability)."""
     generation = measured_spec(name).compute_capability[0]
-    same = [each for each in _TRAINING if measured_spec(each).compute_capability[0] == generation]
+    same = [name_of for name_of in _TRAINING if measured_spec(name_of).compute_capability[0] == generation]
     return same[0] if same and name in MEASURED_GPUS else ""
 
 
@@ -298,18 +298,20 @@ class MemoryRules(Rules):
 
     def price(self, rows: WorkArrays) -> Estimates:
         """Kernels with bytes, and kernels with neither bytes nor FLOPs, which take a start."""
-        found = Estimates.unknown(len(rows))
+        estimates = Estimates.unknown(len(rows))
         codes, combinations = rows.combinations("family", "name", "operation")
-        rules = [memory_rule(*each) for each in combinations]
+        rules = [memory_rule(*chosen_rule) for chosen_rule in combinations]
         narrow = (rows.numbers("width") > 0) & (rows.numbers("width") < WIDE_ROW)
         for rule in dict.fromkeys(rules):
-            with_rule = np.array([each == rule for each in rules])[codes] if len(rows) else np.zeros(0, bool)
+            with_rule = (
+                np.array([chosen_rule == rule for chosen_rule in rules])[codes] if len(rows) else np.zeros(0, bool)
+            )
             for is_narrow in (False, True):
                 chosen = with_rule & (narrow == is_narrow)
                 if chosen.any():
                     own = self._narrow(rule) if is_narrow else rule
-                    found.put(chosen, self._by_rule(rows.only(chosen), own))
-        return found
+                    estimates.put(chosen, self._by_rule(rows.only(chosen), own))
+        return estimates
 
     def over_host_link(self, rows: WorkArrays) -> Estimates:
         """Copies between host and GPU."""
@@ -399,7 +401,7 @@ def _moving_times(name: str) -> MovingTimes:
         return float(generation), abs(np.log(spec.memory_bandwidth / own.memory_bandwidth))
 
     order = sorted(MEASURED_GPUS, key=unlike)
-    return MovingTimes([measured_moves(load_measured(each), measured_spec(each)) for each in order])
+    return MovingTimes([measured_moves(load_measured(table), measured_spec(table)) for table in order])
 
 
 #: Half widths of 90 % intervals (logarithms) that assumptions add.
@@ -435,14 +437,14 @@ class ProductRules(Rules):
 
     def single(self, rows: WorkArrays) -> Estimates:
         """Products of one size each."""
-        found = Estimates.unknown(len(rows))
+        estimates = Estimates.unknown(len(rows))
         dtypes, scaling = rows.texts("dtype"), rows.texts("scaling")
         for dtype in sorted(set(dtypes)):
             for is_block in (False, True):
                 chosen = (dtypes == dtype) & ((scaling == "block") == is_block)
                 if chosen.any():
-                    found.put(chosen, self._of_type(rows.only(chosen), dtype, is_block=is_block))
-        return found
+                    estimates.put(chosen, self._of_type(rows.only(chosen), dtype, is_block=is_block))
+        return estimates
 
     def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
         wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
@@ -479,14 +481,14 @@ class ProductRules(Rules):
     def grouped(self, rows: WorkArrays) -> Estimates:
         """Products of many groups, such as those of a layer's experts."""
         dtypes = rows.texts("dtype")
-        found = Estimates.unknown(len(rows))
+        estimates = Estimates.unknown(len(rows))
         for dtype in sorted(set(dtypes)):
             peak = self.gpu.peak(dtype)
             if peak is None:
                 continue
             chosen = dtypes == dtype
-            found.put(chosen, self._groups_of_type(rows.only(chosen), dtype, peak))
-        return found
+            estimates.put(chosen, self._groups_of_type(rows.only(chosen), dtype, peak))
+        return estimates
 
     def _groups_of_type(self, rows: WorkArrays, dtype: str, peak: float) -> Estimates:
         m, n, k, groups = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "groups"))

@@ -23,8 +23,8 @@ class WorkArrays:
         places: Which rows; all by default.
     """
 
-    def __init__(self, work: pd.DataFrame, places: Integers | None = None) -> None:
-        self._work, self.places = work, np.arange(len(work)) if places is None else places
+    def __init__(self, work: pd.DataFrame, indices: Integers | None = None) -> None:
+        self._work, self.places = work, np.arange(len(work)) if indices is None else indices
 
     def __len__(self) -> int:
         return len(self.places)
@@ -87,13 +87,13 @@ class Estimates:
         texts = [np.full(number, "", object) for _ in range(3)]
         return cls(np.full(number, np.nan), np.full(number, np.nan), *texts)
 
-    def put(self, chosen: Flags, found: Estimates) -> None:
+    def put(self, chosen: Flags, estimates: Estimates) -> None:
         """Fill in what was found for the chosen rows."""
         for name in ("time_us", "spread", "bound", "accuracy", "basis"):
-            getattr(self, name)[chosen] = getattr(found, name)
-        if found.spare is not None:
+            getattr(self, name)[chosen] = getattr(estimates, name)
+        if estimates.spare is not None:
             self.spare = np.zeros(len(self.time_us)) if self.spare is None else self.spare
-            self.spare[chosen] = found.spare
+            self.spare[chosen] = estimates.spare
 
 
 @dataclass
