@@ -122,7 +122,7 @@ class Peak:
 
 
 def find_peak(blocks: Blocks, positions: pd.DataFrame) -> Peak:
-    """The peaks of the run, with the place and the categories of the allocated peak."""
+    """The peaks of the run, with the position and the categories of the allocated peak."""
     allocated, reserved = blocks.replay.allocated_bytes, blocks.replay.reserved_bytes
     step, phase = positions[["step", "phase"]].iloc[blocks.peak_event] if blocks.peak_event >= 0 else (0, "init")
     return Peak(

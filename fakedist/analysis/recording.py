@@ -85,7 +85,7 @@ def empty_columns(kind: type) -> dict[str, Array]:
 
 @dataclass
 class Recording:
-    """What one rank recorded.
+    """The recording of one rank.
 
     Attributes:
         gpu: The GPU and the software; None if the rank died before they were known.
@@ -196,7 +196,7 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
 
 
 def recorded_so_far(run_directory: Path) -> tuple[object, ...]:
-    """What :func:`read_recording` would read now: the files' identities, sizes and times, to be compared."""
+    """Identities, sizes and times of the files that :func:`read_recording` reads, to be compared."""
     statuses = (path.stat() if path.exists() else None for path in _files(run_directory))
     return tuple(status and (status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses)
 
@@ -251,7 +251,7 @@ class _Reading:
     @singledispatchmethod
     def take(self, record: Record) -> None:
         """Take a record."""
-        raise TypeError(f"{type(record).__name__} is no record of a journal")
+        raise TypeError(f"{type(record).__name__} is not a record of a journal")
 
     @take.register
     def _(self, record: GpuRecord) -> None:

@@ -1,4 +1,4 @@
-"""The rank's place in its groups, its calls on each in one step, and which of them can run at the same time.
+"""The rank's position in its groups, its calls on each in one step, and which of them can run at the same time.
 
 Two calls can run at once if they are on different groups and on different streams: the calls of one group run in the
 order in which they are made, and so does the work of one stream. Sends to and receives from different ranks have
@@ -95,7 +95,7 @@ class GroupCalls:
         when: forward, backward, optimizer, "after backward" and so on, most calls first.
         num_layers: Repeated blocks of the model that make them.
         of_layers: Such blocks in total.
-        peers: ProcessGroup ranks of sends and receives, sorted.
+        peers: Group ranks of sends and receives, sorted.
         stream: ``own``: the group's; ``compute``: the forward's; ``host``; else the stream's number.
     """
 
@@ -113,7 +113,7 @@ class GroupCalls:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What can run at the same time as some calls.
+    """Phases and calls that can run at the same time as some calls.
 
     Attributes:
         compute: Whether forward, backward and optimizer can.
@@ -226,7 +226,7 @@ def _grouped(calls: pd.DataFrame, num_blocks: int) -> list[GroupCalls]:
 
 
 def _overlaps(calls: list[GroupCalls], sizes: list[int]) -> list[Overlap]:
-    """What can run at the same time as each of the calls. A rank's calls with itself overlap nothing."""
+    """The phases and calls that can run at the same time as each call. A rank's calls with itself overlap nothing."""
     overlaps = []
     for row in calls:
         if sizes[row.group] == 1:

@@ -39,7 +39,7 @@ class AccuracyRow:
         median: Median of the relative error's size.
         half_widths: Half the width of the 90 % interval, of the logarithm of estimate over measurement: by the bins of
             ``TIME_EDGES_US``, and in each by those of ``OCTAVE_EDGES``.
-        inside: The share of left-out kernels within an interval that the others gave.
+        inside: The fraction of left-out kernels within an interval that the others gave.
         noise: 5 % and 95 % quantiles of the logarithm of one collector's time over the median of all, on the same
             shapes; None if only one measured.
     """

@@ -40,7 +40,7 @@ COMPUTE_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
 _COUNTED = ("gemm", "attention")
 
 
-def places(values: pd.Series, known: tuple[str, ...]) -> Array:
+def indices(values: pd.Series, known: tuple[str, ...]) -> Array:
     """Texts as indices into ``known``.
 
     Raises:
@@ -60,13 +60,13 @@ def timed(kernels: pd.DataFrame) -> pd.DataFrame:
     """
     phase = kernels["phase"].astype(str)
     kind = phase.where(phase.isin(KINDS), "other").where(~kernels["recompute"].astype(bool), "recompute")
-    family = places(kernels["family"], FAMILIES)
+    family = indices(kernels["family"], FAMILIES)
     duration = kernels["duration_us"].to_numpy("f8")
     is_known = np.isfinite(duration)
     is_compute, call = family != FAMILIES.index("communication"), kernels["call"]
     counted = np.isin(family, [FAMILIES.index(name) for name in _COUNTED])
     return kernels.assign(
-        kind=places(kind, KINDS),
+        kind=indices(kind, KINDS),
         family=family,
         is_compute=is_compute,
         is_call=~is_compute & ((call < 0) | ~call.duplicated()).to_numpy(bool),
@@ -489,7 +489,7 @@ def _exposed(start: Array, end: Array, busy_starts: Array, busy_ends: Array) -> 
 
 
 def _waited_for(running: set[int], start: Array, end: Array, gap_end: float) -> int:
-    """Which of the running calls the kernel at the end of a gap waits for."""
+    """The running call that the kernel at the end of a gap waits for."""
     in_time = [number for number in running if end[number] <= gap_end + _SAME_US]
     if in_time:
         return max(in_time, key=lambda number: (end[number], -start[number]))

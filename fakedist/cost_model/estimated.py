@@ -37,7 +37,7 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
     """The model of a GPU's kernel times.
 
     Args:
-        times: A file of times of the user's own GPU, which go before the model's; None without them.
+        times: A file of times of the user's own GPU, which replace the model's; None without them.
 
     Raises:
         SetupError: The file cannot be read, or is of another GPU.
@@ -48,10 +48,10 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
 
 @dataclass(frozen=True)
 class JobNetwork:
-    """What connects the GPUs of the job, and how the job uses it.
+    """The network between the GPUs of the job, and how the job uses it.
 
     Attributes:
-        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
+        moe_imbalance: The busiest rank's load of an all_to_all and of grouped products over the even load.
         what_if: A change to price; None for the step as it is.
     """
 
@@ -64,13 +64,13 @@ class JobNetwork:
 
 @dataclass(frozen=True)
 class NetworkChoice:
-    """What a user chose of a network. None and True leave it as it is usual.
+    """A user's choices about the network. None and True keep the usual.
 
     Attributes:
         fabric: A preset or a fabric file.
         gpus_per_node: GPUs in one NVLink domain.
-        nccl: NCCL's variables, which go before the run's own.
-        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
+        nccl: NCCL's variables, which replace the run's own.
+        moe_imbalance: The busiest rank's load of an all_to_all and of grouped products over the even load.
         what_if: A change to price, as ``fakedist.cost_model.what_if`` reads it.
     """
 
@@ -93,7 +93,7 @@ def network_of(
     Args:
         gpu: The GPU model, which has a usual fabric.
         job: The job; its nodes are NVLink domains unless the fabric's domains span hosts.
-        chosen: What goes before that.
+        chosen: The user's choices, which take precedence.
         nccl: NCCL's variables as the run recorded them.
 
     Raises:
@@ -261,7 +261,7 @@ def _source(
 
 
 def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network: JobNetwork) -> Communication:
-    """What the collectives of a step take: of the tables ``launches``, ``calls`` and ``groups``."""
+    """Price the collectives of a step, from the tables ``launches``, ``calls`` and ``groups``."""
     calls = tables["calls"]
     own = calls[calls["sequence"].isin(tables["launches"]["call"])]
     return communication_of(

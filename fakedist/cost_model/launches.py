@@ -99,7 +99,7 @@ def traced_tables(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) 
     own = np.flatnonzero(~stands_in)
     launched, waited = _launched(kernels.iloc[own], at_us[own]).assign(kernel=own), _waited(host)
     stand_ins = kernels[stands_in].assign(at_us=at_us[stands_in])
-    called = _called(_places(stand_ins, host, calls, launched, waited), calls)
+    called = _called(_positions(stand_ins, host, calls, launched, waited), calls)
     rows = pd.concat([launched, _held_up(called, launched), called, waited], ignore_index=True)
     rows = rows.sort_values("at_us", kind="stable").reset_index(drop=True)
     last = np.flatnonzero(rows["kind"] != "").max(initial=-1)  # the tool itself waits for the device after the step
@@ -135,7 +135,7 @@ def _launched(kernels: pd.DataFrame, at_us: Array) -> pd.DataFrame:
     )
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """Where a collective call is: when the host launched it, on which stream, and whether it copies anything."""
 
     at_us: float
@@ -143,19 +143,19 @@ class _Place(NamedTuple):
     copies: bool
 
 
-def _places(
+def _positions(
     stand_ins: pd.DataFrame, host: HostRecord, calls: pd.DataFrame, launched: pd.DataFrame, waited: pd.DataFrame
-) -> dict[int, _Place]:
-    """The place of each call: where the first of the copies that stand for it was launched.
+) -> dict[int, _Position]:
+    """The position of each call: where the first of the copies that stand for it was launched.
 
     Some calls copy nothing, such as a send. Sends and asynchronous calls have a stream of their own: such a call is
     before the event that was then recorded on it; if nothing waits for that event, it is where it was made, on the
     stream of the other calls of its group. Any other call is on the stream that computes most, where it was made.
     """
-    positions: dict[int, _Place] = {}
+    positions: dict[int, _Position] = {}
     for call, rows in stand_ins.groupby("call"):
         stream = int(rows["stream"].mode().iloc[0])
-        positions[int(str(call))] = _Place(float(rows["at_us"].min()), stream, copies=True)
+        positions[int(str(call))] = _Position(float(rows["at_us"].min()), stream, copies=True)
     facts = calls[["sequence", "group", "asynchronous", "peer"]].itertuples(index=False, name=None)
     of_call = {int(call): (int(group), bool(own) or peer >= 0) for call, group, own, peer in facts}
     usual = {of_call[call][0]: position.stream for call, position in positions.items() if of_call[call][1]}
@@ -171,14 +171,14 @@ def _places(
         until = made[number + 1][0] if number + 1 < len(made) else np.inf
         first = bisect_left(events, (at_us, 0))
         if has_stream and first < len(events) and events[first][0] < until:
-            positions[call] = _Place(*events[first], copies=False)
+            positions[call] = _Position(*events[first], copies=False)
         else:
             stream = usual.get(group, _UNKNOWN_STREAM + group) if has_stream else main
-            positions[call] = _Place(at_us, stream, copies=False)
+            positions[call] = _Position(at_us, stream, copies=False)
     return positions
 
 
-def _called(positions: dict[int, _Place], calls: pd.DataFrame) -> pd.DataFrame:
+def _called(positions: dict[int, _Position], calls: pd.DataFrame) -> pd.DataFrame:
     """A row for each collective call."""
     rows = calls.set_index("sequence").loc[list(positions)]
     at_us = np.array([position.at_us for position in positions.values()], "f8")
@@ -218,7 +218,7 @@ def _main_stream(launched: pd.DataFrame) -> int:
 def _held_up(called: pd.DataFrame, launched: pd.DataFrame) -> pd.DataFrame:
     """Events that calls wait for which copy nothing: what was launched before them.
 
-    CUPTI's waits on streams without work are not told by torch.profiler.
+    torch.profiler does not report CUPTI's waits on streams without work.
     """
     main = _main_stream(launched)
     calls = called[(called["stream"] != main) & ~called["copies"].astype(bool)]

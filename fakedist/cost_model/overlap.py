@@ -94,7 +94,7 @@ _SETTLED = 1e-3
 
 @dataclass(frozen=True)
 class Contender:
-    """What a collective takes while it runs.
+    """The resources that a collective uses while it runs.
 
     Attributes:
         sms: SMs that its kernels hold.
@@ -170,8 +170,8 @@ def settle(
 ) -> Settled:
     """Find durations that agree with the overlaps that they lead to.
 
-    A launch of which a share s runs during a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as alone.
-    That changes when launches begin, and so the shares: rounds are repeated until the durations settle.
+    A launch of which a fraction s runs during a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as
+    alone. That changes when launches begin, and so the fractions: rounds are repeated until the durations settle.
 
     Args:
         starts_of: Returns when launches of given durations begin.

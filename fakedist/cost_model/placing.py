@@ -55,7 +55,7 @@ class StepLaunches:
     """The launches of a step with their prices.
 
     Args:
-        launches: The table ``launches``. What was measured of a launch goes before its price.
+        launches: The table ``launches``. A measured time replaces the price of a launch.
         priced: Prices of the rows of work: time_us, bound, filled.
         communication: What collectives take; None if they take no time.
 
@@ -143,7 +143,7 @@ class StepLaunches:
         return sides
 
     def _memory_bound(self) -> Array:
-        """Which rows of work memory limits. Where the price does not say, as of a measured kernel, its family does."""
+        """The rows of work that memory limits: as the price says, else (of a measured kernel) by family."""
         bound = self._priced["bound"].astype(str)
         if (bound != "").any() or "family" not in self._work:
             return (bound == "memory").to_numpy(bool)

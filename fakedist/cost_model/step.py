@@ -83,7 +83,7 @@ class Prices(Protocol):
 
     @property
     def host(self) -> HostTimes:
-        """What the host takes for its part."""
+        """The host's times."""
 
     @property
     def calibrated_on(self) -> Calibration | None:
@@ -250,7 +250,7 @@ class ImbalancedPrices:
     The routing of a virtual run is made up, so the real load of the experts is not known.
 
     Args:
-        imbalance: How much more than its even share the busiest rank gets, 1 or more.
+        imbalance: The busiest rank's load over the even load, 1 or more.
 
     Attributes:
         calibrated_on: The GPU that the model was calibrated on; None without calibration.

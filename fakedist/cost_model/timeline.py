@@ -28,8 +28,8 @@ from fakedist.rundir.launch_records import LAUNCH_KINDS
 
 Array = npt.NDArray[Any]
 _Returned = TypeVar("_Returned")
-#: A part of a walk: it yields meetings, and is sent when each row of one ends, or None if that is not known yet.
-_Walk = Generator["Meeting", "Sequence[float] | None", _Returned]
+#: A part of a walk: it yields rendezvous, and is sent when each row of one ends, or None if that is not known yet.
+_Walk = Generator["Rendezvous", "Sequence[float] | None", _Returned]
 
 _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map(
     LAUNCH_KINDS.index,
@@ -40,7 +40,7 @@ EVENTS = (_RECORDS, _WAITS)
 
 
 class HostTimes(Protocol):
-    """What the host takes for its part, in microseconds."""
+    """The host's times, in microseconds."""
 
     @property
     def operation_us(self) -> float:
@@ -71,11 +71,11 @@ class Placed:
     end_us: float
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """Calls of one rank that run at once, and that may wait for other ranks.
 
     Attributes:
-        rows: Their places in the table ``launches``.
+        rows: Their indices in the table ``launches``.
         start_us: When this rank begins them.
         is_due: Whether this rank can do nothing more before it knows when they end.
     """
@@ -85,11 +85,11 @@ class Meeting(NamedTuple):
     is_due: bool = False
 
 
-class _Meetings:
-    """The meetings of a rank on its way: which have begun, when they ended, and which streams wait for them.
+class _OpenRendezvous:
+    """The rendezvous of a rank on its way: which have begun, when they ended, and which streams wait for them.
 
     Args:
-        rows: The rows of each meeting, by the first.
+        rows: The rows of each rendezvous, by the first.
     """
 
     def __init__(self, rows: Mapping[int, Sequence[int]]) -> None:
@@ -101,10 +101,10 @@ class _Meetings:
         self.of_event: dict[int, set[int]] = {}
 
     def join(self, first: int, streams: Iterable[int], start_us: float, slot: int) -> _Walk[None]:
-        """Begin a meeting, or come to another row of it. What follows on its stream and queue waits for its end."""
+        """Begin a rendezvous, or come to another row of it. What follows on its stream and queue waits for its end."""
         if first not in self.slots:
             self.starts[first], self.slots[first] = start_us, []
-            ends = yield Meeting(self.rows[first], start_us)
+            ends = yield Rendezvous(self.rows[first], start_us)
             if ends is not None:
                 self.ends[first] = ends
             for stream in streams:
@@ -112,24 +112,24 @@ class _Meetings:
         self.slots[first].append(slot)
 
     def wait(self, firsts: Iterable[int]) -> _Walk[float]:
-        """When the last of some meetings ends."""
+        """When the last of some rendezvous ends."""
         last = 0.0
         for first in sorted(firsts):
             if first not in self.ends:
-                ends = yield Meeting(self.rows[first], self.starts[first], is_due=True)
+                ends = yield Rendezvous(self.rows[first], self.starts[first], is_due=True)
                 assert ends is not None
                 self.ends[first] = ends
             last = max(last, *self.ends[first])
         return last
 
     def settle(self, free: list[float], streams: Iterable[int]) -> _Walk[None]:
-        """Let streams wait for the meetings that they are in."""
+        """Let streams wait for the rendezvous that they are in."""
         for stream in streams:
             if stream in self.of_stream:
                 free[stream] = max(free[stream], (yield from self.wait(self.of_stream.pop(stream))))
 
     def fill(self, starts: list[float], ends: list[float]) -> _Walk[None]:
-        """Write when the rows of all meetings begin and end."""
+        """Write when the rows of all rendezvous begin and end."""
         for first, slots in self.slots.items():
             yield from self.wait((first,))
             for slot, end in zip(slots, self.ends[first], strict=True):
@@ -144,7 +144,7 @@ class Timeline:
         queues: The queue of each row, of whose launches one runs at a time whatever their streams; -1 without one.
 
     Attributes:
-        what: What each row is, a place in LAUNCH_KINDS.
+        what: The kind of each row, an index into LAUNCH_KINDS.
         has_work: Which rows have work.
 
     Raises:
@@ -178,7 +178,7 @@ class Timeline:
         """
         walk = self.walk(duration_us, host)
         try:
-            while True:  # without meetings it yields nothing
+            while True:  # without rendezvous it yields nothing
                 next(walk)
         except StopIteration as end:
             placed = end.value
@@ -186,26 +186,26 @@ class Timeline:
         return placed
 
     def walk(
-        self, duration_us: Array, host: HostTimes, meetings: Mapping[int, Sequence[int]] = MappingProxyType({})
-    ) -> Generator[Meeting, Sequence[float] | None, Placed]:
+        self, duration_us: Array, host: HostTimes, rendezvous: Mapping[int, Sequence[int]] = MappingProxyType({})
+    ) -> Generator[Rendezvous, Sequence[float] | None, Placed]:
         """Place the launches one by one, and tell where this rank meets others.
 
         Args:
             duration_us: As for :meth:`place`.
-            meetings: The rows that meet other ranks: by the first row of those that run at once, all of them.
+            rendezvous: The rows that meet other ranks: by the first row of those that run at once, all of them.
 
         Yields:
-            A meeting as it begins. Send back when each of its rows ends, or None if that is not known yet. Then the
-            meeting comes again, with ``is_due``, once something waits for its end.
+            A rendezvous as it begins. Send back when each of its rows ends, or None if that is not known yet. Then the
+            rendezvous comes again, with ``is_due``, once something waits for its end.
         """
         now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
         starts: list[float] = []
         launched: list[float] = []
         ends: list[float] = []
         done: dict[int, float] = {}
-        met = _Meetings(meetings)
+        met = _OpenRendezvous(rendezvous)
         waits = met.of_stream  # empty unless ranks meet
-        for what, stream, queue, event, host_us, took, first in self._rows(duration_us, host, meetings):
+        for what, stream, queue, event, host_us, took, first in self._rows(duration_us, host, rendezvous):
             now += host_us
             if what < _RECORDS or what == _READS:
                 if waits and first not in met.slots:
@@ -244,13 +244,13 @@ class Timeline:
         return Placed(np.array(starts, "f8"), np.array(launched, "f8"), np.array(ends, "f8"), max(now, *free, 0.0))
 
     def _rows(
-        self, duration_us: Array, host: HostTimes, meetings: Mapping[int, Sequence[int]]
+        self, duration_us: Array, host: HostTimes, rendezvous: Mapping[int, Sequence[int]]
     ) -> Iterable[tuple[int, int, int, int, float, float, int]]:
-        """Each row: what, stream, queue, event, host time, duration, and the first row of its meeting, or -1."""
+        """Each row: what, stream, queue, event, host time, duration, and the first row of its rendezvous, or -1."""
         firsts: Iterable[int] = repeat(-1, len(self.what))
-        if meetings:
+        if rendezvous:
             first_rows = np.full(len(self.what), -1)
-            for first, rows in meetings.items():
+            for first, rows in rendezvous.items():
                 first_rows[list(rows)] = first
             duration_us = np.where(first_rows < 0, duration_us, 0.0)
             firsts = typing.cast(list[int], first_rows.tolist())
@@ -315,7 +315,7 @@ def scaled(host: HostTimes, factor: float) -> HostCosts:
     return HostCosts(host.operation_us * factor, host.launch_us * factor, host.graph_us * factor)
 
 
-#: What a part of the path is.
+#: The kinds of parts of the path.
 ON_GPU, ON_HOST, IDLE = range(3)
 #: The host's times are sums, so the moments that they reach are rounded.
 _ROUNDING = 1e-9
@@ -326,7 +326,7 @@ class CriticalPath:
     """The parts of a step that add up to it, the last one first.
 
     Attributes:
-        row: Place of each in the table ``launches``; of the host's time, the launch that it led to. -1 for idle time.
+        row: Index of each in the table ``launches``; of the host's time, the launch that it led to. -1 for idle time.
         what: ON_GPU, ON_HOST or IDLE.
     """
 

@@ -1,4 +1,4 @@
-"""What a change of a job's communication would give: its launches and its fabric as if it had been made.
+"""The effect of a change of a job's communication: its launches and its fabric as if it had been made.
 
 - ``merge=A,B``: the calls of two groups queue on one communicator, one at a time.
 - ``separate=A``: each kind of collective of a group has a communicator and a stream of its own.

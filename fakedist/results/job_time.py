@@ -78,7 +78,7 @@ class JobTime:
         return pd.DataFrame(to_plain(self.summary.stages))
 
     def figure(self) -> Figure:
-        """What the ranks do during the step, a lane for each, as a plotly figure."""
+        """The ranks' activity during the step, a lane for each, as a plotly figure."""
         from fakedist.report.figures.time_figures import stage_lanes  # plotly is imported when a chart is wanted
 
         return stage_lanes(self.summary, self.lanes)
@@ -87,7 +87,7 @@ class JobTime:
         return f"{type(self).__name__}" + "".join(f"\n  {name}: {text}" for name, text in self._figures())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the figures, and the table of ranks."""
+        """The figures and the table of ranks, for a notebook."""
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._figures())
         return f"<table>{rows}</table>{self.stages().to_html(index=False)}"
 
@@ -123,7 +123,7 @@ def time_job(
     Raises:
         JobError: The runs are not of one job, or of one rank; there is no such GPU, fabric or what-if; or the recorded
             micro-batches do not show what a further one would do.
-        SetupError: The file of own times cannot be read, or is of another GPU.
+        SetupError: The calibration table cannot be read, or is of another GPU.
         RunDirectoryError: A run has no launches to price, or is damaged.
     """
     opened = [one if isinstance(one, Run) else open_run_directory(Path(one)) for one in runs]

@@ -64,7 +64,7 @@ def is_traced(summary: Summary) -> bool:
 
 
 def times_of(manifest: Manifest, gpu: GpuSpec, times: str | None) -> str | None:
-    """The file of own times to price by: the one that is given, else the run's own if this is its GPU."""
+    """The calibration table to price by: the given one, else the run's own if this is its GPU."""
     job, own = manifest.job, manifest.gpu_model
     if times is not None or job is None or own is None or own.product != gpu.product:
         return times
@@ -147,7 +147,7 @@ class PricingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Pricing:
-    """What runs are priced for.
+    """The GPU, network and changes that runs are priced for.
 
     Attributes:
         gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
@@ -156,8 +156,8 @@ class Pricing:
         fabric: A preset such as "p5-efa", or a fabric file; None for the run's own, or the GPU's usual one.
         gpus_per_node: GPUs in one NVLink domain; None for the run's own number, or the fabric's.
         interference: Whether kernels and collectives that run at once slow each other.
-        nccl_env: NCCL's variables, which go before those that the run had.
-        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
+        nccl_env: NCCL's variables, which replace those that the run had.
+        moe_imbalance: The busiest rank's load of an all_to_all and of grouped products over the even load.
         what_if: A change of the job's communication, such as "merge=dp,tp" (``fakedist.cost_model.what_if``).
     """
 
@@ -177,7 +177,7 @@ class Pricing:
         Raises:
             JobError: There is no such GPU model, fabric or what-if, a file is not valid, or a variable of NCCL's makes
                 no difference.
-            SetupError: The file of own times cannot be read, or is of another GPU.
+            SetupError: The calibration table cannot be read, or is of another GPU.
             RunDirectoryError: The run's own GPU model is not known. Or its kernels were measured, and another GPU is
                 wanted.
         """

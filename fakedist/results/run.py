@@ -235,7 +235,7 @@ class RunTime:
         return self._tables.table("ranges")
 
     def critical_path(self) -> pd.DataFrame:
-        """What makes the step as long as it is, by layer, group, host and idle time, the longest part first.
+        """The parts that make the step as long as it is, by layer, group, host and idle time, the longest part first.
 
         The parts add up to the step. Columns: those of ``fakedist.rundir.step_time.PathPart``. No rows if the step was
         imported, or if it is not known what its streams wait for.
@@ -333,7 +333,7 @@ class Run:
             options: What else to price for, see :class:`fakedist.results.repricing.Pricing`.
 
         Raises:
-            SetupError: The file of own times cannot be read, or is of another GPU.
+            SetupError: The calibration table cannot be read, or is of another GPU.
             JobError: fakedist has no such GPU model, fabric or what-if, the file is not valid, or a variable of NCCL's
                 makes no difference.
             RunDirectoryError: The run has no launches: it was imported or made with --no-kernels. Or its kernels were
@@ -373,7 +373,7 @@ class Run:
         return f"{type(self).__name__}({str(self.path)!r}){rows}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The figures, for a notebook."""
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._figures())
         return f"<table>{rows}</table>"
 

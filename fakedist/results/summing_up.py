@@ -44,7 +44,7 @@ _SEGMENT_FIELDS = [field.name for field in dataclasses.fields(HeldSegment) if fi
 
 
 def reserved_moments(tables: dict[str, pd.DataFrame]) -> list[ReservedMoment]:
-    """What was reserved but not allocated, at the moments of the table ``segments``.
+    """The memory that was reserved but not allocated, at the moments of the table ``segments``.
 
     Args:
         tables: Tables by name: segments, blocks, shares, layers, stacks, spans.
@@ -83,7 +83,7 @@ def _moment(name: str, rows: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> R
 
 
 def _described(numbers: list[int], tables: dict[str, pd.DataFrame]) -> list[LargeBlock]:
-    """Blocks by their rows in the table ``blocks``: what each is, what allocated it and where."""
+    """Blocks by their rows in the table ``blocks``: category, operation, layer and line."""
     layers = tables["layers"]
     lines = tables["stacks"]["line"].tolist()
     described = described_blocks(
@@ -320,26 +320,26 @@ def _invention_notes(rows: list[InventedRow]) -> list[Note]:
     """Notes on made-up values: how many, and where the first one was read."""
     times = [row for row in rows if row.operation == EVENT_TIME]
     notes_made = (
-        [run_note.event_times_made_up(sum(row.num_values for row in times), _first_place(times))] if times else []
+        [run_note.event_times_made_up(sum(row.num_values for row in times), _first_line(times))] if times else []
     )
     routed = [row for row in rows if row.operation == ROUTED]
     rows = [row for row in rows if row.operation not in (EVENT_TIME, ROUTED)]
     invented = sum(row.num_values for row in rows)
     if not invented:
         return notes_made
-    notes_made.append(run_note.values_made_up(invented, _first_place(rows)))
+    notes_made.append(run_note.values_made_up(invented, _first_line(rows)))
     chosen = [row for row in rows if _CHOOSES.search(row.operation)]
     if chosen:
-        operation, line = chosen[0].operation, _first_place(chosen)
+        operation, line = chosen[0].operation, _first_line(chosen)
         notes_made.append(
-            run_note.experts_made_up(operation, line, _first_place(routed))
+            run_note.experts_made_up(operation, line, _first_line(routed))
             if routed
             else run_note.indices_made_up(operation, line)
         )
     return notes_made
 
 
-def _first_place(rows: list[InventedRow]) -> str:
+def _first_line(rows: list[InventedRow]) -> str:
     """The first line of the script; empty if all rows are of a backward."""
     return next((f"{row.filename}:{row.line}" for row in rows if row.filename), "")
 

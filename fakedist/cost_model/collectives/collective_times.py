@@ -87,7 +87,7 @@ _SEND_CHUNKS, _SEND_GAIN = (128 * KIB, 2 * MIB), (1.0, 47.0 / 24.9)
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """What a collective takes.
+    """The time of a collective.
 
     Attributes:
         algorithm: What runs it: ring, tree, nvls, nvlstree, pat, pairs or send; none in a group of one.
@@ -146,7 +146,7 @@ class CollectiveTimes:
         self._measured = Tuner(measured, network, Settings())
 
     def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
-        """What one call takes.
+        """The time of one call.
 
         Args:
             operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, barrier, gather, scatter
@@ -197,7 +197,7 @@ class CollectiveTimes:
         return self.fabric.nic_bandwidth * self.fabric.nics_per_node / self.fabric.gpus_per_node
 
     def _slower(self, kind: str, num_bytes: float, shape: GroupShape, chosen: Candidate) -> tuple[float, float]:
-        """What the settings change: a factor, and the time of the collective without NVLink SHARP, or 0."""
+        """The effect of the settings: a factor, and the time of the collective without NVLink SHARP, or 0."""
         cost_us = self._limited.cost_us(chosen, kind, num_bytes, shape)
         usual, whole_us = self._free.choose(kind, num_bytes, shape), 0.0
         if usual.algorithm == "nvls" and chosen.algorithm != "nvls" and kind in ("all_reduce", "barrier"):
@@ -360,6 +360,6 @@ def _nearest(gpu: GpuSpec, measured: Sequence[str]) -> str:
 
 
 def _interconnect(gpu: GpuSpec, nvlink_bandwidth: float = 0.0) -> Interconnect:
-    """What joins the GPUs of a node, with another NVLink bandwidth if one is given."""
+    """The links between the GPUs of a node, with another NVLink bandwidth if one is given."""
     bandwidth = nvlink_bandwidth or gpu.nvlink_bandwidth
     return interconnect_like(gpu.product, gpu.compute_capability[0], bandwidth, gpu.host_bandwidth)

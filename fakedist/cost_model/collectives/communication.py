@@ -1,4 +1,4 @@
-"""What each collective call of a run takes on a fabric."""
+"""The time of each collective call of a run on a fabric."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNKNOWN = CollectiveTime(float("nan"), "", "", float("nan"), 0.0, "")
 
 @dataclass(frozen=True)
 class Communication:
-    """What the collectives of a step take, and what they take from its kernels.
+    """The times of a step's collectives, and the rates that they leave to its kernels.
 
     Attributes:
         calls: The result of :func:`call_times`, indexed by the calls' sequence numbers.
@@ -94,7 +94,7 @@ def communication_of(
 def call_times(
     calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes, moe_imbalance: float = 1.0
 ) -> pd.DataFrame:
-    """What calls take.
+    """The times of calls.
 
     Args:
         calls: The table ``calls``, or some of its rows.
@@ -148,7 +148,7 @@ def call_times(
 
 
 def _optional(calls: pd.DataFrame, column: str) -> npt.NDArray[np.int64]:
-    """What calls of all_to_all exchange. It is 0 for other calls, and in runs that did not record it: even splits."""
+    """The bytes that calls of all_to_all exchange; 0 for other calls, and for even splits in runs that did not record it."""
     return calls[column].to_numpy("i8") if column in calls else np.zeros(len(calls), np.int64)
 
 

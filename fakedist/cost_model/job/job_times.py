@@ -126,7 +126,7 @@ def _forward(launches: pd.DataFrame) -> pd.DataFrame:
 
 #: What a lane shows, the first covering the later ones.
 LANES = ("generation", "forward", "recompute", "backward", "optimizer", "other", "communication", "bubble")
-#: Breaks shorter than this share of the step are not drawn.
+#: Breaks shorter than this fraction of the step are not drawn.
 _DRAWN = 1 / 4000
 
 
@@ -136,7 +136,7 @@ class RankRows:
 
     Attributes:
         alone_us: How long it takes without waiting for other ranks.
-        lane: What it is for: a place in :data:`LANES`.
+        lane: Its purpose, an index into :data:`LANES`.
     """
 
     start_us: Array
@@ -147,7 +147,7 @@ class RankRows:
 
     @property
     def is_call(self) -> Array:
-        """Which are collectives, sends and receives."""
+        """True for collectives, sends and receives."""
         return np.asarray(self.lane == LANES.index("communication"))
 
     @property
@@ -198,7 +198,7 @@ def parts_of(rows: RankRows, own_us: float, step_us: float) -> Parts:
 
 
 def lanes_of(rows: RankRows, own_us: float, step_us: float) -> pd.DataFrame:
-    """What a rank does when, for a drawing.
+    """The activity of a rank over time, for a drawing.
 
     Returns:
         A row for each stretch: ``lane`` (of :data:`LANES`), ``start_us``, ``end_us``. Stretches of one lane are joined
@@ -280,7 +280,7 @@ class _Alone:
 
 @dataclass(frozen=True)
 class _Job:
-    """What the ranks of the job are priced with."""
+    """The models and sizes that the ranks of a job are priced with."""
 
     every: frozenset[int]
     world_size: int
@@ -396,7 +396,7 @@ def _check(ranks: Mapping[int, _Alone], micro_batches: int | None) -> None:
 
 
 def _lanes(launches: pd.DataFrame, work: pd.DataFrame) -> Array:
-    """What each launch with work is for: a place in LANES."""
+    """The purpose of each launch with work: an index into LANES."""
     rows = launches[launches["work"] >= 0]
     names = rows["phase"].astype(str)
     names = names.where(names.isin(LANES), "other").where(~rows["recompute"].astype(bool), "recompute")

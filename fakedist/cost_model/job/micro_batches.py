@@ -47,7 +47,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class SteadyBatches:
-    """What repeats in a step.
+    """The repeated stretches of a step.
 
     Attributes:
         repeats: One stretch of each; together they do all that a micro-batch needs.
@@ -78,7 +78,7 @@ class Step:
 def find_steady(step: Step) -> SteadyBatches | None:
     """Find what a further micro-batch would repeat; None if that is not certain.
 
-    A stretch counts if it comes twice at least and has, of each part, the share of its micro-batches.
+    A stretch counts if it comes twice at least and has, of each part, as much as its micro-batches.
     """
     if step.num_micro_batches < 1:
         return None
@@ -141,7 +141,7 @@ def _of_rows(step: Step, rows: slice) -> Numbers:
 
 
 def _repeats(tokens: Numbers, anchors: Numbers, apart: int) -> Iterator[Repeat]:
-    """Stretches that repeat twice at least, with a period from one of these places to that ``apart`` later."""
+    """Stretches that repeat twice at least, with a period from one of these rows to that ``apart`` later."""
     periods = dict.fromkeys((anchors[apart:] - anchors[:-apart]).tolist()) if 0 < apart < len(anchors) else {}
     for period in periods:
         for start, length in _runs(tokens[period:] == tokens[:-period], period):
@@ -240,7 +240,7 @@ def _without_idle_records(launches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _number(step: Recorded, steady: SteadyBatches, wanted: int) -> int:
-    """How often what is steady must be repeated."""
+    """How often the steady stretches must be repeated."""
     more = wanted - step.num_micro_batches
     if more % steady.num_micro_batches:
         least = wanted - more % steady.num_micro_batches
@@ -258,7 +258,7 @@ def _operations(work: pd.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def _tokens(step: Recorded, exactly: bool) -> Numbers:
-    """What each row does, as a number. An event also counts by what is launched before and after it."""
+    """The action of each row, as a number. An event also counts by what is launched before and after it."""
     launches, calls = step.launches, step.calls
     of_work = launches["work"].to_numpy("i8")
     adds = step.work["accumulates"].to_numpy(bool)  # the first micro-batch adds to no gradient
@@ -286,7 +286,7 @@ def _numbered(columns: dict[str, npt.NDArray[np.generic]]) -> Numbers:
 
 
 def _products(step: Recorded) -> Numbers:
-    """Which product or attention each row is, whatever its sizes, as a number; -1 for other rows."""
+    """A number for each distinct product or attention, whatever its sizes; -1 for other rows."""
     launches, of_work = step.launches, step.launches["work"].to_numpy("i8")
     is_product = step.work["family"].astype(str).isin(("gemm", "attention")).to_numpy(bool)
     counts = np.append(is_product, False)[of_work] & (launches["phase"].astype(str) != "optimizer").to_numpy(bool)

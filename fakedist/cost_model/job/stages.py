@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.timeline import EVENTS, Array, HostTimes, Meeting, Placed, Timeline
+from fakedist.cost_model.timeline import EVENTS, Array, HostTimes, Placed, Rendezvous, Timeline
 from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 
@@ -27,7 +27,7 @@ class Transfer(NamedTuple):
     """A send, receive or collective of one rank.
 
     Attributes:
-        row: Its place in the rank's launches.
+        row: Its index in the rank's launches.
         peer: The other rank of a send or receive; of a collective -1.
         group: The name of the group, the same on all of its ranks.
         time_us: What it takes once all are ready.
@@ -80,11 +80,11 @@ class PlacedTogether:
 
 #: What tells the calls of one rank that another may wait for: sender, receiver (-1 of a collective), group.
 _Channel = tuple[int, int, str]
-_Walk = Generator[Meeting, "Sequence[float] | None", Placed]
+_Walk = Generator[Rendezvous, "Sequence[float] | None", Placed]
 
 
 class _Met(NamedTuple):
-    """A meeting that has begun.
+    """A rendezvous that has begun.
 
     Attributes:
         needs: For each of those, what it waits for: channels, and places among the calls of each.
@@ -116,8 +116,8 @@ def place_together(steps: Sequence[RankStep], host: HostTimes) -> PlacedTogether
     together = _Together({step.rank for step in steps})
     for step in steps:
         transfers = {rows[0].row: rows for rows in step.transfers}
-        meetings = {first: [transfer.row for transfer in rows] for first, rows in transfers.items()}
-        walk = step.timeline.walk(step.duration_us, host, meetings)
+        rendezvous = {first: [transfer.row for transfer in rows] for first, rows in transfers.items()}
+        walk = step.timeline.walk(step.duration_us, host, rendezvous)
         together.begin(_Walker(step.rank, walk, transfers))
     return together.run()
 
@@ -151,27 +151,27 @@ class _Together:
         """Walk on until the rank must wait for another rank, or to its end."""
         while True:
             try:
-                meeting = walker.walk.send(ends)
+                rendezvous = walker.walk.send(ends)
             except StopIteration as end:
                 self._placed[walker.rank] = end.value
                 return
-            first, ends = meeting.rows[0], None
-            if not meeting.is_due:
-                walker.met[first] = self._begun(walker, meeting)
+            first, ends = rendezvous.rows[0], None
+            if not rendezvous.is_due:
+                walker.met[first] = self._begun(walker, rendezvous)
             if self._is_over(walker.met[first]):
                 ends = self._ends(walker.rank, walker.met[first])
-            elif meeting.is_due:
+            elif rendezvous.is_due:
                 walker.due = walker.met[first]
                 self._waiting[walker.rank] = walker
                 return
 
-    def _begun(self, walker: _Walker, meeting: Meeting) -> _Met:
+    def _begun(self, walker: _Walker, rendezvous: Rendezvous) -> _Met:
         """Write down what the rank has reached, and let those go on that waited for it."""
-        transfers = walker.transfers[meeting.rows[0]]
+        transfers = walker.transfers[rendezvous.rows[0]]
         needs = []
         for transfer in transfers:
             if transfer.members:
-                self._reached[walker.rank, -1, transfer.group].append(meeting.start_us)
+                self._reached[walker.rank, -1, transfer.group].append(rendezvous.start_us)
                 position = walker.num_calls[walker.rank, -1, transfer.group]
                 walker.num_calls[walker.rank, -1, transfer.group] += 1
                 others = sorted((transfer.members & self._ranks) - {walker.rank})
@@ -179,7 +179,7 @@ class _Together:
                 continue
             channel = (transfer.peer, walker.rank, transfer.group)
             if transfer.is_send:
-                self._reached[walker.rank, transfer.peer, transfer.group].append(meeting.start_us)
+                self._reached[walker.rank, transfer.peer, transfer.group].append(rendezvous.start_us)
                 needs.append([])
             else:
                 needs.append([(channel, walker.num_calls[channel])] if transfer.peer in self._ranks else [])
@@ -187,14 +187,14 @@ class _Together:
         for waiting in list(self._waiting.values()):
             if self._is_over(_due(waiting)):
                 self._ready.append(self._waiting.pop(waiting.rank))
-        return _Met(meeting.start_us, transfers, needs)
+        return _Met(rendezvous.start_us, transfers, needs)
 
     def _is_over(self, met: _Met) -> bool:
-        """Whether all that a meeting waits for has been reached."""
+        """Whether all that a rendezvous waits for has been reached."""
         return all(len(self._reached[channel]) > position for needs in met.needs for channel, position in needs)
 
     def _ends(self, rank: int, met: _Met) -> list[float]:
-        """When each transfer of a meeting ends. What is never reached counts as if it had been there."""
+        """When each transfer of a rendezvous ends. What is never reached counts as if it had been there."""
         ends = []
         for transfer, needs in zip(met.transfers, met.needs, strict=True):
             reached = [
@@ -222,7 +222,7 @@ def transfers_of(
 
     Args:
         launches_call: The sequence number of each row's call; -1 if it is none.
-        kinds: What each row is, a place in LAUNCH_KINDS.
+        kinds: The kind of each row, an index into LAUNCH_KINDS.
         streams: The stream of each row.
         known: The transfers by sequence number; their ``row`` is ignored.
     """
@@ -245,7 +245,7 @@ _COLLECTIVE = LAUNCH_KINDS.index("collective")
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What of a rank's step depends on the other ranks.
+    """The parts of a rank's step that depend on the other ranks.
 
     Attributes:
         transfers: Its sends, receives and collectives with them, those that run at once in one list.
@@ -265,7 +265,7 @@ def dependencies_of(
     rank: int,
     ranks: Set[int],
 ) -> Dependencies:
-    """What of a rank's step depends on other ranks.
+    """Find the parts of a rank's step that depend on other ranks.
 
     Args:
         tables: The tables ``launches``, ``calls`` and ``groups``.
@@ -307,7 +307,7 @@ def _known(calls: pd.DataFrame, groups: pd.DataFrame, rank: int, ranks: Set[int]
 
 
 def _names(groups: pd.DataFrame) -> list[str]:
-    """Names of groups that are the same on all their ranks: ranks, description, and place among those alike."""
+    """Names of groups that are the same on all their ranks: ranks, description, and number among those alike."""
     seen: dict[str, int] = {}
     names = []
     for ranks, description in zip(groups["ranks"], groups["description"], strict=True):
@@ -346,7 +346,7 @@ def num_stages_of(launches: pd.DataFrame, calls: pd.DataFrame, groups: pd.DataFr
 
 
 def only_exchanges(launches: pd.DataFrame, calls: pd.DataFrame) -> Array:
-    """Which rows are on streams that do nothing but send and receive."""
+    """True for rows on streams that only send and receive."""
     pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]["sequence"]
     is_pair = launches["call"].isin(pairs).to_numpy(bool)
     has_work = (launches["work"] >= 0).to_numpy(bool)

@@ -243,14 +243,14 @@ class _Grids:
 
     def nearest(self, keys: Floats) -> Floats:
         """The nearest key that has a grid."""
-        return np.asarray(np.exp(self._keys[self._place(keys)]))
+        return np.asarray(np.exp(self._keys[self._nearest_key(keys)]))
 
-    def _place(self, keys: Floats) -> Integers:
+    def _nearest_key(self, keys: Floats) -> Integers:
         return np.asarray(np.abs(self._keys[:, None] - np.log(keys)[None, :]).argmin(axis=0))
 
     def at(self, keys: Floats, points: list[Floats]) -> Floats:
         """The interpolated values at these points, each from the grid of the nearest key."""
-        nearest = self._place(keys)
+        nearest = self._nearest_key(keys)
         values = np.zeros(len(keys))
         for position, (axes, grid) in enumerate(self._grids):
             chosen = nearest == position

@@ -1,4 +1,4 @@
-"""Own times go before all others: estimates of work that a table has are replaced, those of similar work are scaled.
+"""Prices from a calibration table: it replaces estimates of work that it has, and scales those of similar work.
 
 Similar is work of the same family and type whose sizes differ by at most a factor of two. What its measured times were
 over their estimates, by the same model, multiplies the estimate and its interval. The nearest count most.
@@ -27,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 
 #: Work counts as similar if no size differs by more than this factor.
 _MOST_DIFFERENT = 2.0
-#: Work that differs in something that is no size counts as different as this factor in each.
+#: Work that differs in something other than a size counts as different as this factor in each.
 _OTHER_KIND = 2.0
 _NEIGHBOURS = 4
 #: Squared distance (of logarithms) within which neighbours count alike.
@@ -61,7 +61,7 @@ class WorkTimes:
 
 @dataclass(frozen=True)
 class CalibratedTimes:
-    """WorkTimes of works after a table of own times was applied.
+    """Times of works after a calibration table was applied.
 
     Attributes:
         is_measured: Whether each is the table's.
@@ -87,14 +87,14 @@ class TimeFractions:
 
 
 class CalibratedPrices:
-    """Kernel times by a model, with own times before them. It implements ``fakedist.cost_model.step.Prices``.
+    """Kernel times by a model and a calibration table. It implements ``fakedist.cost_model.step.Prices``.
 
     Args:
-        table: Own times of that GPU.
+        table: The calibration table of that GPU.
 
     Attributes:
-        calibrated_on: Where the own times come from.
-        shares: The shares of own times in what was priced last.
+        calibrated_on: The origin of the calibration table.
+        shares: How much of what was priced last is from the table.
     """
 
     def __init__(self, prices: Prices, table: CalibrationTable) -> None:
@@ -138,7 +138,7 @@ class CalibratedPrices:
 
 
 def calibrated_prices_of(prices: Prices, path: Path) -> CalibratedPrices:
-    """A model with the own times of a file before it.
+    """A model with a calibration table from a file.
 
     Raises:
         SetupError: The file cannot be read, or is of another GPU.
@@ -154,7 +154,7 @@ def _times(priced: pd.DataFrame) -> WorkTimes:
 def apply_calibration(
     work: pd.DataFrame, estimated: WorkTimes, table: CalibrationTable, estimated_table: WorkTimes
 ) -> CalibratedTimes:
-    """Put a table's times in place of estimates.
+    """Replace and scale estimates by a table's times.
 
     Args:
         work: Rows of the table ``work``.

@@ -215,7 +215,7 @@ def _work(plain: object, where: str) -> WorkRow:
     if not isinstance(plain, dict):
         raise PlainValueError(f"{where} is missing, or not an object")
     if unknown := [name for name in plain if name not in _COLUMNS]:
-        raise PlainValueError(f"{where}.{str(unknown[0])[:40]} is no column of the table work")
+        raise PlainValueError(f"{where}.{str(unknown[0])[:40]} is not a column of the table work")
     values: dict[str, object] = {}
     for name, kind in _COLUMNS.items():
         if name in plain:

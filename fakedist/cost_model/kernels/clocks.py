@@ -65,12 +65,12 @@ class SustainedClock:
 
 
 class PowerModel:
-    """What a GPU draws.
+    """The power that a GPU draws.
 
     Args:
         gpu: The GPU, with its power limit.
         measured_on: The GPU model whose measurements estimate it. What the chip draws is that model's.
-        heat: What takes the place of ``HEAT``.
+        heat: Replaces ``HEAT``.
     """
 
     def __init__(self, gpu: GpuSpec, measured_on: GpuSpec, name: str, *, heat: float = HEAT) -> None:
@@ -117,5 +117,5 @@ class PowerModel:
 
 
 def _power(fraction: float) -> float:
-    """What arithmetic draws at a fraction of the full clock, over what it draws at the full clock."""
+    """The power of arithmetic at a fraction of the full clock, over its power at the full clock."""
     return float(max(fraction, _FLOOR) ** (_EXPONENT - 1) * fraction)

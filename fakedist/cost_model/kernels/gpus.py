@@ -1,4 +1,4 @@
-"""Which GPU model each table of measurements is from, and whose table estimates a GPU that was not measured."""
+"""The GPU model of each table of measurements, and the table that estimates a GPU that was not measured."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def attention_roof(spec: GpuSpec) -> AttentionRoof:
 
 
 def _limits(spec: GpuSpec) -> tuple[object, ...]:
-    """What kernel times depend on, apart from the power limit."""
+    """The limits that kernel times depend on, apart from the power limit."""
     return spec.sms, spec.clock_khz, spec.memory_bandwidth, spec.compute_capability, sorted(spec.peak_flops.items())
 
 

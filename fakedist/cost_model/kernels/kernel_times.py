@@ -149,7 +149,7 @@ class KernelTimes:
         return [time_notes.from_measurements(self.product, measured_on, self._clock.fraction, self._clock.watts)]
 
     def _rules(self, rows: WorkArrays) -> list[tuple[Flags, _Rule]]:
-        """Which rows each rule prices; a row is of the first that has it, and unknown if none has."""
+        """The rows that each rule prices: the first that has a row prices it; unknown if none has."""
         flops, moved = rows.numbers("flops"), rows.numbers("moved_bytes")
         is_call = rows.texts("kind") == "collective"
         has_size = (rows.numbers("m") > 0) & (rows.numbers("n") > 0) & (rows.numbers("k") > 0)

@@ -60,7 +60,7 @@ class ProductTable:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on one GPU model.
+    """The measurements on one GPU model.
 
     Attributes:
         name: The table's name, such as "h100-sxm".

@@ -34,7 +34,7 @@ _BEYOND_CACHE = 1.5
 #: Measured sizes within a quarter of an octave share a point of the curve.
 _POINTS_PER_OCTAVE = 4
 #: Bytes an element that a kernel of Liger's table reads and writes, by kernel, provider and direction. The table's
-#: "backward" of SwiGLU takes as long as its "full", so it is no backward alone and not here; nor is its RMSNorm of
+#: "backward" of SwiGLU takes as long as its "full", so it is not a backward alone and not here; nor is its RMSNorm of
 #: PyTorch, whose backward is of another release than those that were measured on H200 and GB200.
 _LIGER_BYTES = {
     ("relu_squared", "liger", "forward"): ("elementwise.liger", 4),

@@ -5,7 +5,7 @@ and the operands cross the memory bus once. What was measured divided by the ref
 so it is interpolated in log m, log n and log k. Outside of the table the quotient of the nearest edge holds.
 
 How far waves show depends on the GPU: Hopper and Blackwell schedule tiles persistently and split the last wave, Ampere
-and Ada do not. The share is chosen for each table by how well it estimates measured sizes that are left out.
+and Ada do not. That fraction is chosen for each table by how well it estimates measured sizes that are left out.
 
 Whole layers of experts were measured (gate, permutation, two grouped products, activation) with balanced routing,
 bf16. Their time over a reference, the sum of the two products' tiles and weights, is taken from the nearest measured
@@ -28,10 +28,10 @@ _EXTRA_K = 150.0
 START_US = 4.0
 _ACHIEVED_BANDWIDTH = 0.8
 _SHARPNESS = 6.0
-#: The shares of smoothed waves that are tried, and the sizes of n and k that are left out to choose one.
+#: The fractions of smoothed waves that are tried, and the sizes of n and k that are left out to choose one.
 _SMOOTH_SHARES = (0.5, 1.0)
 _LEFT_OUT = (1024, 3072, 6144)
-#: Products from this size on count when the share is chosen, as smaller ones are bound by their start.
+#: Products from this size on count when that fraction is chosen, as smaller ones are bound by their start.
 LEAST_LARGE = 256
 
 
@@ -98,7 +98,7 @@ class ProductTimes:
     """Estimates products of one type on one GPU from a table of measurements.
 
     Args:
-        smooth: The share of smoothed waves; by default the best of a few.
+        smooth: The fraction of smoothed waves; by default the best of a few.
     """
 
     def __init__(self, table: ProductTable, measured_on: ProductRoof, smooth: float | None = None) -> None:

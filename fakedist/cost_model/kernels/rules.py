@@ -150,7 +150,7 @@ class AttentionRules(Rules):
         return np.asarray(np.where(is_dense, np.log(np.maximum(dense_us / sparse_us, 1.0)), 0.0))
 
     def _dropout_us(self, shapes: AttentionShapes, kernel: AttentionKernel) -> Floats:
-        """What random numbers for the scores take."""
+        """The time of the random numbers for the scores, in microseconds."""
         scores = (shapes.batch * shapes.heads).astype(float) * shapes.queries * shapes.met_keys()
         clocks = _CUDNN_DROPOUT_CLOCKS if kernel == "cudnn" else _DROPOUT_CLOCKS
         return np.asarray(scores * clocks / (self.gpu.sms * self.gpu.clock_khz * 1e3) * 1e6)
@@ -289,7 +289,7 @@ class MemoryRules(Rules):
 
     @cached_property
     def start_us(self) -> float:
-        """What a kernel takes that moves nothing."""
+        """The time of a kernel that moves nothing."""
         return self._times.start_us(ELEMENTWISE, self.gpu.memory_bandwidth)
 
     def load(self) -> None:

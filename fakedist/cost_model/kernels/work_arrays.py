@@ -20,40 +20,40 @@ class WorkArrays:
     """Some rows of work, column by column (``rundir.launch_records.WorkRow`` describes each).
 
     Args:
-        places: Which rows; all by default.
+        indices: The rows; all by default.
     """
 
     def __init__(self, work: pd.DataFrame, indices: Integers | None = None) -> None:
-        self._work, self.places = work, np.arange(len(work)) if indices is None else indices
+        self._work, self.indices = work, np.arange(len(work)) if indices is None else indices
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     def only(self, chosen: Flags) -> WorkArrays:
         """The chosen rows."""
-        return WorkArrays(self._work, self.places[chosen])
+        return WorkArrays(self._work, self.indices[chosen])
 
     def numbers(self, name: str) -> Floats:
         """A column as floating-point numbers."""
-        return self._work[name].to_numpy()[self.places].astype(np.float64)
+        return self._work[name].to_numpy()[self.indices].astype(np.float64)
 
     def counts(self, name: str) -> Integers:
         """A column of counts."""
-        return np.asarray(self._work[name].to_numpy()[self.places].astype(np.int64))
+        return np.asarray(self._work[name].to_numpy()[self.indices].astype(np.int64))
 
     def flags(self, name: str) -> Flags:
         """A column of truths."""
-        return np.asarray(self._work[name].to_numpy()[self.places].astype(bool))
+        return np.asarray(self._work[name].to_numpy()[self.indices].astype(bool))
 
     def texts(self, name: str) -> Texts:
         """A column of texts."""
-        return np.asarray(self._work[name].to_numpy()[self.places].astype(object))
+        return np.asarray(self._work[name].to_numpy()[self.indices].astype(object))
 
     def combinations(self, *names: str) -> tuple[Codes, list[tuple[str, ...]]]:
-        """Which combination of some texts each row has, and the combinations."""
+        """The combination of some texts in each row, as a number, and the combinations."""
         if not len(self):
             return np.zeros(0, np.intp), []
-        frame = self._work[list(names)].iloc[self.places]
+        frame = self._work[list(names)].iloc[self.indices]
         codes = frame.groupby(list(names), sort=False, observed=True).ngroup().to_numpy()
         _, first = np.unique(codes, return_index=True)
         rows = frame.iloc[first]
@@ -62,7 +62,7 @@ class WorkArrays:
 
 @dataclass
 class Estimates:
-    """What a rule estimates for some rows.
+    """A rule's estimates of some rows.
 
     Attributes:
         time_us: Microseconds at burst clocks; NaN if unknown.
@@ -98,7 +98,7 @@ class Estimates:
 
 @dataclass
 class Assumptions:
-    """What a rule assumes about rows: each assumption widens the interval and is named in the basis."""
+    """A rule's assumptions about rows: each widens the interval and is named in the basis."""
 
     number: int
     _found: list[tuple[Flags, float, str]] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Assumptions:
 
 
 def which_limits(compute_us: Floats, memory_us: Floats, start_us: Floats | float) -> Texts:
-    """What limits each row: "launch" where both are less than a kernel's start."""
+    """The limit of each row: "launch" where both are less than a kernel's start."""
     longest = np.maximum(compute_us, memory_us)
     bound = np.where(compute_us > memory_us, "compute", "memory")
     return np.where(longest <= start_us, "launch", bound).astype(object)
