@@ -148,7 +148,7 @@ def call_times(
 
 
 def _optional(calls: pd.DataFrame, column: str) -> npt.NDArray[np.int64]:
-    """The bytes that calls of all_to_all exchange; 0 for other calls, and for even splits in runs that did not record it."""
+    """The bytes that calls of all_to_all exchange; 0 for other calls, and where they were not recorded: even splits."""
     return calls[column].to_numpy("i8") if column in calls else np.zeros(len(calls), np.int64)
 
 
