@@ -201,7 +201,7 @@ def left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | N
 
 
 def _outside(
-    recording: Recording, tables: dict[str, pd.DataFrame], job: Job | None, beside: tuple[int, int]
+    recording: Recording, tables: dict[str, pd.DataFrame], job: Job | None, in_use: tuple[int, int]
 ) -> Outside:
     nccl, measured = recording.nccl, recording.outside
     return estimate_outside(
@@ -213,8 +213,8 @@ def _outside(
         nccl_environment={} if nccl is None else nccl.environment,
         bound=recording.bound,
         measured_bytes=None if measured is None else measured.used_bytes - measured.reserved_bytes,
-        reserved_bytes=beside[0],
-        capacity_bytes=beside[1],
+        reserved_bytes=in_use[0],
+        capacity_bytes=in_use[1],
     )
 
 
