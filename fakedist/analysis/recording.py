@@ -102,7 +102,6 @@ class Recording:
         num_events_before: Of a foreign snapshot, how many events stand for what was alive before its history.
         stacks: Places in ``frames``, innermost first.
         kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
-        kernel_texts: The texts that ``kernels`` refers to.
         kernel_source: Where those come from; None without kernels.
         launches: What the timed step launched on the virtual GPU; None on a real one, or if none was timed.
         profiled: What torch.profiler saw of the timed step; None if it did not run.

@@ -94,7 +94,6 @@ class StepRow:
         source: Who published the step.
         note: What the source leaves open, or differs in ours; empty if nothing.
         is_fitted: Whether the power model's parameter was fitted on this row among others.
-        is_host_bound: Whether the host sets the step's pace.
         left_out_s: The estimate with the parameter fitted on the other rows only; None for a row that is not fitted.
         kernels_s: The estimate if communication took no time; None for stages of a pipeline, which wait for each other.
     """

@@ -500,11 +500,7 @@ _Kind = Literal["kernels", "collectives", "host", "idle"]
 
 
 def path_parts(step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> list[PathPart]:
-    """The parts of a critical path, the longest first. They add up to the step.
-
-    Args:
-        tables: The tables ``calls`` and ``groups``.
-    """
+    """The parts of a critical path, the longest first. They add up to the step."""
     launches = step.launches
     path = step.path
     call = launches["call"].to_numpy("i8")[path.row] if len(launches) else path.row

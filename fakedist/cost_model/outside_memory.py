@@ -48,7 +48,6 @@ def estimate_outside(
             over nodes follows from its NICs.
         bound: Numbers of the groups that are bound to a device.
         measured_bytes: The device's used memory minus reserved, at the end; None on a virtual GPU.
-        reserved_bytes: The most that the caching allocator held.
         capacity_bytes: The GPU's memory; 0 if that is not known.
     """
     interconnect, settings = find_interconnect(gpu_name), read_settings(nccl_environment)

@@ -31,10 +31,7 @@ def exposed_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Flo
     """How long each of some intervals is not covered by others, in microseconds.
 
     Args:
-        starts: When each interval begins.
-        ends: When it ends.
         busy_starts: When the intervals that cover begin; they may overlap.
-        busy_ends: When they end.
     """
     begins, until = union(busy_starts, busy_ends)
     covered = np.concatenate([[0.0], np.cumsum(until - begins)])
@@ -139,19 +136,6 @@ class SharedLinks:
     shares: Floats
 
 
-@dataclass(frozen=True)
-class Settled:
-    """A step in which kernels and collectives take longer where they overlap.
-
-    Attributes:
-        slowed_us: By how much each is slower than alone.
-    """
-
-    durations_us: Floats
-    starts_us: Floats
-    slowed_us: Floats
-
-
 def filled_sms(work: pd.DataFrame, sms: int) -> Floats:
     """The fraction of the SMs that each kernel fills if arithmetic limits it; a product by its tiles, any other all.
 
@@ -167,15 +151,14 @@ def filled_sms(work: pd.DataFrame, sms: int) -> Floats:
 
 def settle(
     starts_of: Callable[[Floats], Floats], alone_us: Floats, groups: list[SharedLinks], filled: Floats | None = None
-) -> Settled:
-    """Find durations that agree with the overlaps that they lead to.
+) -> Floats:
+    """Find durations that agree with the overlaps that they lead to, in microseconds.
 
     A launch of which a fraction s runs during a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as
     alone. That changes when launches begin, and so the fractions: rounds are repeated until the durations settle.
 
     Args:
         starts_of: Returns when launches of given durations begin.
-        alone_us: How long each launch takes alone.
         groups: Collectives, by the links that they share.
         filled: The fraction of the SMs that each launch needs of those that arithmetic limits; 0 for all others. None
             if no two of them run at once.
@@ -192,7 +175,7 @@ def settle(
         starts = starts_of(durations)
         if is_settled:
             break
-    return Settled(durations, starts, durations - alone_us)
+    return durations
 
 
 def _lost_rates(starts: Floats, durations: Floats, groups: list[SharedLinks]) -> Floats:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.overlap import SharedLinks, settle
-from fakedist.cost_model.timeline import HOST_RANGE, Array, HostTimes, Placed, Timeline, scaled
+from fakedist.cost_model.timeline import HOST_RANGE, Array, HostCosts, Placed, Timeline, scaled
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 
 _COLLECTIVE = LAUNCH_KINDS.index("collective")
@@ -27,7 +27,6 @@ class PlacedStep:
     """A step in time.
 
     Attributes:
-        placed: When the launches with work begin and end.
         time_us: How long each row of the table ``launches`` takes; NaN where that is not known.
     """
 
@@ -40,7 +39,6 @@ class StepInterval(NamedTuple):
 
     Attributes:
         low_us: The least; None if it is not known.
-        high_us: The most.
         kernels_us: By how much longer the step may be because of its kernels alone.
     """
 
@@ -87,7 +85,7 @@ class StepLaunches:
         if communication is not None:
             self._alone_us[self._is_call] = communication.of_rows(self._call[self._is_call], "time_us")
 
-    def place(self, host: HostTimes) -> PlacedStep:
+    def place(self, host: HostCosts) -> PlacedStep:
         """Place the launches. Where kernels and collectives overlap, they take as long as they leave each other."""
         durations = np.nan_to_num(self._alone_us)
         communication = self._communication
@@ -96,11 +94,10 @@ class StepLaunches:
         placed = self.timeline.place(durations, host)
         return PlacedStep(placed, np.where(np.isnan(self._alone_us), np.nan, durations))
 
-    def interval(self, step: PlacedStep, host: HostTimes, of_kernels: _KernelInterval) -> StepInterval:
+    def interval(self, step: PlacedStep, host: HostCosts, of_kernels: _KernelInterval) -> StepInterval:
         """The step's 90 % interval.
 
         Args:
-            step: The step as it was placed.
             of_kernels: Returns the interval of the sum of all kernels.
         """
         varied = self.varied(step, of_kernels)
@@ -121,7 +118,6 @@ class StepLaunches:
         together. Each side has the two apart: first kernels, then collectives if there are any.
 
         Args:
-            step: The step as it was placed.
             of_kernels: Returns the interval of the sum of all kernels.
         """
         durations = np.nan_to_num(step.time_us)
@@ -149,7 +145,7 @@ class StepLaunches:
             return (bound == "memory").to_numpy(bool)
         return (~self._work["family"].isin(_ARITHMETIC)).to_numpy(bool)
 
-    def _settled(self, alone: Array, host: HostTimes, communication: Communication | None) -> Array:
+    def _settled(self, alone: Array, host: HostCosts, communication: Communication | None) -> Array:
         rows = np.flatnonzero(self.timeline.has_work)
         groups = self._shared_links(rows, communication) if communication is not None else []
         filled: Array | None = self._filled[rows]
@@ -165,7 +161,7 @@ class StepLaunches:
             return self.timeline.place(whole, host).start_us
 
         durations = alone.copy()
-        durations[rows] = settle(starts, alone[rows], groups, filled).durations_us
+        durations[rows] = settle(starts, alone[rows], groups, filled)
         return durations
 
     def _shared_links(self, rows: Array, communication: Communication) -> list[SharedLinks]:

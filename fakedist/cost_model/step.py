@@ -12,7 +12,7 @@ import pandas as pd
 from fakedist.cost_model.accuracy import variances
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.placing import StepInterval, StepLaunches
-from fakedist.cost_model.timeline import Array, CriticalPath, HostCosts, HostTimes, Placed, find_critical_path
+from fakedist.cost_model.timeline import Array, CriticalPath, HostCosts, Placed, find_critical_path
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import TABLES
@@ -82,7 +82,7 @@ class Prices(Protocol):
         """The GPU's name, as CUDA reports it."""
 
     @property
-    def host(self) -> HostTimes:
+    def host(self) -> HostCosts:
         """The host's times."""
 
     @property
@@ -260,7 +260,7 @@ class ImbalancedPrices:
         self._prices, self._imbalance = prices, imbalance
         self._num_grouped = 0
         self.product: str = prices.product
-        self.host: HostTimes = prices.host
+        self.host: HostCosts = prices.host
         self.calibrated_on: Calibration | None = prices.calibrated_on
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
@@ -293,7 +293,6 @@ class MeasuredPrices:
 
     Attributes:
         host: What the host takes, where that was not measured.
-        calibrated_on: None.
     """
 
     def __init__(self, product: str, launches: pd.DataFrame) -> None:

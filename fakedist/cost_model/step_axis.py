@@ -81,9 +81,6 @@ def bars(kernels: pd.DataFrame, most: int) -> pd.DataFrame:
     they have the same layer and kind and are both compute or both communication. If there are still too many bars,
     kernels that begin in the same short interval merge, whatever they are.
 
-    Args:
-        most: The number of bars to aim for.
-
     Returns:
         Columns stream, start_us, end_us, first (row in ``kernels`` of the bar's longest kernel), num_kernels, and known
         (whether the duration is known; collectives of unknown duration are never merged).
@@ -242,7 +239,6 @@ def write_trace(
     """Write the trace of a run.
 
     Args:
-        tables: The run's tables by name.
         job: The job; None for an imported report.
 
     Returns:

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,20 +39,32 @@ _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map
 EVENTS = (_RECORDS, _WAITS)
 
 
-class HostTimes(Protocol):
-    """The host's times, in microseconds."""
+#: The host's time, least and most, over the estimate (90 % interval). A host may be twice as fast. A forward of
+#: torch's Linear takes 13.5 us on a DGX H100, where 11 are counted, and 33 to 37 on Grace; Transformer Engine's takes
+#: 91 to 100 there (NVIDIA/TransformerEngine#2053). Tests of Megatron-LM that the host limits take 4.6 to 6 times what
+#: is counted (docs/accuracy.md).
+HOST_RANGE = (0.5, 6.5)
 
-    @property
-    def operation_us(self) -> float:
-        """An operation of torch, without its launches."""
 
-    @property
-    def launch_us(self) -> float:
-        """A launch."""
+@dataclass(frozen=True)
+class HostCosts:
+    """Microseconds of the host, each with its source.
 
-    @property
-    def graph_us(self) -> float:
-        """A launch of a CUDA graph, whatever is in it."""
+    Attributes:
+        operation_us: An operation of torch, without its launches: 4 us (pytorch/pytorch#82793; 2 to 7 us in #41383).
+        launch_us: A launch: 3 us (meta-pytorch/tritonbench#1017 gives 1.3 on x86 and 3.0 on GB200 for cuLaunchKernel).
+        graph_us: A launch of a CUDA graph: 2.5 us (NVIDIA, "Constant Time Launch for Straight-Line CUDA Graphs"), and
+            as much again for torch's replay, an assumption.
+    """
+
+    operation_us: float = 4.0
+    launch_us: float = 3.0
+    graph_us: float = 5.0
+
+
+def scaled(host: HostCosts, factor: float) -> HostCosts:
+    """A host that takes ``factor`` times as long for everything."""
+    return HostCosts(host.operation_us * factor, host.launch_us * factor, host.graph_us * factor)
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,6 @@ class Placed:
 
     Attributes:
         start_us: When each began, shape (number of launches with work,).
-        ends_us: When each ended.
         end_us: When the host and all streams are done.
     """
 
@@ -86,11 +97,7 @@ class Rendezvous(NamedTuple):
 
 
 class _OpenRendezvous:
-    """The rendezvous of a rank on its way: which have begun, when they ended, and which streams wait for them.
-
-    Args:
-        rows: The rows of each rendezvous, by the first.
-    """
+    """The rendezvous of a rank on its way: which have begun, when they ended, and which streams wait for them."""
 
     def __init__(self, rows: Mapping[int, Sequence[int]]) -> None:
         self.rows = rows
@@ -170,7 +177,7 @@ class Timeline:
         queues = np.full(len(launches), -1) if queues is None else queues
         self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
 
-    def place(self, duration_us: Array, host: HostTimes) -> Placed:
+    def place(self, duration_us: Array, host: HostCosts) -> Placed:
         """Place the launches.
 
         Args:
@@ -186,7 +193,7 @@ class Timeline:
         return placed
 
     def walk(
-        self, duration_us: Array, host: HostTimes, rendezvous: Mapping[int, Sequence[int]] = MappingProxyType({})
+        self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]] = MappingProxyType({})
     ) -> Generator[Rendezvous, Sequence[float] | None, Placed]:
         """Place the launches one by one, and tell where this rank meets others.
 
@@ -244,7 +251,7 @@ class Timeline:
         return Placed(np.array(starts, "f8"), np.array(launched, "f8"), np.array(ends, "f8"), max(now, *free, 0.0))
 
     def _rows(
-        self, duration_us: Array, host: HostTimes, rendezvous: Mapping[int, Sequence[int]]
+        self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]
     ) -> Iterable[tuple[int, int, int, int, float, float, int]]:
         """Each row: what, stream, queue, event, host time, duration, and the first row of its rendezvous, or -1."""
         firsts: Iterable[int] = repeat(-1, len(self.what))
@@ -261,7 +268,7 @@ class Timeline:
         """The stream of each launch with work, and its queue: launches of one stream or queue run one by one."""
         return self._streams[self.has_work], self._queues[self.has_work]
 
-    def host_before_us(self, host: HostTimes) -> tuple[Array, Array]:
+    def host_before_us(self, host: HostCosts) -> tuple[Array, Array]:
         """The time of the host before each launch with work: since the launch before it, and since it last waited."""
         reached = np.cumsum(self._host_us(host))
         return self._since(reached, self.has_work), self._since(reached, self.has_work | (self.what >= _HOST_WAITS))
@@ -273,7 +280,7 @@ class Timeline:
         grown: Array = (reached - np.where(at >= 0, reached[at], 0.0))[self.has_work]
         return grown
 
-    def _host_us(self, host: HostTimes) -> Array:
+    def _host_us(self, host: HostCosts) -> Array:
         """Host time before each row: of its operations, and of its launch."""
         alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)
         host_us: Array = self._num_operations * host.operation_us + alone * host.launch_us
@@ -284,35 +291,6 @@ class Timeline:
         if self._host_measured_us is not None:
             host_us = np.where(np.isnan(self._host_measured_us), host_us, self._host_measured_us)
         return host_us
-
-
-#: The host's time, least and most, over the estimate (90 % interval). A host may be twice as fast. A forward of
-#: torch's Linear takes 13.5 us on a DGX H100, where 11 are counted, and 33 to 37 on Grace; Transformer Engine's takes
-#: 91 to 100 there (NVIDIA/TransformerEngine#2053). Tests of Megatron-LM that the host limits take 4.6 to 6 times what
-#: is counted (docs/accuracy.md).
-HOST_RANGE = (0.5, 6.5)
-
-
-@dataclass(frozen=True)
-class HostCosts:
-    """Microseconds of the host, each with its source. It implements ``fakedist.cost_model.timeline.HostTimes``.
-
-    Attributes:
-        operation_us: An operation of torch, without its launches: 4 us (pytorch/pytorch#82793; 2 to 7 us in #41383).
-        launch_us: A launch: 3 us (meta-pytorch/tritonbench#1017 gives 1.3 on x86 and 3.0 on GB200 for cuLaunchKernel).
-        graph_us: A launch of a CUDA graph: 2.5 us (NVIDIA, "Constant Time Launch for Straight-Line CUDA Graphs"), and
-        as
-            much again for torch's replay, an assumption.
-    """
-
-    operation_us: float = 4.0
-    launch_us: float = 3.0
-    graph_us: float = 5.0
-
-
-def scaled(host: HostTimes, factor: float) -> HostCosts:
-    """A host that takes ``factor`` times as long for everything."""
-    return HostCosts(host.operation_us * factor, host.launch_us * factor, host.graph_us * factor)
 
 
 #: The kinds of parts of the path.
@@ -335,7 +313,7 @@ class CriticalPath:
     us: Array
 
 
-def find_critical_path(timeline: Timeline, placed: Placed, host: HostTimes) -> CriticalPath:
+def find_critical_path(timeline: Timeline, placed: Placed, host: HostCosts) -> CriticalPath:
     """Follow the critical path of a step.
 
     Args:
@@ -351,13 +329,9 @@ def find_critical_path(timeline: Timeline, placed: Placed, host: HostTimes) -> C
 
 
 class _WayBack:
-    """The way back. Launches with work are numbered in their order.
+    """The way back. Launches with work are numbered in their order."""
 
-    Attributes:
-        numbers: Of each part, its launch.
-    """
-
-    def __init__(self, timeline: Timeline, placed: Placed, host: HostTimes) -> None:
+    def __init__(self, timeline: Timeline, placed: Placed, host: HostCosts) -> None:
         self.numbers: list[int] = []
         self.what: list[int] = []
         self.us: list[float] = []

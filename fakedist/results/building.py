@@ -43,7 +43,6 @@ class Computed:
 
     Attributes:
         so_far: The state of the files that it was read from (:func:`fakedist.analysis.recording.recorded_so_far`).
-        times: The times of its timed step.
         notes: Notes on the models that priced it.
     """
 

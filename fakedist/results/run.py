@@ -198,7 +198,6 @@ class RunTime:
 
     Attributes:
         source: Whether these times are measured, simulated or estimated.
-        step: The step that was timed.
     """
 
     def __init__(self, tables: RunTables, step_time: StepTime, source: KernelSource) -> None:

@@ -285,11 +285,7 @@ class CollectiveTimes:
 
 
 class _MessageCurve:
-    """Measured times of one operation in one NVLink domain.
-
-    Args:
-        rows: Columns gpus_per_node, bytes, time_us.
-    """
+    """Measured times of one operation in one NVLink domain."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._by_size: dict[int, tuple[Floats, Floats]] = {}

@@ -58,7 +58,6 @@ class Communication:
 
         Args:
             bounds: 1 for rows that memory limits, else 0.
-            over_nodes: Whether the collectives span several nodes.
         """
         own = self.calls[(self.calls["num_nodes"] > 1) == over_nodes]
         whole = own["time_us"].sum()

@@ -253,7 +253,6 @@ class JobTimes:
 
     Attributes:
         low_us: The least of its 90 % interval; None if that is not known.
-        high_us: The most of it.
     """
 
     step_us: float

@@ -185,9 +185,6 @@ class Recorded:
 def with_micro_batches(step: Recorded, wanted: int) -> pd.DataFrame:
     """The launches of a step with more micro-batches: what is steady is repeated.
 
-    Args:
-        wanted: How many micro-batches it shall have.
-
     Raises:
         JobError: Fewer are wanted than were recorded, nothing steady is among those, or it comes in several at once.
     """

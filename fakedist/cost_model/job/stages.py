@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.timeline import EVENTS, Array, HostTimes, Placed, Rendezvous, Timeline
+from fakedist.cost_model.timeline import EVENTS, Array, HostCosts, Placed, Rendezvous, Timeline
 from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 
@@ -107,7 +107,7 @@ class _Walker:
     due: _Met | None = None
 
 
-def place_together(steps: Sequence[RankStep], host: HostTimes) -> PlacedTogether:
+def place_together(steps: Sequence[RankStep], host: HostCosts) -> PlacedTogether:
     """Place the steps of several ranks that send to each other.
 
     Args:
@@ -223,7 +223,6 @@ def transfers_of(
     Args:
         launches_call: The sequence number of each row's call; -1 if it is none.
         kinds: The kind of each row, an index into LAUNCH_KINDS.
-        streams: The stream of each row.
         known: The transfers by sequence number; their ``row`` is ignored.
     """
     together: list[list[Transfer]] = []

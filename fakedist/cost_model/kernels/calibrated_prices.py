@@ -17,7 +17,7 @@ import pandas as pd
 from fakedist.cost_model.kernels.calibration_table import CalibrationTable, check_calibration_table, work_key
 from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.step import Prices
-from fakedist.cost_model.timeline import Array, HostTimes
+from fakedist.cost_model.timeline import Array, HostCosts
 from fakedist.rundir import time_notes
 from fakedist.rundir.launch_records import WorkRow
 from fakedist.rundir.notes import Note
@@ -89,11 +89,7 @@ class TimeFractions:
 class CalibratedPrices:
     """Kernel times by a model and a calibration table. It implements ``fakedist.cost_model.step.Prices``.
 
-    Args:
-        table: The calibration table of that GPU.
-
     Attributes:
-        calibrated_on: The origin of the calibration table.
         shares: How much of what was priced last is from the table.
     """
 
@@ -101,7 +97,7 @@ class CalibratedPrices:
         origin = table.origin
         self._prices, self._table = prices, table
         self.product: str = prices.product
-        self.host: HostTimes = prices.host
+        self.host: HostCosts = prices.host
         self.calibrated_on: Calibration | None = Calibration(origin.gpu, origin.torch, origin.date, origin.driver)
         self.shares = TimeFractions(0.0, 0.0)
 

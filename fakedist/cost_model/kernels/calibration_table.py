@@ -49,13 +49,7 @@ _IGNORED_FIELDS = {
 
 
 class CalibrationRow(NamedTuple):
-    """Measured work.
-
-    Attributes:
-        time_us: The median of their times.
-        low_us: The 5 % quantile.
-        high_us: The 95 % quantile.
-    """
+    """Measured work."""
 
     work: WorkRow
     time_us: float

@@ -85,8 +85,6 @@ class PowerModel:
 
         Args:
             time_us: Burst time of each piece of work; NaN counts as nothing.
-            computes: Whether arithmetic limits it.
-            counts: How often it is launched.
         """
         total = np.nan_to_num(time_us) * counts
         if not total.sum() > 0:

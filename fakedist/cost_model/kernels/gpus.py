@@ -32,7 +32,6 @@ class NearestTable:
     """Whose measurements estimate a GPU.
 
     Attributes:
-        measured_on: The GPU model that was measured.
         is_own: Whether that is the GPU itself; else the fractions of the peaks that it achieves are taken over.
     """
 

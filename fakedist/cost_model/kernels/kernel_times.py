@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,8 @@ _STEP_US, _STEP_SPREAD = 8.0, 0.9
 #: peak, and to so many times what the bytes take.
 _LEAST_ACHIEVED, _MOST_PASSES = 1 / 8, 16.0
 _PRODUCT_ELEMENT_BYTES = 2.0
+
+_Rule = Callable[[WorkArrays], Estimates]
 
 
 class KernelTimes:
@@ -233,7 +235,3 @@ def peaks(dtypes: Texts, gpu: GpuSpec) -> Floats:
     """A GPU's operations per second in each type; NaN where it has no units for it."""
     by_type = {dtype: gpu.peak(str(dtype)) or np.nan for dtype in set(dtypes)}
     return np.array([by_type[dtype] for dtype in dtypes], np.float64)
-
-
-class _Rule(Protocol):
-    def __call__(self, rows: WorkArrays, /) -> Estimates: ...

@@ -52,7 +52,6 @@ class Moved:
     Attributes:
         rows: Columns kind, bytes, time_us.
         bandwidth: The GPU's peak bandwidth, bytes per second.
-        cache_bytes: Its L2 cache.
     """
 
     rows: pd.DataFrame

@@ -39,7 +39,6 @@ class Rules:
 
     Attributes:
         table: Whose measurements estimate it.
-        intervals: Their errors.
     """
 
     gpu: GpuSpec
@@ -360,7 +359,6 @@ def memory_rule(family: str, name: str, operation: str) -> MemoryRule:
 
     Args:
         family: One of ``rundir.schema.FAMILIES``.
-        operation: The operation that launched it.
     """
     both = f"{name} {operation}"
     if family == "norm":
