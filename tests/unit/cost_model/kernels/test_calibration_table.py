@@ -92,7 +92,7 @@ def _work(**changes: object) -> Callable[[dict[str, Any]], None]:
         (_work(name=3), "rows[1].work.name is '3', not a str"),
         (_work(kind="magic"), "the unknown kind or family 'magic'"),
         (_work(family="magic"), "the unknown kind or family 'magic'"),
-        (_work(colour="red"), "colour is no column of the table work"),
+        (_work(colour="red"), "colour is not a column of the table work"),
         (lambda plain: plain["rows"][1]["work"].pop("name"), "rows[1].work.name is missing"),
     ],
 )
