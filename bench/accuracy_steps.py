@@ -4,7 +4,7 @@
 
 Records ranks of public jobs (``tests/accuracy/step_jobs.py``) and keeps their launches in tests/data/steps; with
 ``--recorded``, takes what is kept there. Checks the recorded work against arithmetic, and prices each run for the GPU
-that the step was published on. The power model's one parameter, ``fakedist.cost_model.clocks.HEAT``, is
+that the step was published on. The power model's one parameter, ``fakedist.cost_model.kernels.clocks.HEAT``, is
 fitted on the rows marked so: the least squares of the logarithm of estimate over published step. Each of these rows is
 also estimated with the parameter of the others. What communication adds to the estimate has a column of its own. Writes
 ``fakedist/cost_model/data/accuracy_steps.json`` and the table of docs/accuracy.md between its two marks.
@@ -30,16 +30,15 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fakedist.cost_model.accuracy import StepAccuracy, StepRow  # noqa: E402
-from fakedist.cost_model.communication import Communication  # noqa: E402
-from fakedist.cost_model.estimated import Network, communication_for  # noqa: E402
-from fakedist.cost_model.fabric import find_fabric  # noqa: E402
-from fakedist.cost_model.job_times import Models, job_times  # noqa: E402
-from fakedist.cost_model.kernels import KernelTimes  # noqa: E402
-from fakedist.cost_model.measurements import DATA  # noqa: E402
-from fakedist.cost_model.step import price_step  # noqa: E402
+from fakedist.cost_model.collectives.communication import Communication  # noqa: E402
+from fakedist.cost_model.collectives.fabric import find_fabric  # noqa: E402
+from fakedist.cost_model.estimated import JobNetwork, communication_for  # noqa: E402
+from fakedist.cost_model.job.job_times import Models, job_times  # noqa: E402
+from fakedist.cost_model.kernels.kernel_times import KernelTimes  # noqa: E402
+from fakedist.cost_model.kernels.measurements import DATA  # noqa: E402
+from fakedist.cost_model.step import PricedStep, price_step  # noqa: E402
 from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
 from fakedist.gpu.models.spec import GpuSpec  # noqa: E402
-from fakedist.rundir.step_time import KernelSource  # noqa: E402
 from tests.accuracy import titan  # noqa: E402
 from tests.accuracy.step_jobs import NOT_SAID, STEPS, Published  # noqa: E402
 
@@ -103,7 +102,7 @@ class Run:
 
     def _estimate(self, gpu: GpuSpec, heat: float) -> tuple[float, float, float]:
         prices = KernelTimes(gpu, heat=heat)
-        network = Network(find_fabric(self.step.fabric), nccl=self.step.script.nccl)
+        network = JobNetwork(find_fabric(self.step.fabric), nccl=self.step.script.nccl)
         if len(self.tables) > 1:
             ranks = frozenset(self.tables)
             models = Models(gpu, prices, network)
@@ -118,9 +117,9 @@ class Run:
         assert high_us is not None
         return step_us / 1e6, low_us / 1e6, high_us / 1e6
 
-    def _alone(self, prices: KernelTimes, communication: Communication | None) -> KernelSource:
+    def _alone(self, prices: KernelTimes, communication: Communication | None) -> PricedStep:
         (tables,) = self.tables.values()
-        return price_step(tables["launches"], tables["work"], prices, communication).source
+        return price_step(tables["launches"], tables["work"], prices, communication)
 
 
 def places(step: Published) -> dict[int, Path]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_layers
+from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Array
 from fakedist.rundir.summary import Advice
 from fakedist.units import format_bytes
@@ -28,9 +28,11 @@ class Evidence:
 
     Args:
         tables: Tables by name: blocks, layers, stacks, events, spans, calls, groups.
+        folds: The folded layers.
     """
 
-    def __init__(self, tables: dict[str, pd.DataFrame]) -> None:
+    def __init__(self, tables: dict[str, pd.DataFrame], folds: list[Fold]) -> None:
+        self.folds = folds
         self.blocks, self.layers = tables["blocks"], tables["layers"]
         self.spans, self.calls, self.groups = tables["spans"], tables["calls"], tables["groups"]
         self.grows = _is(tables["events"]["action"], lambda name: name == "segment_map").any()
@@ -81,15 +83,16 @@ def _is(values: pd.Series, test: Callable[[str], bool]) -> Array:
     return np.array([*map(test, categories.categories.astype(str)), False], bool)[categories.codes.to_numpy()]
 
 
-def find_advice(tables: dict[str, pd.DataFrame]) -> list[Advice]:
+def find_advice(tables: dict[str, pd.DataFrame], folds: list[Fold]) -> list[Advice]:
     """Advice for a run, largest saving first; those of which only a limit is known come last.
 
     Args:
         tables: See :class:`Evidence`.
+        folds: The folded layers.
     """
     if not len(tables["blocks"]):
         return []
-    evidence = Evidence(tables)
+    evidence = Evidence(tables, folds)
     found = [advice for rule in RULES for advice in rule(evidence)]
     worth = max(MIN_BYTES, MIN_SHARE * evidence.peak)
     return sorted(
@@ -99,7 +102,7 @@ def find_advice(tables: dict[str, pd.DataFrame]) -> list[Advice]:
 
 def _checkpoint(evidence: Evidence) -> Iterator[Advice]:
     """Activations saved inside repeated layers that a checkpoint would recompute."""
-    stacks = _outermost([fold for fold in fold_layers(evidence.layers) if len(fold.layers) > 1])
+    stacks = _outermost([fold for fold in evidence.folds if len(fold.layers) > 1])
     blocks = evidence.blocks
     saved = evidence.category("activation") & ~blocks["recompute"].to_numpy()
     found = []

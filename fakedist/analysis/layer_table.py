@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,8 +22,6 @@ def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -
     """The table ``layers``: one row per layer, parents before children.
 
     Args:
-        recording: The recording.
-        blocks: Its blocks.
         window: First event of the step for the columns ``most_...``, and first event after it.
     """
     rows = recording.layers or [LayerRow(0, "", "", -1)]
@@ -54,8 +53,8 @@ def with_children(table: pd.DataFrame, own: Array) -> Array:
 
 
 def _per_layer(most: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
-    found = most.set_index("layer")["most"] if len(most) else pd.Series(dtype="int64")
-    return found.reindex(table.index).fillna(0).astype("int64")
+    by_layer = most.set_index("layer")["most"] if len(most) else pd.Series(dtype="int64")
+    return by_layer.reindex(table.index).fillna(0).astype("int64")
 
 
 def _parts(blocks: Blocks) -> pd.DataFrame:
@@ -133,9 +132,6 @@ class Fold:
 
     Attributes:
         name: The layers' name, with ``0-79`` in place of their numbers.
-        class_name: The layers' class.
-        layers: The layers' rows in the table ``layers``.
-        depth: Number of parents above it.
     """
 
     name: str
@@ -166,8 +162,8 @@ def fold_layers(table: pd.DataFrame) -> list[Fold]:
             # Children of the first root are named without it, except those that it only calls: "(GPT).(Softmax)".
             is_first = name.startswith("(") and depth == 0 and not names[run[0]].startswith("(")
             prefix = "" if is_first else f"{name}."
-            places = [below[0].index(layer) for layer in run]
-            members = tuple(siblings[place] for place in places for siblings in below)
+            positions = [below[0].index(layer) for layer in run]
+            members = tuple(siblings[position] for position in positions for siblings in below)
             visit(tuple(sorted(members)), prefix + _numbered([_last(names[layer]) for layer in run]), depth + 1)
 
     for root in children.get(0, []):
@@ -217,36 +213,50 @@ def _numbered(run: list[str]) -> str:
     return run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
-def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
+def fold_sums(folds: list[Fold], sums: Mapping[str, Array], whole: tuple[str, Array], unit: str) -> pd.DataFrame:
     """Figures of folds: one row per fold, in their order.
 
-    Columns: name, class_name, depth, num_repeats; ``peak_<category>_bytes`` and ``peak_total_bytes`` (with children),
-    ``peak_own_bytes``: sums over the repeats; ``least_peak_bytes``, ``median_peak_bytes``, ``largest_peak_bytes``:
-    figures of one repeat, with children; ``most_...``: the largest figure of any one repeat.
+    Args:
+        sums: By column, a value for each layer, to be summed over the repeats.
+        whole: The column that is summed and also compared between repeats, and its value for each layer.
+        unit: The end of the names of ``least_``, ``median_`` and ``largest_``, the figures of one repeat.
     """
-    totals = {name: with_children(table, table[name].to_numpy()) for name in _BYTES}
-    totals["peak_own_bytes"] = table["peak_own_bytes"].to_numpy()
-    most = {name: table[name].to_numpy() for name in table.columns if name.startswith("most_")}
-    peak = table["peak_total_bytes"].to_numpy()
+    column, values = whole
     rows = []
     for fold in folds:
-        layers = list(fold.layers)
-        each = np.sort(peak[layers])
+        repeats = list(fold.layers)
+        ordered = np.sort(values[repeats])
         rows.append(
             {
                 "name": fold.name,
                 "class_name": fold.class_name,
                 "depth": fold.depth,
-                "num_repeats": len(layers),
-                **{name: int(values[layers].sum()) for name, values in totals.items()},
-                "peak_total_bytes": int(each.sum()),
-                "least_peak_bytes": int(each[0]),
-                "median_peak_bytes": int(each[len(each) // 2]),
-                "largest_peak_bytes": int(each[-1]),
-                **{name: int(values[layers].max()) for name, values in most.items()},
+                "num_repeats": len(repeats),
+                **{name: of_layer[repeats].sum().item() for name, of_layer in sums.items()},
+                column: ordered.sum().item(),
+                f"least_{unit}": ordered[0].item(),
+                f"median_{unit}": ordered[len(ordered) // 2].item(),
+                f"largest_{unit}": ordered[-1].item(),
             }
         )
     return pd.DataFrame(rows)
+
+
+def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
+    """The memory of folds: one row per fold, in their order.
+
+    Columns: name, class_name, depth, num_repeats; ``peak_<category>_bytes`` and ``peak_total_bytes`` (with children),
+    ``peak_own_bytes``: sums over the repeats; ``least_peak_bytes``, ``median_peak_bytes``, ``largest_peak_bytes``:
+    figures of one repeat, with children; ``most_...``: the largest figure of any one repeat.
+    """
+    sums = {name: with_children(table, table[name].to_numpy()) for name in _BYTES}
+    sums["peak_own_bytes"] = table["peak_own_bytes"].to_numpy()
+    peak = table["peak_total_bytes"].to_numpy()
+    folded = fold_sums(folds, sums, ("peak_total_bytes", peak), "peak_bytes")
+    for name in table.columns[table.columns.str.startswith("most_")]:
+        of_layer = table[name].to_numpy()
+        folded[name] = [of_layer[list(fold.layers)].max() for fold in folds]
+    return folded
 
 
 def rows_of(kind: type[Row], table: pd.DataFrame) -> list[Row]:

@@ -19,12 +19,12 @@ from fakedist.rundir.sources import INDUCTOR_FILE, PASSES_ON, WRAPPERS
 LARGEST = 20
 
 
-def phase_table(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
+def phase_table(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -> pd.DataFrame:
     """The table ``phases``: one row per phase of a step, in the order in which they began.
 
     A phase that neither allocated nor freed anything has the memory that was held while it ran.
     """
-    curve = places.assign(allocated=blocks.replay.allocated_bytes, reserved=blocks.replay.reserved_bytes)
+    curve = positions.assign(allocated=blocks.replay.allocated_bytes, reserved=blocks.replay.reserved_bytes)
     curve["event"] = np.arange(len(curve))
     groups = curve.groupby(["step", "phase"], sort=False, observed=True)
     table = groups.agg(
@@ -47,9 +47,9 @@ def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -
     known = set(zip(table["step"].tolist(), table["phase"].astype(str).tolist(), strict=True))
     missing: dict[tuple[int, str], list[int]] = {}
     for number, scope in enumerate(recording.scopes):
-        place = (scope.step, scope.phase if scope.step else "init")
-        if place not in known and scope.step <= last:
-            missing.setdefault(place, []).append(number)
+        when = (scope.step, scope.phase if scope.step else "init")
+        if when not in known and scope.step <= last:
+            missing.setdefault(when, []).append(number)
     allocated, reserved = (
         np.append(0, curve) for curve in (blocks.replay.allocated_bytes, blocks.replay.reserved_bytes)
     )
@@ -70,17 +70,17 @@ def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -
     )
 
 
-def span_table(places: pd.DataFrame) -> pd.DataFrame:
+def span_table(positions: pd.DataFrame) -> pd.DataFrame:
     """The table ``spans``: one row per run of consecutive events in one phase of a step."""
-    step, phase = places["step"].to_numpy(), pd.factorize(places["phase"])[0]
-    begins = np.ones(len(places), bool)
+    step, phase = positions["step"].to_numpy(), pd.factorize(positions["phase"])[0]
+    begins = np.ones(len(positions), bool)
     begins[1:] = (step[1:] != step[:-1]) | (phase[1:] != phase[:-1])
-    table = places[begins].reset_index(drop=True)
+    table = positions[begins].reset_index(drop=True)
     table["first_event"] = np.flatnonzero(begins)
     return table
 
 
-def step_table(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
+def step_table(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -> pd.DataFrame:
     """The table ``steps``: one row per step that ended, in order.
 
     A step that allocated nothing (it only replayed CUDA graphs) has the memory that was held when it began.
@@ -88,7 +88,7 @@ def step_table(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> pd
     table = pd.DataFrame(
         [(row.step, row.start_us, row.wall_us) for row in recording.steps], columns=["step", "start_us", "wall_us"]
     ).astype("int64")
-    step = places["step"].to_numpy()
+    step = positions["step"].to_numpy()
     for name, curve in (("allocated", blocks.replay.allocated_bytes), ("reserved", blocks.replay.reserved_bytes)):
         before = [curve[step < number][-1:] for number in table["step"]]
         peaks = [curve[step == number] for number in table["step"]]
@@ -111,10 +111,6 @@ class Peak:
     """The peaks of a run.
 
     Attributes:
-        allocated_bytes: The most bytes that tensors held at once.
-        reserved_bytes: The most bytes that the caching allocator held at once.
-        step: Step of the allocated peak.
-        phase: Phase of the allocated peak.
         by_category: Bytes at the allocated peak by category. They add up to it.
     """
 
@@ -125,10 +121,10 @@ class Peak:
     by_category: dict[str, int]
 
 
-def find_peak(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> Peak:
-    """The peaks of the run, with the place and the categories of the allocated peak."""
+def find_peak(blocks: Blocks, positions: pd.DataFrame) -> Peak:
+    """The peaks of the run, with the position and the categories of the allocated peak."""
     allocated, reserved = blocks.replay.allocated_bytes, blocks.replay.reserved_bytes
-    step, phase = places[["step", "phase"]].iloc[blocks.peak_event] if blocks.peak_event >= 0 else (0, "init")
+    step, phase = positions[["step", "phase"]].iloc[blocks.peak_event] if blocks.peak_event >= 0 else (0, "init")
     return Peak(
         int(allocated.max(initial=0)),
         int(reserved.max(initial=0)),
@@ -141,17 +137,17 @@ def find_peak(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> Pea
 def differences(recording: Recording, blocks: Blocks) -> list[Note]:
     """Where the replay disagrees with the allocator's own statistics. Empty if it is exact."""
     statistics = recording.statistics.get(recording.device)
-    found = [notes.allocated_before(unknown)] if (unknown := blocks.replay.unknown_frees) else []
+    notes_made = [notes.allocated_before(unknown)] if (unknown := blocks.replay.unknown_frees) else []
     if statistics is None:
-        return found
+        return notes_made
     for name, curve, own in (
         ("allocated", blocks.replay.allocated_bytes, statistics.allocated_peak_bytes),
         ("reserved", blocks.replay.reserved_bytes, statistics.reserved_peak_bytes),
     ):
         bytes_ = int(curve.max(initial=0))
         if bytes_ < own or (bytes_ > own and not statistics.peaks_were_reset):
-            found.append(notes.peak_differs(name, bytes_, own))
-    return found
+            notes_made.append(notes.peak_differs(name, bytes_, own))
+    return notes_made
 
 
 def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd.DataFrame:
@@ -168,7 +164,6 @@ def described_blocks(
 
     Args:
         chosen: Rows of the table ``blocks``.
-        shares: The table ``shares``.
         names: Column ``name`` of the table ``layers``.
         parents: Column ``parent`` of the table ``layers``.
         lines: Column ``line`` of the table ``stacks``.
@@ -198,10 +193,10 @@ def stack_lines(recording: Recording) -> list[str]:
     Code that Inductor generated for a compiled graph counts as torch's, and so do methods that pass an operation on and
     wrappers of deprecated functions.
     """
-    told = [
+    lines = [
         ""
         if _NOT_THE_SCRIPTS.search(filename) or filename.endswith(WRAPPERS) or function in PASSES_ON
         else f"{filename}:{line} ({function})"
         for filename, line, function in recording.frames
     ]
-    return [next((told[frame] for frame in stack if told[frame]), "") for stack in recording.stacks]
+    return [next((lines[frame] for frame in stack if lines[frame]), "") for stack in recording.stacks]

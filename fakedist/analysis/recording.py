@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +84,11 @@ def empty_columns(kind: type) -> dict[str, Array]:
 
 @dataclass
 class Recording:
-    """What one rank recorded.
+    """The recording of one rank.
 
     Attributes:
         gpu: The GPU and the software; None if the rank died before they were known.
-        layers: Layers, by number.
-        operations: Operations, by number.
-        scopes: Scopes, by number.
         regions: Ranges of operations that saved activations.
-        calls: Calls on process groups.
-        groups: Process groups.
-        invented: Made-up values.
         generated: The generated code of compiled graphs.
         placings: Lists of layers for the modules of compiled graphs.
         graphs: Calls of compiled graphs.
@@ -107,17 +100,13 @@ class Recording:
         pools: By device: the private pools of segments, by the event that made the segment or mapped its pages.
         segments_before: Of a foreign snapshot, the segments before its history.
         num_events_before: Of a foreign snapshot, how many events stand for what was alive before its history.
-        frames: Python frames.
         stacks: Places in ``frames``, innermost first.
         kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
-        kernel_texts: The texts that ``kernels`` refers to.
         kernel_source: Where those come from; None without kernels.
         launches: What the timed step launched on the virtual GPU; None on a real one, or if none was timed.
         profiled: What torch.profiler saw of the timed step; None if it did not run.
         host: What the host did in a timed step that a tool traced; None if none was, or the trace was imported.
         timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
-        steps: Steps that ended.
-        statistics: The allocator's statistics at the end, by device.
         failed_request: The last request that the allocator could not serve; None if it served all.
         nccl: NCCL's version and environment; None if the rank died before they were known.
         bound: Numbers of groups that were bound to a device.
@@ -125,7 +114,6 @@ class Recording:
         outcome: How the rank ended; None if it was killed.
         not_sent: Lines that read integers or flags that another rank should have sent.
         unanswered: Number of calls of each CUDA function that was refused.
-        notes: The rank's own notes.
         truncated: Whether the journal ends in the middle of a record.
     """
 
@@ -187,7 +175,6 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
     """Read the journal of a run directory. A cut-off journal yields the records it has.
 
     Args:
-        run_directory: The run directory.
         may_be_empty: Whether a rank that was killed before its first record yields an empty recording.
 
     Raises:
@@ -207,13 +194,40 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
 
 
 def recorded_so_far(run_directory: Path) -> tuple[object, ...]:
-    """What :func:`read_recording` would read now: the files' identities, sizes and times, to be compared."""
+    """Identities, sizes and times of the files that :func:`read_recording` reads, to be compared."""
     statuses = (path.stat() if path.exists() else None for path in _files(run_directory))
-    return tuple(each and (each.st_ino, each.st_size, each.st_mtime_ns) for each in statuses)
+    return tuple(status and (status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses)
 
 
 def _files(run_directory: Path) -> list[Path]:
     return [run_directory / name for name in (JOURNAL_NAME, KERNELS_NAME, SMI_NAME)]
+
+
+#: The attribute of a recording that keeps the last record of a kind.
+_KEPT: dict[type[Record], str] = {
+    GpuRecord: "gpu",
+    NcclRecord: "nccl",
+    OutsideRecord: "outside",
+    OutcomeRecord: "outcome",
+    FailedRequestRecord: "failed_request",
+    ProfilerRecord: "profiled",
+    HostRecord: "host",
+    LaunchesRecord: "launches",
+}
+#: The list of a recording that has every record of a kind.
+_LISTED: dict[type[Record], str] = {NotSentRecord: "not_sent", GeneratedRecord: "generated", StepRecord: "steps"}
+#: The list of a recording that has the rows of all records of a kind.
+_ROWS: dict[type[Record], str] = {
+    ScopesRecord: "scopes",
+    OperationNamesRecord: "operations",
+    RegionsRecord: "regions",
+    GroupsRecord: "groups",
+    CallsRecord: "calls",
+    InventedRecord: "invented",
+    PlacingsRecord: "placings",
+    GraphsRecord: "graphs",
+    HeldRecord: "held",
+}
 
 
 class _Reading:
@@ -252,87 +266,58 @@ class _Reading:
         recording.marks = _joined(MarksRecord, self._marks)
         events = {device: _joined(EventsRecord, self._events[device]) for device in sorted(self._events)}
         # torch.cuda.memory_snapshot() in the script leaves an event on every device, used or not.
-        recording.events = {device: each for device, each in events.items() if (each["action"] != _SNAPSHOT).any()}
+        recording.events = {
+            device: columns for device, columns in events.items() if (columns["action"] != _SNAPSHOT).any()
+        }
         if self._kernels is not None:
             recording.kernels = _joined(KernelsRecord, [self._kernels])
             recording.kernel_texts, recording.kernel_source = self._kernels.texts, self._kernels.source
 
-    @singledispatchmethod
     def take(self, record: Record) -> None:
         """Take a record."""
-        raise TypeError(f"{type(record).__name__} is no record of a journal")
+        recording, kind = self.recording, type(record)
+        if kind in _KEPT:
+            setattr(recording, _KEPT[kind], record)
+        elif kind in _LISTED:
+            getattr(recording, _LISTED[kind]).append(record)
+        elif kind in _ROWS:
+            getattr(recording, _ROWS[kind]).extend(getattr(record, "rows"))  # noqa: B009
+        else:
+            self._take_special(record)
 
-    @take.register
-    def _(self, record: GpuRecord) -> None:
-        self.recording.gpu = record
+    def _take_special(self, record: Record) -> None:
+        recording = self.recording
+        match record:
+            case NoteRecord():
+                recording.notes.append(record.note)
+            case LayersRecord():
+                for row in record.rows:
+                    if 0 <= row.layer < len(recording.layers):  # it has another name now
+                        recording.layers[row.layer] = row
+                    else:
+                        recording.layers.append(row)
+            case OperationsRecord():
+                self._ops.append(record)
+            case BoundRecord():
+                recording.bound.add(record.group)
+            case UnansweredRecord():
+                recording.unanswered |= {row.function: row.num_calls for row in record.rows}
+            case EventsRecord():
+                self._take_events(record)
+            case MarksRecord():
+                self._marks.append(record)
+            case StatisticsRecord():
+                recording.statistics[record.device] = record
+            case TimedStepRecord():
+                recording.timed_step = record.step
+            case KernelsRecord():
+                self._kernels = record
+            case StepWentOnRecord():
+                self._go_on(record.step)
+            case _:
+                raise TypeError(f"{type(record).__name__} is not a record of a journal")
 
-    @take.register
-    def _(self, record: NcclRecord) -> None:
-        self.recording.nccl = record
-
-    @take.register
-    def _(self, record: OutsideRecord) -> None:
-        self.recording.outside = record
-
-    @take.register
-    def _(self, record: OutcomeRecord) -> None:
-        self.recording.outcome = record
-
-    @take.register
-    def _(self, record: NoteRecord) -> None:
-        self.recording.notes.append(record.note)
-
-    @take.register
-    def _(self, record: LayersRecord) -> None:
-        layers = self.recording.layers
-        for row in record.rows:
-            if 0 <= row.layer < len(layers):  # it has another name now
-                layers[row.layer] = row
-            else:
-                layers.append(row)
-
-    @take.register
-    def _(self, record: ScopesRecord) -> None:
-        self.recording.scopes += record.rows
-
-    @take.register
-    def _(self, record: OperationNamesRecord) -> None:
-        self.recording.operations += record.rows
-
-    @take.register
-    def _(self, record: OperationsRecord) -> None:
-        self._ops.append(record)
-
-    @take.register
-    def _(self, record: RegionsRecord) -> None:
-        self.recording.regions += record.rows
-
-    @take.register
-    def _(self, record: GroupsRecord) -> None:
-        self.recording.groups += record.rows
-
-    @take.register
-    def _(self, record: BoundRecord) -> None:
-        self.recording.bound.add(record.group)
-
-    @take.register
-    def _(self, record: CallsRecord) -> None:
-        self.recording.calls += record.rows
-
-    @take.register
-    def _(self, record: InventedRecord) -> None:
-        self.recording.invented += record.rows
-
-    @take.register
-    def _(self, record: NotSentRecord) -> None:
-        self.recording.not_sent.append(record)
-
-    @take.register
-    def _(self, record: UnansweredRecord) -> None:
-        self.recording.unanswered |= {row.function: row.num_calls for row in record.rows}
-
-    @take.register
-    def _(self, record: EventsRecord) -> None:
+    def _take_events(self, record: EventsRecord) -> None:
         self.recording.frames += record.frames
         self.recording.stacks += record.stacks
         pieces = self._events[record.device]
@@ -341,63 +326,10 @@ class _Reading:
         pools |= {first + row.event: (row.first, row.second) for row in record.pools}
         pieces.append(record)
 
-    @take.register
-    def _(self, record: MarksRecord) -> None:
-        self._marks.append(record)
-
-    @take.register
-    def _(self, record: StatisticsRecord) -> None:
-        self.recording.statistics[record.device] = record
-
-    @take.register
-    def _(self, record: FailedRequestRecord) -> None:
-        self.recording.failed_request = record
-
-    @take.register
-    def _(self, record: GeneratedRecord) -> None:
-        self.recording.generated.append(record)
-
-    @take.register
-    def _(self, record: PlacingsRecord) -> None:
-        self.recording.placings += record.rows
-
-    @take.register
-    def _(self, record: GraphsRecord) -> None:
-        self.recording.graphs += record.rows
-
-    @take.register
-    def _(self, record: HeldRecord) -> None:
-        self.recording.held += record.rows
-
-    @take.register
-    def _(self, record: TimedStepRecord) -> None:
-        self.recording.timed_step = record.step
-
-    @take.register
-    def _(self, record: ProfilerRecord) -> None:
-        self.recording.profiled = record
-
-    @take.register
-    def _(self, record: KernelsRecord) -> None:
-        self._kernels = record
-
-    @take.register
-    def _(self, record: HostRecord) -> None:
-        self.recording.host = record
-
-    @take.register
-    def _(self, record: LaunchesRecord) -> None:
-        self.recording.launches = record
-
-    @take.register
-    def _(self, record: StepRecord) -> None:
-        self.recording.steps.append(record)
-
-    @take.register
-    def _(self, record: StepWentOnRecord) -> None:
-        """Undo the end of the step: what the next step recorded belongs to it, and its times are incomplete."""
-        recording, step = self.recording, record.step
-        recording.steps = [each for each in recording.steps if each.step != step]
+    def _go_on(self, step: int) -> None:
+        """Undo the end of a step: what the next step recorded belongs to it, and its times are incomplete."""
+        recording = self.recording
+        recording.steps = [ended for ended in recording.steps if ended.step != step]
         recording.scopes = [merged(scope, step) for scope in recording.scopes]
         if self._kernels is not None and self._kernels.source.step == step:
             self._kernels = None

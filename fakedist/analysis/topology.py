@@ -1,4 +1,4 @@
-"""The rank's place in its groups, its calls on each in one step, and which of them can run at the same time.
+"""The rank's position in its groups, its calls on each in one step, and which of them can run at the same time.
 
 Two calls can run at once if they are on different groups and on different streams: the calls of one group run in the
 order in which they are made, and so does the work of one stream. Sends to and receives from different ranks have
@@ -25,10 +25,10 @@ def call_table(recording: Recording) -> pd.DataFrame:
     """The table ``calls``: one row per call, in order."""
     calls = pd.DataFrame(recording.calls, columns=CallRow._fields)
     scopes = pd.DataFrame(recording.scopes, columns=ScopeRow._fields)
-    found = calls.merge(scopes, on="scope", how="left")
-    found["phase"] = found["phase"].fillna("other")
-    found[["step", "layer"]] = found[["step", "layer"]].fillna(0).astype("int32")
-    return found[[column.name for column in TABLES["calls"].columns]]
+    merged = calls.merge(scopes, on="scope", how="left")
+    merged["phase"] = merged["phase"].fillna("other")
+    merged[["step", "layer"]] = merged[["step", "layer"]].fillna(0).astype("int32")
+    return merged[[column.name for column in TABLES["calls"].columns]]
 
 
 def group_table(recording: Recording) -> pd.DataFrame:
@@ -91,15 +91,11 @@ class GroupCalls:
     """The calls of one operation on one group and one stream.
 
     Attributes:
-        group: Number of the group.
         operation: all_reduce, all_gather_into_tensor, ...
-        num_calls: Calls.
-        bytes_in: Bytes of this rank's inputs.
-        bytes_out: Bytes of this rank's outputs.
         when: forward, backward, optimizer, "after backward" and so on, most calls first.
         num_layers: Repeated blocks of the model that make them.
         of_layers: Such blocks in total.
-        peers: ProcessGroup ranks of sends and receives, sorted.
+        peers: Group ranks of sends and receives, sorted.
         stream: ``own``: the group's; ``compute``: the forward's; ``host``; else the stream's number.
     """
 
@@ -117,7 +113,7 @@ class GroupCalls:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What can run at the same time as some calls.
+    """Phases and calls that can run at the same time as some calls.
 
     Attributes:
         compute: Whether forward, backward and optimizer can.
@@ -134,7 +130,6 @@ class Topology:
 
     Attributes:
         step: The last step that ended; if none did, 0, which is everything before the first step.
-        groups: The groups, by number.
         calls: The calls by group, operation and stream, in order of first call.
         overlaps: What can run at the same time as each of them.
     """
@@ -160,13 +155,13 @@ def find_topology(read: Read) -> Topology:
     calls["block"] = calls["layer"].map(blocks).fillna("")
     calls["when"] = _when(calls, read, step)
     calls["lane"] = _lanes(calls, groups, _compute_stream(read, step))
-    found = _grouped(calls, num_blocks=blocks[blocks != ""].nunique())
-    return Topology(step, groups, found, _overlaps(found, [group.size for group in groups]))
+    grouped = _grouped(calls, num_blocks=blocks[blocks != ""].nunique())
+    return Topology(step, groups, grouped, _overlaps(grouped, [group.size for group in groups]))
 
 
 def _block(name: str) -> str:
-    found = _BLOCK.match(name)
-    return found[0] if found else ""
+    match = _BLOCK.match(name)
+    return match[0] if match else ""
 
 
 def _when(calls: pd.DataFrame, read: Read, step: int) -> list[str]:
@@ -180,8 +175,8 @@ def _when(calls: pd.DataFrame, read: Read, step: int) -> list[str]:
     before = np.searchsorted(begins, calls["op"].to_numpy(), side="right") - 1
     names = ["after " + phase for phase in spans["phase"]] + ["before forward"]
     return [
-        phase if phase != "other" else names[place]
-        for phase, place in zip(calls["phase"], before.tolist(), strict=True)
+        phase if phase != "other" else names[position]
+        for phase, position in zip(calls["phase"], before.tolist(), strict=True)
     ]
 
 
@@ -210,10 +205,10 @@ def _lanes(calls: pd.DataFrame, groups: list[ProcessGroup], compute: int) -> lis
 
 
 def _grouped(calls: pd.DataFrame, num_blocks: int) -> list[GroupCalls]:
-    found = []
+    rows = []
     for _, part in calls.groupby(["group", "operation", "lane"], sort=False):
         group, operation, lane = part[["group", "operation", "lane"]].iloc[0]
-        found.append(
+        rows.append(
             GroupCalls(
                 group=int(group),
                 operation=operation,
@@ -227,23 +222,23 @@ def _grouped(calls: pd.DataFrame, num_blocks: int) -> list[GroupCalls]:
                 stream=lane,
             )
         )
-    return found
+    return rows
 
 
 def _overlaps(calls: list[GroupCalls], sizes: list[int]) -> list[Overlap]:
-    """What can run at the same time as each of the calls. A rank's calls with itself overlap nothing."""
-    found = []
+    """The phases and calls that can run at the same time as each call. A rank's calls with itself overlap nothing."""
+    overlaps = []
     for row in calls:
         if sizes[row.group] == 1:
-            found.append(Overlap(compute=False, calls=[]))
+            overlaps.append(Overlap(compute=False, calls=[]))
             continue
         apart = [
-            place
-            for place, other in enumerate(calls)
+            index
+            for index, other in enumerate(calls)
             if sizes[other.group] > 1 and other is not row and _are_apart(row, other)
         ]
-        found.append(Overlap(compute=row.stream != COMPUTE, calls=apart))
-    return found
+        overlaps.append(Overlap(compute=row.stream != COMPUTE, calls=apart))
+    return overlaps
 
 
 def _are_apart(row: GroupCalls, other: GroupCalls) -> bool:

@@ -37,7 +37,7 @@ def calibrate(
     (.json or .json.gz), a .nsys-rep, or the output of `nsys export --type sqlite`. The calibration table
     overrides all other times: fakedist time RUN --times FILE, fakedist profile --times FILE (docs/calibrate.md).
     """
-    from fakedist.cost_model.own_table import own_table_text
+    from fakedist.cost_model.kernels.calibration_table import calibration_table_text
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.report.text.calibration_text import calibration_lines, calibration_object
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
@@ -60,7 +60,7 @@ def calibrate(
         with reading(trace, run):
             result = find_own_times(opened, exported, trace, process)
     target.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(target, own_table_text(result.calibrated.table))
+    replace_text(target, calibration_table_text(result.calibrated.table))
     if output.format == JSON:
         output.write_object(calibration_object(result, target))
         return 0

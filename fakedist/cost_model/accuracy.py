@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.gpus import nearest_table
-from fakedist.cost_model.measurements import DATA, Floats
+from fakedist.cost_model.kernels.gpus import nearest_table
+from fakedist.cost_model.kernels.measurements import DATA, Floats
 from fakedist.cost_model.timeline import Array
 from fakedist.errors import SetupError
 from fakedist.gpu.models.spec import GpuSpec
@@ -35,14 +35,11 @@ class AccuracyRow:
     """How close the estimates of one family are on one GPU.
 
     Attributes:
-        family: What was estimated.
-        gpu: The measured GPU model, a name of ``time.gpus.MEASURED_GPUS``.
-        kernels: Kernels that were left out.
+        gpu: The measured GPU model, a name of ``cost_model.kernels.gpus.MEASURED_GPUS``.
         median: Median of the relative error's size.
-        p95: Its 95 % quantile.
         half_widths: Half the width of the 90 % interval, of the logarithm of estimate over measurement: by the bins of
             ``TIME_EDGES_US``, and in each by those of ``OCTAVE_EDGES``.
-        inside: The share of left-out kernels within an interval that the others gave.
+        inside: The fraction of left-out kernels within an interval that the others gave.
         noise: 5 % and 95 % quantiles of the logarithm of one collector's time over the median of all, on the same
             shapes; None if only one measured.
     """
@@ -76,16 +73,15 @@ def closest(gpu: GpuSpec, families: Iterable[str]) -> list[AccuracyRow]:
     """The rows that say how close a job's estimates are: those of these families, on the GPU most like its own.
 
     Args:
-        gpu: The job's GPU.
         families: Families, as the column ``accuracy`` of priced work has them.
     """
     wanted, name = dict.fromkeys(families), nearest_table(gpu).name
-    found = []
+    closest_rows = []
     for family in wanted:
         rows = [row for row in accuracy_rows() if row.family == family]
         own = [row for row in rows if row.gpu == name]
-        found += own or rows[:1]
-    return found
+        closest_rows += own or rows[:1]
+    return closest_rows
 
 
 @dataclass(frozen=True)
@@ -93,18 +89,11 @@ class StepRow:
     """A published step, and what is estimated for the same job. Times are in seconds.
 
     Attributes:
-        name: Short name of the job.
         job: What ran, and on how many GPUs.
         gpu: The GPU model, or the name of the GPU file in bench/jobs.
-        watts: Its power limit.
         source: Who published the step.
         note: What the source leaves open, or differs in ours; empty if nothing.
         is_fitted: Whether the power model's parameter was fitted on this row among others.
-        is_host_bound: Whether the host sets the step's pace.
-        published_s: The published step.
-        step_s: The estimate: kernels, host and communication.
-        low_s: The lower end of its 90 % interval.
-        high_s: The upper end.
         left_out_s: The estimate with the parameter fitted on the other rows only; None for a row that is not fitted.
         kernels_s: The estimate if communication took no time; None for stages of a pipeline, which wait for each other.
     """
@@ -141,7 +130,6 @@ class StepAccuracy:
 
     Attributes:
         heat: The power model's parameter as fitted on all rows that count.
-        rows: The steps.
     """
 
     heat: float
@@ -174,12 +162,8 @@ UNKNOWN = 0.35
 _LEAST = 30
 
 
-class Intervals:
-    """Widths for estimates from one GPU's measurements.
-
-    Args:
-        name: The name of its table.
-    """
+class ErrorIntervals:
+    """Widths for estimates from one GPU's measurements."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -190,7 +174,6 @@ class Intervals:
 
         Args:
             family: A family of ``accuracy.json``.
-            time_us: What was estimated.
             octaves: Distance from the nearest measured sizes, in powers of two.
             gpu: The table that the estimates are from; by default this GPU's own.
         """
@@ -210,21 +193,20 @@ def widths_by_bin(estimated_us: Floats, errors: Floats, octaves: Floats) -> list
     """The 90 % quantiles of errors (logarithms), by time and distance; a bin of few errors takes those of all.
 
     Args:
-        estimated_us: What was estimated.
         errors: Logarithms of estimate over measurement.
         octaves: Distance from the nearest measured sizes.
     """
     size = np.abs(errors)
     every = float(np.quantile(size, 0.9))
     longer, further = _bins(estimated_us, octaves)
-    found = []
+    widths = []
     for time in range(len(TIME_EDGES_US) + 1):
         row = []
         for distance in range(len(OCTAVE_EDGES) + 1):
             own = size[(longer == time) & (further == distance)]
             row.append(round(float(np.quantile(own, 0.9)) if len(own) >= _LEAST else every, 4))
-        found.append(row)
-    return found
+        widths.append(row)
+    return widths
 
 
 def _bins(time_us: Floats, octaves: Floats) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -241,7 +223,6 @@ def half_width(priced: pd.DataFrame, counts: Array, side: str) -> float:
 
     Args:
         priced: A result of ``fakedist.cost_model.step.Prices.price``.
-        counts: How many launches each row has.
         side: The bound: low_us or high_us.
     """
     return float(np.sqrt(sum(variances(priced, counts, side).values())))
@@ -258,5 +239,5 @@ def variances(priced: pd.DataFrame, counts: Array, side: str = "high_us") -> dic
     families = priced["accuracy"].where(priced["accuracy"] != "", priced["basis"]).to_numpy()[known]
     codes, names = pd.factorize(families)
     together, alone = np.bincount(codes, off), np.bincount(codes, off**2)
-    found = _COMMON * together**2 + (1 - _COMMON) * alone
-    return {str(name): float(each) for name, each in zip(names, found, strict=True)}
+    by_family = _COMMON * together**2 + (1 - _COMMON) * alone
+    return {str(name): float(variance) for name, variance in zip(names, by_family, strict=True)}

@@ -1,21 +1,38 @@
-"""Where the time of the timed step goes: by what the GPU does, by family and name of kernels, by layer, by range."""
+"""Where the time of the timed step goes: by what the GPU does, by family and name of kernels, by layer, range and group
+of ranks; what makes it as long as it is: the critical path; and the widest estimates in it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_layers, rows_of, unfolded, with_children
-from fakedist.analysis.recording import Array, Recording
-from fakedist.cost_model.overlap import union_us
-from fakedist.rundir.encoding import columns_of
-from fakedist.rundir.launch_records import LaunchesRecord, RangeRow
-from fakedist.rundir.schema import BOUNDS, FAMILIES, KINDS, PHASES, RANGES, TABLES
-from fakedist.rundir.step_time import FamilyTime, KernelSource, KernelTime, LayerTime, Peaks, RangeTime, StepTime
-from fakedist.rundir.trace_records import KernelsRecord
+from fakedist.analysis.layer_table import Fold, fold_sums, rows_of, with_children
+from fakedist.analysis.recording import Array
+from fakedist.analysis.topology import read_groups
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.overlap import union, union_us
+from fakedist.cost_model.step import PricedStep
+from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
+from fakedist.rundir.launch_records import RangeRow
+from fakedist.rundir.schema import BOUNDS, FAMILIES, KINDS, RANGES, TABLES
+from fakedist.rundir.step_time import (
+    FamilyTime,
+    GroupTime,
+    KernelSource,
+    KernelTime,
+    LayerTime,
+    PathPart,
+    Peaks,
+    RangeTime,
+    StepTime,
+    UncertainPart,
+)
 
 #: Families of compute. Communication is not one of them.
 COMPUTE_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
@@ -23,20 +40,7 @@ COMPUTE_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
 _COUNTED = ("gemm", "attention")
 
 
-def kernel_table(recording: Recording) -> pd.DataFrame:
-    """The table ``kernels`` as a tool saw them: one row per kernel, copy, fill or collective, in order of start."""
-    columns = recording.kernels
-    texts = {"family": FAMILIES, "phase": PHASES, "bound": BOUNDS}
-    texts |= dict.fromkeys(("name", "grid", "block", "operation"), tuple(recording.kernel_texts))
-    frame = pd.DataFrame({name: columns[name] for name in columns_of(KernelsRecord)})
-    for name, known in texts.items():
-        frame[name] = np.array(known or ("",), object)[columns[name]]
-    frame["recompute"] = frame["recompute"].astype(bool)
-    frame = frame.assign(low_us=np.nan, high_us=np.nan, shape="", basis="", launch=-1)
-    return frame.sort_values(["start_us", "stream"], kind="stable").reset_index(drop=True)
-
-
-def places(values: pd.Series, known: tuple[str, ...]) -> Array:
+def indices(values: pd.Series, known: tuple[str, ...]) -> Array:
     """Texts as indices into ``known``.
 
     Raises:
@@ -56,13 +60,13 @@ def timed(kernels: pd.DataFrame) -> pd.DataFrame:
     """
     phase = kernels["phase"].astype(str)
     kind = phase.where(phase.isin(KINDS), "other").where(~kernels["recompute"].astype(bool), "recompute")
-    family = places(kernels["family"], FAMILIES)
+    family = indices(kernels["family"], FAMILIES)
     duration = kernels["duration_us"].to_numpy("f8")
     is_known = np.isfinite(duration)
     is_compute, call = family != FAMILIES.index("communication"), kernels["call"]
     counted = np.isin(family, [FAMILIES.index(name) for name in _COUNTED])
     return kernels.assign(
-        kind=places(kind, KINDS),
+        kind=indices(kind, KINDS),
         family=family,
         is_compute=is_compute,
         is_call=~is_compute & ((call < 0) | ~call.duplicated()).to_numpy(bool),
@@ -73,11 +77,7 @@ def timed(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def kind_family_us(kernels: pd.DataFrame) -> Array:
-    """Known compute time in microseconds, shape (number of ``KINDS``, number of ``FAMILIES``).
-
-    Args:
-        kernels: The result of :func:`timed`.
-    """
+    """Known compute time in microseconds, shape (number of ``KINDS``, number of ``FAMILIES``)."""
     compute = kernels[kernels["is_compute"]]
     sums = np.zeros((len(KINDS), len(FAMILIES)))
     np.add.at(sums, (compute["kind"].to_numpy("i8"), compute["family"].to_numpy("i8")), compute["known_us"].to_numpy())
@@ -89,9 +89,6 @@ def generation_us(kernels: pd.DataFrame) -> float:
 
     What is between its kernels belongs to it (sampling, waits for the host), unless a forward, a backward or an
     optimizer's step separates them.
-
-    Args:
-        kernels: The result of :func:`timed`.
     """
     generation, other = KINDS.index("generation"), KINDS.index("other")
     tells = kernels[kernels["kind"] != other].sort_values("start_us", kind="stable")
@@ -130,7 +127,6 @@ def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
     """Divide a step's time into its parts.
 
     Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
         step_us: The step's time. Kernels that end later make it longer.
     """
     known = kernels["is_known"].to_numpy(bool)
@@ -166,53 +162,41 @@ def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
 
     Columns: those of ``_SUMS``, as in :func:`name_table`, and ``compute_us``, ``memory_us``, ``launch_us``: the time
     that each bound limits.
-
-    Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
     """
     rows = _counted(kernels)
     bound = rows["bound"].astype(str).to_numpy()
     for name in filter(None, BOUNDS):
         rows[f"{name}_us"] = np.where(bound == name, rows["time_us"], 0.0)
     columns = [*_SUMS, *(f"{name}_us" for name in BOUNDS if name)]
-    found = rows.groupby("family", sort=True)[columns].sum().reset_index()
-    found["family"] = [FAMILIES[at] for at in found["family"]]
-    return found.sort_values("time_us", ascending=False, kind="stable").reset_index(drop=True)
+    table = rows.groupby("family", sort=True)[columns].sum().reset_index()
+    table["family"] = [FAMILIES[at] for at in table["family"]]
+    return table.sort_values("time_us", ascending=False, kind="stable").reset_index(drop=True)
 
 
-def name_table(kernels: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
-    """The table ``kernel_names``: a row for each name, shape and folded layer of kernels, most time first.
-
-    Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
-        layers: The table ``layers``.
-    """
+def name_table(kernels: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
+    """The table ``kernel_names``: a row for each name, shape and folded layer of kernels, most time first."""
     rows = _counted(kernels)
     rows["name"] = rows["name"].astype("category")
     rows["shape"] = _shapes(kernels)
-    rows["layer_name"] = _folded_names(kernels["layer"].to_numpy("i8"), layers)
+    rows["layer_name"] = _folded_names(kernels["layer"].to_numpy("i8"), folds)
     keys = ["name", "family", "shape", "layer_name"]
     groups = rows.groupby(keys, sort=False, observed=True)
-    found = groups[list(_SUMS)].sum()
+    table = groups[list(_SUMS)].sum()
     for name in _INTERVAL:
-        found[name] = groups[name].sum(min_count=1)
+        table[name] = groups[name].sum(min_count=1)
     duration = groups["duration_us"]
-    found["least_us"], found["median_us"], found["largest_us"] = duration.min(), duration.median(), duration.max()
-    found["num_layers"] = groups["layer"].nunique()
-    found["bound"] = _main_bound(rows, keys).reindex(found.index).fillna("")
-    found = found.reset_index().rename(columns={"layer_name": "layer"})
-    found = found.astype({"name": str, "shape": str, "layer": str})
-    found["family"] = [FAMILIES[at] for at in found["family"]]
-    order = found.sort_values(["time_us", "num_kernels"], ascending=False, kind="stable").index
-    return found.loc[order, [column.name for column in TABLES["kernel_names"].columns]]
+    table["least_us"], table["median_us"], table["largest_us"] = duration.min(), duration.median(), duration.max()
+    table["num_layers"] = groups["layer"].nunique()
+    table["bound"] = _main_bound(rows, keys).reindex(table.index).fillna("")
+    table = table.reset_index().rename(columns={"layer_name": "layer"})
+    table = table.astype({"name": str, "shape": str, "layer": str})
+    table["family"] = [FAMILIES[at] for at in table["family"]]
+    order = table.sort_values(["time_us", "num_kernels"], ascending=False, kind="stable").index
+    return table.loc[order, [column.name for column in TABLES["kernel_names"].columns]]
 
 
 def by_name(names: pd.DataFrame) -> pd.DataFrame:
-    """The columns that can be added up of a table ``kernel_names``, by name and family, in the order of the table.
-
-    Args:
-        names: The table ``kernel_names``.
-    """
+    """The columns that can be added up of a table ``kernel_names``, by name and family, in the order of the table."""
     return names.groupby(["name", "family"], sort=False)[list(_SUMS)].sum().reset_index()
 
 
@@ -225,10 +209,9 @@ def _shapes(kernels: pd.DataFrame) -> pd.Series:
     return shape.astype(both).where(np.asarray(shape.astype(str) != ""), grid.astype(both))
 
 
-def _folded_names(layer: npt.NDArray[np.int64], layers: pd.DataFrame) -> pd.Categorical[str]:
+def _folded_names(layer: npt.NDArray[np.int64], folds: list[Fold]) -> pd.Categorical[str]:
     """The name of each kernel's layer, the same for repeated layers: layers.0-79.attention."""
-    folds = fold_layers(layers)
-    of_layer = np.zeros(max(len(layers), 1), "i8")
+    of_layer = np.zeros(max((max(fold.layers) for fold in folds), default=0) + 1, "i8")
     for number, fold in enumerate(folds):
         of_layer[list(fold.layers)] = number
     texts = pd.Index([fold.name for fold in folds] or [""])
@@ -238,8 +221,8 @@ def _folded_names(layer: npt.NDArray[np.int64], layers: pd.DataFrame) -> pd.Cate
 
 def _main_bound(rows: pd.DataFrame, keys: list[str]) -> pd.Series:
     """The bound that limits most of each group's time."""
-    told = rows[rows["bound"].astype(str) != ""]
-    sums = told.astype({"bound": str}).groupby([*keys, "bound"], sort=False, observed=True)["time_us"].sum()
+    bounded = rows[rows["bound"].astype(str) != ""]
+    sums = bounded.astype({"bound": str}).groupby([*keys, "bound"], sort=False, observed=True)["time_us"].sum()
     most = sums.reset_index().sort_values("time_us", ascending=False, kind="stable").drop_duplicates(keys)
     return most.set_index(keys)["bound"]
 
@@ -270,8 +253,6 @@ def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array)
     """The table ``layer_times``: one row for each row of ``layers``. Every kernel counts in exactly one.
 
     Args:
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
-        layers: The table ``layers``.
         gap_us: For each kernel, the time that the GPU waited for its launch.
     """
     num, layer = len(layers), kernels["layer"].to_numpy("i8")
@@ -314,44 +295,11 @@ def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> 
     children; least_us, median_us, largest_us: total of one repeat, with children.
 
     Args:
-        times: The table ``layer_times``.
-        layers: The table ``layers``.
         folds: The result of :func:`fakedist.analysis.layer_table.fold_layers` or ``unfolded``.
     """
-    totals = {name: with_children(layers, times[name].to_numpy()) for name in (*_SUMMED, *_CALLS)}
-    own, whole = times["own_us"].to_numpy(), times["total_us"].to_numpy()
-    rows = []
-    for fold in folds:
-        repeats = list(fold.layers)
-        each = np.sort(whole[repeats])
-        rows.append(
-            {
-                "name": fold.name,
-                "class_name": fold.class_name,
-                "depth": fold.depth,
-                "num_repeats": len(repeats),
-                **{name: values[repeats].sum().item() for name, values in totals.items()},
-                "total_us": float(each.sum()),
-                "own_us": float(own[repeats].sum()),
-                "least_us": float(each[0]),
-                "median_us": float(each[len(each) // 2]),
-                "largest_us": float(each[-1]),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-_PLACES = list(RangeRow._fields)
-
-
-def recorded_ranges(record: LaunchesRecord | None) -> pd.DataFrame:
-    """The columns of the table ``ranges`` that need no times.
-
-    Args:
-        record: The launches; None if there are none.
-    """
-    rows = pd.DataFrame([] if record is None else record.ranges, columns=_PLACES)
-    return rows.astype({"name": object} | dict.fromkeys(_PLACES[1:], "int64"))
+    sums = {name: with_children(layers, times[name].to_numpy()) for name in (*_SUMMED, *_CALLS)}
+    sums["own_us"] = times["own_us"].to_numpy()
+    return fold_sums(folds, sums, ("total_us", times["total_us"].to_numpy()), "us")
 
 
 def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
@@ -359,7 +307,6 @@ def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         ranges: Columns ``RangeRow._fields``.
-        kernels: The result of :func:`fakedist.cost_model.breakdown.timed`.
     """
     ordered = kernels[kernels["launch"] >= 0].sort_values("launch", kind="stable")
     launch = ordered["launch"].to_numpy()
@@ -370,26 +317,25 @@ def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
         "num_unknown": (ordered["is_compute"] & ~ordered["is_known"]).to_numpy(bool),
         "num_calls": ordered["is_call"].to_numpy(bool),
     }
-    found = ranges[_PLACES].copy()
+    table = ranges[list(RangeRow._fields)].copy()
     for name, values in sums.items():
         whole = np.concatenate([[0], np.cumsum(values)])
-        found[name] = (whole[end] - whole[first]).astype("f8" if name == "kernel_us" else "i8")
+        table[name] = (whole[end] - whole[first]).astype("f8" if name == "kernel_us" else "i8")
     host, start = ordered["launch_us"].to_numpy("f8"), ordered["start_us"].to_numpy("f8")
     until = start + ordered["known_us"].to_numpy("f8")
     inside = list(zip(first.tolist(), end.tolist(), strict=True))
     nothing = float("nan")
-    found["begin_us"] = [host[a] if a < b else nothing for a, b in inside]
-    found["end_us"] = [host[b - 1] if a < b else nothing for a, b in inside]
-    found["gpu_begin_us"] = [start[a:b].min() if a < b else nothing for a, b in inside]
-    found["gpu_end_us"] = [until[a:b].max() if a < b else nothing for a, b in inside]
-    return found[[column.name for column in RANGES.columns]].astype(dict.fromkeys(("begin_us", "end_us"), "f8"))
+    table["begin_us"] = [host[a] if a < b else nothing for a, b in inside]
+    table["end_us"] = [host[b - 1] if a < b else nothing for a, b in inside]
+    table["gpu_begin_us"] = [start[a:b].min() if a < b else nothing for a, b in inside]
+    table["gpu_end_us"] = [until[a:b].max() if a < b else nothing for a, b in inside]
+    return table[[column.name for column in RANGES.columns]].astype(dict.fromkeys(("begin_us", "end_us"), "f8"))
 
 
 def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
     """The ranges as bars on the GPU, those that overlap below each other: outer ones above those that they contain.
 
     Args:
-        ranges: The table ``ranges``.
         most: Rows to keep, the longest.
 
     Returns:
@@ -398,40 +344,251 @@ def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
     """
     table = ranges.assign(start_us=ranges["gpu_begin_us"], end_us=ranges["gpu_end_us"])
     table["long_us"] = table["end_us"] - table["start_us"]
-    found = table[table["long_us"] > 0].nlargest(most, "long_us").sort_index()
-    found = found.sort_values(["start_us", "long_us"], ascending=[True, False], kind="stable")
+    longest = table[table["long_us"] > 0].nlargest(most, "long_us").sort_index()
+    longest = longest.sort_values(["start_us", "long_us"], ascending=[True, False], kind="stable")
     reached: list[float] = []
     lanes = []
-    for start, end in zip(found["start_us"].tolist(), found["end_us"].tolist(), strict=True):
+    for start, end in zip(longest["start_us"].tolist(), longest["end_us"].tolist(), strict=True):
         lane = next((at for at, until in enumerate(reached) if until <= start), len(reached))
         reached[lane : lane + 1] = [end]
         lanes.append(lane)
     columns = ["name", "lane", "start_us", "end_us", "num_kernels", "kernel_us", "num_calls"]
-    return found.assign(lane=np.array(lanes, "i8"))[columns].reset_index(drop=True)
+    return longest.assign(lane=np.array(lanes, "i8"))[columns].reset_index(drop=True)
 
 
 def by_range(ranges: pd.DataFrame) -> list[RangeTime]:
-    """Ranges of one name together, most kernel time first.
-
-    Args:
-        ranges: The table ``ranges``.
-    """
+    """Ranges of one name together, most kernel time first."""
     rows = ranges.assign(gpu_us=ranges["gpu_end_us"] - ranges["gpu_begin_us"])
-    found = []
-    for name, each in rows.groupby("name", sort=False):
-        found.append(
+    times = []
+    for name, part in rows.groupby("name", sort=False):
+        times.append(
             RangeTime(
                 name=str(name),
-                num_ranges=len(each),
-                depth=int(each["depth"].min()),
-                num_kernels=int(each["num_kernels"].sum()),
-                num_unknown=int(each["num_unknown"].sum()),
-                kernel_us=float(each["kernel_us"].sum()),
-                gpu_us=float(each["gpu_us"].sum()),
-                num_calls=int(each["num_calls"].sum()),
+                num_ranges=len(part),
+                depth=int(part["depth"].min()),
+                num_kernels=int(part["num_kernels"].sum()),
+                num_unknown=int(part["num_unknown"].sum()),
+                kernel_us=float(part["kernel_us"].sum()),
+                gpu_us=float(part["gpu_us"].sum()),
+                num_calls=int(part["num_calls"].sum()),
             )
         )
-    return sorted(found, key=lambda row: -row.kernel_us)
+    return sorted(times, key=lambda row: -row.kernel_us)
+
+
+#: A kernel that begins this soon after a call's end waited for it.
+_SAME_US = 1e-3
+
+
+def group_times(
+    kernels: pd.DataFrame, tables: Mapping[str, pd.DataFrame], communication: Communication | None
+) -> list[GroupTime]:
+    """The step's communication by group and operation, most exposed first.
+
+    Args:
+        tables: With communication, the tables ``calls`` and ``groups``.
+        communication: The times of the calls; None if they take none.
+    """
+    if communication is None:
+        return []
+    calls = tables["calls"]
+    own = kernels[kernels["is_call"] & kernels["call"].isin(calls["sequence"])]
+    if not len(own):
+        return []
+    made_by = calls.set_index("sequence").loc[own["call"].to_numpy("i8"), ["operation", "group"]]
+    of_call = communication.calls.reindex(own["call"].to_numpy("i8"))
+    rows = pd.DataFrame(
+        {
+            "group": made_by["group"].to_numpy(),
+            "operation": made_by["operation"].to_numpy(),
+            "num_nodes": of_call["num_nodes"].to_numpy(),
+            "moved_bytes": of_call["moved_bytes"].to_numpy("f8"),
+            "num_unknown": ~own["is_known"].to_numpy(bool),
+            "time_us": own["known_us"].to_numpy("f8"),
+            "exposed_us": exposed_calls_us(own, kernels[kernels["is_compute"]]),
+        }
+    )
+    labels = [(group.label, group.size) for group in read_groups(tables["groups"])]
+    made = []
+    for (group, operation), part in rows.groupby(["group", "operation"], observed=True):
+        label, size = labels[int(str(group))]
+        exposed, whole = float(part["exposed_us"].sum()), float(part["time_us"].sum())
+        made.append(
+            GroupTime(
+                group=label,
+                group_size=size,
+                num_nodes=int(part["num_nodes"].max()),
+                operation=str(operation),
+                num_calls=len(part),
+                num_unknown=int(part["num_unknown"].sum()),
+                moved_bytes=float(part["moved_bytes"].sum()),
+                time_us=whole,
+                hidden_us=max(whole - exposed, 0.0),
+                exposed_us=exposed,
+            )
+        )
+    return sorted(made, key=lambda row: (-row.exposed_us, -row.time_us, row.group, row.operation))
+
+
+def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
+    """How long the step waits for each call, in microseconds: nothing computes, and this is the call it waits for.
+
+    Of several calls that run in a gap between kernels, it is the one whose end lets the next kernel begin: the last to
+    end before the gap does. If none of them ends by then, it is the first that began. The parts add up to the time in
+    which nothing computes and a call runs.
+    """
+    start = calls["start_us"].to_numpy("f8")
+    end = start + calls["known_us"].to_numpy("f8")
+    kernel = compute["start_us"].to_numpy("f8")
+    busy_starts, busy_ends = union(kernel, kernel + compute["known_us"].to_numpy("f8"))
+    exposed_us = np.zeros(len(start))
+    for number, begin, until in _exposed(start, end, busy_starts, busy_ends):
+        exposed_us[number] += until - begin
+    return exposed_us
+
+
+def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
+    """When the step waits for each call: nothing computes then, and the calls' parts do not overlap.
+
+    Returns:
+        Columns row (of ``kernels``), start_us, end_us, in the order of time.
+    """
+    rows = np.flatnonzero((kernels["is_call"] & kernels["is_known"]).to_numpy(bool))
+    calls, compute = kernels.iloc[rows], kernels[kernels["is_compute"]]
+    start, kernel = calls["start_us"].to_numpy("f8"), compute["start_us"].to_numpy("f8")
+    busy = union(kernel, kernel + compute["known_us"].to_numpy("f8"))
+    parts = list(_exposed(start, start + calls["known_us"].to_numpy("f8"), *busy))
+    table = pd.DataFrame(parts, columns=["row", "start_us", "end_us"])
+    return table.assign(row=rows[table["row"].to_numpy("i8")])
+
+
+def _exposed(start: Array, end: Array, busy_starts: Array, busy_ends: Array) -> Iterator[tuple[int, float, float]]:
+    """The call that the step waits for, from when and until when, as long as nothing computes.
+
+    Nothing waits for a call without a time: NCCL does nothing in a group of one rank.
+    """
+    takes_time = np.flatnonzero(end > start).tolist()
+    changes = sorted(
+        [(float(start[number]), 1, number) for number in takes_time]
+        + [(float(end[number]), 0, number) for number in takes_time]
+        + [(at, 2, -1) for at in (*busy_starts.tolist(), *busy_ends.tolist())]
+    )
+    running: set[int] = set()
+    before = 0.0
+    for at, kind, number in changes:
+        if running and at > before:
+            index = int(np.searchsorted(busy_starts, before, side="right"))
+            if not index or busy_ends[index - 1] <= before:
+                gap_end = busy_starts[index] if index < len(busy_starts) else np.inf
+                yield _waited_for(running, start, end, float(gap_end)), before, at
+        before = at
+        if kind == 1:
+            running.add(number)
+        elif kind == 0:
+            running.discard(number)
+
+
+def _waited_for(running: set[int], start: Array, end: Array, gap_end: float) -> int:
+    """The running call that the kernel at the end of a gap waits for."""
+    in_time = [number for number in running if end[number] <= gap_end + _SAME_US]
+    if in_time:
+        return max(in_time, key=lambda number: (end[number], -start[number]))
+    return min(running, key=lambda number: (start[number], number))
+
+
+_Kind = Literal["kernels", "collectives", "host", "idle"]
+
+
+def path_parts(step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> list[PathPart]:
+    """The parts of a critical path, the longest first. They add up to the step."""
+    launches = step.launches
+    path = step.path
+    call = launches["call"].to_numpy("i8")[path.row] if len(launches) else path.row
+    layer = launches["layer"].to_numpy("i8")[path.row] if len(launches) else path.row
+    is_call = (path.what == ON_GPU) & (call >= 0)
+    parts = _of_layers("kernels", layer, path.us, (path.what == ON_GPU) & ~is_call, folds)
+    parts += _of_layers("host", layer, path.us, path.what == ON_HOST, folds)
+    parts += _of_groups(call, path.us, is_call, tables)
+    if (idle := path.what == IDLE).any():
+        parts.append(PathPart("idle", "", "", "", 0, 0, float(path.us[idle].sum())))
+    return sorted(parts, key=lambda part: -part.time_us)
+
+
+def _of_layers(kind: _Kind, layer: Array, us: Array, chosen: Array, folds: list[Fold]) -> list[PathPart]:
+    num = max(max(fold.layers) for fold in folds) + 1
+    sums, counts = np.bincount(layer[chosen], us[chosen], num), np.bincount(layer[chosen], minlength=num)
+    parts = []
+    for fold in folds:
+        rows = list(fold.layers)
+        if counts[rows].any():
+            amount, number = float(sums[rows].sum()), int(counts[rows].sum())
+            parts.append(PathPart(kind, fold.name, "", "", len(rows), number, amount))
+    return parts
+
+
+def _of_groups(call: Array, us: Array, chosen: Array, tables: Mapping[str, pd.DataFrame]) -> list[PathPart]:
+    if not chosen.any():
+        return []
+    labels = [group.label for group in read_groups(tables["groups"])]
+    made = tables["calls"].set_index("sequence").loc[call[chosen], ["group", "operation"]]
+    rows = pd.DataFrame({"group": made["group"].to_numpy(), "operation": made["operation"].astype(str).to_numpy()})
+    sums = rows.assign(us=us[chosen]).groupby(["group", "operation"])["us"].agg(["sum", "count"])
+    return [
+        PathPart("collectives", "", labels[int(group)], str(operation), 0, int(count), float(amount))
+        for (group, operation), amount, count in zip(sums.index, sums["sum"], sums["count"], strict=True)
+    ]
+
+
+_NUM_PARTS = 3
+
+
+def call_spreads(
+    calls: pd.DataFrame, groups: pd.DataFrame, communication: Communication
+) -> dict[tuple[str, str], float]:
+    """How much longer than estimated collectives may take, relative to their time, by group and operation."""
+    labels = [group.label for group in read_groups(groups)]
+    own = calls[calls["sequence"].isin(communication.calls.index)]
+    prices = communication.calls.loc[own["sequence"].to_numpy("i8"), ["time_us", "high_us"]].set_axis(own.index)
+    keys = [own["group"].map(lambda number: labels[int(number)]).astype(str), own["operation"].astype(str)]
+    sums = prices.groupby(keys, observed=True).sum()
+    spreads = {}
+    for (label, operation), time_us, high_us in zip(sums.index, sums["time_us"], sums["high_us"], strict=True):
+        spreads[str(label), str(operation)] = float(high_us / time_us - 1) if time_us else 0.0
+    return spreads
+
+
+def uncertain_parts(
+    priced: PricedStep, by_group: Sequence[GroupTime], tables: Mapping[str, pd.DataFrame]
+) -> list[UncertainPart]:
+    """The largest parts of a step's variance.
+
+    Kernels divide theirs as the families' errors do. Collectives, whose errors go together, divide theirs by what each
+    group and operation could add to the exposed time.
+
+    Args:
+        tables: With communication, the tables ``calls`` and ``groups``.
+    """
+    spreads = {}
+    if by_group and priced.communication is not None:
+        spreads = call_spreads(tables["calls"], tables["groups"], priced.communication)
+    interval = priced.interval
+    whole = interval.kernels_us**2 + interval.calls_us**2 + interval.host_us**2
+    if interval.high_us is None or not whole:
+        return []
+    parts = [UncertainPart("host", "the host", "", 0, interval.host_us, interval.host_us**2 / whole)]
+    of_kernels = sum(priced.variances.values())
+    for family, variance in priced.variances.items():
+        share = variance / of_kernels if of_kernels else 0.0
+        part = interval.kernels_us**2 * share
+        parts.append(UncertainPart("kernels", family, "", 0, part**0.5, part / whole))
+    weights = [row.exposed_us * spreads.get((row.group, row.operation), 0.0) for row in by_group]
+    for row, weight in zip(by_group, weights, strict=True):
+        share = weight / sum(weights) if weight else 0.0
+        part = interval.calls_us**2 * share
+        half_us = interval.calls_us * share
+        parts.append(UncertainPart("collectives", row.operation, row.group, row.num_nodes, half_us, part / whole))
+    parts = [part for part in parts if part.half_width_us > 0]
+    return sorted(parts, key=lambda part: -part.share)[:_NUM_PARTS]
 
 
 NUM_TOP = 20
@@ -439,63 +596,40 @@ NUM_TOP = 20
 PEAK_DTYPE = "bf16"
 
 
-@dataclass(frozen=True)
-class Times:
-    """The times of a step, from its kernels.
-
-    Attributes:
-        layers: The table ``layer_times``.
-        names: The table ``kernel_names``.
-        ranges: The table ``ranges``.
-        summary: Where the time goes; None without kernels.
-    """
-
-    layers: pd.DataFrame
-    names: pd.DataFrame
-    ranges: pd.DataFrame
-    summary: StepTime | None
-
-
-def find_times(
+def break_down(
     kernels: pd.DataFrame,
-    layers: pd.DataFrame,
-    source: KernelSource | None,
+    tables: Mapping[str, pd.DataFrame],
+    folds: list[Fold],
+    step: PricedStep | KernelSource | None,
     peaks: Peaks | None,
-    *,
-    ranges: pd.DataFrame,
-) -> Times:
-    """Compute every table and figure about a step's time.
+) -> tuple[dict[str, pd.DataFrame], StepTime | None]:
+    """The tables layer_times, kernel_names and ranges of a step, and where its time goes (None without kernels).
 
     Args:
-        kernels: The table ``kernels``.
-        layers: The table ``layers``.
-        source: Where the kernels come from; None without kernels.
+        tables: The tables layers, ranges (without times), and of a priced step calls and groups.
+        step: The priced step, or where the kernels of a traced one come from; None without kernels.
         peaks: The GPU's peak rates; None if they are unknown.
-        ranges: The script's ranges: the result of :func:`fakedist.cost_model.breakdown.recorded_ranges`.
     """
-    ready = timed(kernels)
-    busy = find_busy(ready, 0.0 if source is None else source.step_us)
-    times = layer_time_table(ready, layers, busy.of_kernel_us)
-    names, inside = name_table(ready, layers), range_table(ranges, ready)
-    if not len(kernels) or source is None:
-        return Times(times.iloc[:0], names, inside, None)
-    families, top, by_layer = _tables(ready, times, layers, names)
-    found = replace(_step_time(ready, busy, source, peaks), by_family=families, top_kernels=top, layers=by_layer)
-    return Times(times, names, inside, replace(found, ranges=by_range(inside)))
-
-
-def _step_time(kernels: pd.DataFrame, busy: Busy, source: KernelSource, peaks: Peaks | None) -> StepTime:
-    compute = kernels[kernels["is_compute"]]
+    layers, ready = tables["layers"], timed(kernels)
+    busy = find_busy(ready, 0.0 if step is None else step.step_us)
+    made = {
+        "layer_times": layer_time_table(ready, layers, busy.of_kernel_us),
+        "kernel_names": name_table(ready, folds),
+        "ranges": range_table(tables["ranges"], ready),
+    }
+    if step is None or not len(kernels):
+        return {**made, "layer_times": made["layer_times"].iloc[:0]}, None
+    compute = ready[ready["is_compute"]]
     known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
-    kind = compute["kind"].to_numpy()
+    kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
     model_flops = float(flops[kind != KINDS.index("recompute")].sum())
-    bound = compute["bound"].astype(str).to_numpy()
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
-    return StepTime(
-        generation_us=generation_us(kernels),
+    top = made["kernel_names"][made["kernel_names"]["family"] != "communication"]
+    return made, StepTime(
+        generation_us=generation_us(ready),
         step_us=busy.step_us,
-        step_low_us=source.step_low_us,
-        step_high_us=source.step_high_us,
+        step_low_us=step.step_low_us,
+        step_high_us=step.step_high_us,
         busy_us=busy.busy_us,
         communication_us=busy.communication_us,
         launch_gap_us=busy.launch_gap_us,
@@ -505,30 +639,32 @@ def _step_time(kernels: pd.DataFrame, busy: Busy, source: KernelSource, peaks: P
         kernel_us=float(known_us.sum()),
         by_kind={name: float(known_us[kind == at].sum()) for at, name in enumerate(KINDS)},
         by_bound={name: float(known_us[bound == name].sum()) for name in BOUNDS if name and (bound == name).any()},
-        num_calls=int(kernels["is_call"].sum()),
-        num_unknown_calls=int((kernels["is_call"] & ~kernels["is_known"]).sum()),
+        num_calls=int(ready["is_call"].sum()),
+        num_unknown_calls=int((ready["is_call"] & ~ready["is_known"]).sum()),
         flops=float(flops.sum()),
         model_flops=model_flops,
         num_lacking_flops=int(compute["lacks_flops"].sum()),
         moved_bytes=float(np.nan_to_num(compute["moved_bytes"].to_numpy("f8")).sum()),
         peaks=peaks,
         model_flops_utilisation=model_flops / (busy.busy_us * 1e-6 * peak) if peak and busy.busy_us else None,
+        by_family=_families(ready),
+        top_kernels=rows_of(KernelTime, top.head(NUM_TOP)),
+        layers=layer_times(made["layer_times"], layers, folds),
+        by_group=group_times(ready, tables, step.communication) if isinstance(step, PricedStep) else [],
+        ranges=by_range(made["ranges"]),
+        critical_path=path_parts(step, tables, folds) if isinstance(step, PricedStep) else [],
     )
 
 
-def _tables(
-    kernels: pd.DataFrame, times: pd.DataFrame, layers: pd.DataFrame, names: pd.DataFrame
-) -> tuple[list[FamilyTime], list[KernelTime], list[LayerTime]]:
-    compute = kernels["is_compute"]
+def _families(kernels: pd.DataFrame) -> list[FamilyTime]:
     families = family_table(kernels)
-    whole = float(kernels["known_us"][compute].sum())
+    whole = float(kernels["known_us"][kernels["is_compute"]].sum())
     is_compute = families["family"] != "communication"
     families["share"] = np.where(is_compute, families["time_us"] / (whole or 1.0), np.nan)
-    top = names[names["family"] != "communication"].head(NUM_TOP)
-    return rows_of(FamilyTime, families), rows_of(KernelTime, top), folded_layer_times(times, layers)
+    return rows_of(FamilyTime, families)
 
 
-def folded_layer_times(times: pd.DataFrame, layers: pd.DataFrame, *, fold: bool = True) -> list[LayerTime]:
-    """Layers that ran any kernel or collective. Repeated layers fold into one row unless ``fold`` is False."""
-    found = fold_times(times, layers, fold_layers(layers) if fold else unfolded(layers))
-    return rows_of(LayerTime, found[(found["num_kernels"] > 0) | (found["num_calls"] > 0)])
+def layer_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> list[LayerTime]:
+    """Folded layers that ran any kernel or collective."""
+    folded = fold_times(times, layers, folds)
+    return rows_of(LayerTime, folded[(folded["num_kernels"] > 0) | (folded["num_calls"] > 0)])

@@ -1,4 +1,7 @@
-"""The tables and figures of a step's time as a model of a GPU estimates them, from what the step launched."""
+"""The times of a step: estimated by a model of a GPU, or measured and its collectives estimated, or as a tool saw it.
+
+:func:`estimate_times` prices the launches, places them in time and breaks the step down.
+"""
 
 from __future__ import annotations
 
@@ -9,71 +12,46 @@ from types import MappingProxyType
 
 import pandas as pd
 
+from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.recording import Recording
 from fakedist.cost_model.accuracy import closest
-from fakedist.cost_model.breakdown import Times, find_times, timed
-from fakedist.cost_model.communication import Communication, communication_of
-from fakedist.cost_model.fabric import Fabric, default_fabric, find_fabric
-from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.breakdown import break_down, uncertain_parts
+from fakedist.cost_model.collectives.communication import Communication, communication_of
+from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
+from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, read_settings
-from fakedist.cost_model.own import own_prices
-from fakedist.cost_model.step import ImbalancedPrices, MeasuredPrices, Prices, price_step
-from fakedist.cost_model.step_parts import call_spreads, group_times, path_parts, uncertain_parts
+from fakedist.cost_model.step import ImbalancedPrices, MeasuredPrices, PricedStep, Prices, price_step
 from fakedist.cost_model.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
+from fakedist.errors import FakedistError
+from fakedist.gpu.models.catalogue import gpu_of_product
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
-from fakedist.rundir.step_time import FamilyAccuracy, KernelSource, Peaks
-
-
-@dataclass(frozen=True)
-class EstimatedTimes:
-    """A step's time on a GPU.
-
-    Attributes:
-        kernels: The table ``kernels``.
-        times: The other tables of times, and the figures.
-        source: Where they come from.
-    """
-
-    kernels: pd.DataFrame
-    times: Times
-    source: KernelSource
+from fakedist.rundir.records import GpuRecord
+from fakedist.rundir.step_time import FamilyAccuracy, KernelSource, Peaks, StepTime, UncertainPart
 
 
 def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
     """The model of a GPU's kernel times.
 
     Args:
-        gpu: The GPU model.
-        times: A file of times of the user's own GPU, which go before the model's; None without them.
+        times: A file of times of the user's own GPU, which replace the model's; None without them.
 
     Raises:
         SetupError: The file cannot be read, or is of another GPU.
     """
     model = KernelTimes(gpu)
-    return own_prices(model, Path(times)) if times else model
-
-
-def measured_prices(product: str, launches: pd.DataFrame) -> Prices:
-    """The prices of a step whose kernels were measured: only its collectives have any.
-
-    Args:
-        product: The GPU's name.
-        launches: The table ``launches``.
-    """
-    return MeasuredPrices(product, launches)
+    return calibrated_prices_of(model, Path(times)) if times else model
 
 
 @dataclass(frozen=True)
-class Network:
-    """What connects the GPUs of the job, and how the job uses it.
+class JobNetwork:
+    """The network between the GPUs of the job, and how the job uses it.
 
     Attributes:
-        fabric: The interconnect.
-        interferes: Whether kernels and collectives that run at once slow each other.
-        nccl: NCCL's variables.
-        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
+        moe_imbalance: The busiest rank's load of an all_to_all and of grouped products over the even load.
         what_if: A change to price; None for the step as it is.
     """
 
@@ -86,14 +64,13 @@ class Network:
 
 @dataclass(frozen=True)
 class NetworkChoice:
-    """What a user chose of a network. None and True leave it as it is usual.
+    """A user's choices about the network. None and True keep the usual.
 
     Attributes:
         fabric: A preset or a fabric file.
         gpus_per_node: GPUs in one NVLink domain.
-        interferes: Whether kernels and collectives that run at once slow each other.
-        nccl: NCCL's variables, which go before the run's own.
-        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
+        nccl: NCCL's variables, which replace the run's own.
+        moe_imbalance: The busiest rank's load of an all_to_all and of grouped products over the even load.
         what_if: A change to price, as ``fakedist.cost_model.what_if`` reads it.
     """
 
@@ -110,13 +87,13 @@ def network_of(
     job: Job | None,
     chosen: NetworkChoice | None = None,
     nccl: Mapping[str, str] = MappingProxyType({}),
-) -> Network:
+) -> JobNetwork:
     """The network of a job.
 
     Args:
         gpu: The GPU model, which has a usual fabric.
         job: The job; its nodes are NVLink domains unless the fabric's domains span hosts.
-        chosen: What goes before that.
+        chosen: The user's choices, which take precedence.
         nccl: NCCL's variables as the run recorded them.
 
     Raises:
@@ -134,79 +111,157 @@ def network_of(
         fabric = find_fabric(name, job.gpus_per_node)
     if what_if is not None:
         fabric = changed_fabric(what_if, fabric, gpu.nvlink_bandwidth)
-    return Network(fabric, chosen.interferes, {**nccl, **chosen.nccl}, chosen.moe_imbalance, what_if)
+    return JobNetwork(fabric, chosen.interferes, {**nccl, **chosen.nccl}, chosen.moe_imbalance, what_if)
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that a step is priced with.
+
+    Attributes:
+        network: The network of the job, and a change of it to price.
+    """
+
+    gpu: GpuSpec
+    prices: Prices
+    network: JobNetwork
+
+
+def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | None) -> tuple[Models | None, list[Note]]:
+    """The models to price a recorded step with, and notes on them; None if nothing of it can be priced.
+
+    A step of the virtual GPU is priced as a whole. If a tool traced the kernels, only the collectives are.
+
+    Args:
+        job: The job; None for an imported trace.
+    """
+    gpu, source, host = recorded_gpu(recording), recording.kernel_source, recording.host
+    if gpu is None or (source is None and not len(launches)) or (source and not (host and host.has_events)):
+        return None, []
+    network = network_of(gpu, job, nccl={} if recording.nccl is None else recording.nccl.environment)
+    if source is not None:
+        return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
+    if job is None or not job.times:
+        return Models(gpu, prices_of(gpu), network), []
+    try:
+        return Models(gpu, prices_of(gpu, job.times), network), []
+    except FakedistError as error:  # the file has gone since the job began
+        return Models(gpu, prices_of(gpu), network), [time_notes.own_times_not_used(error.message)]
+
+
+def recorded_gpu(recording: Recording) -> GpuSpec | None:
+    """The GPU model that a step ran on or is priced for; None for an unknown one."""
+    gpu = recording.gpu or GpuRecord()
+    was_traced = recording.kernel_source is not None and recording.host is not None
+    return gpu.model or (gpu_of_product(gpu.gpu_name) if was_traced else None)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The times of a step.
+
+    Attributes:
+        tables: The tables kernels, layer_times, kernel_names and ranges.
+        summary: Where the time goes; None if no step was timed.
+    """
+
+    tables: dict[str, pd.DataFrame]
+    summary: StepTime | None
+    source: KernelSource | None
+
+
+def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedStep:
+    """Price the collectives and the kernels of a step, and place them in time.
+
+    Args:
+        tables: The tables ``launches`` (not empty), ``work``, ``calls`` and ``groups``.
+
+    Raises:
+        RunDirectoryError: The tables are damaged.
+        JobError: The step lacks the groups of a what-if.
+    """
+    launches, network = tables["launches"], models.network
+    communication = communication_for(tables, models.gpu, network)
+    if network.what_if is not None:
+        launches, communication = changed_launches(network.what_if, launches, communication, tables["groups"])
+    prices = ImbalancedPrices(models.prices, network.moe_imbalance)
+    return price_step(launches, tables["work"], prices, communication)
 
 
 def estimate_times(
-    tables: Mapping[str, pd.DataFrame],
-    gpu: GpuSpec,
-    prices: Prices,
-    network: Network | None = None,
-    *,
-    traced: KernelSource | None = None,
-) -> EstimatedTimes:
-    """Estimate every table and figure about a step's time.
+    tables: Mapping[str, pd.DataFrame], folds: list[Fold], models: Models, *, traced: KernelSource | None = None
+) -> StepTimes:
+    """Estimate the times of a step: price it, and break it down.
 
     Args:
-        tables: The tables ``launches`` (not empty), ``work``, ``ranges`` and ``layers``; with a network, ``calls`` and
-            ``groups``.
-        gpu: The GPU model.
-        prices: The model of its kernel times.
-        network: What connects the GPUs; None if collectives take no time.
+        tables: The tables ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
         traced: Where the kernels come from, if a tool traced them; None if they are estimated.
 
     Raises:
         RunDirectoryError: The tables are damaged.
         JobError: The step lacks the groups of a what-if.
     """
-    launches, communication = tables["launches"], None
-    if network is not None:
-        communication = communication_for(tables, gpu, network)
-        if network.what_if is not None:
-            launches, communication = changed_launches(network.what_if, launches, communication, tables["groups"])
-        prices = ImbalancedPrices(prices, network.moe_imbalance)
-    priced = price_step(launches, tables["work"], prices, communication)
-    peaks: Peaks | None = Peaks(dict(gpu.peak_flops), gpu.memory_bandwidth)
-    rows = closest(gpu, priced.families)
-    accuracy = [FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows]
-    source = replace(priced.source, accuracy=accuracy, notes=[*priced.source.notes, *_nccl_notes(network)])
-    if traced is not None:
-        source = _of_traced(traced, source)
-    if source.source == "simulated":
+    priced = price_tables(tables, models)
+    peaks = Peaks(dict(models.gpu.peak_flops), models.gpu.memory_bandwidth)
+    is_simulated = traced is not None and traced.source == "simulated"
+    made, summary = break_down(priced.kernels, tables, folds, priced, None if is_simulated else peaks)
+    uncertain = uncertain_parts(priced, [] if summary is None else summary.by_group, tables)
+    return StepTimes({"kernels": priced.kernels, **made}, summary, _source(priced, models, uncertain, traced))
+
+
+def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> StepTimes:
+    """The times of a recorded step as a tool saw them; none if no step was timed.
+
+    Args:
+        tables: The tables ``kernels``, ``launches``, ``ranges`` and ``layers``.
+    """
+    source = recording.kernel_source
+    if source is not None and recording.host is not None and (tables["launches"]["call"] >= 0).any():
+        why = "" if recorded_gpu(recording) is None else "where events were recorded was not traced"
+        source = replace(source, notes=[*source.notes, time_notes.collectives_not_priced(why)])
+    peaks = (recording.gpu or GpuRecord()).peaks
+    if source is not None and source.source == "simulated":  # simulated times cannot be compared with peak rates
         peaks = None
-    times = find_times(priced.kernels, tables["layers"], source, peaks, ranges=tables["ranges"])
-    if times.summary is not None:
-        path = path_parts(priced.path, {**tables, "launches": launches})
-        times = replace(times, summary=replace(times.summary, critical_path=path))
-    if times.summary is not None and communication is not None:
-        by_group = group_times(timed(priced.kernels), tables["calls"], tables["groups"], communication)
-        times = replace(times, summary=replace(times.summary, by_group=by_group))
-        spreads = call_spreads(tables["calls"], tables["groups"], communication)
-        source = replace(source, uncertain=uncertain_parts(priced, by_group, spreads))
-    else:
-        source = replace(source, uncertain=uncertain_parts(priced, [], {}))
-    return EstimatedTimes(priced.kernels, times, source)
+    made, summary = break_down(tables["kernels"], tables, folds, source, peaks)
+    return StepTimes({"kernels": tables["kernels"], **made}, summary, source)
 
 
-def _of_traced(traced: KernelSource, priced: KernelSource) -> KernelSource:
-    """Where the times of a traced step come from, once its collectives are priced."""
-    return replace(
-        traced,
+def _source(
+    priced: PricedStep, models: Models, uncertain: list[UncertainPart], traced: KernelSource | None
+) -> KernelSource:
+    """Where the times of a priced step come from; of a traced one, only its collectives are estimated."""
+    network = models.network
+    variables = {name: network.nccl[name] for name in TIME_VARIABLES if name in network.nccl}
+    notes = [*priced.notes, *([time_notes.nccl_environment(variables)] if variables else [])]
+    if traced is not None:
+        return replace(
+            traced,
+            step_us=priced.step_us,
+            step_low_us=priced.step_low_us,
+            step_high_us=priced.step_high_us,
+            fabric=network.fabric.name,
+            uncertain=uncertain,
+            notes=[*traced.notes, time_notes.only_collectives_are_estimated(), *notes],
+        )
+    rows = closest(models.gpu, priced.families)
+    return KernelSource(
+        source="estimated",
+        tool="model",
+        step=int(priced.launches["step"].iloc[0]),
+        gpu=models.prices.product,
         step_us=priced.step_us,
         step_low_us=priced.step_low_us,
         step_high_us=priced.step_high_us,
-        fabric=priced.fabric,
-        notes=[*traced.notes, time_notes.only_collectives_are_estimated(), *priced.notes],
+        calibrated_on=models.prices.calibrated_on,
+        accuracy=[FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows],
+        uncertain=uncertain,
+        fabric=network.fabric.name,
+        notes=notes,
     )
 
 
-def _nccl_notes(network: Network | None) -> list[Note]:
-    variables = {} if network is None else {name: network.nccl[name] for name in TIME_VARIABLES if name in network.nccl}
-    return [time_notes.nccl_environment(variables)] if variables else []
-
-
-def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network: Network) -> Communication:
-    """What the collectives of a step take: of the tables ``launches``, ``calls`` and ``groups``."""
+def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network: JobNetwork) -> Communication:
+    """Price the collectives of a step, from the tables ``launches``, ``calls`` and ``groups``."""
     calls = tables["calls"]
     own = calls[calls["sequence"].isin(tables["launches"]["call"])]
     return communication_of(
@@ -220,16 +275,16 @@ def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network:
     )
 
 
-@dataclass(frozen=True)
-class Models:
-    """The models that a step is priced with.
+_COPIES = "copies stand for collectives"
 
-    Attributes:
-        gpu: The GPU model.
-        prices: Its kernel times.
-        network: What connects the GPUs, and a change of it to price.
-    """
 
-    gpu: GpuSpec
-    prices: Prices
-    network: Network
+def where_from(source: KernelSource) -> str:
+    """Where the times of the timed step come from, for run.json."""
+    if source.source == "estimated":
+        return f"estimated: kernels by a model of the GPU, collectives for the fabric {source.fabric}"
+    if source.source == "simulated":
+        collectives = f"collectives estimated for the fabric {source.fabric}" if source.fabric else _COPIES
+        return f"simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 µs; {collectives}"
+    tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(source.tool, source.tool)
+    collectives = f"collectives estimated for the fabric {source.fabric}" if source.fabric else _COPIES
+    return f"measured: {tool} on this GPU; {collectives}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from types import MappingProxyType
+from typing import Literal
 
 import pandas as pd
 
 from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
-from fakedist.cost_model.fabric import FABRICS, default_fabric
+from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric
 from fakedist.cost_model.nccl.collective_kinds import collective_of
 from fakedist.cost_model.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total
@@ -37,26 +37,25 @@ def estimate_outside(
     nccl_environment: Mapping[str, str] = MappingProxyType({}),
     bound: Collection[int] = (),
     measured_bytes: int | None = None,
+    reserved_bytes: int = 0,
+    capacity_bytes: int = 0,
 ) -> Outside:
     """Estimate the GPU memory that the rank takes outside the caching allocator.
 
     Args:
         tables: ``groups`` and ``calls`` of the run.
-        gpu_name: The GPU, as CUDA names it.
-        gpus_per_node: GPUs of each node.
         fabric: The job's fabric, if it is a preset; else the GPU's usual one is taken. NCCL's choice of algorithms
             over nodes follows from its NICs.
-        nccl_version: Version of NCCL.
-        nccl_environment: NCCL_* variables.
         bound: Numbers of the groups that are bound to a device.
         measured_bytes: The device's used memory minus reserved, at the end; None on a virtual GPU.
+        capacity_bytes: The GPU's memory; 0 if that is not known.
     """
     interconnect, settings = find_interconnect(gpu_name), read_settings(nccl_environment)
     network = _network(gpu_name, fabric)
     left_out = [] if gpu_name in CONTEXT_BYTES else [f"CUDA context: not known for {gpu_name or 'this GPU'}"]
     context, source = CONTEXT_BYTES.get(gpu_name, (0, ""))
     groups = {number: group for number, group in enumerate(read_groups(tables["groups"])) if "nccl" in group.backend}
-    found: list[tuple[ProcessGroup, GroupShape, CommunicatorMemory]] = []
+    communicators: list[tuple[ProcessGroup, GroupShape, CommunicatorMemory]] = []
     if interconnect is None and groups:
         left_out.append(f"NCCL: not known for {gpu_name or 'this GPU'}")
     elif interconnect is not None:
@@ -64,9 +63,9 @@ def estimate_outside(
         for number, group in groups.items():
             shape, is_local = _shape(group, gpus_per_node)
             usage = _usage(_through_nccl(calls.get(number), group.backend), is_local, number in bound)
-            if (each := communicator_memory(shape, usage, interconnect, settings, network)) is not None:
-                found.append((group, shape, each))
-    everything = total([exactly(context), *(each.bytes for *_, each in found)])
+            if (communicator := communicator_memory(shape, usage, interconnect, settings, network)) is not None:
+                communicators.append((group, shape, communicator))
+    everything = total([exactly(context), *(communicator.bytes for *_, communicator in communicators)])
     return Outside(
         low_bytes=everything.low,
         high_bytes=everything.high,
@@ -74,19 +73,21 @@ def estimate_outside(
         context_source=source,
         nccl_version=nccl_version,
         nccl_environment=dict(nccl_environment),
-        communicators=[_summarized(*each) for each in sorted(found, key=lambda row: -row[2].bytes.high)],
-        num_unused_groups=len(groups) - len(found) if interconnect is not None else 0,
+        communicators=[
+            _summarized(*communicator) for communicator in sorted(communicators, key=lambda row: -row[2].bytes.high)
+        ],
+        num_unused_groups=len(groups) - len(communicators) if interconnect is not None else 0,
         left_out=[*left_out, _LIBRARIES],
         measured_bytes=measured_bytes,
+        beside_reserved=_beside_reserved(reserved_bytes, everything, capacity_bytes),
     )
 
 
-def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
-    """The estimate, completed with whether it fits into the capacity together with reserved memory."""
-    if not capacity or reserved + outside.high_bytes <= capacity:
-        return replace(outside, beside_reserved="fits")
-    fits_least = reserved + outside.low_bytes <= capacity
-    return replace(outside, beside_reserved="may not fit" if fits_least else "does not fit")
+def _beside_reserved(reserved: int, memory: Span, capacity: int) -> Literal["fits", "may not fit", "does not fit"]:
+    """Whether memory fits into the capacity in addition to the reserved memory."""
+    if not capacity or reserved + memory.high <= capacity:
+        return "fits"
+    return "may not fit" if reserved + memory.low <= capacity else "does not fit"
 
 
 def _network(gpu_name: str, fabric: str | None) -> Network:
@@ -109,19 +110,19 @@ def _through_nccl(calls: pd.DataFrame | None, backend: str) -> pd.DataFrame | No
     if calls is None:
         return None
     others = r"monitored_barrier" if backend == "nccl" else r"monitored_barrier|barrier|\w+_object(?:_list)?"
-    found = calls[~calls["operation"].str.fullmatch(others)]
-    return found if len(found) else None
+    own = calls[~calls["operation"].str.fullmatch(others)]
+    return own if len(own) else None
 
 
 def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> Usage:
     if calls is None:
         return Usage(is_bound=is_bound)
     peers: dict[str, set[int]] = {"send": set(), "recv": set()}
-    for operation, found in peers.items():
-        found |= set(calls.loc[(calls["operation"] == operation) & (calls["peer"] >= 0), "peer"])
+    for operation, ranks in peers.items():
+        ranks |= set(calls.loc[(calls["operation"] == operation) & (calls["peer"] >= 0), "peer"])
     counts = {
-        f"{name}_{'local' if local else 'remote'}": sum(is_local[int(peer)] == local for peer in found)
-        for name, found in peers.items()
+        f"{name}_{'local' if local else 'remote'}": sum(is_local[int(peer)] == local for peer in ranks)
+        for name, ranks in peers.items()
         for local in (True, False)
     }
     operations = frozenset(map(str, calls["operation"].unique()))
@@ -130,23 +131,23 @@ def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> 
 
 def _sizes(calls: pd.DataFrame) -> dict[str, frozenset[int]]:
     """Bytes of the whole buffers of each operation's calls."""
-    found: dict[str, set[int]] = {}
+    by_operation: dict[str, set[int]] = {}
     distinct = calls[["operation", "bytes_in", "bytes_out"]].astype({"operation": str}).drop_duplicates()
     for operation, bytes_in, bytes_out in distinct.itertuples(index=False):
-        found.setdefault(operation, set()).add(collective_of(operation, bytes_in, bytes_out)[1])
-    return {operation: frozenset(sizes) for operation, sizes in found.items()}
+        by_operation.setdefault(operation, set()).add(collective_of(operation, bytes_in, bytes_out)[1])
+    return {operation: frozenset(sizes) for operation, sizes in by_operation.items()}
 
 
-def _summarized(group: ProcessGroup, shape: GroupShape, each: CommunicatorMemory) -> summary.Communicator:
+def _summarized(group: ProcessGroup, shape: GroupShape, memory: CommunicatorMemory) -> summary.Communicator:
     return summary.Communicator(
         group=group.label,
         group_size=shape.size,
         local_size=shape.own,
         num_nodes=shape.num_nodes,
-        channels=_pair(each.channels),
-        parts={name: _pair(part) for name, part in each.parts.items()},
-        low_bytes=each.bytes.low,
-        high_bytes=each.bytes.high,
+        channels=_pair(memory.channels),
+        parts={name: _pair(part) for name, part in memory.parts.items()},
+        low_bytes=memory.bytes.low,
+        high_bytes=memory.bytes.high,
     )
 
 

@@ -31,15 +31,12 @@ def exposed_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Flo
     """How long each of some intervals is not covered by others, in microseconds.
 
     Args:
-        starts: When each interval begins.
-        ends: When it ends.
         busy_starts: When the intervals that cover begin; they may overlap.
-        busy_ends: When they end.
     """
     begins, until = union(busy_starts, busy_ends)
     covered = np.concatenate([[0.0], np.cumsum(until - begins)])
-    found: Floats = (ends - starts) - (_covered(ends, begins, covered) - _covered(starts, begins, covered))
-    return np.maximum(found, 0.0)
+    exposed: Floats = (ends - starts) - (_covered(ends, begins, covered) - _covered(starts, begins, covered))
+    return np.maximum(exposed, 0.0)
 
 
 def shared_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Floats) -> Floats:
@@ -68,13 +65,13 @@ def union_us(starts: Floats, ends: Floats) -> float:
 
 def _covered(at: Floats, begins: Floats, covered: Floats) -> Floats:
     """How much of the time before each moment disjoint intervals cover."""
-    place = np.searchsorted(begins, at, side="right")
-    before = np.maximum(place - 1, 0)
+    index = np.searchsorted(begins, at, side="right")
+    before = np.maximum(index - 1, 0)
     if not len(begins):
         return np.zeros(len(at))
     lengths = np.diff(covered)
     inside = np.minimum(at - begins[before], lengths[before])
-    return np.where(place > 0, covered[before] + np.maximum(inside, 0.0), 0.0)
+    return np.where(index > 0, covered[before] + np.maximum(inside, 0.0), 0.0)
 
 
 Flags = npt.NDArray[np.bool_]
@@ -94,7 +91,7 @@ _SETTLED = 1e-3
 
 @dataclass(frozen=True)
 class Contender:
-    """What a collective takes while it runs.
+    """The resources that a collective uses while it runs.
 
     Attributes:
         sms: SMs that its kernels hold.
@@ -111,9 +108,6 @@ def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: f
     Args:
         work: The table ``work``: kind, m, n, batch.
         bounds: Whether memory limits each row, 1 or 0.
-        sms: SMs of the GPU.
-        memory_bandwidth: Its memory bandwidth, bytes per second.
-        other: The collective.
     """
     left = max(sms - other.sms, 1)
     m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
@@ -123,8 +117,8 @@ def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: f
     with np.errstate(divide="ignore", invalid="ignore"):
         of_product = np.where(tiles > 0, waves / fewer, 1 / _UNKNOWN_TILES)
     of_memory = max(1 - _TRAFFIC * other.bus_bandwidth / memory_bandwidth, 0.0)
-    found = np.where(bounds > 0, of_memory, np.where(is_product, of_product, left / sms))
-    return np.clip(found, _LEAST_RATE, 1.0)
+    rates = np.where(bounds > 0, of_memory, np.where(is_product, of_product, left / sms))
+    return np.clip(rates, _LEAST_RATE, 1.0)
 
 
 @dataclass(frozen=True)
@@ -142,52 +136,35 @@ class SharedLinks:
     shares: Floats
 
 
-@dataclass(frozen=True)
-class Settled:
-    """A step in which kernels and collectives take longer where they overlap.
-
-    Attributes:
-        durations_us: How long each launch takes.
-        starts_us: When each begins.
-        slowed_us: By how much each is slower than alone.
-    """
-
-    durations_us: Floats
-    starts_us: Floats
-    slowed_us: Floats
-
-
 def filled_sms(work: pd.DataFrame, sms: int) -> Floats:
     """The fraction of the SMs that each kernel fills if arithmetic limits it; a product by its tiles, any other all.
 
     Args:
         work: The table ``work``: m, n, batch, groups.
-        sms: SMs of the GPU.
     """
     m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
     number = np.maximum(work["batch"].to_numpy("f8"), work["groups"].to_numpy("f8"))
     tiles = np.ceil(m / _TILE[0]) * np.ceil(n / _TILE[1]) * np.maximum(number, 1.0)
-    found: Floats = np.where(tiles > 0, np.minimum(tiles / sms, 1.0), 1.0)
-    return found
+    filled: Floats = np.where(tiles > 0, np.minimum(tiles / sms, 1.0), 1.0)
+    return filled
 
 
 def settle(
-    place: Callable[[Floats], Floats], alone_us: Floats, groups: list[SharedLinks], filled: Floats | None = None
-) -> Settled:
-    """Find durations that agree with the overlaps that they lead to.
+    starts_of: Callable[[Floats], Floats], alone_us: Floats, groups: list[SharedLinks], filled: Floats | None = None
+) -> Floats:
+    """Find durations that agree with the overlaps that they lead to, in microseconds.
 
-    A launch of which a share s runs during a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as alone.
-    That changes when launches begin, and so the shares: rounds are repeated until the durations settle.
+    A launch of which a fraction s runs during a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as
+    alone. That changes when launches begin, and so the fractions: rounds are repeated until the durations settle.
 
     Args:
-        place: Returns when launches of given durations begin.
-        alone_us: How long each launch takes alone.
+        starts_of: Returns when launches of given durations begin.
         groups: Collectives, by the links that they share.
         filled: The fraction of the SMs that each launch needs of those that arithmetic limits; 0 for all others. None
             if no two of them run at once.
     """
     durations = alone_us
-    starts = place(durations)
+    starts = starts_of(durations)
     for _ in range(_MOST_ROUNDS):
         rates = np.clip(1 - _lost_rates(starts, durations, groups), _LEAST_RATE, 1.0)
         if filled is not None:
@@ -195,33 +172,33 @@ def settle(
         changed = alone_us / rates
         is_settled = np.abs(changed - durations).sum() <= _SETTLED * durations.sum()
         durations = changed
-        starts = place(durations)
+        starts = starts_of(durations)
         if is_settled:
             break
-    return Settled(durations, starts, durations - alone_us)
+    return durations
 
 
 def _lost_rates(starts: Floats, durations: Floats, groups: list[SharedLinks]) -> Floats:
     """The part of its rate that each launch loses on average over its time."""
     ends = starts + durations
-    found = np.zeros(len(starts))
-    every_call = np.logical_or.reduce([each.members for each in groups]) if groups else np.zeros(len(starts), bool)
+    lost = np.zeros(len(starts))
+    every_call = np.logical_or.reduce([shared.members for shared in groups]) if groups else np.zeros(len(starts), bool)
     for links in groups:
         members, rates = links.members, links.rates
         kernels = ~every_call & (durations > 0)
         overlap = shared_us(starts[kernels], ends[kernels], starts[members], ends[members])
-        found[kernels] += overlap / durations[kernels] * (1 - rates[kernels])
+        lost[kernels] += overlap / durations[kernels] * (1 - rates[kernels])
         sharing = members & (durations > 0)
-        found[sharing] += _lost_us(starts[sharing], ends[sharing], links.shares[sharing]) / durations[sharing]
-    return found
+        lost[sharing] += _lost_us(starts[sharing], ends[sharing], links.shares[sharing]) / durations[sharing]
+    return lost
 
 
 def _lost_to_kernels(starts: Floats, durations: Floats, filled: Floats) -> Floats:
     """The part of its rate that each launch loses to kernels of other streams that need the same SMs."""
-    found = np.zeros(len(starts))
+    lost = np.zeros(len(starts))
     own = (filled > 0) & (durations > 0)
-    found[own] = _lost_us(starts[own], (starts + durations)[own], filled[own]) / durations[own]
-    return found
+    lost[own] = _lost_us(starts[own], (starts + durations)[own], filled[own]) / durations[own]
+    return lost
 
 
 def _lost_us(starts: Floats, ends: Floats, shares: Floats) -> Floats:
@@ -235,5 +212,5 @@ def _lost_us(starts: Floats, ends: Floats, shares: Floats) -> Floats:
     np.add.at(change, last, -shares)
     asked = np.maximum(np.cumsum(change)[: len(moments) - 1], 1.0)
     total = np.concatenate([[0.0], np.cumsum(np.diff(moments) * (1 - 1 / asked))])
-    found: Floats = total[last] - total[first]
-    return found
+    lost: Floats = total[last] - total[first]
+    return lost

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.overlap import SharedLinks, settle
-from fakedist.cost_model.timeline import HOST_RANGE, Array, HostTimes, Placed, Timeline, scaled
+from fakedist.cost_model.timeline import HOST_RANGE, Array, HostCosts, Placed, Timeline, scaled
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 
 _COLLECTIVE = LAUNCH_KINDS.index("collective")
@@ -27,7 +27,6 @@ class PlacedStep:
     """A step in time.
 
     Attributes:
-        placed: When the launches with work begin and end.
         time_us: How long each row of the table ``launches`` takes; NaN where that is not known.
     """
 
@@ -40,10 +39,7 @@ class StepInterval(NamedTuple):
 
     Attributes:
         low_us: The least; None if it is not known.
-        high_us: The most.
         kernels_us: By how much longer the step may be because of its kernels alone.
-        calls_us: The same because of its collectives.
-        host_us: The same because of the host.
     """
 
     low_us: float | None = None
@@ -57,8 +53,7 @@ class StepLaunches:
     """The launches of a step with their prices.
 
     Args:
-        launches: The table ``launches``. What was measured of a launch goes before its price.
-        work: The table ``work``.
+        launches: The table ``launches``. A measured time replaces the price of a launch.
         priced: Prices of the rows of work: time_us, bound, filled.
         communication: What collectives take; None if they take no time.
 
@@ -90,7 +85,7 @@ class StepLaunches:
         if communication is not None:
             self._alone_us[self._is_call] = communication.of_rows(self._call[self._is_call], "time_us")
 
-    def place(self, host: HostTimes) -> PlacedStep:
+    def place(self, host: HostCosts) -> PlacedStep:
         """Place the launches. Where kernels and collectives overlap, they take as long as they leave each other."""
         durations = np.nan_to_num(self._alone_us)
         communication = self._communication
@@ -99,12 +94,10 @@ class StepLaunches:
         placed = self.timeline.place(durations, host)
         return PlacedStep(placed, np.where(np.isnan(self._alone_us), np.nan, durations))
 
-    def interval(self, step: PlacedStep, host: HostTimes, of_kernels: _KernelInterval) -> StepInterval:
+    def interval(self, step: PlacedStep, host: HostCosts, of_kernels: _KernelInterval) -> StepInterval:
         """The step's 90 % interval.
 
         Args:
-            step: The step as it was placed.
-            host: What the host takes.
             of_kernels: Returns the interval of the sum of all kernels.
         """
         varied = self.varied(step, of_kernels)
@@ -112,7 +105,7 @@ class StepLaunches:
             return StepInterval()
         end = step.placed.end_us
         ends = [[self.timeline.place(durations, host).end_us for durations in side] for side in varied]
-        kernels_us, calls_us = ([abs(each - end) for each in ends[1]] + [0.0])[:2]
+        kernels_us, calls_us = ([abs(other - end) for other in ends[1]] + [0.0])[:2]
         durations = np.nan_to_num(step.time_us)
         for side, factor in zip(ends, HOST_RANGE, strict=True):
             side.append(self.timeline.place(durations, scaled(host, factor)).end_us)
@@ -125,7 +118,6 @@ class StepLaunches:
         together. Each side has the two apart: first kernels, then collectives if there are any.
 
         Args:
-            step: The step as it was placed.
             of_kernels: Returns the interval of the sum of all kernels.
         """
         durations = np.nan_to_num(step.time_us)
@@ -133,7 +125,7 @@ class StepLaunches:
         bounds = of_kernels()
         if not whole or any(math.isnan(bound) for bound in bounds):
             return None
-        found = []
+        sides = []
         for bound, column in zip(bounds, ("low_us", "high_us"), strict=True):
             side = [durations * np.where(self._is_call, 1.0, bound / whole)]
             if self._communication is not None and self._is_call.any():
@@ -143,17 +135,17 @@ class StepLaunches:
                     ratios = bound_us / self._alone_us[self._is_call]
                 factors[self._is_call] = np.nan_to_num(ratios, nan=1.0, posinf=1.0)
                 side.append(durations * factors)
-            found.append(side)
-        return found
+            sides.append(side)
+        return sides
 
     def _memory_bound(self) -> Array:
-        """Which rows of work memory limits. Where the price does not say, as of a measured kernel, its family does."""
+        """The rows of work that memory limits: as the price says, else (of a measured kernel) by family."""
         bound = self._priced["bound"].astype(str)
         if (bound != "").any() or "family" not in self._work:
             return (bound == "memory").to_numpy(bool)
         return (~self._work["family"].isin(_ARITHMETIC)).to_numpy(bool)
 
-    def _settled(self, alone: Array, host: HostTimes, communication: Communication | None) -> Array:
+    def _settled(self, alone: Array, host: HostCosts, communication: Communication | None) -> Array:
         rows = np.flatnonzero(self.timeline.has_work)
         groups = self._shared_links(rows, communication) if communication is not None else []
         filled: Array | None = self._filled[rows]
@@ -169,7 +161,7 @@ class StepLaunches:
             return self.timeline.place(whole, host).start_us
 
         durations = alone.copy()
-        durations[rows] = settle(starts, alone[rows], groups, filled).durations_us
+        durations[rows] = settle(starts, alone[rows], groups, filled)
         return durations
 
     def _shared_links(self, rows: Array, communication: Communication) -> list[SharedLinks]:
@@ -196,5 +188,5 @@ def interval_of(end_us: float, ends_us: Sequence[Sequence[float]]) -> tuple[floa
         end_us: The step.
         ends_us: The step with each part at its least, and with each part at its most.
     """
-    low, high = (math.hypot(*(each - end_us for each in side)) for side in ends_us)
+    low, high = (math.hypot(*(end - end_us for end in side)) for side in ends_us)
     return end_us - low, end_us + high

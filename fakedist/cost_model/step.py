@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.cost_model.accuracy import variances
-from fakedist.cost_model.communication import Communication
+from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.placing import StepInterval, StepLaunches
-from fakedist.cost_model.timeline import Array, CriticalPath, HostCosts, HostTimes, Placed, find_critical_path
+from fakedist.cost_model.timeline import Array, CriticalPath, HostCosts, Placed, find_critical_path
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import TABLES
-from fakedist.rundir.step_time import Calibration, KernelSource
+from fakedist.rundir.step_time import Calibration
 
 _COLUMNS = (
     *("batch", "m", "n", "k", "groups", "layout", "attention", "heads", "queries", "keys", "width"),
@@ -82,8 +82,8 @@ class Prices(Protocol):
         """The GPU's name, as CUDA reports it."""
 
     @property
-    def host(self) -> HostTimes:
-        """What the host takes for its part."""
+    def host(self) -> HostCosts:
+        """The host's times."""
 
     @property
     def calibrated_on(self) -> Calibration | None:
@@ -93,10 +93,6 @@ class Prices(Protocol):
         """How long each row of work takes: time_us, low_us, high_us, bound, basis; NaN and "" where not known.
 
         A model also says which SMs it needs (``filled``), a measurement does not.
-
-        Args:
-            work: The table ``work``.
-            counts: How many launches each row has.
         """
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
@@ -111,32 +107,42 @@ class PricedStep:
     """A step on a GPU.
 
     Attributes:
-        kernels: The table ``kernels``.
-        source: Where it comes from, how long the step takes, and what limits what that means.
-        families: The families of ``time.accuracy`` that its times are estimated as, most time first.
-        interval: The step's interval.
-        variances: What the kernels' part of it is made of, by family (``time.uncertainty``).
-        path: Its critical path.
+        launches: The table ``launches`` that was priced.
+        communication: The times of its collectives; None if they take no time.
+        notes: What limits what its times mean.
+        families: The families of ``cost_model.accuracy`` that its times are estimated as, most time first.
+        variances: The parts of the kernels' variance, by family.
     """
 
     kernels: pd.DataFrame
-    source: KernelSource
-    families: list[str]
+    launches: pd.DataFrame
+    communication: Communication | None
+    step_us: float
     interval: StepInterval
+    notes: list[Note]
+    families: list[str]
     variances: dict[str, float]
     path: CriticalPath
+
+    @property
+    def step_low_us(self) -> float | None:
+        """The least of its interval; None if that is not known."""
+        return self.interval.low_us
+
+    @property
+    def step_high_us(self) -> float | None:
+        """The most of its interval; None if that is not known."""
+        return self.interval.high_us
 
 
 def price_step(
     launches: pd.DataFrame, work: pd.DataFrame, prices: Prices, communication: Communication | None = None
 ) -> PricedStep:
-    """Estimate the kernels of a step.
+    """Price the kernels of a step, and place them and its collectives in time.
 
     Args:
         launches: The table ``launches``, not empty.
-        work: The table ``work``.
-        prices: The model of the GPU.
-        communication: What its collectives take; None if they take no time.
+        communication: The times of its collectives; None if they take no time.
 
     Raises:
         RunDirectoryError: The tables are damaged.
@@ -145,26 +151,21 @@ def price_step(
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
     priced = prices.price(work, counts).assign(shape=shape_texts(work))
     step = StepLaunches(launches, work, priced, communication)
-    found = step.place(prices.host)
-    kernels = _kernels(launches, work, priced, found.placed, found.time_us)
+    placed_step = step.place(prices.host)
+    kernels = _kernels(launches, work, priced, placed_step.placed, placed_step.time_us)
     if communication is not None:
         kernels = _with_calls(kernels, communication)
-    interval = step.interval(found, prices.host, lambda: prices.step_interval(priced, counts))
-    source = KernelSource(
-        source="estimated",
-        tool="model",
-        step=int(launches["step"].iloc[0]),
-        gpu=prices.product,
-        step_us=found.placed.end_us,
-        step_low_us=interval.low_us,
-        step_high_us=interval.high_us,
-        calibrated_on=prices.calibrated_on,
-        fabric="" if communication is None else communication.fabric.name,
-        notes=[*prices.notes(), *_notes(launches, work, found.time_us, communication)],
+    return PricedStep(
+        kernels,
+        launches,
+        communication,
+        placed_step.placed.end_us,
+        step.interval(placed_step, prices.host, lambda: prices.step_interval(priced, counts)),
+        [*prices.notes(), *_notes(launches, work, placed_step.time_us, communication)],
+        families=_families(priced, counts),
+        variances=variances(priced, counts) if "accuracy" in priced else {},
+        path=find_critical_path(step.timeline, placed_step.placed, prices.host),
     )
-    path = find_critical_path(step.timeline, found.placed, prices.host)
-    by_family = variances(priced, counts) if "accuracy" in priced else {}
-    return PricedStep(kernels, source, _families(priced, counts), interval, by_family, path)
 
 
 def _families(priced: pd.DataFrame, counts: Array) -> list[str]:
@@ -182,13 +183,13 @@ def _kernels(
     rows = np.flatnonzero(of_work >= 0)
     order = np.lexsort((launches["stream"].to_numpy()[rows], placed.start_us))
     rows = rows[order]
-    found: dict[str, object] = {
+    columns: dict[str, object] = {
         "start_us": placed.start_us[order],
         "launch_us": placed.launch_us[order],
         "duration_us": time_us[rows],
         "launch": rows,
     }
-    for names, table, places in (
+    for names, table, of_kernel in (
         (_LAUNCH_COLUMNS, launches, rows),
         (_WORK_COLUMNS, work, of_work[rows]),
         (_PRICE_COLUMNS, priced, of_work[rows]),
@@ -196,8 +197,8 @@ def _kernels(
         for name in names:
             column = table[name]
             is_text = not pd.api.types.is_numeric_dtype(column.dtype)
-            found[name] = pd.Categorical(column).take(places) if is_text else column.to_numpy()[places]
-    return pd.DataFrame({column.name: found[column.name] for column in TABLES["kernels"].columns})
+            columns[name] = pd.Categorical(column).take(of_kernel) if is_text else column.to_numpy()[of_kernel]
+    return pd.DataFrame({column.name: columns[column.name] for column in TABLES["kernels"].columns})
 
 
 def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataFrame:
@@ -216,45 +217,42 @@ def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataF
 def _notes(
     launches: pd.DataFrame, work: pd.DataFrame, time_us: Array, communication: Communication | None
 ) -> list[Note]:
-    found = [time_notes.collectives_take_no_time()]
+    notes = [time_notes.collectives_take_no_time()]
     if communication is not None:
         fabric, num_unknown = communication.fabric, int(communication.calls["time_us"].isna().sum())
-        found = [time_notes.collectives_estimated(fabric.name, fabric.source, num_unknown)]
+        notes = [time_notes.collectives_estimated(fabric.name, fabric.source, num_unknown)]
         if num_uneven := int(communication.calls["is_uneven"].sum()):
-            found.append(time_notes.uneven_splits(num_uneven))
+            notes.append(time_notes.uneven_splits(num_uneven))
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
     if dense := _by_name(work, np.where(work["is_dense"].to_numpy(bool), counts, 0)):
-        found.append(time_notes.attention_is_dense(dense))
+        notes.append(time_notes.attention_is_dense(dense))
     unknown = of_work[(of_work >= 0) & np.isnan(time_us)]
     counts = np.bincount(unknown, minlength=len(work))
     counts[(work["kind"] == "collective").to_numpy(bool)] = 0
     if names := _by_name(work, counts):
-        found.append(time_notes.not_estimated(names))
-    return found
+        notes.append(time_notes.not_estimated(names))
+    return notes
 
 
 def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int]:
     """How many launches each kernel has, given those of each row."""
-    found: dict[str, int] = {}
+    launches: dict[str, int] = {}
     for row in np.flatnonzero(counts).tolist():
         name = str(work["name"].iloc[row])
-        found[name] = found.get(name, 0) + int(counts[row])
-    return found
+        launches[name] = launches.get(name, 0) + int(counts[row])
+    return launches
 
 
 class ImbalancedPrices:
-    """Kernel times with grouped products as long as those of the busiest rank. It implements ``time.step.Prices``.
+    """Kernel times with grouped products as long as those of the busiest rank. It implements :class:`Prices`.
 
     The routing of a virtual run is made up, so the real load of the experts is not known.
 
     Args:
-        prices: The model.
-        imbalance: How much more than its even share the busiest rank gets, 1 or more.
+        imbalance: The busiest rank's load over the even load, 1 or more.
 
     Attributes:
-        product: The GPU's name.
-        host: What the host takes for its part.
         calibrated_on: The GPU that the model was calibrated on; None without calibration.
     """
 
@@ -262,7 +260,7 @@ class ImbalancedPrices:
         self._prices, self._imbalance = prices, imbalance
         self._num_grouped = 0
         self.product: str = prices.product
-        self.host: HostTimes = prices.host
+        self.host: HostCosts = prices.host
         self.calibrated_on: Calibration | None = prices.calibrated_on
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
@@ -281,24 +279,20 @@ class ImbalancedPrices:
 
     def notes(self) -> list[Note]:
         """Where the times come from, and what load of experts they are for."""
-        told = self._prices.notes()
+        notes = self._prices.notes()
         if self._num_grouped or self._imbalance != 1:
-            told = [*told, time_notes.experts_load(self._imbalance)]
-        return told
+            notes = [*notes, time_notes.experts_load(self._imbalance)]
+        return notes
 
 
 class MeasuredPrices:
-    """Prices nothing: the table ``launches`` has what each kernel took. It implements
-    ``fakedist.cost_model.step.Prices``.
+    """Prices nothing: the table ``launches`` has the time of each kernel. It implements :class:`Prices`.
 
     Args:
-        product: The GPU's name.
         launches: The table ``launches`` of the step.
 
     Attributes:
-        product: The GPU's name.
         host: What the host takes, where that was not measured.
-        calibrated_on: None.
     """
 
     def __init__(self, product: str, launches: pd.DataFrame) -> None:

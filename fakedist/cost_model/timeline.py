@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,8 @@ from fakedist.rundir.launch_records import LAUNCH_KINDS
 
 Array = npt.NDArray[Any]
 _Returned = TypeVar("_Returned")
-#: A part of a walk: it yields meetings, and is sent when each row of one ends, or None if that is not known yet.
-_Walk = Generator["Meeting", "Sequence[float] | None", _Returned]
+#: A part of a walk: it yields rendezvous, and is sent when each row of one ends, or None if that is not known yet.
+_Walk = Generator["Rendezvous", "Sequence[float] | None", _Returned]
 
 _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map(
     LAUNCH_KINDS.index,
@@ -39,20 +39,32 @@ _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map
 EVENTS = (_RECORDS, _WAITS)
 
 
-class HostTimes(Protocol):
-    """What the host takes for its part, in microseconds."""
+#: The host's time, least and most, over the estimate (90 % interval). A host may be twice as fast. A forward of
+#: torch's Linear takes 13.5 us on a DGX H100, where 11 are counted, and 33 to 37 on Grace; Transformer Engine's takes
+#: 91 to 100 there (NVIDIA/TransformerEngine#2053). Tests of Megatron-LM that the host limits take 4.6 to 6 times what
+#: is counted (docs/accuracy.md).
+HOST_RANGE = (0.5, 6.5)
 
-    @property
-    def operation_us(self) -> float:
-        """An operation of torch, without its launches."""
 
-    @property
-    def launch_us(self) -> float:
-        """A launch."""
+@dataclass(frozen=True)
+class HostCosts:
+    """Microseconds of the host, each with its source.
 
-    @property
-    def graph_us(self) -> float:
-        """A launch of a CUDA graph, whatever is in it."""
+    Attributes:
+        operation_us: An operation of torch, without its launches: 4 us (pytorch/pytorch#82793; 2 to 7 us in #41383).
+        launch_us: A launch: 3 us (meta-pytorch/tritonbench#1017 gives 1.3 on x86 and 3.0 on GB200 for cuLaunchKernel).
+        graph_us: A launch of a CUDA graph: 2.5 us (NVIDIA, "Constant Time Launch for Straight-Line CUDA Graphs"), and
+            as much again for torch's replay, an assumption.
+    """
+
+    operation_us: float = 4.0
+    launch_us: float = 3.0
+    graph_us: float = 5.0
+
+
+def scaled(host: HostCosts, factor: float) -> HostCosts:
+    """A host that takes ``factor`` times as long for everything."""
+    return HostCosts(host.operation_us * factor, host.launch_us * factor, host.graph_us * factor)
 
 
 @dataclass(frozen=True)
@@ -61,8 +73,6 @@ class Placed:
 
     Attributes:
         start_us: When each began, shape (number of launches with work,).
-        launch_us: When the host had launched it.
-        ends_us: When each ended.
         end_us: When the host and all streams are done.
     """
 
@@ -72,11 +82,11 @@ class Placed:
     end_us: float
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """Calls of one rank that run at once, and that may wait for other ranks.
 
     Attributes:
-        rows: Their places in the table ``launches``.
+        rows: Their indices in the table ``launches``.
         start_us: When this rank begins them.
         is_due: Whether this rank can do nothing more before it knows when they end.
     """
@@ -86,12 +96,8 @@ class Meeting(NamedTuple):
     is_due: bool = False
 
 
-class _Meetings:
-    """The meetings of a rank on its way: which have begun, when they ended, and which streams wait for them.
-
-    Args:
-        rows: The rows of each meeting, by the first.
-    """
+class _OpenRendezvous:
+    """The rendezvous of a rank on its way: which have begun, when they ended, and which streams wait for them."""
 
     def __init__(self, rows: Mapping[int, Sequence[int]]) -> None:
         self.rows = rows
@@ -102,10 +108,10 @@ class _Meetings:
         self.of_event: dict[int, set[int]] = {}
 
     def join(self, first: int, streams: Iterable[int], start_us: float, slot: int) -> _Walk[None]:
-        """Begin a meeting, or come to another row of it. What follows on its stream and queue waits for its end."""
+        """Begin a rendezvous, or come to another row of it. What follows on its stream and queue waits for its end."""
         if first not in self.slots:
             self.starts[first], self.slots[first] = start_us, []
-            ends = yield Meeting(self.rows[first], start_us)
+            ends = yield Rendezvous(self.rows[first], start_us)
             if ends is not None:
                 self.ends[first] = ends
             for stream in streams:
@@ -113,24 +119,24 @@ class _Meetings:
         self.slots[first].append(slot)
 
     def wait(self, firsts: Iterable[int]) -> _Walk[float]:
-        """When the last of some meetings ends."""
+        """When the last of some rendezvous ends."""
         last = 0.0
         for first in sorted(firsts):
             if first not in self.ends:
-                ends = yield Meeting(self.rows[first], self.starts[first], is_due=True)
+                ends = yield Rendezvous(self.rows[first], self.starts[first], is_due=True)
                 assert ends is not None
                 self.ends[first] = ends
             last = max(last, *self.ends[first])
         return last
 
     def settle(self, free: list[float], streams: Iterable[int]) -> _Walk[None]:
-        """Let streams wait for the meetings that they are in."""
+        """Let streams wait for the rendezvous that they are in."""
         for stream in streams:
             if stream in self.of_stream:
                 free[stream] = max(free[stream], (yield from self.wait(self.of_stream.pop(stream))))
 
     def fill(self, starts: list[float], ends: list[float]) -> _Walk[None]:
-        """Write when the rows of all meetings begin and end."""
+        """Write when the rows of all rendezvous begin and end."""
         for first, slots in self.slots.items():
             yield from self.wait((first,))
             for slot, end in zip(slots, self.ends[first], strict=True):
@@ -145,7 +151,7 @@ class Timeline:
         queues: The queue of each row, of whose launches one runs at a time whatever their streams; -1 without one.
 
     Attributes:
-        what: What each row is, a place in LAUNCH_KINDS.
+        what: The kind of each row, an index into LAUNCH_KINDS.
         has_work: Which rows have work.
 
     Raises:
@@ -171,16 +177,15 @@ class Timeline:
         queues = np.full(len(launches), -1) if queues is None else queues
         self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
 
-    def place(self, duration_us: Array, host: HostTimes) -> Placed:
+    def place(self, duration_us: Array, host: HostCosts) -> Placed:
         """Place the launches.
 
         Args:
             duration_us: How long each row takes on its stream, 0 where it takes no time or that is not known.
-            host: What the host takes.
         """
         walk = self.walk(duration_us, host)
         try:
-            while True:  # without meetings it yields nothing
+            while True:  # without rendezvous it yields nothing
                 next(walk)
         except StopIteration as end:
             placed = end.value
@@ -188,27 +193,26 @@ class Timeline:
         return placed
 
     def walk(
-        self, duration_us: Array, host: HostTimes, meetings: Mapping[int, Sequence[int]] = MappingProxyType({})
-    ) -> Generator[Meeting, Sequence[float] | None, Placed]:
+        self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]] = MappingProxyType({})
+    ) -> Generator[Rendezvous, Sequence[float] | None, Placed]:
         """Place the launches one by one, and tell where this rank meets others.
 
         Args:
             duration_us: As for :meth:`place`.
-            host: What the host takes.
-            meetings: The rows that meet other ranks: by the first row of those that run at once, all of them.
+            rendezvous: The rows that meet other ranks: by the first row of those that run at once, all of them.
 
         Yields:
-            A meeting as it begins. Send back when each of its rows ends, or None if that is not known yet. Then the
-            meeting comes again, with ``is_due``, once something waits for its end.
+            A rendezvous as it begins. Send back when each of its rows ends, or None if that is not known yet. Then the
+            rendezvous comes again, with ``is_due``, once something waits for its end.
         """
         now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
         starts: list[float] = []
         launched: list[float] = []
         ends: list[float] = []
         done: dict[int, float] = {}
-        met = _Meetings(meetings)
+        met = _OpenRendezvous(rendezvous)
         waits = met.of_stream  # empty unless ranks meet
-        for what, stream, queue, event, host_us, took, first in self._rows(duration_us, host, meetings):
+        for what, stream, queue, event, host_us, took, first in self._rows(duration_us, host, rendezvous):
             now += host_us
             if what < _RECORDS or what == _READS:
                 if waits and first not in met.slots:
@@ -247,16 +251,16 @@ class Timeline:
         return Placed(np.array(starts, "f8"), np.array(launched, "f8"), np.array(ends, "f8"), max(now, *free, 0.0))
 
     def _rows(
-        self, duration_us: Array, host: HostTimes, meetings: Mapping[int, Sequence[int]]
+        self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]
     ) -> Iterable[tuple[int, int, int, int, float, float, int]]:
-        """Each row: what, stream, queue, event, host time, duration, and the first row of its meeting, or -1."""
+        """Each row: what, stream, queue, event, host time, duration, and the first row of its rendezvous, or -1."""
         firsts: Iterable[int] = repeat(-1, len(self.what))
-        if meetings:
-            found = np.full(len(self.what), -1)
-            for first, rows in meetings.items():
-                found[list(rows)] = first
-            duration_us = np.where(found < 0, duration_us, 0.0)
-            firsts = typing.cast(list[int], found.tolist())
+        if rendezvous:
+            first_rows = np.full(len(self.what), -1)
+            for first, rows in rendezvous.items():
+                first_rows[list(rows)] = first
+            duration_us = np.where(first_rows < 0, duration_us, 0.0)
+            firsts = typing.cast(list[int], first_rows.tolist())
         columns = (self.what.tolist(), self._streams.tolist(), self._queues.tolist(), self._events)
         return zip(*columns, self._host_us(host).tolist(), duration_us.tolist(), firsts, strict=True)
 
@@ -264,12 +268,8 @@ class Timeline:
         """The stream of each launch with work, and its queue: launches of one stream or queue run one by one."""
         return self._streams[self.has_work], self._queues[self.has_work]
 
-    def host_before_us(self, host: HostTimes) -> tuple[Array, Array]:
-        """The time of the host before each launch with work: since the launch before it, and since it last waited.
-
-        Args:
-            host: What the host takes.
-        """
+    def host_before_us(self, host: HostCosts) -> tuple[Array, Array]:
+        """The time of the host before each launch with work: since the launch before it, and since it last waited."""
         reached = np.cumsum(self._host_us(host))
         return self._since(reached, self.has_work), self._since(reached, self.has_work | (self.what >= _HOST_WAITS))
 
@@ -277,52 +277,23 @@ class Timeline:
         """For each launch with work, how much a sum has grown since the last of some rows before it."""
         at = np.maximum.accumulate(np.where(last, np.arange(len(last)), -1))
         at = np.concatenate([[-1], at[:-1]])[: len(at)].astype("i8")
-        found: Array = (reached - np.where(at >= 0, reached[at], 0.0))[self.has_work]
-        return found
+        grown: Array = (reached - np.where(at >= 0, reached[at], 0.0))[self.has_work]
+        return grown
 
-    def _host_us(self, host: HostTimes) -> Array:
+    def _host_us(self, host: HostCosts) -> Array:
         """Host time before each row: of its operations, and of its launch."""
         alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)
-        found: Array = self._num_operations * host.operation_us + alone * host.launch_us
+        host_us: Array = self._num_operations * host.operation_us + alone * host.launch_us
         in_graphs = np.flatnonzero(self.has_work & (self._graph != 0))
         graph = self._graph[in_graphs]
         begins = np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]
-        found[in_graphs[begins]] += host.graph_us
+        host_us[in_graphs[begins]] += host.graph_us
         if self._host_measured_us is not None:
-            found = np.where(np.isnan(self._host_measured_us), found, self._host_measured_us)
-        return found
+            host_us = np.where(np.isnan(self._host_measured_us), host_us, self._host_measured_us)
+        return host_us
 
 
-#: The host's time, least and most, over the estimate (90 % interval). A host may be twice as fast. A forward of
-#: torch's Linear takes 13.5 us on a DGX H100, where 11 are counted, and 33 to 37 on Grace; Transformer Engine's takes
-#: 91 to 100 there (NVIDIA/TransformerEngine#2053). Tests of Megatron-LM that the host limits take 4.6 to 6 times what
-#: is counted (docs/accuracy.md).
-HOST_RANGE = (0.5, 6.5)
-
-
-@dataclass(frozen=True)
-class HostCosts:
-    """Microseconds of the host, each with its source. It implements ``fakedist.cost_model.timeline.HostTimes``.
-
-    Attributes:
-        operation_us: An operation of torch, without its launches: 4 us (pytorch/pytorch#82793; 2 to 7 us in #41383).
-        launch_us: A launch: 3 us (meta-pytorch/tritonbench#1017 gives 1.3 on x86 and 3.0 on GB200 for cuLaunchKernel).
-        graph_us: A launch of a CUDA graph: 2.5 us (NVIDIA, "Constant Time Launch for Straight-Line CUDA Graphs"), and
-        as
-            much again for torch's replay, an assumption.
-    """
-
-    operation_us: float = 4.0
-    launch_us: float = 3.0
-    graph_us: float = 5.0
-
-
-def scaled(host: HostTimes, factor: float) -> HostCosts:
-    """A host that takes ``factor`` times as long for everything."""
-    return HostCosts(host.operation_us * factor, host.launch_us * factor, host.graph_us * factor)
-
-
-#: What a part of the path is.
+#: The kinds of parts of the path.
 ON_GPU, ON_HOST, IDLE = range(3)
 #: The host's times are sums, so the moments that they reach are rounded.
 _ROUNDING = 1e-9
@@ -333,9 +304,8 @@ class CriticalPath:
     """The parts of a step that add up to it, the last one first.
 
     Attributes:
-        row: Place of each in the table ``launches``; of the host's time, the launch that it led to. -1 for idle time.
+        row: Index of each in the table ``launches``; of the host's time, the launch that it led to. -1 for idle time.
         what: ON_GPU, ON_HOST or IDLE.
-        us: How long it is.
     """
 
     row: Array
@@ -343,12 +313,10 @@ class CriticalPath:
     us: Array
 
 
-def find_critical_path(timeline: Timeline, placed: Placed, host: HostTimes) -> CriticalPath:
+def find_critical_path(timeline: Timeline, placed: Placed, host: HostCosts) -> CriticalPath:
     """Follow the critical path of a step.
 
     Args:
-        timeline: Its launches.
-        placed: Where they are.
         host: What the host takes, as they were placed with.
     """
     rows = np.flatnonzero(timeline.has_work)
@@ -361,15 +329,9 @@ def find_critical_path(timeline: Timeline, placed: Placed, host: HostTimes) -> C
 
 
 class _WayBack:
-    """The way back. Launches with work are numbered in their order.
+    """The way back. Launches with work are numbered in their order."""
 
-    Attributes:
-        numbers: Of each part, its launch.
-        what: What it is.
-        us: How long it is.
-    """
-
-    def __init__(self, timeline: Timeline, placed: Placed, host: HostTimes) -> None:
+    def __init__(self, timeline: Timeline, placed: Placed, host: HostCosts) -> None:
         self.numbers: list[int] = []
         self.what: list[int] = []
         self.us: list[float] = []
@@ -431,14 +393,14 @@ class _WayBack:
         """The launch before this one that ended at a moment; before that, the GPU and the host were idle."""
         slack = _ROUNDING * max(moment, 1.0)
         first = bisect_left(self._sorted, moment - slack)
-        for place in range(bisect_right(self._sorted, moment + slack) - 1, first - 1, -1):
-            if self._order[place] < number:
-                return int(self._order[place])
-        for place in range(first - 1, -1, -1):
-            if self._order[place] < number:
-                found = int(self._order[place])
-                self._add(-1, IDLE, moment - self._end[found])
-                return found
+        for index in range(bisect_right(self._sorted, moment + slack) - 1, first - 1, -1):
+            if self._order[index] < number:
+                return int(self._order[index])
+        for index in range(first - 1, -1, -1):
+            if self._order[index] < number:
+                last = int(self._order[index])
+                self._add(-1, IDLE, moment - self._end[last])
+                return last
         self._add(-1, IDLE, moment)
         return None
 
@@ -446,8 +408,8 @@ class _WayBack:
 def _before(lanes: Array) -> list[int]:
     """For each launch, the one before it in its lane; -1 for the first."""
     order = np.argsort(lanes, kind="stable")
-    found = np.full(len(lanes), -1)
+    before_of = np.full(len(lanes), -1)
     same = lanes[order][1:] == lanes[order][:-1]
-    found[order[1:][same]] = order[:-1][same]
-    before: list[int] = found.tolist()
+    before_of[order[1:][same]] = order[:-1][same]
+    before: list[int] = before_of.tolist()
     return before

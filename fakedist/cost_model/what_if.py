@@ -1,4 +1,4 @@
-"""What a change of a job's communication would give: its launches and its fabric as if it had been made.
+"""The effect of a change of a job's communication: its launches and its fabric as if it had been made.
 
 - ``merge=A,B``: the calls of two groups queue on one communicator, one at a time.
 - ``separate=A``: each kind of collective of a group has a communicator and a stream of its own.
@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.communication import Communication
-from fakedist.cost_model.fabric import Fabric
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.errors import JobError
 
 _Kind = Literal["merge", "separate", "bandwidth", "fabric", "gpus-per-node", "no-overlap"]
@@ -33,8 +33,6 @@ class WhatIf:
     """A change to price.
 
     Attributes:
-        text: As it was written.
-        kind: What changes.
         groups: Names of the groups that it is about.
         nic: What the NICs' bandwidth is multiplied by.
         nvlink: The same for NVLink's.
@@ -63,10 +61,10 @@ def read_what_if(text: str) -> WhatIf:
         return WhatIf(text, "merge", groups)
     if name == "separate" and len(groups) == 1:
         return WhatIf(text, "separate", groups)
-    if name == "bandwidth" and (found := _FACTOR.fullmatch(value)):
-        factor = float(found[2])
+    if name == "bandwidth" and (factor_text := _FACTOR.fullmatch(value)):
+        factor = float(factor_text[2])
         if 0 < factor <= _MOST_FACTOR:
-            is_nvlink = found[1] == "nvlink"
+            is_nvlink = factor_text[1] == "nvlink"
             return WhatIf(text, "bandwidth", nic=1.0 if is_nvlink else factor, nvlink=factor if is_nvlink else 1.0)
     if name == "fabric" and value:
         return WhatIf(text, "fabric", fabric=value)
@@ -81,8 +79,6 @@ def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> 
     """The fabric with the bandwidth of a what-if.
 
     Args:
-        what_if: The change.
-        fabric: The interconnect.
         nvlink_bandwidth: NVLink bandwidth of the GPU model, bytes per second one way; 0 without NVLink.
 
     Raises:
@@ -109,12 +105,6 @@ def changed_launches(
 ) -> tuple[pd.DataFrame, Communication]:
     """The launches of a step and its communication with the streams and communicators of a what-if.
 
-    Args:
-        what_if: The change.
-        launches: The table ``launches``.
-        communication: What its calls take.
-        groups: The table ``groups``.
-
     Raises:
         JobError: The step has no calls on such a group, or the change changes nothing.
     """
@@ -135,12 +125,12 @@ def _members(what_if: WhatIf, name: str, queue: npt.NDArray[np.int64], groups: p
     used = np.unique(queue[queue >= 0])
     names = groups["name"].astype(str).to_numpy(str)
     labels = groups["description"].astype(str).to_numpy(str)
-    found: npt.NDArray[np.int64] = used[(names[used] == name) | (labels[used] == name)]
-    if not len(found):
-        known = dict.fromkeys(labels[each] or names[each] for each in used.tolist())
+    members: npt.NDArray[np.int64] = used[(names[used] == name) | (labels[used] == name)]
+    if not len(members):
+        known = dict.fromkeys(labels[number] or names[number] for number in used.tolist())
         hint = f"groups with collectives are {', '.join(known)}" if known else "the step has no collectives"
         raise JobError(f"{what_if.text}: the step has no collectives on a group {name!r}", hint)
-    return found
+    return members
 
 
 def _separated(
@@ -168,30 +158,29 @@ def _own_streams(launches: pd.DataFrame, kind: npt.NDArray[np.int64]) -> npt.NDA
     kernels. The waits before a call and the events after it go with it.
 
     Args:
-        launches: The table ``launches``.
         kind: The kind of each row that is such a call, from 0; -1 for other rows.
     """
     streams: npt.NDArray[np.uint64] = launches["stream"].to_numpy("u8", copy=True)
-    device, what = launches["device"].to_numpy(), launches["what"].astype(str).to_numpy(str)
-    has_work, is_call = launches["work"].to_numpy("i8") >= 0, what == "collective"
+    device, kinds = launches["device"].to_numpy(), launches["what"].astype(str).to_numpy(str)
+    has_work, is_call = launches["work"].to_numpy("i8") >= 0, kinds == "collective"
     free = int(streams.max(initial=np.uint64(0))) + 1
     for index, stream in pd.DataFrame({"device": device, "stream": streams})[kind >= 0].drop_duplicates().to_numpy():
         rows = np.flatnonzero((device == index) & (streams == stream))
         if (has_work[rows] & ~is_call[rows]).any():
             continue
-        of_row = _kind_of_rows(what[rows], has_work[rows], kind[rows])
+        of_row = _kind_of_rows(kinds[rows], has_work[rows], kind[rows])
         stays = int(kind[rows][kind[rows] >= 0][0])
-        for each in sorted(set(of_row.tolist()) - {-1, stays}):
-            streams[rows[of_row == each]] = free
+        for one_kind in sorted(set(of_row.tolist()) - {-1, stays}):
+            streams[rows[of_row == one_kind]] = free
             free += 1
     return streams
 
 
 def _kind_of_rows(
-    what: Sequence[str] | npt.NDArray[np.str_], has_work: npt.NDArray[np.bool_], kind: npt.NDArray[np.int64]
+    kinds: Sequence[str] | npt.NDArray[np.str_], has_work: npt.NDArray[np.bool_], kind: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """The kind of the call that each row of a stream belongs to: the next one for a wait, else the one before."""
     numbers = pd.Series(np.where(has_work, kind, np.nan))
     after, before = numbers.bfill().fillna(-1), numbers.ffill().fillna(-1)
-    found: npt.NDArray[np.int64] = np.where(np.asarray(what) == "stream_waits", after, before).astype(np.int64)
-    return found
+    of_row: npt.NDArray[np.int64] = np.where(np.asarray(kinds) == "stream_waits", after, before).astype(np.int64)
+    return of_row

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.cost_model.job.stages import Transfer, transfers_of
 from fakedist.cost_model.nccl.collective_kinds import collective_of
-from fakedist.cost_model.stages import Transfer, transfers_of
 from fakedist.errors import SetupError
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 

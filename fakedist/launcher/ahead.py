@@ -35,7 +35,7 @@ def import_ahead(page: bool, gpu: str) -> None:
 
             load_page()
         if gpu:
-            from fakedist.cost_model.kernels import KernelTimes
+            from fakedist.cost_model.kernels.kernel_times import KernelTimes
 
             KernelTimes(find_gpu(gpu)).load()
 

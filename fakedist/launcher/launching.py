@@ -85,13 +85,15 @@ def check(job: Job) -> None:
     if job.device == "virtual":
         gpu = find_gpu(job.gpu)
         if job.fabric is not None:
-            from fakedist.cost_model.fabric import find_fabric
+            from fakedist.cost_model.collectives.fabric import find_fabric
 
             find_fabric(job.fabric)
         if job.times:
-            from fakedist.cost_model.own_table import check_own_table  # numpy takes a while to import
+            from fakedist.cost_model.kernels.calibration_table import (
+                check_calibration_table,  # numpy takes a while to import
+            )
 
-            check_own_table(Path(job.times), gpu.product)
+            check_calibration_table(Path(job.times), gpu.product)
         ensure_driver()
         ensure_smi()
         with suppress(SetupError):  # the rank runs without it, too

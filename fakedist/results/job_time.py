@@ -13,7 +13,7 @@ import pandas as pd
 
 from fakedist.analysis.axes import Pipeline, find_pipeline
 from fakedist.cost_model.breakdown import PEAK_DTYPE
-from fakedist.cost_model.job_times import JobRank, JobTimes, job_times
+from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times
 from fakedist.errors import JobError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
@@ -21,7 +21,6 @@ from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.opening import open_run_directory
 from fakedist.results.repricing import models_of, tables_to_price
 from fakedist.results.run import Run
-from fakedist.results.run_tables import StoredTables
 from fakedist.rundir import time_notes
 from fakedist.rundir.job_time import FlopsRate, JobStep, StageTime, Throughput
 from fakedist.rundir.notes import Note
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
 def stages_of_job(path: Path) -> Pipeline:
     """The pipeline that a run's rank is in.
 
-    Args:
-        path: The run directory.
-
     Raises:
         JobError: Its groups show no pipeline, or several groups could be one.
         RunDirectoryError: It is not a run directory, or is damaged.
@@ -45,13 +41,13 @@ def stages_of_job(path: Path) -> Pipeline:
     run = open_run_directory(path)
     job = run.manifest.job
     rank = 0 if job is None else job.rank
-    found = find_pipeline(run.table("groups"), run.table("calls"), rank)
-    if found is None:
+    pipeline = find_pipeline(run.table("groups"), run.table("calls"), rank)
+    if pipeline is None:
         raise JobError(
             f"the groups of rank {rank} show no pipeline: none is named for one, and it sends to no other rank",
             "name the ranks to run: --rank 0,64",
         )
-    return found
+    return pipeline
 
 
 #: What the ranks of one job have in common, and its name in a message.
@@ -68,7 +64,6 @@ class JobTime:
     """The step of a job. ``fakedist.time_job`` returns one.
 
     Attributes:
-        summary: Its figures.
         runs: The runs that it is made from, in the order of their ranks.
         lanes: What each rank does when: ``rank``, ``lane`` (forward, recompute, backward, optimizer, other,
             communication, bubble), ``start_us``, ``end_us``. Stretches of different lanes may overlap.
@@ -84,7 +79,7 @@ class JobTime:
         return pd.DataFrame(to_plain(self.summary.stages))
 
     def figure(self) -> Figure:
-        """What the ranks do during the step, a lane for each, as a plotly figure."""
+        """The ranks' activity during the step, a lane for each, as a plotly figure."""
         from fakedist.report.figures.time_figures import stage_lanes  # plotly is imported when a chart is wanted
 
         return stage_lanes(self.summary, self.lanes)
@@ -93,7 +88,7 @@ class JobTime:
         return f"{type(self).__name__}" + "".join(f"\n  {name}: {text}" for name, text in self._figures())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the figures, and the table of ranks."""
+        """The figures and the table of ranks, for a notebook."""
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._figures())
         return f"<table>{rows}</table>{self.stages().to_html(index=False)}"
 
@@ -129,36 +124,36 @@ def time_job(
     Raises:
         JobError: The runs are not of one job, or of one rank; there is no such GPU, fabric or what-if; or the recorded
             micro-batches do not show what a further one would do.
-        SetupError: The file of own times cannot be read, or is of another GPU.
+        SetupError: The calibration table cannot be read, or is of another GPU.
         RunDirectoryError: A run has no launches to price, or is damaged.
     """
-    opened = [each if isinstance(each, Run) else open_run_directory(Path(each)) for each in runs]
+    opened = [one if isinstance(one, Run) else open_run_directory(Path(one)) for one in runs]
     first, ranks = _check(opened)
     job = first.manifest.job
     assert job is not None
     models = models_of(Pricing(gpu, **options), first.manifest, first.summary)
-    found = job_times(_tables(ranks), frozenset(ranks), job.world_size, models, micro_batches=micro_batches)
+    times = job_times(_tables(ranks), frozenset(ranks), job.world_size, models, micro_batches=micro_batches)
     pipeline = _pipeline(first, job.rank)
-    stages = [_stage(ranks[each.rank], each, pipeline) for each in found.ranks]
-    notes, throughput = _throughput(found, job.world_size, models.gpu, pipeline, tokens_per_step)
-    throughput = _with_samples(throughput, found, ranks, micro_batches)
+    stages = [_stage(ranks[one.rank], one, pipeline) for one in times.ranks]
+    notes, throughput = _throughput(times, job.world_size, models.gpu, pipeline, tokens_per_step)
+    throughput = _with_samples(throughput, times, ranks, micro_batches)
     if micro_batches is not None:
         throughput = replace(throughput, num_micro_batches=micro_batches)
     summary = JobStep(
         world_size=job.world_size,
         gpu=models.prices.product,
         fabric=models.network.fabric.name,
-        step_us=found.step_us,
-        step_low_us=found.low_us,
-        step_high_us=found.high_us,
+        step_us=times.step_us,
+        step_low_us=times.low_us,
+        step_high_us=times.high_us,
         stages=stages,
         slowest_rank=min(stages, key=lambda stage: stage.bubble_us).rank,
         memory_rank=max(stages, key=lambda stage: stage.peak_reserved_bytes).rank,
         throughput=throughput,
-        notes=[*_notes(found, micro_batches), *notes],
+        notes=[*_notes(times, micro_batches), *notes],
     )
-    lanes = pd.concat([each.lanes.assign(rank=each.rank) for each in found.ranks], ignore_index=True)
-    return JobTime(summary, [ranks[each.rank] for each in found.ranks], lanes[["rank", "lane", "start_us", "end_us"]])
+    lanes = pd.concat([one.lanes.assign(rank=one.rank) for one in times.ranks], ignore_index=True)
+    return JobTime(summary, [ranks[one.rank] for one in times.ranks], lanes[["rank", "lane", "start_us", "end_us"]])
 
 
 def _check(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:
@@ -169,25 +164,25 @@ def _check(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:
     """
     if not runs:
         raise JobError("no run was given", "fakedist time RUN RUN...")
-    found: dict[int, Run] = {}
+    by_rank: dict[int, Run] = {}
     for run in runs:
         job, first = run.manifest.job, runs[0].manifest.job
         if job is None or first is None:
             raise JobError(f"{run.path} is not the run of a rank of a job", "fakedist profile -o RUN ... makes one")
-        if job.rank in found:
+        if job.rank in by_rank:
             raise JobError(
-                f"rank {job.rank} is given twice: {found[job.rank].path} and {run.path}", "give each rank once"
+                f"rank {job.rank} is given twice: {by_rank[job.rank].path} and {run.path}", "give each rank once"
             )
         if differing := _difference(first, job):
             raise JobError(
                 f"{runs[0].path} and {run.path} are not of one job: {differing}", "give runs of one job's ranks"
             )
-        models = [each.manifest.gpu_model for each in (runs[0], run)]
+        models = [side.manifest.gpu_model for side in (runs[0], run)]
         if models[0] != models[1]:
             names = " and ".join(model.name if model else "an unknown GPU" for model in models)
             raise JobError(f"{runs[0].path} and {run.path} ran for different GPUs: {names}", "record them for one GPU")
-        found[job.rank] = run
-    return runs[0], dict(sorted(found.items()))
+        by_rank[job.rank] = run
+    return runs[0], dict(sorted(by_rank.items()))
 
 
 def _difference(first: Job, other: Job) -> str:
@@ -204,7 +199,7 @@ def _shown(value: object) -> str:
 
 def _tables(runs: Mapping[int, Run]) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
     for rank, run in runs.items():
-        yield rank, tables_to_price(run.manifest, run.summary, StoredTables(run.path))
+        yield rank, tables_to_price(run.manifest, run.summary, run.table)
 
 
 def _pipeline(run: Run, rank: int) -> Pipeline | None:
@@ -215,11 +210,11 @@ def _pipeline(run: Run, rank: int) -> Pipeline | None:
         return None
 
 
-def _stage(run: Run, found: JobRank, pipeline: Pipeline | None) -> StageTime:
-    parts = found.parts
+def _stage(run: Run, times: JobRank, pipeline: Pipeline | None) -> StageTime:
+    parts = times.parts
     return StageTime(
-        rank=found.rank,
-        stage=pipeline.ranks.index(found.rank) if pipeline and found.rank in pipeline.ranks else None,
+        rank=times.rank,
+        stage=pipeline.ranks.index(times.rank) if pipeline and times.rank in pipeline.ranks else None,
         run_directory=str(run.path),
         peak_allocated_bytes=run.peak_allocated_bytes,
         peak_reserved_bytes=run.peak_reserved_bytes,
@@ -231,34 +226,34 @@ def _stage(run: Run, found: JobRank, pipeline: Pipeline | None) -> StageTime:
         host_us=parts.host_us,
         wait_us=parts.wait_us,
         own_us=parts.own_us,
-        num_exchanged=found.num_exchanged,
-        num_unmatched=found.num_unmatched,
+        num_exchanged=times.num_exchanged,
+        num_unmatched=times.num_unmatched,
     )
 
 
-def _notes(found: JobTimes, micro_batches: int | None) -> list[Note]:
+def _notes(times: JobTimes, micro_batches: int | None) -> list[Note]:
     notes = []
-    if micro_batches is not None and micro_batches > found.ranks[0].num_recorded:
-        notes.append(time_notes.micro_batches_repeated(found.ranks[0].num_recorded, micro_batches))
-    notes += [time_notes.exchanges_elsewhere(each.rank, each.elsewhere) for each in found.ranks if each.elsewhere]
-    notes += [time_notes.unmatched_calls(each.rank, each.num_unmatched) for each in found.ranks if each.num_unmatched]
-    if len(found.ranks) > 1 and not any(each.num_exchanged for each in found.ranks):
-        notes.append(time_notes.exchange_nothing([each.rank for each in found.ranks]))
+    if micro_batches is not None and micro_batches > times.ranks[0].num_recorded:
+        notes.append(time_notes.micro_batches_repeated(times.ranks[0].num_recorded, micro_batches))
+    notes += [time_notes.exchanges_elsewhere(rank.rank, rank.elsewhere) for rank in times.ranks if rank.elsewhere]
+    notes += [time_notes.unmatched_calls(rank.rank, rank.num_unmatched) for rank in times.ranks if rank.num_unmatched]
+    if len(times.ranks) > 1 and not any(rank.num_exchanged for rank in times.ranks):
+        notes.append(time_notes.exchange_nothing([rank.rank for rank in times.ranks]))
     return notes
 
 
 def _throughput(
-    found: JobTimes, world_size: int, gpu: GpuSpec, pipeline: Pipeline | None, given: int | None
+    times: JobTimes, world_size: int, gpu: GpuSpec, pipeline: Pipeline | None, given: int | None
 ) -> tuple[list[Note], Throughput]:
     notes = []
-    tokens, source, why = (given, "given", "") if given is not None else _tokens(found)
+    tokens, source, why = (given, "given", "") if given is not None else _tokens(times)
     if why:
         notes.append(time_notes.tokens_not_known(why))
-    micro_batches = {each.tokens.num_micro_batches for each in found.ranks if each.tokens.number}
-    rates, why = _rates(found, gpu, pipeline)
+    micro_batches = {rank.tokens.num_micro_batches for rank in times.ranks if rank.tokens.number}
+    rates, why = _rates(times, gpu, pipeline)
     if why:
         notes.append(time_notes.flops_not_counted(why))
-    per_s = None if tokens is None else tokens / found.step_us * 1e6 / world_size
+    per_s = None if tokens is None else tokens / times.step_us * 1e6 / world_size
     done = Throughput(
         tokens_per_step=tokens,
         tokens_from=source,
@@ -273,13 +268,13 @@ def _throughput(
 
 
 def _with_samples(
-    throughput: Throughput, found: JobTimes, runs: Mapping[int, Run], micro_batches: int | None
+    throughput: Throughput, times: JobTimes, runs: Mapping[int, Run], micro_batches: int | None
 ) -> Throughput:
     """Add the samples of all ranks, if the first rank's groups and inputs show them."""
-    first = found.ranks[0]
+    first = times.ranks[0]
     run = runs[first.rank]
-    steps = [each for each in run.summary.steps if each.samples]
-    step = next((each for each in steps if each.step == first.step), steps[-1] if steps else None)
+    steps = [step_peak for step_peak in run.summary.steps if step_peak.samples]
+    step = next((step_peak for step_peak in steps if step_peak.step == first.step), steps[-1] if steps else None)
     if step is None or not first.replicas.number:
         return throughput
     samples = step.samples * first.replicas.number
@@ -289,17 +284,17 @@ def _with_samples(
         samples = samples * micro_batches // first.num_recorded
     job = run.manifest.job
     assert job is not None
-    per_s = samples / found.step_us * 1e6 / job.world_size
+    per_s = samples / times.step_us * 1e6 / job.world_size
     return replace(throughput, samples_per_step=samples, sample_shape=step.sample_shape, samples_per_s_per_gpu=per_s)
 
 
-def _tokens(found: JobTimes) -> tuple[int | None, str, str]:
+def _tokens(times: JobTimes) -> tuple[int | None, str, str]:
     """Tokens of a step, how they are computed, and why they are not known."""
-    embedding = [each for each in found.ranks if each.tokens.number]
+    embedding = [rank for rank in times.ranks if rank.tokens.number]
     if not embedding:
-        return None, "", f"rank {found.ranks[0].rank}: {found.ranks[0].tokens.why}"
+        return None, "", f"rank {times.ranks[0].rank}: {times.ranks[0].tokens.why}"
     if len(embedding) > 1:
-        return None, "", f"ranks {' and '.join(str(each.rank) for each in embedding)} both embed tokens"
+        return None, "", f"ranks {' and '.join(str(rank.rank) for rank in embedding)} both embed tokens"
     (first,) = embedding
     if not first.replicas.number:
         return None, "", first.replicas.text
@@ -309,21 +304,21 @@ def _tokens(found: JobTimes) -> tuple[int | None, str, str]:
     return tokens.number * number, f"{text}{number:,} ({first.replicas.text})", ""
 
 
-def _rates(found: JobTimes, gpu: GpuSpec, pipeline: Pipeline | None) -> tuple[list[FlopsRate], str]:
+def _rates(times: JobTimes, gpu: GpuSpec, pipeline: Pipeline | None) -> tuple[list[FlopsRate], str]:
     """FLOP/s by convention, or why they are not known."""
-    ranks = {each.rank for each in found.ranks}
+    ranks = {rank.rank for rank in times.ranks}
     expected = set(pipeline.ranks) if pipeline else ranks
     if expected != ranks or (pipeline is None and len(ranks) > 1):
         named = f"the stages {sorted(expected)}" if pipeline else "one rank of each pipeline stage"
         return [], f"they need the runs of {named}"
-    if lacking := sum(each.flops.num_lacking for each in found.ranks):
+    if lacking := sum(rank.flops.num_lacking for rank in times.ranks):
         return [], f"the FLOPs of {lacking:,} products and attentions are not known"
     peak = gpu.peak_flops.get(PEAK_DTYPE)
     made = []
     for convention, name in (("Megatron-LM", "megatron"), ("torchtitan", "torchtitan")):
-        flops = sum(float(getattr(each.flops, name)) for each in found.ranks) / len(found.ranks)
+        flops = sum(float(getattr(rank.flops, name)) for rank in times.ranks) / len(times.ranks)
         if not flops:
             return [], "no product was seen in a forward pass"
-        rate = flops / found.step_us * 1e6
+        rate = flops / times.step_us * 1e6
         made.append(FlopsRate(convention, rate / 1e12, rate / peak if peak else None))
     return made, ""

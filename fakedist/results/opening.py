@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
 from fakedist.results.calibration.calibrating import TimedRun
 from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price
-from fakedist.results.run import Run
-from fakedist.results.run_tables import MadeTables, StoredTables
+from fakedist.results.run import Run, RunTables
 from fakedist.rundir.directory import is_in_use
 from fakedist.rundir.manifest import Manifest, load_manifest
 from fakedist.rundir.notes import Note
@@ -48,21 +46,19 @@ def open_run_directory(path: Path) -> Run:
         manifest = load_manifest(path)
         assert manifest.summary is not None
     path = path.resolve()
-    return Run(path, manifest, manifest.summary, StoredTables(path))
+    return Run(path, manifest, manifest.summary, RunTables(path))
 
 
 def open_snapshot(path: Path) -> Run:
     """Open a torch memory snapshot as a run of one rank with unknown steps.
 
-    Args:
-        path: The pickle.
-
     Raises:
         RunDirectoryError: It is not a snapshot, or tries to run code.
     """
-    from fakedist.analysis import memory_tables
     from fakedist.analysis.blocks import build_blocks, event_places
     from fakedist.analysis.foreign import NoSnapshotError, read_foreign
+    from fakedist.analysis.layer_table import fold_layers
+    from fakedist.analysis.memory_tables import find_peak
     from fakedist.results.building import make_tables
     from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector
@@ -70,16 +66,26 @@ def open_snapshot(path: Path) -> Run:
 
     with no_collector():
         try:
-            found = read_foreign(read_snapshot(path))
+            snapshot = read_foreign(read_snapshot(path))
         except NoSnapshotError as error:
             raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", SNAPSHOT_HINT) from None
-    path, recording = path.resolve(), found.recording
-    blocks, places = build_blocks(recording), event_places(recording)
-    tables = make_tables(recording, blocks, places)
-    manifest = _manifest_of_snapshot(found.notes)
-    summary = summarize(recording, manifest, tables, memory_tables.find_peak(recording, blocks, places))
-    summary = replace(summary, peak_phase="", by_phase=[], layers=[], estimated_outside=None, notes=found.notes)
-    known = MadeTables({name: table for name, table in tables.items() if name not in _STEP_TABLES})
+    path, recording = path.resolve(), snapshot.recording
+    blocks, positions = build_blocks(recording), event_places(recording)
+    tables = make_tables(recording, blocks, positions)
+    manifest = _manifest_of_snapshot(snapshot.notes)
+    summary = summarize(
+        recording,
+        None,
+        tables,
+        fold_layers(tables["layers"]),
+        ending=manifest.exit,
+        left=None,
+        peak=find_peak(blocks, positions),
+        times=None,
+        notes=snapshot.notes,
+        has_steps=False,
+    )
+    known = RunTables(None, {name: table for name, table in tables.items() if name not in _STEP_TABLES})
     return Run(path, manifest, summary, known, device=f"cuda:{recording.device}")
 
 
@@ -105,5 +111,5 @@ def open_timed_run(path: Path) -> TimedRun:
         RunDirectoryError: It is not a run directory, is damaged, or its run has no launches to price.
     """
     run = open_run_directory(path)
-    tables = tables_to_price(run.manifest, run.summary, StoredTables(run.path))
+    tables = tables_to_price(run.manifest, run.summary, run.table)
     return TimedRun(tables, gpu_of(run.manifest, None, None), run.manifest.job, nccl_of(run.summary))

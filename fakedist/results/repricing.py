@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pandas as pd
 
-from fakedist.cost_model.estimated import (
-    Models,
-    NetworkChoice,
-    estimate_times,
-    measured_prices,
-    network_of,
-    prices_of,
-)
+from fakedist.analysis.layer_table import fold_layers
+from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
+from fakedist.cost_model.step import MeasuredPrices
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options.pricing import Pricing
-from fakedist.results.run_tables import ReplacedTables, RunTables
 from fakedist.rundir.environment import check_variable
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.schema import TABLES
 from fakedist.rundir.summary import Summary
 
+#: :meth:`fakedist.Run.table`.
+ReadTable = Callable[..., pd.DataFrame]
 #: Notes that pricing makes anew.
 _PRICING_NOTES = ("only_collectives_are_estimated", "collectives_estimated", "nccl_environment", "experts_load")
 #: What to type for a run whose launches can be priced.
@@ -34,7 +31,6 @@ def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> G
     """The GPU model to price for.
 
     Args:
-        manifest: The run's run.json.
         name: A known model or a GPU file; None for the run's own.
         power_watts: A power limit that replaces the model's own.
 
@@ -55,7 +51,7 @@ def check_measured(summary: Summary, gpu: str | None, power_watts: float | None,
     Raises:
         RunDirectoryError: The run's kernels were measured, and another GPU, power limit or table of times is wanted.
     """
-    if is_traced(summary) and any(each is not None for each in (gpu, power_watts, times)):
+    if is_traced(summary) and any(choice is not None for choice in (gpu, power_watts, times)):
         raise RunDirectoryError(
             "the run's kernels were measured on a GPU, so only its collectives can be priced again",
             "fakedist time RUN --fabric NAME; fakedist profile --device virtual makes a run for any GPU",
@@ -68,36 +64,26 @@ def is_traced(summary: Summary) -> bool:
 
 
 def times_of(manifest: Manifest, gpu: GpuSpec, times: str | None) -> str | None:
-    """The file of own times to price by: the one that is given, else the run's own if this is its GPU."""
+    """The calibration table to price by: the given one, else the run's own if this is its GPU."""
     job, own = manifest.job, manifest.gpu_model
     if times is not None or job is None or own is None or own.product != gpu.product:
         return times
     return job.times
 
 
-def price_again(manifest: Manifest, summary: Summary, tables: RunTables, models: Models) -> tuple[Summary, RunTables]:
-    """The summary and the tables of a run with the times of a GPU.
-
-    Args:
-        manifest: The run's run.json.
-        summary: Its figures.
-        tables: Its tables.
-        models: What to price it with.
+def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: Models) -> StepTimes:
+    """The times of a run's step on a GPU.
 
     Raises:
         JobError: The step lacks what a what-if changes.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
-    known = tables_to_price(manifest, summary, tables, measured=True)
-    prices, traced = models.prices, None
-    if summary.kernels is not None and is_traced(summary):
-        notes = [note for note in summary.kernels.notes if note.code not in _PRICING_NOTES]
-        traced = replace(summary.kernels, notes=notes)
-        prices = measured_prices(traced.gpu, known["launches"])
-    found = estimate_times(known, models.gpu, prices, models.network, traced=traced)
-    made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
-    made["ranges"] = found.times.ranges
-    return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
+    tables = tables_to_price(manifest, summary, table, measured=True)
+    traced = summary.kernels if is_traced(summary) else None
+    if traced is not None:
+        traced = replace(traced, notes=[note for note in traced.notes if note.code not in _PRICING_NOTES])
+        models = replace(models, prices=MeasuredPrices(traced.gpu, tables["launches"]))
+    return estimate_times(tables, fold_layers(tables["layers"]), models, traced=traced)
 
 
 def nccl_of(summary: Summary) -> dict[str, str]:
@@ -106,14 +92,11 @@ def nccl_of(summary: Summary) -> dict[str, str]:
 
 
 def tables_to_price(
-    manifest: Manifest, summary: Summary, tables: RunTables, *, measured: bool = False
+    manifest: Manifest, summary: Summary, table: ReadTable, *, measured: bool = False
 ) -> dict[str, pd.DataFrame]:
     """The tables that pricing a run's step needs.
 
     Args:
-        manifest: The run's run.json.
-        summary: Its figures.
-        tables: Its tables.
         measured: Whether its kernels may be measured.
 
     Raises:
@@ -121,12 +104,14 @@ def tables_to_price(
     """
     if why := _why_not(manifest, summary, measured=measured):
         raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
-    launches = tables.table("launches", [column.name for column in TABLES["launches"].columns])
+    launches = table("launches", [column.name for column in TABLES["launches"].columns])
     if not len(launches):
-        told = [note.text for note in summary.notes if note.code == "not_timed"]
-        raise RunDirectoryError(f"the run has no launches to price: {told[0] if told else 'no step was timed'}", _HINT)
+        reasons = [note.text for note in summary.notes if note.code == "not_timed"]
+        raise RunDirectoryError(
+            f"the run has no launches to price: {reasons[0] if reasons else 'no step was timed'}", _HINT
+        )
     names = ("work", "ranges", "layers", "calls", "groups")
-    return {"launches": launches} | {name: tables.table(name) for name in names}
+    return {"launches": launches} | {name: table(name) for name in names}
 
 
 def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:
@@ -138,8 +123,8 @@ def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:
     if is_traced(summary) and not measured:
         return "its kernels were measured on a GPU"
     if is_traced(summary) and summary.kernels is not None and not summary.kernels.fabric:
-        told = [note.text for note in summary.kernels.notes if note.code == "collectives_not_priced"]
-        return told[0] if told else "its kernels were measured by an older fakedist"
+        reasons = [note.text for note in summary.kernels.notes if note.code == "collectives_not_priced"]
+        return reasons[0] if reasons else "its kernels were measured by an older fakedist"
     if not manifest.job.kernels:
         return "it was made with --no-kernels"
     if manifest.job.device == "cuda" and not is_traced(summary):
@@ -153,7 +138,7 @@ def models_of(pricing: Pricing, manifest: Manifest, summary: Summary) -> Models:
     Raises:
         JobError: There is no such GPU model, fabric or what-if, a file is not valid, or a variable of NCCL's makes
             no difference.
-        SetupError: The file of own times cannot be read, or is of another GPU.
+        SetupError: The calibration table cannot be read, or is of another GPU.
         RunDirectoryError: The run's own GPU model is not known. Or its kernels were measured, and another GPU is
             wanted.
     """

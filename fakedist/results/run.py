@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
@@ -13,27 +14,81 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
+from fakedist.errors import RunDirectoryError
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.repricing import models_of, price_again
-from fakedist.results.run_tables import KeptTables, RunTables
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.schema import MOMENTS
+from fakedist.rundir.schema import MOMENTS, TABLES
 from fakedist.rundir.step_time import GroupTime, KernelSource, PathPart, StepTime
 from fakedist.rundir.summary import Summary
+from fakedist.rundir.tables import count_rows, read_table
 from fakedist.units import format_bytes, format_us
 
 if TYPE_CHECKING:
     from fakedist.report.figures.run_figures import RunFigures
 
 
-class RunMemory:
-    """The memory of a run.
+class RunTables:
+    """The tables of a run, by their names in ``rundir.schema.TABLES``: of its directory, or in memory.
 
     Args:
-        tables: The run's tables.
-        summary: The run's figures.
+        directory: The run directory, whose tables are read when they are asked for; None for a snapshot.
+        made: Tables in memory, used instead of the directory's.
+        keeps: Whether each table is read once and kept. A caller gets a copy, which it may change.
     """
+
+    def __init__(
+        self, directory: Path | None, made: Mapping[str, pd.DataFrame] = MappingProxyType({}), *, keeps: bool = False
+    ) -> None:
+        self._directory, self._made, self._keeps = directory, made, keeps
+        self._kept: dict[tuple[str, tuple[str, ...] | None], pd.DataFrame] = {}
+
+    def with_tables(self, made: Mapping[str, pd.DataFrame]) -> RunTables:
+        """The same tables, some of them replaced."""
+        return RunTables(self._directory, {**self._made, **made}, keeps=self._keeps)
+
+    def keeping(self) -> RunTables:
+        """The same tables, kept once they are read."""
+        return RunTables(self._directory, self._made, keeps=True)
+
+    def has(self, name: str) -> bool:
+        """Whether the run has this table. A directory that lacks one of ``TABLES`` is damaged."""
+        return name in self._made or (self._directory is not None and name in TABLES)
+
+    def num_rows(self, name: str) -> int:
+        """Number of rows of a table; see :meth:`Run.num_rows`."""
+        if self._directory is None or name in self._made:
+            return len(self.table(name))
+        return count_rows(self._directory, name)
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """A table, or some of its columns; see :meth:`Run.table`."""
+        if not self._keeps:
+            return self._read(name, columns)
+        key = name, None if columns is None else tuple(columns)
+        if key not in self._kept:
+            self._kept[key] = self._read(name, columns)
+        return self._kept[key].copy()
+
+    def _read(self, name: str, columns: Sequence[str] | None) -> pd.DataFrame:
+        if self._directory is not None and name not in self._made:
+            frame = read_table(self._directory, name, columns).to_pandas(strings_to_categorical=columns is not None)
+            assert isinstance(frame, pd.DataFrame)
+            return frame
+        if name not in self._made:
+            has = ", ".join(sorted(self._made))
+            raise RunDirectoryError(f"a memory snapshot has no table {name!r}", f"it has {has}")
+        if columns is None:
+            return self._made[name]
+        frame = self._made[name][list(columns)].copy()
+        for column in frame.select_dtypes(["object", "string"]).columns:
+            frame[column] = frame[column].astype("category")
+        return frame
+
+
+class RunMemory:
+    """The memory of a run."""
 
     def __init__(self, tables: RunTables, summary: Summary) -> None:
         self._tables, self._summary = tables, summary
@@ -61,10 +116,10 @@ class RunMemory:
         blocks = self._tables.table("blocks")
         layers = self._tables.table("layers")["name"]
         lines = [*self._tables.table("stacks")["line"], ""]  # stack -1 (none) indexes the empty line at the end
-        found = blocks[["bytes", "category", "step", "phase", "operation", "at_peak"]].copy()
-        found.insert(2, "layer", layers.iloc[blocks["layer"]].to_numpy())
-        found.insert(6, "line", [lines[stack] for stack in blocks["stack"]])
-        return found
+        described = blocks[["bytes", "category", "step", "phase", "operation", "at_peak"]].copy()
+        described.insert(2, "layer", layers.iloc[blocks["layer"]].to_numpy())
+        described.insert(6, "line", [lines[stack] for stack in blocks["stack"]])
+        return described
 
     def segments(self, moment: str = "peak_reserved") -> pd.DataFrame:
         """The segments that the allocator held at a moment, most free memory first.
@@ -83,9 +138,9 @@ class RunMemory:
         if moment not in MOMENTS:
             raise ValueError(f"moment is {' or '.join(map(repr, MOMENTS))}, not {moment!r}")
         table = self._tables.table("segments")
-        found = table[table["moment"] == moment].drop(columns="moment").reset_index(drop=True)
-        largest = self.blocks().drop(columns=["bytes", "at_peak"]).reindex(found["block"]).reset_index(drop=True)
-        return found.join(largest)
+        held = table[table["moment"] == moment].drop(columns="moment").reset_index(drop=True)
+        largest = self.blocks().drop(columns=["bytes", "at_peak"]).reindex(held["block"]).reset_index(drop=True)
+        return held.join(largest)
 
     def segment_blocks(self, moment: str = "peak_reserved") -> pd.DataFrame:
         """The blocks in those segments, by address.
@@ -100,17 +155,17 @@ class RunMemory:
         alive = blocks[(blocks["alloc_event"] <= event) & (blocks["reuse_event"] > event)].sort_values("address")
         if not len(segments) or not segments["address"].iloc[0]:
             alive = alive.head(0)
-        place = np.searchsorted(segments["address"].to_numpy(), alive["address"].to_numpy(), side="right") - 1
-        found = self.blocks().loc[alive.index].drop(columns="at_peak")
-        found.insert(0, "segment", segments.index.to_numpy()[place])
-        found.insert(1, "offset_bytes", (alive["address"] - segments["address"].to_numpy()[place]).astype("int64"))
-        found.insert(3, "is_waiting", alive["free_event"] <= event)
-        return found.reset_index(drop=True)
+        index = np.searchsorted(segments["address"].to_numpy(), alive["address"].to_numpy(), side="right") - 1
+        described = self.blocks().loc[alive.index].drop(columns="at_peak")
+        described.insert(0, "segment", segments.index.to_numpy()[index])
+        described.insert(1, "offset_bytes", (alive["address"] - segments["address"].to_numpy()[index]).astype("int64"))
+        described.insert(3, "is_waiting", alive["free_event"] <= event)
+        return described.reset_index(drop=True)
 
     def by_category(self) -> pd.DataFrame:
         """Bytes at the peak by category: columns bytes, share (of the peak)."""
-        found = pd.Series(self._summary.by_category, dtype="int64").rename("bytes").to_frame()
-        return found.assign(share=found["bytes"] / max(self._summary.peak_allocated_bytes, 1))
+        table = pd.Series(self._summary.by_category, dtype="int64").rename("bytes").to_frame()
+        return table.assign(share=table["bytes"] / max(self._summary.peak_allocated_bytes, 1))
 
     def by_phase(self) -> pd.DataFrame:
         """The table ``phases``.
@@ -125,11 +180,11 @@ class RunMemory:
 
         A snapshot has no step and no phase.
         """
-        found = self._tables.table("events")[["action", "time_us", "allocated_bytes", "reserved_bytes"]].copy()
-        if self._tables.has("spans") and len(found):
-            spans = self._tables.table("spans").set_index("first_event").reindex(range(len(found)), method="ffill")
-            found["step"], found["phase"] = spans["step"].to_numpy(), spans["phase"].to_numpy()
-        return found
+        curve = self._tables.table("events")[["action", "time_us", "allocated_bytes", "reserved_bytes"]].copy()
+        if self._tables.has("spans") and len(curve):
+            spans = self._tables.table("spans").set_index("first_event").reindex(range(len(curve)), method="ffill")
+            curve["step"], curve["phase"] = spans["step"].to_numpy(), spans["phase"].to_numpy()
+        return curve
 
 
 _PATH_COLUMNS, _GROUP_COLUMNS = ([each.name for each in fields(kind)] for kind in (PathPart, GroupTime))
@@ -139,13 +194,11 @@ class RunTime:
     """The times of a run's timed step.
 
     Args:
-        tables: The run's tables.
         step_time: Where the step's time goes.
         source: Where its kernels come from.
 
     Attributes:
         source: Whether these times are measured, simulated or estimated.
-        step: The step that was timed.
     """
 
     def __init__(self, tables: RunTables, step_time: StepTime, source: KernelSource) -> None:
@@ -165,11 +218,7 @@ class RunTime:
         return self._step_time
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
-        """Time by layer, with children. Columns: see ``cost_model.breakdown.fold_times``.
-
-        Args:
-            fold: Whether repeated layers fold into one row.
-        """
+        """Time by layer, with children. Columns: see ``cost_model.breakdown.fold_times``."""
         layers = self._tables.table("layers")
         return fold_times(self._tables.table("layer_times"), layers, fold_layers(layers) if fold else unfolded(layers))
 
@@ -186,7 +235,7 @@ class RunTime:
         return self._tables.table("ranges")
 
     def critical_path(self) -> pd.DataFrame:
-        """What makes the step as long as it is, by layer, group, host and idle time, the longest part first.
+        """The parts that make the step as long as it is, by layer, group, host and idle time, the longest part first.
 
         The parts add up to the step. Columns: those of ``fakedist.rundir.step_time.PathPart``. No rows if the step was
         imported, or if it is not known what its streams wait for.
@@ -194,7 +243,7 @@ class RunTime:
         return pd.DataFrame(to_plain(self._step_time.critical_path), columns=_PATH_COLUMNS)
 
     def groups(self) -> pd.DataFrame:
-        """Collectives by group and operation, most exposed first. Columns: those of ``run.step_time.GroupTime``."""
+        """Collectives by group and operation, most exposed first. Columns: those of ``rundir.step_time.GroupTime``."""
         return pd.DataFrame(to_plain(self._step_time.by_group), columns=_GROUP_COLUMNS)
 
     def kernels(self) -> pd.DataFrame:
@@ -207,16 +256,9 @@ class Run:
     """One finished run. ``fakedist.open`` and ``fakedist.profile`` return one. A part that it lacks is None.
 
     Args:
-        path: The run directory, or the snapshot.
-        manifest: Its run.json.
-        summary: Its figures.
-        tables: Its tables.
         device: The device of its memory, if that is not the job's.
 
     Attributes:
-        path: The run directory, or the snapshot.
-        manifest: Its run.json.
-        summary: Its figures.
         device: ``cuda`` or ``virtual``; of a snapshot ``cuda:0`` or another.
         memory: The memory that was held; None if the run was imported from a tool that does not record memory.
         by_category: Bytes at the peak by category, which add up to it; None for a snapshot, which says nothing of
@@ -271,9 +313,6 @@ class Run:
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
         """The memory of layers at the peak, with children. Columns: see ``analysis.layer_table.fold_table``.
 
-        Args:
-            fold: Whether repeated layers fold into one row.
-
         Raises:
             RunDirectoryError: The table is missing or damaged.
         """
@@ -294,19 +333,20 @@ class Run:
             options: What else to price for, see :class:`fakedist.options.pricing.Pricing`.
 
         Raises:
-            SetupError: The file of own times cannot be read, or is of another GPU.
+            SetupError: The calibration table cannot be read, or is of another GPU.
             JobError: fakedist has no such GPU model, fabric or what-if, the file is not valid, or a variable of NCCL's
                 makes no difference.
             RunDirectoryError: The run has no launches: it was imported or made with --no-kernels. Or its kernels were
                 measured, and another GPU is wanted.
         """
         models = models_of(Pricing(gpu, **options), self.manifest, self.summary)
-        summary, tables = price_again(self.manifest, self.summary, self._tables, models)
-        return Run(self.path, self.manifest, summary, tables, device=self.device)
+        times = price_again(self.manifest, self.summary, self.table, models)
+        summary = replace(self.summary, kernels=times.source, time=times.summary)
+        return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
 
     def keeping_tables(self) -> Run:
         """The same run, which keeps each table that it has read: for a report, which asks for one several times."""
-        return Run(self.path, self.manifest, self.summary, KeptTables(self._tables), device=self.device)
+        return Run(self.path, self.manifest, self.summary, self._tables.keeping(), device=self.device)
 
     def has(self, name: str) -> bool:
         """Whether the run has a table."""
@@ -333,7 +373,7 @@ class Run:
         return f"{type(self).__name__}({str(self.path)!r}){rows}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The figures, for a notebook."""
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._figures())
         return f"<table>{rows}</table>"
 

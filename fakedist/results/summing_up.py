@@ -1,23 +1,29 @@
-"""The figures of a run, computed from its recording and its tables."""
+"""The figures of a run and its notes, from its recording and its tables."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Hashable, Mapping
 
 import numpy as np
 import pandas as pd
 
 from fakedist.analysis.advice import find_advice
-from fakedist.analysis.layer_table import fold_layers, fold_table, rows_of, unfolded
-from fakedist.analysis.memory_tables import Peak, described_blocks
+from fakedist.analysis.blocks import Blocks
+from fakedist.analysis.layer_table import Fold, fold_table, rows_of
+from fakedist.analysis.memory_tables import Peak, described_blocks, differences
 from fakedist.analysis.recording import Recording
-from fakedist.cost_model.outside_memory import beside_reserved, estimate_outside
-from fakedist.options import Job
-from fakedist.rundir.manifest import Manifest
+from fakedist.cost_model.estimated import StepTimes
+from fakedist.cost_model.outside_memory import estimate_outside
+from fakedist.options import Job, Until
+from fakedist.rundir import notes as run_note
+from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.records import GpuRecord
-from fakedist.rundir.schema import CATEGORIES, MOMENTS, SEGMENT_STATES
+from fakedist.rundir.rows import InventedRow
+from fakedist.rundir.schema import ACTIONS, CATEGORIES, MOMENTS, SEGMENT_STATES
+from fakedist.rundir.sources import EVENT_TIME, ROUTED
 from fakedist.rundir.summary import (
     CollectiveTotal,
     HeldSegment,
@@ -38,7 +44,7 @@ _SEGMENT_FIELDS = [field.name for field in dataclasses.fields(HeldSegment) if fi
 
 
 def reserved_moments(tables: dict[str, pd.DataFrame]) -> list[ReservedMoment]:
-    """What was reserved but not allocated, at the moments of the table ``segments``.
+    """The memory that was reserved but not allocated, at the moments of the table ``segments``.
 
     Args:
         tables: Tables by name: segments, blocks, shares, layers, stacks, spans.
@@ -77,30 +83,44 @@ def _moment(name: str, rows: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> R
 
 
 def _described(numbers: list[int], tables: dict[str, pd.DataFrame]) -> list[LargeBlock]:
-    """Blocks by their rows in the table ``blocks``: what each is, what allocated it and where."""
+    """Blocks by their rows in the table ``blocks``: category, operation, layer and line."""
     layers = tables["layers"]
     lines = tables["stacks"]["line"].tolist()
-    found = described_blocks(
+    described = described_blocks(
         tables["blocks"].loc[numbers], tables["shares"], layers["name"].tolist(), layers["parent"].tolist(), lines=lines
     )
-    return rows_of(LargeBlock, found)
+    return rows_of(LargeBlock, described)
 
 
-def summarize(recording: Recording, manifest: Manifest, tables: dict[str, pd.DataFrame], peak: Peak) -> Summary:
-    """The figures of a run, without its times and notes.
+def summarize(
+    recording: Recording,
+    job: Job | None,
+    tables: dict[str, pd.DataFrame],
+    folds: list[Fold],
+    *,
+    ending: Ending,
+    left: LeftDuringInit | None,
+    peak: Peak,
+    times: StepTimes | None,
+    notes: list[Note],
+    has_steps: bool = True,
+) -> Summary:
+    """The figures of a run.
 
     Args:
-        recording: The recording.
-        manifest: run.json as the parent left it.
-        tables: Tables by name.
-        peak: The result of :func:`fakedist.analysis.memory_tables.find_peak`.
+        job: The job; None for a snapshot or an imported report.
+        tables, folds: Its tables, and its layers folded.
+        ending, left: The results of :func:`run_ending` and :func:`left_during_init`.
+        times: The times of its timed step; None for a snapshot.
+        notes: Everything that limits what the figures mean.
+        has_steps: Whether steps, phases and layers are known, as they are not in a snapshot.
     """
-    job, gpu = manifest.job, recording.gpu or GpuRecord()
-    ending = _ending(recording, manifest.exit)
+    gpu = recording.gpu or GpuRecord()
     capacity = gpu.capacity_bytes
     if job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES:
         capacity = gpu.spec_memory_bytes or capacity
-    outside = beside_reserved(peak.reserved_bytes, _outside(recording, tables, job), capacity)
+    outside = _outside(recording, tables, job, (peak.reserved_bytes, capacity)) if has_steps else None
+    lacks_room = outside is not None and outside.beside_reserved == "does not fit"
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -108,32 +128,32 @@ def summarize(recording: Recording, manifest: Manifest, tables: dict[str, pd.Dat
         gpu=gpu.gpu_name,
         torch=gpu.torch,
         exit=ending,
-        left_during_init=_left_during_init(recording, ending),
-        fits=ending.outcome is not Outcome.OUT_OF_MEMORY and outside.beside_reserved != "does not fit",
+        left_during_init=left,
+        fits=ending.outcome is not Outcome.OUT_OF_MEMORY and not lacks_room,
         capacity_bytes=capacity,
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
         peak_step=peak.step,
-        peak_phase=peak.phase,
+        peak_phase=peak.phase if has_steps else "",
         estimated_outside=outside,
-        by_phase=rows_of(PhasePeak, tables["phases"].astype({"phase": str})),
+        by_phase=rows_of(PhasePeak, tables["phases"].astype({"phase": str})) if has_steps else [],
         by_category=peak.by_category,
-        layers=layer_memory(tables["layers"]),
+        layers=layer_memory(tables["layers"], folds) if has_steps else [],
         largest_blocks=rows_of(LargeBlock, tables["largest"]),
         collectives=_collectives(tables),
         steps=rows_of(StepPeak, tables["steps"].drop(columns="start_us")),
-        kernels=None,
-        time=None,
+        kernels=None if times is None else times.source,
+        time=None if times is None else times.summary,
         out_of_memory=_out_of_memory(recording, ending, tables["events"]),
-        advice=find_advice(tables),
+        advice=find_advice(tables, folds),
         invented_values=int(tables["invented"]["num_values"].sum()),
         reserved=reserved_moments(tables),
+        notes=notes,
     )
 
 
-def layer_memory(layers: pd.DataFrame, *, fold: bool = True) -> list[LayerMemory]:
-    """Layers that held any memory. Repeated layers fold into one row unless ``fold`` is False."""
-    rows = fold_table(layers, fold_layers(layers) if fold else unfolded(layers)).to_dict("records")
+def layer_memory(layers: pd.DataFrame, folds: list[Fold]) -> list[LayerMemory]:
+    """Folded layers that held any memory."""
     return [
         LayerMemory(
             name=row["name"],
@@ -148,7 +168,7 @@ def layer_memory(layers: pd.DataFrame, *, fold: bool = True) -> list[LayerMemory
             most_bytes=_by_category(row, "most_total"),
             most_total_bytes=row["most_total_bytes"],
         )
-        for row in rows
+        for row in fold_table(layers, folds).to_dict("records")
         if row["peak_total_bytes"] or row["most_total_bytes"]
     ]
 
@@ -157,31 +177,33 @@ def _by_category(row: Mapping[Hashable, int], prefix: str) -> dict[str, int]:
     return {name: bytes_ for name in CATEGORIES if (bytes_ := row[f"{prefix}_{name}_bytes"])}
 
 
-def _ending(recording: Recording, seen: Ending) -> Ending:
+def run_ending(recording: Recording, seen: Ending) -> Ending:
     """How the run ended: as the parent saw it, unless the rank itself knows better."""
-    told = recording.outcome
-    if told is None:
+    outcome = recording.outcome
+    if outcome is None:
         if seen.outcome is Outcome.RUNNING:  # neither the rank nor its parent lived long enough to record more
             return Ending(Outcome.KILLED, seen.code, "with fakedist profile, which was killed")
         return seen
-    if seen.outcome in (Outcome.RUNNING, Outcome.EXIT, told.outcome):
-        return Ending(told.outcome, seen.code if seen.code is not None else told.code, told.message)
+    if seen.outcome in (Outcome.RUNNING, Outcome.EXIT, outcome.outcome):
+        return Ending(outcome.outcome, seen.code if seen.code is not None else outcome.code, outcome.message)
     return seen
 
 
-def _left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | None:
+def left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | None:
     """Where the script ended by itself before its first step; None if it did not or never imported torch."""
-    told = recording.outcome
-    if not ending.ended_by_itself or told is None or told.last_step or recording.gpu is None:
+    outcome = recording.outcome
+    if not ending.ended_by_itself or outcome is None or outcome.last_step or recording.gpu is None:
         return None
     read = sorted(recording.not_sent, key=lambda record: not record.is_read)
     if not read:
-        return LeftDuringInit(told.line)
-    return LeftDuringInit(told.line, read[0].text, read[0].command)
+        return LeftDuringInit(outcome.line)
+    return LeftDuringInit(outcome.line, read[0].text, read[0].command)
 
 
-def _outside(recording: Recording, tables: dict[str, pd.DataFrame], job: Job | None) -> Outside:
-    nccl, found = recording.nccl, recording.outside
+def _outside(
+    recording: Recording, tables: dict[str, pd.DataFrame], job: Job | None, in_use: tuple[int, int]
+) -> Outside:
+    nccl, measured = recording.nccl, recording.outside
     return estimate_outside(
         tables,
         gpu_name="" if recording.gpu is None else recording.gpu.gpu_name,
@@ -190,19 +212,21 @@ def _outside(recording: Recording, tables: dict[str, pd.DataFrame], job: Job | N
         nccl_version="" if nccl is None else nccl.version,
         nccl_environment={} if nccl is None else nccl.environment,
         bound=recording.bound,
-        measured_bytes=None if found is None else found.used_bytes - found.reserved_bytes,
+        measured_bytes=None if measured is None else measured.used_bytes - measured.reserved_bytes,
+        reserved_bytes=in_use[0],
+        capacity_bytes=in_use[1],
     )
 
 
 def _collectives(tables: dict[str, pd.DataFrame]) -> list[CollectiveTotal]:
     groups = tables["groups"]
-    found = []
+    totals = []
     for row in rows_of(_Calls, tables["collectives"]):
         group = groups.iloc[row.group] if row.group < len(groups) else None
         name = "" if group is None else str(group["description"] or group["name"])
         size = 0 if group is None else int(group["size"])
-        found.append(CollectiveTotal(name, size, row.operation, row.num_calls, row.bytes_in, bytes_out=row.bytes_out))
-    return found
+        totals.append(CollectiveTotal(name, size, row.operation, row.num_calls, row.bytes_in, bytes_out=row.bytes_out))
+    return totals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,3 +260,124 @@ def _out_of_memory(recording: Recording, ending: Ending, events: pd.DataFrame) -
         allocated_bytes=allocated,
         reserved_bytes=reserved,
     )
+
+
+def coverage_notes(recording: Recording, outcome: Outcome, until: int | Until | None) -> list[Note]:
+    """Notes on what the recording does not cover.
+
+    Args:
+        until: What was to stop the script; None if nothing but a number of steps was.
+    """
+    training = None if recording.outcome is None else recording.outcome.training
+    if outcome is Outcome.STOPPED:
+        missing = [] if training is not None and training.evaluated else ["validation"]
+        missing += [] if until == "save" else ["saving"]
+        return [run_note.stopped_before_the_end(len(recording.steps), str(until), missing)]
+    if training is None or training.optimizer_steps or training.counts_itself:
+        return []
+    if outcome in (Outcome.FINISHED, Outcome.EXIT):
+        return [run_note.no_optimizer_step()]
+    return []
+
+
+_ALLOC = ACTIONS.index("alloc")
+
+
+def dropped_notes(recording: Recording) -> list[Note]:
+    """Notes on records that the recording may lack."""
+    lost = [run_note.no_last_record()] if recording.outcome is None else []
+    return [*lost, *([run_note.recording_cut()] if recording.truncated else [])]
+
+
+def _left_note(recording: Recording) -> Note:
+    """The note for a rank that ended before doing any work. The cause may be a flag that only another rank knows."""
+    return run_note.left_during_init("" if recording.outcome is None else recording.outcome.line)
+
+
+def _not_sent_notes(recording: Recording, *, is_cause: bool) -> list[Note]:
+    """The note on values that another rank should have sent. Those on the host count only if they may be a cause."""
+    read = [record for record in recording.not_sent if record.is_read or is_cause]
+    if not read:
+        return []
+    return [run_note.not_sent([record.text for record in read], read[0].command, is_cause=is_cause)]
+
+
+def _failure_notes(recording: Recording) -> list[Note]:
+    """Notes on requests that the allocator could not serve but that did not end the script."""
+    failed, ended = recording.failed_request, recording.outcome
+    if failed is None or (ended is not None and ended.outcome is Outcome.OUT_OF_MEMORY):
+        return []
+    statistics = recording.statistics.get(recording.device)
+    times = 1 if statistics is None else statistics.num_ooms or 1
+    return [run_note.went_on_without_memory(times, failed.requested_bytes, failed.line)]
+
+
+#: Operations that pick indices, such as those of a router (gpu/values/routing.py).
+_CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
+
+
+def _invention_notes(rows: list[InventedRow]) -> list[Note]:
+    """Notes on made-up values: how many, and where the first one was read."""
+    times = [row for row in rows if row.operation == EVENT_TIME]
+    notes_made = (
+        [run_note.event_times_made_up(sum(row.num_values for row in times), _first_line(times))] if times else []
+    )
+    routed = [row for row in rows if row.operation == ROUTED]
+    rows = [row for row in rows if row.operation not in (EVENT_TIME, ROUTED)]
+    invented = sum(row.num_values for row in rows)
+    if not invented:
+        return notes_made
+    notes_made.append(run_note.values_made_up(invented, _first_line(rows)))
+    chosen = [row for row in rows if _CHOOSES.search(row.operation)]
+    if chosen:
+        operation, line = chosen[0].operation, _first_line(chosen)
+        notes_made.append(
+            run_note.experts_made_up(operation, line, _first_line(routed))
+            if routed
+            else run_note.indices_made_up(operation, line)
+        )
+    return notes_made
+
+
+def _first_line(rows: list[InventedRow]) -> str:
+    """The first line of the script; empty if all rows are of a backward."""
+    return next((f"{row.filename}:{row.line}" for row in rows if row.filename), "")
+
+
+def run_notes(
+    recording: Recording,
+    blocks: Blocks,
+    job: Job | None,
+    *,
+    ending: Ending,
+    left: LeftDuringInit | None,
+    of_times: list[Note],
+) -> list[Note]:
+    """The notes of a run: its own, and those that its recording calls for.
+
+    Args:
+        job: The job; None for an imported report.
+        left: The result of :func:`left_during_init`.
+        of_times: Notes on its times.
+    """
+    all_notes = [*recording.notes, *of_times, *differences(recording, blocks)]
+    if left is not None and job is not None:
+        all_notes.append(_left_note(recording))
+    is_before_forward = not any(scope.phase in ("forward", "generation") for scope in recording.scopes)
+    if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
+        all_notes.append(run_note.no_forward())
+    # A call for all devices, such as torch.cuda.empty_cache(), leaves events where nothing was ever allocated.
+    used = [device for device, events in recording.events.items() if (events["action"] == _ALLOC).any()]
+    if others := sorted(set(used) - {recording.device}):
+        all_notes.append(run_note.used_other_devices(others, recording.device))
+    elif recording.events and recording.gpu is not None and recording.device != recording.gpu.device_index:
+        all_notes.append(run_note.used_another_device(recording.device))
+    all_notes += _failure_notes(recording)
+    all_notes += _invention_notes(recording.invented)
+    all_notes += _not_sent_notes(recording, is_cause=left is not None)
+    all_notes += [run_note.not_answered(name, calls) for name, calls in sorted(recording.unanswered.items())]
+    if job is not None and job.collectives == "noop":
+        all_notes.append(run_note.collectives_off())
+    if left is None:
+        all_notes += coverage_notes(recording, ending.outcome, None if job is None else job.until)
+    return all_notes

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fakedist.cost_model.own_table import OwnTable, own_table_text
+from fakedist.cost_model.kernels.calibration_table import CalibrationTable, calibration_table_text
 from fakedist.errors import FakedistError, JobError, ScriptError
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.gpu.models.spec import GpuSpec
@@ -84,7 +84,7 @@ def calibrate(out: Path | None, gpu: str | None, *, rehearse: bool, short: bool 
         found = find_own_times(open_timed_run(run), trace, trace, is_rehearsal=rehearse)
     for line in calibration_lines(found, 0, trace):
         print(line)
-    replace_text(target, own_table_text(_told(found)))
+    replace_text(target, calibration_table_text(_told(found)))
     return target
 
 
@@ -114,7 +114,7 @@ def driver_version() -> str:
         return ""
 
 
-def _told(found: OwnTimesFound) -> OwnTable:
+def _told(found: OwnTimesFound) -> CalibrationTable:
     """The table, with where it comes from."""
     table = found.calibrated.table
     origin = dataclasses.replace(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.cli import main
-from fakedist.cost_model.own_table import Origin, made_table, own_table_text
+from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, calibration_table_text, made_table
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.rundir.outcome import Outcome
 from tests.unit.report.handmade import timed
@@ -135,9 +135,9 @@ def make_good(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Tracing().write(place / "trace.json", step() * 2)
     (place / "trace.json.gz").write_bytes(gzip.compress((place / "trace.json").read_bytes()))
     training().write(place / "report.sqlite")
-    origin = Origin(gpu="NVIDIA H100 80GB HBM3", tool="nsys", date="2026-01-31", file="x")
+    origin = CalibrationOrigin(gpu="NVIDIA H100 80GB HBM3", tool="nsys", date="2026-01-31", file="x")
     table = made_table(origin, {each.work: (each.duration_us, 2 * each.duration_us) for each in step()})
-    (place / "own.json").write_text(own_table_text(table))
+    (place / "own.json").write_text(calibration_table_text(table))
     (place / "gpu.toml").write_text('like = "h100-80g"\nwatts = 500\nmemory = "90 GiB"\n[peak_tflops]\nbf16 = 900\n')
     (place / "fabric.toml").write_text('like = "p5-efa"\nnic_gbit_per_s = 100\nachieved = 0.9\n')
     (place / "check/fakedist.toml").write_text(CHECK)

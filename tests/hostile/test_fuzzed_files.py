@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fakedist.check.baselines import Baseline, read_baseline
 from fakedist.check.config import CheckConfig, CheckJob, read_config
-from fakedist.cost_model.fabric import read_fabric
+from fakedist.cost_model.collectives.fabric import read_fabric
 from fakedist.gpu.models.catalogue import GPUS, read_gpu_file
 from fakedist.options import Job
 from fakedist.rundir.encoding import encode

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.cost_model.own_table import read_own_table
+from fakedist.cost_model.kernels.calibration_table import read_calibration_table
 from fakedist.errors import SetupError
 from tests.conftest import RunFakedist
 from tests.gpu import calibrate
@@ -130,4 +130,4 @@ def test_a_rehearsal_of_make_calibrate_writes_a_table_that_cannot_be_used(tmp_pa
         "NT",
     }
     with pytest.raises(SetupError, match="comes from a rehearsal"):
-        read_own_table(out)
+        read_calibration_table(out)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fakedist.cost_model.micro_batches import Recorded, with_micro_batches
-from fakedist.cost_model.stages import from_first_transfer, num_stages_of
+from fakedist.cost_model.job.micro_batches import Recorded, with_micro_batches
+from fakedist.cost_model.job.stages import from_first_transfer, num_stages_of
 from fakedist.results.job_time import time_job
 from fakedist.results.opening import open_run
 from tests.conftest import ROOT, RunFakedist

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.kernels import roofline_us
+from fakedist.cost_model.kernels.kernel_times import roofline_us
 from fakedist.gpu.models.catalogue import find_gpu
 from tests.conftest import RunFakedist
 

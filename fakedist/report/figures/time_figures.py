@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import range_lanes, timed
-from fakedist.cost_model.trace import bars, call_texts, hidden_parts, hidden_us, kind_runs, layer_runs, longest_runs
+from fakedist.cost_model.step_axis import bars, call_texts, hidden_parts, hidden_us, kind_runs, layer_runs, longest_runs
 from fakedist.report.figures.look import (
     FAMILY_COLOURS,
     HIDDEN,

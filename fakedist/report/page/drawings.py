@@ -18,7 +18,7 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import Fold, owner_names, with_children
 from fakedist.analysis.recording import Array
-from fakedist.cost_model.trace import bars, hidden_us, kind_runs, layer_runs, longest_runs
+from fakedist.cost_model.step_axis import bars, hidden_us, kind_runs, layer_runs, longest_runs
 from fakedist.report.figures.memory_figures import MemoryCurve
 from fakedist.report.figures.run_figures import Calls
 from fakedist.report.figures.time_figures import bar_labels, drawn_ranges

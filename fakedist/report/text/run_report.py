@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from fakedist.analysis.layer_table import unfolded
 from fakedist.report.text.memory_sheets import OUTSIDE_TITLE, communicator_sheet, outside_figures, run_sheets
 from fakedist.report.text.sheet import (
     escaped,
@@ -48,7 +49,8 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
     run = open_run(run_directory)
     summary = run.summary
     if all_layers:
-        summary = replace(summary, layers=layer_memory(run.table("layers"), fold=False))
+        layers = run.table("layers")
+        summary = replace(summary, layers=layer_memory(layers, unfolded(layers)))
     return {**to_plain(summary), "run_directory": str(run.path)}
 
 

@@ -15,9 +15,9 @@ import pandas as pd
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.analysis.traces.step_trace import ProcessTrace
 from fakedist.bounded import UnreadableError, open_file
-from fakedist.cost_model.estimated import estimate_times, network_of, prices_of
-from fakedist.cost_model.own import OwnPrices
-from fakedist.cost_model.own_table import Origin, OwnTable, made_table
+from fakedist.cost_model.estimated import Models, network_of, price_tables, prices_of
+from fakedist.cost_model.kernels.calibrated_prices import CalibratedPrices
+from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, CalibrationTable, made_table
 from fakedist.errors import ReportError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
@@ -75,7 +75,7 @@ class Calibrated:
         extra: The trace's kernels that are nothing recorded, most time first.
     """
 
-    table: OwnTable
+    table: CalibrationTable
     num_launches: int
     num_measured: int
     num_steps: int
@@ -118,7 +118,7 @@ def calibrate(
         samples[step.works[step.work[launch]]].append(duration)
     if not samples:
         raise ReportError(f"every kernel of {file} is faster than {trace.gpu} can be", "is it a trace of this job?")
-    origin = Origin(
+    origin = CalibrationOrigin(
         gpu=trace.gpu,
         tool=" ".join(filter(None, (trace.tool, trace.tool_version))),
         date=datetime.date.today().isoformat(),
@@ -320,7 +320,7 @@ def is_sqlite(path: Path) -> bool:
         return False
 
 
-def step_change(run: TimedRun, gpu: GpuSpec, table: OwnTable) -> StepChange:
+def step_change(run: TimedRun, gpu: GpuSpec, table: CalibrationTable) -> StepChange:
     """Price a run's step with and without own times, as its report does.
 
     Args:
@@ -329,9 +329,9 @@ def step_change(run: TimedRun, gpu: GpuSpec, table: OwnTable) -> StepChange:
         table: Own times.
     """
     model, network = prices_of(gpu), network_of(gpu, run.job, nccl=run.nccl)
-    before = estimate_times(run.tables, gpu, model, network).source
-    prices = OwnPrices(model, table)
-    after = estimate_times(run.tables, gpu, prices, network).source
+    before = price_tables(run.tables, Models(gpu, model, network))
+    prices = CalibratedPrices(model, table)
+    after = price_tables(run.tables, Models(gpu, prices, network))
     return StepChange(
         gpu=gpu.product,
         model="" if gpu.product == run.model.product else gpu.name,

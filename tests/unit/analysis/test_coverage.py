@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.recording import Recording
-from fakedist.results.building import coverage_notes
+from fakedist.results.summing_up import coverage_notes
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import OutcomeRecord, StepRecord, TrainingFacts
 from tests.unit.analysis.recorded import HandMade

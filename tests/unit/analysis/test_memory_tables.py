@@ -102,7 +102,7 @@ def test_a_step_that_only_replays_a_graph_held_what_was_held_before(tmp_path: Pa
 
 def test_the_peak_is_told_with_its_place_and_by_category(tmp_path: Path) -> None:
     recording = two_steps(tmp_path)
-    peak = memory_tables.find_peak(recording, build_blocks(recording), event_places(recording))
+    peak = memory_tables.find_peak(build_blocks(recording), event_places(recording))
     assert (peak.allocated_bytes, peak.reserved_bytes) == (28 * MIB, GIB + 20 * MIB)
     assert (peak.step, peak.phase) == (1, "backward")
     assert peak.by_category == {

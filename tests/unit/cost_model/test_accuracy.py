@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fakedist.cost_model.accuracy import accuracy_rows, closest
-from fakedist.cost_model.measurements import DATA, load_measured
+from fakedist.cost_model.kernels.measurements import DATA, load_measured
 from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import find_gpu
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.collectives import CollectiveTimes, load_collectives
-from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.collectives.collective_times import CollectiveTimes, load_collectives
+from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.nccl.interconnect import GroupShape
 from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import GPUS

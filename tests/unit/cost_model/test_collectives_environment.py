@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.cost_model.collectives import CollectiveTime, CollectiveTimes
-from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes
+from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.nccl.interconnect import GroupShape
 from fakedist.cost_model.nccl.settings import read_settings
 from fakedist.gpu.models.catalogue import GPUS

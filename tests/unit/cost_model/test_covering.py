@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fakedist.cost_model.breakdown import timed
-from fakedist.cost_model.trace import hidden_parts, hidden_us
+from fakedist.cost_model.step_axis import hidden_parts, hidden_us
 from tests.unit.cost_model.times_by_hand import NAN, kernel, table
 
 

@@ -8,8 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.recorded_times import launch_table
-from fakedist.cost_model.step_parts import path_parts
+from fakedist.analysis.layer_table import fold_layers
+from fakedist.cost_model.breakdown import path_parts
+from fakedist.cost_model.launches import launch_table
+from fakedist.cost_model.placing import StepInterval
+from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST, CriticalPath, Timeline, find_critical_path
 from fakedist.rundir.step_time import PathPart
 from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, launch, record
@@ -109,8 +112,6 @@ def test_parts_are_summed_by_layer_and_group_the_longest_first() -> None:
     ups = [row for row, name in enumerate(layers["name"]) if name.endswith(".up")]
     rows = [launch(COPY, layer=ups[0]), launch(COPY, layer=ups[1]), launch(ALL_REDUCE, call=4), launch(COPY)]
     tables = {
-        "launches": launch_table(record(rows)),
-        "layers": layers,
         "calls": pd.DataFrame({"sequence": [4], "group": [0], "operation": ["all_reduce"]}),
         "groups": pd.DataFrame(
             [("0", "dp", "0-7", 8, 0, "nccl")],
@@ -122,7 +123,8 @@ def test_parts_are_summed_by_layer_and_group_the_longest_first() -> None:
         np.array([ON_GPU, ON_HOST, ON_GPU, ON_GPU, ON_GPU, IDLE]),
         np.array([5.0, 1.0, 30.0, 20.0, 21.0, 2.0]),
     )
-    assert path_parts(path, tables) == [
+    step = PricedStep(pd.DataFrame(), launch_table(record(rows)), None, 79.0, StepInterval(), [], [], {}, path)
+    assert path_parts(step, tables, fold_layers(layers)) == [
         PathPart("kernels", "layers.0-2.up", "", "", 3, 2, 41.0),
         PathPart("collectives", "", "dp", "all_reduce", 0, 1, 30.0),
         PathPart("kernels", "", "", "", 1, 1, 5.0),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.cost_model.gpus import product_roof
-from fakedist.cost_model.measurements import load_measured
-from fakedist.cost_model.products import GroupedTimes
+from fakedist.cost_model.kernels.gpus import product_roof
+from fakedist.cost_model.kernels.measurements import load_measured
+from fakedist.cost_model.kernels.products import GroupedTimes
 from fakedist.gpu.models.catalogue import GPUS
 
 H100 = product_roof(GPUS["h100-80g"], "bf16")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.step_parts import exposed_calls_us
+from fakedist.cost_model.breakdown import exposed_calls_us
 
 
 def rows(*spans: tuple[float, float]) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.cost_model.kernels import KernelTimes
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.step import ImbalancedPrices
 from fakedist.gpu.models.catalogue import find_gpu
 from tests.unit.cost_model.work_by_hand import product, work

@@ -1,7 +1,8 @@
 from pathlib import Path
 from typing import Any
 
-from fakedist.cost_model.breakdown import generation_us, kernel_table, timed
+from fakedist.cost_model.breakdown import generation_us, timed
+from fakedist.cost_model.launches import kernel_table
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.schema import TABLES
 from fakedist.rundir.trace_records import KernelsRecord

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model import rules
-from fakedist.cost_model.kernels import KernelTimes
-from fakedist.cost_model.measurements import load_measured
-from fakedist.cost_model.work_arrays import Estimates
+from fakedist.cost_model.kernels import rules
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
+from fakedist.cost_model.kernels.measurements import load_measured
+from fakedist.cost_model.kernels.work_arrays import Estimates
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.cost_model.work_by_hand import attention, moving, product, work

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fakedist.cost_model.recorded_times import launch_table, work_table
+from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.rundir.directory import TABLES_NAME
 from fakedist.rundir.schema import LAUNCHES, WORK
 from fakedist.rundir.tables import write_table

@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.topology import ranks_of
-from fakedist.cost_model.outside_memory import beside_reserved, estimate_outside
+from fakedist.cost_model.outside_memory import estimate_outside
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.summary import Outside
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -36,21 +35,6 @@ def estimate(*calls: tuple[Any, ...], gpu: str = "NVIDIA H100 80GB HBM3", **seen
     """The estimate as ``--json`` prints it."""
     found: dict[str, Any] = to_plain(estimate_outside(tables(*calls), gpu_name=gpu, gpus_per_node=8, **seen))
     return found
-
-
-def outside(low_bytes: int, high_bytes: int) -> Outside:
-    return Outside(
-        low_bytes,
-        high_bytes,
-        None,
-        "",
-        "",
-        nccl_environment={},
-        communicators=[],
-        num_unused_groups=0,
-        left_out=[],
-        measured_bytes=None,
-    )
 
 
 def test_groups_that_were_called_through_nccl_count() -> None:
@@ -129,13 +113,18 @@ def test_what_was_measured_stands_next_to_the_estimate_and_is_not_in_it() -> Non
     assert estimate(measured_bytes=GIB)["high_bytes"] == 0
 
 
-@pytest.mark.parametrize(("reserved", "word"), [(77, "fits"), (78, "fits"), (79, "may not fit"), (80, "does not fit")])
-def test_reserved_and_the_estimate_share_the_gpu(reserved: int, word: str) -> None:
-    assert beside_reserved(reserved * GIB, outside(GIB, 2 * GIB), 80 * GIB).beside_reserved == word
+@pytest.mark.parametrize(("beyond", "word"), [(0, "fits"), (1, "may not fit")])
+def test_reserved_and_the_estimate_fill_the_gpu_together(beyond: int, word: str) -> None:
+    peers = [(2, "send", 1), (2, "recv", 1)]
+    least, most = (estimate(*peers)[name] for name in ("low_bytes", "high_bytes"))
+    assert 0 < least < most, "the estimate is an interval"
+    assert estimate(*peers, reserved_bytes=GIB + beyond, capacity_bytes=GIB + most)["beside_reserved"] == word
+    assert estimate(*peers, reserved_bytes=GIB, capacity_bytes=GIB + least)["beside_reserved"] == "may not fit"
+    assert estimate(*peers, reserved_bytes=GIB + 1, capacity_bytes=GIB + least)["beside_reserved"] == "does not fit"
 
 
 def test_without_a_capacity_everything_fits() -> None:
-    assert beside_reserved(GIB, outside(GIB, GIB), 0).beside_reserved == "fits"
+    assert estimate((1, "all_reduce", -1), reserved_bytes=GIB)["beside_reserved"] == "fits"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.communication import Communication
-from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.placing import PlacedStep, StepLaunches
 from fakedist.gpu.models.catalogue import GPUS
 

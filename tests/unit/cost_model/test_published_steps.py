@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from fakedist.cost_model.accuracy import step_accuracy
-from fakedist.cost_model.clocks import HEAT
+from fakedist.cost_model.kernels.clocks import HEAT
 from fakedist.errors import SetupError
 
 ROOT = Path(__file__).parents[3]

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fakedist.cost_model.job.stages import PlacedTogether, RankStep, Transfer, place_together
 from fakedist.cost_model.overlap import SharedLinks, settle
-from fakedist.cost_model.stages import PlacedTogether, RankStep, Transfer, place_together
 from fakedist.cost_model.timeline import Timeline
 
 hypothesis = pytest.importorskip("hypothesis", reason="not installed: make setup")
@@ -187,7 +187,7 @@ def test_with_interference_a_faster_collective_can_move_another_next_to_a_kernel
             return np.array([0.0, durations[0], durations[:2].sum(), 0.0, durations[3]])
 
         found = settle(starts, np.array([100.0, 100.0, 100.0, first_us, 50.0]), [harmless, harmful])
-        return float(found.durations_us[~calls].sum())
+        return float(found[~calls].sum())
 
     slow, fast = end_us(200.0), end_us(100.0)
     assert slow == pytest.approx(300.0)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fakedist.cost_model.breakdown import by_range, range_lanes, range_table, timed
-from fakedist.cost_model.trace import _ranges
+from fakedist.cost_model.step_axis import _ranges
 from fakedist.rundir.launch_records import RangeRow
 from fakedist.rundir.schema import RANGES
 from tests.unit.cost_model.times_by_hand import NAN, kernel, table

@@ -7,7 +7,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from fakedist.cost_model.job_times import LANES, Parts, RankRows, lanes_of, parts_of
+from fakedist.cost_model.job.job_times import LANES, Parts, RankRows, lanes_of, parts_of
 
 
 def rows_of(*rows: tuple[str, float, float, float, float]) -> RankRows:

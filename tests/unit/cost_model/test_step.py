@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fakedist.cost_model.kernels import KernelTimes
-from fakedist.cost_model.recorded_times import launch_table, work_table
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
+from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.cost_model.step import PricedStep, price_step
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand
@@ -47,7 +47,7 @@ def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[
 
 
 def note_codes(step: PricedStep) -> list[str]:
-    return [note.code for note in step.source.notes]
+    return [note.code for note in step.notes]
 
 
 def end(row: dict[str, Any]) -> float:
@@ -58,7 +58,7 @@ def test_a_stream_does_one_after_the_other_and_the_host_goes_on() -> None:
     (first, second), step = rows_of([kernel(0), kernel(1)], {0: tagged(), 1: tagged()})
     assert second["start_us"] == pytest.approx(end(first))
     assert second["launch_us"] == pytest.approx(2 * (PRICES.host.operation_us + PRICES.host.launch_us))
-    assert step.source.step_us == pytest.approx(end(second))
+    assert step.step_us == pytest.approx(end(second))
 
 
 def test_a_row_says_where_it_comes_from() -> None:
@@ -173,7 +173,7 @@ def test_a_launch_without_a_tag_has_no_estimate_and_is_counted() -> None:
     (row,), step = rows_of([kernel(-1)], {})
     assert math.isnan(row["duration_us"])
     assert (row["op"], row["operation"], row["bound"]) == (-1, "", "")
-    assert step.source.notes[-1].text == "1 launch has no estimate, because the work is unknown: kernel"
+    assert step.notes[-1].text == "1 launch has no estimate, because the work is unknown: kernel"
 
 
 def test_a_graph_is_launched_once_for_all_that_is_in_it() -> None:

@@ -7,12 +7,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.kernels import KernelTimes
-from fakedist.cost_model.recorded_times import launch_table, work_table
-from fakedist.cost_model.step import price_step
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
+from fakedist.cost_model.launches import launch_table, work_table
+from fakedist.cost_model.step import PricedStep, price_step
 from fakedist.cost_model.timeline import HOST_RANGE, Array
 from fakedist.gpu.models.catalogue import find_gpu
-from fakedist.rundir.step_time import KernelSource
 from tests.unit.cost_model.launches_by_hand import COPY, UNKNOWN, launch, record
 
 
@@ -24,25 +23,24 @@ class HalfToDouble(KernelTimes):
         return whole / 2, whole * 2
 
 
-def step_of(*rows: dict[str, Any]) -> KernelSource:
+def step_of(*rows: dict[str, Any]) -> PricedStep:
     made = record(rows)
-    return price_step(launch_table(made), work_table(made), HalfToDouble(find_gpu("h100-80g"))).source
+    return price_step(launch_table(made), work_table(made), HalfToDouble(find_gpu("h100-80g")))
 
 
 def test_a_step_that_kernels_fill_is_as_uncertain_as_they_are() -> None:
-    source = step_of(*[launch(COPY)] * 20)
-    assert source.step_low_us == pytest.approx(source.step_us / 2, rel=0.01)
-    assert source.step_high_us == pytest.approx(source.step_us * 2, rel=0.01)
+    step = step_of(*[launch(COPY)] * 20)
+    assert step.step_low_us == pytest.approx(step.step_us / 2, rel=0.01)
+    assert step.step_high_us == pytest.approx(step.step_us * 2, rel=0.01)
 
 
 def test_a_step_that_the_host_fills_is_as_uncertain_as_the_host() -> None:
     tiny = COPY._replace(moved_bytes=1024.0)
-    source = step_of(*[launch(tiny, num_operations=1000)] * 20)
-    assert source.step_us is not None
-    assert source.step_low_us == pytest.approx(source.step_us * HOST_RANGE[0], rel=0.01)
-    assert source.step_high_us == pytest.approx(source.step_us * HOST_RANGE[1], rel=0.01)
+    step = step_of(*[launch(tiny, num_operations=1000)] * 20)
+    assert step.step_low_us == pytest.approx(step.step_us * HOST_RANGE[0], rel=0.01)
+    assert step.step_high_us == pytest.approx(step.step_us * HOST_RANGE[1], rel=0.01)
 
 
 def test_a_step_of_which_nothing_is_known_has_no_interval() -> None:
-    source = step_of(launch(UNKNOWN))
-    assert (source.step_low_us, source.step_high_us) == (None, None)
+    step = step_of(launch(UNKNOWN))
+    assert (step.step_low_us, step.step_high_us) == (None, None)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.job_times import flops_of, tokens_of
+from fakedist.cost_model.job.job_times import flops_of, tokens_of
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch
 

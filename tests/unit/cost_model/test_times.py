@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from fakedist.cost_model.breakdown import Times, by_name, find_busy, find_times, recorded_ranges, timed
+from fakedist.analysis.layer_table import fold_layers
+from fakedist.cost_model.breakdown import break_down, by_name, find_busy, timed
+from fakedist.cost_model.estimated import StepTimes
+from fakedist.cost_model.launches import recorded_ranges
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import KINDS, TABLES
 from tests.unit.cost_model.times_by_hand import H100, NAN, SOURCE, kernel, model, table
@@ -16,10 +19,11 @@ from tests.unit.cost_model.times_by_hand import H100, NAN, SOURCE, kernel, model
 UP, DOWN = 4, 5  # rows of model(): layers.0.up and layers.0.down; further blocks every three rows
 
 
-def times(*kernels: dict[str, Any], step_us: float = 0.0, **more: Any) -> Times:
+def times(*kernels: dict[str, Any], step_us: float = 0.0, **more: Any) -> StepTimes:
     source = dataclasses.replace(SOURCE, step_us=step_us)
-    ranges = recorded_ranges(None)
-    return find_times(table(*kernels), model(), source, more.get("peaks", H100), ranges=ranges)
+    tables = {"layers": model(), "ranges": recorded_ranges(None)}
+    made, summary = break_down(table(*kernels), tables, fold_layers(model()), source, more.get("peaks", H100))
+    return StepTimes(made, summary, source)
 
 
 def summary(*kernels: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -50,23 +54,25 @@ def test_every_kernel_is_in_one_layer_and_one_kind_and_all_add_up() -> None:
     found = times(*a_step())
     assert found.summary is not None
     whole = sum(row["duration_us"] for row in a_step() if row["family"] != "communication")
-    assert found.summary.kernel_us == pytest.approx(whole) == found.layers["own_us"].sum()
+    assert found.summary.kernel_us == pytest.approx(whole) == found.tables["layer_times"]["own_us"].sum()
     assert sum(found.summary.by_kind.values()) == pytest.approx(whole)
     compute = [row for row in found.summary.by_family if row.family != "communication"]
     assert sum(row.time_us for row in compute) == pytest.approx(whole)
     assert sum(row.share or 0.0 for row in compute) == pytest.approx(1)
-    families = [column for column in found.layers.columns if column.startswith("family_")]
-    assert found.layers[families].to_numpy().sum() == pytest.approx(whole)
-    kinds = found.layers[[f"{kind}_us" for kind in KINDS]].to_numpy().sum(axis=1)
-    assert kinds.tolist() == pytest.approx(found.layers["own_us"].tolist())
+    families = [column for column in found.tables["layer_times"].columns if column.startswith("family_")]
+    assert found.tables["layer_times"][families].to_numpy().sum() == pytest.approx(whole)
+    kinds = found.tables["layer_times"][[f"{kind}_us" for kind in KINDS]].to_numpy().sum(axis=1)
+    assert kinds.tolist() == pytest.approx(found.tables["layer_times"]["own_us"].tolist())
     roots = [row for row in found.summary.layers if row.name in ("", "(Net)")]
     assert sum(row.total_us for row in roots) == pytest.approx(whole)
     assert found.summary.num_kernels == 19 == sum(row.num_kernels for row in roots)
-    assert found.names[found.names["family"] != "communication"]["time_us"].sum() == pytest.approx(whole)
+    assert found.tables["kernel_names"][found.tables["kernel_names"]["family"] != "communication"][
+        "time_us"
+    ].sum() == pytest.approx(whole)
 
 
 def test_recomputation_is_apart_from_forward_and_backward() -> None:
-    own = times(*a_step()).layers.loc[UP]
+    own = times(*a_step()).tables["layer_times"].loc[UP]
     assert [own[f"{kind}_us"] for kind in KINDS] == [0, 10, 10, 20, 0, 0]
 
 
@@ -89,7 +95,7 @@ def test_communication_is_never_compute() -> None:
     found = summary(*a_step())
     assert (found["num_calls"], found["num_unknown_calls"]) == (4, 1)
     assert all(row["family"] != "communication" for row in found["top_kernels"])
-    own = times(*a_step()).layers
+    own = times(*a_step()).tables["layer_times"]
     assert own.loc[UP - 1, ["own_us", "num_kernels", "communication_us", "num_calls"]].tolist() == [0, 0, 50, 1]
     assert own.loc[0, ["num_calls", "num_unknown_calls", "communication_us"]].tolist() == [1, 1, 0]
     communication = next(row for row in found["by_family"] if row["family"] == "communication")
@@ -127,7 +133,7 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 
 def test_a_wait_for_the_host_belongs_to_the_layer_whose_kernel_came_late() -> None:
     rows = [kernel(10, 5, launch_us=8, layer=UP), kernel(30, 5, launch_us=20, layer=DOWN), kernel(50, 5, launch_us=1)]
-    own = times(*rows).layers
+    own = times(*rows).tables["layer_times"]
     assert own["launch_gap_us"].tolist() == [0, 0, 0, 0, 10, 15, 0, 0, 0, 0, 0, 0]
     folded = {row["name"]: row for row in summary(*rows)["layers"]}
     assert folded["layers.0-2"]["launch_gap_us"] == 25
@@ -169,7 +175,7 @@ def test_without_a_peak_there_is_no_utilisation() -> None:
 def test_names_are_sorted_by_time_and_tell_what_limits_most_of_it() -> None:
     rows = [kernel(0, 10, name="a", bound="memory", layer=UP), kernel(10, 30, name="a", bound="compute", layer=UP)]
     rows += [kernel(40, 12, name="a", bound="memory", layer=UP), kernel(60, 60, "norm", name="b", bound="memory")]
-    names = times(*rows).names
+    names = times(*rows).tables["kernel_names"]
     assert list(names.columns) == [column.name for column in TABLES["kernel_names"].columns]
     assert names["name"].tolist() == ["b", "a"]
     a = names.iloc[1]
@@ -181,7 +187,7 @@ def test_names_are_sorted_by_time_and_tell_what_limits_most_of_it() -> None:
 def test_names_are_apart_by_shape_else_grid_and_by_layer_and_add_up() -> None:
     rows = [kernel(0, 10, name="a", grid="1,2,3"), kernel(10, 20, name="a", grid="4,1,1")]
     rows += [kernel(40, 40, name="a", grid="4,1,1", layer=UP), kernel(90, 1, name="a", shape="8 x 8 x 8 TN")]
-    found = times(*rows).names
+    found = times(*rows).tables["kernel_names"]
     assert list(found[["shape", "layer", "time_us"]].itertuples(index=False, name=None)) == [
         ("grid 4,1,1", "layers.0-2.up", 40),
         ("grid 4,1,1", "", 20),
@@ -194,23 +200,23 @@ def test_names_are_apart_by_shape_else_grid_and_by_layer_and_add_up() -> None:
 
 def test_the_interval_of_a_row_is_the_sum_of_its_kernels() -> None:
     rows = [kernel(0, 10, name="a", low_us=8, high_us=13), kernel(10, 20, name="a", low_us=17, high_us=26)]
-    (found,) = times(*rows).names.itertuples(index=False)
+    (found,) = times(*rows).tables["kernel_names"].itertuples(index=False)
     assert (found.low_us, found.high_us) == (25, 39)
-    measured = times(kernel(0, 10)).names.iloc[0]
+    measured = times(kernel(0, 10)).tables["kernel_names"].iloc[0]
     assert measured["low_us"] != measured["low_us"]
 
 
 def test_one_name_in_two_families_stays_two_rows() -> None:
     names = times(
         kernel(0, 1, name="copy_kernel", family="copy"), kernel(1, 1, "communication", name="copy_kernel")
-    ).names
+    ).tables["kernel_names"]
     assert sorted(names["family"]) == ["communication", "copy"]
 
 
 def test_a_step_without_a_kernel_has_no_times() -> None:
     found = times()
-    assert (found.summary, len(found.layers), len(found.names)) == (None, 0, 0)
-    assert list(found.layers.columns) == [column.name for column in TABLES["layer_times"].columns]
+    assert (found.summary, len(found.tables["layer_times"]), len(found.tables["kernel_names"])) == (None, 0, 0)
+    assert list(found.tables["layer_times"].columns) == [column.name for column in TABLES["layer_times"].columns]
 
 
 def test_the_object_is_json_without_nan() -> None:

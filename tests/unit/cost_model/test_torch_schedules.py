@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.cost_model.stages import RankStep, dependencies_of, place_together
+from fakedist.cost_model.job.stages import RankStep, dependencies_of, place_together
 from fakedist.cost_model.timeline import Timeline
+from tests.unit.cost_model.job.test_stages import Free
 from tests.unit.cost_model.pipelines_by_hand import Recording, Shape
-from tests.unit.cost_model.test_stages import Free
 
 #: What forward, and the gradient of the input, and that of the weights, each take.
 PRODUCT_US = 100.0

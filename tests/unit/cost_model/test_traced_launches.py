@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.communication import Communication
-from fakedist.cost_model.fabric import FABRICS
-from fakedist.cost_model.recorded_times import TracedLaunches, traced_launches
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.collectives.fabric import FABRICS
+from fakedist.cost_model.launches import traced_tables
 from fakedist.cost_model.step import MeasuredPrices, PricedStep, price_step
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir.encoding import Columns
@@ -45,7 +45,7 @@ def host(*, waits: list[tuple[str, int, int, float, float]], has_events: bool = 
     return HostRecord(4, has_events, texts, waited.made(), called.made(), inside.made())
 
 
-def step(*, copy_us: float = 20.0) -> TracedLaunches:
+def step(*, copy_us: float = 20.0) -> dict[str, pd.DataFrame]:
     """Two products of 100 us and, next to the first, a copy that stands for an all_reduce. The second waits for it.
 
     The host launches everything in the first 30 us, and then waits for the second product.
@@ -65,21 +65,21 @@ def step(*, copy_us: float = 20.0) -> TracedLaunches:
     ]
     ranges = [("first", 4.5, 13.0), ("all", 1.0, 40.0)]
     told = host(waits=waits, calls=[(40, 9.0), (41, 25.0)], ranges=sorted(ranges, key=lambda each: each[1]))
-    return traced_launches(kernels, told, CALLS)
+    return traced_tables(kernels, told, CALLS)
 
 
-def priced(found: TracedLaunches, time_us: float, *, interferes: bool = False) -> PricedStep:
+def priced(found: dict[str, pd.DataFrame], time_us: float, *, interferes: bool = False) -> PricedStep:
     calls = pd.DataFrame(
         {"time_us": time_us, "low_us": time_us / 2, "high_us": time_us * 2, "num_nodes": 1, "moved_bytes": 1e6},
         index=[40, 41],
     ).assign(link_share=0.0, queue=0, text="", is_uneven=False)
     calls.loc[41, ["time_us", "low_us", "high_us"]] = 0.0
     communication = Communication(calls, GPUS["h100-80g"], FABRICS["dgx-h100-ndr"], interferes)
-    return price_step(found.launches, found.work, MeasuredPrices("NVIDIA H100", found.launches), communication)
+    return price_step(found["launches"], found["work"], MeasuredPrices("NVIDIA H100", found["launches"]), communication)
 
 
 def test_a_call_is_one_launch_where_its_first_copy_was() -> None:
-    launches = step().launches
+    launches = step()["launches"]
     assert launches["what"].tolist() == [
         "stream_records", "stream_waits", "product", "collective", "stream_records", "stream_waits", "collective",
         "product",
@@ -97,8 +97,8 @@ def test_a_send_that_copies_nothing_is_before_the_event_that_is_waited_for() -> 
     )
     waits = [("stream_records", SIDE, 91, 12.0, 12.0), ("stream_waits", COMPUTE, 91, 30.0, 30.0)]
     calls = CALLS.iloc[:1].assign(operation="send", asynchronous=False, peer=1)
-    found = traced_launches(kernels, host(waits=waits, calls=[(40, 10.0)]), calls)
-    assert list(zip(found.launches["what"], found.launches["stream"], strict=True)) == [
+    found = traced_tables(kernels, host(waits=waits, calls=[(40, 10.0)]), calls)
+    assert list(zip(found["launches"]["what"], found["launches"]["stream"], strict=True)) == [
         ("product", COMPUTE), ("stream_records", COMPUTE), ("stream_waits", SIDE), ("collective", SIDE),
         ("stream_records", SIDE), ("product", COMPUTE), ("stream_waits", COMPUTE), ("product", COMPUTE),
     ]  # fmt: skip
@@ -110,33 +110,33 @@ def test_a_send_that_copies_nothing_is_before_the_event_that_is_waited_for() -> 
 def test_a_synchronous_call_that_copies_nothing_is_on_the_stream_that_computes() -> None:
     kernels = table(kernel(10, 100, stream=COMPUTE, launch_us=5), kernel(10, 1, stream=9, launch_us=6))
     calls = CALLS.iloc[:1].assign(asynchronous=False)
-    found = traced_launches(kernels, host(waits=[], calls=[(40, 10.0)]), calls)
-    assert found.launches["stream"].tolist() == [COMPUTE, 9, COMPUTE]
+    found = traced_tables(kernels, host(waits=[], calls=[(40, 10.0)]), calls)
+    assert found["launches"]["stream"].tolist() == [COMPUTE, 9, COMPUTE]
 
 
 def test_tables_are_those_of_a_step_on_the_virtual_gpu() -> None:
     found = step()
-    assert list(found.launches) == [column.name for column in TABLES["launches"].columns]
-    assert list(found.work) == [column.name for column in TABLES["work"].columns]
-    products = found.launches[found.launches["what"] == "product"]
+    assert list(found["launches"]) == [column.name for column in TABLES["launches"].columns]
+    assert list(found["work"]) == [column.name for column in TABLES["work"].columns]
+    products = found["launches"][found["launches"]["what"] == "product"]
     assert set(products["work"]) == {products["work"].iloc[0]}, "the same work is one row"
-    assert found.work["flops"].iloc[products["work"].iloc[0]] == 8e9
+    assert found["work"]["flops"].iloc[products["work"].iloc[0]] == 8e9
     assert products["measured_us"].tolist() == [100, 100]
 
 
 def test_the_host_takes_what_it_took_without_its_waits() -> None:
-    launches = step().launches
+    launches = step()["launches"]
     assert launches["host_us"].tolist() == [3, 1, 1, 5, 4, 6, 5, 5]
     kernels = table(kernel(10, 5, launch_us=5), kernel(110, 5, launch_us=104))
-    waited = traced_launches(kernels, host(waits=[("host_waits", 0, 0, 7.0, 100.0)]), CALLS.iloc[:0])
-    assert waited.launches["host_us"].tolist() == [5, 2, 4]
+    waited = traced_tables(kernels, host(waits=[("host_waits", 0, 0, 7.0, 100.0)]), CALLS.iloc[:0])
+    assert waited["launches"]["host_us"].tolist() == [5, 2, 4]
 
 
 def test_a_copy_to_pageable_memory_holds_up_the_host() -> None:
     kernels = table(
         kernel(10, 50, "copy", name="Memcpy DtoH (Device -> Pageable)", launch_us=5), kernel(66, 5, launch_us=64)
     )
-    found = traced_launches(kernels, host(waits=[]), CALLS.iloc[:0]).launches
+    found = traced_tables(kernels, host(waits=[]), CALLS.iloc[:0])["launches"]
     assert found["what"].tolist() == ["host_reads", "product"]
     assert found["host_us"].tolist() == [5, 4]
 
@@ -144,7 +144,7 @@ def test_a_copy_to_pageable_memory_holds_up_the_host() -> None:
 def test_collectives_that_take_as_long_as_their_copies_leave_the_step_as_it_was() -> None:
     found = priced(step(), 21.0)
     assert found.kernels[found.kernels["call"] < 0]["start_us"].tolist() == [5, 105]
-    assert found.source.step_us == 205
+    assert found.step_us == 205
 
 
 def test_what_waits_for_a_longer_collective_begins_later() -> None:
@@ -152,10 +152,10 @@ def test_what_waits_for_a_longer_collective_begins_later() -> None:
     kernels = found.kernels.set_index("name")
     assert kernels.loc["all_reduce", "start_us"] == 10
     assert kernels.loc["gemm_kernel", "start_us"].tolist() == [5, 310]
-    assert found.source.step_us == 410
-    assert (found.source.step_low_us, found.source.step_high_us) == (260, 710), "the interval is the collectives'"
+    assert found.step_us == 410
+    assert (found.step_low_us, found.step_high_us) == (260, 710), "the interval is the collectives'"
     assert kernels.loc["gemm_kernel", "basis"].tolist() == ["measured", "measured"]
-    assert [note.code for note in found.source.notes] == ["collectives_estimated"]
+    assert [note.code for note in found.notes] == ["collectives_estimated"]
 
 
 def test_a_kernel_next_to_a_priced_collective_takes_longer_than_was_measured() -> None:
@@ -168,16 +168,16 @@ def test_a_kernel_next_to_a_priced_collective_takes_longer_than_was_measured() -
 def test_an_event_from_before_the_step_holds_up_nothing() -> None:
     kernels = table(kernel(10, 100, stream=COMPUTE, launch_us=5))
     told = host(waits=[("stream_waits", COMPUTE, 1 << 62, 1.0, 1.0)])
-    assert priced(traced_launches(kernels, told, CALLS.iloc[:0]), 1.0).source.step_us == 105
+    assert priced(traced_tables(kernels, told, CALLS.iloc[:0]), 1.0).step_us == 105
 
 
 def test_ranges_have_the_launches_that_the_host_made_in_them() -> None:
     found = step()
-    assert found.ranges["name"].tolist() == ["all", "first"]
-    assert found.ranges["depth"].tolist() == [0, 1]
-    inside = found.launches.iloc[found.ranges["first_launch"][1] : found.ranges["end_launch"][1]]
+    assert found["ranges"]["name"].tolist() == ["all", "first"]
+    assert found["ranges"]["depth"].tolist() == [0, 1]
+    inside = found["launches"].iloc[found["ranges"]["first_launch"][1] : found["ranges"]["end_launch"][1]]
     assert inside["what"].tolist() == ["product", "collective"]
-    assert found.kernels["launch"].tolist() == [2, 3, 3, 7], "a copy is of its collective's row"
+    assert found["kernels"]["launch"].tolist() == [2, 3, 3, 7], "a copy is of its collective's row"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -185,6 +185,6 @@ def test_rows_come_in_the_order_of_the_host(seed: int) -> None:
     random = np.random.default_rng(seed)
     launched = random.permutation(20).astype(float)
     kernels = table(*(kernel(float(at) + 100, 1, launch_us=float(at)) for at in launched))
-    found = traced_launches(kernels, host(waits=[]), CALLS.iloc[:0])
-    assert found.launches["host_us"].tolist() == [0.0, *[1.0] * 19]
-    assert found.kernels["launch"].tolist() == launched.tolist()
+    found = traced_tables(kernels, host(waits=[]), CALLS.iloc[:0])
+    assert found["launches"]["host_us"].tolist() == [0.0, *[1.0] * 19]
+    assert found["kernels"]["launch"].tolist() == launched.tolist()

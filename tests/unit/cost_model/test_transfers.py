@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.stages import dependencies_of, from_first_transfer
+from fakedist.cost_model.job.stages import dependencies_of, from_first_transfer
 from fakedist.cost_model.timeline import Timeline
 
 GROUPS = pd.DataFrame(

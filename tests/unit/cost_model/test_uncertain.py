@@ -9,28 +9,41 @@ import pandas as pd
 import pytest
 
 from fakedist.cost_model.accuracy import half_width, variances
-from fakedist.cost_model.communication import Communication
-from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.breakdown import call_spreads, uncertain_parts
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.placing import StepInterval
 from fakedist.cost_model.step import PricedStep
-from fakedist.cost_model.step_parts import call_spreads, uncertain_parts
 from fakedist.cost_model.timeline import CriticalPath
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.report.text.time_sheets import uncertainty_sheets
 from fakedist.rundir.step_time import GroupTime, KernelSource
 
 SOURCE = KernelSource("estimated", "model", 1, "GPU", step_us=1000.0)
-NO_PATH = CriticalPath(np.zeros(0, "i8"), np.zeros(0, "i8"), np.zeros(0))
+GROUPS = pd.DataFrame(
+    [("0", "dp", "nccl", 8, 0, "0-7"), ("1", "tp", "nccl", 8, 0, "0-7"), ("2", "", "nccl", 8, 0, "0-7")],
+    columns=["name", "description", "backend", "size", "group_rank", "ranks"],
+)
+CALLS = pd.DataFrame({"sequence": [4, 5, 6, 7], "group": [0, 0, 1, 2], "operation": ["all_gather"] * 4})
+TABLES = {"calls": CALLS, "groups": GROUPS}
+PRICES = pd.DataFrame({"time_us": [10.0, 30.0, 10.0], "high_us": [12.0, 40.0, 12.0]}, index=[4, 5, 6])
 STEP = PricedStep(
-    pd.DataFrame(), SOURCE, [], StepInterval(900.0, 1050.0, 30.0, 40.0), {"products bf16": 75.0, "norms": 25.0}, NO_PATH
+    pd.DataFrame(),
+    pd.DataFrame(),
+    Communication(PRICES, GPUS["h100-80g"], FABRICS["dgx-h100-ndr"]),
+    1000.0,
+    StepInterval(900.0, 1050.0, 30.0, 40.0),
+    notes=[],
+    families=[],
+    variances={"products bf16": 75.0, "norms": 25.0},
+    path=CriticalPath(np.zeros(0, "i8"), np.zeros(0, "i8"), np.zeros(0)),
 )
 DP = GroupTime("dp", 16, 2, "all_gather", 1, 0, 1.0, time_us=200.0, hidden_us=100.0, exposed_us=100.0)
 TP = replace(DP, group="tp", num_nodes=1, exposed_us=50.0)
-SPREADS = {("dp", "all_gather"): 0.3, ("tp", "all_gather"): 0.2}
 
 
 def test_shares_of_the_variance_add_up_and_the_largest_come_first() -> None:
-    found = uncertain_parts(STEP, [DP, TP], SPREADS)
+    found = uncertain_parts(STEP, [DP, TP], TABLES)
     assert [(part.kind, part.name, part.group) for part in found] == [
         ("collectives", "all_gather", "dp"),
         ("kernels", "products bf16", ""),
@@ -43,7 +56,7 @@ def test_shares_of_the_variance_add_up_and_the_largest_come_first() -> None:
 
 def test_the_host_is_a_part_where_the_gpu_waits_for_it() -> None:
     late = replace(STEP, interval=StepInterval(900.0, 1100.0, 30.0, 40.0, 120.0))
-    found = uncertain_parts(late, [DP, TP], SPREADS)
+    found = uncertain_parts(late, [DP, TP], TABLES)
     assert (found[0].kind, found[0].half_width_us, found[0].share) == ("host", 120.0, pytest.approx(144 / 169))
     (sheet,) = uncertainty_sheets(replace(SOURCE, uncertain=found))
     assert sheet.columns[0].cells[0] == "the host"
@@ -51,7 +64,7 @@ def test_the_host_is_a_part_where_the_gpu_waits_for_it() -> None:
 
 
 def test_a_step_without_an_interval_has_no_parts() -> None:
-    assert uncertain_parts(replace(STEP, interval=StepInterval()), [DP], SPREADS) == []
+    assert uncertain_parts(replace(STEP, interval=StepInterval()), [DP], TABLES) == []
 
 
 def test_errors_of_one_family_partly_go_together() -> None:
@@ -71,18 +84,13 @@ def test_errors_of_one_family_partly_go_together() -> None:
 
 
 def test_spreads_are_those_of_the_calls_of_a_group_and_operation() -> None:
-    calls = pd.DataFrame({"sequence": [4, 5, 6], "group": [0, 0, 1], "operation": ["all_gather"] * 3})
-    groups = pd.DataFrame(
-        [("0", "dp", "nccl", 8, 0, "0-7"), ("1", "", "nccl", 8, 0, "0-7")],
-        columns=["name", "description", "backend", "size", "group_rank", "ranks"],
-    )
-    prices = pd.DataFrame({"time_us": [10.0, 30.0], "high_us": [12.0, 40.0]}, index=[4, 5])
-    communication = Communication(prices, GPUS["h100-80g"], FABRICS["dgx-h100-ndr"])
-    assert call_spreads(calls, groups, communication) == {("dp", "all_gather"): pytest.approx(0.3)}
+    assert STEP.communication is not None
+    spreads = call_spreads(CALLS, GROUPS, STEP.communication)
+    assert spreads == {("dp", "all_gather"): pytest.approx(0.3), ("tp", "all_gather"): pytest.approx(0.2)}
 
 
 def test_each_part_has_a_measurement_that_would_narrow_it() -> None:
-    (sheet,) = uncertainty_sheets(replace(SOURCE, uncertain=uncertain_parts(STEP, [DP, TP], SPREADS)))
+    (sheet,) = uncertainty_sheets(replace(SOURCE, uncertain=uncertain_parts(STEP, [DP, TP], TABLES)))
     names, alone, shares, with_ = (column.cells for column in sheet.columns)
     assert list(names) == ["all_gather on dp", "products bf16", "all_gather on tp"]
     assert (list(alone), list(shares)) == (["+3.0%", "+2.6%", "+1.0%"], ["48%", "27%", "16%"])

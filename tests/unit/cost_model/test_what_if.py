@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.communication import Communication
-from fakedist.cost_model.fabric import FABRICS
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.placing import StepLaunches
 from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
 from fakedist.errors import JobError

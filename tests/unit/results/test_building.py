@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow.parquet
 import pytest
 
-from fakedist.cost_model import recorded_times
+from fakedist.analysis.recording import Recording
+from fakedist.cost_model.estimated import recorded_models
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.options import Job
@@ -22,6 +24,7 @@ from fakedist.results.building import build_tables, compute_tables
 from fakedist.results.opening import open_run, open_run_directory
 from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME
 from fakedist.rundir.journal import MAGIC
+from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.schema import ACTIONS, TABLES
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.tables import write_table
@@ -403,8 +406,11 @@ def test_what_no_rank_sent_is_noted_in_training_only_where_the_script_reads_it(t
 def test_a_job_whose_own_times_have_gone_is_estimated_without_them_and_a_note_tells_it(tmp_path: Path) -> None:
     gpu = find_gpu("h200")
     job = Job(world_size=1, rank=0, target="train.py", gpu="h200", times=str(tmp_path / "gone.json"))
-    prices, told = recorded_times._prices(gpu, job)
-    assert prices.calibrated_on is None
-    assert [note.code for note in told] == ["own_times_not_used"]
-    assert "gone.json cannot be read" in told[0].text
-    assert recorded_times._prices(gpu, dataclasses.replace(job, times=None))[1] == []
+    recording = Recording(gpu=GpuRecord(gpu_name=gpu.product, model=gpu))
+    launches = pd.DataFrame({"call": [-1]})
+    models, notes = recorded_models(recording, launches, job)
+    assert models is not None
+    assert models.prices.calibrated_on is None
+    assert [note.code for note in notes] == ["own_times_not_used"]
+    assert "gone.json cannot be read" in notes[0].text
+    assert recorded_models(recording, launches, dataclasses.replace(job, times=None))[1] == []

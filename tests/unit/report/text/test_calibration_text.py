@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from fakedist.cost_model.own_table import Origin, made_table
+from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, made_table
 from fakedist.report.text.calibration_text import calibration_lines, calibration_object
 from fakedist.results.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
 from fakedist.rundir.launch_records import WorkRow
@@ -14,7 +14,7 @@ from fakedist.rundir.launch_records import WorkRow
 GPU = "NVIDIA H200"
 WORK = WorkRow("cublasGemmEx", "product", "gemm", "aten.mm.default", m=1, n=2, k=3)
 MADE = Calibrated(
-    made_table(Origin(GPU, "torch.profiler", "2026-01-31"), {WORK: [2.0]}),
+    made_table(CalibrationOrigin(GPU, "torch.profiler", "2026-01-31"), {WORK: [2.0]}),
     num_launches=1200, num_measured=1190, num_steps=3, num_kernels=3600, num_unread=0, num_matched=3570, num_extra=0,
     num_conflicts=0, num_ambiguous=0, num_too_fast=0, num_elsewhere=0, num_unreadable=0, missing=[], extra=[],
 )  # fmt: skip

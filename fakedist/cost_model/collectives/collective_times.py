@@ -1,0 +1,361 @@
+"""How long a collective takes: measured in one NVLink domain, a model fitted to published logs between nodes.
+
+- *One domain* (a node, or an NVL72): nccl-tests on this GPU model, interpolated between message sizes and
+  numbers of GPUs (both logarithmic). Beyond the largest message its bus bandwidth holds.
+- *Between nodes*: a ring takes a latency for each step, and the bytes over the bandwidth of the group's NICs or of
+  NVLink, whichever is less. An all_reduce may run on a tree instead, which takes fewer steps. An all_to_all sends its
+  remote part over one NIC for each rank. Small messages run on protocols with a shorter latency.
+- A send takes one NIC, or NVLink inside a node.
+- Over nodes, nothing takes less time than between as many GPUs of one node: GPUs without NVLink reach each other and
+  their NICs over the same links.
+- What was not measured (more GPUs, another GPU model, NCCL's variables) takes as much more or less than
+  what was as NCCL's tuner says (:mod:`fakedist.cost_model.nccl.tuner`). It also says which algorithm and protocol run.
+
+docs/accuracy.md has the logs, and the errors when part of them is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fakedist.cost_model.collectives.fabric import Fabric
+from fakedist.cost_model.kernels.measurements import Floats
+from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect, interconnect_like
+from fakedist.cost_model.nccl.settings import KIB, MIB, Settings
+from fakedist.cost_model.nccl.tuner import Candidate, Network, Tuner
+from fakedist.errors import SetupError
+from fakedist.gpu.models.catalogue import GPUS
+from fakedist.gpu.models.spec import GpuSpec
+
+TABLE = Path(__file__).parents[1] / "data" / "collectives.csv"
+COLUMNS = ("gpu", "operation", "nodes", "gpus_per_node", "bytes", "time_us", "origin")
+
+
+@cache
+def load_collectives(path: Path = TABLE) -> pd.DataFrame:
+    """The logs.
+
+    Returns:
+        A row for each measured message, columns:
+
+        - gpu: GPU model, as ``--gpu`` names it.
+        - operation: all_reduce, all_gather, reduce_scatter, all_to_all, send.
+        - nodes: Nodes, or NVLink domains.
+        - gpus_per_node: GPUs of each that take part.
+        - bytes: Bytes of the whole buffer (nccl-tests' size).
+        - time_us: Microseconds, out of place.
+        - origin: Where it is from.
+
+    Raises:
+        SetupError: The table is missing or damaged.
+    """
+    try:
+        table = pd.read_csv(path)
+    except FileNotFoundError:
+        raise SetupError(
+            f"the measured times of collectives are missing: {path}", "make measured writes them"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise SetupError(f"the measured times of collectives are damaged: {path}: {error}", "make measured") from error
+    if list(table.columns) != list(COLUMNS) or not (table["time_us"] > 0).all():
+        raise SetupError(f"the measured times of collectives are damaged: {path}", "make measured writes them")
+    return table
+
+
+#: The sharpness of the change from NICs to NVLink as the limit of a ring: ten nodes of eight H100 reach 324 GB/s where
+#: NICs allow 391 and NVLink 362.
+_SHARPNESS = 5.0
+#: LL128 and LL have less latency and less bandwidth, as NCCL's tuner has them (src/graph/tuning.cc @5067397c): the
+#: latency of the call, of a step within and between nodes in microseconds, and the fraction of the bandwidth.
+_QUICK = ((14.0, 1.9, 4.0, 0.92), (6.6, 0.6, 2.7, 0.07))
+#: What the tuner's latencies have to be multiplied by to meet ten nodes of eight H100 at 32 MiB.
+_TUNER_LATENCY = 3.0
+#: An all_to_all between nodes: the call, and each peer (fitted to 10 x 1 to 10 x 8).
+_ALL_TO_ALL_US, _PEER_US, _ALL_TO_ALL_ACHIEVED = 75.0, 3.4, 0.93
+_LEAST_BYTES = 8.0
+#: A send between nodes, by its chunk (NCCL_P2P_NET_CHUNKSIZE): 24.9 GB/s with NCCL's default, 46 to 48 with 2 MiB
+#: (xxrjun/nccl-tests-cluster @455de4f8, sendrecv of one GPU a node). In between, interpolated by the logarithm.
+_SEND_CHUNKS, _SEND_GAIN = (128 * KIB, 2 * MIB), (1.0, 47.0 / 24.9)
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """The time of a collective.
+
+    Attributes:
+        algorithm: What runs it: ring, tree, nvls, nvlstree, pat, pairs or send; none in a group of one.
+        protocol: ll, ll128 or simple.
+        spread: The 90 % interval, as the size of the logarithm of truth over estimate.
+        link_share: The fraction of the time for which its bytes would keep the links busy.
+        basis: What the time rests on: measured in one domain, fitted between nodes, or one of these and the tuner.
+    """
+
+    time_us: float
+    algorithm: str
+    protocol: str
+    spread: float
+    link_share: float
+    basis: str
+
+
+#: 90 % intervals in one domain: as many GPUs as were measured, another number, and more than twice the most; another
+#: GPU model with NVLink, and without, where hosts differ most (docs/accuracy.md).
+_DOMAIN_SPREAD, _COUNT_SPREAD, _FAR_SPREAD, _OTHERS_SPREAD, _PCIE_SPREAD = 0.15, 0.3, 0.7, 0.6, 2.0
+#: Over nodes, messages from this size on were measured. Smaller ones rest on the tuner's latencies.
+_MEASURED_BYTES, _SMALL_SPREAD = 32e6, 0.7
+#: A send inside a node: the call, and the fraction of NVLink's bandwidth (8 H100, nccl-tests sendrecv: 348 GB/s).
+_SEND_US, _SEND_ACHIEVED = 5.0, 0.77
+
+
+#: Collectives that move as much as others: a broadcast moves the buffer once, as an all_gather of it does.
+_SAME = {"broadcast": "all_gather", "gather": "all_gather", "reduce": "reduce_scatter", "scatter": "reduce_scatter"}
+
+
+class CollectiveTimes:
+    """Estimates collectives of one GPU model on one fabric.
+
+    Args:
+        logs: nccl-tests' logs (columns of :func:`load_collectives`); by default the package's.
+    """
+
+    def __init__(
+        self, gpu: GpuSpec, fabric: Fabric, logs: pd.DataFrame | None = None, *, nccl: Settings | None = None
+    ) -> None:
+        self.fabric = fabric
+        self._nccl = Settings() if nccl is None else nccl
+        logs = load_collectives() if logs is None else logs
+        own = logs[logs["nodes"] == 1]
+        name = _nearest(gpu, [str(product) for product in own["gpu"].unique()])
+        own = own[own["gpu"] == name]
+        self._curves = {str(operation): _MessageCurve(rows) for operation, rows in own.groupby("operation")}
+        joined, measured = _interconnect(gpu, fabric.nvlink_bandwidth), _interconnect(GPUS[name])
+        alike = gpu.compute_capability == GPUS[name].compute_capability and joined == measured
+        self._is_own = alike and (name in (gpu.name, gpu.like) or joined.nvlink)
+        network = Network(fabric.nic_bandwidth, fabric.nics_per_node / fabric.gpus_per_node)
+        self._interconnect = joined
+        self._tuner = Tuner(joined, network, self._nccl)
+        self._limited = Tuner(joined, network, self._nccl, counts_channels=True)
+        self._free = Tuner(joined, network, Settings())
+        self._measured = Tuner(measured, network, Settings())
+
+    def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
+        """The time of one call.
+
+        Args:
+            operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, barrier, gather, scatter
+                or send.
+            num_bytes: Bytes of the whole buffer: what all_gather returns, what reduce_scatter is given; for all_to_all
+                what one rank sends.
+        """
+        if shape.size == 1:
+            return CollectiveTime(0.0, "none", "", 0.0, 0.0, "")
+        num_bytes = max(float(num_bytes), _LEAST_BYTES)
+        chosen = self._tuner.choose(operation, num_bytes, shape)
+        # A barrier is an all_reduce of one value.
+        name = "all_reduce" if operation == "barrier" else _SAME.get(operation, operation)
+        if shape.num_nodes == 1:
+            time_us, spread, basis = self._in_domain(name, num_bytes, shape.size)
+        else:
+            time_us, basis = self._between(name, num_bytes, shape), "fitted"
+            is_small = num_bytes < _MEASURED_BYTES and operation != "send"
+            spread = max(self.fabric.spread, _SMALL_SPREAD if is_small else 0.0)
+            # What crosses nodes crosses each node, too: more nodes are never faster. Without NVLink, that counts.
+            ranks = min(shape.size, max(self.fabric.gpus_per_node, 2))
+            inside_us, inside_spread, inside_basis = self._in_domain(name, num_bytes, ranks)
+            if inside_us > time_us:
+                time_us, spread, basis = inside_us, max(spread, inside_spread), f"{inside_basis}, as in one node"
+        if self._nccl != Settings():
+            slower, whole_us = self._slower(operation, num_bytes, shape, chosen)
+            if slower != 1 or whole_us > time_us:
+                time_us, spread = max(time_us, whole_us) * slower, max(spread, _COUNT_SPREAD)
+                basis = f"{basis}, and NCCL's tuner"
+        share = min(self._transfer_us(name, num_bytes, shape) / time_us, 1.0)
+        return CollectiveTime(time_us, chosen.algorithm, chosen.protocol, spread, share, basis)
+
+    def _transfer_us(self, name: str, num_bytes: float, shape: GroupShape) -> float:
+        """How long the links alone take for the bytes, in microseconds."""
+        if shape.num_nodes > 1 and name in ("send", "all_to_all"):
+            remote = num_bytes if name == "send" else num_bytes * (shape.size - shape.local) / shape.size
+            return remote / (self._own_nic() * self.fabric.achieved) * 1e6
+        if shape.num_nodes > 1:
+            passes = 2 if name == "all_reduce" else 1
+            return passes * num_bytes * (shape.size - 1) / shape.size / self._bandwidth(shape) * 1e6
+        if name == "send":
+            return num_bytes / self._interconnect.bandwidth * 1e6
+        largest = self._curves[name].largest
+        return num_bytes / largest * self._in_domain(name, largest, shape.size)[0]
+
+    def _own_nic(self) -> float:
+        """Bandwidth of the NIC of one GPU, or of its part of one."""
+        return self.fabric.nic_bandwidth * self.fabric.nics_per_node / self.fabric.gpus_per_node
+
+    def _slower(self, kind: str, num_bytes: float, shape: GroupShape, chosen: Candidate) -> tuple[float, float]:
+        """The effect of the settings: a factor, and the time of the collective without NVLink SHARP, or 0."""
+        cost_us = self._limited.cost_us(chosen, kind, num_bytes, shape)
+        usual, whole_us = self._free.choose(kind, num_bytes, shape), 0.0
+        if usual.algorithm == "nvls" and chosen.algorithm != "nvls" and kind in ("all_reduce", "barrier"):
+            # Rings in one domain were measured: a reduce_scatter and an all_gather, with one start.
+            whole_us = self._two_passes_us(num_bytes, shape.size)
+            others = self._free.candidates(kind, num_bytes, shape)
+            usual = min((choice for choice in others if choice.algorithm == "ring"), key=lambda choice: choice.time_us)
+        return max(cost_us / usual.time_us, 1.0), whole_us
+
+    def _in_domain(self, name: str, num_bytes: float, size: int) -> tuple[float, float, str]:
+        """Microseconds in one domain with NCCL's own choice, the interval, and what they rest on."""
+        # Over PCIe, a send moves what an all_to_all of two moves.
+        curve = self._curves["all_to_all" if name == "send" else name]
+        if name == "send":
+            num_bytes, size = 2 * num_bytes, 2
+        spread, basis = curve.spread(size), "measured" if curve.reaches(size) else "measured, and NCCL's tuner"
+        if not curve.reaches(size) and not self._interconnect.nvlink:
+            spread = _PCIE_SPREAD
+        if not self._is_own:
+            spread, basis = _OTHERS_SPREAD if self._interconnect.nvlink else _PCIE_SPREAD, "measured, and NCCL's tuner"
+        if name == "send" and self._interconnect.nvlink:
+            return _SEND_US + num_bytes / 2 / (self._interconnect.bandwidth * _SEND_ACHIEVED) * 1e6, spread, basis
+        name = "all_to_all" if name == "send" else name
+
+        def measured_us(num_gpus: int) -> float:
+            return self._measured.choose(name, num_bytes, GroupShape(num_gpus, 1, num_gpus)).time_us
+
+        time_us = curve.time_us(num_bytes, size, measured_us)
+        if not self._is_own:
+            time_us *= self._free.choose(name, num_bytes, GroupShape(size, 1, size)).time_us / measured_us(size)
+        return time_us, spread, basis
+
+    def _two_passes_us(self, num_bytes: float, size: int) -> float:
+        parts = [self._in_domain(name, num_bytes, size)[0] for name in ("reduce_scatter", "all_gather")]
+        return sum(parts) - self._in_domain("reduce_scatter", _LEAST_BYTES, size)[0]
+
+    def _between(self, name: str, num_bytes: float, shape: GroupShape) -> float:
+        """Microseconds over nodes with NCCL's own choice."""
+        fabric = self.fabric
+        if name == "send":
+            return fabric.send_us + num_bytes / self._send_bandwidth() * 1e6
+        if name == "all_to_all":
+            remote = num_bytes * (shape.size - shape.local) / shape.size
+            transfer = remote / (self._own_nic() * fabric.achieved * _ALL_TO_ALL_ACHIEVED) * 1e6
+            return _ALL_TO_ALL_US + _PEER_US * (shape.size - 1) + transfer
+        if name == "all_reduce":
+            return min(self._ring_us(num_bytes, shape, 2), self._tree_us(num_bytes, shape))
+        return self._ring_us(num_bytes, shape, 1)
+
+    def _send_bandwidth(self) -> float:
+        gain = np.interp(math.log(max(self._nccl.net_chunk_bytes, 1)), np.log(_SEND_CHUNKS), _SEND_GAIN)
+        most = max(self.fabric.nic_bandwidth * self.fabric.achieved, self.fabric.send_bandwidth)
+        return float(min(self.fabric.send_bandwidth * gain, most))
+
+    def _ring_us(self, num_bytes: float, shape: GroupShape, passes: int) -> float:
+        # The second pass of an all_reduce follows the first through the node at once, so it pays the network's steps
+        # alone: ten nodes of eight take as long for an all_reduce's steps as for an all_gather's.
+        between, within = passes * (shape.num_nodes - 1), shape.size - shape.num_nodes
+        transfer = passes * num_bytes * (shape.size - 1) / shape.size / self._bandwidth(shape) * 1e6
+        simple = between * self.fabric.hop_us + within * self.fabric.local_hop_us + transfer
+        scale = _TUNER_LATENCY * self.fabric.hop_us / 9.0
+        quick = [
+            scale * (call + within * local + between * hop) + transfer / fraction
+            for call, local, hop, fraction in _QUICK
+        ]
+        return min(simple, *quick)
+
+    def _tree_us(self, num_bytes: float, shape: GroupShape) -> float:
+        hops = 2 * math.log2(shape.num_nodes) * self.fabric.tree_hop_us
+        within = 2 * (shape.local - 1) * self.fabric.local_hop_us
+        # A tree moves each byte up and down: an all_reduce's algorithm bandwidth is half of the links'.
+        return hops + within + 2 * num_bytes / (0.8 * self._bandwidth(shape)) * 1e6
+
+    def _bandwidth(self, shape: GroupShape) -> float:
+        """Bytes per second of a ring over nodes: the NICs of the node with the fewest ranks, or NVLink."""
+        fabric = self.fabric
+        nics = max(min(shape.local * fabric.nics_per_node / fabric.gpus_per_node, fabric.nics_per_node), 1.0)
+        network = nics * fabric.nic_bandwidth * fabric.achieved
+        if shape.local == 1:
+            return network
+        largest = self._curves["all_gather"].largest
+        alone_us = self._in_domain("all_gather", largest, shape.local)[0]
+        nvlink = largest * (shape.local - 1) / shape.local / alone_us * 1e6
+        return float((network**-_SHARPNESS + nvlink**-_SHARPNESS) ** (-1 / _SHARPNESS))
+
+
+class _MessageCurve:
+    """Measured times of one operation in one NVLink domain."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        self._by_size: dict[int, tuple[Floats, Floats]] = {}
+        for size, own in rows.groupby("gpus_per_node"):
+            median = own.groupby("bytes")["time_us"].median()
+            self._by_size[int(str(size))] = (median.index.to_numpy(np.float64), _rising(median.to_numpy(np.float64)))
+        self._sizes = sorted(self._by_size)
+
+    def time_us(self, num_bytes: float, size: int, tuner_us: Callable[[int], float]) -> float:
+        """Microseconds of a message between ``size`` GPUs: those that were measured, or interpolated between them.
+
+        More GPUs than were measured lie as far from the tuner's estimate as the most that were.
+
+        Args:
+            tuner_us: What NCCL's tuner says for a number of GPUs.
+        """
+        most = self._sizes[-1]
+        if size > most:
+            return self._measured_us(num_bytes, most) * tuner_us(size) / tuner_us(most)
+        sizes = np.log(self._sizes)
+        times = np.log([self._measured_us(num_bytes, num_gpus) for num_gpus in self._sizes])
+        return math.exp(float(np.interp(math.log(size), sizes, times)))
+
+    def reaches(self, size: int) -> bool:
+        """Whether as many GPUs were measured."""
+        return size <= self._sizes[-1]
+
+    def spread(self, size: int) -> float:
+        """The 90 % interval for a number of GPUs, see ``CollectiveTime.spread``."""
+        if size in self._by_size:
+            return _DOMAIN_SPREAD
+        return _COUNT_SPREAD if size <= 2 * self._sizes[-1] else _FAR_SPREAD
+
+    @cached_property
+    def largest(self) -> float:
+        """Bytes of the largest message."""
+        return float(max(sizes[-1] for sizes, _ in self._by_size.values()))
+
+    def _measured_us(self, num_bytes: float, size: int) -> float:
+        sizes, times = self._by_size[size]
+        if num_bytes > sizes[-1]:
+            return float(times[-1] * num_bytes / sizes[-1])
+        log_us = np.interp(math.log(num_bytes), np.log(sizes), np.log(times))
+        return float(math.exp(log_us))
+
+
+def _rising(times: Floats) -> Floats:
+    """Times of growing messages, which noise makes fall here and there: the mean of the least and the greatest curve
+    around them that never fall.
+    """
+    above, below = np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1]
+    return np.asarray(np.sqrt(above * below))
+
+
+def _nearest(gpu: GpuSpec, measured: Sequence[str]) -> str:
+    """The measured GPU model whose collectives stand for a GPU's: itself, or the one whose links are most alike."""
+    if (gpu.like or gpu.name) in measured:
+        return gpu.like or gpu.name
+    own = gpu.nvlink_bandwidth or gpu.host_bandwidth
+
+    def unlike(name: str) -> tuple[bool, int, float]:
+        other = GPUS[name]
+        generations = abs(gpu.compute_capability[0] - other.compute_capability[0])
+        bandwidth = other.nvlink_bandwidth or other.host_bandwidth
+        return bool(gpu.nvlink_bandwidth) != bool(other.nvlink_bandwidth), generations, abs(math.log(own / bandwidth))
+
+    return min(measured, key=unlike)
+
+
+def _interconnect(gpu: GpuSpec, nvlink_bandwidth: float = 0.0) -> Interconnect:
+    """The links between the GPUs of a node, with another NVLink bandwidth if one is given."""
+    bandwidth = nvlink_bandwidth or gpu.nvlink_bandwidth
+    return interconnect_like(gpu.product, gpu.compute_capability[0], bandwidth, gpu.host_bandwidth)

@@ -1,0 +1,175 @@
+"""The time of each collective call of a run on a fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes
+from fakedist.cost_model.collectives.fabric import Fabric
+from fakedist.cost_model.nccl.collective_kinds import collective_of
+from fakedist.cost_model.nccl.interconnect import GroupShape, interconnect_like
+from fakedist.cost_model.nccl.settings import Settings
+from fakedist.cost_model.overlap import Contender, rates_with
+from fakedist.gpu.models.spec import GpuSpec
+from fakedist.rank_list import parse_rank_list
+from fakedist.rundir.notes import counted
+from fakedist.units import format_bytes
+
+_PAIR = "send"
+_COLUMNS = [
+    *("time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes"),
+    *("link_share", "kind", "queue", "is_uneven", "text"),
+]
+_UNKNOWN = CollectiveTime(float("nan"), "", "", float("nan"), 0.0, "")
+
+
+@dataclass(frozen=True)
+class Communication:
+    """The times of a step's collectives, and the rates that they leave to its kernels.
+
+    Attributes:
+        calls: The result of :func:`call_times`, indexed by the calls' sequence numbers.
+    """
+
+    calls: pd.DataFrame
+    gpu: GpuSpec
+    fabric: Fabric
+    interferes: bool = True
+    nccl: Settings = field(default_factory=Settings)
+
+    def of_rows(self, call: npt.NDArray[np.int64], column: str) -> npt.NDArray[np.float64]:
+        """A column of :attr:`calls` for each of some sequence numbers; NaN where there is no such call."""
+        return np.asarray(self.calls[column].reindex(call).to_numpy("f8"))
+
+    def queues(self, call: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The communicator that each of some sequence numbers queues on; -1 where there is no such call, or none."""
+        numbers: npt.NDArray[np.int64] = self.calls["queue"].reindex(call, fill_value=-1).to_numpy("i8")
+        return numbers
+
+    def slowed(
+        self, work: pd.DataFrame, bounds: npt.NDArray[np.float64], *, over_nodes: bool
+    ) -> npt.NDArray[np.float64]:
+        """The rate that each row of work keeps while a collective of one kind runs.
+
+        Args:
+            bounds: 1 for rows that memory limits, else 0.
+        """
+        own = self.calls[(self.calls["num_nodes"] > 1) == over_nodes]
+        whole = own["time_us"].sum()
+        bandwidth = own["moved_bytes"].sum() / whole * 1e6 if whole else 0.0
+        contender = Contender(self._sms(over_nodes), bandwidth)
+        return rates_with(work, bounds, self.gpu.sms, self.gpu.memory_bandwidth, contender)
+
+    def _sms(self, over_nodes: bool) -> int:
+        """SMs that a collective's kernels hold: NCCL's channels. A send holds fewer."""
+        gpu = self.gpu
+        joined = interconnect_like(gpu.product, gpu.compute_capability[0], gpu.nvlink_bandwidth, gpu.host_bandwidth)
+        fewest, most = self.nccl.channels
+        return min(max((joined.nodes if over_nodes else joined.node).high, fewest), most)
+
+
+def communication_of(
+    calls: pd.DataFrame,
+    groups: pd.DataFrame,
+    gpu: GpuSpec,
+    fabric: Fabric,
+    *,
+    interferes: bool = True,
+    nccl: Settings | None = None,
+    moe_imbalance: float = 1.0,
+) -> Communication:
+    """Price the calls of a step."""
+    nccl = Settings() if nccl is None else nccl
+    times = CollectiveTimes(gpu, fabric, nccl=nccl)
+    prices = call_times(calls, groups, times, moe_imbalance).set_axis(calls["sequence"].to_numpy("i8"))
+    return Communication(prices, gpu, fabric, interferes, nccl)
+
+
+def call_times(
+    calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes, moe_imbalance: float = 1.0
+) -> pd.DataFrame:
+    """The times of calls.
+
+    Args:
+        calls: The table ``calls``, or some of its rows.
+        times: Estimates collectives of a GPU on a fabric.
+
+    Returns:
+        A row for each of ``calls``, with its index. Columns:
+
+        - time_us, low_us, high_us: Microseconds, and the 90 % interval; NaN for an operation that is not known.
+        - algorithm: What runs it: ring, tree, nvls, nvlstree, pat, pairs or send.
+        - num_nodes: NVLink domains that it spans.
+        - moved_bytes: Bytes of the whole buffer.
+        - link_share: The fraction of its time for which its bytes would keep the links busy.
+        - kind: The collective that it is: all_reduce, ...; empty for an operation that is not known.
+        - queue: The group, whose communicator runs one call at a time; -1 for sends, which run at once.
+        - is_uneven: Whether it is an all_to_all of uneven splits, of which other ranks may have larger ones.
+        - text: What it is, in a few words: "64 MiB, 8 nodes, ring simple".
+    """
+    per_node = times.fabric.gpus_per_node
+    ranks = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
+    sizes, own_ranks = groups["size"].tolist(), groups["group_rank"].tolist()
+    shapes = [_shape(members, int(size), per_node) for members, size in zip(ranks, sizes, strict=True)]
+    keys = calls[["operation", "group", "bytes_in", "bytes_out", "peer"]].assign(
+        part=_optional(calls, "largest_part_bytes"), exchanged=_optional(calls, "exchanged_bytes")
+    )
+    distinct, of_call = np.unique(keys.astype({"operation": str}).to_records(index=False), return_inverse=True)
+    rows = []
+    for operation, group, bytes_in, bytes_out, peer, part, exchanged in distinct.tolist():
+        kind, num_bytes = collective_of(operation, bytes_in, bytes_out)
+        shape = shapes[group]
+        if kind == _PAIR:
+            shape = _pair(ranks[group], int(own_ranks[group]), int(peer), per_node)
+        is_uneven = kind == "all_to_all" and part > 0 and part * shape.size != num_bytes
+        # No router spreads what goes to one of several other ranks: ring attention passes its keys on.
+        passes_on = is_uneven and shape.size > 2 and exchanged == part
+        paced = _even_load(part, exchanged, shape) if is_uneven else num_bytes
+        paced *= moe_imbalance if kind == "all_to_all" and not passes_on else 1
+        estimate = times.time(kind, paced, shape) if kind else _UNKNOWN
+        low, high = estimate.time_us * np.exp(-estimate.spread), estimate.time_us * np.exp(estimate.spread)
+        how = f"{estimate.algorithm} {estimate.protocol}".rstrip()
+        text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {how}"
+        if is_uneven:
+            text += f", largest part {format_bytes(part)}"
+        is_uneven = is_uneven and not passes_on
+        queue = -1 if kind == _PAIR else group
+        how_long = estimate.time_us, low, high
+        moved = float(num_bytes), estimate.link_share
+        rows.append((*how_long, estimate.algorithm, shape.num_nodes, *moved, kind, queue, is_uneven, text))
+    table = pd.DataFrame(rows, columns=_COLUMNS)
+    return table.iloc[of_call].set_axis(calls.index)
+
+
+def _optional(calls: pd.DataFrame, column: str) -> npt.NDArray[np.int64]:
+    """The bytes that calls of all_to_all exchange; 0 for other calls, and where they were not recorded: even splits."""
+    return calls[column].to_numpy("i8") if column in calls else np.zeros(len(calls), np.int64)
+
+
+def _even_load(part: int, exchanged: int, shape: GroupShape) -> float:
+    """Bytes of an even all_to_all that loads the links as one of uneven splits does.
+
+    Over nodes, as much of it crosses them as can: all parts to or from ranks of other nodes may be as the largest.
+
+    Args:
+        exchanged: All parts to or from other ranks; 0 if that was not recorded, and all may be as the largest.
+    """
+    others = shape.size - (shape.local if shape.num_nodes > 1 else 1)
+    return shape.size * (min(exchanged / others, part) if exchanged else part)
+
+
+def _shape(ranks: Sequence[int], size: int, per_node: int) -> GroupShape:
+    # The ranks of a group are not known if another rank made it; then it fills as few nodes as it can.
+    return GroupShape.of(ranks or range(size), per_node)
+
+
+def _pair(ranks: Sequence[int], group_rank: int, peer: int, per_node: int) -> GroupShape:
+    """This rank and the other one of a send; two ranks of one node if the other is not known."""
+    if not 0 <= peer < len(ranks) or peer == group_rank:
+        return GroupShape(2, 1, 2)
+    return GroupShape.of([ranks[group_rank], ranks[peer]], per_node)

@@ -1,0 +1,447 @@
+"""The step of a whole job: its ranks are priced one by one, then placed together; throughput, and each rank's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.axes import Replicas, find_replicas
+from fakedist.analysis.recording import Array
+from fakedist.cost_model.breakdown import find_busy
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.estimated import Models, communication_for
+from fakedist.cost_model.job.micro_batches import Recorded, count_micro_batches, with_micro_batches
+from fakedist.cost_model.job.stages import (
+    Dependencies,
+    PlacedTogether,
+    RankStep,
+    dependencies_of,
+    from_first_transfer,
+    num_stages_of,
+    only_exchanges,
+    place_together,
+)
+from fakedist.cost_model.overlap import union, union_us
+from fakedist.cost_model.placing import StepLaunches, interval_of
+from fakedist.cost_model.step import ImbalancedPrices, Prices
+from fakedist.cost_model.timeline import HOST_RANGE, scaled
+from fakedist.cost_model.what_if import changed_launches
+from fakedist.errors import JobError
+
+#: A backward pass takes twice the arithmetic of its forward.
+_FORWARD_AND_BACKWARD = 3.0
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """The tokens that a rank reads in the timed step.
+
+    Attributes:
+        number: How many; 0 if that is not known.
+        num_micro_batches: Micro-batches; 0 if that is not known.
+        why: Why it is not known.
+    """
+
+    number: int
+    num_micro_batches: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class CountedFlops:
+    """The FLOPs of a rank's step as frameworks count them: three times those of the forward pass, none computed twice.
+
+    Attributes:
+        megatron: Attention as if each query met half of the keys, as Megatron-LM counts it.
+        torchtitan: Attention as if each query met all keys, as torchtitan counts it.
+        num_lacking: Products and attention of the forward pass whose FLOPs are not known.
+    """
+
+    megatron: float
+    torchtitan: float
+    num_lacking: int
+
+
+def tokens_of(launches: pd.DataFrame, work: pd.DataFrame) -> StepTokens:
+    """Count the tokens of a step: what the model's first embedding looks up, once for each micro-batch."""
+    forward = _forward(launches)
+    of_work = forward["work"].to_numpy("i8")
+    looks_up = (work["operation"].astype(str) == "aten.embedding.default") & (work["m"] > 0)
+    lookups = forward[looks_up.to_numpy(bool)[of_work]].drop_duplicates(["op", "layer"])
+    if not len(lookups):
+        return StepTokens(0, 0, "no embedding was seen in the forward pass")
+    first = lookups.iloc[0]
+    own = lookups[lookups["layer"] == first["layer"]]
+    is_product = (work["family"].astype(str) == "gemm").to_numpy(bool)[of_work]
+    after = forward[is_product & (forward.index > lookups.index[0])]
+    if not len(after):
+        return StepTokens(0, 0, "no product follows the embedding")
+    # A model that embeds twice in one forward pass (multi-token prediction, encoder and decoder) runs the first product
+    # after its embedding once for each micro-batch.
+    same = after[(after["work"] == after["work"].iloc[0]) & (after["layer"] == after["layer"].iloc[0])]
+    if _num_runs(same["op"]) != len(own):
+        return StepTokens(0, 0, "the first embedding and the product after it do not run equally often")
+    rows = work["m"].to_numpy("i8")[own["work"].to_numpy("i8")]
+    return StepTokens(int(rows.sum()), len(own))
+
+
+def _num_runs(operations: pd.Series) -> int:
+    """How often a product ran, by the operation of each of its launches. Outside of one, each launch is a run.
+
+    Transformer Engine launches its products from extensions of its own, where no torch operation runs.
+    """
+    inside = operations[operations >= 0]
+    return int(inside.nunique()) + len(operations) - len(inside)
+
+
+def flops_of(launches: pd.DataFrame, work: pd.DataFrame) -> CountedFlops:
+    """Count the FLOPs of a step."""
+    counts = np.bincount(_forward(launches)["work"].to_numpy("i8"), minlength=len(work))
+    family, flops = work["family"].astype(str).to_numpy(), work["flops"].to_numpy("f8")
+    is_attention = (family == "attention") & (work["attention"].astype(str) == "forward").to_numpy(bool)
+    is_product = family == "gemm"
+    width, value_width = work["width"].to_numpy("f8"), work["value_width"].to_numpy("f8")
+    widths = width + np.where(value_width > 0, value_width, width)
+    every = (
+        2.0 * np.prod([work[name].to_numpy("f8") for name in ("batch", "heads", "queries", "keys")], axis=0) * widths
+    )
+    of_attention = (family == "attention") & (flops != 0)  # kernels that prepare one have none
+    lacks = (is_product & ~np.isfinite(flops)) | (of_attention & ~(is_attention & (every > 0)))
+    products = float((np.where(is_product, np.nan_to_num(flops), 0.0) * counts).sum())
+    attention = float((np.where(is_attention, every, 0.0) * counts).sum())
+    return CountedFlops(
+        megatron=_FORWARD_AND_BACKWARD * (products + attention / 2),
+        torchtitan=_FORWARD_AND_BACKWARD * (products + attention),
+        num_lacking=int(counts[lacks].sum()),
+    )
+
+
+def _forward(launches: pd.DataFrame) -> pd.DataFrame:
+    is_forward = (launches["phase"].astype(str) == "forward") & ~launches["recompute"].astype(bool)
+    return launches[is_forward & (launches["work"] >= 0)]
+
+
+#: What a lane shows, the first covering the later ones.
+LANES = ("generation", "forward", "recompute", "backward", "optimizer", "other", "communication", "bubble")
+#: Breaks shorter than this fraction of the step are not drawn.
+_DRAWN = 1 / 4000
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """The launches with work of a rank, in their order, once they are placed.
+
+    Attributes:
+        alone_us: How long it takes without waiting for other ranks.
+        lane: Its purpose, an index into :data:`LANES`.
+    """
+
+    start_us: Array
+    launch_us: Array
+    end_us: Array
+    alone_us: Array
+    lane: Array
+
+    @property
+    def is_call(self) -> Array:
+        """True for collectives, sends and receives."""
+        return np.asarray(self.lane == LANES.index("communication"))
+
+    @property
+    def works_from_us(self) -> Array:
+        """When each goes on to work, once it has waited for other ranks."""
+        return np.asarray(np.maximum(self.end_us - self.alone_us, self.start_us))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a rank spends the job's step. The parts add up to the job's step.
+
+    Attributes:
+        communication_us: It communicates and does not compute.
+        bubble_us: It waits for what other ranks send or take part in, or has finished before them.
+        host_us: The GPU waits for the rank's own host.
+        wait_us: Anything else.
+    """
+
+    own_us: float
+    compute_us: float
+    communication_us: float
+    bubble_us: float
+    host_us: float
+    wait_us: float
+
+
+def parts_of(rows: RankRows, own_us: float, step_us: float) -> Parts:
+    """Divide the job's step for a rank."""
+    is_call = rows.is_call
+    frame = pd.DataFrame(
+        {
+            "start_us": rows.start_us,
+            "launch_us": rows.launch_us,
+            "known_us": rows.end_us - rows.start_us,
+            "is_known": True,
+            "is_compute": ~is_call,
+        }
+    )
+    busy = find_busy(frame, own_us)
+    working = union_us(
+        np.concatenate([rows.start_us[~is_call], rows.works_from_us[is_call]]),
+        np.concatenate([rows.end_us[~is_call], rows.end_us[is_call]]),
+    )
+    communication = max(working - busy.busy_us, 0.0)
+    waits = max(busy.communication_us - communication, 0.0)
+    return Parts(own_us, busy.busy_us, communication, waits + step_us - own_us, busy.launch_gap_us, busy.wait_us)
+
+
+def lanes_of(rows: RankRows, own_us: float, step_us: float) -> pd.DataFrame:
+    """The activity of a rank over time, for a drawing.
+
+    Returns:
+        A row for each stretch: ``lane`` (of :data:`LANES`), ``start_us``, ``end_us``. Stretches of one lane are joined
+        over breaks too short to draw; those of different lanes may overlap.
+    """
+    lanes = []
+    for number, name in enumerate(LANES):
+        own = rows.lane == number
+        starts, ends = np.where(rows.is_call, rows.works_from_us, rows.start_us)[own], rows.end_us[own]
+        if name == "bubble":
+            own = rows.is_call
+            starts = np.append(rows.start_us[own], own_us)
+            ends = np.append(rows.works_from_us[own], step_us)
+        starts, ends = union(starts, ends)
+        if not len(starts):
+            continue
+        is_break = starts[1:] - ends[:-1] > step_us * _DRAWN
+        first, last = np.concatenate([[True], is_break]), np.concatenate([is_break, [True]])
+        lanes.append(pd.DataFrame({"lane": name, "start_us": starts[first], "end_us": ends[last]}))
+    return pd.concat(lanes, ignore_index=True) if lanes else pd.DataFrame(columns=["lane", "start_us", "end_us"])
+
+
+@dataclass(frozen=True)
+class JobRank:
+    """A rank of the job, and its step.
+
+    Attributes:
+        lanes: What it does when: see :func:`fakedist.cost_model.job.job_times.lanes_of`.
+        replicas: How many ranks of the job read tokens of their own, as its groups show.
+        num_exchanged: Its sends to and receives from the other ranks.
+        elsewhere: Ranks that it exchanges with and that are not placed.
+        num_unmatched: Its calls whose other side was never reached; they did not wait.
+        num_recorded: Micro-batches that were recorded; 0 if that is not known.
+    """
+
+    rank: int
+    step: int
+    parts: Parts
+    lanes: pd.DataFrame
+    tokens: StepTokens
+    flops: CountedFlops
+    replicas: Replicas
+    num_exchanged: int
+    elsewhere: tuple[int, ...]
+    num_unmatched: int
+    num_recorded: int
+
+
+@dataclass(frozen=True)
+class JobTimes:
+    """The step of a job.
+
+    Attributes:
+        low_us: The least of its 90 % interval; None if that is not known.
+    """
+
+    step_us: float
+    low_us: float | None
+    high_us: float | None
+    ranks: list[JobRank]
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A rank that is priced for itself."""
+
+    number: int  # of the timed step
+    step: RankStep
+    rows: tuple[Array, Array]
+    varied: list[list[Array]] | None
+    dependencies: Dependencies
+    tokens: StepTokens
+    flops: CountedFlops
+    replicas: Replicas
+    num_recorded: int
+    lacks: JobError | None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The models and sizes that the ranks of a job are priced with."""
+
+    every: frozenset[int]
+    world_size: int
+    models: Models
+    micro_batches: int | None
+
+
+def job_times(
+    ranks: Iterable[tuple[int, Mapping[str, pd.DataFrame]]],
+    every: frozenset[int],
+    world_size: int,
+    models: Models,
+    *,
+    micro_batches: int | None = None,
+) -> JobTimes:
+    """Estimate the step of a job from some of its ranks.
+
+    Args:
+        ranks: Each rank and its tables ``launches`` (not empty), ``work``, ``calls`` and ``groups``. They are read one
+            after the other, and none is kept.
+        models: What to price them with. A group that a what-if names is one of some rank's.
+        micro_batches: How many the step shall have, those beyond the recorded ones repeated; None for those recorded.
+
+    Raises:
+        RunDirectoryError: The tables are damaged.
+        JobError: So many micro-batches cannot be made of those recorded, or no rank has a group that the change names.
+    """
+    prices = ImbalancedPrices(models.prices, models.network.moe_imbalance)
+    job = _Job(every, world_size, replace(models, prices=prices), micro_batches)
+    alone = {}
+    for rank, tables in ranks:
+        alone[rank] = _alone(rank, tables, job)
+    _check(alone, micro_batches)
+    placed = place_together([priced.step for priced in alone.values()], prices.host)
+    step_us = _end_us(placed)
+    low, high = _interval(list(alone.values()), step_us, prices)
+    made = [_rank(priced, placed, step_us) for _, priced in sorted(alone.items())]
+    return JobTimes(step_us, low, high, made)
+
+
+def _alone(rank: int, tables: Mapping[str, pd.DataFrame], job: _Job) -> _Alone:
+    work, calls = tables["work"], tables["calls"]
+    launches = from_first_transfer(tables["launches"], calls)
+    tokens = tokens_of(launches, work)
+    num_recorded = tokens.num_micro_batches or count_micro_batches(launches, work)
+    if job.micro_batches is not None:
+        recorded = Recorded(rank, launches, work, calls, num_stages_of(launches, calls, tables["groups"]), num_recorded)
+        launches = with_micro_batches(recorded, job.micro_batches)
+        tokens = tokens_of(launches, work)
+    of_work = launches["work"].to_numpy("i8")
+    counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
+    prices = job.models.prices
+    priced = prices.price(work, counts)
+    launches, communication, lacks = _changed(launches, tables, job)
+    step = StepLaunches(launches, work, priced, communication)
+    placed = step.place(prices.host)
+    durations = np.nan_to_num(placed.time_us)
+    dependencies = dependencies_of((launches, calls, tables["groups"]), step.timeline, durations, rank, job.every)
+    number = int(launches["step"].iloc[0])
+    own = calls[calls["step"] == number]
+    return _Alone(
+        number=number,
+        step=RankStep(rank, step.timeline, durations, dependencies.transfers),
+        rows=(durations[of_work >= 0], _lanes(launches, work)),
+        varied=step.varied(placed, lambda: prices.step_interval(priced, counts)),
+        dependencies=dependencies,
+        tokens=tokens,
+        flops=flops_of(launches, work),
+        replicas=find_replicas(tables["groups"], own, job.world_size),
+        num_recorded=num_recorded,
+        lacks=lacks,
+    )
+
+
+def _changed(
+    launches: pd.DataFrame, tables: Mapping[str, pd.DataFrame], job: _Job
+) -> tuple[pd.DataFrame, Communication, JobError | None]:
+    """The launches and the communication of a rank with the job's what-if, and why this rank is as before."""
+    what_if = job.models.network.what_if
+    communication = communication_for(tables, job.models.gpu, job.models.network)
+    if what_if is None:
+        return launches, communication, None
+    try:
+        changed, communication = changed_launches(what_if, launches, communication, tables["groups"])
+    except JobError as lacks:
+        return launches, communication, lacks
+    if what_if.kind == "no-overlap":
+        # A receive is posted long before its sender sends. On the stream of the kernels it would hold up all of them.
+        apart = only_exchanges(launches, tables["calls"])
+        changed = changed.assign(stream=np.where(apart, launches["stream"], changed["stream"]))
+    return changed, communication, None
+
+
+def _check(ranks: Mapping[int, _Alone], micro_batches: int | None) -> None:
+    """See that a change changes something, and that the ranks recorded equally many micro-batches.
+
+    Raises:
+        JobError: They do not.
+    """
+    lacking = [priced.lacks for priced in ranks.values() if priced.lacks is not None]
+    if len(lacking) == len(ranks):
+        raise lacking[0]
+    if micro_batches is None:
+        return
+    first, *others = ranks.items()
+    for rank, priced in others:
+        if priced.num_recorded != first[1].num_recorded:
+            raise JobError(
+                f"rank {first[0]} recorded {first[1].num_recorded} micro-batches, "
+                f"and rank {rank} {priced.num_recorded}",
+                "give runs of one job's ranks",
+            )
+
+
+def _lanes(launches: pd.DataFrame, work: pd.DataFrame) -> Array:
+    """The purpose of each launch with work: an index into LANES."""
+    rows = launches[launches["work"] >= 0]
+    names = rows["phase"].astype(str)
+    names = names.where(names.isin(LANES), "other").where(~rows["recompute"].astype(bool), "recompute")
+    is_call = (work["family"].astype(str) == "communication").to_numpy(bool)[rows["work"].to_numpy("i8")]
+    codes = pd.Categorical(names.mask(is_call, "communication"), categories=list(LANES)).codes
+    return np.asarray(codes)
+
+
+def _end_us(together: PlacedTogether) -> float:
+    return max(placed.end_us for placed in together.placed.values())
+
+
+def _interval(alone: list[_Alone], step_us: float, prices: Prices) -> tuple[float | None, float | None]:
+    """The step's interval: kernels of all ranks are faster or slower together, so are their collectives and hosts."""
+    ends: list[list[float]] = []
+    for side in range(2):
+        ends.append([])
+        for part in range(2):
+            steps = []
+            for priced in alone:
+                if priced.varied is None:
+                    return None, None
+                varied = priced.varied[side]
+                durations = varied[part] if part < len(varied) else priced.step.duration_us
+                steps.append(priced.step.with_durations(durations))
+            ends[-1].append(_end_us(place_together(steps, prices.host)))
+        host = scaled(prices.host, HOST_RANGE[side])
+        ends[-1].append(_end_us(place_together([priced.step for priced in alone], host)))
+    return interval_of(step_us, ends)
+
+
+def _rank(alone: _Alone, together: PlacedTogether, step_us: float) -> JobRank:
+    rank = alone.step.rank
+    placed = together.placed[rank]
+    durations, lane = alone.rows
+    rows = RankRows(placed.start_us, placed.launch_us, placed.ends_us, durations, lane)
+    return JobRank(
+        rank=rank,
+        step=alone.number,
+        parts=parts_of(rows, placed.end_us, step_us),
+        lanes=lanes_of(rows, placed.end_us, step_us),
+        tokens=alone.tokens,
+        flops=alone.flops,
+        replicas=alone.replicas,
+        num_exchanged=alone.dependencies.num_exchanged,
+        elsewhere=alone.dependencies.elsewhere,
+        num_unmatched=together.num_unmatched[rank],
+        num_recorded=alone.num_recorded,
+    )

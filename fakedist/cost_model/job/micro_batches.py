@@ -1,0 +1,381 @@
+"""Micro-batches: finds the steady ones of a step, and repeats them for those that were not recorded.
+
+A step with gradient accumulation, or of a pipeline, launches the same for each micro-batch. Where a schedule is steady,
+a stretch of launches repeats: forward and backward of one micro-batch in 1F1B, of as many as there are stages in
+interleaved 1F1B. A step that runs all forwards before all backwards has a stretch for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.errors import JobError
+from fakedist.rundir.launch_records import LAUNCH_KINDS
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A stretch of a sequence that repeats.
+
+    Attributes:
+        end: Where the last whole repetition ends.
+        period: How long one is.
+    """
+
+    start: int
+    end: int
+    period: int
+
+    @property
+    def number(self) -> int:
+        """How often it repeats."""
+        return (self.end - self.start) // self.period
+
+    @property
+    def last(self) -> slice:
+        """The last repetition."""
+        return slice(self.end - self.period, self.end)
+
+
+@dataclass(frozen=True)
+class SteadyBatches:
+    """The repeated stretches of a step.
+
+    Attributes:
+        repeats: One stretch of each; together they do all that a micro-batch needs.
+        num_micro_batches: How many micro-batches one repetition of all of them does.
+    """
+
+    repeats: tuple[Repeat, ...]
+    num_micro_batches: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as a sequence.
+
+    Attributes:
+        tokens: What each row does; rows that do the same have the same number, from 0.
+        parts: The part of a micro-batch that each row is, a number from 0: a product; -1 for rows that do not count.
+            Every micro-batch has all parts, each as often as any other micro-batch.
+        num_stages: Stages of its pipeline; 1 without one.
+    """
+
+    tokens: Numbers
+    parts: Numbers
+    num_micro_batches: int
+    num_stages: int
+
+
+def find_steady(step: Step) -> SteadyBatches | None:
+    """Find what a further micro-batch would repeat; None if that is not certain.
+
+    A stretch counts if it comes twice at least and has, of each part, as much as its micro-batches.
+    """
+    if step.num_micro_batches < 1:
+        return None
+    wanted = _of_rows(step, slice(None))
+    wanted = np.where(wanted >= step.num_micro_batches, wanted, 0)
+    return _together(step, wanted) or _apart(step, wanted)
+
+
+def _together(step: Step, wanted: Numbers) -> SteadyBatches | None:
+    """One stretch with all that some micro-batches do: 1F1B, interleaved or not, zero bubble."""
+    anchors = _anchor(step, wanted)
+    per_batch = len(anchors) // step.num_micro_batches
+    for number in range(1, step.num_micro_batches // 2 + 1):
+        for repeat in _repeats(step.tokens, anchors, number * per_batch):
+            if np.array_equal(_of_rows(step, repeat.last) * step.num_micro_batches, wanted * number):
+                return SteadyBatches((repeat,), number)
+    return None
+
+
+def _apart(step: Step, wanted: Numbers) -> SteadyBatches | None:
+    """A stretch for each part of a micro-batch, each over all micro-batches: GPipe.
+
+    A schedule that warms up looks the same if the step has too few micro-batches to get beyond its warm-up.
+    """
+    if step.num_stages > 1 and step.num_micro_batches <= 2 * step.num_stages:
+        return None
+    for number in range(1, step.num_micro_batches // 2 + 1):
+        left, repeats = wanted, []
+        while len(anchors := _anchor(step, left)) and (repeat := _over_all(step, left, anchors, number)):
+            left = np.where(_of_rows(step, repeat.last) > 0, 0, left)
+            repeats.append(repeat)
+        if not left.any() and len(repeats) > 1:
+            return SteadyBatches(tuple(sorted(repeats, key=lambda stretch: stretch.start)), number)
+    return None
+
+
+def _over_all(step: Step, left: Numbers, anchors: Numbers, number: int) -> Repeat | None:
+    """A stretch that repeats for all micro-batches, so many at a time, with all rows of its parts."""
+    for repeat in _repeats(step.tokens, anchors, number * (len(anchors) // step.num_micro_batches)):
+        own = _of_rows(step, repeat.last) * step.num_micro_batches
+        # The first and the last micro-batch may differ a little: they gather parameters, reduce gradients.
+        is_whole = (repeat.number + 2) * number >= step.num_micro_batches
+        if is_whole and np.array_equal(own, np.where(own > 0, left * number, 0)):
+            return repeat
+    return None
+
+
+def _anchor(step: Step, wanted: Numbers) -> Numbers:
+    """The rows of the first part that is wanted, of those with the fewest in a micro-batch; none if nothing is."""
+    if not wanted.any():
+        return np.zeros(0, np.int64)
+    rows = np.flatnonzero(np.append(wanted, 0)[step.parts] == wanted[wanted > 0].min())
+    return np.flatnonzero(step.parts == step.parts[rows[0]])
+
+
+def _of_rows(step: Step, rows: slice) -> Numbers:
+    """How often some rows have each of the parts."""
+    own = step.parts[rows]
+    return np.bincount(own[own >= 0], minlength=int(step.parts.max(initial=-1)) + 1)
+
+
+def _repeats(tokens: Numbers, anchors: Numbers, apart: int) -> Iterator[Repeat]:
+    """Stretches that repeat twice at least, with a period from one of these rows to that ``apart`` later."""
+    periods = dict.fromkeys((anchors[apart:] - anchors[:-apart]).tolist()) if 0 < apart < len(anchors) else {}
+    for period in periods:
+        for start, length in _runs(tokens[period:] == tokens[:-period], period):
+            yield Repeat(start, start + (length + period) // period * period, period)
+
+
+def _runs(same: npt.NDArray[np.bool_], least: int) -> Sequence[tuple[int, int]]:
+    """Starts and lengths of runs of True, the longest first."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+    starts, ends = edges[::2], edges[1::2]
+    long = np.flatnonzero(ends - starts >= least)
+    order = long[np.argsort(starts[long] - ends[long], kind="stable")]
+    return [(int(starts[at]), int(ends[at] - starts[at])) for at in order]
+
+
+_RECORDS, _STREAM_WAITS, _HOST_WAITS = "stream_records", "stream_waits", "host_waits"
+#: Columns by which rows do the same, in addition to their work and their call.
+_ALIKE = ("what", "stream", "device", "phase", "recompute", "layer")
+#: The number of an event that was recorded before the step.
+_BEFORE_STEP = 1 << 62
+#: A steady stretch is seen twice from this many micro-batches on, for each stage of a pipeline; without one, at all.
+_ENOUGH_FOR_A_STAGE, _ENOUGH = 4, 4
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The recorded step of a rank.
+
+    Attributes:
+        num_stages: Stages of its pipeline; 1 without one.
+    """
+
+    rank: int
+    launches: pd.DataFrame
+    work: pd.DataFrame
+    calls: pd.DataFrame
+    num_stages: int
+    num_micro_batches: int
+
+
+def with_micro_batches(step: Recorded, wanted: int) -> pd.DataFrame:
+    """The launches of a step with more micro-batches: what is steady is repeated.
+
+    Raises:
+        JobError: Fewer are wanted than were recorded, nothing steady is among those, or it comes in several at once.
+    """
+    recorded = step.num_micro_batches
+    if wanted == recorded:
+        return step.launches
+    if wanted < recorded:
+        raise JobError(f"rank {step.rank} recorded {recorded} micro-batches, and {wanted} is fewer", "record fewer")
+    tidy = replace(step, launches=_without_idle_records(step.launches))
+    # Made-up routing changes the sizes of experts' products from one micro-batch to the next.
+    for tried, exactly in itertools.product((step, tidy), (True, False)):
+        tokens = _tokens(tried, exactly)
+        steady = find_steady(Step(tokens, _products(tried), recorded, tried.num_stages))
+        if steady is not None:
+            return _extended(tried.launches, tokens, steady, _number(tried, steady, wanted))
+    enough = max(_ENOUGH, _ENOUGH_FOR_A_STAGE * step.num_stages if step.num_stages > 1 else 0)
+    hint = f"record {enough} micro-batches" if recorded < enough else f"record all {wanted} micro-batches"
+    raise JobError(f"rank {step.rank}: none of its {recorded} micro-batches is steady", hint)
+
+
+def count_micro_batches(launches: pd.DataFrame, work: pd.DataFrame) -> int:
+    """How many micro-batches a step has, by how often most layers run their products forward; 0 if none does."""
+    is_product = (work["family"].astype(str) == "gemm").to_numpy(bool)
+    of_work = launches["work"].to_numpy("i8")
+    is_forward = (launches["phase"].astype(str) == "forward").to_numpy(bool) & ~launches["recompute"].to_numpy(bool)
+    rows = np.flatnonzero((of_work >= 0) & is_forward)
+    rows = rows[is_product[of_work[rows]]]
+    keys = pd.DataFrame({"layer": launches["layer"].to_numpy()[rows], "operation": _operations(work)[of_work[rows]]})
+    times = keys.value_counts().value_counts()
+    return int(times.index[times == times.max()].min()) if len(times) else 0
+
+
+def _without_idle_records(launches: pd.DataFrame) -> pd.DataFrame:
+    """The launches without records of events that nothing waits for. They take no time.
+
+    The allocator records one where a tensor of several streams is freed, and only asks later whether it is over. When
+    Python frees a tensor differs between micro-batches that are otherwise the same.
+    """
+    kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
+    recorded_at = _recorded_at(kind, event)
+    kept = kind != _RECORDS
+    kept[recorded_at[recorded_at >= 0]] = True
+    is_measured = "host_us" in launches and launches["host_us"].notna().any()
+    if is_measured or kept.all():
+        return launches  # each row has its own measured time of the host
+    # The host's operations before a row that goes count before the next one that stays.
+    reached = np.cumsum(launches["num_operations"].to_numpy("i8"))[kept]
+    busy: pd.DataFrame = launches[kept].reset_index(drop=True)
+    return busy.assign(num_operations=np.diff(reached, prepend=0))
+
+
+def _number(step: Recorded, steady: SteadyBatches, wanted: int) -> int:
+    """How often the steady stretches must be repeated."""
+    more = wanted - step.num_micro_batches
+    if more % steady.num_micro_batches:
+        least = wanted - more % steady.num_micro_batches
+        raise JobError(
+            f"rank {step.rank} runs its micro-batches {steady.num_micro_batches} at a time, and {wanted} is not "
+            f"{step.num_micro_batches} and a multiple of that more",
+            f"--micro-batches {least} or {least + steady.num_micro_batches}",
+        )
+    return more // steady.num_micro_batches
+
+
+def _operations(work: pd.DataFrame) -> npt.NDArray[np.int64]:
+    names = work["kind"].astype(str) + " " + work["operation"].astype(str) + " " + work["family"].astype(str)
+    return pd.factorize(names)[0].astype(np.int64)
+
+
+def _tokens(step: Recorded, exactly: bool) -> Numbers:
+    """The action of each row, as a number. An event also counts by what is launched before and after it."""
+    launches, calls = step.launches, step.calls
+    of_work = launches["work"].to_numpy("i8")
+    adds = step.work["accumulates"].to_numpy(bool)  # the first micro-batch adds to no gradient
+    work = np.arange(len(step.work)) if exactly else 2 * _operations(step.work) + adds
+    columns = {name: launches[name].to_numpy() for name in _ALIKE}
+    columns["work"] = np.append(work, -1)[of_work]
+    by_sequence = calls.drop_duplicates("sequence").set_index("sequence")
+    call = launches["call"].to_numpy("i8")
+    for name in ("operation", "group", "peer"):
+        codes = pd.Series(pd.factorize(by_sequence[name])[0], index=by_sequence.index)
+        columns[f"call_{name}"] = codes.reindex(call, fill_value=-1).to_numpy("i8")
+    own = _numbered(columns)
+    rows = np.arange(len(own))
+    works = of_work >= 0
+    before = np.maximum.accumulate(np.where(works, rows, -1))
+    after = np.minimum.accumulate(np.where(works, rows, len(own))[::-1])[::-1]
+    ends = np.append(own, -1)
+    neighbours = {"own": own, "before": np.where(works, -1, ends[before]), "after": np.where(works, -1, ends[after])}
+    return _numbered(neighbours)
+
+
+def _numbered(columns: dict[str, npt.NDArray[np.generic]]) -> Numbers:
+    groups = pd.DataFrame(columns).groupby(list(columns), sort=False, observed=True)
+    return np.asarray(groups.ngroup(), np.int64)
+
+
+def _products(step: Recorded) -> Numbers:
+    """A number for each distinct product or attention, whatever its sizes; -1 for other rows."""
+    launches, of_work = step.launches, step.launches["work"].to_numpy("i8")
+    is_product = step.work["family"].astype(str).isin(("gemm", "attention")).to_numpy(bool)
+    counts = np.append(is_product, False)[of_work] & (launches["phase"].astype(str) != "optimizer").to_numpy(bool)
+    columns = {name: launches[name].to_numpy()[counts] for name in _ALIKE}
+    columns["work"] = _operations(step.work)[of_work[counts]]
+    parts = np.full(len(launches), -1)
+    parts[counts] = _numbered(columns)
+    return parts
+
+
+def _extended(launches: pd.DataFrame, tokens: Numbers, steady: SteadyBatches, number: int) -> pd.DataFrame:
+    order, copy = _order(len(launches), steady.repeats, number)
+    rows = launches.iloc[order].reset_index(drop=True)
+    events = _events(launches, tokens, steady.repeats, order)
+    numbers: dict[str, Numbers] = {}
+    for name, first in (("op", 0), ("graph", 1)):  # a repeated operation or graph has a number of its own
+        own = rows[name].to_numpy("i8")
+        numbers[name] = np.where(own >= first, own + copy * (int(own.max(initial=0)) + 1), own)
+    return rows.assign(event=events.astype("u8"), **numbers)
+
+
+def _order(length: int, repeats: Sequence[Repeat], number: int) -> tuple[Numbers, Numbers]:
+    """The recorded row of each row, and which copy of it that is, from 0."""
+    orders, copies, at = [], [], 0
+    for repeat in repeats:
+        orders.append(np.arange(at, repeat.end))
+        copies.append(np.zeros(repeat.end - at, np.int64))
+        at = repeat.end
+        rows, span = np.arange(number * repeat.period), repeat.number * repeat.period
+        orders.append(repeat.end - span + rows % span)
+        copies.append(1 + rows // span)
+    orders.append(np.arange(at, length))
+    copies.append(np.zeros(length - at, np.int64))
+    return np.concatenate(orders), np.concatenate(copies)
+
+
+def _events(launches: pd.DataFrame, tokens: Numbers, repeats: Sequence[Repeat], order: Numbers) -> Numbers:
+    """The event of each row. Each record has one of its own; a wait has that of the record it now stands for.
+
+    The n-th wait of its kind waits for what the n-th record of its kind stands for, as it did in the recorded step.
+    """
+    kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
+    recorded_at = _recorded_at(kind, event)
+    occurrence, occurrence_now = _occurrences(tokens), _occurrences(tokens[order])
+    sizes = np.bincount(tokens)
+    in_repeats = sum(
+        (np.bincount(tokens[repeat.last], minlength=len(sizes)) for repeat in repeats), np.zeros_like(sizes)
+    )
+    number = (len(order) - len(tokens)) // sum(repeat.period for repeat in repeats)
+    rows_by_token = np.argsort(tokens[order], kind="stable")
+    begins = np.concatenate([[0], np.cumsum(np.bincount(tokens[order], minlength=len(sizes)))])
+
+    waits = np.flatnonzero(recorded_at[order] >= 0)
+    source = order[waits]
+    record = recorded_at[source]
+    often, often_recorded = in_repeats[tokens[source]], in_repeats[tokens[record]]
+    # How many repetitions later than in the recorded step this wait stands.
+    later = (occurrence_now[waits] - occurrence[source]) // np.maximum(often, 1)
+    behind = record >= _first_of(tokens, repeats)[tokens[record]]
+    later = np.where(often > 0, later, np.where(behind, number, 0))
+    target = occurrence[record] + later * often_recorded
+    renamed = np.where(event[order] > 0, _BEFORE_STEP, 0).astype(np.int64)
+    is_record = kind[order] == _RECORDS
+    renamed[is_record] = 1 + np.flatnonzero(is_record)
+    renamed[waits] = 1 + rows_by_token[begins[tokens[record]] + target]
+    return renamed
+
+
+def _recorded_at(kind: npt.NDArray[np.str_], event: npt.NDArray[np.uint64]) -> Numbers:
+    """The row that records the event which a row waits for; -1 for other rows, and for what is recorded elsewhere."""
+    rows = np.full(len(kind), -1)
+    last: dict[int, int] = {}
+    is_record, is_wait = kind == _RECORDS, np.isin(kind, (_STREAM_WAITS, _HOST_WAITS)) & (event > 0)
+    for row in np.flatnonzero(is_record | is_wait).tolist():
+        if is_record[row]:
+            last[int(event[row])] = row
+        else:
+            rows[row] = last.get(int(event[row]), -1)
+    return rows
+
+
+def _occurrences(tokens: Numbers) -> Numbers:
+    """How many rows before each do the same."""
+    return np.asarray(pd.Series(tokens).groupby(tokens).cumcount(), np.int64)
+
+
+def _first_of(tokens: Numbers, repeats: Sequence[Repeat]) -> Numbers:
+    """For each token, where the stretch begins that repeats it."""
+    firsts = np.zeros(int(tokens.max(initial=-1)) + 1, np.int64)
+    for repeat in reversed(repeats):
+        firsts[tokens[repeat.last]] = repeat.start
+    return firsts
+
+
+assert {_RECORDS, _STREAM_WAITS, _HOST_WAITS} <= set(LAUNCH_KINDS)

@@ -1,0 +1,353 @@
+"""Places the steps of several ranks together: a receive ends when the rank that sends has sent.
+
+Each rank's launches are walked in their own order (:class:`fakedist.cost_model.timeline.Timeline`). Sends and receives
+of two
+ranks on one group meet in the order in which each rank made them. A send begins when its rank reaches it and does not
+wait for the receiver, as the pipeline schedules of today post their receives early. A collective of several of the
+ranks begins when the last of them reaches it. So warm-up, bubble and cool-down come out of the schedule that the ranks
+ran, not out of a formula.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Generator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fakedist.cost_model.timeline import EVENTS, Array, HostCosts, Placed, Rendezvous, Timeline
+from fakedist.rank_list import parse_rank_list
+from fakedist.rundir.launch_records import LAUNCH_KINDS
+
+
+class Transfer(NamedTuple):
+    """A send, receive or collective of one rank.
+
+    Attributes:
+        row: Its index in the rank's launches.
+        peer: The other rank of a send or receive; of a collective -1.
+        group: The name of the group, the same on all of its ranks.
+        time_us: What it takes once all are ready.
+        members: The ranks of a collective; none of a send or receive.
+    """
+
+    row: int
+    is_send: bool
+    peer: int
+    group: str
+    time_us: float
+    members: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """The step of one rank.
+
+    Attributes:
+        duration_us: What each row takes. Those of ``transfers`` are ignored.
+        transfers: Its sends, its receives, and its collectives with other ranks that are placed; those that run at once
+            in one list.
+    """
+
+    rank: int
+    timeline: Timeline
+    duration_us: Array
+    transfers: Sequence[Sequence[Transfer]] = ()
+
+    def with_durations(self, duration_us: Array) -> RankStep:
+        """The same step with other durations, those of its transfers included."""
+        transfers = [
+            [call._replace(time_us=float(duration_us[call.row])) for call in calls] for calls in self.transfers
+        ]
+        return replace(self, duration_us=duration_us, transfers=transfers)
+
+
+@dataclass(frozen=True)
+class PlacedTogether:
+    """Where the launches of several ranks are.
+
+    Attributes:
+        placed: By rank.
+        num_unmatched: Transfers whose other side was never reached, by rank: they did not wait.
+    """
+
+    placed: dict[int, Placed]
+    num_unmatched: dict[int, int]
+
+
+#: What tells the calls of one rank that another may wait for: sender, receiver (-1 of a collective), group.
+_Channel = tuple[int, int, str]
+_Walk = Generator[Rendezvous, "Sequence[float] | None", Placed]
+
+
+class _Met(NamedTuple):
+    """A rendezvous that has begun.
+
+    Attributes:
+        needs: For each of those, what it waits for: channels, and places among the calls of each.
+    """
+
+    start_us: float
+    transfers: Sequence[Transfer]
+    needs: list[list[tuple[_Channel, int]]]
+
+
+@dataclass
+class _Walker:
+    """A rank on its way through its launches."""
+
+    rank: int
+    walk: _Walk
+    transfers: dict[int, Sequence[Transfer]]
+    num_calls: dict[_Channel, int] = field(default_factory=lambda: defaultdict(int))
+    met: dict[int, _Met] = field(default_factory=dict)
+    due: _Met | None = None
+
+
+def place_together(steps: Sequence[RankStep], host: HostCosts) -> PlacedTogether:
+    """Place the steps of several ranks that send to each other.
+
+    Args:
+        steps: One of each rank. Transfers with other ranks take their own time.
+    """
+    together = _Together({step.rank for step in steps})
+    for step in steps:
+        transfers = {rows[0].row: rows for rows in step.transfers}
+        rendezvous = {first: [transfer.row for transfer in rows] for first, rows in transfers.items()}
+        walk = step.timeline.walk(step.duration_us, host, rendezvous)
+        together.begin(_Walker(step.rank, walk, transfers))
+    return together.run()
+
+
+class _Together:
+    """Walks several ranks, each until it must wait for another rank."""
+
+    def __init__(self, ranks: set[int]) -> None:
+        self._ranks = ranks
+        self._reached: dict[_Channel, list[float]] = defaultdict(list)
+        self._ready: deque[_Walker] = deque()
+        self._waiting: dict[int, _Walker] = {}
+        self._placed: dict[int, Placed] = {}
+        self._unmatched: dict[int, int] = {}
+
+    def begin(self, walker: _Walker) -> None:
+        self._unmatched[walker.rank] = 0
+        self._advance(walker, None)
+
+    def run(self) -> PlacedTogether:
+        while self._ready or self._waiting:
+            if self._ready:
+                walker = self._ready.popleft()
+            else:  # No rank can go on: let one have what no rank will send, as if it had come at once.
+                walker = min(self._waiting.values(), key=lambda walker_of: (_due(walker_of).start_us, walker_of.rank))
+                del self._waiting[walker.rank]
+            self._advance(walker, self._ends(walker.rank, _due(walker)))
+        return PlacedTogether(self._placed, self._unmatched)
+
+    def _advance(self, walker: _Walker, ends: Sequence[float] | None) -> None:
+        """Walk on until the rank must wait for another rank, or to its end."""
+        while True:
+            try:
+                rendezvous = walker.walk.send(ends)
+            except StopIteration as end:
+                self._placed[walker.rank] = end.value
+                return
+            first, ends = rendezvous.rows[0], None
+            if not rendezvous.is_due:
+                walker.met[first] = self._begun(walker, rendezvous)
+            if self._is_over(walker.met[first]):
+                ends = self._ends(walker.rank, walker.met[first])
+            elif rendezvous.is_due:
+                walker.due = walker.met[first]
+                self._waiting[walker.rank] = walker
+                return
+
+    def _begun(self, walker: _Walker, rendezvous: Rendezvous) -> _Met:
+        """Write down what the rank has reached, and let those go on that waited for it."""
+        transfers = walker.transfers[rendezvous.rows[0]]
+        needs = []
+        for transfer in transfers:
+            if transfer.members:
+                self._reached[walker.rank, -1, transfer.group].append(rendezvous.start_us)
+                position = walker.num_calls[walker.rank, -1, transfer.group]
+                walker.num_calls[walker.rank, -1, transfer.group] += 1
+                others = sorted((transfer.members & self._ranks) - {walker.rank})
+                needs.append([((other, -1, transfer.group), position) for other in others])
+                continue
+            channel = (transfer.peer, walker.rank, transfer.group)
+            if transfer.is_send:
+                self._reached[walker.rank, transfer.peer, transfer.group].append(rendezvous.start_us)
+                needs.append([])
+            else:
+                needs.append([(channel, walker.num_calls[channel])] if transfer.peer in self._ranks else [])
+                walker.num_calls[channel] += 1
+        for waiting in list(self._waiting.values()):
+            if self._is_over(_due(waiting)):
+                self._ready.append(self._waiting.pop(waiting.rank))
+        return _Met(rendezvous.start_us, transfers, needs)
+
+    def _is_over(self, met: _Met) -> bool:
+        """Whether all that a rendezvous waits for has been reached."""
+        return all(len(self._reached[channel]) > position for needs in met.needs for channel, position in needs)
+
+    def _ends(self, rank: int, met: _Met) -> list[float]:
+        """When each transfer of a rendezvous ends. What is never reached counts as if it had been there."""
+        ends = []
+        for transfer, needs in zip(met.transfers, met.needs, strict=True):
+            reached = [
+                self._reached[channel][position]
+                for channel, position in needs
+                if position < len(self._reached[channel])
+            ]
+            self._unmatched[rank] += len(reached) < len(needs)
+            ends.append(max(met.start_us, *reached, 0.0) + transfer.time_us)
+        return ends
+
+
+def _due(walker: _Walker) -> _Met:
+    assert walker.due is not None
+    return walker.due
+
+
+def transfers_of(
+    launches_call: Sequence[int], kinds: Sequence[int], streams: Sequence[object], known: Mapping[int, Transfer]
+) -> list[list[Transfer]]:
+    """The sends and receives among a rank's launches, those that run at once together.
+
+    Consecutive sends and receives of one stream run at once, as NCCL runs those of a group call, if the host launched
+    nothing but events in between.
+
+    Args:
+        launches_call: The sequence number of each row's call; -1 if it is none.
+        kinds: The kind of each row, an index into LAUNCH_KINDS.
+        known: The transfers by sequence number; their ``row`` is ignored.
+    """
+    together: list[list[Transfer]] = []
+    stream: object = None
+    for row, (call, kind) in enumerate(zip(launches_call, kinds, strict=True)):
+        transfer = known.get(call) if call >= 0 else None
+        if transfer is not None:
+            if stream is None or streams[row] != stream:
+                together.append([])
+            together[-1].append(transfer._replace(row=row))
+            stream = streams[row]
+        elif kind not in EVENTS:
+            stream = None
+    return together
+
+
+_COLLECTIVE = LAUNCH_KINDS.index("collective")
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """The parts of a rank's step that depend on the other ranks.
+
+    Attributes:
+        transfers: Its sends, receives and collectives with them, those that run at once in one list.
+        num_exchanged: Its sends to and receives from ranks that are placed with it.
+        elsewhere: The ranks that are not, and that it sends to or receives from.
+    """
+
+    transfers: list[list[Transfer]]
+    num_exchanged: int
+    elsewhere: tuple[int, ...]
+
+
+def dependencies_of(
+    tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame],
+    timeline: Timeline,
+    duration_us: Array,
+    rank: int,
+    ranks: Set[int],
+) -> Dependencies:
+    """Find the parts of a rank's step that depend on other ranks.
+
+    Args:
+        tables: The tables ``launches``, ``calls`` and ``groups``.
+        duration_us: What each takes without waiting.
+        ranks: All ranks that are placed together.
+    """
+    launches, calls, groups = tables
+    call_of = launches["call"].to_numpy("i8")
+    is_call = timeline.has_work & (timeline.what == _COLLECTIVE) & (call_of >= 0)
+    known = _known(calls[calls["sequence"].isin(call_of[is_call])], groups, rank, ranks)
+    rows = call_of.copy()
+    rows[~is_call] = -1
+    pairs = {sequence: transfer for sequence, transfer in known.items() if not transfer.members}
+    sequences = rows.tolist()
+    transfers = transfers_of(sequences, timeline.what.tolist(), launches["stream"].tolist(), pairs)
+    for row in is_call.nonzero()[0].tolist():
+        if (transfer := known.get(sequences[row])) is not None and transfer.members:
+            transfers.append([transfer._replace(row=row)])
+    timed = [[call._replace(time_us=float(duration_us[call.row])) for call in together] for together in transfers]
+    own = [call for together in timed for call in together if not call.members]
+    elsewhere = {call.peer for call in own if call.peer not in ranks}
+    return Dependencies(timed, sum(call.peer in ranks for call in own), tuple(sorted(elsewhere)))
+
+
+def _known(calls: pd.DataFrame, groups: pd.DataFrame, rank: int, ranks: Set[int]) -> dict[int, Transfer]:
+    """The calls that depend on other ranks, by sequence number."""
+    members = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
+    names = _names(groups)
+    columns = [calls[name].tolist() for name in ("sequence", "operation", "group", "peer")]
+    known = {}
+    for sequence, operation, group, peer in zip(*columns, strict=True):
+        others, name = members[group], names[group]
+        if str(operation).startswith(("send", "recv")):
+            if 0 <= peer < len(others) and others[peer] != rank:
+                known[sequence] = Transfer(-1, str(operation).startswith("send"), others[peer], name, 0.0)
+        elif len(ranks & set(others)) > 1:
+            known[sequence] = Transfer(-1, False, -1, f"{name} {operation}", 0.0, frozenset(others))
+    return known
+
+
+def _names(groups: pd.DataFrame) -> list[str]:
+    """Names of groups that are the same on all their ranks: ranks, description, and number among those alike."""
+    seen: dict[str, int] = {}
+    names = []
+    for ranks, description in zip(groups["ranks"], groups["description"], strict=True):
+        key = f"{ranks} {description}"
+        seen[key] = seen.get(key, -1) + 1
+        names.append(f"{key} {seen[key]}")
+    return names
+
+
+def from_first_transfer(launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
+    """The launches of a step, in front those with which an iteration begins.
+
+    A step ends where the next iteration's work begins. A later pipeline stage first receives. Its timed step ends with
+    the first receive of the next iteration, and lacks its own. Steps are alike, so what follows the optimizer from the
+    first send or receive on is put in front.
+    """
+    in_optimizer = np.flatnonzero((launches["phase"].astype(str) == "optimizer").to_numpy(bool))
+    pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]
+    rows = np.flatnonzero(launches["call"].isin(pairs["sequence"]).to_numpy(bool))
+    after = rows[rows > in_optimizer[-1]] if len(in_optimizer) else rows[:0]
+    if not len(after):
+        return launches
+    first = int(after[0])
+    is_event = launches["what"].astype(str).isin([LAUNCH_KINDS[kind] for kind in EVENTS]).to_numpy(bool)
+    while first and is_event[first - 1]:
+        first -= 1
+    order = np.roll(np.arange(len(launches)), len(launches) - first)
+    return launches.iloc[order].reset_index(drop=True)
+
+
+def num_stages_of(launches: pd.DataFrame, calls: pd.DataFrame, groups: pd.DataFrame) -> int:
+    """Stages of the pipeline that a step belongs to: the size of the group that it sends on; 1 if it sends nothing."""
+    pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]
+    own = pairs[pairs["sequence"].isin(launches["call"])]["group"].unique()
+    return int(groups["size"].to_numpy("i8")[own].max(initial=1))
+
+
+def only_exchanges(launches: pd.DataFrame, calls: pd.DataFrame) -> Array:
+    """True for rows on streams that only send and receive."""
+    pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]["sequence"]
+    is_pair = launches["call"].isin(pairs).to_numpy(bool)
+    has_work = (launches["work"] >= 0).to_numpy(bool)
+    stream = launches["stream"].to_numpy("u8")
+    return np.isin(stream, stream[is_pair]) & ~np.isin(stream, stream[has_work & ~is_pair])

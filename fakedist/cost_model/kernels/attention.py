@@ -1,0 +1,288 @@
+"""Times of attention, forward and backward, by the library that computes it.
+
+What was measured, and how the kinds of kernels are estimated from it:
+
+- *cudnn*: forward and backward on H200 and GB200, with and without a causal mask, at many heads. The achieved fraction
+  of the peak is interpolated over tokens for the nearest head width. GPUs of the same compute capability share it. What
+  another width changes is taken from the inference table, which has widths of 64 to 512.
+- *flash2*: FlashAttention-2, which PyTorch builds in. On Hopper and newer it is slower than cuDNN by the quotient that
+  the FlashAttention-3 paper measured on an H100. On Ampere and Ada it is what the inference table holds.
+- *flex*, *efficient*: a fraction of FlashAttention-2's rate.
+- *inference*: causal forwards of FlashAttention-3, TensorRT-LLM and others, by tokens and heads of all sequences.
+  It also says how much slower a few heads are than many, for all kinds.
+
+Backward where no backward was measured (Ampere and Ada): FLOPs at the fraction of the forward's rate that the
+FlashAttention-2 paper gives for A100. A window counts with the keys that it leaves, at the rate of a causal sequence
+twice as long as the window; blocks of keys, at the rate of a sequence as long as all that a query meets. Queries and
+keys of different length count with the rate of their geometric mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.cost_model.kernels.measurements import Floats, Integers
+from fakedist.cost_model.kernels.products import fill_gaps, interpolate
+
+AttentionKernel = Literal["cudnn", "flash2", "flex", "efficient", "inference"]
+
+_START_US = 4.0
+_ELEMENT_BYTES = 2.0
+_ACHIEVED_BANDWIDTH = 0.8
+#: FLOP/s of FlashAttention-2 over cuDNN on H100, head width 128, without a mask, by tokens (arXiv:2407.08608, figures
+#: "Attention forward/backward speed").
+_FLASH_2_TOKENS = np.log([512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0])
+_FLASH_2_FORWARD = np.array([0.312, 0.354, 0.366, 0.372, 0.374, 0.374]) / np.array(
+    [0.502, 0.580, 0.624, 0.616, 0.606, 0.601]
+)
+_FLASH_2_BACKWARD = np.array([0.216, 0.263, 0.294, 0.313, 0.321, 0.325]) / np.array(
+    [0.308, 0.412, 0.470, 0.504, 0.524, 0.522]
+)
+#: Rates of forward and backward over FlashAttention-2's. flex_attention: 0.90 and 0.85, pytorch.org/blog/flexattention.
+#: The memory-efficient kernel (xFormers' CUTLASS): an assumption, about half as in the FlashAttention-2 paper's
+#: figures.
+_OVER_FLASH_2 = {"flex": (0.90, 0.85), "efficient": (0.5, 0.5)}
+#: FLOPs of backward over forward (five products against two), and the rate of FlashAttention-2's backward over its
+#: forward on A100: 63 % and 73 % of the peak (arXiv:2307.08691).
+_BACKWARD_FLOPS = 2.5
+_BACKWARD_RATE = 0.63 / 0.73
+#: cuDNN was measured with at least this many heads in all, which fill the GPU.
+_MANY_HEADS = 64
+#: A window of 1,024 (H200) costs what its FLOPs do, one of 128 (GB200) four times that.
+_WIDE_WINDOW, _WINDOW_POWER = 1024.0, 2 / 3
+#: A width this much (logarithm) from every measured one takes the difference from the inference table.
+_SAME_WIDTH = 0.25
+
+
+@dataclass(frozen=True)
+class AttentionRoof:
+    """A GPU's limits for attention: the bf16 peak in FLOP/s, the memory bandwidth in bytes per second."""
+
+    peak_flops: float
+    memory_bandwidth: float
+
+
+@dataclass(frozen=True)
+class AttentionShapes:
+    """Attentions to estimate; arrays of one length.
+
+    Attributes:
+        causal: Whether each query meets only the keys before it.
+        window: The most keys that a query meets; 0 without a window.
+        in_blocks: Whether the keys are whole blocks, as many as each query meets on average, as flex_attention visits
+            them. No tile is cut.
+    """
+
+    batch: Integers
+    heads: Integers
+    kv_heads: Integers
+    queries: Integers
+    keys: Integers
+    width: Integers
+    value_width: Integers
+    causal: npt.NDArray[np.bool_]
+    window: Integers
+    in_blocks: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of_itself(
+        cls, batch: Integers, heads: Integers, kv_heads: Integers, tokens: Integers, width: Integers, *, causal: bool
+    ) -> AttentionShapes:
+        """Self-attentions without a window, as they were measured."""
+        none = np.zeros_like(tokens)
+        flags = np.full(len(tokens), causal)
+        return cls(batch, heads, kv_heads, tokens, tokens, width, width, flags, none, np.full(len(tokens), False))
+
+    def met_keys(self) -> Floats:
+        """Average keys that a query meets. A causal mask is aligned to the upper left corner, as PyTorch's is."""
+        queries, keys = self.queries.astype(float), self.keys.astype(float)
+        limit = np.where(self.window > 0, np.minimum(self.window, keys), keys)
+        rising = np.minimum(queries, limit)  # the first queries meet 1, 2, ... keys, the rest as many as the limit
+        causal = (rising * (rising + 1) / 2 + (queries - rising) * limit) / queries
+        return np.asarray(np.where(self.causal, causal, limit))
+
+    def slowed_by_window(self) -> Floats:
+        """How much slower a FLOP is, because tiles that a narrow window cuts are visited whole."""
+        narrow = (self.window > 0) & (self.window < self.keys) & ~self.in_blocks
+        window = np.where(narrow, self.window, _WIDE_WINDOW)
+        return np.asarray(np.maximum((_WIDE_WINDOW / window) ** _WINDOW_POWER, 1.0))
+
+    def flops(self, direction: Literal["forward", "backward"] = "forward") -> Floats:
+        """FLOPs: two products forward, five backward, of which one repeats the scores."""
+        forward = direction == "forward"
+        widths = self.width + self.value_width if forward else 3.0 * self.width + 2.0 * self.value_width
+        return np.asarray(2.0 * self.batch * self.heads * self.queries * self.met_keys() * widths)
+
+    def moved_bytes(self) -> Floats:
+        """The fewest bytes that the forward reads and writes."""
+        queries = self.heads * self.queries * (self.width + self.value_width)
+        keys = self.kv_heads * self.keys * (self.width + self.value_width)
+        return np.asarray(self.batch * (queries + keys) * _ELEMENT_BYTES, np.float64)
+
+    def like_tokens(self) -> Floats:
+        """Tokens of the self-attention whose rate counts."""
+        times = np.where(self.in_blocks, 1, 2)
+        keys = np.where(self.window > 0, np.minimum(self.keys, times * self.window), self.keys).astype(float)
+        own = np.where(self.window > 0, keys, self.queries)
+        return np.asarray(np.sqrt(keys * np.maximum(own, 1.0)))
+
+    def mean_width(self) -> Floats:
+        """Mean of the queries' and the values' width."""
+        return np.asarray((self.width + self.value_width) / 2.0)
+
+
+class AttentionTimes:
+    """Estimates attention on one GPU.
+
+    Args:
+        inference: Measured forwards (``Measured.attention``) of this GPU.
+        training: cuDNN's forwards and backwards (``Measured.training_attention``) of this GPU or one of its compute
+            capability; empty if there are none.
+        measured_on: The limits of the GPU of ``inference``.
+        training_peak_flops: The bf16 peak of the GPU of ``training``.
+    """
+
+    def __init__(
+        self,
+        inference: pd.DataFrame,
+        training: pd.DataFrame,
+        measured_on: AttentionRoof,
+        *,
+        training_peak_flops: float = 1.0,
+    ) -> None:
+        self._roof = measured_on
+        columns = (inference[name].to_numpy() for name in ("batch", "heads", "kv_heads", "tokens", "width"))
+        own = AttentionShapes.of_itself(*columns, causal=True)
+        quotient = np.log(inference["time_us"].to_numpy() / _reference_us(own, measured_on))
+        table = inference.assign(quotient=quotient, all_heads=own.batch * own.heads)
+        self._inference = _Grids(table, "width", ["tokens", "all_heads"])
+        self._cudnn = _cudnn_grids(training, training_peak_flops)
+
+    @property
+    def has_training(self) -> bool:
+        """Whether forward and backward of training were measured."""
+        return self._cudnn is not None
+
+    def forward_us(self, shapes: AttentionShapes, kernel: AttentionKernel, roof: AttentionRoof | None = None) -> Floats:
+        """Microseconds of each forward; ``roof`` has the limits of another GPU of the same architecture."""
+        limits = roof or self._roof
+        rate = _OVER_FLASH_2.get(kernel, (1.0, 1.0))[0]
+        if self._cudnn is None or kernel == "inference":
+            return self._inference_us(shapes, limits) / rate
+        return self._cudnn_us(shapes, "fwd", limits) / (_slower(shapes, kernel, _FLASH_2_FORWARD) * rate)
+
+    def backward_us(
+        self, shapes: AttentionShapes, kernel: AttentionKernel, roof: AttentionRoof | None = None
+    ) -> Floats:
+        """Microseconds of each backward; ``roof`` has the limits of another GPU of the same architecture."""
+        limits = roof or self._roof
+        rate = _OVER_FLASH_2.get(kernel, (1.0, 1.0))[1]
+        if self._cudnn is None:
+            return self._inference_us(shapes, limits) * _BACKWARD_FLOPS / (_BACKWARD_RATE * rate)
+        return self._cudnn_us(shapes, "bwd", limits) / (_slower(shapes, kernel, _FLASH_2_BACKWARD) * rate)
+
+    def _inference_us(self, shapes: AttentionShapes, roof: AttentionRoof) -> Floats:
+        heads = (shapes.batch * shapes.heads).astype(np.float64)
+        quotient = self._inference.at(shapes.mean_width(), [shapes.like_tokens(), heads])
+        return np.asarray(np.exp(quotient) * _reference_us(shapes, roof) * shapes.slowed_by_window())
+
+    def _cudnn_us(self, shapes: AttentionShapes, direction: str, roof: AttentionRoof) -> Floats:
+        assert self._cudnn is not None
+        flops = shapes.flops("forward" if direction == "fwd" else "backward")
+        width, tokens, rate = shapes.mean_width(), shapes.like_tokens(), np.zeros(len(flops))
+        for causal in (False, True):
+            chosen = (shapes.causal | ((shapes.window > 0) & ~shapes.in_blocks)) == causal
+            grids = self._cudnn[direction, causal]
+            fraction = grids.at(width[chosen], [tokens[chosen]])
+            rate[chosen] = np.exp(fraction) * roof.peak_flops / self._narrower(grids, width[chosen], tokens[chosen])
+        memory = _START_US + shapes.moved_bytes() / (roof.memory_bandwidth * _ACHIEVED_BANDWIDTH) * 1e6
+        return np.maximum(flops * shapes.slowed_by_window() / rate * 1e6 * self._few_heads(shapes), memory)
+
+    def _narrower(self, grids: _Grids, width: Floats, tokens: Floats) -> Floats:
+        """How much slower a FLOP is with these heads than with the nearest width that cuDNN was measured with."""
+        measured = grids.nearest(width)
+        heads = np.full_like(tokens, _MANY_HEADS)
+        slower = self._inference.at(width, [tokens, heads]) - self._inference.at(measured, [tokens, heads])
+        return np.asarray(np.where(np.abs(np.log(width / measured)) > _SAME_WIDTH, np.exp(slower), 1.0))
+
+    def _few_heads(self, shapes: AttentionShapes) -> Floats:
+        """How much slower a FLOP is than with many heads."""
+        heads, tokens = (shapes.batch * shapes.heads).astype(float), shapes.like_tokens()
+        few, width = np.minimum(heads, _MANY_HEADS), shapes.mean_width()
+        slower = self._inference.at(width, [tokens, few])
+        return np.exp(slower - self._inference.at(width, [tokens, np.full_like(few, _MANY_HEADS)]))
+
+
+def _reference_us(shapes: AttentionShapes, roof: AttentionRoof) -> Floats:
+    memory = shapes.moved_bytes() / (roof.memory_bandwidth * _ACHIEVED_BANDWIDTH)
+    return np.asarray(_START_US + np.maximum(shapes.flops() / roof.peak_flops, memory) * 1e6)
+
+
+class _Grids:
+    """Values over some axes (logarithmic), one grid for each value of ``by``; the nearest one answers.
+
+    Args:
+        table: Columns ``by``, the axes, and ``quotient``: the values, whose median counts.
+        by: The column that chooses a grid.
+        axes: One or two columns.
+    """
+
+    def __init__(self, table: pd.DataFrame, by: str, axes: list[str]) -> None:
+        self._keys = np.log(np.sort(table[by].unique()).astype(np.float64))
+        self._grids: list[tuple[list[Floats], Floats]] = []
+        for _, rows in table.groupby(by, sort=True):
+            values = rows.groupby(axes)["quotient"].median()
+            grid = values.unstack() if len(axes) == 2 else values
+            levels = [grid.index, grid.columns] if isinstance(grid, pd.DataFrame) else [grid.index]
+            self._grids.append(([np.log(level.to_numpy(np.float64)) for level in levels], fill_gaps(grid.to_numpy())))
+
+    def nearest(self, keys: Floats) -> Floats:
+        """The nearest key that has a grid."""
+        return np.asarray(np.exp(self._keys[self._nearest_key(keys)]))
+
+    def _nearest_key(self, keys: Floats) -> Integers:
+        return np.asarray(np.abs(self._keys[:, None] - np.log(keys)[None, :]).argmin(axis=0))
+
+    def at(self, keys: Floats, points: list[Floats]) -> Floats:
+        """The interpolated values at these points, each from the grid of the nearest key."""
+        nearest = self._nearest_key(keys)
+        values = np.zeros(len(keys))
+        for position, (axes, grid) in enumerate(self._grids):
+            chosen = nearest == position
+            values[chosen] = interpolate(axes, grid, [np.log(point[chosen]) for point in points])
+        return values
+
+
+def _cudnn_grids(training: pd.DataFrame, peak_flops: float) -> dict[tuple[str, bool], _Grids] | None:
+    """Logarithm of cuDNN's fraction of the bf16 peak, by direction and mask, over tokens for each width."""
+    if training.empty:
+        return None
+    rows = training[(training["data_type"] == "bfloat16") & training["sliding_window_size"].isna()]
+    shape = ["config_name", "attn_mask", "batch_size", "q_seqlen", "pass"]
+    rows = rows.sort_values("deterministic_bwd").drop_duplicates(shape)  # deterministic only where there is no other
+    table = pd.DataFrame(
+        {
+            "direction": rows["pass"],
+            "causal": rows["attn_mask"] == "top_left",
+            "width": (rows["head_dim_qk"] + rows["head_dim_vo"]) // 2,
+            "tokens": rows["q_seqlen"],
+            "quotient": np.log(rows["tflops"] * 1e12 / peak_flops),
+        }
+    )
+    grids = {}
+    for direction in ("fwd", "bwd"):
+        for causal in (False, True):
+            own = table[(table["direction"] == direction) & (table["causal"] == causal)]
+            grids[direction, causal] = _Grids(own if len(own) else table, "width", ["tokens"])
+    return grids
+
+
+def _slower(shapes: AttentionShapes, kernel: AttentionKernel, rates: Floats) -> Floats:
+    if kernel in ("cudnn", "inference"):
+        return np.ones(len(shapes.keys))
+    return np.asarray(np.interp(np.log(shapes.like_tokens()), _FLASH_2_TOKENS, rates))

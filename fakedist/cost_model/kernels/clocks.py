@@ -1,0 +1,119 @@
+"""Sustained clocks: how far a GPU's clocks fall in a step, so that its mean power stays within the limit.
+
+Kernels were measured alone, in bursts. A training step runs long enough for the power limit to count. At the fraction f
+of the full clock, a kernel that is limited by arithmetic draws ``idle + products f^3`` (the voltage follows the clock,
+and power is voltage squared times clock) and takes 1/f of its time. Below :data:`_FLOOR` the voltage falls no further,
+and power only with the clock. Kernels that are limited by memory keep their time. f is the largest for which the mean
+over the step is within the limit.
+
+What products draw at full clock follows from the measurements: products of 10 ms and more reach less than those of 0.1
+to 1 ms, on the same GPU at its own limit, because they last long enough. That is :data:`LONG_PRODUCTS`. But 10 ms are
+short, too, and a GPU in a training step is warmer than one that ran a benchmark. How much more products draw there is
+:data:`HEAT`, the one fitted parameter (bench/accuracy_steps.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fakedist.cost_model.kernels.measurements import Floats
+from fakedist.cost_model.kernels.work_arrays import Flags
+from fakedist.gpu.models.spec import GpuSpec
+
+#: The rate of products of 10 ms and more over that of products of 0.1 to 1 ms (bf16, m >= 2048, n and k >= 1024,
+#: medians; ``fakedist/cost_model/data``): the fraction of the clock that pure products keep at the GPU's own limit.
+LONG_PRODUCTS = {
+    "a100-sxm": 1.0,
+    "h100-sxm": 0.935,
+    "h200-sxm": 0.90,
+    "b200-sxm": 0.92,
+    "b300-sxm": 0.88,
+    "gb200": 0.84,
+    "gb300": 0.92,
+    "l40s": 0.885,
+    "rtx-pro-6000": 1.0,
+}
+#: Fitted: what products of a training step draw over those that were measured alone.
+HEAT = 1.7
+#: How the power of arithmetic grows with the clock, down to the fraction of the clock where the voltage has its floor.
+#: A GB300 at 500 W instead of 1,400 keeps 0.28 to 0.39 of the rate of products (facebookexperimental/triton#2023):
+#: 0.38 with this floor, 0.65 without.
+_EXPONENT, _FLOOR = 3, 0.65
+#: Of the measured GPU's own limit: what it draws when idle, and under kernels that are limited by memory. Assumptions.
+_IDLE, _MEMORY = 0.12, 0.5
+#: Burst times of products up to the first are at the full clock, from the second on at the sustained one.
+_BURST_US = (1e3, 1e4)
+_LEAST_CLOCK = 0.2
+#: Half the width of the 90 % interval (logarithm) that falling clocks add to a kernel's time, as a part of what they
+#: cost.
+CLOCK_SPREAD = 0.35
+
+
+@dataclass(frozen=True)
+class SustainedClock:
+    """How clocks fall in a step.
+
+    Attributes:
+        fraction: The fraction of the full clock that the step keeps.
+        watts: The power limit that it follows from.
+    """
+
+    fraction: float
+    watts: float
+
+
+class PowerModel:
+    """The power that a GPU draws.
+
+    Args:
+        gpu: The GPU, with its power limit.
+        measured_on: The GPU model whose measurements estimate it. What the chip draws is that model's.
+        heat: Replaces ``HEAT``.
+    """
+
+    def __init__(self, gpu: GpuSpec, measured_on: GpuSpec, name: str, *, heat: float = HEAT) -> None:
+        # Half as many SMs draw half as much.
+        size = measured_on.watts * gpu.sms / measured_on.sms
+        self._watts, self._idle, self._memory = gpu.watts, _IDLE * size, _MEMORY * size
+        self._long = LONG_PRODUCTS[name]
+        self._products = heat * (size - self._idle) / self._long**_EXPONENT
+
+    def clock(self, time_us: Floats, computes: Flags, counts: Floats) -> SustainedClock:
+        """The clock that a step keeps.
+
+        Args:
+            time_us: Burst time of each piece of work; NaN counts as nothing.
+        """
+        total = np.nan_to_num(time_us) * counts
+        if not total.sum() > 0:
+            return SustainedClock(1.0, self._watts)
+        low, high = _LEAST_CLOCK, 1.0
+        if self._mean_watts(1.0, time_us, computes, total) <= self._watts:
+            return SustainedClock(1.0, self._watts)
+        for _ in range(40):
+            middle = (low + high) / 2
+            if self._mean_watts(middle, time_us, computes, total) <= self._watts:
+                low = middle
+            else:
+                high = middle
+        return SustainedClock(low, self._watts)
+
+    def slower(self, time_us: Floats, computes: Flags, clock: SustainedClock) -> Floats:
+        """How many times longer each piece of work takes than in a burst."""
+        # Long products were measured at the sustained clock already.
+        shorter = np.interp(np.log(np.maximum(np.nan_to_num(time_us), 1.0)), np.log(_BURST_US), (1.0, self._long))
+        return np.where(computes, np.maximum(shorter / clock.fraction, 1.0), 1.0)
+
+    def _mean_watts(self, fraction: float, time_us: Floats, computes: Flags, total: Floats) -> float:
+        longer = total * self.slower(time_us, computes, SustainedClock(fraction, self._watts))
+        arithmetic = longer[computes].sum()
+        rest = longer[~computes].sum()
+        drawn = arithmetic * (self._idle + self._products * _power(fraction)) + rest * self._memory
+        return float(drawn / (arithmetic + rest))
+
+
+def _power(fraction: float) -> float:
+    """The power of arithmetic at a fraction of the full clock, over its power at the full clock."""
+    return float(max(fraction, _FLOOR) ** (_EXPONENT - 1) * fraction)

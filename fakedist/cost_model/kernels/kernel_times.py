@@ -1,0 +1,237 @@
+"""Kernel times on one GPU: the work of launches in, microseconds with 90 % intervals out.
+
+Each row of work goes to the rule of its family (``product_rules``, ``attention_rules``, ``memory_rules``), which takes
+what was measured on this GPU or on the most similar one. Times of kernels that arithmetic limits then follow the clock
+that the whole step keeps under the power limit (``clocks``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from fakedist.cost_model.accuracy import ErrorIntervals, half_width
+from fakedist.cost_model.kernels.clocks import CLOCK_SPREAD, HEAT, PowerModel, SustainedClock
+from fakedist.cost_model.kernels.gpus import nearest_table
+from fakedist.cost_model.kernels.measurements import Floats
+from fakedist.cost_model.kernels.rules import AttentionRules, MemoryRules, ProductRules
+from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, Texts, WorkArrays, which_limits
+from fakedist.cost_model.overlap import filled_sms
+from fakedist.cost_model.timeline import Array, HostCosts
+from fakedist.gpu.models.spec import GpuSpec
+from fakedist.rundir import time_notes
+from fakedist.rundir.notes import Note
+from fakedist.rundir.step_time import Calibration
+
+#: Convolutions and templates whose sizes are not known: the fraction of the peak that they are assumed to reach.
+_ACHIEVED, _ACHIEVED_SPREAD = 0.5, 0.5
+#: What is bounded takes at least its roofline; the interval goes up to 16 times that.
+_BOUNDED, _BOUNDED_SPREAD = 2.0, math.log(8.0)
+#: Microseconds of a step that waits for the one before: the kernels of a recurrent network's step, or of a column of a
+#: factorisation, on every SM, one after the other. An assumption.
+_STEP_US, _STEP_SPREAD = 8.0, 0.9
+#: Kernels whose arithmetic is not known: the interval goes up to a product of all their bytes at this fraction of the
+#: peak, and to so many times what the bytes take.
+_LEAST_ACHIEVED, _MOST_PASSES = 1 / 8, 16.0
+_PRODUCT_ELEMENT_BYTES = 2.0
+
+_Rule = Callable[[WorkArrays], Estimates]
+
+
+class KernelTimes:
+    """Kernel times on one GPU. It implements ``fakedist.cost_model.step.Prices``.
+
+    Args:
+        power_watts: Its power limit, if not the model's.
+        heat: What products draw in a step (``cost_model.kernels.clocks.HEAT``).
+
+    Attributes:
+        calibrated_on: None: a calibration table replaces some of these times (:mod:`.calibrated_prices`).
+
+    Raises:
+        SetupError: The measured tables are missing or damaged.
+    """
+
+    def __init__(self, gpu: GpuSpec, power_watts: float | None = None, *, heat: float = HEAT) -> None:
+        self._gpu = gpu if power_watts is None else dataclasses.replace(gpu, watts=float(power_watts))
+        self._table = nearest_table(self._gpu)
+        intervals = ErrorIntervals(self._table.name)
+        self._products = ProductRules(self._gpu, self._table, intervals)
+        self._attention = AttentionRules(self._gpu, self._table, intervals)
+        self._memory = MemoryRules(self._gpu, self._table, intervals)
+        self._power = PowerModel(self._gpu, self._table.measured_on, self._table.name, heat=heat)
+        self._clock = SustainedClock(1.0, self._gpu.watts)
+        self.product, self.host = gpu.product, HostCosts()
+        self.calibrated_on: Calibration | None = None
+
+    def load(self) -> None:
+        """Load what was measured, which the first price needs.
+
+        Raises:
+            SetupError: The measured tables are missing or damaged.
+        """
+        for rules in (self._products, self._attention, self._memory):
+            rules.load()
+
+    @property
+    def clock(self) -> SustainedClock:
+        """The clock of what was priced last."""
+        return self._clock
+
+    def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
+        """How long each row of work takes.
+
+        Args:
+            work: The table ``work``; its columns are described at ``rundir.launch_records.WorkRow``.
+            counts: How many launches of the step each row has, as clocks follow the whole step.
+
+        Returns:
+            A row for each row of work, in its order: time_us and its 90 % interval low_us to high_us; least_us, its
+            roofline; bound (compute, memory, launch, or empty); basis, the measurement or rule; accuracy, the family of
+            ``accuracy.json`` whose errors made the interval, or empty; filled, the fraction of the SMs that it needs if
+            arithmetic limits it, else 0. No time and no low_us is below the roofline. Where the work is unknown,
+            time_us is NaN, low_us is what is known of it, and high_us the most that it is assumed to take.
+        """
+        alone = self.burst(work)
+        computes = np.asarray(alone.bound == "compute", bool)
+        self._clock = self._power.clock(alone.time_us, computes, counts.astype(np.float64))
+        slower = self._power.slower(alone.time_us, computes, self._clock)
+        time_us = alone.time_us * slower
+        spread = np.sqrt(alone.spread**2 + (CLOCK_SPREAD * np.log(slower)) ** 2)
+        spare = np.zeros(len(time_us)) if alone.spare is None else alone.spare
+        least_us = roofline_us(work, self._gpu) * np.exp(-spare)
+        is_unknown = np.isnan(time_us) & (work["kind"] != "collective").to_numpy(bool)
+        most_us = self._most_us(work, np.nan_to_num(time_us))
+        return pd.DataFrame(
+            {
+                "time_us": time_us,
+                "low_us": np.where(is_unknown, least_us, np.maximum(time_us * np.exp(-spread - spare), least_us)),
+                "high_us": np.where(is_unknown, most_us, time_us * np.exp(spread)),
+                "least_us": least_us,
+                "bound": alone.bound,
+                "basis": alone.basis,
+                "accuracy": alone.accuracy,
+                "filled": np.where(computes, filled_sms(work, self._gpu.sms), 0.0),
+            }
+        )
+
+    def burst(self, work: pd.DataFrame) -> Estimates:
+        """How long each row of work takes alone, at the clocks of a burst."""
+        rows = WorkArrays(work)
+        estimates = Estimates.unknown(len(rows))
+        for chosen, rule in self._rules(rows):
+            if chosen.any():
+                estimates.put(chosen, rule(rows.only(chosen)))
+        least_us = roofline_us(work, self._gpu)
+        is_below = estimates.time_us < least_us
+        estimates.time_us[is_below] = least_us[is_below]
+        estimates.basis[is_below] += "; not below the roofline"
+        return estimates
+
+    def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
+        """The 90 % interval of the sum of all launches, in microseconds.
+
+        ``fakedist.cost_model.accuracy`` says which errors go together. Kernels of unknown work add all that they may
+        take.
+        """
+        known = priced["time_us"].notna().to_numpy()
+        times = counts[known].astype(np.float64)
+        total = float((priced["time_us"].to_numpy()[known] * times).sum())
+        unknown = float(np.nansum(priced["high_us"].to_numpy("f8")[~known] * counts[~known]))
+        high = total + half_width(priced, counts, "high_us") + unknown
+        return max(total - half_width(priced, counts, "low_us"), 0.0), high
+
+    def notes(self) -> list[Note]:
+        """Where the times come from."""
+        measured_on = "" if self._table.is_own else self._table.measured_on.product
+        return [time_notes.from_measurements(self.product, measured_on, self._clock.fraction, self._clock.watts)]
+
+    def _rules(self, rows: WorkArrays) -> list[tuple[Flags, _Rule]]:
+        """The rows that each rule prices: the first that has a row prices it; unknown if none has."""
+        flops, moved = rows.numbers("flops"), rows.numbers("moved_bytes")
+        is_call = rows.texts("kind") == "collective"
+        has_size = (rows.numbers("m") > 0) & (rows.numbers("n") > 0) & (rows.numbers("k") > 0)
+        is_grouped = has_size & (rows.numbers("groups") > 0)
+        is_attention = rows.texts("attention") != ""
+        over_link = rows.flags("over_host_link")
+        computes, is_known = flops > 0, ~np.isnan(flops)
+        every: list[tuple[Flags, _Rule]] = [
+            (is_call, lambda some: Estimates.unknown(len(some))),
+            (over_link & ~np.isnan(moved), self._memory.over_host_link),
+            (rows.flags("is_bounded") & is_known, self._bounded),
+            (rows.numbers("steps") > 0, self._stepwise),
+            (is_grouped, self._products.grouped),
+            (has_size, self._products.single),
+            (is_attention, self._attention.price),
+            (computes, self._arithmetic),
+            (is_known & ~np.isnan(moved), self._memory.price),
+        ]
+        taken, chosen = np.zeros(len(rows), bool), []
+        for own, rule in every:
+            chosen.append((own & ~taken, rule))
+            taken |= own
+        return chosen
+
+    def _arithmetic(self, rows: WorkArrays) -> Estimates:
+        """Work of known FLOPs and unknown shape: convolutions, templates."""
+        compute = rows.numbers("flops") / (_ACHIEVED * peaks(rows.texts("dtype"), self._gpu)) * 1e6
+        memory = np.nan_to_num(self._memory.price(rows).time_us)
+        return self._assumed(rows, compute, memory, _ACHIEVED_SPREAD, f"arithmetic at {_ACHIEVED:.0%} of the peak")
+
+    def _stepwise(self, rows: WorkArrays) -> Estimates:
+        """Work in steps each of which waits for the one before: recurrent networks."""
+        estimates = self._arithmetic(rows)
+        steps_us = rows.numbers("steps") * _STEP_US
+        words = f"{_STEP_US:g} us for each step that waits for the one before"
+        return self._assumed(rows, estimates.time_us + steps_us, 0 * steps_us, _STEP_SPREAD, words)
+
+    def _bounded(self, rows: WorkArrays) -> Estimates:
+        """Work of which only the least is known."""
+        start_us = self._memory.start_us
+        compute = rows.numbers("flops") / peaks(rows.texts("dtype"), self._gpu) * 1e6
+        memory = np.nan_to_num(rows.numbers("moved_bytes")) / self._gpu.memory_bandwidth * 1e6
+        steps_us = rows.numbers("steps") * _STEP_US
+        words = f"{_BOUNDED:g} times its roofline, and at most {_BOUNDED * math.exp(_BOUNDED_SPREAD):.0f} times"
+        return self._assumed(
+            rows, start_us + steps_us + _BOUNDED * compute, start_us + _BOUNDED * memory, _BOUNDED_SPREAD, words
+        )
+
+    def _assumed(self, rows: WorkArrays, compute: Floats, memory: Floats, spread: float, words: str) -> Estimates:
+        """Estimates that rest on an assumption alone. NaN where the GPU has no units for the type."""
+        time_us = np.maximum(compute, memory)
+        assumed = Assumptions(len(rows))
+        assumed.add(np.ones(len(rows), bool), spread, words)
+        basis = assumed.basis(np.full(len(rows), "no measurement", object))
+        bound = which_limits(compute, memory, self._memory.start_us)
+        return Estimates(time_us, assumed.spread(0 * time_us), bound, np.full(len(rows), "", object), basis)
+
+    def _most_us(self, work: pd.DataFrame, time_us: Floats) -> Floats:
+        """The most that work of unknown arithmetic is assumed to take: as long as a product of all its bytes, or its
+        bytes several times; without known bytes, as long as the longest kernel.
+        """
+        moved, peak = work["moved_bytes"].to_numpy("f8"), self._gpu.peak("bf16") or np.inf
+        elements = moved / _PRODUCT_ELEMENT_BYTES / 3
+        product_us = 2 * elements**1.5 / (peak * _LEAST_ACHIEVED) * 1e6
+        bytes_us = self._memory.start_us + _MOST_PASSES * moved / self._gpu.memory_bandwidth * 1e6
+        return np.asarray(np.where(np.isnan(moved), time_us.max(initial=0.0), np.maximum(product_us, bytes_us)))
+
+
+def roofline_us(work: pd.DataFrame, gpu: GpuSpec) -> Floats:
+    """The least that each row of work takes, in microseconds; 0 where nothing is known of it.
+
+    It is the longer of its FLOPs at the peak of its type and its bytes at the bandwidth.
+    """
+    compute = work["flops"].to_numpy("f8") / peaks(work["dtype"].to_numpy(object), gpu) * 1e6
+    rate = np.where(work["over_host_link"].to_numpy(bool), gpu.host_bandwidth, gpu.memory_bandwidth)
+    memory = work["moved_bytes"].to_numpy("f8") / rate * 1e6
+    return np.asarray(np.fmax(np.nan_to_num(compute), np.nan_to_num(memory)))
+
+
+def peaks(dtypes: Texts, gpu: GpuSpec) -> Floats:
+    """A GPU's operations per second in each type; NaN where it has no units for it."""
+    by_type = {dtype: gpu.peak(str(dtype)) or np.nan for dtype in set(dtypes)}
+    return np.array([by_type[dtype] for dtype in dtypes], np.float64)

@@ -1,0 +1,149 @@
+"""The published measurements of one GPU model, as ``make measured`` packed them into ``fakedist/cost_model/data``.
+
+Sources and licences: bench/measured/README.md.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.errors import SetupError
+
+DATA = Path(__file__).parents[1] / "data"
+#: Times are stored as log2 of microseconds in these steps; UNKNOWN where nothing was measured.
+_STEPS = 1024
+_UNKNOWN = -32768
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ProductTable:
+    """Measured times of matrix products (m, k) x (k, n) of one type.
+
+    Attributes:
+        m: Sizes along the first axis of ``times_us``, ascending.
+        n: Sizes along the second.
+        k: Sizes along the third.
+        times_us: Microseconds; NaN where nothing was measured.
+        noise: 5 %, 50 % and 95 % quantiles of the logarithm of one collector's time over the median of all, for the
+            same shape; zeros where only one collector measured.
+    """
+
+    m: Integers
+    n: Integers
+    k: Integers
+    times_us: Floats
+    noise: Floats
+
+    def without(self, sizes: tuple[int, ...]) -> ProductTable:
+        """The table without these values of n and k, to judge how well they are estimated from the others."""
+        keep_n, keep_k = ~np.isin(self.n, sizes), ~np.isin(self.k, sizes)
+        times = self.times_us[:, keep_n][:, :, keep_k]
+        return ProductTable(self.m, self.n[keep_n], self.k[keep_k], times, self.noise)
+
+    def rows(self) -> tuple[Integers, Integers, Integers, Floats]:
+        """The measured shapes: m, n, k and microseconds of each."""
+        indices = np.nonzero(~np.isnan(self.times_us))
+        return self.m[indices[0]], self.n[indices[1]], self.k[indices[2]], self.times_us[indices]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements on one GPU model.
+
+    Attributes:
+        name: The table's name, such as "h100-sxm".
+        products: By type: "bf16", "fp8" (one scale a tensor), "fp8_block" (a scale a block).
+        attention: Causal self-attention forward in bf16: batch, heads, kv_heads, tokens, width, time_us.
+        experts: The experts of a layer, gated, bf16, with gate and permutation: rows (of all experts), experts, hidden,
+            inner, time_us.
+        quantise: bf16 to fp8 by a given scale: m, k, time_us.
+        training_attention: cuDNN's attention forward and backward (columns of ``sdpa_training.csv``).
+        training_norms: Norms forward and backward (columns of ``norms_training.csv``).
+        training_other: Memory-bound kernels (columns of ``liger_h100_elementwise_ms.csv``).
+        origins: By table, the files that it was made from.
+
+    A table is empty where the sources have none for this GPU.
+    """
+
+    name: str
+    products: dict[str, ProductTable]
+    attention: pd.DataFrame
+    experts: pd.DataFrame
+    quantise: pd.DataFrame
+    training_attention: pd.DataFrame
+    training_norms: pd.DataFrame
+    training_other: pd.DataFrame
+    origins: dict[str, list[str]]
+
+
+def measured_names() -> list[str]:
+    """Names of the GPU models with measurements."""
+    return sorted(path.stem for path in DATA.glob("*.npz"))
+
+
+@cache
+def load_measured(name: str, directory: Path = DATA) -> Measured:
+    """Read the measurements of a GPU model.
+
+    Raises:
+        SetupError: The table is missing or damaged.
+    """
+    path = directory / f"{name}.npz"
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+        return _measured(name, arrays)
+    except FileNotFoundError:
+        raise SetupError(f"the measured times of {name} are missing: {path}", "make measured writes them") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise SetupError(f"the measured times of {name} are damaged: {path}: {error}", "make measured") from error
+
+
+def _measured(name: str, arrays: dict[str, npt.NDArray[np.generic]]) -> Measured:
+    kinds = [key.removeprefix("products.") for key in arrays if key.count(".") == 1 and key.startswith("products.")]
+    return Measured(
+        name,
+        {kind: _product_table(arrays, f"products.{kind}") for kind in kinds},
+        _columns(arrays, "attention.forward", ("batch", "heads", "kv_heads", "tokens", "width")),
+        _columns(arrays, "grouped", ("rows", "experts", "hidden", "inner")),
+        _columns(arrays, "quantise", ("m", "k")),
+        _text_table(arrays, "sdpa_training"),
+        _text_table(arrays, "norms_training"),
+        _text_table(arrays, "liger_h100_elementwise_ms"),
+        json.loads(arrays["origins"].tobytes()),
+    )
+
+
+def _product_table(arrays: dict[str, npt.NDArray[np.generic]], key: str) -> ProductTable:
+    noise = arrays[f"{key}.noise"] if f"{key}.noise" in arrays else np.zeros(3)
+    axes = [arrays[f"{key}.{axis}"].astype(np.int64) for axis in "mnk"]
+    return ProductTable(axes[0], axes[1], axes[2], _times(arrays[key]), noise.astype(np.float64))
+
+
+def _columns(arrays: dict[str, npt.NDArray[np.generic]], key: str, names: tuple[str, ...]) -> pd.DataFrame:
+    if f"{key}.time" not in arrays:
+        return pd.DataFrame(columns=[*names, "time_us"])
+    columns = {name: arrays[f"{key}.{name}"].astype(np.int64) for name in names}
+    return pd.DataFrame(columns | {"time_us": _times(arrays[f"{key}.time"])})
+
+
+def _text_table(arrays: dict[str, npt.NDArray[np.generic]], key: str) -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(arrays[key].tobytes())) if key in arrays else pd.DataFrame()
+
+
+def _times(packed: npt.NDArray[np.generic]) -> Floats:
+    steps = packed.astype(np.float64)
+    steps[steps == _UNKNOWN] = np.nan
+    return np.exp2(steps / _STEPS)

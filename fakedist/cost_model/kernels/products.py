@@ -1,0 +1,284 @@
+"""Times of matrix products and of grouped products, interpolated between measured shapes.
+
+The reference is a roofline with whole tiles: the product's output is cut into tiles, the tiles fill the SMs in waves,
+and the operands cross the memory bus once. What was measured divided by the reference changes slowly with the shape,
+so it is interpolated in log m, log n and log k. Outside of the table the quotient of the nearest edge holds.
+
+How far waves show depends on the GPU: Hopper and Blackwell schedule tiles persistently and split the last wave, Ampere
+and Ada do not. That fraction is chosen for each table by how well it estimates measured sizes that are left out.
+
+Whole layers of experts were measured (gate, permutation, two grouped products, activation) with balanced routing,
+bf16. Their time over a reference, the sum of the two products' tiles and weights, is taken from the nearest measured
+layers, weighted by distance, and applied to each grouped product's own reference. So gate and permutation are in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from fakedist.cost_model.kernels.measurements import Floats, Integers, ProductTable
+
+#: Tiles of the output as libraries cut it (rows, columns), and the fraction of an SM's peak that each reaches.
+_TILES = ((128, 256, 0.87), (128, 128, 0.78), (64, 64, 0.60))
+#: What a tile costs besides its sum over k: as much as this many more k.
+_EXTRA_K = 150.0
+START_US = 4.0
+_ACHIEVED_BANDWIDTH = 0.8
+_SHARPNESS = 6.0
+#: The fractions of smoothed waves that are tried, and the sizes of n and k that are left out to choose one.
+_SMOOTH_SHARES = (0.5, 1.0)
+_LEFT_OUT = (1024, 3072, 6144)
+#: Products from this size on count when that fraction is chosen, as smaller ones are bound by their start.
+LEAST_LARGE = 256
+
+
+@dataclass(frozen=True)
+class ProductSizes:
+    """Products to estimate; arrays of one length.
+
+    Attributes:
+        batch: Products of that size in one launch.
+        moved_bytes: Bytes that all of them read and write; None for operands and result once, as they were measured.
+    """
+
+    m: Floats
+    n: Floats
+    k: Floats
+    batch: Floats
+    moved_bytes: Floats | None = None
+
+    @classmethod
+    def of(cls, m: Integers | Floats, n: Integers | Floats, k: Integers | Floats) -> ProductSizes:
+        """Single products, as they were measured."""
+        m_, n_, k_ = (np.asarray(size, np.float64) for size in (m, n, k))
+        return cls(m_, n_, k_, np.ones(len(m)))
+
+
+@dataclass(frozen=True)
+class ProductRoof:
+    """A GPU's limits for products of one type.
+
+    Attributes:
+        peak_flops: Dense peak of the type, FLOP/s.
+        memory_bandwidth: Bytes per second.
+        element_bytes: Bytes of an operand's element.
+        result_bytes: Bytes of a result's element.
+    """
+
+    sms: int
+    peak_flops: float
+    memory_bandwidth: float
+    element_bytes: float = 2.0
+    result_bytes: float = 2.0
+
+    def limits_us(self, sizes: ProductSizes, *, smooth: float) -> tuple[Floats, Floats]:
+        """Microseconds that products (m, k) x (k, n) need at least: by their tiles, and by the bytes that they move."""
+        m, n, k = sizes.m, sizes.n, sizes.k
+        compute = np.full(len(m), np.inf)
+        for rows, columns, achieved in _TILES:
+            waves = sizes.batch * np.ceil(m / rows) * np.ceil(n / columns) / self.sms
+            filled = smooth * np.maximum(waves, 0.15) + (1 - smooth) * np.ceil(waves)
+            of_an_sm = self.peak_flops / self.sms * achieved
+            compute = np.minimum(compute, filled * 2 * rows * columns * (k + _EXTRA_K) / of_an_sm)
+        moved = sizes.moved_bytes
+        if moved is None:
+            moved = sizes.batch * ((m * k + n * k) * self.element_bytes + m * n * self.result_bytes)
+        return compute * 1e6, moved / (self.memory_bandwidth * _ACHIEVED_BANDWIDTH) * 1e6
+
+    def reference_us(self, sizes: ProductSizes, *, smooth: float) -> Floats:
+        """The reference time of products, in microseconds."""
+        compute, memory = self.limits_us(sizes, smooth=smooth)
+        return np.asarray(START_US + (compute**_SHARPNESS + memory**_SHARPNESS) ** (1 / _SHARPNESS))
+
+
+class ProductTimes:
+    """Estimates products of one type on one GPU from a table of measurements.
+
+    Args:
+        smooth: The fraction of smoothed waves; by default the best of a few.
+    """
+
+    def __init__(self, table: ProductTable, measured_on: ProductRoof, smooth: float | None = None) -> None:
+        self._smooth = _best_share(table, measured_on) if smooth is None else smooth
+        self._axes = [np.log(axis.astype(np.float64)) for axis in (table.m, table.n, table.k)]
+        m, n, k = np.meshgrid(table.m, table.n, table.k, indexing="ij")
+        reference = measured_on.reference_us(ProductSizes.of(m.ravel(), n.ravel(), k.ravel()), smooth=self._smooth)
+        self._quotient = fill_gaps(np.log(table.times_us / reference.reshape(m.shape)))
+        self._roof = measured_on
+
+    def time_us(self, sizes: ProductSizes, roof: ProductRoof | None = None) -> Floats:
+        """Microseconds of products.
+
+        Args:
+            roof: The limits of another GPU of the same architecture; by default the one that was measured.
+        """
+        limits = roof or self._roof
+        times = self._at(sizes, sizes.m, limits)
+        several = sizes.batch > 1
+        if several.any():
+            # A batch fills the SMs as one product with as many rows does; it takes no less time than one of it.
+            times = np.where(several, np.maximum(self._at(sizes, sizes.m * sizes.batch, limits), times), times)
+        return times
+
+    def _at(self, sizes: ProductSizes, m: Floats, roof: ProductRoof) -> Floats:
+        """Microseconds at the achieved fraction of products with m rows; of one of the batch if that is its own m."""
+        quotient = interpolate(self._axes, self._quotient, [np.log(m), np.log(sizes.n), np.log(sizes.k)])
+        share = m / (sizes.m * sizes.batch)
+        moved = None if sizes.moved_bytes is None else sizes.moved_bytes * share
+        own = replace(sizes, batch=sizes.batch * share, moved_bytes=moved)
+        return np.asarray(np.exp(quotient) * roof.reference_us(own, smooth=self._smooth))
+
+    def limits_us(self, sizes: ProductSizes, roof: ProductRoof | None = None) -> tuple[Floats, Floats]:
+        """Microseconds that products need at least: by their tiles, and by the bytes that they move."""
+        return (roof or self._roof).limits_us(sizes, smooth=self._smooth)
+
+    def octaves_away(self, sizes: ProductSizes) -> tuple[Floats, Floats]:
+        """How far each shape is from the table's nearest sizes, in powers of two: within the table, and outside.
+
+        The first is the largest distance of a side from its nearest measured size, the second the sum of what the sides
+        reach beyond the table.
+        """
+        within, beyond = np.zeros(len(sizes.m)), np.zeros(len(sizes.m))
+        for size, axis in zip((sizes.m * sizes.batch, sizes.n, sizes.k), self._axes, strict=True):
+            point = np.log(size)
+            at = np.clip(point, axis[0], axis[-1])
+            above = np.clip(np.searchsorted(axis, at), 1, len(axis) - 1)
+            within = np.maximum(within, np.minimum(at - axis[above - 1], axis[above] - at).clip(0))
+            beyond += np.abs(point - at)
+        return within / np.log(2), beyond / np.log(2)
+
+
+def interpolate(axes: list[Floats], grid: Floats, points: list[Floats]) -> Floats:
+    """Multilinear interpolation; beyond an axis its end holds.
+
+    Args:
+        axes: Ascending coordinates, one array for each dimension of ``grid``.
+        grid: Values without NaN.
+        points: Coordinates to interpolate at, one array for each dimension.
+    """
+    below, share = [], []
+    for axis, point in zip(axes, points, strict=True):
+        at = np.clip(point, axis[0], axis[-1])
+        index = np.clip(np.searchsorted(axis, at, side="right") - 1, 0, max(len(axis) - 2, 0))
+        width = axis[np.minimum(index + 1, len(axis) - 1)] - axis[index]
+        below.append(index)
+        share.append(np.where(width > 0, (at - axis[index]) / np.where(width > 0, width, 1.0), 0.0))
+    total = np.zeros(np.broadcast_shapes(*(point.shape for point in points)))
+    for corner in np.ndindex(*(2,) * len(axes)):
+        weight = np.ones_like(total)
+        indices = []
+        for above, index, part, axis in zip(corner, below, share, axes, strict=True):
+            weight = weight * (part if above else 1 - part)
+            indices.append(np.minimum(index + above, len(axis) - 1))
+        total += weight * grid[tuple(indices)]
+    return total
+
+
+def fill_gaps(grid: Floats) -> Floats:
+    """The grid with each gap (NaN) filled from a neighbour along the first axis, what is left along the second, ..."""
+    grid = grid.copy()
+    for axis in range(grid.ndim):
+        moved = np.moveaxis(grid, axis, 0)
+        for order in (range(1, len(moved)), range(len(moved) - 2, -1, -1)):
+            step = 1 if order.step > 0 else -1
+            for index in order:
+                moved[index] = np.where(np.isnan(moved[index]), moved[index - step], moved[index])
+    return grid
+
+
+def _best_share(table: ProductTable, roof: ProductRoof) -> float:
+    m, n, k, times = table.rows()
+    large = (m >= LEAST_LARGE) & (n >= LEAST_LARGE) & (k >= LEAST_LARGE)
+    held = (np.isin(n, _LEFT_OUT) | np.isin(k, _LEFT_OUT)) & large
+    rest = table.without(_LEFT_OUT)
+
+    def error(share: float) -> float:
+        estimated = ProductTimes(rest, roof, share).time_us(ProductSizes.of(m[held], n[held], k[held]))
+        return float(np.quantile(np.abs(np.log(estimated / times[held])), 0.9))
+
+    return min(_SMOOTH_SHARES, key=error) if held.any() else _SMOOTH_SHARES[-1]
+
+
+_NEIGHBOURS = 4
+#: Points whose distances to every measurement are in memory at once.
+_AT_ONCE = 256
+_START_US = 4.0
+#: Squared distance (of logarithms) within which neighbours count alike.
+_SAME = 1e-3
+
+
+class GroupedTimes:
+    """Estimates grouped products on one GPU.
+
+    Args:
+        experts: Measured layers of experts (``Measured.experts``).
+    """
+
+    def __init__(self, experts: pd.DataFrame, measured_on: ProductRoof) -> None:
+        self._roof = measured_on
+        sizes = [experts[name].to_numpy(np.float64) for name in ("rows", "experts", "hidden", "inner")]
+        self._points = _points(*sizes)
+        self._quotient = np.log(experts["time_us"].to_numpy() / self._layer_reference_us(*sizes))
+
+    def estimate(
+        self, rows: Floats, groups: Floats, n: Floats, k: Floats, roof: ProductRoof
+    ) -> tuple[Floats, Floats, Floats]:
+        """Microseconds of grouped products, and those that their tiles and their bytes need at least.
+
+        Args:
+            rows: Rows of all groups together, evenly shared.
+            groups: Groups, one for each expert.
+            roof: The limits of the GPU: the one that was measured, or another of the same architecture.
+        """
+        # Whether it is a layer's first product (k hidden, n gate and up) or its second (n hidden) is not known: the
+        # one that is closer to what was measured.
+        first, first_distance = self._nearest(_points(rows, groups, k, np.maximum(n / 2, 1.0)))
+        second, second_distance = self._nearest(_points(rows, groups, n, k))
+        quotient = np.where(first_distance <= second_distance, first, second)
+        compute, memory = _limits_us(rows, groups, n, k, roof)
+        return np.asarray(np.exp(quotient) * (_START_US + np.maximum(compute, memory))), compute, memory
+
+    def layer_us(self, rows: Integers, experts: Integers, hidden: Integers, inner: Integers) -> Floats:
+        """Microseconds of a gated layer of experts, as it was measured."""
+        sizes = [np.asarray(size, np.float64) for size in (rows, experts, hidden, inner)]
+        return np.asarray(np.exp(self._nearest(_points(*sizes))[0]) * self._layer_reference_us(*sizes))
+
+    def _layer_reference_us(self, rows: Floats, experts: Floats, hidden: Floats, inner: Floats) -> Floats:
+        first = _reference_us(rows, experts, 2 * inner, hidden, self._roof)
+        return first + _reference_us(rows, experts, hidden, inner, self._roof)
+
+    def _nearest(self, points: Floats) -> tuple[Floats, Floats]:
+        """The quotient at each point, and how far the nearest measurement is (squared, of logarithms)."""
+        points, back = np.unique(points, axis=0, return_inverse=True)
+        at_points, distances = np.empty(len(points)), np.empty(len(points))
+        lengths = np.square(self._points).sum(axis=1)
+        for begin in range(0, len(points), _AT_ONCE):
+            some = slice(begin, begin + _AT_ONCE)
+            apart = np.square(points[some]).sum(axis=1)[:, None] + lengths - 2 * points[some] @ self._points.T
+            number = min(_NEIGHBOURS, apart.shape[1])
+            nearest = np.argpartition(apart, number - 1, axis=1)[:, :number]
+            distance = np.take_along_axis(apart, nearest, axis=1).clip(0)
+            weights = 1 / (distance + _SAME)
+            at_points[some] = (self._quotient[nearest] * weights).sum(axis=1) / weights.sum(axis=1)
+            distances[some] = distance.min(axis=1)
+        return at_points[back.ravel()], distances[back.ravel()]
+
+
+def _points(rows: Floats, groups: Floats, hidden: Floats, inner: Floats) -> Floats:
+    """Coordinates in which neighbours are looked for."""
+    return np.log(np.stack([rows / groups, groups, hidden, inner], axis=1))
+
+
+def _limits_us(rows: Floats, groups: Floats, n: Floats, k: Floats, roof: ProductRoof) -> tuple[Floats, Floats]:
+    """Tiles of 128 rows and columns on all SMs, and operands and results once."""
+    tiles = groups * np.ceil(rows / groups / 128) * np.ceil(n / 128)
+    compute = tiles * 2 * 128 * 128 * k / roof.peak_flops * 1e6
+    moved = (rows * k + groups * n * k) * roof.element_bytes + rows * n * roof.result_bytes
+    return np.asarray(compute), np.asarray(moved / roof.memory_bandwidth * 1e6)
+
+
+def _reference_us(rows: Floats, groups: Floats, n: Floats, k: Floats, roof: ProductRoof) -> Floats:
+    return np.asarray(_START_US + np.maximum(*_limits_us(rows, groups, n, k, roof)))

@@ -1,0 +1,538 @@
+"""Prices the rows of the table ``work`` by family: products, attention, and kernels that memory limits.
+
+The latter take their bytes over the bandwidth that a measured kind of kernel reaches (:mod:`.moving`). The rules say
+which kind stands for a kernel that was not measured, and how much slower it is taken to be.
+
+Measured were products y = x w^T (TN in cuBLAS' words) of bf16 and fp8 operands with a bf16 result, each alone. Rules
+for what was not:
+
+- Other layouts (input gradients NN, weight gradients NT) take the same time.
+- A result that is added to, or that has more bytes, adds its bytes to the reference.
+- A batch fills the GPU as one product with as many rows does.
+- A complex product takes as long as the four real ones that it is made of.
+- TF32, fp32, fp64 and int8 reach the fraction of their peak that bf16 (int8: fp8) products of that size reach.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import numpy as np
+import pandas as pd
+
+from fakedist.cost_model.accuracy import ErrorIntervals
+from fakedist.cost_model.kernels.attention import AttentionKernel, AttentionShapes, AttentionTimes
+from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, NearestTable, attention_roof, measured_spec, product_roof
+from fakedist.cost_model.kernels.measurements import Floats, load_measured
+from fakedist.cost_model.kernels.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
+from fakedist.cost_model.kernels.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
+from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
+from fakedist.gpu.models.spec import GpuSpec
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules that price one kind of work on one GPU.
+
+    Attributes:
+        table: Whose measurements estimate it.
+    """
+
+    gpu: GpuSpec
+    table: NearestTable
+    intervals: ErrorIntervals
+
+
+#: What ``WorkRow.library`` says -> the kernel that is estimated.
+_KERNELS: dict[str, AttentionKernel] = {
+    "cudnn": "cudnn",
+    "flash2": "flash2",
+    "flash3": "cudnn",  # as fast, within a tenth (arXiv:2407.08608)
+    "efficient": "efficient",
+    "flex": "flex",
+    "": "flash2",
+}
+#: Where forward and backward of training were measured.
+_TRAINING = ("h200-sxm", "gb200")
+#: Half widths of 90 % intervals (logarithms) that assumptions add.
+_ATTENTION_OTHER_GPU, _FLASH_2, _FLEX, _EFFICIENT, _ATTENTION_BACKWARD = 0.10, 0.12, 0.20, 0.35, 0.20
+_NO_LIBRARY, _WINDOW, _NARROW_WINDOW, _CROSS, _ATTENTION_OTHER_TYPE, _NO_SHAPE = 0.25, 0.15, 0.40, 0.15, 0.35, 0.45
+_NARROW = 512
+#: The fewest keys that a query of flex_attention meets, in a mask that is not known: a block.
+_BLOCK = 128
+#: The fraction of the peak that is assumed where only the FLOPs are known.
+_ACHIEVED = 0.5
+_START_US = 4.0
+#: The rate of cuDNN's deterministic backward over that of the other in bf16: GB200, width 128, causal, 2,048 to 32,768
+#: tokens: 0.87 to 0.90 (``Measured.training_attention``); on H800, FlashAttention-3's loses up to 38 %
+#: (arXiv:2601.21824).
+_DETERMINISTIC_RATE, _DETERMINISTIC = 0.87, 0.15
+#: SM clocks that dropout takes for each score, forward and backward, as both make the random numbers again.
+#: FlashAttention-2 makes 16 with 7 rounds of Philox, 40 integer instructions, and unpacks, compares and masks each in
+#: 2 or 3; an SM issues 64 a clock. cuDNN does not say how it makes them; it is taken to need half as much again:
+#: Nvidia's own attention with dropout makes a block of Llama 3 in fp8 take up to 1.22 times as long
+#: (arXiv:2410.07531).
+_DROPOUT_CLOCKS, _CUDNN_DROPOUT_CLOCKS, _DROPOUT = 0.08, 0.12, 0.12
+
+
+class AttentionRules(Rules):
+    """Prices attention on one GPU."""
+
+    @cached_property
+    def _training_on(self) -> str:
+        """Where training was measured; empty if it was not, on this generation."""
+        return _training_table(self.table.name)
+
+    @cached_property
+    def _times(self) -> AttentionTimes:
+        return _measured_times(self.table.name)
+
+    def load(self) -> None:
+        """Load what was measured, which the first price needs."""
+        _ = self._times
+
+    def price(self, rows: WorkArrays) -> Estimates:
+        """Attentions, forward and backward."""
+        estimates = Estimates.unknown(len(rows))
+        if "bf16" not in self.gpu.peak_flops:
+            return estimates
+        has_shape = (rows.numbers("heads") > 0) & (rows.numbers("queries") > 0) & (rows.numbers("keys") > 0)
+        codes, combinations = rows.combinations("attention", "library")
+        for code, (direction, library) in enumerate(combinations):
+            chosen = has_shape & (codes == code)
+            if chosen.any():
+                estimates.put(chosen, self._with_shape(rows.only(chosen), direction, library))
+        bare = ~has_shape & (rows.numbers("flops") > 0)
+        if bare.any():
+            estimates.put(bare, self._without_shape(rows.only(bare)))
+        return estimates
+
+    def _with_shape(self, rows: WorkArrays, direction: str, library: str) -> Estimates:
+        shapes = _shapes(rows)
+        kernel, roof = _KERNELS.get(library, "flash2"), attention_roof(self.gpu)
+        is_backward = direction == "backward"
+        price = self._times.backward_us if is_backward else self._times.forward_us
+        time_us = price(shapes, kernel, roof)
+        dtypes = rows.texts("dtype")
+        own_peak = np.array([self.gpu.peak(str(dtype)) or np.nan for dtype in dtypes])
+        narrower = (dtypes == "fp8") | (dtypes == "bf16")  # fp8 is taken to be no faster: most kernels are not
+        time_us = time_us * np.where(narrower, 1.0, roof.peak_flops / own_peak)
+        time_us = np.where(rows.flags("deterministic"), time_us / _DETERMINISTIC_RATE, time_us)
+        time_us = time_us + np.where(rows.flags("dropout"), self._dropout_us(shapes, kernel), 0.0)
+        family = f"attention training {direction}" if self._times.has_training else "attention forward"
+        source = self._training_on or self.table.name
+        spread = self.intervals.half_width(family, time_us, gpu=source)
+        assumed = self._assumed(rows, shapes, kernel, library, is_backward=is_backward)
+        flops = shapes.flops("backward" if is_backward else "forward")
+        compute = flops / roof.peak_flops * 1e6
+        memory = shapes.moved_bytes() * (2.0 if is_backward else 1.0) / roof.memory_bandwidth * 1e6
+        basis = np.full(len(rows), f"measured: attention on {source}", object)
+        accuracy = np.full(len(rows), family, object)
+        bound = which_limits(compute, memory, _START_US)
+        spare = self._spare(
+            rows.flags("is_dense"), shapes, price(shapes, kernel, roof), lambda s: price(s, kernel, roof)
+        )
+        return Estimates(time_us, assumed.spread(spread), bound, accuracy, assumed.basis(basis), spare)
+
+    @staticmethod
+    def _spare(
+        is_dense: Flags, shapes: AttentionShapes, dense_us: Floats, price: Callable[[AttentionShapes], Floats]
+    ) -> Floats | None:
+        """How much less (logarithm) attentions may take whose mask is not known: one block of keys for each query."""
+        if not is_dense.any():
+            return None
+        window = np.minimum(shapes.keys, _BLOCK)
+        sparse_us = price(replace(shapes, window=window, in_blocks=np.full(len(window), True)))
+        return np.asarray(np.where(is_dense, np.log(np.maximum(dense_us / sparse_us, 1.0)), 0.0))
+
+    def _dropout_us(self, shapes: AttentionShapes, kernel: AttentionKernel) -> Floats:
+        """The time of the random numbers for the scores, in microseconds."""
+        scores = (shapes.batch * shapes.heads).astype(float) * shapes.queries * shapes.met_keys()
+        clocks = _CUDNN_DROPOUT_CLOCKS if kernel == "cudnn" else _DROPOUT_CLOCKS
+        return np.asarray(scores * clocks / (self.gpu.sms * self.gpu.clock_khz * 1e3) * 1e6)
+
+    def _assumed(
+        self, rows: WorkArrays, shapes: AttentionShapes, kernel: AttentionKernel, library: str, *, is_backward: bool
+    ) -> Assumptions:
+        assumed, every = Assumptions(len(rows)), np.ones(len(rows), bool)
+        if kernel != "cudnn" and self._times.has_training:
+            assumed.add(every, _FLASH_2, "FlashAttention-2 as much slower than cuDNN as on H100")
+        if is_backward and not self._times.has_training:
+            assumed.add(every, _ATTENTION_BACKWARD, "backward at FlashAttention-2's rate on A100")
+        if kernel in ("flex", "efficient"):
+            slower = _FLEX if kernel == "flex" else _EFFICIENT
+            assumed.add(every, slower, f"{kernel} attention a fraction of FlashAttention-2's rate")
+        assumed.add(every & (library == ""), _NO_LIBRARY, "FlashAttention-2, as the library is not known")
+        is_other = self.gpu.compute_capability != self.table.measured_on.compute_capability
+        assumed.add(every & (not self.table.is_own), _ATTENTION_OTHER_GPU * (1 + is_other), f"like {self.table.name}")
+        cut = (shapes.window > 0) & (shapes.window < shapes.keys)
+        blocks = cut & shapes.in_blocks
+        assumed.add(cut & (shapes.window >= _NARROW) & ~blocks, _WINDOW, "a window costs what its keys do")
+        assumed.add(cut & (shapes.window < _NARROW) & ~blocks, _NARROW_WINDOW, "a narrow window costs whole tiles")
+        assumed.add(blocks & (shapes.window >= _NARROW), _WINDOW, "a mask costs what its blocks do")
+        assumed.add(blocks & (shapes.window < _NARROW), _NARROW_WINDOW, "a mask of few blocks costs what they do")
+        assumed.add(shapes.queries != shapes.keys, _CROSS, "queries and keys of different length like their mean")
+        assumed.add(rows.flags("is_dense"), 0.0, "every query meets every key, as the mask is not known")
+        assumed.add(rows.flags("deterministic"), _DETERMINISTIC, "a deterministic backward as much slower as on GB200")
+        assumed.add(rows.flags("dropout"), _DROPOUT, "dropout takes integer instructions")
+        assumed.add(rows.texts("dtype") != "bf16", _ATTENTION_OTHER_TYPE, "the type's fraction of the peak is bf16's")
+        return assumed
+
+    def _without_shape(self, rows: WorkArrays) -> Estimates:
+        peak = self.gpu.peak_flops["bf16"]
+        time_us = _START_US + rows.numbers("flops") / (_ACHIEVED * peak) * 1e6
+        texts = ("compute", "", f"assumed: attention at {_ACHIEVED:.0%} of the peak")
+        filled = [np.full(len(rows), words, object) for words in texts]
+        return Estimates(time_us, np.full(len(rows), _NO_SHAPE), *filled)
+
+
+@cache
+def _measured_times(name: str) -> AttentionTimes:
+    """Attention on a measured GPU."""
+    measured, own = load_measured(name), _training_table(name)
+    training = load_measured(own).training_attention if own else pd.DataFrame()
+    peak = measured_spec(own).peak_flops["bf16"] if own else 1.0
+    roof = attention_roof(measured_spec(name))
+    return AttentionTimes(measured.attention, training, roof, training_peak_flops=peak)
+
+
+def _training_table(name: str) -> str:
+    """Where training was measured on this generation (cuDNN's kernels follow the first number of the capability)."""
+    generation = measured_spec(name).compute_capability[0]
+    same = [name_of for name_of in _TRAINING if measured_spec(name_of).compute_capability[0] == generation]
+    return same[0] if same and name in MEASURED_GPUS else ""
+
+
+def _shapes(rows: WorkArrays) -> AttentionShapes:
+    batch, heads, queries, keys, width = (
+        np.maximum(rows.counts(name), 1) for name in ("batch", "heads", "queries", "keys", "width")
+    )
+    kv_heads, value_width = rows.counts("kv_heads"), rows.counts("value_width")
+    return AttentionShapes(
+        batch,
+        heads,
+        np.where(kv_heads > 0, kv_heads, heads),
+        queries,
+        keys,
+        width,
+        np.where(value_width > 0, value_width, width),
+        rows.flags("causal"),
+        rows.counts("window"),
+        rows.texts("library") == "flex",
+    )
+
+
+#: Fractions of the link between host and GPU that copies reach, and their start. Assumptions: pinned memory reaches 85
+#: to 90 % of PCIe's rate in NVIDIA's bandwidthTest; pageable memory is first copied on the host.
+_PINNED, _PAGEABLE, _LINK_START_US = 0.85, 0.3, 8.0
+_PINNED_SPREAD, _PAGEABLE_SPREAD = 0.2, 0.7
+_MEMORY_OTHER_GPU = 0.10
+
+
+@dataclass(frozen=True)
+class MemoryRule:
+    """How a kernel that is limited by memory is priced.
+
+    Attributes:
+        kind: The measured kind whose bandwidth counts (``MovingTimes.kinds``).
+        slower: How many times longer it takes than that kind.
+        spread: Half the width of the 90 % interval (logarithm) that the rule adds.
+        words: What is assumed; empty where the kind itself was measured.
+    """
+
+    kind: str
+    slower: float
+    spread: float
+    words: str
+
+
+_PLAIN = MemoryRule(ELEMENTWISE, 1.0, 0.15, "as fast as quantisation, which streams too")
+_BY_FAMILY = {
+    "elementwise": _PLAIN,
+    "copy": MemoryRule(ELEMENTWISE, 1.0, 0.20, "as fast as quantisation, which streams too"),
+    "optimizer": MemoryRule(ELEMENTWISE, 1.0, 0.20, "as fast as quantisation, which streams too"),
+    "other": MemoryRule(ELEMENTWISE, 1.1, 0.30, "a reduction, 10 % slower than quantisation"),
+    "gemm": MemoryRule(ELEMENTWISE, 1.2, 0.40, "moves operands, 20 % slower than quantisation"),
+    "attention": MemoryRule(ELEMENTWISE, 1.2, 0.40, "prepares attention, 20 % slower than quantisation"),
+}
+_SOFTMAX = MemoryRule(ELEMENTWISE, 1.2, 0.30, "softmax, 20 % slower than quantisation")
+_SCATTER = MemoryRule(ELEMENTWISE, 2.0, 0.70, "scattered additions, at half of quantisation's rate")
+_GATHER = MemoryRule(ELEMENTWISE, 1.25, 0.40, "a gather, 25 % slower than quantisation")
+_SEVERAL_PASSES = MemoryRule(ELEMENTWISE, 3.0, 0.90, "a sort or scan, as three passes")
+_COMPILED_REDUCTION = MemoryRule("rms_norm.forward.compiled", 1.0, 0.25, "as fast as a compiled norm")
+_WORDS = (
+    (re.compile(r"sort|topk|scan|cumsum|radix|unique|nonzero", re.I), _SEVERAL_PASSES),
+    (
+        re.compile(r"embedding\w*backward|compute_grad_weight|krn_partial|scatter_add|index_?add|index_?put", re.I),
+        _SCATTER,
+    ),
+    (
+        re.compile(r"index_?select|(?<!all_)gather|embedding|(?<!reduce_)scatter|index_?func|index_kernel", re.I),
+        _GATHER,
+    ),
+)
+#: Releases of PyTorch differ: Liger's table has an eager RMSNorm on H100 whose backward takes twice as long.
+_EAGER_NORMS = {"forward": 0.10, "backward": 0.25}
+_BACKWARD_NAMES = re.compile(r"backward|bwd|_grad|gammabeta|Gamma|cuComputePart|ln_bwd", re.I)
+
+
+class MemoryRules(Rules):
+    """Prices kernels that are limited by memory on one GPU."""
+
+    @cached_property
+    def _times(self) -> MovingTimes:
+        return _moving_times(self.table.name)
+
+    @cached_property
+    def start_us(self) -> float:
+        """The time of a kernel that moves nothing."""
+        return self._times.start_us(ELEMENTWISE, self.gpu.memory_bandwidth)
+
+    def load(self) -> None:
+        """Load what was measured, which the first price needs."""
+        _ = self._times
+
+    def price(self, rows: WorkArrays) -> Estimates:
+        """Kernels with bytes, and kernels with neither bytes nor FLOPs, which take a start."""
+        estimates = Estimates.unknown(len(rows))
+        codes, combinations = rows.combinations("family", "name", "operation")
+        rules = [memory_rule(*chosen_rule) for chosen_rule in combinations]
+        narrow = (rows.numbers("width") > 0) & (rows.numbers("width") < WIDE_ROW)
+        for rule in dict.fromkeys(rules):
+            with_rule = (
+                np.array([chosen_rule == rule for chosen_rule in rules])[codes] if len(rows) else np.zeros(0, bool)
+            )
+            for is_narrow in (False, True):
+                chosen = with_rule & (narrow == is_narrow)
+                if chosen.any():
+                    own = self._narrow(rule) if is_narrow else rule
+                    estimates.put(chosen, self._by_rule(rows.only(chosen), own))
+        return estimates
+
+    def over_host_link(self, rows: WorkArrays) -> Estimates:
+        """Copies between host and GPU."""
+        pinned, moved = rows.flags("pinned"), rows.numbers("moved_bytes")
+        rate = self.gpu.host_bandwidth * np.where(pinned, _PINNED, _PAGEABLE)
+        words = np.where(
+            pinned, f"assumed: {_PINNED:.0%} of the link", f"assumed: pageable, {_PAGEABLE:.0%} of the link"
+        )
+        return Estimates(
+            _LINK_START_US + moved / rate * 1e6,
+            np.where(pinned, _PINNED_SPREAD, _PAGEABLE_SPREAD),
+            np.where(moved / rate * 1e6 > _LINK_START_US, "memory", "launch").astype(object),
+            np.full(len(rows), "", object),
+            words.astype(object),
+        )
+
+    def _by_rule(self, rows: WorkArrays, rule: MemoryRule) -> Estimates:
+        moved = rows.numbers("moved_bytes")
+        time_us = self._times.time_us(rule.kind, moved, self.gpu.memory_bandwidth) * rule.slower
+        source = self._times.measured_on(rule.kind)
+        family = "elementwise" if rule.kind == ELEMENTWISE else "norms"
+        spread = np.square(self.intervals.half_width(family, time_us, gpu=source)) + rule.spread**2
+        basis = f"measured: {rule.kind} on {source}"
+        if not self.table.is_own or source != self.table.name:
+            spread = spread + _MEMORY_OTHER_GPU**2
+            basis += f"; assumed: {self.gpu.name} reaches the same fraction of its bandwidth"
+        if rule.words:
+            basis += f"; assumed: {rule.words}"
+        start = self._times.start_us(rule.kind, self.gpu.memory_bandwidth) * rule.slower
+        return Estimates(
+            time_us,
+            np.sqrt(np.where(np.isnan(moved), np.nan, spread)),
+            np.where(np.isnan(moved), "", np.where(time_us > 2 * start, "memory", "launch")).astype(object),
+            np.full(len(rows), family, object),
+            np.where(np.isnan(moved), "", basis).astype(object),
+        )
+
+    def _narrow(self, rule: MemoryRule) -> MemoryRule:
+        """The rule for narrow rows: eager norms of them have a kind of their own."""
+        kind = f"{rule.kind}.narrow"
+        return MemoryRule(kind, rule.slower, rule.spread, rule.words) if kind in self._times.kinds else rule
+
+
+def memory_rule(family: str, name: str, operation: str) -> MemoryRule:
+    """The rule for a kernel.
+
+    Args:
+        family: One of ``rundir.schema.FAMILIES``.
+    """
+    both = f"{name} {operation}"
+    if family == "norm":
+        return _norm_rule(name, operation)
+    if family in ("copy", "other"):
+        for words, rule in _WORDS:
+            if words.search(both):
+                return rule
+    if family == "other" and re.match(r"triton_(red|per|spl)_", name):
+        return _COMPILED_REDUCTION
+    return _BY_FAMILY.get(family, _PLAIN)
+
+
+def _norm_rule(name: str, operation: str) -> MemoryRule:
+    both = f"{name} {operation}"
+    if re.search(r"softmax|nll_?loss|cross_?entropy", both, re.I):
+        return _SOFTMAX
+    direction = "backward" if _BACKWARD_NAMES.search(both) else "forward"
+    # PyTorch's kernels of RMSNorm are called layer_norm, too: the operation tells.
+    kind = "layer_norm" if re.search(r"layer_?norm|ln_(fwd|bwd)", operation or name, re.I) else "rms_norm"
+    if name.startswith("triton_"):
+        return MemoryRule(f"{kind}.{direction}.compiled", 1.0, 0.15, "")
+    if re.search(r"(batch|group|instance)_?norm|\bbn_", both, re.I):
+        return MemoryRule(f"layer_norm.{direction}", 1.0, 0.35, "as fast as LayerNorm")
+    if re.search(r"transformer_engine|apex|liger|fused_(layer|rms)", both, re.I) and "aten" not in both:
+        return MemoryRule(f"{kind}.forward.compiled", 1.0, 0.30, "a fused norm, as fast as a compiled one")
+    return MemoryRule(f"{kind}.{direction}", 1.0, _EAGER_NORMS[direction], "")
+
+
+@cache
+def _moving_times(name: str) -> MovingTimes:
+    """The memory-bound kernels of every measured GPU, those of the most similar one first."""
+    own = measured_spec(name)
+
+    def unlike(other: str) -> tuple[float, float]:
+        spec = measured_spec(other)
+        generation = abs(spec.compute_capability[0] - own.compute_capability[0])
+        return float(generation), abs(np.log(spec.memory_bandwidth / own.memory_bandwidth))
+
+    order = sorted(MEASURED_GPUS, key=unlike)
+    return MovingTimes([measured_moves(load_measured(table), measured_spec(table)) for table in order])
+
+
+#: Half widths of 90 % intervals (logarithms) that assumptions add.
+_LAYOUT, _BATCH, _PRODUCT_OTHER_TYPE, _ACCUMULATES, _PRODUCT_OTHER_GPU = 0.08, 0.12, 0.25, 0.05, 0.10
+_ROWS_SCALED = 0.10
+#: What each octave beyond the table adds, and distance from measured sizes within it.
+_BEYOND = 0.04
+#: Whose layers of experts count where none were measured (A100).
+_EXPERTS_ELSEWHERE = "h100-sxm"
+#: The layout that was measured.
+_MEASURED_LAYOUT = "TN"
+
+
+class ProductRules(Rules):
+    """Prices products on one GPU."""
+
+    @cached_property
+    def _times(self) -> dict[str, ProductTimes]:
+        return _single_times(self.table.name)
+
+    @cached_property
+    def _experts(self) -> str:
+        """Whose layers of experts count."""
+        return self.table.name if len(load_measured(self.table.name).experts) else _EXPERTS_ELSEWHERE
+
+    @cached_property
+    def _grouped(self) -> GroupedTimes:
+        return _grouped_times(self._experts)
+
+    def load(self) -> None:
+        """Load what was measured, which the first price needs."""
+        _ = self._times
+
+    def single(self, rows: WorkArrays) -> Estimates:
+        """Products of one size each."""
+        estimates = Estimates.unknown(len(rows))
+        dtypes, scaling = rows.texts("dtype"), rows.texts("scaling")
+        for dtype in sorted(set(dtypes)):
+            for is_block in (False, True):
+                chosen = (dtypes == dtype) & ((scaling == "block") == is_block)
+                if chosen.any():
+                    estimates.put(chosen, self._of_type(rows.only(chosen), dtype, is_block=is_block))
+        return estimates
+
+    def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
+        wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
+        peak = self.gpu.peak(dtype)
+        if peak is None:
+            return Estimates.unknown(len(rows))
+        kind = wanted if wanted in self._times else "bf16"
+        times = self._times[kind]
+        sizes, roof = _sizes(rows), self._roof(peak)
+        time_us = times.time_us(sizes, roof)
+        within, beyond = times.octaves_away(sizes)
+        assumed = Assumptions(len(rows))
+        layout = rows.texts("layout")
+        assumed.add(layout != _MEASURED_LAYOUT, _LAYOUT, f"as fast as {_MEASURED_LAYOUT}")
+        assumed.add(sizes.batch > 1, _BATCH, "a batch like more rows")
+        assumed.add(rows.flags("accumulates"), _ACCUMULATES, "adding to the result costs its bytes")
+        every = np.ones(len(rows), bool)
+        is_other = dtype not in ("bf16", "fp8") or kind != wanted
+        assumed.add(every & is_other, _PRODUCT_OTHER_TYPE, f"{dtype} reaches the fraction of its peak that {kind} does")
+        assumed.add((rows.texts("scaling") == "row") & (dtype == "fp8"), _ROWS_SCALED, "scales a row like one a tensor")
+        assumed.add(every & (not self.table.is_own), _PRODUCT_OTHER_GPU, f"{self.gpu.name} like {self.table.name}")
+        family = f"products {kind}"
+        spread = self.intervals.half_width(family, time_us, within) + _BEYOND * beyond
+        compute, memory = times.limits_us(sizes, roof)
+        basis = np.full(len(rows), f"measured: {kind} products on {self.table.name}", object)
+        return Estimates(
+            time_us,
+            assumed.spread(spread),
+            which_limits(compute, memory, START_US),
+            np.full(len(rows), family, object),
+            assumed.basis(basis),
+        )
+
+    def grouped(self, rows: WorkArrays) -> Estimates:
+        """Products of many groups, such as those of a layer's experts."""
+        dtypes = rows.texts("dtype")
+        estimates = Estimates.unknown(len(rows))
+        for dtype in sorted(set(dtypes)):
+            peak = self.gpu.peak(dtype)
+            if peak is None:
+                continue
+            chosen = dtypes == dtype
+            estimates.put(chosen, self._groups_of_type(rows.only(chosen), dtype, peak))
+        return estimates
+
+    def _groups_of_type(self, rows: WorkArrays, dtype: str, peak: float) -> Estimates:
+        m, n, k, groups = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "groups"))
+        element = np.where(rows.numbers("a_bytes") > 0, rows.numbers("a_bytes"), 2.0)
+        roof = replace(self._roof(peak), element_bytes=float(element[0]))
+        time_us, compute, memory = self._grouped.estimate(m, groups, n, k, roof)
+        assumed, every = Assumptions(len(rows)), np.ones(len(rows), bool)
+        assumed.add(rows.texts("layout") != _MEASURED_LAYOUT, _LAYOUT, f"as fast as {_MEASURED_LAYOUT}")
+        assumed.add(
+            every & (dtype != "bf16"), _PRODUCT_OTHER_TYPE, f"{dtype} reaches the fraction of its peak that bf16 does"
+        )
+        is_own = self.table.is_own and self._experts == self.table.name
+        assumed.add(every & (not is_own), _PRODUCT_OTHER_GPU, f"{self.gpu.name} like {self._experts}")
+        spread = self.intervals.half_width("experts bf16", time_us, gpu=self._experts)
+        return Estimates(
+            time_us,
+            assumed.spread(spread),
+            which_limits(compute, memory, START_US),
+            np.full(len(rows), "experts bf16", object),
+            assumed.basis(np.full(len(rows), f"measured: layers of experts on {self._experts}", object)),
+        )
+
+    def _roof(self, peak: float) -> ProductRoof:
+        return ProductRoof(self.gpu.sms, peak, self.gpu.memory_bandwidth)
+
+
+@cache
+def _single_times(name: str) -> dict[str, ProductTimes]:
+    """Products by type on a measured GPU."""
+    tables, spec = load_measured(name).products, measured_spec(name)
+    return {kind: ProductTimes(rows, product_roof(spec, kind)) for kind, rows in tables.items()}
+
+
+@cache
+def _grouped_times(name: str) -> GroupedTimes:
+    """Grouped products on a measured GPU."""
+    return GroupedTimes(load_measured(name).experts, product_roof(measured_spec(name), "bf16"))
+
+
+def _sizes(rows: WorkArrays) -> ProductSizes:
+    """Sizes of products, with the bytes that they move; at least 1 each, as a batch of 0 is said of a single one.
+
+    A complex product has four times the FLOPs: it is as one of real numbers with twice the rows and twice the sums.
+    """
+    m, n, k, batch = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "batch"))
+    operands = m * k * rows.numbers("a_bytes") + k * n * rows.numbers("b_bytes")
+    result = m * n * rows.numbers("d_bytes") * np.where(rows.flags("accumulates"), 2.0, 1.0)
+    parts = np.where(rows.numbers("flops") > 3.0 * 2.0 * m * n * k * batch, 2.0, 1.0)
+    return ProductSizes(parts * m, n, parts * k, batch, batch * (operands + result))

@@ -1,0 +1,135 @@
+"""What the calls of a run take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fakedist.cost_model.collectives.collective_times import CollectiveTimes
+from fakedist.cost_model.collectives.communication import Communication, call_times
+from fakedist.cost_model.collectives.fabric import FABRICS
+from fakedist.cost_model.nccl.interconnect import GroupShape
+from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.gpu.models.catalogue import GPUS
+
+MIB = 1 << 20
+GROUPS = pd.DataFrame(
+    [("0-63", 64, 0), ("0-7", 8, 0), ("0-56:8", 8, 0), ("", 4, 0), ("0", 1, 0)],
+    columns=["ranks", "size", "group_rank"],
+)
+TIMES = CollectiveTimes(GPUS["h100-80g"], FABRICS["dgx-h100-ndr"])
+
+
+def of(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
+    calls = pd.DataFrame(rows, columns=["operation", "group", "bytes_in", "bytes_out", "peer"])
+    return call_times(calls, GROUPS, TIMES)
+
+
+def test_each_call_is_priced_by_its_group() -> None:
+    found = of(
+        ("all_gather_into_tensor", 1, 8 * MIB, 64 * MIB, -1),
+        ("all_gather_into_tensor", 2, 8 * MIB, 64 * MIB, -1),
+        ("all_gather_into_tensor", 1, 8 * MIB, 64 * MIB, -1),
+    )
+    assert found["time_us"].iloc[0] == TIMES.time("all_gather", 64 * MIB, GroupShape(8, 1, 8)).time_us
+    assert found["time_us"].iloc[1] == TIMES.time("all_gather", 64 * MIB, GroupShape(8, 8, 1)).time_us
+    assert found["time_us"].iloc[2] == found["time_us"].iloc[0]
+    assert found["num_nodes"].tolist() == [1, 8, 1]
+    assert found["text"].iloc[1] == "64.00 MiB, 8 nodes, ring simple"
+    assert (found["low_us"] < found["time_us"]).all()
+    assert (found["time_us"] < found["high_us"]).all()
+
+
+def test_a_send_goes_over_the_network_only_to_another_node() -> None:
+    found = of(("send", 0, 64 * MIB, 0, 1), ("send", 0, 64 * MIB, 0, 8), ("send", 0, 64 * MIB, 0, -1))
+    assert found["num_nodes"].tolist() == [1, 2, 1]
+    assert found["time_us"].iloc[1] > 5 * found["time_us"].iloc[0]
+
+
+def test_a_group_of_unknown_ranks_fills_few_nodes() -> None:
+    assert of(("all_reduce", 3, MIB, MIB, -1))["num_nodes"].tolist() == [1]
+
+
+def test_a_group_of_one_takes_no_time_and_an_unknown_operation_is_not_known() -> None:
+    found = of(("all_reduce", 4, MIB, MIB, -1), ("frobnicate", 1, MIB, MIB, -1))["time_us"]
+    assert found.iloc[0] == 0.0
+    assert pd.isna(found.iloc[1])
+
+
+def test_an_imbalance_lengthens_all_to_all_alone() -> None:
+    calls = pd.DataFrame(
+        [("all_to_all_single", 0, 64 * MIB, 64 * MIB, -1), ("all_reduce", 0, 64 * MIB, 64 * MIB, -1)],
+        columns=["operation", "group", "bytes_in", "bytes_out", "peer"],
+    )
+    even, uneven = (call_times(calls, GROUPS, TIMES, factor) for factor in (1.0, 2.0))
+    assert uneven["time_us"].iloc[0] == TIMES.time("all_to_all", 128 * MIB, GroupShape(64, 8, 8)).time_us
+    assert uneven["time_us"].iloc[1] == even["time_us"].iloc[1]
+    assert uneven["moved_bytes"].tolist() == even["moved_bytes"].tolist()
+
+
+def of_parts(part: int, factor: float = 1.0, exchanged: int = 0, group: int = 1) -> pd.Series[Any]:
+    """The price of an all_to_all of 64 MiB."""
+    row = ("all_to_all_single", group, 64 * MIB, 64 * MIB, -1, part, exchanged)
+    columns = ["operation", "group", "bytes_in", "bytes_out", "peer", "largest_part_bytes", "exchanged_bytes"]
+    return call_times(pd.DataFrame([row], columns=columns), GROUPS, TIMES, factor).iloc[0]
+
+
+def test_an_all_to_all_of_uneven_splits_is_priced_by_what_is_exchanged() -> None:
+    def price(num_bytes: float, shape: GroupShape) -> float:
+        return TIMES.time("all_to_all", num_bytes, shape).time_us
+
+    node, nodes = GroupShape(8, 1, 8), GroupShape(64, 8, 8)
+    even, uneven = of_parts(8 * MIB, exchanged=56 * MIB), of_parts(20 * MIB, exchanged=42 * MIB)
+    assert (even["time_us"], even["is_uneven"]) == (price(64 * MIB, node), False)
+    assert (uneven["time_us"], uneven["is_uneven"]) == (price(48 * MIB, node), True)
+    assert of_parts(20 * MIB, 2.0, 42 * MIB)["time_us"] == price(96 * MIB, node)
+    # 64 ranks on 8 nodes: 56 are on others. All of it may cross nodes, or 56 parts of the largest.
+    assert of_parts(20 * MIB, exchanged=42 * MIB, group=0)["time_us"] == price(48 * MIB, nodes)
+    assert of_parts(MIB // 2, exchanged=63 * MIB // 2, group=0)["time_us"] == price(32 * MIB, nodes)
+
+
+def test_an_all_to_all_that_passes_everything_on_is_no_routers() -> None:
+    ring = of_parts(64 * MIB, 2.0, 64 * MIB)
+    assert ring["time_us"] == TIMES.time("all_to_all", 64 * MIB * 8 / 7, GroupShape(8, 1, 8)).time_us
+    assert not ring["is_uneven"]
+
+
+def test_uneven_splits_of_which_the_largest_alone_was_recorded_are_priced_by_it() -> None:
+    def price(num_bytes: int) -> float:
+        return TIMES.time("all_to_all", num_bytes, GroupShape(8, 1, 8)).time_us
+
+    even, uneven = of_parts(8 * MIB), of_parts(20 * MIB)
+    assert (even["time_us"], even["is_uneven"]) == (price(64 * MIB), False)
+    assert (uneven["time_us"], uneven["is_uneven"]) == (price(160 * MIB), True)
+    assert uneven["text"] == "64.00 MiB, 1 node, pairs simple, largest part 20.00 MiB"
+    assert uneven["moved_bytes"] == 64 * MIB
+    assert of_parts(20 * MIB, 2.0)["time_us"] == price(320 * MIB)
+    assert of_parts(2 * MIB)["time_us"] == price(16 * MIB), "most of it stays on this rank"
+
+
+def test_a_groups_calls_queue_and_its_sends_do_not() -> None:
+    found = of(("all_reduce", 1, MIB, MIB, -1), ("send", 0, MIB, 0, 8))
+    assert found["queue"].tolist() == [1, -1]
+    assert found["kind"].tolist() == ["all_reduce", "send"]
+
+
+@pytest.mark.parametrize(("variable", "sms"), [("", 24), ("NCCL_MAX_NCHANNELS", 8), ("NCCL_MIN_NCHANNELS", 32)])
+def test_channels_set_the_sms_that_a_collective_holds(variable: str, sms: int) -> None:
+    gpu = GPUS["h100-80g"]
+    settings = read_settings({variable: str(sms)} if variable else {})
+    calls = of(("all_reduce", 1, MIB, MIB, -1)).set_axis([0])
+    found = Communication(calls, gpu, FABRICS["dgx-h100-ndr"], nccl=settings)
+    work = pd.DataFrame({"kind": ["kernel"], "m": [0], "n": [0], "batch": [0]})
+    assert found.slowed(work, np.zeros(1), over_nodes=False)[0] == pytest.approx(1 - sms / gpu.sms)
+
+
+def test_calls_keep_their_index() -> None:
+    calls = pd.DataFrame(
+        [("all_reduce", 1, MIB, MIB, -1)] * 2,
+        columns=["operation", "group", "bytes_in", "bytes_out", "peer"],
+        index=[7, 3],
+    )
+    assert call_times(calls, GROUPS, TIMES).index.tolist() == [7, 3]

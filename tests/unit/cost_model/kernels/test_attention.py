@@ -1,0 +1,123 @@
+"""Attention: measured forwards and backwards, and the kinds of kernels against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fakedist.cost_model.kernels.attention import AttentionKernel, AttentionRoof, AttentionShapes, AttentionTimes
+from fakedist.cost_model.kernels.measurements import load_measured
+from fakedist.gpu.models.catalogue import GPUS
+
+PEAK, BANDWIDTH = GPUS["h200"].peak_flops["bf16"], GPUS["h200"].memory_bandwidth
+
+
+@pytest.fixture(scope="module")
+def times() -> AttentionTimes:
+    measured = load_measured("h200-sxm")
+    roof = AttentionRoof(PEAK, BANDWIDTH)
+    return AttentionTimes(measured.attention, measured.training_attention, roof, training_peak_flops=PEAK)
+
+
+def shape(
+    tokens: int,
+    *,
+    heads: int = 64,
+    causal: bool = True,
+    batch: int = 1,
+    width: int = 128,
+    window: int = 0,
+    in_blocks: bool = False,
+) -> AttentionShapes:
+    sizes = (batch, heads, 8, tokens, tokens, width, width)
+    columns = [np.array([size]) for size in sizes]
+    flags = {"causal": np.array([causal]), "in_blocks": np.array([in_blocks])}
+    return AttentionShapes(*columns, window=np.array([window]), **flags)
+
+
+# cudnn-frontend's table, H200, llama3.1, bfloat16: milliseconds of forward and backward.
+@pytest.mark.parametrize(
+    ("tokens", "causal", "forward", "backward"),
+    [
+        (8192, True, 1.708, 5.083),
+        (8192, False, 3.182, 9.262),
+        (32768, True, 25.566, 75.688),
+        (2048, True, 0.142, 0.464),
+    ],
+)
+def test_cudnn_takes_what_was_published(
+    times: AttentionTimes, tokens: int, causal: bool, forward: float, backward: float
+) -> None:
+    assert times.forward_us(shape(tokens, causal=causal), "cudnn") == pytest.approx(forward * 1e3, rel=0.01)
+    assert times.backward_us(shape(tokens, causal=causal), "cudnn") == pytest.approx(backward * 1e3, rel=0.01)
+
+
+def test_flash_attention_2_is_as_much_slower_as_the_paper_says(times: AttentionTimes) -> None:
+    slower = times.forward_us(shape(16384), "flash2") / times.forward_us(shape(16384), "cudnn")
+    assert slower == pytest.approx(0.601 / 0.374)
+
+
+def test_a_few_heads_do_not_fill_the_gpu(times: AttentionTimes) -> None:
+    eight, sixty_four = (times.forward_us(shape(2048, heads=heads), "cudnn")[0] for heads in (8, 64))
+    assert sixty_four / 8 < eight < sixty_four
+
+
+def test_a_batch_counts_as_more_heads(times: AttentionTimes) -> None:
+    for kernel in ("cudnn", "inference"):
+        one, two = (times.forward_us(shape(4096, batch=batch), kernel)[0] for batch in (1, 2))
+        assert 1.8 < two / one < 2.1
+
+
+def test_a_backward_without_measurements_follows_the_forward() -> None:
+    measured = load_measured("a100-sxm")
+    spec = GPUS["a100-80g"]
+    roof = AttentionRoof(spec.peak_flops["bf16"], spec.memory_bandwidth)
+    times = AttentionTimes(measured.attention, measured.training_attention, roof)
+    forward, backward = times.forward_us(shape(4096), "flash2"), times.backward_us(shape(4096), "flash2")
+    assert backward / forward == pytest.approx(2.5 * 0.73 / 0.63)
+
+
+def test_flops_of_a_causal_mask_are_half() -> None:
+    assert shape(4096).flops() / shape(4096, causal=False).flops() == pytest.approx(4097 / 8192)
+
+
+# The same table, GPT-OSS: two sequences, heads of 64, a window of 1,024. No other kernel of that width was measured.
+@pytest.mark.parametrize(("tokens", "forward", "backward"), [(8192, 0.738, 2.149), (32768, 3.021, 9.045)])
+def test_a_window_of_narrow_heads_is_within_a_fifth_of_what_was_published(
+    times: AttentionTimes, tokens: int, forward: float, backward: float
+) -> None:
+    windowed = shape(tokens, batch=2, width=64, window=1024)
+    assert times.forward_us(windowed, "cudnn") == pytest.approx(forward * 1e3, rel=0.2)
+    assert times.backward_us(windowed, "cudnn") == pytest.approx(backward * 1e3, rel=0.2)
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "flash2", "flex", "efficient", "inference"])
+def test_a_mask_and_a_window_never_cost_more(times: AttentionTimes, kernel: AttentionKernel) -> None:
+    for tokens in (2048, 8192, 32768):
+        full, causal = (times.forward_us(shape(tokens, causal=causal), kernel)[0] for causal in (False, True))
+        assert causal <= full
+        assert times.forward_us(shape(tokens, window=1024), kernel)[0] <= 1.02 * causal
+
+
+def test_queries_after_the_last_key_meet_every_key() -> None:
+    four = AttentionShapes(
+        *(np.array([size]) for size in (1, 1, 1, 4, 2, 8, 8)),
+        causal=np.array([True]),
+        window=np.array([0]),
+        in_blocks=np.array([False]),
+    )
+    assert four.met_keys() == pytest.approx([(1 + 2 + 2 + 2) / 4])
+
+
+def test_blocks_of_keys_cost_what_they_hold(times: AttentionTimes) -> None:
+    """flex_attention visits whole blocks, so that no tile of them is cut, and as many keys take as long as one."""
+    long = times.forward_us(shape(8192, causal=False), "flex")[0]
+    blocks = [times.forward_us(shape(8192, causal=False, window=n, in_blocks=True), "flex")[0] for n in (512, 2048)]
+    assert long / 16 < blocks[0] < 1.6 * long / 16
+    assert long / 4 < blocks[1] < 1.3 * long / 4
+    cut = times.forward_us(shape(8192, causal=False, window=512), "flex")[0]
+    assert blocks[0] < cut
+
+
+def test_backward_has_five_products() -> None:
+    assert shape(4096).flops("backward") / shape(4096).flops() == pytest.approx(2.5)
