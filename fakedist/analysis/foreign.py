@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fakedist.analysis.address_space import COMMON_POOL, Pool, Segment, Segments
 from fakedist.analysis.recording import Array, Recording
+from fakedist.analysis.replay import COMMON_POOL, Pool, Segment, Segments
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord

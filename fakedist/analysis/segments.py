@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.address_space import COMMON_POOL, Segment, Segments
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
-from fakedist.analysis.replay import SMALL_BYTES
+from fakedist.analysis.replay import COMMON_POOL, SMALL_BYTES, Segment, Segments
 from fakedist.rundir.schema import ACTIONS, MOMENTS, SEGMENT_STATES, TABLES
 
 SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer

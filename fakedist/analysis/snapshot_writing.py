@@ -15,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fakedist.analysis.address_space import Segment
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
-from fakedist.analysis.replay import SMALL_BYTES
+from fakedist.analysis.replay import SMALL_BYTES, Segment
 from fakedist.analysis.segments import SMALL_SEGMENT_BYTES, segments_after
 from fakedist.rundir.schema import ACTIONS
 from fakedist.rundir.snapshot import stack_frames, write_snapshot
@@ -42,7 +41,7 @@ def pickled(
             `stacks`; -1 for none).
         stacks: Frames in torch's format. `segments` may hold the same objects.
     """
-    parts, nothing = _Parts(), list[Frame]()
+    parts, nothing = _PickleParts(), list[Frame]()
     yield pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK
     yield parts.dump("device_traces") + parts.dump([_KEYS, ACTIONS, list(stacks), nothing])
     yield parts.dump("segments") + parts.dump(segments)
@@ -103,7 +102,7 @@ def _dicts(items: list[tuple[Array, Array]]) -> bytes:
     return matrix.tobytes()
 
 
-class _Parts:
+class _PickleParts:
     """Parts of one pickle, without its header and its end. Later parts refer to objects in earlier ones."""
 
     def __init__(self) -> None:

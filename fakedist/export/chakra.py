@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.nccl.collective_kinds import collective_of
+from fakedist.cost_model.nccl.settings import collective_of
 from fakedist.cost_model.stages import Transfer, transfers_of
 from fakedist.errors import SetupError
 from fakedist.rundir.launch_records import LAUNCH_KINDS
@@ -226,7 +226,7 @@ class WrittenTrace:
 
 
 @dataclass(frozen=True)
-class Dependencies:
+class Prerequisites:
     """What a launch waits for: rows of the table ``launches``.
 
     Attributes:
@@ -272,7 +272,7 @@ def write_groups(groups: Mapping[int, Sequence[int]], directory: Path, name: str
     return path
 
 
-def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Dependencies]:
+def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Prerequisites]:
     """What each launch waits for, by its row. Rows without work are no launches.
 
     Args:
@@ -280,7 +280,7 @@ def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ())
         together: Rows that run at once: they all wait for what the first of them waits for.
     """
     batch = {row: number for number, rows in enumerate(together) for row in rows}
-    before: dict[int, Dependencies] = {}
+    before: dict[int, Prerequisites] = {}
     last: dict[tuple[int, int], tuple[int, ...]] = {}
     recorded: dict[int, tuple[int, ...]] = {}
     found = {}
@@ -289,11 +289,11 @@ def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ())
     for row, (what, device, stream, event, work) in enumerate(zip(*columns, strict=True)):
         at = (device, stream)
         if work >= 0:
-            found[row] = Dependencies(last.get(at, ()), host.taken(at))
+            found[row] = Prerequisites(last.get(at, ()), host.taken(at))
             if (number := batch.get(row)) is not None:
                 own = before.setdefault(number, found[row])
                 others = tuple(each for each in found[row].data if batch.get(each) != number)
-                found[row] = Dependencies(_joined(own.data, others), _joined(own.control, found[row].control))
+                found[row] = Prerequisites(_joined(own.data, others), _joined(own.control, found[row].control))
                 siblings = tuple(each for each in last.get(at, ()) if batch.get(each) == number)
                 last[at] = (*siblings, row)
             else:
@@ -339,7 +339,7 @@ def _joined(*parts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(row for part in parts for row in part))
 
 
-class _Call(NamedTuple):
+class _CallRow(NamedTuple):
     """A row of the table ``calls``."""
 
     operation: str
@@ -349,10 +349,10 @@ class _Call(NamedTuple):
     peer: int
 
 
-def _calls(table: pd.DataFrame) -> dict[int, _Call]:
+def _calls(table: pd.DataFrame) -> dict[int, _CallRow]:
     """The calls by sequence number."""
-    columns = [table[name].tolist() for name in _Call._fields]
-    return dict(zip(table["sequence"].tolist(), map(_Call, *columns), strict=True))
+    columns = [table[name].tolist() for name in _CallRow._fields]
+    return dict(zip(table["sequence"].tolist(), map(_CallRow, *columns), strict=True))
 
 
 def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> tuple[Counter[str], Counter[str]]:
@@ -389,7 +389,7 @@ def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> tuple
     return num_nodes, collectives
 
 
-def _batches(launches: pd.DataFrame, calls: Mapping[int, _Call]) -> list[list[int]]:
+def _batches(launches: pd.DataFrame, calls: Mapping[int, _CallRow]) -> list[list[int]]:
     """Rows of sends and receives that run at once."""
     known = {
         sequence: Transfer(0, call.operation.startswith("send"), call.peer, str(call.group), 0.0)
@@ -401,7 +401,7 @@ def _batches(launches: pd.DataFrame, calls: Mapping[int, _Call]) -> list[list[in
     return [[each.row for each in batch] for batch in transfers_of(launches["call"].tolist(), what, streams, known)]
 
 
-def _call(node: Message, call: _Call, traced: TracedRank) -> tuple[str, str]:
+def _call(node: Message, call: _CallRow, traced: TracedRank) -> tuple[str, str]:
     """Make a node a collective, a send or a receive. Returns what it became, and the kind of collective."""
     kind, largest = collective_of(call.operation, call.bytes_in, call.bytes_out)
     group = traced.groups[call.group]

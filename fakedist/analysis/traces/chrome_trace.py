@@ -16,9 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fakedist.analysis.traces.intervals import Ints
-from fakedist.analysis.traces.range_meanings import IGNORED, meaning
-from fakedist.analysis.traces.step_trace import Activity, ProcessTrace, Ranges, find_rows, taken
+from fakedist.analysis.traces.step_trace import IGNORED, Activity, Ints, ProcessTrace, Ranges, find_rows, meaning, taken
 from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
 from fakedist.units import format_bytes
@@ -166,7 +164,7 @@ class _Table:
         return {name: np.array(column, np.int64) for name, column in self.columns.items()}
 
 
-class _Numbers(dict[T, int]):
+class _Numbering(dict[T, int]):
     """Numbers of values, in the order of their first appearance."""
 
     def __missing__(self, value: T) -> int:
@@ -174,14 +172,14 @@ class _Numbers(dict[T, int]):
         return number
 
 
-class _Events:
+class _TraceEvents:
     """The events of a trace, as columns. Processes, threads and texts are numbers of their values."""
 
     def __init__(self) -> None:
-        self.texts: _Numbers[str] = _Numbers()
-        self.processes: _Numbers[object] = _Numbers()
-        self.threads: _Numbers[tuple[object, object]] = _Numbers()
-        self.inputs: _Numbers[tuple[tuple[int, ...], ...]] = _Numbers()
+        self.texts: _Numbering[str] = _Numbering()
+        self.processes: _Numbering[object] = _Numbering()
+        self.threads: _Numbering[tuple[object, object]] = _Numbering()
+        self.inputs: _Numbering[tuple[tuple[int, ...], ...]] = _Numbering()
         self.operations = _Table(("process", "thread", "start", "end", "id", "sequence", "text", "inputs"))
         self.calls = _Table(("process", "thread", "start", "correlation", "id"))
         self.activity = _Table(
@@ -276,7 +274,7 @@ def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
     Raises:
         ReportError: The file is no trace, is damaged, or has no kernels of such a process.
     """
-    source, events = JsonEvents(path), _Events()
+    source, events = JsonEvents(path), _TraceEvents()
     for event in source:
         events.take(event)
     operations, calls, device = (each.arrays() for each in (events.operations, events.calls, events.activity))
@@ -315,7 +313,7 @@ def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
 
 
 def _chosen(
-    path: Path, events: _Events, calls: dict[str, Ints], device: dict[str, Ints], process: int | None
+    path: Path, events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints], process: int | None
 ) -> tuple[int, int]:
     """The GPU and the process that launched most of its kernels, as numbers.
 

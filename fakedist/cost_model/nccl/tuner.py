@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fakedist.cost_model.nccl.connections import nvls_channels
-from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect
+from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect, nvls_channels
 from fakedist.cost_model.nccl.settings import Settings
 
 #: Latencies in microseconds by protocol (LL, LL128, Simple): of the call, and of a step over NVLink, PCIe and network.

@@ -22,7 +22,7 @@ from fakedist.errors import ReportError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.results.calibration.matching import Matched, RecordedStep, Traced, match, recorded_step, traced_kernels
+from fakedist.results.calibration.matching import Matched, RecordedLaunches, Traced, match, recorded_step, traced_kernels
 from fakedist.results.nsys.activity import open_database
 from fakedist.results.nsys.imported import read_process
 from fakedist.rundir.collector import no_collector
@@ -93,7 +93,7 @@ class Calibrated:
 
 
 def calibrate(
-    step: RecordedStep, trace: ProcessTrace, file: Path, peak_flops: dict[str, float], *, is_rehearsal: bool = False
+    step: RecordedLaunches, trace: ProcessTrace, file: Path, peak_flops: dict[str, float], *, is_rehearsal: bool = False
 ) -> Calibrated:
     """Measure the work of a recorded step in a trace.
 
@@ -161,7 +161,7 @@ def _refuse_virtual(traced: Traced, file: Path) -> None:
         )
 
 
-def _refuse_little(step: RecordedStep, traced: Traced, found: Matched, file: Path) -> None:
+def _refuse_little(step: RecordedLaunches, traced: Traced, found: Matched, file: Path) -> None:
     launches = len(step.launches)
     if not launches:
         raise ReportError("the run recorded no launches", "profile it on the virtual GPU, without --no-kernels")
@@ -183,7 +183,7 @@ def _refuse_little(step: RecordedStep, traced: Traced, found: Matched, file: Pat
 
 
 def _too_fast(
-    step: RecordedStep, found: Matched, peak_flops: dict[str, float]
+    step: RecordedLaunches, found: Matched, peak_flops: dict[str, float]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Pairs whose kernel took less than its arithmetic takes at the GPU's peak."""
     least = np.array(
@@ -193,7 +193,7 @@ def _too_fast(
     return np.asarray(found.duration_us < least[step.work[found.launch]])
 
 
-def _missing(step: RecordedStep, found: Matched) -> list[Left]:
+def _missing(step: RecordedLaunches, found: Matched) -> list[Left]:
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for launch in np.flatnonzero(found.of_launch == 0).tolist():
         each = step.launches.signatures[step.launches.signature[launch]]

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.traces.intervals import Ints
-from fakedist.analysis.traces.step_trace import ProcessTrace
+from fakedist.analysis.traces.step_trace import Ints, ProcessTrace
 from fakedist.rundir.families import kernel_family
 from fakedist.rundir.launch_records import WorkRow
 
@@ -571,7 +570,7 @@ _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_sc
 
 
 @dataclass(frozen=True)
-class RecordedStep:
+class RecordedLaunches:
     """The launches of a recorded step that a trace of the job can contain.
 
     Attributes:
@@ -585,7 +584,7 @@ class RecordedStep:
     works: list[WorkRow]
 
 
-def recorded_step(launches: pd.DataFrame, work: pd.DataFrame) -> RecordedStep:
+def recorded_step(launches: pd.DataFrame, work: pd.DataFrame) -> RecordedLaunches:
     """The recorded step.
 
     Args:
@@ -601,7 +600,7 @@ def recorded_step(launches: pd.DataFrame, work: pd.DataFrame) -> RecordedStep:
         if key not in by_value:
             by_value[key] = _signature(works[row], grid)
         found.append(by_value[key])
-    return RecordedStep(Sequence.of(found), kept["work"].to_numpy(np.int64), works)
+    return RecordedLaunches(Sequence.of(found), kept["work"].to_numpy(np.int64), works)
 
 
 def _signature(work: WorkRow, grid: str) -> Signature:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.cost_model.breakdown import COMPUTE_FAMILIES, by_name
-from fakedist.results.compare.changed_memory import OUTSIDE
+from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import KINDS
 from fakedist.rundir.step_time import StepTime
@@ -100,6 +100,16 @@ def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
     ]
     sums = pd.concat(frames).groupby(["path", "category"], sort=True)["us"].sum().reset_index()
     return sums[sums["us"] != 0].reset_index(drop=True)
+
+
+def pattern_times(layers: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
+    """Own time in the timed step: columns path (numbers of repeated layers as ``*``), category (the family), us.
+
+    Args:
+        layers: The table ``layers``.
+        times: The table ``layer_times``. It has no rows if nothing was timed.
+    """
+    return layer_parts(times, dict(enumerate(layer_patterns(layers))))
 
 
 def layer_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fakedist.results.compare.changed_memory import OUTSIDE
+from fakedist.results.compare.layer_matching import OUTSIDE
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.summary import Summary
@@ -242,7 +242,7 @@ def _steps(path: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Origin:
+class AllocationSite:
     """What allocates the blocks of a cause.
 
     Attributes:
@@ -262,7 +262,7 @@ class Origin:
         return f", {verb} in {self.operation.removeprefix('aten.')} ({self.phase})" if self.operation else ""
 
 
-def origin_of(cause: Cause, blocks: pd.DataFrame) -> Origin:
+def origin_of(cause: Cause, blocks: pd.DataFrame) -> AllocationSite:
     """Where most of a cause comes from.
 
     Args:
@@ -273,13 +273,13 @@ def origin_of(cause: Cause, blocks: pd.DataFrame) -> Origin:
     found = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]
     found = found[found["change_bytes"] * way > 0]
     if not len(found):
-        return Origin()
+        return AllocationSite()
     # A line is more useful than an operation, unless it accounts for next to nothing.
     told = found[found["line"] != ""]
     if len(told) and told["change_bytes"].abs().max() * 2 >= found["change_bytes"].abs().max():
         found = told
     most = found.iloc[int(found["change_bytes"].abs().argmax())]
-    return Origin(str(most["line"]), str(most["operation"]), str(most["phase"]))
+    return AllocationSite(str(most["line"]), str(most["operation"]), str(most["phase"]))
 
 
 def of_layers(layer: str) -> str:

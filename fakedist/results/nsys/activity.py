@@ -13,17 +13,21 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.traces.intervals import Ints
-from fakedist.analysis.traces.range_meanings import IGNORED, TAILS, Meaning, meaning, without_numbers
 from fakedist.analysis.traces.step_trace import (
     HOST_WAITS,
     HOST_WAITS_FOR_DEVICE,
+    IGNORED,
     STREAM_WAITS,
+    TAILS,
     Activity,
+    Ints,
+    Meaning,
     Ranges,
     Waits,
     find_rows,
+    meaning,
     taken,
+    without_numbers,
 )
 from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError

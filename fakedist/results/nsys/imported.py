@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fakedist.analysis.recording import read_recording
-from fakedist.analysis.traces.intervals import Intervals, Ints
-from fakedist.analysis.traces.range_meanings import STEP
-from fakedist.analysis.traces.step_trace import Activity, ProcessTrace, Ranges
+from fakedist.analysis.traces.step_trace import STEP, Activity, Intervals, Ints, ProcessTrace, Ranges
 from fakedist.analysis.traces.traced_step import LayerNumbers, Tool, Trace, host_record, kernel_record
 from fakedist.errors import ReportError
 from fakedist.results.building import build_tables
@@ -28,7 +26,7 @@ from fakedist.rundir.trace_records import HostRecord, KernelsRecord
 
 
 @dataclass(frozen=True)
-class Choice:
+class StepChoice:
     """Which part of a report to read.
 
     Attributes:
@@ -40,7 +38,7 @@ class Choice:
     process: int | None = None
 
 
-def read_trace(database: Database, choice: Choice) -> Trace:
+def read_trace(database: Database, choice: StepChoice) -> Trace:
     """One step of one process of a report.
 
     Raises:
@@ -98,7 +96,7 @@ def read_process(database: Database, process: int | None = None) -> ProcessTrace
         ReportError: The report has no kernels, or no such process.
     """
     everything = _activity(database)
-    chosen = _process(database, everything, Choice(process=process), [])
+    chosen = _process(database, everything, StepChoice(process=process), [])
     activity = everything.where(everything.columns["globalPid"] >> THREAD_BITS == chosen)
     gpus, counts = np.unique(activity.columns["deviceId"], return_counts=True)
     activity = activity.where(activity.columns["deviceId"] == gpus[counts.argmax()])
@@ -133,7 +131,7 @@ def _activity(database: Database) -> Activity:
     return activity
 
 
-def _process(database: Database, activity: Activity, choice: Choice, told: list[Note]) -> int:
+def _process(database: Database, activity: Activity, choice: StepChoice, told: list[Note]) -> int:
     """The chosen process, as the upper bits of ``globalPid``."""
     found, counts = np.unique(activity.columns["globalPid"] >> THREAD_BITS, return_counts=True)
     numbers = {int(each) & 0xFFFFFF: int(each) for each in found}
@@ -185,7 +183,9 @@ def _captures(database: Database, activity: Activity, process: int) -> tuple[Int
     return thread, time
 
 
-def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, told: list[Note]) -> tuple[int, int, int]:
+def _window(
+    ranges: Ranges, activity: Activity, thread: Ints, choice: StepChoice, told: list[Note]
+) -> tuple[int, int, int]:
     """Start, end and number of the chosen step."""
     steps = ranges.where(ranges.kind == STEP)
     if not len(steps.start):
@@ -233,7 +233,7 @@ def recorded_step(run_directory: Path, exported: Path, report: Path) -> tuple[Ke
     """
     layers = LayerNumbers(read_recording(run_directory).layers)
     with no_collector(), open_database(exported, report) as database:
-        trace = read_trace(database, Choice())
+        trace = read_trace(database, StepChoice())
         return kernel_record(trace, layers, _tool(database, report.name)), host_record(trace)
 
 
@@ -252,7 +252,7 @@ class ImportedReport:
     layers: list[LayerRow]
 
 
-def read_report(report: Path, exported: Path, choice: Choice) -> ImportedReport:
+def read_report(report: Path, exported: Path, choice: StepChoice) -> ImportedReport:
     """Read a report.
 
     Args:

@@ -17,7 +17,7 @@ from fakedist.export.chakra import (
     INVALID,
     RECEIVE,
     SEND,
-    Dependencies,
+    Prerequisites,
     TracedGroup,
     TracedRank,
     dependencies,
@@ -82,12 +82,12 @@ def attributes(node: Any) -> dict[str, Any]:
 
 def test_launches_wait_for_their_stream_and_for_events() -> None:
     assert dependencies(LAUNCHES) == {
-        0: Dependencies((), ()),
-        3: Dependencies((0,), ()),
-        5: Dependencies((0,), ()),
-        7: Dependencies((5, 3), ()),
-        9: Dependencies((), (7,)),
-        10: Dependencies((9,), ()),
+        0: Prerequisites((), ()),
+        3: Prerequisites((0,), ()),
+        5: Prerequisites((0,), ()),
+        7: Prerequisites((5, 3), ()),
+        9: Prerequisites((), (7,)),
+        10: Prerequisites((9,), ()),
     }
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.analysis.traces.joining import Places, find_places
-from fakedist.analysis.traces.range_meanings import CALL, LAYER, NODE, OPERATION, PHASE, Meaning
-from fakedist.analysis.traces.step_trace import Ranges
+from fakedist.analysis.traces.step_trace import CALL, LAYER, NODE, OPERATION, PHASE, Meaning, Ranges
+from fakedist.analysis.traces.traced_step import Places, find_places
 
 MAIN, AUTOGRAD, WORKER = 1, 2, 3
 ROWS = [

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from fakedist.cost_model.nccl import interconnect
-from fakedist.cost_model.nccl.communicators import Usage, communicator_memory
-from fakedist.cost_model.nccl.connections import pipes
+from fakedist.cost_model.nccl.communicators import Usage, communicator_memory, pipes
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, total
 from fakedist.cost_model.nccl.settings import read_settings
 

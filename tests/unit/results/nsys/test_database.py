@@ -6,13 +6,13 @@ import pytest
 
 from fakedist.errors import ReportError
 from fakedist.results.nsys.activity import open_database
-from fakedist.results.nsys.imported import Choice, read_trace
+from fakedist.results.nsys.imported import StepChoice, read_trace
 from tests.unit.results.nsys.made_up import MadeUp, training
 
 
 def read(path: Path) -> None:
     with open_database(path) as database:
-        read_trace(database, Choice())
+        read_trace(database, StepChoice())
 
 
 def error_of(path: Path) -> str:
