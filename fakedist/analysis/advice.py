@@ -82,11 +82,7 @@ def _is(values: pd.Series, test: Callable[[str], bool]) -> Array:
 
 
 def find_advice(tables: dict[str, pd.DataFrame]) -> list[Advice]:
-    """Advice for a run, largest saving first; those of which only a limit is known come last.
-
-    Args:
-        tables: See :class:`Evidence`.
-    """
+    """Advice for a run, largest saving first; those of which only a limit is known come last."""
     if not len(tables["blocks"]):
         return []
     evidence = Evidence(tables)

@@ -41,7 +41,6 @@ class Pipeline:
     Attributes:
         group: The label of its group.
         ranks: One rank of each stage, in the group's order.
-        why: Why the group is taken for a pipeline.
     """
 
     group: str
@@ -64,11 +63,6 @@ class Replicas:
 
 def find_pipeline(groups: pd.DataFrame, calls: pd.DataFrame, rank: int) -> Pipeline | None:
     """The pipeline of a rank; None if its groups show none.
-
-    Args:
-        groups: The table ``groups``.
-        calls: The table ``calls``.
-        rank: The rank.
 
     Raises:
         JobError: Several of its groups could be one.
@@ -126,9 +120,7 @@ def find_replicas(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int) ->
     context parallel ranks different parts of a sequence.
 
     Args:
-        groups: The table ``groups``.
         calls: The calls of the timed step, rows of the table ``calls``.
-        world_size: Ranks of the job.
     """
     rows = [group for group in read_groups(groups) if group.size > 1]
     used = set(calls["group"].tolist())

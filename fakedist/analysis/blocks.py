@@ -50,7 +50,6 @@ def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> H
 
     Args:
         frame: Columns op, stack, address, alloc_event, free_event of the blocks, in order of allocation.
-        recording: The recording.
         peak_event: Event of the peak; -1 without events.
     """
     num = len(frame)
@@ -210,7 +209,6 @@ def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
     """Step, phase, layer and recompute of operations.
 
     Args:
-        recording: The recording.
         op: Numbers of operations. -1 and numbers that were never recorded get step 0, layer 0 and phase ``other``.
     """
     none = ScopeRow(-1, 0, "other", 0, recompute=False)

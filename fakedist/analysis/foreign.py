@@ -135,8 +135,6 @@ class ForeignSnapshot:
     """A snapshot, read.
 
     Attributes:
-        recording: The snapshot's contents for one device.
-        notes: What limits what its figures mean.
         num_before: Blocks that were alive before its history began.
     """
 
@@ -265,7 +263,6 @@ def _block_frames(block: Entry) -> object:
 
 
 def _reserved_before(trace: list[Entry], segments: list[Entry]) -> int:
-    """Bytes in segments before the history began."""
     end = sum(number(segment, "total_size", MOST_BYTES) for segment in segments)
     gained = sum(number(entry, "size", MOST_BYTES) for entry in trace if entry["action"] in _GAINS)
     lost = sum(number(entry, "size", MOST_BYTES) for entry in trace if entry["action"] in _LOSSES)
@@ -284,14 +281,7 @@ def _segments_before(trace: list[Entry], segments: list[Entry]) -> list[Segment]
 
 
 def _segment(entry: Entry, key: str, size: str, is_expandable: bool) -> Segment:
-    """The segment of an entry, or the pages that it maps or unmaps.
-
-    Args:
-        entry: A segment, or an event.
-        key: The key of its address.
-        size: The key of its bytes.
-        is_expandable: Whether it is of an expandable segment.
-    """
+    """The segment of an entry, or the pages that it maps or unmaps."""
     pool = _pool(entry.get("segment_pool_id", entry.get("pool_id")))
     at, bytes_ = address(entry, key) & _MOST, number(entry, size, MOST_BYTES)
     return Segment(at, bytes_, number(entry, "stream"), is_expandable, pool)

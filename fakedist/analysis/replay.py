@@ -76,9 +76,6 @@ class Segment(NamedTuple):
     """Memory that the allocator holds in one piece: a segment, or mapped pages of an expandable one without a gap.
 
     Attributes:
-        address: Where it begins.
-        bytes: Its size.
-        stream: Its stream.
         is_expandable: Whether pages can be added to it and taken from it.
         pool_id: Id of its private pool; ``COMMON_POOL`` outside of private pools.
     """
@@ -91,11 +88,7 @@ class Segment(NamedTuple):
 
 
 class Segments:
-    """The segments that the allocator holds, event by event.
-
-    Args:
-        before: The segments at the beginning.
-    """
+    """The segments that the allocator holds, event by event."""
 
     def __init__(self, before: Iterable[Segment] = ()) -> None:
         self._ranges = AddressRanges()
@@ -245,9 +238,7 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
 
     Args:
         action: Codes of ``run.schema.ACTIONS``, one per event, in order.
-        address: Address of the block or segment.
         size: Requested bytes of a block, bytes of a segment.
-        settings: The allocator's settings.
     """
     history = _Events(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))
     num_events = len(history.action)
@@ -300,10 +291,7 @@ def _neighbours(history: _Events, events: Ints, first: int, second: int) -> tupl
     """Pairs of events: each of the first action that is directly followed, at its address, by one of the second.
 
     Args:
-        history: The history.
         events: Some of its events, sorted by address, then in order.
-        first: An action.
-        second: Another.
     """
     action, address = history.action[events], history.address[events]
     found = (action[:-1] == first) & (action[1:] == second) & (address[:-1] == address[1:])
@@ -342,9 +330,6 @@ def _play(
     """Bytes given to the blocks in question, by the events that made them.
 
     Args:
-        history: The history.
-        settings: The allocator's settings.
-        made: The events that made the blocks.
         rounded: Their rounded requests.
         completed: By the event that made a block, when its memory could be reused.
         is_asked: Which blocks may have been given more than their rounded request.
@@ -384,7 +369,6 @@ def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: in
 
     Args:
         moves: Event, action, address, bytes (of a block: its rounded request), and whether the block is in question.
-        max_split_bytes: Larger blocks are not split.
     """
     free = AddressRanges()
     held: dict[int, tuple[int, int]] = {}  # by address: bytes, segment

@@ -74,8 +74,6 @@ class _Inside:
 
     Attributes:
         number: Their rows in the table ``blocks``.
-        start: Where they begin.
-        end: Where they end.
         requested: Bytes that were asked for.
         is_allocated: Whether a tensor holds them. The others were freed, but another stream may still use them.
         segment: The row of the segment that begins at or before each; -1 if none does.

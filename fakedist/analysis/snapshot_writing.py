@@ -155,9 +155,7 @@ def _segment(segment: Segment, *, held: list[tuple[int, ...]], stacks: list[list
     """One segment.
 
     Args:
-        segment: The segment.
         held: Address, bytes, requested bytes and stack of its blocks, sorted by address.
-        stacks: The frames of each stack.
     """
     address, size = segment.address, segment.bytes
     found: list[dict[str, object]] = []

@@ -57,12 +57,7 @@ class Attributes(Protocol):
 
 
 class Message(Protocol):
-    """A message of the protobuf library.
-
-    Attributes:
-        type: A node's type.
-        attr: Its attributes.
-    """
+    """A message of the protobuf library."""
 
     type: int
     attr: Attributes
@@ -177,7 +172,6 @@ class TracedGroup:
 
     Attributes:
         number: What nodes have as ``pg_name`` and ``comm_tag``, the same in the traces of all ranks, from 1 on.
-        name: Its description or name.
         ranks: Its ranks; empty if they are not known.
     """
 
@@ -191,10 +185,6 @@ class TracedRank:
     """What a trace is written from.
 
     Attributes:
-        rank: The rank.
-        launches: The table ``launches``.
-        work: The table ``work``.
-        calls: The table ``calls``.
         groups: Its groups, in the order of the table ``groups``.
         duration_us: How long each launch takes, by row; NaN if that is not known.
     """
@@ -212,11 +202,8 @@ class WrittenTrace:
     """A trace that was written.
 
     Attributes:
-        path: The file.
-        rank: The rank.
         num_nodes: Nodes by what they are: kernels, collectives, sends, receives, unknown. An unknown node is a call
             whose operation or ranks are not known: it keeps its dependencies and does nothing.
-        collectives: Collectives by kind.
     """
 
     path: Path
@@ -276,7 +263,6 @@ def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ())
     """What each launch waits for, by its row. Rows without work are no launches.
 
     Args:
-        launches: The table ``launches``.
         together: Rows that run at once: they all wait for what the first of them waits for.
     """
     batch = {row: number for number, rows in enumerate(together) for row in rows}
@@ -340,8 +326,6 @@ def _joined(*parts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _CallRow(NamedTuple):
-    """A row of the table ``calls``."""
-
     operation: str
     group: int
     bytes_in: int

@@ -33,7 +33,6 @@ class Exported:
 
     Attributes:
         prefix: What the files' names begin with, with their directory.
-        world_size: Ranks of the job.
         traces: One of each rank.
         groups: The file with the ranks of each group.
         names: The name of each group by its number there.
@@ -56,10 +55,8 @@ def export_chakra(runs: Sequence[Run], directory: Path, *, name: str = "", force
     """Write the steps of runs as Chakra execution traces, with the times that ``fakedist time`` prices.
 
     Args:
-        runs: One rank of a job or several.
         directory: Where to write; created if it does not exist.
         name: What the files' names begin with; by default the script's name.
-        force: Whether to replace files.
 
     Raises:
         JobError: The runs are not different ranks of one job, or there are such files already.
@@ -81,7 +78,6 @@ def export_chakra(runs: Sequence[Run], directory: Path, *, name: str = "", force
 
 
 def _ranks(runs: Sequence[Run]) -> tuple[list[int], int]:
-    """The ranks of runs, and their world size."""
     found: dict[int, Run] = {}
     for run in runs:
         rank, first = run.summary.rank, runs[0].summary

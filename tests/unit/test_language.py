@@ -47,7 +47,7 @@ PHRASES = {
     r"\bwhere no (?:[\w'-]+ ){1,3}(?:is|are)(?= ?(?:[,.;:)|]|$))": "without a, if there is no",
     r"\banother one\b": "another, with its noun",
     r"\bwho waits\b": "what waits, a rank that waits",
-    r"(?<!there\s)\b(?:is|are|was|were) no\b(?! (?:longer|more|less|fewer|better|worse|larger|smaller|earlier|later)\b)": (
+    r"(?<!there\s)\b(?:is|are|was|were) no\b(?! (?:longer|more|less|fewer|better|worse|larger|later)\b)": (
         "is not a; without; there is no"
     ),
     r"\bgo(?:es)? before\b": "precedes, comes before, is in front of",

@@ -34,9 +34,6 @@ _EXPORT = "profiler.export_chrome_trace(FILE) writes one"
 class JsonEvents:
     """The objects in the list ``traceEvents`` of a trace, or of a trace that is only the list.
 
-    Args:
-        path: The file, plain or compressed.
-
     Attributes:
         header: The trace's other values; complete after the events were read.
 
@@ -268,7 +265,6 @@ def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
     """Read a trace.
 
     Args:
-        path: What ``export_chrome_trace`` or ``tensorboard_trace_handler`` wrote, plain or compressed.
         process: The process's number; None for the one that launched the most kernels.
 
     Raises:

@@ -29,7 +29,6 @@ class Intervals:
 
     Args:
         lane: Number of each range's thread, from 0.
-        start: When it begins.
         end: When it ends. Two ranges may begin or end together, or overlap.
     """
 
@@ -222,10 +221,8 @@ class Ranges:
     """The ranges with a meaning.
 
     Attributes:
-        meanings: The meanings of texts.
         meaning: For each range, its row of ``meanings``.
         thread: Its thread; any number except -1.
-        start: When it begins.
         end: When it ends; the end of the trace if it never does.
         sequence: Autograd's sequence number in its text; -1 without one.
         num_ignored: Number of ranges without a meaning, which are left out.
@@ -279,8 +276,6 @@ class Waits:
         what: A place in ``run.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
         stream: The stream that records or waits, or that the host waits for; -1 without one.
         event: Which event; 0 without one. Each record of an event has a number of its own.
-        start: When the host called it.
-        end: When the call returned.
     """
 
     what: Ints
@@ -296,7 +291,6 @@ class Waits:
         An event that was recorded before the trace began is never reached, so waiting for it takes no time.
 
         Args:
-            waits: The waits.
             records: When the host recorded each event, by correlation.
         """
         stream, event, start = waits["stream"], np.maximum(waits["record"], 0), waits["start"]
@@ -327,7 +321,6 @@ class Activity:
         shape: The row of ``shapes`` of each.
         is_copy: Whether each is a copy or a fill.
         is_graph: Whether each is a whole graph, of which only the launch was traced.
-        names: Names.
         shapes: Grid and block as text.
     """
 
@@ -359,8 +352,6 @@ class ProcessTrace:
     Attributes:
         tool: torch.profiler or nsys.
         gpu: The GPU's name; empty if the trace does not give it.
-        ranges: Operations and ranges on the host.
-        activity: What the GPU did.
         thread: For each activity, the thread that launched it; -1 if unknown.
         launch: When it was launched; if that is unknown, when it began.
         linked: The row of ``ranges`` that the tool itself links with each activity; -1 without one.
@@ -368,9 +359,6 @@ class ProcessTrace:
         made_at: When they were captured.
         inputs: For each range, the row of ``shapes`` of an operation's arguments; -1 if they were not traced.
         shapes: Sizes of arguments that are tensors.
-        tool_version: The tool's version; empty if unknown.
-        driver: The driver's or CUDA's version; empty if unknown.
-        torch: The version of torch; empty if unknown.
         rank: The rank that the trace names; -1 without one.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
         num_unreadable: Events that are damaged.

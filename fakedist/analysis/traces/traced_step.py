@@ -117,7 +117,6 @@ def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
     """Where launches happened.
 
     Args:
-        ranges: Ranges of the process.
         thread: Each launch's thread; -1 if the launch is unknown, and so without ranges.
         time: When each was launched, in nanoseconds like the ranges.
     """
@@ -243,14 +242,7 @@ class _Forward:
 
 
 def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints) -> Ints:
-    """For each launch from a node, its layer's range. Gradient accumulation counts for the node that ran before it.
-
-    Args:
-        forward: Layers by sequence number.
-        nodes: All nodes.
-        sequence: The sequence number of each range that is a node.
-        node: The node of each launch.
-    """
+    """For each launch from a node, its layer's range. Gradient accumulation counts for the node that ran before it."""
     asked, place = np.unique(node, return_inverse=True)
     ranges, lanes = forward.ranges, forward.lanes
     numbered = _Chosen(ranges, lanes, sequence >= 0)
@@ -270,9 +262,6 @@ class LayerNumbers:
     Args:
         known: A recording's layers, whose ranges have these names. None for a trace without a recording: a layer is
             then named after all the ranges around it.
-
-    Attributes:
-        rows: Rows in the journal's format.
     """
 
     def __init__(self, known: list[LayerRow] | None = None) -> None:
@@ -348,14 +337,10 @@ class Trace:
     """The trace of one step.
 
     Attributes:
-        ranges: Ranges of the step.
-        activity: Activity on the GPU during the step.
         thread: For each activity, the thread that launched it; -1 if unknown.
         launch: When it was launched; if that is unknown, when it began.
         made_in: For nodes of a CUDA graph, the thread that captured them; -1 for everything else.
         made_at: When they were captured.
-        begin: Start of the step.
-        step: Its number.
         notes: What limits what these times mean.
         waits: Events and waits; None if the tool did not trace what streams wait for.
     """
@@ -378,10 +363,7 @@ class Tool:
 
     Attributes:
         name: cupti or nsys.
-        gpu: The GPU's name.
         source: measured or simulated.
-        version: Version of the tool, where it tells it.
-        report: The tool's report.
     """
 
     name: str
@@ -395,9 +377,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
     """The journal's record of a step's kernels.
 
     Args:
-        trace: The step.
         layers: Numbers of layers. Unknown layers are added to it.
-        tool: Where the trace comes from.
     """
     activity, ranges = trace.activity, trace.ranges
     captured = trace.made_in != -1
@@ -527,11 +507,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 def host_record(trace: Trace) -> HostRecord:
-    """The journal's record of what the host did.
-
-    Args:
-        trace: The step.
-    """
+    """The journal's record of what the host did."""
     ranges = trace.ranges
     waits, calls = Columns(HostWaits), Columns(HostCalls)
     known = trace.waits or Waits(_NONE, _NONE, _NONE, _NONE, _NONE)
@@ -570,11 +546,7 @@ def _script_ranges(trace: Trace, ranges: Ranges, texts: dict[str, int]) -> Colum
 
 
 def profiler_trace(record: ProfilerRecord) -> Trace:
-    """The trace of the timed step.
-
-    Args:
-        record: The journal's record of what torch.profiler saw.
-    """
+    """The trace of the timed step."""
     operations, calls, device = (_columns(each) for each in (record.operations, record.calls, record.activity))
     texts = record.texts
     ranges, steps = _ranges(operations, texts)
@@ -676,12 +648,7 @@ def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
 
 
 def traced_records(profiled: ProfilerRecord, layers: list[LayerRow]) -> list[Record]:
-    """The kernels, and what else the host did; a note if torch.profiler saw no kernels.
-
-    Args:
-        profiled: What it saw.
-        layers: The recording's layers.
-    """
+    """The kernels, and what else the host did; a note if torch.profiler saw no kernels."""
     if not profiled.activity.start:
         return [NoteRecord(time_notes.profiler_saw_no_kernels())]
     trace = profiler_trace(profiled)

@@ -159,7 +159,6 @@ class Usage:
     """The calls made on a group.
 
     Attributes:
-        operations: Names of the operations.
         send_local: Number of ranks on this node that the rank sent to.
         recv_local: Number of ranks on this node that it received from.
         send_remote: Number of ranks on other nodes that it sent to.
@@ -187,7 +186,6 @@ class CommunicatorMemory:
     """The memory of one communicator.
 
     Attributes:
-        channels: Channels for collectives.
         parts: Bytes by part: channels, rings, trees, NVLink SHARP, send and receive. Parts without memory are left out.
     """
 
@@ -206,10 +204,6 @@ def communicator_memory(
     """The memory of a group's communicator; None if the group has none.
 
     Args:
-        shape: Where the group's ranks are.
-        usage: The calls made on the group.
-        interconnect: The interconnect of its GPUs.
-        settings: NCCL's settings.
         network: What joins the nodes, for NCCL's choice of algorithms; by default a NIC of 400 Gb/s for each GPU.
     """
     if not usage.operations and not usage.is_bound:

@@ -18,12 +18,7 @@ from fakedist.cost_model.nccl.settings import MAX_CHANNELS, Settings
 
 @dataclass(frozen=True)
 class Span:
-    """An amount.
-
-    Attributes:
-        low: The least it can be.
-        high: The most it can be.
-    """
+    """An amount."""
 
     low: int
     high: int
@@ -76,8 +71,6 @@ class GroupShape:
         """The shape of a group of these ranks, in nodes of ``gpus_per_node`` consecutive ranks.
 
         Args:
-            ranks: Its ranks.
-            gpus_per_node: GPUs of each node.
             group_rank: This rank's place among them.
         """
         counts = Counter(rank // gpus_per_node for rank in ranks)
@@ -95,7 +88,6 @@ class Interconnect:
     """The interconnect of a GPU model.
 
     Attributes:
-        name: Its name.
         capability: The GPUs' compute capability, its first number.
         bandwidth: Bandwidth of one GPU, bytes per second one way.
         node: Channels for collectives of a group within one node.
@@ -104,7 +96,6 @@ class Interconnect:
         per_peer: Channels for send and receive to each peer within one node.
         nvls: Channels of NVLink SHARP, within one node and over several; (0, 0) without it.
         reads: Whether the receiver reads from the sender. The sender then holds the buffer of protocol Simple.
-        nvlink: Whether it is NVLink.
     """
 
     name: str

@@ -94,11 +94,7 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Read the settings from an environment.
-
-    Args:
-        environment: NCCL_* variables. Others are ignored.
-    """
+    """Read the settings from an environment."""
 
     def read(name: str, default: int) -> int:
         found = number(environment, f"NCCL_{name}")
@@ -173,8 +169,6 @@ def collective_of(operation: str, bytes_in: int, bytes_out: int) -> tuple[str, i
 
     Args:
         operation: The call's operation, e.g. all_gather_into_tensor_coalesced.
-        bytes_in: Bytes of this rank's inputs.
-        bytes_out: Bytes of this rank's outputs.
     """
     sizes = {"bytes_in": bytes_in, "bytes_out": bytes_out, "largest": max(bytes_in, bytes_out)}
     return next(

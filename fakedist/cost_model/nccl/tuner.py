@@ -82,7 +82,6 @@ class Candidate(NamedTuple):
     Attributes:
         algorithm: ring, tree, nvls, nvlstree or pat; pairs or send for what is not tuned.
         protocol: ll, ll128 or simple.
-        time_us: What it costs.
     """
 
     algorithm: str
@@ -94,13 +93,7 @@ class Tuner:
     """Chooses what collectives run on, between GPUs of one model.
 
     Args:
-        interconnect: What joins the GPUs of a node.
-        network: What joins the nodes.
-        settings: NCCL's settings.
         counts_channels: Whether costs follow the number of channels that the settings allow.
-
-    Attributes:
-        settings: The same.
     """
 
     def __init__(
@@ -117,7 +110,6 @@ class Tuner:
             kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, barrier, all_to_all, gather, scatter or
                 send.
             num_bytes: Bytes of the whole buffer.
-            shape: Where the group's ranks are.
         """
         return min(self.candidates(kind, num_bytes, shape), key=lambda each: each.time_us)
 

@@ -22,7 +22,14 @@ from fakedist.errors import ReportError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.results.calibration.matching import Matched, RecordedLaunches, Traced, match, recorded_step, traced_kernels
+from fakedist.results.calibration.matching import (
+    Matched,
+    RecordedLaunches,
+    Traced,
+    match,
+    recorded_step,
+    traced_kernels,
+)
 from fakedist.results.nsys.activity import open_database
 from fakedist.results.nsys.imported import read_process
 from fakedist.rundir.collector import no_collector
@@ -42,7 +49,6 @@ class Left:
 
     Attributes:
         name: The kernel, or the library's function.
-        family: Its family.
         count: How many: of a recorded step, or of the trace.
         time_us: How long they took in the trace; 0 for those of a recorded step.
     """
@@ -58,7 +64,6 @@ class Calibrated:
     """A table of own times, and how much of the trace and of the recorded step it is made from.
 
     Attributes:
-        table: The table.
         num_launches: Launches of the recorded step that a trace can contain.
         num_measured: Those that were matched at least once.
         num_steps: Repetitions of the step in the trace.
@@ -70,7 +75,6 @@ class Calibrated:
         num_ambiguous: Those that may be one of several launches.
         num_too_fast: Those faster than the GPU's peak allows.
         num_elsewhere: Activities of other processes and GPUs.
-        num_unreadable: Damaged events.
         missing: Recorded launches that the trace lacks, most first.
         extra: The trace's kernels that are nothing recorded, most time first.
     """
@@ -98,7 +102,6 @@ def calibrate(
     """Measure the work of a recorded step in a trace.
 
     Args:
-        step: The recorded step.
         trace: The trace. ``trace.gpu`` names the GPU.
         file: The trace's file, which messages and the table name.
         peak_flops: Dense peak of the trace's GPU by type, FLOP/s; empty if it is not known.
@@ -219,8 +222,6 @@ class TimedRun:
 
     Attributes:
         tables: Its tables ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
-        model: The GPU model that it ran on.
-        job: The job.
         nccl: NCCL's variables as the run recorded them.
     """
 
@@ -235,12 +236,9 @@ class StepChange:
     """What own times change in the estimate of a step.
 
     Attributes:
-        gpu: The GPU that the step is priced for.
         model: The name of its model, as ``--gpu`` takes it; empty if it is the run's own.
         estimated_us: The step without own times.
-        step_us: The step with them.
         step_low_us: The least of its 90 % interval; None if it is not known.
-        step_high_us: The most of it.
         measured: Share of kernel time that was measured.
         scaled: Share of kernel time that is estimated and scaled by similar kernels.
     """
@@ -260,7 +258,6 @@ class OwnTimesFound:
     """A table of own times and how it was made.
 
     Attributes:
-        calibrated: The table, and what was matched.
         gpu_is_told: Whether the trace names its GPU; else it was taken to be the run's.
         trace_rank: The rank that the trace names; -1 without one.
         change: What the table changes in the step's estimate; None if the GPU's model is not known.
@@ -278,7 +275,6 @@ def find_own_times(
     """Measure the work of a run's step in a trace.
 
     Args:
-        run: The run, profiled on the virtual GPU.
         exported: The trace: a Chrome trace, or an SQLite export of Nsight Systems.
         trace_file: The file that the user gave, which messages name.
         process: The process in the trace; None for the one with most kernels.
@@ -321,13 +317,7 @@ def is_sqlite(path: Path) -> bool:
 
 
 def step_change(run: TimedRun, gpu: GpuSpec, table: OwnTable) -> StepChange:
-    """Price a run's step with and without own times, as its report does.
-
-    Args:
-        run: The run.
-        gpu: The GPU model of the table.
-        table: Own times.
-    """
+    """Price a run's step with and without own times, as its report does."""
     model, network = prices_of(gpu), network_of(gpu, run.job, nccl=run.nccl)
     before = estimate_times(run.tables, gpu, model, network).source
     prices = OwnPrices(model, table)

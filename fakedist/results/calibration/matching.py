@@ -76,7 +76,6 @@ class Sequence:
     """Launches in the order in which the host made them.
 
     Attributes:
-        signatures: Distinct signatures.
         signature: The row of ``signatures`` of each launch.
     """
 
@@ -252,9 +251,7 @@ def align(recorded: Sequence, traced: Sequence, scores: Scores) -> Ints:
     recorded launches is the launch, the quotient the repetition.
 
     Args:
-        recorded: One step.
         traced: Any number of steps.
-        scores: Scores of all pairs of signatures (``scoring.score``).
     """
     if not len(recorded) or not len(traced):
         return np.full(len(traced), -1, np.int64)
@@ -375,8 +372,6 @@ class Traced:
     """A trace's kernels, copies and fills, in the order in which the host launched them.
 
     Attributes:
-        launches: What is known of each.
-        duration_us: How long each took.
         within: A number of the operation that launched each; -1 if unknown.
     """
 
@@ -422,9 +417,7 @@ def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
     """Match a trace with a recorded step.
 
     Args:
-        recorded: The step's launches.
         work: The row of ``work`` of each: what it has to do.
-        traced: The trace.
     """
     rows, columns = recorded.signatures, traced.launches.signatures
     scores = score(rows, columns)
@@ -574,9 +567,7 @@ class RecordedLaunches:
     """The launches of a recorded step that a trace of the job can contain.
 
     Attributes:
-        launches: The launches, in order.
         work: The row of the table ``work`` of each.
-        works: The table ``work``.
     """
 
     launches: Sequence
@@ -585,12 +576,7 @@ class RecordedLaunches:
 
 
 def recorded_step(launches: pd.DataFrame, work: pd.DataFrame) -> RecordedLaunches:
-    """The recorded step.
-
-    Args:
-        launches: The table ``launches``.
-        work: The table ``work``.
-    """
+    """The recorded step."""
     works = [WorkRow(*row) for row in work[list(WorkRow._fields)].itertuples(index=False, name=None)]
     kept = launches[launches["what"].isin(list(_KINDS)) & (launches["work"] >= 0)]
     by_value: dict[tuple[int, str], Signature] = {}

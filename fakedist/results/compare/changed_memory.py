@@ -56,9 +56,7 @@ def layer_parts(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.D
     """Own bytes of every layer at the peak in both runs. The changes add up to the change of the peak.
 
     Args:
-        a: The table ``layers`` of one run.
-        b: The table ``layers`` of the other.
-        matches: The result of :func:`fakedist.results.compare.changed_memory.match_layers`.
+        a, b: The tables ``layers`` of the runs.
 
     Returns:
         One row for each layer and category that is not empty: a, b (rows or -1), how, category, a_bytes, b_bytes, name
@@ -166,9 +164,7 @@ def peak_blocks(
     Args:
         blocks: The table ``blocks``; columns bytes, alloc_event, operation, phase, layer, category, stack, at_peak.
         stacks: The table ``stacks``; column line.
-        paths: Each layer's name in the comparison.
         cwd: The working directory of the job, which lines are relative to.
-        script_folder: The directory of its script.
 
     Returns:
         Columns bytes, alloc_event, operation, phase, category, path, line, and place: file and function of the line,
@@ -192,8 +188,7 @@ def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Changes of blocks at the peak by layer, category, operation and place, greatest first.
 
     Args:
-        a: :func:`peak_blocks` of one run.
-        b: :func:`peak_blocks` of the other.
+        a, b: Results of :func:`peak_blocks`.
 
     Returns:
         Columns path, category, phase, operation, line (the first in b; in a if b has none), num_a, num_b, a_bytes,
@@ -217,11 +212,7 @@ def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def pattern_parts(layers: pd.DataFrame) -> pd.DataFrame:
-    """Own bytes at the peak: columns path (numbers of repeated layers as ``*``), category, bytes. They add up to it.
-
-    Args:
-        layers: The table ``layers``.
-    """
+    """Own bytes at the peak: columns path (numbers of repeated layers as ``*``), category, bytes. They add up to it."""
     path = pd.Series([pattern or OUTSIDE for pattern in layer_patterns(layers)], name="path")
     frames = [pd.DataFrame({"path": path, "category": c, "bytes": layers[f"peak_{c}_bytes"]}) for c in CATEGORIES]
     sums = pd.concat(frames).groupby(["path", "category"], sort=True)["bytes"].sum().reset_index()
@@ -263,8 +254,7 @@ def same_lines(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, str]:
     of a function may all have moved by the same number: by the one with which most bytes of both coincide.
 
     Args:
-        a: Bytes at the peak by line: ``file:line (function)``, or a text without a line.
-        b: The same of the other.
+        a, b: Bytes at the peak by line: ``file:line (function)``, or a text without a line.
     """
     sides = _by_function(a), _by_function(b)
     files = same_files(*({file for file, _ in side} for side in sides))
@@ -341,8 +331,7 @@ def blocks_by_line(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.D
     """The blocks at both peaks with a column ``key``, which is the same for the same line.
 
     Args:
-        a: :func:`lines_at_peak` of one run.
-        b: :func:`lines_at_peak` of the other.
+        a, b: Results of :func:`lines_at_peak`.
     """
     bytes_a, bytes_b = ({str(line): int(held) for line, held in _held(side).items()} for side in (a, b))
     same = same_lines(bytes_a, bytes_b)
@@ -359,8 +348,7 @@ def line_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Blocks at the peak by line, largest change first. The changes add up to the change of the peak.
 
     Args:
-        a: The first result of :func:`blocks_by_line`.
-        b: The second.
+        a, b: The results of :func:`blocks_by_line`.
 
     Returns:
         Columns line (b's; a's if b has none), was (a's, if it is another), num_a, num_b, a_bytes, b_bytes,
@@ -378,8 +366,7 @@ def size_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Blocks at the peak that only one run has, by line and size, largest change first.
 
     Args:
-        a: The first result of :func:`blocks_by_line`.
-        b: The second.
+        a, b: The results of :func:`blocks_by_line`.
 
     Returns:
         Columns line, block_bytes, num_a, num_b, a_bytes, b_bytes, change_bytes, what. The changes add up to the change
@@ -414,9 +401,6 @@ def _both(a: pd.DataFrame, b: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def line_kinds(lines: pd.DataFrame) -> pd.DataFrame:
     """How many lines appeared, grew, shrank, are gone and are the same.
 
-    Args:
-        lines: The result of :func:`line_changes`.
-
     Returns:
         Columns what, num_lines, num_a, num_b, a_bytes, b_bytes, change_bytes. The changes add up to that of the peak.
     """
@@ -446,8 +430,7 @@ def segment_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """The segments when most was reserved, by pool and size, largest change first.
 
     Args:
-        a: The table ``segments`` of one run.
-        b: The table ``segments`` of the other.
+        a, b: The tables ``segments`` of the runs.
 
     Returns:
         Columns kind (small, large, unknown, private, expandable), segment_bytes (0 for expandable ones, whose sizes

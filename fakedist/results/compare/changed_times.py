@@ -90,7 +90,6 @@ def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
     """Own time of layers by family: columns path, category (the family), us. It adds up to the time of all kernels.
 
     Args:
-        times: The table ``layer_times``.
         paths: Each layer's name in a comparison. Repeated layers share a name.
     """
     path = pd.Series([paths.get(row, "") or OUTSIDE for row in range(len(times))], index=times.index, dtype=object)
@@ -106,7 +105,6 @@ def pattern_times(layers: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     """Own time in the timed step: columns path (numbers of repeated layers as ``*``), category (the family), us.
 
     Args:
-        layers: The table ``layers``.
         times: The table ``layer_times``. It has no rows if nothing was timed.
     """
     return layer_parts(times, dict(enumerate(layer_patterns(layers))))
@@ -168,8 +166,7 @@ def collective_changes(a: list[CollectiveTotal], b: list[CollectiveTotal]) -> pd
     """Calls and bytes by group and operation.
 
     Args:
-        a: ``collectives`` of one summary.
-        b: ``collectives`` of the other.
+        a, b: ``collectives`` of the summaries.
 
     Returns:
         Columns group, operation; group_size, num_calls, bytes_in, bytes_out, each with the prefixes a_ and b_;

@@ -15,7 +15,6 @@ class Stretch:
     """A piece of the common axis.
 
     Attributes:
-        step: The step.
         phase: The phase; empty if the two runs have different phases in this step.
         events: For each run, the first event and the first event after the piece; equal if the run has no events.
         at: Where the piece begins and ends on the axis, from 0 to 1.
@@ -34,7 +33,6 @@ def common_axis(spans: tuple[pd.DataFrame, pd.DataFrame], num_events: tuple[int,
 
     Args:
         spans: The tables ``spans`` of both. A run without rows is one piece.
-        num_events: Number of events of each run.
     """
     steps = [_by_step(table, total) for table, total in zip(spans, num_events, strict=True)]
     pieces: list[Stretch] = []
@@ -75,9 +73,7 @@ def on_axis(curve: Array, pieces: list[Stretch], side: int, num_columns: int) ->
 
     Args:
         curve: The value after each event.
-        pieces: The axis.
         side: The run: 0 or 1.
-        num_columns: Number of columns of the axis.
     """
     column = np.zeros(len(curve), "i8")
     for piece in pieces:

@@ -54,8 +54,7 @@ def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Pair the layers of two runs.
 
     Args:
-        a: The table ``layers`` of one run.
-        b: The table ``layers`` of the other.
+        a, b: The tables ``layers`` of the runs.
 
     Returns:
         Every layer of both runs once: columns ``a`` and ``b`` (rows of the tables; -1 without a counterpart) and
@@ -288,7 +287,6 @@ def layers_bytes(layers: pd.DataFrame, pattern: str) -> int | None:
     """Bytes at the peak of all layers that match a pattern, with children; None if no layer matches.
 
     Args:
-        layers: The table ``layers``.
         pattern: A name in which ``*`` matches any part between two dots: ``layers.*.mlp``.
     """
     named = [names_layer(pattern, str(name) or OUTSIDE) for name in layers["name"]]

@@ -36,13 +36,7 @@ _JOB = {
 
 
 def different_settings(a: Manifest, b: Manifest, summaries: tuple[Summary, Summary]) -> list[dict[str, str]]:
-    """Every setting in which two manifests differ: objects with ``name``, ``a``, ``b``.
-
-    Args:
-        a: The manifest of one run.
-        b: The manifest of the other.
-        summaries: The figures of both.
-    """
+    """Every setting in which two manifests differ: objects with ``name``, ``a``, ``b``."""
     pairs: list[tuple[str, object, object]] = [(name, _setting(a, key), _setting(b, key)) for key, name in _JOB.items()]
     one, other = summaries
     pairs += [
@@ -120,8 +114,6 @@ def changed_names(a: Manifest, b: Manifest, differences: Sequence[dict[str, str]
     """Each change in a few words, those of the script's arguments first.
 
     Args:
-        a: The manifest of one run.
-        b: The manifest of the other.
         differences: The result of :func:`fakedist.results.compare.reasons.different_settings`.
     """
     found = changed_arguments(*([] if each.job is None else each.job.arguments for each in (a, b)))
@@ -132,12 +124,7 @@ def changed_names(a: Manifest, b: Manifest, differences: Sequence[dict[str, str]
 
 
 def changed_arguments(a: Sequence[str], b: Sequence[str]) -> list[str]:
-    """The arguments in which two command lines differ: "--loss-parallel", "--tp 8 -> 4", "no --checkpoint full".
-
-    Args:
-        a: The arguments of one script.
-        b: The arguments of the other.
-    """
+    """The arguments in which two command lines differ: "--loss-parallel", "--tp 8 -> 4", "no --checkpoint full"."""
     before, after = _options(a), _options(b)
     found = []
     for name, values in after.items():
@@ -174,7 +161,6 @@ class Cause:
     """What accounts for most of a change: of the peak in bytes, of a step's kernels in microseconds.
 
     Attributes:
-        change: The change of the figure.
         category: The category (for kernels, the family) that changed most in the same direction.
         path: The layers responsible, with numbers as ``*``; empty if no part of the model is prominent.
         part: The change of these layers.
@@ -193,7 +179,6 @@ def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | Non
 
     Args:
         parts: Columns path, name, category and ``column``: the layers' own changes, which add up to the figure's.
-        column: The column with the changes.
 
     Returns:
         The cause; None if the figure did not change.
@@ -248,7 +233,6 @@ class AllocationSite:
     Attributes:
         line: The job's line, ``file:line (function)``; empty if unknown, as in most of backward.
         operation: The operation; empty if unknown.
-        phase: The phase it runs in.
     """
 
     line: str = ""
@@ -266,7 +250,6 @@ def origin_of(cause: Cause, blocks: pd.DataFrame) -> AllocationSite:
     """Where most of a cause comes from.
 
     Args:
-        cause: The cause.
         blocks: Columns path, category, line, operation, phase, change_bytes of blocks at the peak.
     """
     way = 1 if cause.part > 0 else -1

@@ -46,7 +46,6 @@ class Database:
 
     Args:
         called: The path that error messages name.
-        connection: The open connection.
     """
 
     def __init__(self, called: Path, connection: sqlite3.Connection) -> None:
@@ -103,7 +102,6 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
     """Open an export.
 
     Args:
-        path: The file.
         called: The path that error messages name: the report that the file was exported from.
 
     Raises:
@@ -128,9 +126,6 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
 
 class _Bound:
     """Counts what SQLite does, and stops a query that no table of this size takes: a view can go on without end.
-
-    Args:
-        most: The most steps of SQLite's virtual machine.
 
     Attributes:
         is_over: Whether it stopped a query.
@@ -195,7 +190,6 @@ def read_ranges(database: Database, process: int) -> Ranges:
     """The ranges of a process. Marks and ranges without a meaning are left out.
 
     Args:
-        database: The report.
         process: The upper bits of the process's ``globalTid``.
     """
     known = database.columns("NVTX_EVENTS")
@@ -262,11 +256,7 @@ class _Known(dict[Key, Value]):
 
 
 class _Texts:
-    """Maps rows of NVTX_EVENTS to rows of meanings. Each text is interpreted once.
-
-    Attributes:
-        meanings: The meanings of texts.
-    """
+    """Maps rows of NVTX_EVENTS to rows of meanings. Each text is interpreted once."""
 
     def __init__(self, database: Database) -> None:
         columns = database.columns("NVTX_EVENTS")
@@ -393,9 +383,7 @@ def read_waits(database: Database, process: int, step: tuple[int, int]) -> Waits
     """The waits of a step; None if the report does not tell where events were recorded (``--cuda-event-trace``).
 
     Args:
-        database: The report.
         process: The upper bits of the process's ``globalPid``.
-        step: When the step began and ended.
     """
     columns = ("start", "end", "streamId", "correlationId", "globalPid", "syncType", "eventId")
     wanted = ("streamId", "correlationId", "globalPid", "eventId")

@@ -89,7 +89,6 @@ def read_process(database: Database, process: int | None = None) -> ProcessTrace
     """All that a report has of one process on one GPU.
 
     Args:
-        database: The report.
         process: The process; None for the one that ran the most kernels.
 
     Raises:
@@ -224,9 +223,7 @@ def recorded_step(run_directory: Path, exported: Path, report: Path) -> tuple[Ke
     """The journal's records of the timed step of a recorded run: its kernels, and what else the host did.
 
     Args:
-        run_directory: The run's directory.
         exported: The report of the run's timed step, as SQLite.
-        report: The report itself.
 
     Raises:
         ReportError: The report cannot be read, or has no kernels.
@@ -242,8 +239,6 @@ class ImportedReport:
     """The contents of a report that does not belong to a recorded run.
 
     Attributes:
-        report: The path that the user gave.
-        kernels: The journal's record of the kernels.
         layers: The journal's rows of the layers that its ranges name.
     """
 
@@ -256,9 +251,7 @@ def read_report(report: Path, exported: Path, choice: StepChoice) -> ImportedRep
     """Read a report.
 
     Args:
-        report: The path that the user gave.
         exported: The report as SQLite.
-        choice: Which step of which process.
 
     Raises:
         ReportError: The report cannot be read, or has no such kernels.
