@@ -51,10 +51,10 @@ class AddressRanges:
 
     def take(self, start: int) -> tuple[int, int] | None:
         """Remove and return the range that starts here, as (bytes, segment); None without one."""
-        found = self._starts.pop(start, None)
-        if found is not None:
-            self._ends.pop(start + found[0], None)
-        return found
+        known = self._starts.pop(start, None)
+        if known is not None:
+            self._ends.pop(start + known[0], None)
+        return known
 
     def cut(self, start: int, bytes_: int) -> None:
         """Remove part of a range (an expandable segment unmaps pages)."""
@@ -99,13 +99,13 @@ class Segments:
 
     def add(self, segment: Segment) -> None:
         """Take a segment, or map pages."""
-        place = (segment.stream, segment.pool_id)
+        pool_of = (segment.stream, segment.pool_id)
         number = segment.address
         if segment.is_expandable:
             # A block may span several mappings in a row of its stream and pool. Ordinary segments never merge.
-            number = -1 - self._numbers.setdefault(place, len(self._numbers))
+            number = -1 - self._numbers.setdefault(pool_of, len(self._numbers))
         else:
-            self._ordinary[segment.address] = place
+            self._ordinary[segment.address] = pool_of
         self._ranges.put(segment.address, segment.bytes, number)
 
     def remove(self, segment: Segment) -> None:
@@ -116,13 +116,13 @@ class Segments:
             self._ranges.take(segment.address)
 
     def listed(self) -> list[Segment]:
-        """What is held, sorted by address."""
-        expandable = {-1 - number: place for place, number in self._numbers.items()}
-        found = []
+        """The segments held, sorted by address."""
+        expandable = {-1 - number: pool_of for pool_of, number in self._numbers.items()}
+        segments = []
         for address, bytes_, number in self._ranges.listed():
             stream, pool = expandable[number] if number < 0 else self._ordinary[number]
-            found.append(Segment(address, bytes_, stream, number < 0, pool))
-        return found
+            segments.append(Segment(address, bytes_, stream, number < 0, pool))
+        return segments
 
 
 Ints = npt.NDArray[np.int64]
@@ -167,17 +167,17 @@ def _divisions(text: str) -> tuple[int, ...]:
     """``parseRoundUpPower2Divisions`` in c10/core/AllocatorConfig.cpp: one number, or [256:1,512:2,>:4] in MiB."""
     if text.isdecimal():
         return (_division(text),) * _NUM_INTERVALS
-    found, last = [0] * _NUM_INTERVALS, -1
+    divisions, last = [0] * _NUM_INTERVALS, -1
     for boundary, number in re.findall(r"(\d+|>):(\d+)", text):
         if boundary == ">":
-            found[max(last, 0) + 1 :] = [_division(number)] * (_NUM_INTERVALS - 1 - max(last, 0))
+            divisions[max(last, 0) + 1 :] = [_division(number)] * (_NUM_INTERVALS - 1 - max(last, 0))
             continue
         index = min(int(boundary[:12]).bit_length() - 1, _NUM_INTERVALS - 1)
         if last < 0:
-            found[:index] = [_division(number)] * index
-        found[index] = _division(number)
+            divisions[:index] = [_division(number)] * index
+        divisions[index] = _division(number)
         last = index
-    return tuple(found) if any(found) else ()
+    return tuple(divisions) if any(divisions) else ()
 
 
 def _division(text: str) -> int:
@@ -244,23 +244,23 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
     num_events = len(history.action)
     made = history.at(_ALLOC)
     requested, completed = _ends(history)
-    given = rounded_bytes(history.size[made], settings)
-    whole = _may_be_whole(history, made, given, settings)
+    rounded = rounded_bytes(history.size[made], settings)
+    whole = _may_be_whole(history, made, rounded, settings)
     for event, bytes_ in _play(
-        history, settings, made=made, rounded=given, completed=completed, is_asked=whole
+        history, settings, made=made, rounded=rounded, completed=completed, is_asked=whole
     ).items():
-        given[np.searchsorted(made, event)] = bytes_
+        rounded[np.searchsorted(made, event)] = bytes_
     moves = np.zeros(num_events, np.int64)
-    moves[made] = given
+    moves[made] = rounded
     let_go = requested[made] < num_events
-    moves[requested[made][let_go]] = -given[let_go]
+    moves[requested[made][let_go]] = -rounded[let_go]
     segments = np.where(np.isin(history.action, (_SEGMENT, _MAP)), history.size, 0)
     segments -= np.where(np.isin(history.action, (_SEGMENT_GONE, _UNMAP)), history.size, 0)
     return Replay(
         alloc_event=made,
         free_event=requested[made],
         reuse_event=completed[made],
-        block_bytes=given,
+        block_bytes=rounded,
         allocated_bytes=np.cumsum(moves),
         reserved_bytes=np.cumsum(segments),
         unknown_frees=len(history.at(_REQUESTED)) - int(let_go.sum()),
@@ -275,14 +275,14 @@ def _ends(history: _Events) -> tuple[Ints, Ints]:
     moves = history.at(_ALLOC, _REQUESTED, _COMPLETED)
     moves = moves[np.argsort(history.address[moves], kind="stable")]
     requested, completed = (np.full(len(history.action), len(history.action)) for _ in range(2))
-    what = history.action[moves]
-    first, then = _neighbours(history, moves[what != _COMPLETED], _ALLOC, _REQUESTED)
+    actions = history.action[moves]
+    first, then = _neighbours(history, moves[actions != _COMPLETED], _ALLOC, _REQUESTED)
     requested[first] = then
     is_ours = np.zeros(len(history.action), bool)
     is_ours[then] = True
     blocks = np.empty(len(history.action), np.int64)
     blocks[then] = first
-    asked, done = _neighbours(history, moves[is_ours[moves] | (what == _COMPLETED)], _REQUESTED, _COMPLETED)
+    asked, done = _neighbours(history, moves[is_ours[moves] | (actions == _COMPLETED)], _REQUESTED, _COMPLETED)
     completed[blocks[asked]] = done
     return requested, completed
 
@@ -294,11 +294,11 @@ def _neighbours(history: _Events, events: Ints, first: int, second: int) -> tupl
         events: Some of its events, sorted by address, then in order.
     """
     action, address = history.action[events], history.address[events]
-    found = (action[:-1] == first) & (action[1:] == second) & (address[:-1] == address[1:])
-    return events[:-1][found], events[1:][found]
+    follows = (action[:-1] == first) & (action[1:] == second) & (address[:-1] == address[1:])
+    return events[:-1][follows], events[1:][follows]
 
 
-def _may_be_whole(history: _Events, made: Ints, given: Ints, settings: AllocatorSettings) -> npt.NDArray[np.bool_]:
+def _may_be_whole(history: _Events, made: Ints, rounded: Ints, settings: AllocatorSettings) -> npt.NDArray[np.bool_]:
     """Blocks that may have been given more than their rounded request.
 
     The remainder of a free block is a multiple of 512 bytes. Where 512 bytes are enough for a block (small blocks,
@@ -313,9 +313,9 @@ def _may_be_whole(history: _Events, made: Ints, given: Ints, settings: Allocator
         [history.address[made], history.address[segments] + history.size[segments], np.array([last])]
     )
     borders.sort()
-    behind = history.address[made] + given
+    behind = history.address[made] + rounded
     is_near = borders[np.searchsorted(borders, behind, "right")] - SMALL_BYTES <= behind
-    return np.asarray((given > SMALL_BYTES) & (made < end) & (is_near | (given >= settings.max_split_bytes)))
+    return np.asarray((rounded > SMALL_BYTES) & (made < end) & (is_near | (rounded >= settings.max_split_bytes)))
 
 
 def _play(
@@ -372,18 +372,18 @@ def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: in
     """
     free = AddressRanges()
     held: dict[int, tuple[int, int]] = {}  # by address: bytes, segment
-    found: dict[int, int] = {}
+    bytes_of: dict[int, int] = {}
     for event, action, at, bytes_, is_asked in moves:
         if action == _ALLOC:
-            given = bytes_
+            block_bytes = bytes_
             held.pop(at, None)
             if (taken := free.take(at)) is not None:
-                remaining, segment = taken[0] - given, taken[1]
-                if is_asked and (remaining <= SMALL_BYTES or given >= max_split_bytes):
-                    found[event] = given = taken[0]
+                remaining, segment = taken[0] - block_bytes, taken[1]
+                if is_asked and (remaining <= SMALL_BYTES or block_bytes >= max_split_bytes):
+                    bytes_of[event] = block_bytes = taken[0]
                 elif remaining > 0:
-                    free.put(at + given, remaining, segment)
-                held[at] = given, segment
+                    free.put(at + block_bytes, remaining, segment)
+                held[at] = block_bytes, segment
         elif action == _COMPLETED:
             if (block := held.pop(at, None)) is not None:
                 free.put(at, *block)
@@ -391,4 +391,4 @@ def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: in
             free.put(at, bytes_, at)
         else:
             free.take(at)
-    return found
+    return bytes_of

@@ -46,10 +46,10 @@ def pickled(
     yield parts.dump("device_traces") + parts.dump([_KEYS, ACTIONS, list(stacks), nothing])
     yield parts.dump("segments") + parts.dump(segments)
     yield parts.dump("device_traces") + pickle.EMPTY_LIST
-    place = parts.places()
-    key = {name: np.array([place[id(name)]]) for name in _KEYS}
-    action = np.array([place[id(name)] for name in ACTIONS])
-    stack = np.array([*(place[id(each)] for each in stacks), place[id(nothing)]])  # the last is row -1
+    memo = parts.memo()
+    key = {name: np.array([memo[id(name)]]) for name in _KEYS}
+    action = np.array([memo[id(name)] for name in ACTIONS])
+    stack = np.array([*(memo[id(frames)] for frames in stacks), memo[id(nothing)]])  # the last is row -1
     for history in histories:
         yield pickle.EMPTY_LIST
         for first in range(0, len(history["action"]), _ROWS_AT_ONCE):
@@ -66,9 +66,9 @@ def pickled(
     yield pickle.SETITEMS + pickle.STOP
 
 
-def _reference(place: Array) -> Array:
+def _reference(memo: Array) -> Array:
     """References to earlier objects, one per row."""
-    return _opcode(pickle.LONG_BINGET, place.astype("<u4").view("u1").reshape(-1, 4))
+    return _opcode(pickle.LONG_BINGET, memo.astype("<u4").view("u1").reshape(-1, 4))
 
 
 def _number(values: Array) -> Array:
@@ -116,9 +116,9 @@ class _PickleParts:
         self._pickler.dump(value)
         return self._file.getvalue()[2:-1]
 
-    def places(self) -> dict[int, int]:
+    def memo(self) -> dict[int, int]:
         """The index under which the unpickler memoizes each object, by the object's id."""
-        return {of: place for of, (place, _) in self._pickler.memo.copy().items()}
+        return {of: index for of, (index, _) in self._pickler.memo.copy().items()}
 
 
 _COLUMNS = ("action", "address", "size", "stream", "time_us", "stack")
@@ -158,15 +158,15 @@ def _segment(segment: Segment, *, held: list[tuple[int, ...]], stacks: list[list
         held: Address, bytes, requested bytes and stack of its blocks, sorted by address.
     """
     address, size = segment.address, segment.bytes
-    found: list[dict[str, object]] = []
+    parts: list[dict[str, object]] = []
     at = address
     for start, bytes_, requested, stack in [*held, (address + size, 0, 0, -1)]:
         if start > at:
-            found.append({"address": at, "size": start - at, "requested_size": 0, "state": "inactive", "frames": []})
+            parts.append({"address": at, "size": start - at, "requested_size": 0, "state": "inactive", "frames": []})
         if bytes_:
             frames = stacks[stack] if stack >= 0 else []
             state = {"state": "active_allocated", "frames": frames}
-            found.append({"address": start, "size": bytes_, "requested_size": requested, **state})
+            parts.append({"address": start, "size": bytes_, "requested_size": requested, **state})
         at = start + bytes_
     in_use = sum(block[1] for block in held)
     small = max(block[1] for block in held) <= SMALL_BYTES if held else size == SMALL_SEGMENT_BYTES
@@ -181,5 +181,5 @@ def _segment(segment: Segment, *, held: list[tuple[int, ...]], stacks: list[list
         "segment_pool_id": segment.pool_id,
         "is_expandable": segment.is_expandable,
         "frames": [],
-        "blocks": found,
+        "blocks": parts,
     }

@@ -182,7 +182,7 @@ class TracedGroup:
 
 @dataclass(frozen=True)
 class TracedRank:
-    """What a trace is written from.
+    """The tables that a trace is written from.
 
     Attributes:
         groups: Its groups, in the order of the table ``groups``.
@@ -214,7 +214,7 @@ class WrittenTrace:
 
 @dataclass(frozen=True)
 class Prerequisites:
-    """What a launch waits for: rows of the table ``launches``.
+    """The launches that a launch waits for, as rows of the table ``launches``.
 
     Attributes:
         data: On the GPU: the launch before it on its stream, and those that its stream waited for.
@@ -260,7 +260,7 @@ def write_groups(groups: Mapping[int, Sequence[int]], directory: Path, name: str
 
 
 def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Prerequisites]:
-    """What each launch waits for, by its row. Rows without work are no launches.
+    """The launches that each launch waits for, by its row. Rows without work are left out.
 
     Args:
         together: Rows that run at once: they all wait for what the first of them waits for.
@@ -269,36 +269,36 @@ def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ())
     before: dict[int, Prerequisites] = {}
     last: dict[tuple[int, int], tuple[int, ...]] = {}
     recorded: dict[int, tuple[int, ...]] = {}
-    found = {}
+    waits = {}
     columns = [launches[name].tolist() for name in ("what", "device", "stream", "event", "work")]
     host = _HostWaits(list(zip(columns[1], columns[2], strict=True)))
-    for row, (what, device, stream, event, work) in enumerate(zip(*columns, strict=True)):
+    for row, (kind, device, stream, event, work) in enumerate(zip(*columns, strict=True)):
         at = (device, stream)
         if work >= 0:
-            found[row] = Prerequisites(last.get(at, ()), host.taken(at))
+            waits[row] = Prerequisites(last.get(at, ()), host.taken(at))
             if (number := batch.get(row)) is not None:
-                own = before.setdefault(number, found[row])
-                others = tuple(each for each in found[row].data if batch.get(each) != number)
-                found[row] = Prerequisites(_joined(own.data, others), _joined(own.control, found[row].control))
-                siblings = tuple(each for each in last.get(at, ()) if batch.get(each) == number)
+                own = before.setdefault(number, waits[row])
+                others = tuple(earlier for earlier in waits[row].data if batch.get(earlier) != number)
+                waits[row] = Prerequisites(_joined(own.data, others), _joined(own.control, waits[row].control))
+                siblings = tuple(earlier for earlier in last.get(at, ()) if batch.get(earlier) == number)
                 last[at] = (*siblings, row)
             else:
                 last[at] = (row,)
-            if what == "host_reads":
+            if kind == "host_reads":
                 host.waits((row,))
-        elif what == "stream_records":
+        elif kind == "stream_records":
             recorded[event] = last.get(at, ())
-        elif what == "stream_waits":
+        elif kind == "stream_waits":
             last[at] = _joined(last.get(at, ()), recorded.get(event, ()))
-        elif what == "host_waits_for_device":
+        elif kind == "host_waits_for_device":
             host.waits(_joined(*last.values()))
         else:
             host.waits(recorded.get(event, ()) if event else last.get(at, ()))
-    return found
+    return waits
 
 
 class _HostWaits:
-    """What the host has waited for since each stream's last launch."""
+    """The launches that the host has waited for since each stream's last launch."""
 
     def __init__(self, streams: Sequence[tuple[int, int]]) -> None:
         self._streams = streams
@@ -356,19 +356,19 @@ def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> tuple
             id=number,
             name=name,
             type=COMPUTE,
-            data_deps=[numbers[each] for each in wait.data],
-            ctrl_deps=[numbers[each] for each in wait.control],
+            data_deps=[numbers[row_before] for row_before in wait.data],
+            ctrl_deps=[numbers[row_before] for row_before in wait.control],
             duration_micros=round(float(np.nan_to_num(traced.duration_us[row]))),
         )
         _attribute(node, "is_cpu_op", "bool", value=False)
         if call_of[row] >= 0:
-            what, kind = _call(node, calls[call_of[row]], traced)
-            collectives.update([kind] if what == "collectives" else [])
+            became, kind = _call(node, calls[call_of[row]], traced)
+            collectives.update([kind] if became == "collectives" else [])
         else:
-            what = "kernels"
+            became = "kernels"
             _attribute(node, "num_ops", "int64", _whole(flops))
             _attribute(node, "tensor_size", "uint64", _whole(moved_bytes))
-        num_nodes[what] += 1
+        num_nodes[became] += 1
         write_message(file, node)
     return num_nodes, collectives
 
@@ -380,9 +380,11 @@ def _batches(launches: pd.DataFrame, calls: Mapping[int, _CallRow]) -> list[list
         for sequence, call in calls.items()
         if call.operation.startswith(("send", "recv"))
     }
-    what = [LAUNCH_KINDS.index(str(each)) for each in launches["what"].tolist()]
+    kinds = [LAUNCH_KINDS.index(str(kind)) for kind in launches["what"].tolist()]
     streams = list(zip(launches["device"].tolist(), launches["stream"].tolist(), strict=True))
-    return [[each.row for each in batch] for batch in transfers_of(launches["call"].tolist(), what, streams, known)]
+    return [
+        [transfer.row for transfer in batch] for batch in transfers_of(launches["call"].tolist(), kinds, streams, known)
+    ]
 
 
 def _call(node: Message, call: _CallRow, traced: TracedRank) -> tuple[str, str]:

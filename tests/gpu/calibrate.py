@@ -30,7 +30,7 @@ from fakedist.gpu.models.spec import GpuSpec
 from fakedist.launcher.machine import count_real_gpus
 from fakedist.report.text.own_times_text import own_times_lines
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
-from fakedist.results.calibration.calibrating import OwnTimesFound, find_own_times
+from fakedist.results.calibration.calibrating import Calibration, calibrate_run
 from fakedist.results.opening import open_timed_run
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ def calibrate(out: Path | None, gpu: str | None, *, rehearse: bool, short: bool 
         on_gpu = [*virtual, "--until=end", "-o", str(Path(scratch, "traced"))] if rehearse else []
         on_gpu = [each for each in on_gpu if not each.startswith("--steps")]
         _python(*on_gpu, str(SHAPES), "--trace", str(trace), *arguments)
-        found = find_own_times(open_timed_run(run), trace, trace, is_rehearsal=rehearse)
+        found = calibrate_run(open_timed_run(run), trace, trace, is_rehearsal=rehearse)
     for line in own_times_lines(found, 0, trace):
         print(line)
     replace_text(target, own_table_text(_told(found)))
@@ -114,7 +114,7 @@ def driver_version() -> str:
         return ""
 
 
-def _told(found: OwnTimesFound) -> OwnTable:
+def _told(found: Calibration) -> OwnTable:
     """The table, with where it comes from."""
     table = found.calibrated.table
     origin = dataclasses.replace(

@@ -51,30 +51,30 @@ class Intervals:
         """For each point, the row of the range that began last among those that contain it; -1 without any."""
         inside = (time >= self._first) & (time < self._first + self._stride)
         point = np.where(inside, self._at(lane, np.where(inside, time, self._first)), -1)
-        place = np.searchsorted(self._start, point, side="right") - 1
-        place[~inside] = -1
-        return self._rows(self._out_of(place, point))
+        index = np.searchsorted(self._start, point, side="right") - 1
+        index[~inside] = -1
+        return self._rows(self._out_of(index, point))
 
     def parents(self) -> Ints:
         """For each range, the row of the range around it; -1 without one."""
-        found = np.empty(len(self.order), np.int64)
-        found[self.order] = self._rows(self._outer)
-        return found
+        rows = np.empty(len(self.order), np.int64)
+        rows[self.order] = self._rows(self._outer)
+        return rows
 
-    def _rows(self, place: Ints) -> Ints:
+    def _rows(self, index: Ints) -> Ints:
         if not len(self.order):
-            return np.full(len(place), -1, np.int64)
-        return np.where(place >= 0, self.order[place], -1)
+            return np.full(len(index), -1, np.int64)
+        return np.where(index >= 0, self.order[index], -1)
 
-    def _out_of(self, place: Ints, point: Ints) -> Ints:
+    def _out_of(self, index: Ints, point: Ints) -> Ints:
         """Go outwards from the last range that began before a point to the first that has not ended by then."""
-        waiting = np.flatnonzero(place >= 0)
+        waiting = np.flatnonzero(index >= 0)
         while len(waiting):
-            over = self._end[place[waiting]] < point[waiting]
+            over = self._end[index[waiting]] < point[waiting]
             waiting = waiting[over]
-            place[waiting] = self._outer[place[waiting]]
-            waiting = waiting[place[waiting] >= 0]
-        return place
+            index[waiting] = self._outer[index[waiting]]
+            waiting = waiting[index[waiting] >= 0]
+        return index
 
     def _at(self, lane: npt.NDArray[np.integer], time: Ints) -> Ints:
         return lane.astype(np.int64) * self._stride + (time - self._first)
@@ -144,12 +144,12 @@ class Meaning:
 
 def without_numbers(text: str) -> tuple[str, int]:
     """A range's text without the parts that make each one unique, and autograd's sequence number; -1 without one."""
-    found = _SEQUENCE.search(text) if ", " in text else None
+    sequence = _SEQUENCE.search(text) if ", " in text else None
     for tail in TAILS:
         if tail in text:
             text = text[: text.index(tail)]
             break
-    return text, int(found[1]) if found else -1
+    return text, int(sequence[1]) if sequence else -1
 
 
 def meaning(text: str, domain: str = "") -> Meaning:
@@ -189,8 +189,8 @@ def _own(text: str) -> Meaning:
 
 
 def _phase(text: str) -> str:
-    found = [phase for phase, words in _PHASES if words.search(text)]
-    return found[0] if len(found) == 1 else ""  # "forward-backward" is neither
+    matches = [phase for phase, words in _PHASES if words.search(text)]
+    return matches[0] if len(matches) == 1 else ""  # "forward-backward" is neither
 
 
 def find_rows(keys: Ints, asked: Ints) -> Ints:
@@ -198,8 +198,8 @@ def find_rows(keys: Ints, asked: Ints) -> Ints:
     if not len(keys):
         return np.full(len(asked), -1, np.int64)
     order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], asked), len(keys) - 1)
-    return np.where(keys[order[place]] == asked, order[place], -1)
+    index = np.minimum(np.searchsorted(keys[order], asked), len(keys) - 1)
+    return np.where(keys[order[index]] == asked, order[index], -1)
 
 
 def taken(column: Ints, rows: Ints) -> Ints:
@@ -241,23 +241,23 @@ class Ranges:
     @property
     def kind(self) -> npt.NDArray[np.int8]:
         """STEP, PHASE, ... of each range."""
-        return np.array([each.kind for each in self.meanings] or [IGNORED], np.int8)[self.meaning]
+        return np.array([meaning.kind for meaning in self.meanings] or [IGNORED], np.int8)[self.meaning]
 
     def with_functions(self) -> Ranges:
         """Treat the script's autograd functions as operations. torch names them after their class and numbers them."""
-        ours = np.array([each.is_ours for each in self.meanings] or [False])[self.meaning]
+        ours = np.array([meaning.is_ours for meaning in self.meanings] or [False])[self.meaning]
         rows = np.flatnonzero((self.kind == LAYER) & (self.sequence >= 0) & ~ours)
         if not len(rows):
             return self
-        distinct, place = np.unique(self.meaning[rows], return_inverse=True)
+        distinct, which = np.unique(self.meaning[rows], return_inverse=True)
         meaning = self.meaning.copy()
-        meaning[rows] = len(self.meanings) + place
-        functions = [Meaning(OPERATION, self.meanings[each].name) for each in distinct.tolist()]
+        meaning[rows] = len(self.meanings) + which
+        functions = [Meaning(OPERATION, self.meanings[number].name) for number in distinct.tolist()]
         return dataclasses.replace(self, meanings=[*self.meanings, *functions], meaning=meaning)
 
     def told_by_us(self) -> Ranges:
         """Drop the script's own steps, phases and layers if fakedist's are in the trace."""
-        ours = np.array([each.is_ours for each in self.meanings] or [False])[self.meaning]
+        ours = np.array([meaning.is_ours for meaning in self.meanings] or [False])[self.meaning]
         return self.where(ours | ~np.isin(self.kind, (STEP, PHASE, LAYER))) if ours.any() else self
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Ranges:
@@ -270,10 +270,10 @@ class Ranges:
 
 @dataclass
 class Waits:
-    """What the host gave to the streams besides work: events, and waits for them. Times as of the ranges.
+    """Events that the host recorded on streams, and waits for them. Times as of the ranges.
 
     Attributes:
-        what: A place in ``run.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
+        what: An index of ``rundir.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
         stream: The stream that records or waits, or that the host waits for; -1 without one.
         event: Which event; 0 without one. Each record of an event has a number of its own.
     """
@@ -295,7 +295,7 @@ class Waits:
         """
         stream, event, start = waits["stream"], np.maximum(waits["record"], 0), waits["start"]
         record, first = np.unique(event, return_index=True)
-        at = np.array([records.get(each, -1) for each in record.tolist()], np.int64)
+        at = np.array([records.get(number, -1) for number in record.tolist()], np.int64)
         first = first[(record > 0) & (at >= 0)]
         at = at[(record > 0) & (at >= 0)]
         # What waits for an event of before the trace still has one, or the host would wait for a whole stream.
@@ -397,28 +397,28 @@ class ProcessTrace:
         threads, lanes = np.unique(np.concatenate([ranges.thread[rows], thread]), return_inverse=True)
         lane = np.where(thread == -1, len(threads), lanes[len(rows) :])
         intervals = Intervals(lanes[: len(rows)], ranges.start[rows], ranges.end[rows])
-        places = np.full(len(ranges.meaning), -1, np.int64)
-        places[rows] = np.arange(len(rows))
-        found = intervals.innermost(lane, time)
-        linked = np.where(self.linked >= 0, places[self.linked], -1) if len(places) else self.linked
-        found = np.where(linked >= 0, linked, found)
-        chains, chain = self._chains(rows, intervals.parents(), found)
-        innermost = np.where(found >= 0, rows[found], -1) if len(rows) else found
+        index_of = np.full(len(ranges.meaning), -1, np.int64)
+        index_of[rows] = np.arange(len(rows))
+        innermost_index = intervals.innermost(lane, time)
+        linked = np.where(self.linked >= 0, index_of[self.linked], -1) if len(index_of) else self.linked
+        innermost_index = np.where(linked >= 0, linked, innermost_index)
+        chains, chain = self._chains(rows, intervals.parents(), innermost_index)
+        innermost = np.where(innermost_index >= 0, rows[innermost_index], -1) if len(rows) else innermost_index
         return innermost, chains, chain
 
-    def _chains(self, rows: Ints, parents: Ints, found: Ints) -> tuple[list[tuple[str, ...]], Ints]:
+    def _chains(self, rows: Ints, parents: Ints, innermost: Ints) -> tuple[list[tuple[str, ...]], Ints]:
         meaning = self.ranges.meaning[rows]
         numbers: dict[tuple[str, ...], int] = {(): 0}
         of_range = {-1: 0}
-        for place in np.unique(found).tolist():
+        for index in np.unique(innermost).tolist():
             names: list[str] = []
-            at = place
+            at = index
             while at >= 0:
                 name = self.ranges.meanings[meaning[at]].name
                 if name not in names:
                     names.append(name)
                 at = int(parents[at])
-            of_range[place] = numbers.setdefault(tuple(names), len(numbers))
-        distinct, where = np.unique(found, return_inverse=True)
-        chain = np.array([of_range[each] for each in distinct.tolist()], np.int64)
-        return list(numbers), chain[where] if len(found) else np.zeros(0, np.int64)
+            of_range[index] = numbers.setdefault(tuple(names), len(numbers))
+        distinct, where = np.unique(innermost, return_inverse=True)
+        chain = np.array([of_range[index] for index in distinct.tolist()], np.int64)
+        return list(numbers), chain[where] if len(innermost) else np.zeros(0, np.int64)

@@ -92,10 +92,10 @@ class _Chosen:
 
     def innermost(self, lane: Ints, time: Ints) -> Ints:
         """For each launch, the row of its innermost range; -1 without one."""
-        found = self._intervals.innermost(np.zeros_like(lane) if self._one_lane else lane, time)
+        index = self._intervals.innermost(np.zeros_like(lane) if self._one_lane else lane, time)
         if not len(self.rows):
-            return found
-        return np.where(found >= 0, self.rows[found], -1)
+            return index
+        return np.where(index >= 0, self.rows[index], -1)
 
     def is_inside(self) -> Bools:
         """Whether each chosen range is inside another chosen range."""
@@ -103,14 +103,14 @@ class _Chosen:
 
     def before(self, lane: Ints, time: Ints) -> Ints:
         """For each point, the row of the last range that began before it in its thread, ended or not; -1 if none."""
-        found = np.full(len(lane), -1, np.int64)
-        for each in np.unique(lane):
-            mine, asked = np.flatnonzero(self.lane == each), lane == each
+        rows = np.full(len(lane), -1, np.int64)
+        for thread in np.unique(lane):
+            mine, asked = np.flatnonzero(self.lane == thread), lane == thread
             order = mine[np.argsort(self.start[mine], kind="stable")]
-            place = np.searchsorted(self.start[order], time[asked], side="left") - 1
+            index = np.searchsorted(self.start[order], time[asked], side="left") - 1
             if len(order):
-                found[asked] = np.where(place >= 0, self.rows[order[place]], -1)
-        return found
+                rows[asked] = np.where(index >= 0, self.rows[order[index]], -1)
+        return rows
 
 
 def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
@@ -127,7 +127,7 @@ def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
     layers = _Chosen(ranges, lanes, kind == LAYER)
     nodes = _Chosen(ranges, lanes, kind == NODE)
     operations = _Chosen(ranges, lanes, (kind == OPERATION) | (kind == DERIVATIVE))
-    layer, node, operation = (each.innermost(lane, time) for each in (layers, nodes, operations))
+    layer, node, operation = (ranges_of_kind.innermost(lane, time) for ranges_of_kind in (layers, nodes, operations))
     main = _busiest(lanes[kind == LAYER], lane)
     elsewhere = (node < 0) & ~np.isin(lane, layers.lane) & (thread != -1)
     layer[elsewhere] = layers.innermost(np.full(int(elsewhere.sum()), main), time[elsewhere])
@@ -166,8 +166,8 @@ def _with_gradient(ranges: Ranges) -> Bools:
 
     Inside a node these are the operations of a recomputed forward.
     """
-    found: Bools = (ranges.kind == OPERATION) & (ranges.sequence >= 0)
-    return found
+    mask: Bools = (ranges.kind == OPERATION) & (ranges.sequence >= 0)
+    return mask
 
 
 def _numbers_of_nodes(ranges: Ranges, lanes: Ints, nodes: _Chosen) -> Ints:
@@ -175,38 +175,38 @@ def _numbers_of_nodes(ranges: Ranges, lanes: Ints, nodes: _Chosen) -> Ints:
 
     torch.profiler writes the number on the node, emit_nvtx on the function that the node calls.
     """
-    found = np.where(ranges.kind == NODE, ranges.sequence, -1)
+    numbers = np.where(ranges.kind == NODE, ranges.sequence, -1)
     functions = np.flatnonzero((ranges.kind == DERIVATIVE) & (ranges.sequence >= 0))
     functions = functions[np.argsort(-ranges.start[functions], kind="stable")]  # a node's first function is its own
     node = nodes.innermost(lanes[functions], ranges.start[functions])
-    found[node[node >= 0]] = ranges.sequence[functions[node >= 0]]
-    return found
+    numbers[node[node >= 0]] = ranges.sequence[functions[node >= 0]]
+    return numbers
 
 
 def _of_ours(ranges: Ranges) -> Bools:
-    of_meaning: Bools = np.array([each.name.startswith(_OURS) for each in ranges.meanings] or [False])
+    of_meaning: Bools = np.array([meaning.name.startswith(_OURS) for meaning in ranges.meanings] or [False])
     return of_meaning[ranges.meaning]
 
 
 def _calls(ranges: Ranges, lanes: Ints, ours: Ints) -> Ints:
     """The number in the mark emitted just before each collective began."""
     marks = _Chosen(ranges, lanes, ranges.kind == CALL)
-    number = np.array([each.number for each in ranges.meanings] or [-1], np.int64)
-    found = np.full(len(ours), -1, np.int64)
+    number = np.array([meaning.number for meaning in ranges.meanings] or [-1], np.int64)
+    calls = np.full(len(ours), -1, np.int64)
     inside = ours >= 0
     mark = marks.before(lanes[ours[inside]], ranges.start[ours[inside]])
-    found[inside] = np.where(mark >= 0, number[ranges.meaning[mark]], -1) if len(ranges.meaning) else -1
-    return found
+    calls[inside] = np.where(mark >= 0, number[ranges.meaning[mark]], -1) if len(ranges.meaning) else -1
+    return calls
 
 
 def _phase_ranges(ranges: Ranges, lanes: Ints, lane: Ints, time: Ints) -> Ints:
     """The range that gives the phase: in the launch's thread, else in any (threads wait for each other)."""
-    says = np.array([each.phase != "" and each.kind in (PHASE, LAYER) for each in ranges.meanings] or [False])
+    says = np.array([meaning.phase != "" and meaning.kind in (PHASE, LAYER) for meaning in ranges.meanings] or [False])
     mask = says[ranges.meaning]
-    found = _Chosen(ranges, lanes, mask).innermost(lane, time)
-    none = found < 0
-    found[none] = _Chosen(ranges, lanes, mask, one_lane=True).innermost(lane[none], time[none])
-    return found
+    rows = _Chosen(ranges, lanes, mask).innermost(lane, time)
+    none = rows < 0
+    rows[none] = _Chosen(ranges, lanes, mask, one_lane=True).innermost(lane[none], time[none])
+    return rows
 
 
 class _Forward:
@@ -227,14 +227,14 @@ class _Forward:
         lane = np.where(inner, self.lanes[node], self._main)  # an inner backward is of what was recomputed there
         key = self._keys(lane, sequence)
         known = self._keys(self.lanes[self._rows], self.ranges.sequence[self._rows])
-        place = np.minimum(np.searchsorted(known, key), max(len(known) - 1, 0))
-        found = np.full(len(node), _UNKNOWN, np.int64)
+        index = np.minimum(np.searchsorted(known, key), max(len(known) - 1, 0))
+        layers = np.full(len(node), _UNKNOWN, np.int64)
         if not len(known):
-            return found
-        hit = (known[place] == key) & (sequence >= 0)
-        row = self._rows[place[hit]]
-        found[hit] = self._layers.innermost(self.lanes[row], self.ranges.start[row])
-        return found
+            return layers
+        hit = (known[index] == key) & (sequence >= 0)
+        row = self._rows[index[hit]]
+        layers[hit] = self._layers.innermost(self.lanes[row], self.ranges.start[row])
+        return layers
 
     @staticmethod
     def _keys(lane: Ints, sequence: Ints) -> Ints:
@@ -243,14 +243,14 @@ class _Forward:
 
 def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints) -> Ints:
     """For each launch from a node, its layer's range. Gradient accumulation counts for the node that ran before it."""
-    asked, place = np.unique(node, return_inverse=True)
+    asked, which = np.unique(node, return_inverse=True)
     ranges, lanes = forward.ranges, forward.lanes
     numbered = _Chosen(ranges, lanes, sequence >= 0)
     bare = sequence[asked] < 0
     before = numbered.before(lanes[asked[bare]], ranges.start[asked[bare]])
     asked[bare] = np.where(before >= 0, before, asked[bare])
     inner = nodes.is_inside()[np.searchsorted(nodes.rows, asked)]
-    return forward.layer(asked, sequence[asked], inner)[place]
+    return forward.layer(asked, sequence[asked], inner)[which]
 
 
 OUTSIDE = 0
@@ -274,22 +274,22 @@ class LayerNumbers:
         if not len(ranges.meaning):
             return np.full(len(rows), OUTSIDE, np.int64)
         asked = rows >= 0
-        found = np.full(len(rows), OUTSIDE, np.int64)
+        numbers = np.full(len(rows), OUTSIDE, np.int64)
         if self._is_recorded:
-            of_meaning = np.array([self._by_name.get(each.name, OUTSIDE) for each in ranges.meanings], np.int64)
-            found[asked] = of_meaning[ranges.meaning[rows[asked]]]
+            of_meaning = np.array([self._by_name.get(meaning.name, OUTSIDE) for meaning in ranges.meanings], np.int64)
+            numbers[asked] = of_meaning[ranges.meaning[rows[asked]]]
         else:
-            ours = np.array([each.is_ours for each in ranges.meanings])[ranges.meaning[rows[asked]]]
-            found[np.flatnonzero(asked)[~ours]] = self._by_path(ranges, rows[asked][~ours])
-            found[np.flatnonzero(asked)[ours]] = self._by_own_name(ranges, rows[asked][ours])
-        return found
+            ours = np.array([meaning.is_ours for meaning in ranges.meanings])[ranges.meaning[rows[asked]]]
+            numbers[np.flatnonzero(asked)[~ours]] = self._by_path(ranges, rows[asked][~ours])
+            numbers[np.flatnonzero(asked)[ours]] = self._by_own_name(ranges, rows[asked][ours])
+        return numbers
 
     def _by_own_name(self, ranges: Ranges, rows: Ints) -> Ints:
         """Layers from fakedist's own ranges, whose names are qualified, without the run that the report belongs to."""
-        names = [each.name for each in ranges.meanings if each.is_ours and each.kind == LAYER]
+        names = [meaning.name for meaning in ranges.meanings if meaning.is_ours and meaning.kind == LAYER]
         root = next((name for name in names if name.startswith("(") and name.endswith(")")), "")
-        said, place = np.unique(ranges.meaning[rows], return_inverse=True)
-        return np.array([self._qualified(ranges.meanings[each].name, root) for each in said], np.int64)[place]
+        said, which = np.unique(ranges.meaning[rows], return_inverse=True)
+        return np.array([self._qualified(ranges.meanings[number].name, root) for number in said], np.int64)[which]
 
     def _qualified(self, name: str, root: str) -> int:
         if name not in self._by_name:
@@ -314,9 +314,9 @@ class LayerNumbers:
         ready = needed[parents[needed] < 0]
         while len(ready):
             above = np.where(parents[ready] >= 0, number[parents[ready]], OUTSIDE)
-            keys, place = np.unique(np.stack([above, meaning[ready]]), axis=1, return_inverse=True)
+            keys, which = np.unique(np.stack([above, meaning[ready]]), axis=1, return_inverse=True)
             numbers = [self._number(parent, ranges.meanings[said].name) for parent, said in keys.T.tolist()]
-            number[ready] = np.array(numbers, np.int64)[place.ravel()]
+            number[ready] = np.array(numbers, np.int64)[which.ravel()]
             ready = needed[np.isin(parents[needed], ready)]
         return number[wanted]
 
@@ -381,12 +381,12 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
     """
     activity, ranges = trace.activity, trace.ranges
     captured = trace.made_in != -1
-    places = find_places(
+    launched = find_places(
         ranges, np.where(captured, trace.made_in, trace.thread), np.where(captured, trace.made_at, trace.launch)
     )
     texts: dict[str, int] = {"": 0}
-    phase = _phases(ranges, places)
-    operation, family = _operations_and_families(activity, ranges, places, phase, texts)
+    phase = _phases(ranges, launched)
+    operation, family = _operations_and_families(activity, ranges, launched, phase, texts)
     name = _numbered(activity.names, texts)[activity.name] if len(activity) else activity.name
     grid = _numbered([grid for grid, _ in activity.shapes], texts)[activity.shape]
     block = _numbered([block for _, block in activity.shapes], texts)[activity.shape]
@@ -405,10 +405,10 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         "op": np.full(len(activity), -1),
         "step": np.full(len(activity), trace.step),
         "phase": phase,
-        "recompute": places.recompute,
-        "layer": layers.of(ranges, places.layer),
-        "call": places.call,
-        "flops": _flops(ranges, places, family, end - start),
+        "recompute": launched.recompute,
+        "layer": layers.of(ranges, launched.layer),
+        "call": launched.call,
+        "flops": _flops(ranges, launched, family, end - start),
         "moved_bytes": np.where(bytes_ >= 0, bytes_, np.nan),
         "bound": np.zeros(len(activity)),
     }
@@ -419,7 +419,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         step=trace.step,
         gpu=tool.gpu,
         step_us=(until - trace.begin) / 1000,
-        notes=[*trace.notes, *_notes(trace, places, phase)],
+        notes=[*trace.notes, *_notes(trace, launched, phase)],
         tool_version=tool.version,
         report=tool.report,
     )
@@ -429,51 +429,53 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
     return KernelsRecord(source, list(texts), **packed)
 
 
-def _numbered(found: list[str], texts: dict[str, int]) -> Ints:
-    return np.array([texts.setdefault(text, len(texts)) for text in found], np.int64)
+def _numbered(names: list[str], texts: dict[str, int]) -> Ints:
+    return np.array([texts.setdefault(text, len(texts)) for text in names], np.int64)
 
 
-def _phases(ranges: Ranges, places: Places) -> npt.NDArray[np.uint8]:
+def _phases(ranges: Ranges, launched: Places) -> npt.NDArray[np.uint8]:
     """Indices into ``PHASES``."""
     other = PHASES.index("other")
     of_meaning = np.array([PHASES.index(m.phase) if m.phase in PHASES else other for m in ranges.meanings] or [other])
-    told = of_meaning[ranges.meaning][places.phase] if len(ranges.meaning) else np.full(len(places.phase), other)
-    found = np.where(places.phase >= 0, told, other)
-    return np.where(places.in_node, PHASES.index("backward"), found).astype(np.uint8)
+    of_range = (
+        of_meaning[ranges.meaning][launched.phase] if len(ranges.meaning) else np.full(len(launched.phase), other)
+    )
+    phases = np.where(launched.phase >= 0, of_range, other)
+    return np.where(launched.in_node, PHASES.index("backward"), phases).astype(np.uint8)
 
 
 def _operations_and_families(
-    activity: Activity, ranges: Ranges, places: Places, phase: npt.NDArray[np.uint8], texts: dict[str, int]
+    activity: Activity, ranges: Ranges, launched: Places, phase: npt.NDArray[np.uint8], texts: dict[str, int]
 ) -> tuple[Ints, npt.NDArray[np.uint8]]:
     """Numbers of the operations' texts, and families. Each distinct kernel of an operation is classified once."""
     said = np.full(len(activity), -1, np.int64)
-    known = places.operation >= 0
-    said[known] = ranges.meaning[places.operation[known]]
-    keys = np.stack([activity.name, said, phase.astype(np.int64), places.in_collective.astype(np.int64)])
-    distinct, place = np.unique(keys, axis=1, return_inverse=True)
+    known = launched.operation >= 0
+    said[known] = ranges.meaning[launched.operation[known]]
+    keys = np.stack([activity.name, said, phase.astype(np.int64), launched.in_collective.astype(np.int64)])
+    distinct, which = np.unique(keys, axis=1, return_inverse=True)
     operations, families = [], []
     for name, text, in_phase, in_collective in distinct.T.tolist():
         operation = "" if text < 0 else _operation(ranges.meanings[text].name)
         family = kernel_family(activity.names[name], operation, PHASES[in_phase])
         operations.append(texts.setdefault(operation, len(texts)))
         families.append(FAMILIES.index("communication" if in_collective else family))
-    place = place.ravel()
-    found = np.array(families, np.uint8)[place]
-    found[activity.is_graph] = FAMILIES.index("other")  # whatever it contains
-    return np.array(operations, np.int64)[place], found
+    which = which.ravel()
+    family_of = np.array(families, np.uint8)[which]
+    family_of[activity.is_graph] = FAMILIES.index("other")  # whatever it contains
+    return np.array(operations, np.int64)[which], family_of
 
 
-def _flops(ranges: Ranges, places: Places, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
-    """Each matrix product's share, by time, of its operation's floating-point operations; NaN if not counted."""
-    found = np.full(len(time), np.nan)
+def _flops(ranges: Ranges, launched: Places, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
+    """Each matrix product's part, by time, of its operation's floating-point operations; NaN if not counted."""
+    flops = np.full(len(time), np.nan)
     if ranges.flops is None or not len(ranges.flops):
-        return found
-    known = (places.operation >= 0) & (ranges.flops[places.operation] > 0)
+        return flops
+    known = (launched.operation >= 0) & (ranges.flops[launched.operation] > 0)
     known &= family == FAMILIES.index("gemm")  # excludes kernels that fill a product's workspace
-    operation, share = places.operation[known], np.maximum(time[known], 1)
-    whole = np.bincount(operation, share)
-    found[known] = ranges.flops[operation] * share / whole[operation]
-    return found
+    operation, weight = launched.operation[known], np.maximum(time[known], 1)
+    whole = np.bincount(operation, weight)
+    flops[known] = ranges.flops[operation] * weight / whole[operation]
+    return flops
 
 
 def _operation(name: str) -> str:
@@ -481,26 +483,26 @@ def _operation(name: str) -> str:
     return name.replace("::", ".", 1) if name.startswith("aten::") else name
 
 
-def _notes(trace: Trace, places: Places, phase: npt.NDArray[np.uint8]) -> list[Note]:
+def _notes(trace: Trace, launched: Places, phase: npt.NDArray[np.uint8]) -> list[Note]:
     """Notes that count the kernels whose attribution is coarse."""
-    found: list[Note] = []
+    notes: list[Note] = []
     columns, count = trace.activity.columns, len(trace.activity)
     if unknown := int((trace.thread == -1).sum()):
-        found.append(time_notes.kernels_without_launch(unknown, count))
+        notes.append(time_notes.kernels_without_launch(unknown, count))
     in_graph = (columns["graphNodeId"] > 0) & (trace.made_in == -1)
     if coarse := int(in_graph.sum()):
-        found.append(time_notes.kernels_of_graphs(coarse))
+        notes.append(time_notes.kernels_of_graphs(coarse))
     if graphs := int(trace.activity.is_graph.sum()):
-        found.append(time_notes.graphs_as_a_whole(graphs))
-    if count and not (places.layer >= 0).any():
-        found.append(time_notes.no_layers_traced())
-    if unknown := int((places.unknown & (places.layer < 0)).sum()):
-        found.append(time_notes.forward_not_traced(unknown))
+        notes.append(time_notes.graphs_as_a_whole(graphs))
+    if count and not (launched.layer >= 0).any():
+        notes.append(time_notes.no_layers_traced())
+    if unknown := int((launched.unknown & (launched.layer < 0)).sum()):
+        notes.append(time_notes.forward_not_traced(unknown))
     if count and bool((phase == PHASES.index("other")).all()):
-        found.append(time_notes.no_phases_traced())
+        notes.append(time_notes.no_phases_traced())
     if count and not (trace.ranges.kind == OPERATION).any():
-        found.append(time_notes.no_operations_traced())
-    return found
+        notes.append(time_notes.no_operations_traced())
+    return notes
 
 
 _NONE = np.zeros(0, np.int64)
@@ -511,11 +513,11 @@ def host_record(trace: Trace) -> HostRecord:
     ranges = trace.ranges
     waits, calls = Columns(HostWaits), Columns(HostCalls)
     known = trace.waits or Waits(_NONE, _NONE, _NONE, _NONE, _NONE)
-    times = [((each - trace.begin) / 1000).tolist() for each in (known.start, known.end)]
+    times = [((column - trace.begin) / 1000).tolist() for column in (known.start, known.end)]
     streams = np.maximum(known.stream, 0).tolist()
     waits.extend(list(zip(known.what.tolist(), streams, known.event.tolist(), *times, strict=True)))
     marks = np.flatnonzero(ranges.kind == CALL)
-    numbers = [ranges.meanings[each].number for each in ranges.meaning[marks].tolist()]
+    numbers = [ranges.meanings[meaning].number for meaning in ranges.meaning[marks].tolist()]
     calls.extend(list(zip(numbers, ((ranges.start[marks] - trace.begin) / 1000).tolist(), strict=True)))
     texts: dict[str, int] = {}
     inside = _script_ranges(trace, ranges, texts)
@@ -534,20 +536,20 @@ def _script_ranges(trace: Trace, ranges: Ranges, texts: dict[str, int]) -> Colum
         else:
             ends[said.number] = at
     threads: dict[int, int] = {}
-    found, last = Columns(HostRanges), int(ranges.end.max(initial=trace.begin))
-    for number, (at, thread, name) in sorted(begins.items(), key=lambda each: each[1][0]):
-        found.add(
+    table, last = Columns(HostRanges), int(ranges.end.max(initial=trace.begin))
+    for number, (at, thread, name) in sorted(begins.items(), key=lambda item: item[1][0]):
+        table.add(
             name=texts.setdefault(name, len(texts)),
             thread=threads.setdefault(thread, len(threads)),
             begin_us=(at - trace.begin) / 1000,
             end_us=(max(ends.get(number, last), at) - trace.begin) / 1000,
         )
-    return found
+    return table
 
 
 def profiler_trace(record: ProfilerRecord) -> Trace:
     """The trace of the timed step."""
-    operations, calls, device = (_columns(each) for each in (record.operations, record.calls, record.activity))
+    operations, calls, device = (_columns(table) for table in (record.operations, record.calls, record.activity))
     texts = record.texts
     ranges, steps = _ranges(operations, texts)
     thread, launch = _launches(operations, calls, device)
@@ -570,19 +572,19 @@ def profiler_trace(record: ProfilerRecord) -> Trace:
 
 def _waits(record: ProfilerRecord, calls: dict[str, Ints]) -> Waits:
     started = dict(zip(calls["correlation"].tolist(), calls["start"].tolist(), strict=True))
-    found = _columns(record.waits)
-    called = [started.get(each, -1) for each in found["correlation"].tolist()]
-    found["start"] = np.where(np.array(called, np.int64) >= 0, called, found["start"])
-    return Waits.of(found, started)
+    waits = _columns(record.waits)
+    called = [started.get(correlation, -1) for correlation in waits["correlation"].tolist()]
+    waits["start"] = np.where(np.array(called, np.int64) >= 0, called, waits["start"])
+    return Waits.of(waits, started)
 
 
 def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list[tuple[int, int]]]:
     """The ranges (a phase lasts until the next one), and (start, number) of the steps."""
     said = [meaning(text) for text in texts]
-    kinds = np.array([each.kind for each in said] or [IGNORED])[operations["text"]]
+    kinds = np.array([m.kind for m in said] or [IGNORED])[operations["text"]]
     start, end = operations["start"], operations["end"].copy()
     marks = np.flatnonzero(kinds == PHASE)
-    ours = np.array([each.is_ours for each in said] or [False])
+    ours = np.array([m.is_ours for m in said] or [False])
     marks = marks[ours[operations["text"][marks]]]
     marks = marks[np.argsort(start[marks], kind="stable")]
     end[marks] = np.append(start[marks[1:]], end.max(initial=0))[: len(marks)]
@@ -623,9 +625,9 @@ def _launches(operations: dict[str, Ints], calls: dict[str, Ints], device: dict[
 def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
     names, name = np.unique(device["text"], return_inverse=True)
     shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
-    found = [texts[each] for each in names.tolist()]
-    is_copy = np.array([each.startswith(("Memcpy", "Memset")) for each in found] or [False])
-    both_ways = np.array(["DtoD" in each for each in found] or [False])
+    labels = [texts[number] for number in names.tolist()]
+    is_copy = np.array([label.startswith(("Memcpy", "Memset")) for label in labels] or [False])
+    both_ways = np.array(["DtoD" in label for label in labels] or [False])
     bytes_ = device["size"]
     if len(name):
         bytes_ = np.where(is_copy[name], np.where(both_ways[name] & (bytes_ > 0), 2 * bytes_, bytes_), -1)
@@ -642,7 +644,7 @@ def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
         shape.ravel(),
         is_copy[name] if len(name) else np.zeros(0, bool),
         np.zeros(len(name), bool),
-        found,
+        labels,
         [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()],
     )
 

@@ -73,18 +73,18 @@ def channel_bytes(shape: GroupShape, interconnect: Interconnect, settings: Setti
     arrays = (shape.size * _PEER_BYTES, (shape.size + 1 + shape.own) * 8, shape.size * 4)
     if not settings.cumem:
         return Span(*(up(max(pair) * sum(arrays)) for pair in ((coll.low, p2p.low), (coll.high, p2p.high))))
-    each = sum(up(array) for array in arrays)
-    found = Span(*(max(pair) * each + 2 * STEP_BYTES for pair in ((coll.low, p2p.low), (coll.high, p2p.high))))
+    array_bytes = sum(up(array) for array in arrays)
+    memory = Span(*(max(pair) * array_bytes + 2 * STEP_BYTES for pair in ((coll.low, p2p.low), (coll.high, p2p.high))))
     if nvls_channels(shape, interconnect, settings):
-        found += coll * exactly(STEP_BYTES) + exactly(STEP_BYTES)  # and the credits
-    return found
+        memory += coll * exactly(STEP_BYTES) + exactly(STEP_BYTES)  # and the credits
+    return memory
 
 
 def ring_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """A ring per channel: a connection to the next rank and one from the previous (``ncclTransportRingConnect``).
 
     Over several nodes, a ring enters and leaves each node once. It may do so at this rank in none of the channels, or
-    in up to twice the rank's share of them, because NICs are close to only some of the GPUs.
+    in up to twice the rank's part of them, because NICs are close to only some of the GPUs.
     """
     if shape.size == 1:
         return NOTHING
@@ -94,9 +94,11 @@ def ring_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings
     if shape.is_rail:
         return coll * (pipe.net + pipe.net)
     ends = [0, min(coll.low, 2 * -(-coll.low // shape.own))]
-    low = min((coll.low - each) * (pipe.send + pipe.recv).low + each * 2 * pipe.net.low for each in ends)
+    low = min((coll.low - num_ends) * (pipe.send + pipe.recv).low + num_ends * 2 * pipe.net.low for num_ends in ends)
     ends = [0, min(coll.high, 2 * -(-coll.high // shape.own))]
-    high = max((coll.high - each) * (pipe.send + pipe.recv).high + each * 2 * pipe.net.high for each in ends)
+    high = max(
+        (coll.high - num_ends) * (pipe.send + pipe.recv).high + num_ends * 2 * pipe.net.high for num_ends in ends
+    )
     return Span(low, high)
 
 
@@ -219,7 +221,7 @@ def communicator_memory(
         least = min(parts["channels"].low, channel_bytes(_pair(usage), interconnect, settings).low)
         parts["channels"] = Span(least, parts["channels"].high)  # if no send was batched, only the pairs have channels
     return CommunicatorMemory(
-        coll_channels(shape, interconnect, settings), {name: each for name, each in parts.items() if each.high}
+        coll_channels(shape, interconnect, settings), {name: span for name, span in parts.items() if span.high}
     )
 
 
@@ -245,7 +247,7 @@ def _collectives(shape: GroupShape, usage: Usage, interconnect: Interconnect, tu
         return {}
     used = frozenset().union(*choices)
     ring, tree = ring_bytes(shape, interconnect, settings), tree_bytes(shape, interconnect, settings)
-    found = {
+    all_parts = {
         "rings": ring,
         # Without rings, a tree also has the connections that it would share with them.
         "trees": tree if "rings" in used else ring + tree,
@@ -253,11 +255,13 @@ def _collectives(shape: GroupShape, usage: Usage, interconnect: Interconnect, tu
         "PAT": pat_bytes(shape, interconnect, settings),
     }
     # A tree alone: each rank has at least one neighbour in a chain.
-    alone = {name: ring.low if name == "trees" else each.low for name, each in found.items()}
+    alone = {name: ring.low if name == "trees" else span.low for name, span in all_parts.items()}
     certain = {name for choice in choices if len(choice) == 1 for name in choice}
-    spans = {name: Span(each.low if name in certain else 0, each.high) for name, each in found.items() if name in used}
+    spans = {
+        name: Span(span.low if name in certain else 0, span.high) for name, span in all_parts.items() if name in used
+    }
     least = max(min(alone[name] for name in choice) for choice in choices)
-    return _at_least(spans, least - sum(each.low for each in spans.values()))
+    return _at_least(spans, least - sum(span.low for span in spans.values()))
 
 
 _PARTS = {"ring": "rings", "tree": "trees", "nvls": "NVLink SHARP", "nvlstree": "NVLink SHARP", "pat": "PAT"}
@@ -265,29 +269,29 @@ _PARTS = {"ring": "rings", "tree": "trees", "nvls": "NVLink SHARP", "nvlstree": 
 
 def _choices(shape: GroupShape, usage: Usage, tuner: Tuner) -> set[frozenset[str]]:
     """The parts that may serve each call. All that serve its collective may, if the size of the call is not known."""
-    found = set()
+    choices = set()
     for operation in usage.operations:
         kind = collective_of(operation, 0, 0)[0]
         if kind in ("send", "all_to_all", "gather", "scatter"):
             continue
         if not kind:
-            found.add(frozenset({"rings"}))
+            choices.add(frozenset({"rings"}))
             continue
         sizes = usage.sizes.get(operation)
         if sizes is None:
-            algorithms = [{each.algorithm for each in tuner.candidates(kind, 1.0, shape)}]
+            algorithms = [{candidate.algorithm for candidate in tuner.candidates(kind, 1.0, shape)}]
         else:
             algorithms = [tuner.likely(kind, size, shape) for size in sizes]
-        found |= {frozenset(_PARTS[name] for name in names) for names in algorithms}
-    return found
+        choices |= {frozenset(_PARTS[name] for name in names) for names in algorithms}
+    return choices
 
 
 def _at_least(spans: dict[str, Span], missing: int) -> dict[str, Span]:
     """Spans of parts that may each be absent, but together take ``missing`` more: the first parts are charged."""
     charged: dict[str, Span] = {}
-    for name, each in spans.items():
-        taken = min(max(missing, 0), each.high - each.low)
-        charged[name] = Span(each.low + taken, each.high)
+    for name, span in spans.items():
+        taken = min(max(missing, 0), span.high - span.low)
+        charged[name] = Span(span.low + taken, span.high)
         missing -= taken
     return charged
 
@@ -307,12 +311,12 @@ def _peers(shape: GroupShape, usage: Usage, interconnect: Interconnect, settings
     if shape.num_nodes > 1:
         over = (shape.own if everybody else 1) * bool(sends[1]) + bool(recvs[1])  # PXN sends for the whole node
         over += 2 * usage.does(*_ROOTED)
-    found = {"send and receive": within, "network pool": Span(0, over * pool.high)}
+    peer_parts = {"send and receive": within, "network pool": Span(0, over * pool.high)}
     unbatched = usage.send_local + usage.recv_local + usage.send_remote + usage.recv_remote
     if unbatched and not usage.is_bound:  # an unbatched send has a communicator for the pair
         pairs = max(usage.send_local + usage.send_remote, usage.recv_local + usage.recv_remote)
-        found["pairs"] = Span(0, pairs * channel_bytes(_pair(usage), interconnect, settings).high)
-    return {name: each for name, each in found.items() if each != NOTHING}
+        peer_parts["pairs"] = Span(0, pairs * channel_bytes(_pair(usage), interconnect, settings).high)
+    return {name: span for name, span in peer_parts.items() if span != NOTHING}
 
 
 def _pair(usage: Usage) -> GroupShape:

@@ -97,8 +97,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     """Read the settings from an environment."""
 
     def read(name: str, default: int) -> int:
-        found = number(environment, f"NCCL_{name}")
-        return default if found is None or found < 0 else found
+        value = number(environment, f"NCCL_{name}")
+        return default if value is None or value < 0 else value
 
     cumem = read("CUMEM_ENABLE", 1) != 0
     return Settings(
@@ -131,7 +131,7 @@ def _allowed(text: str, known: tuple[str, ...]) -> dict[str, frozenset[str]]:
 
     A name that is not known (CollNet's) allows nothing here. A list without any known name counts as not given.
     """
-    found: dict[str, frozenset[str]] = {}
+    allowed_by_collective: dict[str, frozenset[str]] = {}
     every = frozenset(known)
     for part in text.lower().split(";"):
         prefix, _, listed = part.rpartition(":")
@@ -139,8 +139,8 @@ def _allowed(text: str, known: tuple[str, ...]) -> dict[str, frozenset[str]]:
         if names:
             allowed = every - names if listed.strip().startswith("^") else names
             collectives = [_FUNCTIONS.get(prefix.strip(), "")] if prefix else list(_FUNCTIONS.values())
-            found |= dict.fromkeys(collectives, allowed)
-    return found
+            allowed_by_collective |= dict.fromkeys(collectives, allowed)
+    return allowed_by_collective
 
 
 #: The beginning of a call's operation -> the collective that it is, and the side whose bytes are the whole buffer.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fakedist.report.text.wording import short_kernel
-from fakedist.results.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
+from fakedist.results.calibration.calibrating import Calibrated, Calibration, Left, StepChange
 from fakedist.rundir.notes import counted, share_text
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us
@@ -14,7 +14,7 @@ from fakedist.units import format_us
 _MOST_NAMED = 3
 
 
-def own_times_lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> list[str]:
+def own_times_lines(found: Calibration, run_rank: int, trace_file: Path) -> list[str]:
     """The result, line by line.
 
     Args:
@@ -25,7 +25,7 @@ def own_times_lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> li
     return list(_lines(found, run_rank, trace_file))
 
 
-def own_times_object(found: OwnTimesFound, table_file: Path) -> dict[str, object]:
+def own_times_object(found: Calibration, table_file: Path) -> dict[str, object]:
     """The result for ``--json``: without the table's rows, which are in the file."""
     plain = to_plain(found.calibrated)
     table = found.calibrated.table
@@ -33,14 +33,14 @@ def own_times_object(found: OwnTimesFound, table_file: Path) -> dict[str, object
         "table": str(table_file),
         "origin": to_plain(table.origin),
         "num_rows": len(table.rows),
-        "gpu_is_told": found.gpu_is_told,
+        "gpu_is_named": found.gpu_is_named,
         "trace_rank": found.trace_rank if found.trace_rank >= 0 else None,
         **{name: value for name, value in plain.items() if name != "table"},
         "change": to_plain(found.change),
     }
 
 
-def _lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> Iterator[str]:
+def _lines(found: Calibration, run_rank: int, trace_file: Path) -> Iterator[str]:
     made, origin = found.calibrated, found.calibrated.table.origin
     yield (
         f"{made.num_measured:,} of the step's {counted(made.num_launches, 'launch', 'launches')} were measured, by "
@@ -48,7 +48,7 @@ def _lines(found: OwnTimesFound, run_rank: int, trace_file: Path) -> Iterator[st
         f"({counted(made.num_steps, 'step')}, {origin.gpu})"
     )
     yield from (f"  {line}" for line in _limits(made))
-    if not found.gpu_is_told:
+    if not found.gpu_is_named:
         yield f"  the trace does not name its GPU: it is taken to be the run's, {origin.gpu}"
     if found.trace_rank not in (-1, run_rank):
         yield f"  the trace is of rank {found.trace_rank}, the run of rank {run_rank}"

@@ -1,4 +1,4 @@
-"""From a run and a trace of its job to a table of own times, and what the table changes in the step's estimate."""
+"""Makes a calibration table from a run and a GPU's trace of its job, and prices the step with it. Never met a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fakedist.results.nsys.imported import read_process
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.launch_records import WorkRow
 
-#: At least this share of the recorded launches must be in the trace, and of the pairs this share be certain.
+#: At least this fraction of the recorded launches must be in the trace, and of the pairs this fraction be certain.
 _LEAST_MATCHED, _LEAST_STRONG = 0.5, 0.5
 #: Names of the virtual GPU's library calls, which no GPU has kernels of.
 _LIBRARY_CALL = re.compile(r"cu(?:blas|dnn|blasLt)[A-Z]\w+$")
@@ -61,7 +61,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A table of own times, and how much of the trace and of the recorded step it is made from.
+    """A calibration table, and how much of the trace and of the recorded step it is made from.
 
     Attributes:
         num_launches: Launches of the recorded step that a trace can contain.
@@ -113,11 +113,11 @@ def calibrate(
     traced = traced_kernels(trace)
     if not is_rehearsal:
         _refuse_virtual(traced, file)
-    found = match(step.launches, step.work, traced)
-    _refuse_little(step, traced, found, file)
-    fast = _too_fast(step, found, peak_flops)
+    matched = match(step.launches, step.work, traced)
+    _refuse_little(step, traced, matched, file)
+    fast = _too_fast(step, matched, peak_flops)
     samples: dict[WorkRow, list[float]] = defaultdict(list)
-    for launch, duration in zip(found.launch[~fast].tolist(), found.duration_us[~fast].tolist(), strict=True):
+    for launch, duration in zip(matched.launch[~fast].tolist(), matched.duration_us[~fast].tolist(), strict=True):
         samples[step.works[step.work[launch]]].append(duration)
     if not samples:
         raise ReportError(f"every kernel of {file} is faster than {trace.gpu} can be", "is it a trace of this job?")
@@ -130,23 +130,23 @@ def calibrate(
         file=str(file.resolve()),
         rehearsal=is_rehearsal,
     )
-    measured = np.bincount(found.launch[~fast], minlength=len(step.launches)) > 0
+    measured = np.bincount(matched.launch[~fast], minlength=len(step.launches)) > 0
     return Calibrated(
         table=made_table(origin, samples),
         num_launches=len(step.launches),
         num_measured=int(measured.sum()),
-        num_steps=found.num_repetitions,
+        num_steps=matched.num_repetitions,
         num_kernels=len(traced.launches),
-        num_unread=len(traced.launches) - found.num_read,
-        num_matched=len(found.launch) - int(fast.sum()),
-        num_extra=len(found.unmatched),
-        num_conflicts=found.num_conflicts,
-        num_ambiguous=found.num_ambiguous,
+        num_unread=len(traced.launches) - matched.num_read,
+        num_matched=len(matched.launch) - int(fast.sum()),
+        num_extra=len(matched.unmatched),
+        num_conflicts=matched.num_conflicts,
+        num_ambiguous=matched.num_ambiguous,
         num_too_fast=int(fast.sum()),
         num_elsewhere=trace.num_elsewhere,
         num_unreadable=trace.num_unreadable,
-        missing=_missing(step, found),
-        extra=_extra(traced, found),
+        missing=_missing(step, matched),
+        extra=_extra(traced, matched),
     )
 
 
@@ -156,24 +156,24 @@ def with_gpu(trace: ProcessTrace, gpu: str) -> ProcessTrace:
 
 
 def _refuse_virtual(traced: Traced, file: Path) -> None:
-    names = [each for each in traced.launches.signatures if each.kind == "kernel"]
-    if any(_LIBRARY_CALL.match(each.name) and each.grid == "1,1,1" for each in names):
+    kernels = [signature for signature in traced.launches.signatures if signature.kind == "kernel"]
+    if any(_LIBRARY_CALL.match(kernel.name) and kernel.grid == "1,1,1" for kernel in kernels):
         raise ReportError(
             f"{file} is a trace of the virtual GPU, where each kernel takes 1 us: nothing was measured",
             "trace the job on a GPU",
         )
 
 
-def _refuse_little(step: RecordedLaunches, traced: Traced, found: Matched, file: Path) -> None:
+def _refuse_little(step: RecordedLaunches, traced: Traced, pairs: Matched, file: Path) -> None:
     launches = len(step.launches)
     if not launches:
         raise ReportError("the run recorded no launches", "profile it on the virtual GPU, without --no-kernels")
-    matched = int((found.of_launch > 0).sum())
+    matched = int((pairs.of_launch > 0).sum())
     if not len(traced.launches):
         raise ReportError(f"{file} has no kernels but communication", "trace a whole step of the job")
-    if found.num_strong < _LEAST_STRONG * found.num_telling:
+    if pairs.num_strong < _LEAST_STRONG * pairs.num_telling:
         raise ReportError(
-            f"{file} looks like another job's: only {found.num_strong:,} of {found.num_telling:,} kernels that could "
+            f"{file} looks like another job's: only {pairs.num_strong:,} of {pairs.num_telling:,} kernels that could "
             "be the run's have its names, grids and sizes",
             "trace the job that the run recorded, with the same model, batch and options",
         )
@@ -186,32 +186,32 @@ def _refuse_little(step: RecordedLaunches, traced: Traced, found: Matched, file:
 
 
 def _too_fast(
-    step: RecordedLaunches, found: Matched, peak_flops: dict[str, float]
+    step: RecordedLaunches, matched: Matched, peak_flops: dict[str, float]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Pairs whose kernel took less than its arithmetic takes at the GPU's peak."""
     least = np.array(
         [work.flops / peak_flops[work.dtype] * 1e6 if work.dtype in peak_flops else 0.0 for work in step.works] or [0.0]
     )
     least = np.where(np.isfinite(least), least, 0.0) / _FASTER_THAN_PEAK
-    return np.asarray(found.duration_us < least[step.work[found.launch]])
+    return np.asarray(matched.duration_us < least[step.work[matched.launch]])
 
 
-def _missing(step: RecordedLaunches, found: Matched) -> list[Left]:
+def _missing(step: RecordedLaunches, matched: Matched) -> list[Left]:
     counts: dict[tuple[str, str], int] = defaultdict(int)
-    for launch in np.flatnonzero(found.of_launch == 0).tolist():
-        each = step.launches.signatures[step.launches.signature[launch]]
-        counts[each.name, each.family] += 1
+    for launch in np.flatnonzero(matched.of_launch == 0).tolist():
+        signature = step.launches.signatures[step.launches.signature[launch]]
+        counts[signature.name, signature.family] += 1
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return [Left(name, family, count, 0.0) for (name, family), count in ordered]
 
 
-def _extra(traced: Traced, found: Matched) -> list[Left]:
+def _extra(traced: Traced, matched: Matched) -> list[Left]:
     counts: dict[tuple[str, str], int] = defaultdict(int)
     times: dict[tuple[str, str], float] = defaultdict(float)
-    for kernel in found.unmatched.tolist():
-        each = traced.launches.signatures[traced.launches.signature[kernel]]
-        counts[each.name, each.family] += 1
-        times[each.name, each.family] += float(traced.duration_us[kernel])
+    for kernel in matched.unmatched.tolist():
+        signature = traced.launches.signatures[traced.launches.signature[kernel]]
+        counts[signature.name, signature.family] += 1
+        times[signature.name, signature.family] += float(traced.duration_us[kernel])
     ordered = sorted(times.items(), key=lambda item: -item[1])
     return [Left(name, family, counts[name, family], time) for (name, family), time in ordered]
 
@@ -233,11 +233,11 @@ class TimedRun:
 
 @dataclass(frozen=True)
 class StepChange:
-    """What own times change in the estimate of a step.
+    """The estimate of a step without and with a calibration table.
 
     Attributes:
         model: The name of its model, as ``--gpu`` takes it; empty if it is the run's own.
-        estimated_us: The step without own times.
+        estimated_us: The step without the table.
         step_low_us: The least of its 90 % interval; None if it is not known.
         measured: Share of kernel time that was measured.
         scaled: Share of kernel time that is estimated and scaled by similar kernels.
@@ -254,24 +254,24 @@ class StepChange:
 
 
 @dataclass(frozen=True)
-class OwnTimesFound:
-    """A table of own times and how it was made.
+class Calibration:
+    """A calibration table and how it was made.
 
     Attributes:
-        gpu_is_told: Whether the trace names its GPU; else it was taken to be the run's.
+        gpu_is_named: Whether the trace names its GPU; else it was taken to be the run's.
         trace_rank: The rank that the trace names; -1 without one.
         change: What the table changes in the step's estimate; None if the GPU's model is not known.
     """
 
     calibrated: Calibrated
-    gpu_is_told: bool
+    gpu_is_named: bool
     trace_rank: int
     change: StepChange | None
 
 
-def find_own_times(
+def calibrate_run(
     run: TimedRun, exported: Path, trace_file: Path, process: int | None = None, *, is_rehearsal: bool = False
-) -> OwnTimesFound:
+) -> Calibration:
     """Measure the work of a run's step in a trace.
 
     Args:
@@ -292,7 +292,7 @@ def find_own_times(
         step = recorded_step(run.tables["launches"], run.tables["work"])
         calibrated = calibrate(step, with_gpu(trace, model.product), trace_file, peaks, is_rehearsal=is_rehearsal)
     change = None if gpu is None else step_change(run, gpu, calibrated.table)
-    return OwnTimesFound(calibrated, bool(trace.gpu), trace.rank, change)
+    return Calibration(calibrated, bool(trace.gpu), trace.rank, change)
 
 
 def read_trace_file(exported: Path, called: Path, process: int | None = None) -> ProcessTrace:
@@ -308,7 +308,7 @@ def read_trace_file(exported: Path, called: Path, process: int | None = None) ->
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether a file is an SQLite database; False if it cannot be read, which its reader tells."""
+    """Whether a file is an SQLite database; False if it cannot be read, which its reader reports."""
     try:
         with open_file(path) as file:
             return file.read(16).startswith(b"SQLite format 3\0")
@@ -317,7 +317,7 @@ def is_sqlite(path: Path) -> bool:
 
 
 def step_change(run: TimedRun, gpu: GpuSpec, table: OwnTable) -> StepChange:
-    """Price a run's step with and without own times, as its report does."""
+    """Price a run's step with and without a calibration table, as its report does."""
     model, network = prices_of(gpu), network_of(gpu, run.job, nccl=run.nccl)
     before = estimate_times(run.tables, gpu, model, network).source
     prices = OwnPrices(model, table)
@@ -338,4 +338,4 @@ def _gpu(trace: ProcessTrace, model: GpuSpec) -> GpuSpec | None:
     """The model of the trace's GPU: the run's own, or one of this name."""
     if not trace.gpu or trace.gpu.casefold() == model.product.casefold():
         return model
-    return next((each for each in GPUS.values() if each.product.casefold() == trace.gpu.casefold()), None)
+    return next((gpu for gpu in GPUS.values() if gpu.product.casefold() == trace.gpu.casefold()), None)

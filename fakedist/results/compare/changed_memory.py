@@ -22,7 +22,7 @@ def figure_changes(a: Summary, b: Summary) -> pd.DataFrame:
         ("peak allocated", a.peak_allocated_bytes, b.peak_allocated_bytes),
         ("peak reserved", a.peak_reserved_bytes, b.peak_reserved_bytes),
         ("capacity", a.capacity_bytes, b.capacity_bytes),
-        ("headroom", *(each.capacity_bytes - each.peak_reserved_bytes for each in (a, b))),
+        ("headroom", *(summary.capacity_bytes - summary.peak_reserved_bytes for summary in (a, b))),
     ]
     return with_change(pd.DataFrame(rows, columns=["name", "a_bytes", "b_bytes"]))
 
@@ -30,8 +30,8 @@ def figure_changes(a: Summary, b: Summary) -> pd.DataFrame:
 def category_changes(a: dict[str, int], b: dict[str, int]) -> pd.DataFrame:
     """Bytes at the peak by category, largest change first. The changes add up to the change of the peak."""
     rows = [(name, a.get(name, 0), b.get(name, 0)) for name in CATEGORIES]
-    found = with_change(pd.DataFrame(rows, columns=["category", "a_bytes", "b_bytes"]))
-    return by_effect(found[(found["a_bytes"] != 0) | (found["b_bytes"] != 0)])
+    changes = with_change(pd.DataFrame(rows, columns=["category", "a_bytes", "b_bytes"]))
+    return by_effect(changes[(changes["a_bytes"] != 0) | (changes["b_bytes"] != 0)])
 
 
 def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -43,13 +43,13 @@ def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         }
         for table in (a, b)
     ]
-    places = [*peaks[1], *(place for place in peaks[0] if place not in peaks[1])]
-    rows = [(*place, peaks[0].get(place, 0), peaks[1].get(place, 0)) for place in places]
-    found = with_change(pd.DataFrame(rows, columns=["step", "phase", "a_bytes", "b_bytes"]))
-    sides = [[place in side for place in places] for side in peaks]
-    found.loc[[not here for here in sides[0]], "what"] = "appeared"
-    found.loc[[not here for here in sides[1]], "what"] = "gone"
-    return found
+    moments = [*peaks[1], *(moment for moment in peaks[0] if moment not in peaks[1])]
+    rows = [(*moment, peaks[0].get(moment, 0), peaks[1].get(moment, 0)) for moment in moments]
+    changes = with_change(pd.DataFrame(rows, columns=["step", "phase", "a_bytes", "b_bytes"]))
+    sides = [[moment in side for moment in moments] for side in peaks]
+    changes.loc[[not here for here in sides[0]], "what"] = "appeared"
+    changes.loc[[not here for here in sides[1]], "what"] = "gone"
+    return changes
 
 
 def layer_parts(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
@@ -97,10 +97,10 @@ def layer_changes(parts: pd.DataFrame) -> pd.DataFrame:
             }
         )
     columns = ["name", "was", "category", "num_layers", "a_bytes", "b_bytes", "layer_is"]
-    found = with_change(pd.DataFrame(rows, columns=columns))
-    is_new_or_gone = found["layer_is"] != "both"
-    found["what"] = found["what"].where(~is_new_or_gone, found["layer_is"])
-    return by_effect(found.drop(columns="layer_is"))
+    changes = with_change(pd.DataFrame(rows, columns=columns))
+    is_new_or_gone = changes["layer_is"] != "both"
+    changes["what"] = changes["what"].where(~is_new_or_gone, changes["layer_is"])
+    return by_effect(changes.drop(columns="layer_is"))
 
 
 def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
@@ -113,30 +113,30 @@ def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.
         "a_bytes": _taken(a, matches["a"], "most_total_bytes"),
         "b_bytes": _taken(b, matches["b"], "most_total_bytes"),
     }
-    each = matches.assign(**sides, **paths_of_matches(a, b, matches))
-    each = each[~((each["a"] == 0) | (each["b"] == 0))].assign(in_a=each["a"] >= 0, in_b=each["b"] >= 0)
-    found = each.groupby("path", sort=False).agg(
+    layers = matches.assign(**sides, **paths_of_matches(a, b, matches))
+    layers = layers[~((layers["a"] == 0) | (layers["b"] == 0))].assign(in_a=layers["a"] >= 0, in_b=layers["b"] >= 0)
+    changes = layers.groupby("path", sort=False).agg(
         num_a=("in_a", "sum"), num_b=("in_b", "sum"), a_bytes=("a_bytes", "max"), b_bytes=("b_bytes", "max")
     )
-    found = with_change(found.rename_axis("name").reset_index())
-    return by_effect(found[found["change_bytes"] != 0])
+    changes = with_change(changes.rename_axis("name").reset_index())
+    return by_effect(changes[changes["change_bytes"] != 0])
 
 
-def by_effect(found: pd.DataFrame) -> pd.DataFrame:
+def by_effect(changes: pd.DataFrame) -> pd.DataFrame:
     """Rows sorted by size of change, largest first."""
-    order = found["change_bytes"].abs().sort_values(ascending=False, kind="stable").index
-    return found.loc[order].reset_index(drop=True)
+    order = changes["change_bytes"].abs().sort_values(ascending=False, kind="stable").index
+    return changes.loc[order].reset_index(drop=True)
 
 
-def with_change(found: pd.DataFrame) -> pd.DataFrame:
+def with_change(table: pd.DataFrame) -> pd.DataFrame:
     """With columns change_bytes, and what: appeared, gone, grew, shrank or same, by a_bytes and b_bytes."""
-    found = found.astype({"a_bytes": "int64", "b_bytes": "int64"})
-    found["change_bytes"] = found["b_bytes"] - found["a_bytes"]
-    grown = np.where(found["change_bytes"] > 0, "grew", np.where(found["change_bytes"] < 0, "shrank", "same"))
-    new = (found["a_bytes"] == 0) & (found["b_bytes"] != 0)
-    gone = (found["b_bytes"] == 0) & (found["a_bytes"] != 0)
-    found["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
-    return found
+    table = table.astype({"a_bytes": "int64", "b_bytes": "int64"})
+    table["change_bytes"] = table["b_bytes"] - table["a_bytes"]
+    grown = np.where(table["change_bytes"] > 0, "grew", np.where(table["change_bytes"] < 0, "shrank", "same"))
+    new = (table["a_bytes"] == 0) & (table["b_bytes"] != 0)
+    gone = (table["b_bytes"] == 0) & (table["a_bytes"] != 0)
+    table["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
+    return table
 
 
 def _taken(table: pd.DataFrame, rows: pd.Series, column: str) -> Ints:
@@ -174,14 +174,14 @@ def peak_blocks(
     stack = alive["stack"].to_numpy()
     cwd, script_folder = (folder.rstrip("/") + "/" for folder in (cwd, script_folder))
     lines = [*stacks["line"].astype(str), ""]  # stack -1 (none) indexes the last
-    found = alive[["bytes", "alloc_event"]].copy()
+    peak = alive[["bytes", "alloc_event"]].copy()
     for name in ("operation", "phase", "category"):
-        found[name] = alive[name].astype(str)
-    found["path"] = [paths.get(layer, "") or OUTSIDE for layer in alive["layer"].tolist()]
-    found["line"] = np.array([line.removeprefix(cwd) for line in lines])[stack]
-    places = [_LINE.sub(r"\g<file> (\g<function>)", line) for line in lines]
-    found["place"] = np.array([place.removeprefix(script_folder).removeprefix(cwd) for place in places])[stack]
-    return found.reset_index(drop=True)
+        peak[name] = alive[name].astype(str)
+    peak["path"] = [paths.get(layer, "") or OUTSIDE for layer in alive["layer"].tolist()]
+    peak["line"] = np.array([line.removeprefix(cwd) for line in lines])[stack]
+    sites = [_LINE.sub(r"\g<file> (\g<function>)", line) for line in lines]
+    peak["place"] = np.array([site.removeprefix(script_folder).removeprefix(cwd) for site in sites])[stack]
+    return peak.reset_index(drop=True)
 
 
 def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -200,15 +200,15 @@ def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         groups = table.sort_values("alloc_event", kind="stable").groupby(keys, sort=False)
         sums = groups.agg(bytes=("bytes", "sum"), num=("bytes", "size"), line=("line", "first"))
         sides.append(sums.set_axis([f"{side}_bytes", f"num_{side}", f"line_{side}"], axis=1))
-    found = sides[0].join(sides[1], how="outer").reset_index()
+    both = sides[0].join(sides[1], how="outer").reset_index()
     numbers = ["a_bytes", "b_bytes", "num_a", "num_b"]
-    found[numbers] = found[numbers].fillna(0).astype("int64")
-    found["line"] = found["line_b"].where(found["line_b"].notna(), found["line_a"])
-    found["change_bytes"] = found["b_bytes"] - found["a_bytes"]
-    grown = np.where(found["change_bytes"] > 0, "grew", "shrank")
-    found["what"] = np.where(found["num_a"] == 0, "appeared", np.where(found["num_b"] == 0, "gone", grown))
+    both[numbers] = both[numbers].fillna(0).astype("int64")
+    both["line"] = both["line_b"].where(both["line_b"].notna(), both["line_a"])
+    both["change_bytes"] = both["b_bytes"] - both["a_bytes"]
+    grown = np.where(both["change_bytes"] > 0, "grew", "shrank")
+    both["what"] = np.where(both["num_a"] == 0, "appeared", np.where(both["num_b"] == 0, "gone", grown))
     columns = ["path", "category", "phase", "operation", "line", "num_a", "num_b", "a_bytes", "b_bytes"]
-    return by_effect(found[found["change_bytes"] != 0][[*columns, "change_bytes", "what"]])
+    return by_effect(both[both["change_bytes"] != 0][[*columns, "change_bytes", "what"]])
 
 
 def pattern_parts(layers: pd.DataFrame) -> pd.DataFrame:
@@ -222,9 +222,9 @@ def pattern_parts(layers: pd.DataFrame) -> pd.DataFrame:
 def pattern_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     """Changes between two results of :func:`pattern_parts`: path, name (equal to path), category, change_bytes."""
     keys = ["path", "category"]
-    found = before.merge(after, on=keys, how="outer", suffixes=("_before", "_after"))
-    change = found["bytes_after"].fillna(0) - found["bytes_before"].fillna(0)
-    return found[keys].assign(name=found["path"], change_bytes=change.astype("int64"))
+    both = before.merge(after, on=keys, how="outer", suffixes=("_before", "_after"))
+    change = both["bytes_after"].fillna(0) - both["bytes_before"].fillna(0)
+    return both[keys].assign(name=both["path"], change_bytes=change.astype("int64"))
 
 
 _LINE_PARTS = re.compile(r"(?P<file>.*):(?P<number>\d+) \((?P<function>.*)\)", re.DOTALL)
@@ -258,22 +258,22 @@ def same_lines(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, str]:
     """
     sides = _by_function(a), _by_function(b)
     files = same_files(*({file for file, _ in side} for side in sides))
-    found = {text: text for text in a if text in b and not _LINE_PARTS.fullmatch(text)}
+    same = {text: text for text in a if text in b and not _LINE_PARTS.fullmatch(text)}
     for (file, function), mine in sides[0].items():
         if file not in files:
             continue
         theirs = {line.number: line for line in sides[1].get((files[file], function), ())}
         moved_by = _moved_by(mine, theirs)
-        found |= {line.text: theirs[at].text for line in mine if (at := line.number + moved_by) in theirs}
-    return found
+        same |= {line.text: theirs[at].text for line in mine if (at := line.number + moved_by) in theirs}
+    return same
 
 
 def _by_function(lines: Mapping[str, int]) -> _ByFunction:
-    found: _ByFunction = defaultdict(list)
+    by_function: _ByFunction = defaultdict(list)
     for text, bytes_ in lines.items():
         if parts := _LINE_PARTS.fullmatch(text):
-            found[parts["file"], parts["function"]].append(_Line(text, int(parts["number"]), bytes_))
-    return found
+            by_function[parts["file"], parts["function"]].append(_Line(text, int(parts["number"]), bytes_))
+    return by_function
 
 
 def _moved_by(mine: list[_Line], theirs: dict[int, _Line]) -> int:
@@ -289,22 +289,22 @@ def _moved_by(mine: list[_Line], theirs: dict[int, _Line]) -> int:
 def same_files(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
     """The file of ``b`` that each file of ``a`` is; files without a counterpart are left out."""
     left, right = set(a), set(b)
-    found = {file: file for file in left & right}
+    same = {file: file for file in left & right}
     for length in range(_MOST_PARTS, 0, -1):
-        ends = [_by_end(side - set(taken), length) for side, taken in ((left, found), (right, found.values()))]
+        ends = [_by_end(side - set(taken), length) for side, taken in ((left, same), (right, same.values()))]
         for end in ends[0].keys() & ends[1].keys():
             if len(ends[0][end]) == len(ends[1][end]) == 1:
-                found[ends[0][end][0]] = ends[1][end][0]
-    return found
+                same[ends[0][end][0]] = ends[1][end][0]
+    return same
 
 
 def _by_end(files: Iterable[str], length: int) -> dict[tuple[str, ...], list[str]]:
-    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    by_end: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for file in files:
         parts = tuple(file.rsplit("/", length)[-length:])
         if len(parts) == length and not (length == 1 and parts[0] in _UNTOLD):
-            found[parts].append(file)
-    return found
+            by_end[parts].append(file)
+    return by_end
 
 
 #: Blocks without a line of the script.
@@ -323,8 +323,8 @@ def lines_at_peak(blocks: pd.DataFrame, lines: Sequence[str]) -> pd.DataFrame:
         lines: Column ``line`` of the table ``stacks``.
     """
     alive = blocks[blocks["at_peak"]]
-    told = np.array([*(line or IN_TORCH for line in lines), NO_STACK], dtype=object)  # stack -1 indexes the last
-    return pd.DataFrame({"line": told[alive["stack"].to_numpy()], "bytes": alive["bytes"].to_numpy()})
+    line_of = np.array([*(line or IN_TORCH for line in lines), NO_STACK], dtype=object)  # stack -1 indexes the last
+    return pd.DataFrame({"line": line_of[alive["stack"].to_numpy()], "bytes": alive["bytes"].to_numpy()})
 
 
 def blocks_by_line(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -354,12 +354,12 @@ def line_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         Columns line (b's; a's if b has none), was (a's, if it is another), num_a, num_b, a_bytes, b_bytes,
         change_bytes, what (appeared, grew, shrank, gone, same).
     """
-    found = _both(a, b, ["key"]).reset_index()
-    found["line"] = found["key"].map(_shown_lines(a, b))
-    moved = found["line_a"].notna() & found["line_b"].notna() & (found["line_a"] != found["line_b"])
-    found["was"] = found["line_a"].where(moved, "")
+    both = _both(a, b, ["key"]).reset_index()
+    both["line"] = both["key"].map(_shown_lines(a, b))
+    moved = both["line_a"].notna() & both["line_b"].notna() & (both["line_a"] != both["line_b"])
+    both["was"] = both["line_a"].where(moved, "")
     columns = ["line", "was", "num_a", "num_b", "a_bytes", "b_bytes"]
-    return by_effect(with_change(found[columns]))
+    return by_effect(with_change(both[columns]))
 
 
 def size_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -374,10 +374,10 @@ def size_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["key", "block_bytes"]
     sides = [side.assign(block_bytes=side["bytes"]) for side in (a, b)]
-    found = _both(sides[0], sides[1], keys).reset_index()
-    found["line"] = found["key"].map(_shown_lines(a, b))
+    both = _both(sides[0], sides[1], keys).reset_index()
+    both["line"] = both["key"].map(_shown_lines(a, b))
     columns = ["line", "block_bytes", "num_a", "num_b", "a_bytes", "b_bytes"]
-    return by_effect(with_change(found.loc[found["num_a"] != found["num_b"], columns]))
+    return by_effect(with_change(both.loc[both["num_a"] != both["num_b"], columns]))
 
 
 def _shown_lines(a: pd.DataFrame, b: pd.DataFrame) -> dict[int, str]:
@@ -392,10 +392,10 @@ def _both(a: pd.DataFrame, b: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
             bytes=("bytes", "sum"), num=("bytes", "size"), line=("line", "first")
         )
         sides.append(sums.set_axis([f"{side}_bytes", f"num_{side}", f"line_{side}"], axis=1))
-    found = sides[0].join(sides[1], how="outer")
+    both = sides[0].join(sides[1], how="outer")
     numbers = ["a_bytes", "b_bytes", "num_a", "num_b"]
-    found[numbers] = found[numbers].fillna(0).astype("int64")
-    return found
+    both[numbers] = both[numbers].fillna(0).astype("int64")
+    return both
 
 
 def line_kinds(lines: pd.DataFrame) -> pd.DataFrame:
@@ -411,17 +411,19 @@ def line_kinds(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def reserved_changes(a: Summary, b: Summary) -> pd.DataFrame:
-    """What was reserved when most was: name, a_bytes, b_bytes, change_bytes, what.
+    """The parts of the reserved peak: name, a_bytes, b_bytes, change_bytes, what.
 
     The names are reserved, allocated, and :data:`UNUSED_PARTS`, which with allocated add up to reserved. A part that
     neither run has is left out.
     """
     amounts: list[dict[str, int]] = []
     for summary in (a, b):
-        moment = next((each for each in summary.reserved if each.moment == MOMENTS[0]), None)
+        moment = next((reserved for reserved in summary.reserved if reserved.moment == MOMENTS[0]), None)
         held = (0, 0, {}) if moment is None else (moment.reserved_bytes, moment.allocated_bytes, moment.unused)
         amounts.append({"reserved": held[0], "allocated": held[1], **held[2]})
-    names = [name for name in ("reserved", "allocated", *UNUSED_PARTS) if any(each.get(name) for each in amounts)]
+    names = [
+        name for name in ("reserved", "allocated", *UNUSED_PARTS) if any(held_bytes.get(name) for held_bytes in amounts)
+    ]
     rows = [(name, amounts[0].get(name, 0), amounts[1].get(name, 0)) for name in names]
     return with_change(pd.DataFrame(rows, columns=["name", "a_bytes", "b_bytes"]))
 
@@ -442,14 +444,14 @@ def segment_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         is_expandable = then["is_expandable"].to_numpy(bool)
         pool = np.where(then["private_pool"].astype(str) != "", "private", then["pool"].astype(str))
         bytes_, free = (then[name].to_numpy("int64") for name in ("bytes", "free_bytes"))
-        kind, each = np.where(is_expandable, "expandable", pool), np.where(is_expandable, 0, bytes_)
-        rows = pd.DataFrame({"kind": kind, "segment_bytes": each, "bytes": bytes_, "free_bytes": free})
+        kind, size = np.where(is_expandable, "expandable", pool), np.where(is_expandable, 0, bytes_)
+        rows = pd.DataFrame({"kind": kind, "segment_bytes": size, "bytes": bytes_, "free_bytes": free})
         sums = rows.groupby(["kind", "segment_bytes"]).agg(
             num=("bytes", "size"), bytes=("bytes", "sum"), free=("free_bytes", "sum")
         )
         sides.append(sums.set_axis([f"num_{side}", f"{side}_bytes", f"{side}_free_bytes"], axis=1))
-    found = sides[0].join(sides[1], how="outer").fillna(0).astype("int64").reset_index()
-    found = with_change(found)
-    moved = (found["what"] == "same") & (found["a_free_bytes"] != found["b_free_bytes"])
-    found["what"] = found["what"].where(~moved, "other contents")
-    return by_effect(found)
+    both = sides[0].join(sides[1], how="outer").fillna(0).astype("int64").reset_index()
+    both = with_change(both)
+    moved = (both["what"] == "same") & (both["a_free_bytes"] != both["b_free_bytes"])
+    both["what"] = both["what"].where(~moved, "other contents")
+    return by_effect(both)

@@ -1,4 +1,4 @@
-"""Two runs on one axis: the same phase of the same step is at the same place, however many events each run has."""
+"""Two runs on one axis: the same phase of the same step is at the same position, however many events each run has."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def common_axis(spans: tuple[pd.DataFrame, pd.DataFrame], num_events: tuple[int,
     steps = [_by_step(table, total) for table, total in zip(spans, num_events, strict=True)]
     pieces: list[Stretch] = []
     for step in sorted(set(steps[0]) | set(steps[1])):
-        sides = [each.get(step, []) for each in steps]
+        sides = [spans_of.get(step, []) for spans_of in steps]
         phases = [[phase for phase, _, _ in side] for side in sides]
         if phases[0] == phases[1]:
             for (phase, *one), (_, *other) in zip(*sides, strict=True):
@@ -60,10 +60,10 @@ def _by_step(spans: pd.DataFrame, num_events: int) -> dict[int, list[tuple[str, 
         return {0: [("", 0, num_events)]} if num_events else {}
     first = [int(event) for event in spans["first_event"]]
     ends = [*first[1:], num_events]
-    found: dict[int, list[tuple[str, int, int]]] = {}
+    by_step: dict[int, list[tuple[str, int, int]]] = {}
     for step, phase, start, end in zip(spans["step"].tolist(), spans["phase"].astype(str), first, ends, strict=True):
-        found.setdefault(int(step), []).append((phase, start, end))
-    return found
+        by_step.setdefault(int(step), []).append((phase, start, end))
+    return by_step
 
 
 def on_axis(curve: Array, pieces: list[Stretch], side: int, num_columns: int) -> tuple[Array, Array]:
@@ -78,8 +78,8 @@ def on_axis(curve: Array, pieces: list[Stretch], side: int, num_columns: int) ->
     column = np.zeros(len(curve), "i8")
     for piece in pieces:
         first, end = piece.events[side]
-        places = piece.at[0] + (np.arange(end - first) + 0.5) / max(end - first, 1) * (piece.at[1] - piece.at[0])
-        column[first:end] = np.minimum((places * num_columns).astype("i8"), num_columns - 1)
+        positions = piece.at[0] + (np.arange(end - first) + 0.5) / max(end - first, 1) * (piece.at[1] - piece.at[0])
+        column[first:end] = np.minimum((positions * num_columns).astype("i8"), num_columns - 1)
     least, most = np.full(num_columns, np.iinfo("i8").max), np.full(num_columns, -1)
     last = np.full(num_columns, -1)
     np.minimum.at(least, column, curve)

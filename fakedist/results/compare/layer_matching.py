@@ -39,15 +39,15 @@ def layer_patterns(table: pd.DataFrame) -> list[str]:
     for name, parent, of_class in zip(names, parents, classes, strict=True):
         if name.rpartition(".")[2].isdecimal():
             siblings[parent].append(of_class)
-    found: list[str] = []
+    patterns: list[str] = []
     for name, parent, of_class in zip(names, parents, classes, strict=True):
         above, _, last = name.rpartition(".")
         alike = siblings[parent].count(of_class)
         if last.isdecimal() and alike >= min(3, len(siblings[parent])):
             last = "*"
-        prefix = found[parent] if parent > 0 and names[parent] == above else above
-        found.append(f"{prefix}.{last}" if above else last)
-    return found
+        prefix = patterns[parent] if parent > 0 and names[parent] == above else above
+        patterns.append(f"{prefix}.{last}" if above else last)
+    return patterns
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -61,12 +61,12 @@ def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         ``how``: same, renumbered, renamed, moved, gone, appeared.
     """
     trees = _Tree(a), _Tree(b)
-    found = _Matcher(*trees)
-    found.match(0, 0, "same")
-    found.match_moved()
-    rows: list[tuple[int, int, str]] = [(at, to, how) for (at, to), how in found.pairs.items()]
-    rows += [(at, -1, "gone") for at in range(len(a)) if at not in found.of_a]
-    rows += [(-1, to, "appeared") for to in range(len(b)) if to not in found.of_b]
+    matcher = _Matcher(*trees)
+    matcher.match(0, 0, "same")
+    matcher.match_moved()
+    rows: list[tuple[int, int, str]] = [(at, to, how) for (at, to), how in matcher.pairs.items()]
+    rows += [(at, -1, "gone") for at in range(len(a)) if at not in matcher.of_a]
+    rows += [(-1, to, "appeared") for to in range(len(b)) if to not in matcher.of_b]
     return pd.DataFrame(rows, columns=["a", "b", "how"])
 
 
@@ -78,7 +78,7 @@ def renamed_layers(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> l
     names = [str(name) for name in a["name"]], [str(name) for name in b["name"]]
     patterns = layer_patterns(a), layer_patterns(b)
     other = matches[(matches["a"] >= 0) & (matches["b"] >= 0) & (matches["how"] != "same")]
-    found: dict[tuple[str, str, str], int] = {}
+    counts: dict[tuple[str, str, str], int] = {}
     alone: dict[tuple[str, str, str], tuple[str, str]] = {}
     for at, to, how in zip(other["a"].tolist(), other["b"].tolist(), other["how"], strict=True):
         was, name = names[0][at], names[1][to]
@@ -86,11 +86,11 @@ def renamed_layers(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> l
         if was == name or (was.rpartition(".")[2] == name.rpartition(".")[2] and above[0] != above[1] and all(above)):
             continue  # only the name of a layer above it changed, which is listed
         key = (patterns[0][at], patterns[1][to], str(how))
-        found[key] = found.get(key, 0) + 1
+        counts[key] = counts.get(key, 0) + 1
         alone[key] = (was, name)
     return [
         dict(zip(("was", "name"), alone[key] if count == 1 else key[:2], strict=True), how=key[2])
-        for key, count in found.items()
+        for key, count in counts.items()
     ]
 
 
@@ -137,23 +137,23 @@ class _Matcher:
         self.pairs[at, to] = how
         self.of_a.add(at)
         self.of_b.add(to)
-        # Layers below a renamed layer kept their place in it.
+        # Layers below a renamed layer kept their position in it.
         below = "same" if how in ("renamed", "appeared") else how
         left, right = self._free(self.a.children[at], self.of_a), self._free(self.b.children[to], self.of_b)
-        for one, other, found in [*self._numbered(left, right), *self._named(left, right)]:
-            self.match(one, other, found if found != "same" else below)
+        for one, other, paired_as in [*self._numbered(left, right), *self._named(left, right)]:
+            self.match(one, other, paired_as if paired_as != "same" else below)
         left, right = self._free(left, self.of_a), self._free(right, self.of_b)
         for one, other in self._alike(left, right):
             self.match(one, other, "renamed")
 
     def match_moved(self) -> None:
         """Pair layers that moved in the tree (below a wrapper, say), if they are the only ones of their shape."""
-        places: list[dict[tuple[Shape, str], list[int]]] = [defaultdict(list), defaultdict(list)]
-        for tree, taken, by_shape in ((self.a, self.of_a, places[0]), (self.b, self.of_b, places[1])):
+        layers_of: list[dict[tuple[Shape, str], list[int]]] = [defaultdict(list), defaultdict(list)]
+        for tree, taken, by_shape in ((self.a, self.of_a, layers_of[0]), (self.b, self.of_b, layers_of[1])):
             for layer in self._free(range(len(tree.names)), taken):
                 by_shape[tree.shape(layer), tree.last(layer)].append(layer)
-        for shape, left in places[0].items():  # parents come first
-            right = places[1].get(shape, [])
+        for shape, left in layers_of[0].items():  # parents come first
+            right = layers_of[1].get(shape, [])
             if len(left) == len(right) == 1 and left[0] not in self.of_a and right[0] not in self.of_b:
                 self.match(left[0], right[0], "moved")
 
@@ -173,17 +173,17 @@ class _Matcher:
         if names[0] == names[1] or _have_gaps(names[0]) or _have_gaps(names[1]):
             by_name = dict(zip(names[1], right, strict=True))
             return [(one, by_name[name], "same") for one, name in zip(left, names[0], strict=True) if name in by_name]
-        found = []
+        pairs = []
         for one, other in _aligned([self.a.signature(at) for at in left], [self.b.signature(to) for to in right]):
             how = "same" if names[0][one] == names[1][other] else "renumbered"
-            found.append((left[one], right[other], how))
-        return found
+            pairs.append((left[one], right[other], how))
+        return pairs
 
     def _alike(self, left: list[int], right: list[int]) -> list[Pair]:
         """Pair the remaining siblings, most alike first."""
         scores = [
-            (score, -abs(place - spot), -place, one, other)
-            for place, one in enumerate(left)
+            (score, -abs(row - spot), -row, one, other)
+            for row, one in enumerate(left)
             for spot, other in enumerate(right)
             if not self.a.last(one).isdecimal() and not self.b.last(other).isdecimal()
             if (score := self._likeness(one, other)) >= RENAMED_FROM
@@ -219,7 +219,7 @@ def _aligned(left: list[Signature], right: list[Signature]) -> list[Pair]:
     front = 0
     while front < min(len(left), len(right)) and left[front] == right[front]:
         front += 1
-    found = [(at, at) for at in range(front)]
+    pairs = [(at, at) for at in range(front)]
     # best[at][to]: the largest likeness of the rest of both sequences.
     best = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for at in range(len(left) - 1, front - 1, -1):
@@ -230,13 +230,13 @@ def _aligned(left: list[Signature], right: list[Signature]) -> list[Pair]:
     while at < len(left) and to < len(right):
         like = _signature_likeness(left[at], right[to])
         if like and best[at][to] == best[at + 1][to + 1] + like:
-            found.append((at, to))
+            pairs.append((at, to))
             at, to = at + 1, to + 1
         elif best[at][to] == best[at + 1][to]:
             at += 1
         else:
             to += 1
-    return found
+    return pairs
 
 
 def _signature_likeness(one: Signature, other: Signature) -> int:
@@ -274,13 +274,13 @@ def paths_of_matches(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) ->
         above = patterns_b[to_b[parent]] if parent in to_b else in_terms_of_b(parent)
         return f"{above}.{patterns_a[at].rpartition('.')[2]}"
 
-    found: dict[str, list[str]] = {"name": [], "was": [], "before": [], "path": []}
+    columns: dict[str, list[str]] = {"name": [], "was": [], "before": [], "path": []}
     for at, to in zip(matches["a"].tolist(), matches["b"].tolist(), strict=True):
-        found["name"].append((names_b[to] if to >= 0 else names_a[at]) or OUTSIDE)
-        found["was"].append((names_a[at] if at >= 0 else "") or (OUTSIDE if at == 0 else ""))
-        found["before"].append((patterns_a[at] if at >= 0 else "") or (OUTSIDE if at == 0 else ""))
-        found["path"].append((patterns_b[to] if to >= 0 else in_terms_of_b(at)) or OUTSIDE)
-    return found
+        columns["name"].append((names_b[to] if to >= 0 else names_a[at]) or OUTSIDE)
+        columns["was"].append((names_a[at] if at >= 0 else "") or (OUTSIDE if at == 0 else ""))
+        columns["before"].append((patterns_a[at] if at >= 0 else "") or (OUTSIDE if at == 0 else ""))
+        columns["path"].append((patterns_b[to] if to >= 0 else in_terms_of_b(at)) or OUTSIDE)
+    return columns
 
 
 def layers_bytes(layers: pd.DataFrame, pattern: str) -> int | None:

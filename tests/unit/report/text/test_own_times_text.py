@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fakedist.cost_model.own_table import Origin, made_table
 from fakedist.report.text.own_times_text import own_times_lines, own_times_object
-from fakedist.results.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
+from fakedist.results.calibration.calibrating import Calibrated, Calibration, Left, StepChange
 from fakedist.rundir.launch_records import WorkRow
 
 GPU = "NVIDIA H200"
@@ -22,7 +22,7 @@ CHANGE = StepChange(GPU, "", 1.8e6, 2.71e6, 2.5e6, 3.0e6, 0.83, 0.1)
 
 
 def lines(made: Calibrated = MADE, **changes: object) -> list[str]:
-    found = OwnTimesFound(made, True, -1, CHANGE)
+    found = Calibration(made, True, -1, CHANGE)
     return own_times_lines(dataclasses.replace(found, **changes), 0, Path("/runs/t.json"))  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def test_everything_that_was_left_out_has_a_line_with_its_reason() -> None:
 
 
 def test_what_was_assumed_is_told() -> None:
-    assert "  the trace does not name its GPU: it is taken to be the run's, NVIDIA H200" in lines(gpu_is_told=False)
+    assert "  the trace does not name its GPU: it is taken to be the run's, NVIDIA H200" in lines(gpu_is_named=False)
     assert "  the trace is of rank 3, the run of rank 0" in lines(trace_rank=3)
     assert not any("rank" in line for line in lines(trace_rank=0))
     assert lines(change=None)[-1] == (
@@ -62,7 +62,7 @@ def test_what_was_assumed_is_told() -> None:
 
 
 def test_the_object_has_all_counts_and_the_change() -> None:
-    found = own_times_object(OwnTimesFound(MADE, True, -1, CHANGE), Path("t.times.json"))
+    found = own_times_object(Calibration(MADE, True, -1, CHANGE), Path("t.times.json"))
     assert json.loads(json.dumps(found)) == found
     assert (found["table"], found["num_rows"], found["trace_rank"]) == ("t.times.json", 1, None)
     assert found["change"] == dataclasses.asdict(CHANGE)

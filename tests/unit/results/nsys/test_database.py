@@ -84,4 +84,4 @@ def test_a_view_without_end_is_left(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.sqlite")
-    assert "is no Nsight report: it is a pipe" in error_of(tmp_path / "report.sqlite")
+    assert "is not an Nsight report: it is a pipe" in error_of(tmp_path / "report.sqlite")
