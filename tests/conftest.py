@@ -1,4 +1,4 @@
-"""What all tests share: running the command line as a user does, and proof that no test leaves anything behind."""
+"""Fixtures that all tests share: the command line as a user runs it, and proof that no test leaves anything behind."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> RunFakedist:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What ``make test`` gives."""
+    """The option that ``make test`` gives."""
     parser.addoption("--short", action="store_true", help="leave out whole frameworks and what is marked long")
 
 

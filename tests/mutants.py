@@ -67,7 +67,7 @@ class Mutant:
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """What a node may be changed to, with words for it."""
+    """The changes that a node allows, with words for them."""
     changed: ast.AST = copy.deepcopy(node)
     match changed:
         case ast.Compare(ops=[operator]):

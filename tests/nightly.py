@@ -1,4 +1,4 @@
-"""What is right to run but takes too long for CI: one part after the other, and at the end what passed and what failed.
+"""Runs what takes too long for CI, one part after the other, and prints at the end which passed and which failed.
 
 ``make nightly`` names the versions of torch and Python. ``make nightly ONLY=torch`` runs the parts with "torch" in
 their names.

@@ -98,7 +98,7 @@ def operations(run: Run, facts: Facts, gpu: GpuSpec) -> list[Operation]:
 
 
 def kinds(found: list[Operation]) -> pd.DataFrame:
-    """What is known of the kernels.
+    """Facts on the kernels.
 
     Returns:
         A row for each basis of an estimate: state, basis, operations (names), kernels, low and high: the median of the

@@ -66,7 +66,7 @@ class JobFailedError(Exception):
 
 @dataclass(frozen=True)
 class Way:
-    """What is run where.
+    """One way of running a job.
 
     Attributes:
         job: A name of :data:`JOBS`.

@@ -33,7 +33,7 @@ class Flops(NamedTuple):
 
 
 class Script(Protocol):
-    """What runs."""
+    """The command that runs."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

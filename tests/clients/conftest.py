@@ -1,4 +1,4 @@
-"""What is made once and looked at by many tests: runs of the catalogue's jobs, a browser."""
+"""Fixtures that many tests share: runs of the catalogue's jobs, a browser."""
 
 from __future__ import annotations
 

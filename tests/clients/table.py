@@ -1,4 +1,4 @@
-"""What the jobs of the catalogue did when they were last run (results/), and docs/clients.md made from it."""
+"""Results of the catalogue's jobs when they last ran (results/), and docs/clients.md made from them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 The job ``tests/gpu/shapes.py`` runs twice: on the virtual GPU, where fakedist records what each launch has to do, and
 on the GPU, where torch.profiler times its kernels. Both are matched as ``fakedist calibrate`` does it, and the table
-that this makes goes before all other times: ``fakedist profile --times FILE``.
+that this makes overrides all other times: ``fakedist profile --times FILE``.
 
 Without a GPU it refuses. ``--rehearse`` traces the job on the virtual GPU, whose kernels take no time: the figures mean
 nothing, are written to --out alone, and the table is marked so that it cannot be used.

@@ -29,7 +29,7 @@ from tests.gpu.machine import driver_version
 from tests.gpu.recording import Head, JobRecord, Recording, job_from_json, load
 
 ROOT = Path(__file__).parents[2]
-PROFILED = "FAKEDIST_GPU_JOB_PROFILED"  # as in one_job.py, which is no module here
+PROFILED = "FAKEDIST_GPU_JOB_PROFILED"  # as in one_job.py, which is not a module here
 DEFAULT_GPU = "h200"
 #: Variables that change what a job allocates: a recording must not follow the shell it was started from.
 _FOREIGN = (
@@ -185,7 +185,7 @@ def like(product: str, capacity_bytes: int) -> tuple[str, int]:
 
 
 def file_name(device: str, way: str) -> str:
-    """What a recording of a set is called."""
+    """The name of a recording of a set."""
     return f"{device}-{way}.jsonl.gz"
 
 

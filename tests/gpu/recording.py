@@ -36,7 +36,7 @@ class RecordingFileError(Exception):
 
 @dataclass
 class Events:
-    """What the allocator did, in order; the columns are equally long.
+    """The allocator's events, in order; the columns are equally long.
 
     Attributes:
         actions: One character each, see :data:`CODES`.
@@ -56,7 +56,7 @@ class Events:
         return len(self.actions)
 
     def key(self, index: int) -> tuple[str, int, int]:
-        """What makes the event at ``index`` the same as another: action, size, stream."""
+        """The key by which the event at ``index`` equals another: action, size, stream."""
         return self.actions[index], self.sizes[index], self.streams[index]
 
     def describe(self, index: int) -> str:
@@ -136,7 +136,7 @@ class JobRecord:
 
 @dataclass
 class Head:
-    """What was recorded where.
+    """A recording and where it was made.
 
     Attributes:
         device: "real" or "virtual".

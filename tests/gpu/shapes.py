@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def kernels(short: bool) -> Iterator[Callable[[], Any]]:
-    """What a step runs. Tensors of one shape are gone before those of the next are made."""
+    """The work of a step. Tensors of one shape are gone before those of the next are made."""
     few = slice(0, 2) if short else slice(None)
     yield from _products(few)
     yield from _attention(few)

@@ -22,7 +22,7 @@ from tests.gpu.record import Way, job_environment, profile_command
 
 #: Jobs that train, three steps or more.
 _TRAIN = ("transformer_", "amp_", "fp8", "compiled", "convnet", "lstm", "moe_", "ddp_", "fsdp2_")
-#: Copies that stand for communication are no time of the real job.
+#: Copies that stand for communication take no time in the real job.
 LEFT_OUT = "communication"
 #: Families of less than this share of a job's time are not compared one by one.
 MIN_SHARE = 0.02

@@ -20,7 +20,7 @@ class Picklable:
 
 
 def double(number: int) -> tuple[int, str]:
-    """What a worker process answers: its work, and what it is called there."""
+    """The work of a worker process, and the name of its module."""
     return 2 * number, __name__
 
 

@@ -18,7 +18,7 @@ Gradients = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class RealRun:
-    """What the ranks left.
+    """The results of the ranks.
 
     Attributes:
         codes: Exit code of each rank.

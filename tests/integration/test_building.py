@@ -57,7 +57,7 @@ def test_weights_are_parameters_of_their_layers_before_anything_has_run(run: dic
 
 
 def test_the_one_buffer_of_a_collective_is_no_parameter(run: dict[str, Any]) -> None:
-    """What broadcasts parameters together copies them into a buffer of its own."""
+    """Broadcasting parameters together copies them into a buffer of its own."""
     blocks = run["blocks"]
     sent = blocks[(blocks["function"] == "flattened_on_device") & (blocks["category"] == "communication")]
     assert list(sent["bytes"] / MIB) == [12]

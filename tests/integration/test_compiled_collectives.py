@@ -1,4 +1,4 @@
-"""What training scripts compile around collectives runs as it does with NCCL, and none of it is ours."""
+"""Collectives in compiled code run as they do with NCCL, and none of our code is compiled."""
 
 from __future__ import annotations
 

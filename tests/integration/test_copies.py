@@ -26,7 +26,7 @@ def test_copies_that_never_run_are_found_and_named(tmp_path: Path, run_fakedist:
     }
     assert (copies["peak_other_bytes"] == copies["peak_own_bytes"]).all()
     assert dict(copies["peak_own_bytes"]) == dict.fromkeys(copies.index, MODEL_BYTES)
-    # The momentum has parameters' shapes and was made as zeros: it is no copy.
+    # The momentum has parameters' shapes and was made as zeros: it is not a copy.
     assert MODEL_BYTES <= layers.loc["", "peak_other_bytes"] < MODEL_BYTES + (1 << 20)
     parameters = layers["peak_parameter_bytes"].sum()
     assert parameters == MODEL_BYTES

@@ -26,7 +26,7 @@ def sizes(run):
 
 
 def _found(body: str, gpu: str = "h100-80g") -> dict[str, Any]:
-    """What ``body`` finds on one virtual GPU, with ``sizes`` defined; no function may have been refused."""
+    """Results of ``body`` on one virtual GPU, with ``sizes`` defined; no function may have been refused."""
     found = in_a_process(_SIZES + body + '\nfound["refused"] = gpu.refused()', devices=1, gpu=gpu)
     assert found.pop("refused") == []
     return found

@@ -1,4 +1,4 @@
-"""What is gathered into parameters is a parameter, too, and each layer has its share of it to the byte."""
+"""Tensors gathered into parameters are parameters, too, and each layer has its part of them to the byte."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_the_peaks_are_the_allocators_own(run_fakedist: RunFakedist, tmp_path: P
 
 
 def segment_row(segment: dict[str, Any]) -> tuple[object, ...]:
-    """What torch says of a segment: place, pool, bytes allocated and asked for, and its holes."""
+    """A segment as torch reports it: address, pool, bytes allocated and asked for, and its holes."""
     holes = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
     pool = "" if segment["segment_pool_id"] == [0, 0] else "{},{}".format(*segment["segment_pool_id"])
     return (

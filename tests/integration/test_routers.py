@@ -123,4 +123,4 @@ def test_what_sends_tokens_to_experts_is_a_router(engine: ValueEngine) -> None:
 
     routers = (mixtral, megatron, deepseek, masks, torchtitan, counted, compared, switch)
     assert routing(engine, *routers) == [router.__name__ for router in routers]
-    assert routing(engine, *routers) == []  # a line is told once
+    assert routing(engine, *routers) == []  # a line is reported once

@@ -1,4 +1,4 @@
-"""What training scripts do with values on the virtual GPU: their decisions must be those of a healthy run."""
+"""Training scripts that read values on the virtual GPU must decide as in a healthy run."""
 
 from __future__ import annotations
 

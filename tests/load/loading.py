@@ -134,7 +134,7 @@ def _can_mount() -> bool:
 
 
 def figures_of(run: Path, cwd: Path) -> str:
-    """What ``fakedist report`` prints of a run directory that must be readable."""
+    """The output of ``fakedist report`` on a run directory that must be readable."""
     shown = ran([*FAKEDIST, "report", run], cwd)
     assert shown.code in (0, 4), shown.err
     assert re.search(r"GiB|MiB|nothing", shown.out), shown.out

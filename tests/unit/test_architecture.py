@@ -232,7 +232,7 @@ def test_reports_are_made_without_torch() -> None:
 
 
 def named(path: Path, *more: object) -> str:
-    """How an offender is told: the file, and what in it."""
+    """An offender in words: the file, and what in it."""
     return ": ".join(map(str, (path.relative_to(ROOT), *more)))
 
 

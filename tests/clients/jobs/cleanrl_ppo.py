@@ -61,7 +61,7 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(512, 1), std=1)
 
     def get_value(self, x: torch.Tensor) -> torch.Tensor:
-        """What the critic expects."""
+        """The value that the critic expects."""
         return self.critic(self.network(x / 255.0))
 
     def get_action_and_value(

@@ -48,7 +48,7 @@ class Model(nn.Module):
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
-    """What a ds_config.json would say."""
+    """The contents of a ds_config.json."""
     zero: dict[str, Any] = {"stage": options.stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
     adam: dict[str, Any] = {"lr": 1e-4}
     if options.offload:

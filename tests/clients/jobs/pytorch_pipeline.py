@@ -44,7 +44,7 @@ def build(stage: int, num_stages: int) -> nn.Module:
 
 
 def static(stage: int, num_stages: int) -> dict[str, Any]:
-    """What goes in and comes out, told beforehand."""
+    """The shapes of inputs and outputs, given beforehand."""
     widths = [WIDTH * (1 + min(each, num_stages - each)) for each in range(num_stages + 1)]
     rows = ROWS // MICRO_BATCHES
     inside = torch.empty(rows, widths[stage], device="cuda", requires_grad=stage > 0)

@@ -106,7 +106,7 @@ def model_of(options: argparse.Namespace) -> PreTrainedModel:
 
 
 def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What both trainers are told."""
+    """The arguments of both trainers."""
     more: dict[str, Any] = {}
     if options.shard == "fsdp":
         more = {

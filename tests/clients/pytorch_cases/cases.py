@@ -1,4 +1,4 @@
-"""What a case of PyTorch's tests is here: a function of a rank, which asserts what PyTorch's test asserts.
+"""Cases of PyTorch's tests: each is a function of a rank, which asserts what PyTorch's test asserts.
 
 If PyTorch's test gives each rank different numbers, the case gives all ranks the same ones, so what it asserts is true
 in a real job too. If it looks at what only another rank holds, the case states that.

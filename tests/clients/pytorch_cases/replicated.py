@@ -126,7 +126,7 @@ def zero_optimizer(rank: Rank) -> None:
 @case(
     "optim/test_zero_redundancy_optimizer.py: test_state_dict",
     "a consolidated state loads again",
-    why="only the other ranks hold the states of their parts; what they would send is made up, and is no pickle",
+    why="only the other ranks hold the states of their parts; what they would send is made up, and does not unpickle",
 )
 def zero_state(rank: Rank) -> None:
     net = Net().to(rank.device)

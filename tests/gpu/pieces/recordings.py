@@ -85,7 +85,7 @@ def _rows(real: Recording | None, compared: Mapping[str, Mapping[str, Difference
 
 
 def peaks(job: JobRecord) -> dict[str, int]:
-    """What a row says of the real GPU."""
+    """A row's cells on the real GPU."""
     return {
         "num_events": len(job.events),
         "allocated_bytes": job.peak_allocated_bytes,
@@ -94,7 +94,7 @@ def peaks(job: JobRecord) -> dict[str, int]:
 
 
 def columns(prefix: str, found: Difference | None) -> dict[str, str | int]:
-    """What a row says of another side."""
+    """A row's cells on another side."""
     difference = found or Difference("", "not compared")
     return {
         f"{prefix}_verdict": difference.verdict,

@@ -38,7 +38,7 @@ def decay(weight: tl.tensor, size: tl.constexpr) -> None:
 
 
 class DecayingSGD(torch.optim.SGD):
-    """What it launches first is no operation of torch."""
+    """First launches what is not an operation of torch."""
 
     def step(self) -> None:
         for group in self.param_groups:

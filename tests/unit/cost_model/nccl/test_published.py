@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def model_bytes(figure: dict[str, Any]) -> list[int] | None:
-    """What the model says to a figure; None where it was published without what the model needs."""
+    """The model's value of a figure; None where it was published without what the model needs."""
     if figure["fabric"] is None:
         return None
     settings = read_settings(figure["environment"])

@@ -42,7 +42,7 @@ def blocks(numbers: range | list[int], mlp: str = "mlp", mlp_class: str = "MLP",
 
 
 def matched(a: Layers, b: Layers) -> dict[str, tuple[str, str]]:
-    """What each layer of `a` became, with how; and "+name" for those that are new."""
+    """The layer of b for each layer of `a`, with how; and "+name" for those that are new."""
     tables = table(a), table(b)
     found = match_layers(*tables)
     assert sorted(found["a"][found["a"] >= 0]) == list(range(len(a) + 1))
