@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.summary import summary
+from tests.support.runs import Profiled, ProfileOnce
 
 ROOT = Path(__file__).parent.parent
 #: Says whose rank a process is; a test's own environment must not leak into the runs it starts.
@@ -78,6 +79,28 @@ def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> RunFakedist:
         return Finished(finished.returncode, finished.stdout, finished.stderr)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def profile_once(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> ProfileOnce:
+    """Profile a rank of a job on the virtual GPU. The same job with the same options runs once."""
+    known: dict[object, Profiled] = {}
+
+    def profile(
+        *script: str | Path,
+        world_size: int = 8,
+        rank: int = 0,
+        options: tuple[str, ...] = ("--json",),
+        env: dict[str, str] | None = None,
+    ) -> Profiled:
+        job = ("--world-size", str(world_size), "--rank", str(rank), "--device", "virtual", *options)
+        key = (job, tuple(map(str, script)), tuple((env or {}).items()))
+        if key not in known:
+            path = tmp_path_factory.mktemp("profiled") / "run"
+            known[key] = Profiled(path, run_fakedist("profile", *job, "-o", path, *script, env=env))
+        return known[key]
+
+    return profile
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.virtual import on_virtual_gpu as in_a_process
-from tests.integration.virtual_worker import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu as in_a_process
+from tests.support.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
     from fakedist.gpu.values import ValueEngine

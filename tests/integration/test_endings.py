@@ -23,7 +23,7 @@ from fakedist.options import Job
 
 pytestmark = pytest.mark.integration
 
-SCRIPT = Path(__file__).parent / "ending.py"
+SCRIPT = Path(__file__).parent / "jobs" / "ending.py"
 ROOT = Path(__file__).parents[2]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fakedist.gpu.driver.build import driver_api_names, find_cuda, interface_versions
 from tests.conftest import RunFakedist
-from tests.integration.virtual import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu
 
 JOBS = Path(__file__).parent / "jobs"
 

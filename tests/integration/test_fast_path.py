@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.training import training
-from tests.integration.virtual_worker import on_virtual_gpu
+from tests.support.training import training
+from tests.support.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
     pass

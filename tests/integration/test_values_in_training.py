@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.conftest import RunFakedist
-from tests.integration.virtual_worker import invented_values, on_virtual_gpu
+from tests.support.virtual_worker import invented_values, on_virtual_gpu
 
 if TYPE_CHECKING:
     from fakedist.gpu.values import ValueEngine

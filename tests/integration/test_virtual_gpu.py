@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.virtual import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu
 
 GIB = 1 << 30
 
