@@ -25,8 +25,6 @@ TIERS = ("integration", "clients", "gpu")
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that has ended."""
-
     code: int
     stdout: str
     stderr: str
@@ -40,8 +38,6 @@ class Finished:
 
 
 class RunFakedist(Protocol):
-    """The type of the fixture of the same name."""
-
     def __call__(
         self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, page: bool = False
     ) -> Finished: ...
@@ -104,7 +100,6 @@ def profile_once(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFac
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option that ``make test`` gives."""
     parser.addoption("--short", action="store_true", help="leave out whole frameworks and what is marked long")
 
 
@@ -125,7 +120,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many ran, how many were skipped, and why."""
     terminalreporter.section("what ran")
     for line in summary(terminalreporter.stats):
         terminalreporter.write_line(line)

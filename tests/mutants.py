@@ -123,7 +123,6 @@ def _child(parent: ast.AST, field: str, index: int | None) -> ast.AST:
 
 
 def mutants(path: Path) -> list[Mutant]:
-    """Every change of a file."""
     found = []
     for place, step in enumerate(walk(ast.parse(path.read_bytes()))):
         child = _child(*step)

@@ -108,7 +108,6 @@ def summary(results: Sequence[Result]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chosen parts. Returns 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.nightly", description=__doc__)
     parser.add_argument("--torches", default="", help="releases of torch, separated by spaces")
     parser.add_argument("--pythons", default="", help="versions of Python, separated by spaces")

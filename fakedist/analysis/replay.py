@@ -237,7 +237,7 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
     """Replay one device's history.
 
     Args:
-        action: Codes of ``run.schema.ACTIONS``, one per event, in order.
+        action: Codes of ``rundir.schema.ACTIONS``, one per event, in order.
         size: Requested bytes of a block, bytes of a segment.
     """
     history = _Events(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))

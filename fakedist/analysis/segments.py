@@ -45,7 +45,7 @@ def segments_after(recording: Recording, end: int) -> list[Segment]:
 
 
 def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
-    """The events after which ``run.schema.MOMENTS`` are, by moment.
+    """The events after which ``rundir.schema.MOMENTS`` are, by moment.
 
     The reserved peak is reached when a segment is taken from the GPU. The block that it was taken for, the next event,
     counts as allocated.
@@ -189,7 +189,7 @@ def _largest(inside: _Inside, num_segments: int) -> Array:
 
 
 def _states(table: pd.DataFrame) -> Array:
-    """The kind of each segment's free memory: the first of ``run.schema.SEGMENT_STATES`` that holds."""
+    """The kind of each segment's free memory: the first of ``rundir.schema.SEGMENT_STATES`` that holds."""
     used = table["bytes"] - table["free_bytes"]
     holds: dict[str, Array] = {
         "unknown": np.asarray(table["pool"] == "unknown"),

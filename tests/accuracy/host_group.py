@@ -92,7 +92,6 @@ class HostGroup(RankGroup):
         return call.done(tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
-        """Broadcast."""
         tensors = listed(tensors)
         source = root(opts)
         with self._call("broadcast", *((tensors, []) if source == self._place else ([], tensors)), opts) as call:
@@ -101,7 +100,6 @@ class HostGroup(RankGroup):
         return call.done(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
-        """all_gather into a list of tensors."""
         slots = list(outputs if isinstance(outputs[0], torch.Tensor) else outputs[0])
         mine = listed(inputs)[0].contiguous()
         flat = flat_like(slots) if is_even(slots) else None

@@ -136,7 +136,6 @@ def with_tables(page: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Keep the results of the directories that are named, then make the tables."""
     try:
         for directory in arguments:
             print(*keep(Path(directory)), sep="\n")

@@ -13,8 +13,6 @@ from tests.clients.running import Ran, run_rank
 
 
 class RunEntry(Protocol):
-    """The type of the fixture ``ran``."""
-
     def __call__(self, name: str, rank: int) -> Ran: ...
 
 

@@ -55,7 +55,6 @@ class Ran:
     stdout: str
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table of the run directory."""
         return pd.read_parquet(self.directory / f"tables/{name}.parquet")
 
 
@@ -99,7 +98,6 @@ def _is_disturbed() -> bool:
 
 
 def _finished(entry: Entry, directory: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """The command, at its end."""
     directory.mkdir(parents=True, exist_ok=True)
     if entry.prepare is not None:
         entry.prepare(directory)

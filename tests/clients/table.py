@@ -89,7 +89,6 @@ def result_of(entry: Entry, runs: Sequence[Ran], failed: str = "") -> dict[str, 
 
 
 def document(results: dict[str, Any], entries: Sequence[Entry]) -> str:
-    """Text of docs/clients.md."""
     lines = [HEAD]
     for framework in dict.fromkeys(entry.framework for entry in entries):
         lines += [f"## {framework}", "", *_table(results, [e for e in entries if e.framework == framework]), ""]

@@ -42,7 +42,6 @@ _TIMEOUT_S = 3600.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and write; the exit code."""
     parser = argparse.ArgumentParser(description="Measure kernels of many shapes on this machine's GPU.")
     parser.add_argument("--out", type=Path, help="file to write  [default: GPU.times.json]")
     parser.add_argument("--gpu", help="model of the GPU, or a GPU file  [default: the model of its name]")

@@ -23,7 +23,6 @@ from tests.gpu.recording import replace_with  # noqa: E402
 
 
 def main() -> None:
-    """Every stage, into the file."""
     args = parse(__doc__, ("result", {"type": Path}))
     with device(args):
         rows: list[dict[str, Any]] = []

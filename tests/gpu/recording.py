@@ -97,7 +97,6 @@ class EventsBuilder:
         self._events.places.append(self._names.setdefault(name, len(self._names)) if name else -1)
 
     def build(self) -> Events:
-        """All that was added."""
         self._events.actions = "".join(self._actions)
         self._events.names = list(self._names)
         return self._events
@@ -174,7 +173,6 @@ class Recording:
     jobs: dict[str, JobRecord] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write the file; the same recording gives the same bytes."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines: Iterable[dict[str, Any]] = (
             {"format": FORMAT, **asdict(self.head)},

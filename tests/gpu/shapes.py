@@ -48,7 +48,6 @@ _SLOW, _MOST_SLOW = (torch.float32, torch.float64), 2 * 4096**3
 
 
 def main() -> None:
-    """Run the steps."""
     parser = argparse.ArgumentParser(description="Run kernels of many shapes.")
     parser.add_argument("--trace", help="the file for torch.profiler's trace")
     parser.add_argument("--short", action="store_true", help="only a few shapes")

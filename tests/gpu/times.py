@@ -161,7 +161,6 @@ def compare_times(measured: Mapping[str, JobTimes], estimated: Mapping[str, JobT
 
 
 def markdown(compared: Sequence[Compared]) -> str:
-    """The table of docs/accuracy.md."""
     lines = ["| job | what | measured | estimated | off by |", "|---|---|---:|---:|---:|"]
     lines += [
         f"| {each.job} | {each.what} | {each.measured_us / 1e3:.3f} ms | {each.estimated_us / 1e3:.3f} ms "
@@ -172,17 +171,14 @@ def markdown(compared: Sequence[Compared]) -> str:
 
 
 def save(times: Mapping[str, JobTimes], path: Path) -> None:
-    """Write them as JSON."""
     path.write_text(json.dumps({name: asdict(each) for name, each in times.items()}, indent=1) + "\n")
 
 
 def load(path: Path) -> dict[str, JobTimes]:
-    """Read what :func:`save` wrote."""
     return {name: JobTimes(**values) for name, values in json.loads(path.read_text()).items()}
 
 
 def main() -> None:
-    """Print the table of two files."""
     measured, estimated = (load(Path(argument)) for argument in sys.argv[1:3])
     sys.stdout.write(markdown(compare_times(measured, estimated)))
 

@@ -67,7 +67,6 @@ def start(directory: Path, how: str, *options: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], directory: Path, out: str = "") -> Run:
-    """Wait for a run."""
     rest, err = process.communicate()
     return ended(directory, process.returncode, out + rest, err)
 

@@ -26,8 +26,6 @@ ATTENTION = 2 * 2 * job.BATCH * job.WIDTH * job.TOKENS * (job.TOKENS + 1) / 2
 
 @dataclass(frozen=True)
 class Timed:
-    """A run with its kernels."""
-
     directory: Path
     summary: dict[str, Any]
     kernels: pd.DataFrame

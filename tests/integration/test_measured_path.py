@@ -27,8 +27,6 @@ REHEARSAL = {"FAKEDIST_REHEARSE": "cupti"}
 
 @dataclass(frozen=True)
 class Run:
-    """A run with its kernels."""
-
     path: Path
     summary: dict[str, Any]
     kernels: pd.DataFrame

@@ -85,7 +85,6 @@ def segment_row(segment: dict[str, Any]) -> tuple[object, ...]:
 
 
 def segment_rows(table: pd.DataFrame) -> list[tuple[object, ...]]:
-    """The same of the table."""
     names = ["address", "bytes", "stream", "pool", "private_pool", "is_expandable"]
     names += ["allocated_bytes", "requested_bytes", "waiting_bytes", "num_holes", "largest_hole_bytes"]
     return sorted(table[names].itertuples(index=False, name=None))

@@ -212,7 +212,7 @@ STREAM_RECORDS, STREAM_WAITS, HOST_WAITS, HOST_WAITS_FOR_DEVICE = map(
 )
 #: No correlation of a call is this large.
 _NEVER_RECORDED = 1 << 62
-#: Columns of ``run.trace_records.TracedWaits``.
+#: Columns of ``rundir.trace_records.TracedWaits``.
 TracedWaitColumns = Mapping[str, Ints]
 
 

@@ -1,4 +1,4 @@
-"""Makes a calibration table from a run and a GPU's trace of its job, and prices the step with it. Never met a GPU."""
+"""Makes a calibration table from a run and a GPU's trace of its job, and prices the step with it."""
 
 from __future__ import annotations
 

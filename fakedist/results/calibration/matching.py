@@ -44,7 +44,7 @@ class Signature(NamedTuple):
         kind: A library's product or other call, whose kernels are not known, or the launch itself. A trace has
             kernels, copies and fills.
         name: The kernel, "Memcpy HtoD", "Memset", or the library's function.
-        family: One of ``run.schema.FAMILIES``.
+        family: One of ``rundir.schema.FAMILIES``.
         operations: Names such as "aten::mm": recorded, the operation that launched it; traced, all operations around
             the launch, innermost first. Empty if unknown.
         grid: Blocks as x,y,z; empty if unknown.

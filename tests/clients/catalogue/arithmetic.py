@@ -37,7 +37,6 @@ class Arithmetic:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The figures that are looked at."""
         names = ("parameters", "gradients", "optimizer_states", "flops", "peak")
         return tuple(name for name in names if getattr(self, name) is not None)
 
@@ -75,7 +74,6 @@ class Transformer:
 
     @property
     def kv(self) -> int:
-        """Width of keys."""
         return self.keys or self.hidden
 
     @property

@@ -89,7 +89,6 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name of the entry."""
         return f"{self.framework}: {self.feature}"
 
     @property

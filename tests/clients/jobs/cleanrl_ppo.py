@@ -101,7 +101,6 @@ def advantages_of(
 
 
 def main() -> None:
-    """Play and train for a few iterations."""
     local_rank, world_size = int(os.getenv("LOCAL_RANK", "0")), int(os.getenv("WORLD_SIZE", "1"))
     if world_size > 1:
         dist.init_process_group("nccl")

@@ -19,8 +19,6 @@ BUCKET = 10_000_000
 
 
 class Block(nn.Module):
-    """A residual MLP."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(HIDDEN)
@@ -32,8 +30,6 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Tokens in, their loss out."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, HIDDEN)
@@ -70,7 +66,6 @@ def configuration(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--stage", type=int, default=2)
     parser.add_argument("--accumulate", type=int, default=1)

@@ -286,7 +286,6 @@ class Pipeline:
 
 
 def main() -> None:
-    """Train for a few steps."""
     local_rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local_rank)
     device = torch.device("cuda", local_rank)

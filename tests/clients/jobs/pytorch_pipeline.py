@@ -55,7 +55,6 @@ def static(stage: int, num_stages: int) -> dict[str, Any]:
 
 
 def main(name: str, is_static: bool) -> None:
-    """Train for a few steps."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()

@@ -25,7 +25,6 @@ class Net(nn.Module):
         self.recompute = recompute
 
     def forward(self, batch: torch.Tensor, all_: bool = False) -> torch.Tensor:
-        """Run it."""
         hidden = checkpoint(self.first, batch, use_reentrant=False) if self.recompute else self.first(batch)
         out: torch.Tensor = self.second(hidden.relu())
         return self.unused(out) if all_ else out

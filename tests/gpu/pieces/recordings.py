@@ -52,7 +52,6 @@ def _record(session: Session, name: str, way: Way) -> Recording:
 
 
 def _compare(session: Session, found: Mapping[str, Recording]) -> dict[str, dict[str, Difference]]:
-    """Differences by prefix and job."""
     compared = {}
     with (session.others / "differences.txt").open("w") as file:
         for first, second, prefix in _COMPARED:

@@ -734,7 +734,6 @@ def exported() -> None:
 
 
 def main() -> None:
-    """Run the programs."""
     global backend
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default=backend)

@@ -25,7 +25,6 @@ def double(number: int) -> tuple[int, str]:
 
 
 def train(steps: int) -> None:
-    """Some steps of a tiny model."""
     model = torch.nn.Linear(64, 64, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):

@@ -48,7 +48,6 @@ class DecayingSGD(torch.optim.SGD):
 
 
 def main() -> None:
-    """Five steps."""
     model = Model().cuda()
     model.compiled.compile()
     sample = torch.randn(TOKENS, WIDTH, device="cuda", requires_grad=True)

@@ -61,7 +61,6 @@ def neighbours(rank: int, num_ranks: int, device: str) -> list[Any]:
 
 
 def main(device: str) -> None:
-    """Send and receive."""
     dist.init_process_group("gloo" if device == "cpu" else "nccl")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     if device == "cuda":
