@@ -293,7 +293,7 @@ def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
         tool="torch.profiler",
         gpu=_gpu(header, list(events.processes)[gpu]),
         ranges=ranges,
-        activity=_activity(device, list(events.texts)).where(order),
+        activity=Activity.of(device, list(events.texts)).where(order),
         thread=thread[order],
         launch=launch[order],
         linked=linked[order],
@@ -371,23 +371,6 @@ def _launches(calls: dict[str, Ints], operations: dict[str, Ints], device: dict[
 def _rows(keys: Ints, asked: Ints) -> Ints:
     """For each positive number, its first row of ``keys``; -1 if it is missing."""
     return np.where(asked > 0, find_rows(keys, asked), -1)
-
-
-def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
-    names, name = np.unique(device["text"], return_inverse=True)
-    shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
-    labels = [texts[number] for number in names.tolist()]
-    is_copy = np.array([text.startswith(("Memcpy", "Memset")) for text in labels])[name]
-    columns = {
-        "start": device["start"],
-        "end": device["end"],
-        "streamId": device["stream"],
-        "correlationId": device["correlation"],
-        "graphNodeId": device["node"],
-        "bytes": np.where(is_copy, device["bytes"], -1),
-    }
-    sides = [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()]
-    return Activity(columns, name, shape.ravel(), is_copy, np.zeros(len(name), bool), labels, sides)
 
 
 def _gpu(header: dict[str, object], key: object) -> str:

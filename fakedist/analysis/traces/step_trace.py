@@ -335,6 +335,31 @@ class Activity:
     def __len__(self) -> int:
         return len(self.name)
 
+    @classmethod
+    def of(cls, device: Mapping[str, Ints], texts: list[str], *, counts_both_ways: bool = False) -> Activity:
+        """Activity that torch.profiler traced.
+
+        Args:
+            device: Columns start, end, stream, correlation, node, bytes, and text, grid, block as rows of ``texts``.
+            texts: Texts.
+            counts_both_ways: Whether a copy within the GPU's memory counts as read and as written.
+        """
+        names, name = np.unique(device["text"], return_inverse=True)
+        shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
+        labels = [texts[number] for number in names.tolist()]
+        is_copy = np.array([label.startswith(("Memcpy", "Memset")) for label in labels], bool)[name]
+        twice = counts_both_ways & np.array(["DtoD" in label for label in labels], bool)[name] & (device["bytes"] > 0)
+        columns = {
+            "start": device["start"],
+            "end": device["end"],
+            "streamId": device["stream"],
+            "correlationId": device["correlation"],
+            "graphNodeId": device["node"],
+            "bytes": np.where(is_copy, np.where(twice, 2 * device["bytes"], device["bytes"]), -1),
+        }
+        sides = [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()]
+        return cls(columns, name, shape.ravel(), is_copy, np.zeros(len(name), bool), labels, sides)
+
     def where(self, mask: npt.NDArray[np.bool_] | Ints) -> Activity:
         """The rows that a mask selects, or the given rows in their order."""
         columns = {name: column[mask] for name, column in self.columns.items()}

@@ -555,7 +555,7 @@ def profiler_trace(record: ProfilerRecord) -> Trace:
     thread, launch = _launches(operations, calls, device)
     begin, step = steps[-1] if steps else (int(launch.min(initial=0)), 0)
     order = np.argsort(device["start"], kind="stable")
-    activity = _activity(device, texts).where(order)
+    activity = Activity.of(device | {"bytes": device["size"]}, texts, counts_both_ways=True).where(order)
     none = np.full(len(order), -1, np.int64)
     return Trace(
         ranges=ranges.with_functions().told_by_us(),
@@ -620,33 +620,6 @@ def _launches(operations: dict[str, Ints], calls: dict[str, Ints], device: dict[
     at = np.where(operation >= 0, taken(operations["start"], operation), device["start"])
     at = np.where(call >= 0, taken(calls["start"], call), at)
     return np.where((call >= 0) | (operation >= 0), thread, -1), at
-
-
-def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
-    names, name = np.unique(device["text"], return_inverse=True)
-    shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
-    labels = [texts[number] for number in names.tolist()]
-    is_copy = np.array([label.startswith(("Memcpy", "Memset")) for label in labels] or [False])
-    both_ways = np.array(["DtoD" in label for label in labels] or [False])
-    bytes_ = device["size"]
-    if len(name):
-        bytes_ = np.where(is_copy[name], np.where(both_ways[name] & (bytes_ > 0), 2 * bytes_, bytes_), -1)
-    return Activity(
-        {
-            "start": device["start"],
-            "end": device["end"],
-            "streamId": device["stream"],
-            "correlationId": device["correlation"],
-            "graphNodeId": device["node"],
-            "bytes": bytes_,
-        },
-        name,
-        shape.ravel(),
-        is_copy[name] if len(name) else np.zeros(0, bool),
-        np.zeros(len(name), bool),
-        labels,
-        [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()],
-    )
 
 
 def traced_records(profiled: ProfilerRecord, layers: list[LayerRow]) -> list[Record]:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
-from fakedist.analysis.traces.step_trace import ProcessTrace
+from fakedist.analysis.traces.step_trace import Ints, ProcessTrace
 from fakedist.bounded import UnreadableError, open_file
 from fakedist.cost_model.estimated import estimate_times, network_of, prices_of
 from fakedist.cost_model.own import OwnPrices
@@ -23,8 +23,10 @@ from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.results.calibration.matching import (
+    Floats,
     Matched,
     RecordedLaunches,
+    Sequence,
     Traced,
     match,
     recorded_step,
@@ -145,14 +147,9 @@ def calibrate(
         num_too_fast=int(fast.sum()),
         num_elsewhere=trace.num_elsewhere,
         num_unreadable=trace.num_unreadable,
-        missing=_missing(step, matched),
-        extra=_extra(traced, matched),
+        missing=_left(step.launches, np.flatnonzero(matched.of_launch == 0)),
+        extra=_left(traced.launches, matched.unmatched, traced.duration_us),
     )
-
-
-def with_gpu(trace: ProcessTrace, gpu: str) -> ProcessTrace:
-    """The trace, with the GPU's name where it does not give one."""
-    return trace if trace.gpu else replace(trace, gpu=gpu)
 
 
 def _refuse_virtual(traced: Traced, file: Path) -> None:
@@ -196,24 +193,16 @@ def _too_fast(
     return np.asarray(matched.duration_us < least[step.work[matched.launch]])
 
 
-def _missing(step: RecordedLaunches, matched: Matched) -> list[Left]:
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for launch in np.flatnonzero(matched.of_launch == 0).tolist():
-        signature = step.launches.signatures[step.launches.signature[launch]]
-        counts[signature.name, signature.family] += 1
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return [Left(name, family, count, 0.0) for (name, family), count in ordered]
-
-
-def _extra(traced: Traced, matched: Matched) -> list[Left]:
+def _left(sequence: Sequence, rows: Ints, duration_us: Floats | None = None) -> list[Left]:
+    """These launches by name and family: most time first, or most launches first if they have no times."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     times: dict[tuple[str, str], float] = defaultdict(float)
-    for kernel in matched.unmatched.tolist():
-        signature = traced.launches.signatures[traced.launches.signature[kernel]]
+    for row in rows.tolist():
+        signature = sequence.signatures[sequence.signature[row]]
         counts[signature.name, signature.family] += 1
-        times[signature.name, signature.family] += float(traced.duration_us[kernel])
-    ordered = sorted(times.items(), key=lambda item: -item[1])
-    return [Left(name, family, counts[name, family], time) for (name, family), time in ordered]
+        times[signature.name, signature.family] += 0.0 if duration_us is None else float(duration_us[row])
+    ordered = sorted(counts, key=lambda key: -(counts[key] if duration_us is None else times[key]))
+    return [Left(*key, counts[key], times[key]) for key in ordered]
 
 
 @dataclass(frozen=True)
@@ -290,7 +279,8 @@ def calibrate_run(
         gpu = _gpu(trace, model)
         peaks = gpu.peak_flops if gpu is not None and not is_rehearsal else {}
         step = recorded_step(run.tables["launches"], run.tables["work"])
-        calibrated = calibrate(step, with_gpu(trace, model.product), trace_file, peaks, is_rehearsal=is_rehearsal)
+        named = replace(trace, gpu=trace.gpu or model.product)
+        calibrated = calibrate(step, named, trace_file, peaks, is_rehearsal=is_rehearsal)
     change = None if gpu is None else step_change(run, gpu, calibrated.table)
     return Calibration(calibrated, bool(trace.gpu), trace.rank, change)
 

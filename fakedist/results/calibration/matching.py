@@ -88,9 +88,7 @@ class Sequence:
     @classmethod
     def of(cls, launches: list[Signature]) -> Sequence:
         """The sequence of these launches."""
-        numbers: dict[Signature, int] = {}
-        rows = [numbers.setdefault(launch, len(numbers)) for launch in launches]
-        return cls(list(numbers), np.array(rows, np.int64))
+        return cls(*_distinct(launches))
 
     def of_families(self, *families: str) -> Ints:
         """Positions of the launches of these families, without those that only complete another."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -122,21 +122,27 @@ def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.
     return by_effect(changes[changes["change_bytes"] != 0])
 
 
-def by_effect(changes: pd.DataFrame) -> pd.DataFrame:
-    """Rows sorted by size of change, largest first."""
-    order = changes["change_bytes"].abs().sort_values(ascending=False, kind="stable").index
-    return changes.loc[order].reset_index(drop=True)
+#: Smaller changes of times are rounding errors of sums.
+_NOTHING_US = 0.01
 
 
-def with_change(table: pd.DataFrame) -> pd.DataFrame:
-    """With columns change_bytes, and what: appeared, gone, grew, shrank or same, by a_bytes and b_bytes."""
-    table = table.astype({"a_bytes": "int64", "b_bytes": "int64"})
-    table["change_bytes"] = table["b_bytes"] - table["a_bytes"]
-    grown = np.where(table["change_bytes"] > 0, "grew", np.where(table["change_bytes"] < 0, "shrank", "same"))
-    new = (table["a_bytes"] == 0) & (table["b_bytes"] != 0)
-    gone = (table["b_bytes"] == 0) & (table["a_bytes"] != 0)
+def with_change(table: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
+    """Add change_bytes or change_us, and what: appeared, gone, grew, shrank or same, by the columns of a and b."""
+    a, b, change = f"a_{unit}", f"b_{unit}", f"change_{unit}"
+    table = table.astype(dict.fromkeys((a, b), "int64" if unit == "bytes" else "float64"))
+    table[change] = table[b] - table[a]
+    if unit == "us":
+        table[change] = table[change].where(table[change].abs() >= _NOTHING_US, 0.0)
+    grown = np.where(table[change] > 0, "grew", np.where(table[change] < 0, "shrank", "same"))
+    new, gone = (table[a] == 0) & (table[b] != 0), (table[b] == 0) & (table[a] != 0)
     table["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
     return table
+
+
+def by_effect(changes: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
+    """Rows sorted by size of change, largest first."""
+    order = changes[f"change_{unit}"].abs().sort_values(ascending=False, kind="stable").index
+    return changes.loc[order].reset_index(drop=True)
 
 
 def _taken(table: pd.DataFrame, rows: pd.Series, column: str) -> Ints:
@@ -195,18 +201,9 @@ def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         b_bytes, change_bytes, what. The changes add up to the change of the peak.
     """
     keys = ["path", "category", "phase", "operation", "place"]
-    sides = []
-    for side, table in (("a", a), ("b", b)):
-        groups = table.sort_values("alloc_event", kind="stable").groupby(keys, sort=False)
-        sums = groups.agg(bytes=("bytes", "sum"), num=("bytes", "size"), line=("line", "first"))
-        sides.append(sums.set_axis([f"{side}_bytes", f"num_{side}", f"line_{side}"], axis=1))
-    both = sides[0].join(sides[1], how="outer").reset_index()
-    numbers = ["a_bytes", "b_bytes", "num_a", "num_b"]
-    both[numbers] = both[numbers].fillna(0).astype("int64")
+    sides = [table.sort_values("alloc_event", kind="stable") for table in (a, b)]
+    both = with_change(_both(sides[0], sides[1], keys).reset_index())
     both["line"] = both["line_b"].where(both["line_b"].notna(), both["line_a"])
-    both["change_bytes"] = both["b_bytes"] - both["a_bytes"]
-    grown = np.where(both["change_bytes"] > 0, "grew", "shrank")
-    both["what"] = np.where(both["num_a"] == 0, "appeared", np.where(both["num_b"] == 0, "gone", grown))
     columns = ["path", "category", "phase", "operation", "line", "num_a", "num_b", "a_bytes", "b_bytes"]
     return by_effect(both[both["change_bytes"] != 0][[*columns, "change_bytes", "what"]])
 

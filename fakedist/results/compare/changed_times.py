@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from fakedist.cost_model.breakdown import COMPUTE_FAMILIES, by_name
+from fakedist.results.compare.changed_memory import by_effect, with_change
 from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import KINDS
@@ -22,20 +22,18 @@ _PARTS = {
     "kernel_us": "all kernels",
     "generation_us": "generation",
 }
-#: Smaller changes are rounding errors of sums.
-_NOTHING_US = 0.01
 
 
 def part_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
     """The parts of two steps: columns name, a_us, b_us, change_us, what, in the order of ``_PARTS``."""
     pairs = [(name, getattr(a, key), getattr(b, key)) for key, name in _PARTS.items()]
-    return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
+    return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]), "us")
 
 
 def phase_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
     """Kernel time of two steps by phase: columns name, a_us, b_us, change_us, what, in the order of a step."""
     kinds = [(name, a.by_kind.get(name, 0.0), b.by_kind.get(name, 0.0)) for name in KINDS]
-    return with_change(pd.DataFrame([row for row in kinds if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
+    return with_change(pd.DataFrame([row for row in kinds if row[1] or row[2]], columns=["name", "a_us", "b_us"]), "us")
 
 
 def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
@@ -118,24 +116,7 @@ def layer_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """
     both = a.merge(b, on=["path", "category"], how="outer", suffixes=("_a", "_b")).fillna({"us_a": 0.0, "us_b": 0.0})
     both = both.rename(columns={"us_a": "a_us", "us_b": "b_us"}).assign(name=both["path"])
-    return by_effect(with_change(both[["path", "name", "category", "a_us", "b_us"]]))
-
-
-def with_change(table: pd.DataFrame) -> pd.DataFrame:
-    """Add change_us, and what: appeared, gone, grew, shrank, same."""
-    table = table.astype({"a_us": "float64", "b_us": "float64"})
-    change = table["b_us"] - table["a_us"]
-    table["change_us"] = change.where(change.abs() >= _NOTHING_US, 0.0)
-    grown = np.where(table["change_us"] > 0, "grew", np.where(table["change_us"] < 0, "shrank", "same"))
-    new, gone = (table["a_us"] == 0) & (table["b_us"] > 0), (table["b_us"] == 0) & (table["a_us"] > 0)
-    table["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
-    return table
-
-
-def by_effect(changes: pd.DataFrame) -> pd.DataFrame:
-    """Rows sorted by size of change, largest first."""
-    order = changes["change_us"].abs().sort_values(ascending=False, kind="stable").index
-    return changes.loc[order].reset_index(drop=True)
+    return by_effect(with_change(both[["path", "name", "category", "a_us", "b_us"]], "us"), "us")
 
 
 def _joined(sides: list[pd.DataFrame], keys: list[str]) -> pd.DataFrame:
@@ -148,14 +129,14 @@ def _joined(sides: list[pd.DataFrame], keys: list[str]) -> pd.DataFrame:
     counts = ["num_a", "num_b", "unknown_a", "unknown_b"]
     both[counts] = both[counts].fillna(0).astype("int64")
     both[["a_us", "b_us"]] = both[["a_us", "b_us"]].fillna(0.0)
-    both = with_change(both)
+    both = with_change(both, "us")
     both.loc[both["num_a"] == 0, "what"] = "appeared"
     both.loc[both["num_b"] == 0, "what"] = "gone"
     both.loc[(both["what"] == "same") & (both["num_a"] != both["num_b"]), "what"] = "recounted"
     unknown = (both["unknown_a"] > 0) != (both["unknown_b"] > 0)
     both.loc[unknown, "change_us"] = 0.0
     both.loc[unknown, "what"] = "not known"
-    return by_effect(both)
+    return by_effect(both, "us")
 
 
 _FIGURES = ("num_calls", "bytes_in", "bytes_out")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fakedist.analysis.recording import read_recording
-from fakedist.analysis.traces.step_trace import STEP, Activity, Intervals, Ints, ProcessTrace, Ranges
+from fakedist.analysis.traces.step_trace import STEP, Activity, Intervals, Ints, ProcessTrace, Ranges, find_rows, taken
 from fakedist.analysis.traces.traced_step import LayerNumbers, Tool, Trace, host_record, kernel_record
 from fakedist.errors import ReportError
 from fakedist.results.building import build_tables
@@ -152,14 +152,8 @@ def _launches(database: Database, activity: Activity) -> tuple[Ints, Ints]:
     process = int(activity.columns["globalPid"][0]) >> THREAD_BITS if len(activity) else -1
     mine = (calls["globalTid"] >> THREAD_BITS == process) & (calls["correlationId"] > 0)
     correlation, thread, start = (calls[name][mine] for name in ("correlationId", "globalTid", "start"))
-    order = np.argsort(correlation, kind="stable")
-    correlation, thread, start = correlation[order], thread[order], start[order]
-    asked = activity.columns["correlationId"]
-    if not len(correlation):
-        return np.full(len(asked), -1, np.int64), activity.columns["start"].copy()
-    index = np.minimum(np.searchsorted(correlation, asked), len(correlation) - 1)
-    known = correlation[index] == asked
-    return np.where(known, thread[index], -1), np.where(known, start[index], activity.columns["start"])
+    row = find_rows(correlation, activity.columns["correlationId"])
+    return taken(thread, row), np.where(row >= 0, taken(start, row), activity.columns["start"])
 
 
 def _captures(database: Database, activity: Activity, process: int) -> tuple[Ints, Ints]:
