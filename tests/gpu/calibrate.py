@@ -30,7 +30,7 @@ from fakedist.gpu.models.spec import GpuSpec
 from fakedist.launcher.machine import count_real_gpus
 from fakedist.report.text.own_times_text import own_times_lines
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
-from fakedist.results.calibration.calibrating import Calibration, calibrate_run
+from fakedist.results.calibration.calibrating import CalibrationResult, calibrate_run
 from fakedist.results.opening import open_timed_run
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ def driver_version() -> str:
         return ""
 
 
-def _told(found: Calibration) -> OwnTable:
+def _told(found: CalibrationResult) -> OwnTable:
     """The table, with where it comes from."""
     table = found.calibrated.table
     origin = dataclasses.replace(

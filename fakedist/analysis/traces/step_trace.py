@@ -255,7 +255,7 @@ class Ranges:
         functions = [Meaning(OPERATION, self.meanings[number].name) for number in distinct.tolist()]
         return dataclasses.replace(self, meanings=[*self.meanings, *functions], meaning=meaning)
 
-    def told_by_us(self) -> Ranges:
+    def preferring_ours(self) -> Ranges:
         """Drop the script's own steps, phases and layers if fakedist's are in the trace."""
         ours = np.array([meaning.is_ours for meaning in self.meanings] or [False])[self.meaning]
         return self.where(ours | ~np.isin(self.kind, (STEP, PHASE, LAYER))) if ours.any() else self

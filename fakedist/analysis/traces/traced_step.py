@@ -56,7 +56,7 @@ _UNKNOWN = -2
 
 
 @dataclass
-class Places:
+class LaunchSites:
     """Where launches happened.
 
     Attributes:
@@ -113,12 +113,12 @@ class _Chosen:
         return rows
 
 
-def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
+def launch_sites(ranges: Ranges, thread: Ints, time: Ints) -> LaunchSites:
     """Where launches happened.
 
     Args:
         thread: Each launch's thread; -1 if the launch is unknown, and so without ranges.
-        time: When each was launched, in nanoseconds like the ranges.
+        time: When each was sites, in nanoseconds like the ranges.
     """
     threads, lanes = np.unique(np.concatenate([ranges.thread, thread]), return_inverse=True)
     lanes, lane = lanes[: len(ranges.thread)].astype(np.int64), lanes[len(ranges.thread) :].astype(np.int64)
@@ -142,7 +142,7 @@ def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
     layer[of_node] = np.where(made == _UNKNOWN, layer[of_node], made)
     with_gradient = _Chosen(ranges, lanes, _with_gradient(ranges)).innermost(lane, time)
     ours = _Chosen(ranges, lanes, _of_ours(ranges)).innermost(lane, time)
-    return Places(
+    return LaunchSites(
         layer=layer,
         operation=np.where(start[node] > start[operation], node, operation),
         phase=_phase_ranges(ranges, lanes, lane, time),
@@ -381,12 +381,12 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
     """
     activity, ranges = trace.activity, trace.ranges
     captured = trace.made_in != -1
-    launched = find_places(
+    sites = launch_sites(
         ranges, np.where(captured, trace.made_in, trace.thread), np.where(captured, trace.made_at, trace.launch)
     )
     texts: dict[str, int] = {"": 0}
-    phase = _phases(ranges, launched)
-    operation, family = _operations_and_families(activity, ranges, launched, phase, texts)
+    phase = _phases(ranges, sites)
+    operation, family = _operations_and_families(activity, ranges, sites, phase, texts)
     name = _numbered(activity.names, texts)[activity.name] if len(activity) else activity.name
     grid = _numbered([grid for grid, _ in activity.shapes], texts)[activity.shape]
     block = _numbered([block for _, block in activity.shapes], texts)[activity.shape]
@@ -405,10 +405,10 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         "op": np.full(len(activity), -1),
         "step": np.full(len(activity), trace.step),
         "phase": phase,
-        "recompute": launched.recompute,
-        "layer": layers.of(ranges, launched.layer),
-        "call": launched.call,
-        "flops": _flops(ranges, launched, family, end - start),
+        "recompute": sites.recompute,
+        "layer": layers.of(ranges, sites.layer),
+        "call": sites.call,
+        "flops": _flops(ranges, sites, family, end - start),
         "moved_bytes": np.where(bytes_ >= 0, bytes_, np.nan),
         "bound": np.zeros(len(activity)),
     }
@@ -419,7 +419,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         step=trace.step,
         gpu=tool.gpu,
         step_us=(until - trace.begin) / 1000,
-        notes=[*trace.notes, *_notes(trace, launched, phase)],
+        notes=[*trace.notes, *_notes(trace, sites, phase)],
         tool_version=tool.version,
         report=tool.report,
     )
@@ -433,25 +433,23 @@ def _numbered(names: list[str], texts: dict[str, int]) -> Ints:
     return np.array([texts.setdefault(text, len(texts)) for text in names], np.int64)
 
 
-def _phases(ranges: Ranges, launched: Places) -> npt.NDArray[np.uint8]:
+def _phases(ranges: Ranges, sites: LaunchSites) -> npt.NDArray[np.uint8]:
     """Indices into ``PHASES``."""
     other = PHASES.index("other")
     of_meaning = np.array([PHASES.index(m.phase) if m.phase in PHASES else other for m in ranges.meanings] or [other])
-    of_range = (
-        of_meaning[ranges.meaning][launched.phase] if len(ranges.meaning) else np.full(len(launched.phase), other)
-    )
-    phases = np.where(launched.phase >= 0, of_range, other)
-    return np.where(launched.in_node, PHASES.index("backward"), phases).astype(np.uint8)
+    of_range = of_meaning[ranges.meaning][sites.phase] if len(ranges.meaning) else np.full(len(sites.phase), other)
+    phases = np.where(sites.phase >= 0, of_range, other)
+    return np.where(sites.in_node, PHASES.index("backward"), phases).astype(np.uint8)
 
 
 def _operations_and_families(
-    activity: Activity, ranges: Ranges, launched: Places, phase: npt.NDArray[np.uint8], texts: dict[str, int]
+    activity: Activity, ranges: Ranges, sites: LaunchSites, phase: npt.NDArray[np.uint8], texts: dict[str, int]
 ) -> tuple[Ints, npt.NDArray[np.uint8]]:
     """Numbers of the operations' texts, and families. Each distinct kernel of an operation is classified once."""
     said = np.full(len(activity), -1, np.int64)
-    known = launched.operation >= 0
-    said[known] = ranges.meaning[launched.operation[known]]
-    keys = np.stack([activity.name, said, phase.astype(np.int64), launched.in_collective.astype(np.int64)])
+    known = sites.operation >= 0
+    said[known] = ranges.meaning[sites.operation[known]]
+    keys = np.stack([activity.name, said, phase.astype(np.int64), sites.in_collective.astype(np.int64)])
     distinct, which = np.unique(keys, axis=1, return_inverse=True)
     operations, families = [], []
     for name, text, in_phase, in_collective in distinct.T.tolist():
@@ -465,14 +463,14 @@ def _operations_and_families(
     return np.array(operations, np.int64)[which], family_of
 
 
-def _flops(ranges: Ranges, launched: Places, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
+def _flops(ranges: Ranges, sites: LaunchSites, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
     """Each matrix product's part, by time, of its operation's floating-point operations; NaN if not counted."""
     flops = np.full(len(time), np.nan)
     if ranges.flops is None or not len(ranges.flops):
         return flops
-    known = (launched.operation >= 0) & (ranges.flops[launched.operation] > 0)
+    known = (sites.operation >= 0) & (ranges.flops[sites.operation] > 0)
     known &= family == FAMILIES.index("gemm")  # excludes kernels that fill a product's workspace
-    operation, weight = launched.operation[known], np.maximum(time[known], 1)
+    operation, weight = sites.operation[known], np.maximum(time[known], 1)
     whole = np.bincount(operation, weight)
     flops[known] = ranges.flops[operation] * weight / whole[operation]
     return flops
@@ -483,7 +481,7 @@ def _operation(name: str) -> str:
     return name.replace("::", ".", 1) if name.startswith("aten::") else name
 
 
-def _notes(trace: Trace, launched: Places, phase: npt.NDArray[np.uint8]) -> list[Note]:
+def _notes(trace: Trace, sites: LaunchSites, phase: npt.NDArray[np.uint8]) -> list[Note]:
     """Notes that count the kernels whose attribution is coarse."""
     notes: list[Note] = []
     columns, count = trace.activity.columns, len(trace.activity)
@@ -494,9 +492,9 @@ def _notes(trace: Trace, launched: Places, phase: npt.NDArray[np.uint8]) -> list
         notes.append(time_notes.kernels_of_graphs(coarse))
     if graphs := int(trace.activity.is_graph.sum()):
         notes.append(time_notes.graphs_as_a_whole(graphs))
-    if count and not (launched.layer >= 0).any():
+    if count and not (sites.layer >= 0).any():
         notes.append(time_notes.no_layers_traced())
-    if unknown := int((launched.unknown & (launched.layer < 0)).sum()):
+    if unknown := int((sites.unknown & (sites.layer < 0)).sum()):
         notes.append(time_notes.forward_not_traced(unknown))
     if count and bool((phase == PHASES.index("other")).all()):
         notes.append(time_notes.no_phases_traced())
@@ -558,7 +556,7 @@ def profiler_trace(record: ProfilerRecord) -> Trace:
     activity = Activity.of(device | {"bytes": device["size"]}, texts, counts_both_ways=True).where(order)
     none = np.full(len(order), -1, np.int64)
     return Trace(
-        ranges=ranges.with_functions().told_by_us(),
+        ranges=ranges.with_functions().preferring_ours(),
         activity=activity,
         thread=thread[order],
         launch=launch[order],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fakedist.report.text.wording import short_kernel
-from fakedist.results.calibration.calibrating import Calibrated, Calibration, Left, StepChange
+from fakedist.results.calibration.calibrating import Calibrated, CalibrationResult, StepChange, Unmatched
 from fakedist.rundir.notes import counted, share_text
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us
@@ -14,7 +14,7 @@ from fakedist.units import format_us
 _MOST_NAMED = 3
 
 
-def own_times_lines(found: Calibration, run_rank: int, trace_file: Path) -> list[str]:
+def own_times_lines(found: CalibrationResult, run_rank: int, trace_file: Path) -> list[str]:
     """The result, line by line.
 
     Args:
@@ -25,7 +25,7 @@ def own_times_lines(found: Calibration, run_rank: int, trace_file: Path) -> list
     return list(_lines(found, run_rank, trace_file))
 
 
-def own_times_object(found: Calibration, table_file: Path) -> dict[str, object]:
+def own_times_object(found: CalibrationResult, table_file: Path) -> dict[str, object]:
     """The result for ``--json``: without the table's rows, which are in the file."""
     plain = to_plain(found.calibrated)
     table = found.calibrated.table
@@ -40,7 +40,7 @@ def own_times_object(found: Calibration, table_file: Path) -> dict[str, object]:
     }
 
 
-def _lines(found: Calibration, run_rank: int, trace_file: Path) -> Iterator[str]:
+def _lines(found: CalibrationResult, run_rank: int, trace_file: Path) -> Iterator[str]:
     made, origin = found.calibrated, found.calibrated.table.origin
     yield (
         f"{made.num_measured:,} of the step's {counted(made.num_launches, 'launch', 'launches')} were measured, by "
@@ -78,7 +78,7 @@ def _limits(made: Calibrated) -> Iterator[str]:
         yield f"not read: {counted(made.num_unreadable, 'damaged event')}"
 
 
-def _named(left: list[Left]) -> str:
+def _named(left: list[Unmatched]) -> str:
     named = [
         f"{each.count:,} x {short_kernel(each.name)}" + (f" ({format_us(each.time_us)})" if each.time_us else "")
         for each in left[:_MOST_NAMED]

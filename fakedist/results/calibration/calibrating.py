@@ -46,7 +46,7 @@ _FASTER_THAN_PEAK = 1.1
 
 
 @dataclass(frozen=True)
-class Left:
+class Unmatched:
     """Launches of one kind that were not matched.
 
     Attributes:
@@ -94,8 +94,8 @@ class Calibrated:
     num_too_fast: int
     num_elsewhere: int
     num_unreadable: int
-    missing: list[Left]
-    extra: list[Left]
+    missing: list[Unmatched]
+    extra: list[Unmatched]
 
 
 def calibrate(
@@ -147,8 +147,8 @@ def calibrate(
         num_too_fast=int(fast.sum()),
         num_elsewhere=trace.num_elsewhere,
         num_unreadable=trace.num_unreadable,
-        missing=_left(step.launches, np.flatnonzero(matched.of_launch == 0)),
-        extra=_left(traced.launches, matched.unmatched, traced.duration_us),
+        missing=_unmatched(step.launches, np.flatnonzero(matched.of_launch == 0)),
+        extra=_unmatched(traced.launches, matched.unmatched, traced.duration_us),
     )
 
 
@@ -193,7 +193,7 @@ def _too_fast(
     return np.asarray(matched.duration_us < least[step.work[matched.launch]])
 
 
-def _left(sequence: Sequence, rows: Ints, duration_us: Floats | None = None) -> list[Left]:
+def _unmatched(sequence: Sequence, rows: Ints, duration_us: Floats | None = None) -> list[Unmatched]:
     """These launches by name and family: most time first, or most launches first if they have no times."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     times: dict[tuple[str, str], float] = defaultdict(float)
@@ -202,7 +202,7 @@ def _left(sequence: Sequence, rows: Ints, duration_us: Floats | None = None) -> 
         counts[signature.name, signature.family] += 1
         times[signature.name, signature.family] += 0.0 if duration_us is None else float(duration_us[row])
     ordered = sorted(counts, key=lambda key: -(counts[key] if duration_us is None else times[key]))
-    return [Left(*key, counts[key], times[key]) for key in ordered]
+    return [Unmatched(*key, counts[key], times[key]) for key in ordered]
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class StepChange:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CalibrationResult:
     """A calibration table and how it was made.
 
     Attributes:
@@ -260,7 +260,7 @@ class Calibration:
 
 def calibrate_run(
     run: TimedRun, exported: Path, trace_file: Path, process: int | None = None, *, is_rehearsal: bool = False
-) -> Calibration:
+) -> CalibrationResult:
     """Measure the work of a run's step in a trace.
 
     Args:
@@ -282,7 +282,7 @@ def calibrate_run(
         named = replace(trace, gpu=trace.gpu or model.product)
         calibrated = calibrate(step, named, trace_file, peaks, is_rehearsal=is_rehearsal)
     change = None if gpu is None else step_change(run, gpu, calibrated.table)
-    return Calibration(calibrated, bool(trace.gpu), trace.rank, change)
+    return CalibrationResult(calibrated, bool(trace.gpu), trace.rank, change)
 
 
 def read_trace_file(exported: Path, called: Path, process: int | None = None) -> ProcessTrace:

@@ -48,7 +48,7 @@ def read_trace(database: Database, choice: StepChoice) -> Trace:
     notes: list[Note] = []
     process = _process(database, activity, choice, notes)
     activity = activity.where(activity.columns["globalPid"] >> THREAD_BITS == process)
-    ranges = read_ranges(database, process).with_functions().told_by_us()
+    ranges = read_ranges(database, process).with_functions().preferring_ours()
     thread, launch = _launches(database, activity)
     begin, end, step = _window(ranges, activity, thread, choice, notes)
     inside = (launch >= begin) & (launch <= end)
