@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -137,30 +137,6 @@ def write_message(file: IO[bytes], message: Message) -> None:
         file.write(bytes([length & 0x7F | 0x80]))
         length >>= 7
     file.write(bytes([length]) + text)
-
-
-def read_messages(data: bytes) -> Iterator[bytes]:
-    """The messages of a trace, each as its bytes.
-
-    Raises:
-        ValueError: The data end within a message.
-    """
-    at = 0
-    while at < len(data):
-        length, shift = 0, 0
-        while True:
-            if at >= len(data) or shift > 63:
-                raise ValueError("the trace ends within a message")
-            byte = data[at]
-            at += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        if at + length > len(data):
-            raise ValueError("the trace ends within a message")
-        yield data[at : at + length]
-        at += length
 
 
 VERSION = "0.0.4"
