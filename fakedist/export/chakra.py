@@ -65,9 +65,6 @@ class Message(Protocol):
     def SerializeToString(self, *, deterministic: bool = ...) -> bytes:  # noqa: N802 - protobuf's name
         """Its bytes."""
 
-    def ParseFromString(self, serialized: bytes) -> int:  # noqa: N802 - protobuf's name
-        """Read it from bytes."""
-
 
 @cache
 def message_classes() -> dict[str, type]:
