@@ -1,4 +1,4 @@
-"""What all tests share: running the command line as a user does, and proof that no test leaves anything behind."""
+"""Fixtures that all tests share: the command line as a user runs it, and proof that no test leaves anything behind."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.summary import longest_files, summary
+from tests.support.runs import Profiled, ProfileOnce
 
 ROOT = Path(__file__).parent.parent
 #: Says whose rank a process is; a test's own environment must not leak into the runs it starts.
@@ -26,8 +27,6 @@ TIERS = ("integration", "clients", "gpu")
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that has ended."""
-
     code: int
     stdout: str
     stderr: str
@@ -41,8 +40,6 @@ class Finished:
 
 
 class RunFakedist(Protocol):
-    """The type of the fixture of the same name."""
-
     def __call__(
         self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, page: bool = False
     ) -> Finished: ...
@@ -82,8 +79,29 @@ def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> RunFakedist:
     return run
 
 
+@pytest.fixture(scope="session")
+def profile_once(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> ProfileOnce:
+    """Profile a rank of a job on the virtual GPU. The same job with the same options runs once."""
+    known: dict[object, Profiled] = {}
+
+    def profile(
+        *script: str | Path,
+        world_size: int = 8,
+        rank: int = 0,
+        options: tuple[str, ...] = ("--json",),
+        env: dict[str, str] | None = None,
+    ) -> Profiled:
+        job = ("--world-size", str(world_size), "--rank", str(rank), "--device", "virtual", *options)
+        key = (job, tuple(map(str, script)), tuple((env or {}).items()))
+        if key not in known:
+            path = tmp_path_factory.mktemp("profiled") / "run"
+            known[key] = Profiled(path, run_fakedist("profile", *job, "-o", path, *script, env=env))
+        return known[key]
+
+    return profile
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What ``make test`` gives."""
     parser.addoption("--short", action="store_true", help="leave out whole frameworks and what is marked long")
 
 

@@ -67,7 +67,7 @@ class Mutant:
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """What a node may be changed to, with words for it."""
+    """The changes that a node allows, with words for them."""
     changed: ast.AST = copy.deepcopy(node)
     match changed:
         case ast.Compare(ops=[operator]):
@@ -123,7 +123,6 @@ def _child(parent: ast.AST, field: str, index: int | None) -> ast.AST:
 
 
 def mutants(path: Path) -> list[Mutant]:
-    """Every change of a file."""
     found = []
     for place, step in enumerate(walk(ast.parse(path.read_bytes()))):
         child = _child(*step)

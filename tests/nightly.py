@@ -1,4 +1,4 @@
-"""What is right to run but takes too long for CI: one part after the other, and at the end what passed and what failed.
+"""Runs what takes too long for CI, one part after the other, and prints at the end which passed and which failed.
 
 ``make nightly`` names the versions of torch and Python. ``make nightly ONLY=torch`` runs the parts with "torch" in
 their names.
@@ -108,7 +108,6 @@ def summary(results: Sequence[Result]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chosen parts. Returns 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.nightly", description=__doc__)
     parser.add_argument("--torches", default="", help="releases of torch, separated by spaces")
     parser.add_argument("--pythons", default="", help="versions of Python, separated by spaces")

@@ -11,7 +11,7 @@ RAN = ("passed", "failed", "error", "xfailed", "xpassed")
 
 
 class Report(Protocol):
-    """What is read of one of pytest's reports."""
+    """The part of pytest's reports that is read."""
 
     nodeid: str
     longrepr: object

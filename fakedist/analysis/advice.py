@@ -62,8 +62,8 @@ class Evidence:
 
     def operation(self, pattern: str) -> Array:
         """Which blocks were allocated by an operation whose name matches the pattern."""
-        found = re.compile(pattern)
-        return _is(self.blocks["operation"], lambda name: found.search(name) is not None)
+        matcher = re.compile(pattern)
+        return _is(self.blocks["operation"], lambda name: matcher.search(name) is not None)
 
     def at_peak(self, chosen: Array) -> int:
         """Bytes of the chosen blocks that are alive at the peak."""
@@ -93,10 +93,11 @@ def find_advice(tables: dict[str, pd.DataFrame], folds: list[Fold]) -> list[Advi
     if not len(tables["blocks"]):
         return []
     evidence = Evidence(tables, folds)
-    found = [advice for rule in RULES for advice in rule(evidence)]
+    advices = [advice for rule in RULES for advice in rule(evidence)]
     worth = max(MIN_BYTES, MIN_SHARE * evidence.peak)
     return sorted(
-        (each for each in found if each.gives_bytes >= worth), key=lambda each: (each.is_upper_bound, -each.gives_bytes)
+        (advice for advice in advices if advice.gives_bytes >= worth),
+        key=lambda advice: (advice.is_upper_bound, -advice.gives_bytes),
     )
 
 
@@ -105,7 +106,7 @@ def _checkpoint(evidence: Evidence) -> Iterator[Advice]:
     stacks = _outermost([fold for fold in evidence.folds if len(fold.layers) > 1])
     blocks = evidence.blocks
     saved = evidence.category("activation") & ~blocks["recompute"].to_numpy()
-    found = []
+    advices = []
     for fold in stacks:
         owner = _owners(evidence.layers, fold)[blocks["layer"].to_numpy()]
         inside = np.flatnonzero(saved & (owner >= 0))
@@ -118,17 +119,17 @@ def _checkpoint(evidence: Evidence) -> Iterator[Advice]:
             f"activations saved inside these {len(fold.layers)} layers hold {format_bytes(held)} at the peak; with "
             "torch.utils.checkpoint each layer keeps only its output and recomputes the rest in backward"
         )
-        found.append(Advice("checkpoint", f"checkpoint {fold.name} ({fold.class_name})", text, gives))
-    yield from sorted(found, key=lambda each: -each.gives_bytes)[:_NUM_CHECKPOINTS]
+        advices.append(Advice("checkpoint", f"checkpoint {fold.name} ({fold.class_name})", text, gives))
+    yield from sorted(advices, key=lambda advice: -advice.gives_bytes)[:_NUM_CHECKPOINTS]
 
 
 def _outermost(folds: list[Fold]) -> list[Fold]:
     """Folds that are not inside another fold. Folds come depth first."""
-    found: list[Fold] = []
+    outermost: list[Fold] = []
     for fold in folds:
-        if not any(fold.name.startswith(f"{other.name}.") for other in found):
-            found.append(fold)
-    return found
+        if not any(fold.name.startswith(f"{other.name}.") for other in outermost):
+            outermost.append(fold)
+    return outermost
 
 
 def _owners(layers: pd.DataFrame, fold: Fold) -> Array:

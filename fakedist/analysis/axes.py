@@ -41,7 +41,6 @@ class Pipeline:
     Attributes:
         group: The label of its group.
         ranks: One rank of each stage, in the group's order.
-        why: Why the group is taken for a pipeline.
     """
 
     group: str
@@ -64,11 +63,6 @@ class Replicas:
 
 def find_pipeline(groups: pd.DataFrame, calls: pd.DataFrame, rank: int) -> Pipeline | None:
     """The pipeline of a rank; None if its groups show none.
-
-    Args:
-        groups: The table ``groups``.
-        calls: The table ``calls``.
-        rank: The rank.
 
     Raises:
         JobError: Several of its groups could be one.
@@ -104,9 +98,9 @@ def _peers(rows: list[tuple[int, ProcessGroup]], calls: pd.DataFrame) -> set[int
     return {ranks[group][peer] for group, peer in distinct if group in ranks and peer < len(ranks[group])}
 
 
-def _ambiguous(rank: int, found: dict[tuple[int, ...], str]) -> JobError:
-    shown = "; ".join(f"{label} has {format_rank_list(ranks)}" for ranks, label in found.items())
-    first = format_rank_list(next(iter(found)))
+def _ambiguous(rank: int, candidates: dict[tuple[int, ...], str]) -> JobError:
+    shown = "; ".join(f"{label} has {format_rank_list(ranks)}" for ranks, label in candidates.items())
+    first = format_rank_list(next(iter(candidates)))
     return JobError(
         f"which group of rank {rank} is its pipeline? {shown}", f"name one rank of each stage: --rank {first}"
     )
@@ -114,7 +108,7 @@ def _ambiguous(rank: int, found: dict[tuple[int, ...], str]) -> JobError:
 
 def axes_of(label: str) -> set[str]:
     """The axes of parallelism that a group's label names."""
-    plain = _FILLER.sub(lambda found: found[0].replace("_model", ""), label.lower())
+    plain = _FILLER.sub(lambda match: match[0].replace("_model", ""), label.lower())
     words = set(re.split(r"[^a-z]+", plain))
     return {axis for axis, known in _WORDS.items() if words & known}
 
@@ -126,9 +120,7 @@ def find_replicas(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int) ->
     context parallel ranks different parts of a sequence.
 
     Args:
-        groups: The table ``groups``.
         calls: The calls of the timed step, rows of the table ``calls``.
-        world_size: Ranks of the job.
     """
     rows = [group for group in read_groups(groups) if group.size > 1]
     used = set(calls["group"].tolist())
@@ -138,10 +130,10 @@ def find_replicas(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int) ->
             return Replicas(0, f"what the group {group.label} of {group.size} ranks is for is not known")
     sizes = {}
     for axis in ("tensor", "pipeline"):
-        found = {group.size for group in rows if labels[group.label] == {axis}}
-        if len(found) > 1:
+        group_sizes = {group.size for group in rows if labels[group.label] == {axis}}
+        if len(group_sizes) > 1:
             return Replicas(0, f"there are {axis} parallel groups of several sizes")
-        sizes[axis] = found.pop() if found else 1
+        sizes[axis] = group_sizes.pop() if group_sizes else 1
     shared = math.prod(sizes.values())
     if world_size % shared:
         return Replicas(0, f"{world_size} ranks cannot be divided by {shared}")

@@ -23,7 +23,7 @@ _NEVER = 1 << 40
 
 @dataclass
 class Held:
-    """What compiled graphs show about each block.
+    """A block as compiled graphs show it.
 
     Attributes:
         layer: The layer that the block was for, at the peak or when the graph that allocated it ended; -1 if no graph
@@ -50,7 +50,6 @@ def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> H
 
     Args:
         frame: Columns op, stack, address, alloc_event, free_event of the blocks, in order of allocation.
-        recording: The recording.
         peak_event: Event of the peak; -1 without events.
     """
     num = len(frame)
@@ -105,12 +104,12 @@ def _lines(recording: Recording) -> tuple[Array, Array]:
 
 def _chains(recording: Recording) -> dict[tuple[int, int], list[tuple[int, int]]]:
     """(code, line that allocates) -> the lines from which another buffer has the memory, and its module."""
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    chains: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for code in recording.generated:
         for root, line, module in code.holders:
             if root >= 0:
-                found.setdefault((code.number, root), []).append((line, module))
-    return {key: sorted(each) for key, each in found.items()}
+                chains.setdefault((code.number, root), []).append((line, module))
+    return {key: sorted(lines) for key, lines in chains.items()}
 
 
 def _peak(recording: Recording, peak_event: int, *, of_op: Array, code: Array, line: Array) -> _Point:
@@ -202,15 +201,14 @@ def build_blocks(recording: Recording) -> Blocks:
     peak_event = int(allocated.argmax()) if len(allocated) else -1
     held = held_blocks(frame, recording, peak_event)
     _add_place(frame, recording, held)
-    shares = _add_category(frame, recording, held)
-    return Blocks(frame, shares, played, peak_event)
+    parts = _add_category(frame, recording, held)
+    return Blocks(frame, parts, played, peak_event)
 
 
 def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
     """Step, phase, layer and recompute of operations.
 
     Args:
-        recording: The recording.
         op: Numbers of operations. -1 and numbers that were never recorded get step 0, layer 0 and phase ``other``.
     """
     none = ScopeRow(-1, 0, "other", 0, recompute=False)
@@ -237,9 +235,9 @@ def operation_names(recording: Recording, op: Array) -> pd.Categorical[str]:
 
 def _add_place(frame: pd.DataFrame, recording: Recording, held: Held) -> None:
     op = frame["op"].to_numpy()
-    place = scope_columns(recording, op)
+    position = scope_columns(recording, op)
     for name in ("step", "phase", "layer", "recompute"):
-        frame[name] = place[name].to_numpy() if name != "phase" else place[name].array
+        frame[name] = position[name].to_numpy() if name != "phase" else position[name].array
     frame["layer"] = np.where(held.layer >= 0, held.layer, frame["layer"]).astype("i4")
     frame["operation"] = operation_names(recording, op)
 
@@ -279,18 +277,18 @@ def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.Dat
     op = np.maximum.accumulate(frame["op"].to_numpy())
     blocks = pd.DataFrame({"op": op, "address": frame["address"], "block": np.arange(len(frame))})
     # The last block allocated at the address by an operation up to the mark's.
-    found = pd.merge_asof(
+    marked = pd.merge_asof(
         wanted.sort_values("op", kind="stable"),
         blocks.sort_values(["op", "block"], kind="stable"),
         on="op",
         by="address",
         direction="backward",
     ).dropna(subset=["block"])
-    found["block"] = found["block"].astype("int64")
-    found = _kept_copies(_kept_shards(found, frame["phase"]), frame)
-    first = found.groupby("block")["category"].min()
+    marked["block"] = marked["block"].astype("int64")
+    marked = _kept_copies(_kept_shards(marked, frame["phase"]), frame)
+    first = marked.groupby("block")["category"].min()
     best[first.index.to_numpy()] = first.to_numpy()
-    deciding = found[(found["category"] == best[found["block"]]) & (found["layer"] >= 0)]
+    deciding = marked[(marked["category"] == best[marked["block"]]) & (marked["layer"] >= 0)]
     return best, _covered(deciding)
 
 
@@ -308,25 +306,25 @@ def _covered(marks: pd.DataFrame) -> pd.DataFrame:
     return parts.groupby(owner)["bytes"].sum().reset_index()
 
 
-def _kept_shards(found: pd.DataFrame, phase: pd.Series) -> pd.DataFrame:
+def _kept_shards(marked: pd.DataFrame, phase: pd.Series) -> pd.DataFrame:
     """Turn marks of shards into marks of parameters. Drop those of blocks made for one gather (a copy in bfloat16)."""
-    is_shard = (found["category"] == SHARD_CODE).to_numpy()
-    is_made_for_it = phase.isin(_RUNS).to_numpy()[found["block"]]
-    found = found.assign(category=found["category"].where(~is_shard, _CODE["parameter"]))
-    return found[~(is_shard & is_made_for_it)]
+    is_shard = (marked["category"] == SHARD_CODE).to_numpy()
+    is_made_for_it = phase.isin(_RUNS).to_numpy()[marked["block"]]
+    marked = marked.assign(category=marked["category"].where(~is_shard, _CODE["parameter"]))
+    return marked[~(is_shard & is_made_for_it)]
 
 
-def _kept_copies(found: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+def _kept_copies(marked: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     """Turn marks of tensors with parameters' shapes into marks of copies.
 
     The mark is dropped if the tensor was created as zeros (a momentum), in a forward, or in a backward (gradients in a
     list).
     """
-    is_alike = (found["category"] == ALIKE_CODE).to_numpy()
+    is_alike = (marked["category"] == ALIKE_CODE).to_numpy()
     is_filled = frame["operation"].astype(str).str.contains(_FILLS)
-    is_none = (is_filled | frame["phase"].isin(_RUNS)).to_numpy()[found["block"]]
-    found = found.assign(category=found["category"].where(~is_alike, _CODE["other"]))
-    return found[~(is_alike & is_none)]
+    is_none = (is_filled | frame["phase"].isin(_RUNS)).to_numpy()[marked["block"]]
+    marked = marked.assign(category=marked["category"].where(~is_alike, _CODE["other"]))
+    return marked[~(is_alike & is_none)]
 
 
 def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:
@@ -347,10 +345,10 @@ def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:
 def _outlives_backward(frame: pd.DataFrame, recording: Recording) -> Array:
     """Blocks still alive when their step's optimizer started or the next step began, whichever came first."""
     op = recording.device_events["op"]
-    place = event_places(recording)
-    place["event"] = np.arange(len(place))
-    begins = place[place["phase"] == "optimizer"].groupby("step")["event"].min()
-    event_step = np.maximum.accumulate(place["step"].to_numpy()) if len(op) else place["step"].to_numpy()
+    positions = event_places(recording)
+    positions["event"] = np.arange(len(positions))
+    begins = positions[positions["phase"] == "optimizer"].groupby("step")["event"].min()
+    event_step = np.maximum.accumulate(positions["step"].to_numpy()) if len(op) else positions["step"].to_numpy()
     next_step = np.searchsorted(event_step, frame["step"].to_numpy(), side="right")
     end = np.minimum(frame["step"].map(begins).fillna(len(op)).to_numpy(), next_step)
     inside = (frame["alloc_event"].to_numpy() < end) & (end < len(op))
@@ -381,11 +379,11 @@ def _divide(block: int, bytes_: int, own_layer: int, parts: list[tuple[int, int]
     Tensors that overlap (tied weights, views) can use more than the block has. They then share it in proportion.
     """
     total = sum(part for _, part in parts)
-    shares = {layer: part * bytes_ // total if total > bytes_ else part for layer, part in parts}
-    heir = max(shares, key=shares.__getitem__) if total > bytes_ else 0 if 0 in shares else own_layer
-    if rest := bytes_ - sum(shares.values()):
-        shares[heir] = shares.get(heir, 0) + rest
-    return [(block, layer, part) for layer, part in shares.items() if part]
+    bytes_of = {layer: part * bytes_ // total if total > bytes_ else part for layer, part in parts}
+    heir = max(bytes_of, key=bytes_of.__getitem__) if total > bytes_ else 0 if 0 in bytes_of else own_layer
+    if rest := bytes_ - sum(bytes_of.values()):
+        bytes_of[heir] = bytes_of.get(heir, 0) + rest
+    return [(block, layer, part) for layer, part in bytes_of.items() if part]
 
 
 def action_names(recording: Recording) -> pd.Categorical[str]:

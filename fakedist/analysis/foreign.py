@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fakedist.analysis.address_space import COMMON_POOL, Pool, Segment, Segments
 from fakedist.analysis.recording import Array, Recording
+from fakedist.analysis.replay import COMMON_POOL, Pool, Segment, Segments
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
@@ -45,27 +45,27 @@ class NoSnapshotError(Exception):
     """A value is none that torch writes. The message goes after "is not a memory snapshot:"."""
 
 
-def listed(value: object, what: str) -> list[object]:
+def listed(value: object, called: str) -> list[object]:
     """A list."""
     if not isinstance(value, list):
-        raise NoSnapshotError(f"{what} is no list")
+        raise NoSnapshotError(f"{called} is not a list")
     return value
 
 
-def entries(value: object, what: str) -> list[Entry]:
+def entries(value: object, called: str) -> list[Entry]:
     """A list of entries."""
-    found = listed(value, f"what should list {what}")
-    if not all(isinstance(each, dict) for each in found):
-        raise NoSnapshotError(f"{what} is no dict")
-    return found  # type: ignore[return-value]
+    items = listed(value, f"the list for {called}")
+    if not all(isinstance(item, dict) for item in items):
+        raise NoSnapshotError(f"{called} is not a dict")
+    return items  # type: ignore[return-value]
 
 
-def whole(value: object, what: str, most: int = _MOST) -> int:
+def whole(value: object, called: str, most: int = _MOST) -> int:
     """A whole number from 0; 0 for None."""
     if value is None:
         return 0
     if not isinstance(value, int) or not 0 <= value <= most:
-        raise NoSnapshotError(f"{what} is no whole number from 0 to {most:,}")
+        raise NoSnapshotError(f"{called} must be an integer from 0 to {most:,}")
     return value
 
 
@@ -82,10 +82,10 @@ def number(entry: Entry, key: str, most: int = _MOST) -> int:
     return whole(entry.get(key), f"{key!r} of an entry", most)
 
 
-def name_of(value: object, what: str) -> str:
+def name_of(value: object, called: str) -> str:
     """A text, cut, with lone surrogates written out, which no table can hold."""
     if not isinstance(value, str):
-        raise NoSnapshotError(f"{what} is no text")
+        raise NoSnapshotError(f"{called} is not a text")
     value = value[:_LONGEST]
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
@@ -135,8 +135,6 @@ class ForeignSnapshot:
     """A snapshot, read.
 
     Attributes:
-        recording: The snapshot's contents for one device.
-        notes: What limits what its figures mean.
         num_before: Blocks that were alive before its history began.
     """
 
@@ -202,16 +200,16 @@ def read_foreign(snapshot: Entry) -> ForeignSnapshot:
     recording.pools[device] = _pools(known, own, len(first["op"]))
     if len(first["op"]) + len(rest["op"]):
         recording.events[device] = {name: np.concatenate([first[name], rest[name]]) for name in first}
-    told = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
+    limits = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
     if before and known:
-        told.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
-    others = [number for number, each in enumerate(traces) if each and number != device]
+        limits.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
+    others = [number for number, trace in enumerate(traces) if trace and number != device]
     if others:
-        told.append(notes.snapshot_of_several_devices(device, others))
+        limits.append(notes.snapshot_of_several_devices(device, others))
     if not known:
-        told.append(notes.snapshot_without_history())
-    told.append(notes.snapshot_without_layers())
-    return ForeignSnapshot(recording, told, len(before))
+        limits.append(notes.snapshot_without_history())
+    limits.append(notes.snapshot_without_layers())
+    return ForeignSnapshot(recording, limits, len(before))
 
 
 def _device(traces: list[list[object]], segments: list[Entry]) -> int:
@@ -228,14 +226,14 @@ def _settings(snapshot: Entry) -> str:
     settings = snapshot.get("allocator_settings")
     if not isinstance(settings, dict):
         return ""
-    found = settings.get("PYTORCH_ALLOC_CONF") or settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    return name_of(found, "the allocator's settings")
+    text = settings.get("PYTORCH_ALLOC_CONF") or settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return name_of(text, "the allocator's settings")
 
 
 def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, int, object]]:
     """Blocks that were alive before the history began: (address, bytes, frames)."""
     alive: set[int] = set()
-    found: list[tuple[int, int, object]] = []
+    before: list[tuple[int, int, object]] = []
     for entry in trace:
         action, at = entry["action"], address(entry, "addr")
         if action == "alloc":
@@ -244,16 +242,16 @@ def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, 
             if at in alive:
                 alive.remove(at)
             else:
-                found.append((at, number(entry, "size", MOST_BYTES), None))
+                before.append((at, number(entry, "size", MOST_BYTES), None))
     for segment in segments:
         at = address(segment, "address")
         for block in entries(segment.get("blocks", []), "a block"):
             size = number(block, "size", MOST_BYTES)
             here = address(block, "address") or at  # torch 2.1 writes no addresses: blocks are contiguous
             if block.get("state") in _HELD and here not in alive:
-                found.append((here, size, _block_frames(block)))
+                before.append((here, size, _block_frames(block)))
             at = here + size
-    return found
+    return before
 
 
 def _block_frames(block: Entry) -> object:
@@ -265,7 +263,6 @@ def _block_frames(block: Entry) -> object:
 
 
 def _reserved_before(trace: list[Entry], segments: list[Entry]) -> int:
-    """Bytes in segments before the history began."""
     end = sum(number(segment, "total_size", MOST_BYTES) for segment in segments)
     gained = sum(number(entry, "size", MOST_BYTES) for entry in trace if entry["action"] in _GAINS)
     lost = sum(number(entry, "size", MOST_BYTES) for entry in trace if entry["action"] in _LOSSES)
@@ -274,7 +271,9 @@ def _reserved_before(trace: list[Entry], segments: list[Entry]) -> int:
 
 def _segments_before(trace: list[Entry], segments: list[Entry]) -> list[Segment]:
     """The segments before the history began: those at its end, with the history played backwards."""
-    held = Segments(_segment(each, "address", "total_size", bool(each.get("is_expandable"))) for each in segments)
+    held = Segments(
+        _segment(segment, "address", "total_size", bool(segment.get("is_expandable"))) for segment in segments
+    )
     for entry in reversed(trace):
         if (action := entry["action"]) in _GAINS:
             held.remove(_segment(entry, "addr", "size", action == "segment_map"))
@@ -284,14 +283,7 @@ def _segments_before(trace: list[Entry], segments: list[Entry]) -> list[Segment]
 
 
 def _segment(entry: Entry, key: str, size: str, is_expandable: bool) -> Segment:
-    """The segment of an entry, or the pages that it maps or unmaps.
-
-    Args:
-        entry: A segment, or an event.
-        key: The key of its address.
-        size: The key of its bytes.
-        is_expandable: Whether it is of an expandable segment.
-    """
+    """The segment of an entry, or the pages that it maps or unmaps."""
     pool = _pool(entry.get("segment_pool_id", entry.get("pool_id")))
     at, bytes_ = address(entry, key) & _MOST, number(entry, size, MOST_BYTES)
     return Segment(at, bytes_, number(entry, "stream"), is_expandable, pool)
@@ -299,14 +291,14 @@ def _segment(entry: Entry, key: str, size: str, is_expandable: bool) -> Segment:
 
 def _pools(trace: list[Entry], segments: list[Entry], num_before: int) -> dict[int, Pool]:
     """The private pools of segments, by their events. Older snapshots name pools only in what the end has."""
-    at_the_end = {address(each, "address"): each.get("segment_pool_id") for each in segments}
-    found = {}
-    for place, entry in enumerate(trace):
+    at_the_end = {address(segment, "address"): segment.get("segment_pool_id") for segment in segments}
+    pools = {}
+    for index, entry in enumerate(trace):
         if entry["action"] in _GAINS:
             pool = _pool(entry.get("pool_id", at_the_end.get(address(entry, "addr"))))
             if pool != COMMON_POOL:
-                found[num_before + place] = pool
-    return found
+                pools[num_before + index] = pool
+    return pools
 
 
 def _pool(value: object) -> Pool:
@@ -320,9 +312,9 @@ def _first_columns(before: list[tuple[int, int, object]], reserved: int, time_us
     # The segments' addresses are unknown. At address 0 they serve no block.
     rows = [(_CODES["segment_alloc"], 0, reserved, -1)] if reserved else []
     rows += [(_CODES["alloc"], at, size, stacks.number(frames)) for at, size, frames in before]
-    action, place, size, stack = zip(*rows, strict=True) if rows else ((), (), (), ())
-    found: Values = {"action": action, "address": np.array(place, "<u8"), "size": size, "stack": stack}
-    return _arrays({**found, "stream": [0] * len(rows), "time_us": [time_us] * len(rows)})
+    action, addresses, size, stack = zip(*rows, strict=True) if rows else ((), (), (), ())
+    columns: Values = {"action": action, "address": np.array(addresses, "<u8"), "size": size, "stack": stack}
+    return _arrays({**columns, "stream": [0] * len(rows), "time_us": [time_us] * len(rows)})
 
 
 def _columns(trace: list[Entry], stacks: _Stacks) -> Columns:
@@ -345,25 +337,25 @@ def _columns(trace: list[Entry], stacks: _Stacks) -> Columns:
 def _addresses(trace: list[Entry]) -> Sequence[object] | Array:
     """Addresses of events, as plain numbers where all are there, and not negative."""
     keys = ["addr" if "addr" in entry else "device_free" for entry in trace]
-    found = [entry.get(key) for key, entry in zip(keys, trace, strict=True)]
-    if all(type(value) is int and value >= 0 for value in found):
-        return found
+    values = [entry.get(key) for key, entry in zip(keys, trace, strict=True)]
+    if all(type(value) is int and value >= 0 for value in values):
+        return values
     return np.array([address(entry, key) for key, entry in zip(keys, trace, strict=True)], "<u8")
 
 
 def _arrays(columns: Values) -> Columns:
     kinds = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8", "time_us": "<i8", "stack": "<i4"}
-    found = {name: _array(columns[name], kind) for name, kind in kinds.items()}
-    return found | {"op": np.full(len(columns["action"]), -1, "<i8")}
+    arrays = {name: _array(columns[name], kind) for name, kind in kinds.items()}
+    return arrays | {"op": np.full(len(columns["action"]), -1, "<i8")}
 
 
 def _array(values: Sequence[object] | Array, kind: str) -> Array:
     try:
-        found = np.asarray(values)
-        if kind == "<i4" or (found.dtype == "<u8" and kind == "<u8"):
-            return found.astype(kind)
-        if found.dtype.kind in "iu" and found.ndim == 1 and found.min(initial=0) >= 0:
-            return found.astype(kind)
+        array = np.asarray(values)
+        if kind == "<i4" or (array.dtype == "<u8" and kind == "<u8"):
+            return array.astype(kind)
+        if array.dtype.kind in "iu" and array.ndim == 1 and array.min(initial=0) >= 0:
+            return array.astype(kind)
     except (ValueError, OverflowError):
         pass  # lists of several lengths
     return np.array([whole(value, "a value of an event") for value in values], kind)  # some are missing

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.address_space import Pool, Segment
+from fakedist.analysis.replay import Pool, Segment
 from fakedist.analysis.traces.traced_step import traced_records
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME

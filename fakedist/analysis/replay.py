@@ -10,14 +10,120 @@ The result of :func:`replay` is checked against the allocator's own statistics i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.address_space import AddressRanges
 from fakedist.rundir.schema import ACTIONS
+
+Pool = tuple[int, int]
+#: The pool of every allocation outside of a private pool.
+COMMON_POOL: Pool = (0, 0)
+
+
+class AddressRanges:
+    """Address ranges that do not overlap, indexed by start and by end. Neighbours in the same segment are merged.
+
+    Ranges of a foreign snapshot may overlap, if it contradicts itself. What is listed is then wrong, but nothing fails.
+    """
+
+    def __init__(self) -> None:
+        self._starts: dict[int, tuple[int, int]] = {}  # start -> (bytes, segment)
+        self._ends: dict[int, int] = {}  # end -> start
+
+    def put(self, start: int, bytes_: int, segment: int) -> None:
+        """Add a range and merge it with its neighbours in the same segment."""
+        before = self._ends.get(start)
+        if before is not None and before in self._starts and self._starts[before][1] == segment:
+            bytes_ += self._starts.pop(before)[0]
+            del self._ends[start]
+            start = before
+        after = self._starts.get(start + bytes_)
+        if after is not None and after[1] == segment:
+            del self._starts[start + bytes_]
+            self._ends.pop(start + bytes_ + after[0], None)
+            bytes_ += after[0]
+        self._starts[start] = (bytes_, segment)
+        self._ends[start + bytes_] = start
+
+    def take(self, start: int) -> tuple[int, int] | None:
+        """Remove and return the range that starts here, as (bytes, segment); None without one."""
+        known = self._starts.pop(start, None)
+        if known is not None:
+            self._ends.pop(start + known[0], None)
+        return known
+
+    def cut(self, start: int, bytes_: int) -> None:
+        """Remove part of a range (an expandable segment unmaps pages)."""
+        for first, (length, segment) in self._starts.items():
+            if first <= start and start + bytes_ <= first + length:
+                self.take(first)
+                if start > first:
+                    self.put(first, start - first, segment)
+                if start + bytes_ < first + length:
+                    self.put(start + bytes_, first + length - start - bytes_, segment)
+                return
+
+    def listed(self) -> list[tuple[int, int, int]]:
+        """Every range as (start, bytes, segment), sorted by address."""
+        return sorted((start, bytes_, segment) for start, (bytes_, segment) in self._starts.items())
+
+
+class Segment(NamedTuple):
+    """Memory that the allocator holds in one piece: a segment, or mapped pages of an expandable one without a gap.
+
+    Attributes:
+        is_expandable: Whether pages can be added to it and taken from it.
+        pool_id: Id of its private pool; ``COMMON_POOL`` outside of private pools.
+    """
+
+    address: int
+    bytes: int
+    stream: int
+    is_expandable: bool = False
+    pool_id: Pool = COMMON_POOL
+
+
+class Segments:
+    """The segments that the allocator holds, event by event."""
+
+    def __init__(self, before: Iterable[Segment] = ()) -> None:
+        self._ranges = AddressRanges()
+        self._ordinary: dict[int, tuple[int, Pool]] = {}  # by address: stream and pool
+        self._numbers: dict[tuple[int, Pool], int] = {}  # of expandable segments, by stream and pool
+        for segment in before:
+            self.add(segment)
+
+    def add(self, segment: Segment) -> None:
+        """Take a segment, or map pages."""
+        pool_of = (segment.stream, segment.pool_id)
+        number = segment.address
+        if segment.is_expandable:
+            # A block may span several mappings in a row of its stream and pool. Ordinary segments never merge.
+            number = -1 - self._numbers.setdefault(pool_of, len(self._numbers))
+        else:
+            self._ordinary[segment.address] = pool_of
+        self._ranges.put(segment.address, segment.bytes, number)
+
+    def remove(self, segment: Segment) -> None:
+        """Give a segment back, or unmap pages."""
+        if segment.is_expandable:
+            self._ranges.cut(segment.address, segment.bytes)
+        else:
+            self._ranges.take(segment.address)
+
+    def listed(self) -> list[Segment]:
+        """The segments held, sorted by address."""
+        expandable = {-1 - number: pool_of for pool_of, number in self._numbers.items()}
+        segments = []
+        for address, bytes_, number in self._ranges.listed():
+            stream, pool = expandable[number] if number < 0 else self._ordinary[number]
+            segments.append(Segment(address, bytes_, stream, number < 0, pool))
+        return segments
+
 
 Ints = npt.NDArray[np.int64]
 
@@ -61,17 +167,17 @@ def _divisions(text: str) -> tuple[int, ...]:
     """``parseRoundUpPower2Divisions`` in c10/core/AllocatorConfig.cpp: one number, or [256:1,512:2,>:4] in MiB."""
     if text.isdecimal():
         return (_division(text),) * _NUM_INTERVALS
-    found, last = [0] * _NUM_INTERVALS, -1
+    divisions, last = [0] * _NUM_INTERVALS, -1
     for boundary, number in re.findall(r"(\d+|>):(\d+)", text):
         if boundary == ">":
-            found[max(last, 0) + 1 :] = [_division(number)] * (_NUM_INTERVALS - 1 - max(last, 0))
+            divisions[max(last, 0) + 1 :] = [_division(number)] * (_NUM_INTERVALS - 1 - max(last, 0))
             continue
         index = min(int(boundary[:12]).bit_length() - 1, _NUM_INTERVALS - 1)
         if last < 0:
-            found[:index] = [_division(number)] * index
-        found[index] = _division(number)
+            divisions[:index] = [_division(number)] * index
+        divisions[index] = _division(number)
         last = index
-    return tuple(found) if any(found) else ()
+    return tuple(divisions) if any(divisions) else ()
 
 
 def _division(text: str) -> int:
@@ -131,32 +237,30 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
     """Replay one device's history.
 
     Args:
-        action: Codes of ``run.schema.ACTIONS``, one per event, in order.
-        address: Address of the block or segment.
+        action: Codes of ``rundir.schema.ACTIONS``, one per event, in order.
         size: Requested bytes of a block, bytes of a segment.
-        settings: The allocator's settings.
     """
     history = _Events(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))
     num_events = len(history.action)
     made = history.at(_ALLOC)
     requested, completed = _ends(history)
-    given = rounded_bytes(history.size[made], settings)
-    whole = _may_be_whole(history, made, given, settings)
+    rounded = rounded_bytes(history.size[made], settings)
+    whole = _may_be_whole(history, made, rounded, settings)
     for event, bytes_ in _play(
-        history, settings, made=made, rounded=given, completed=completed, is_asked=whole
+        history, settings, made=made, rounded=rounded, completed=completed, is_asked=whole
     ).items():
-        given[np.searchsorted(made, event)] = bytes_
+        rounded[np.searchsorted(made, event)] = bytes_
     moves = np.zeros(num_events, np.int64)
-    moves[made] = given
+    moves[made] = rounded
     let_go = requested[made] < num_events
-    moves[requested[made][let_go]] = -given[let_go]
+    moves[requested[made][let_go]] = -rounded[let_go]
     segments = np.where(np.isin(history.action, (_SEGMENT, _MAP)), history.size, 0)
     segments -= np.where(np.isin(history.action, (_SEGMENT_GONE, _UNMAP)), history.size, 0)
     return Replay(
         alloc_event=made,
         free_event=requested[made],
         reuse_event=completed[made],
-        block_bytes=given,
+        block_bytes=rounded,
         allocated_bytes=np.cumsum(moves),
         reserved_bytes=np.cumsum(segments),
         unknown_frees=len(history.at(_REQUESTED)) - int(let_go.sum()),
@@ -171,14 +275,14 @@ def _ends(history: _Events) -> tuple[Ints, Ints]:
     moves = history.at(_ALLOC, _REQUESTED, _COMPLETED)
     moves = moves[np.argsort(history.address[moves], kind="stable")]
     requested, completed = (np.full(len(history.action), len(history.action)) for _ in range(2))
-    what = history.action[moves]
-    first, then = _neighbours(history, moves[what != _COMPLETED], _ALLOC, _REQUESTED)
+    actions = history.action[moves]
+    first, then = _neighbours(history, moves[actions != _COMPLETED], _ALLOC, _REQUESTED)
     requested[first] = then
     is_ours = np.zeros(len(history.action), bool)
     is_ours[then] = True
     blocks = np.empty(len(history.action), np.int64)
     blocks[then] = first
-    asked, done = _neighbours(history, moves[is_ours[moves] | (what == _COMPLETED)], _REQUESTED, _COMPLETED)
+    asked, done = _neighbours(history, moves[is_ours[moves] | (actions == _COMPLETED)], _REQUESTED, _COMPLETED)
     completed[blocks[asked]] = done
     return requested, completed
 
@@ -187,17 +291,14 @@ def _neighbours(history: _Events, events: Ints, first: int, second: int) -> tupl
     """Pairs of events: each of the first action that is directly followed, at its address, by one of the second.
 
     Args:
-        history: The history.
         events: Some of its events, sorted by address, then in order.
-        first: An action.
-        second: Another.
     """
     action, address = history.action[events], history.address[events]
-    found = (action[:-1] == first) & (action[1:] == second) & (address[:-1] == address[1:])
-    return events[:-1][found], events[1:][found]
+    follows = (action[:-1] == first) & (action[1:] == second) & (address[:-1] == address[1:])
+    return events[:-1][follows], events[1:][follows]
 
 
-def _may_be_whole(history: _Events, made: Ints, given: Ints, settings: AllocatorSettings) -> npt.NDArray[np.bool_]:
+def _may_be_whole(history: _Events, made: Ints, rounded: Ints, settings: AllocatorSettings) -> npt.NDArray[np.bool_]:
     """Blocks that may have been given more than their rounded request.
 
     The remainder of a free block is a multiple of 512 bytes. Where 512 bytes are enough for a block (small blocks,
@@ -212,9 +313,9 @@ def _may_be_whole(history: _Events, made: Ints, given: Ints, settings: Allocator
         [history.address[made], history.address[segments] + history.size[segments], np.array([last])]
     )
     borders.sort()
-    behind = history.address[made] + given
+    behind = history.address[made] + rounded
     is_near = borders[np.searchsorted(borders, behind, "right")] - SMALL_BYTES <= behind
-    return np.asarray((given > SMALL_BYTES) & (made < end) & (is_near | (given >= settings.max_split_bytes)))
+    return np.asarray((rounded > SMALL_BYTES) & (made < end) & (is_near | (rounded >= settings.max_split_bytes)))
 
 
 def _play(
@@ -229,9 +330,6 @@ def _play(
     """Bytes given to the blocks in question, by the events that made them.
 
     Args:
-        history: The history.
-        settings: The allocator's settings.
-        made: The events that made the blocks.
         rounded: Their rounded requests.
         completed: By the event that made a block, when its memory could be reused.
         is_asked: Which blocks may have been given more than their rounded request.
@@ -271,22 +369,21 @@ def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: in
 
     Args:
         moves: Event, action, address, bytes (of a block: its rounded request), and whether the block is in question.
-        max_split_bytes: Larger blocks are not split.
     """
     free = AddressRanges()
     held: dict[int, tuple[int, int]] = {}  # by address: bytes, segment
-    found: dict[int, int] = {}
+    bytes_of: dict[int, int] = {}
     for event, action, at, bytes_, is_asked in moves:
         if action == _ALLOC:
-            given = bytes_
+            block_bytes = bytes_
             held.pop(at, None)
             if (taken := free.take(at)) is not None:
-                remaining, segment = taken[0] - given, taken[1]
-                if is_asked and (remaining <= SMALL_BYTES or given >= max_split_bytes):
-                    found[event] = given = taken[0]
+                remaining, segment = taken[0] - block_bytes, taken[1]
+                if is_asked and (remaining <= SMALL_BYTES or block_bytes >= max_split_bytes):
+                    bytes_of[event] = block_bytes = taken[0]
                 elif remaining > 0:
-                    free.put(at + given, remaining, segment)
-                held[at] = given, segment
+                    free.put(at + block_bytes, remaining, segment)
+                held[at] = block_bytes, segment
         elif action == _COMPLETED:
             if (block := held.pop(at, None)) is not None:
                 free.put(at, *block)
@@ -294,4 +391,4 @@ def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: in
             free.put(at, bytes_, at)
         else:
             free.take(at)
-    return found
+    return bytes_of

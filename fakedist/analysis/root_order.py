@@ -72,13 +72,13 @@ def _roots(parents: list[int]) -> list[int]:
 
 def _parents_first(order: list[int], parents: list[int]) -> list[int]:
     """This order, with each layer's parents before it."""
-    found: dict[int, None] = {}
+    ordered: dict[int, None] = {}
     for layer in order:
         above = [layer]
         while parents[above[-1]] >= 0:
             above.append(parents[above[-1]])
-        found |= dict.fromkeys(reversed(above))
-    return list(found)
+        ordered |= dict.fromkeys(reversed(above))
+    return list(ordered)
 
 
 def _names(names: list[str], roots: list[int], short: int, first: int) -> dict[str, str]:
@@ -86,16 +86,16 @@ def _names(names: list[str], roots: list[int], short: int, first: int) -> dict[s
 
     See ``record/module_names.py``.
     """
-    found = {}
+    new_names = {}
     for name, root in zip(names, roots, strict=True):
         below = name.removeprefix(f"{names[first]}.")
         if root == first and not below.startswith("("):  # what it only calls keeps its name: "(GPT).(Softmax)"
-            found[name] = below
+            new_names[name] = below
         elif root == short != first and not name.startswith("("):
-            found[name] = f"{names[root]}.{name}"
+            new_names[name] = f"{names[root]}.{name}"
         else:
-            found[name] = name
-    return found
+            new_names[name] = name
+    return new_names
 
 
 def _trained(marks: dict[str, Array], roots: list[int]) -> set[int]:

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.address_space import COMMON_POOL, Segment, Segments
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
-from fakedist.analysis.replay import SMALL_BYTES
+from fakedist.analysis.replay import COMMON_POOL, SMALL_BYTES, Segment, Segments
 from fakedist.rundir.schema import ACTIONS, MOMENTS, SEGMENT_STATES, TABLES
 
 SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer
-#: A segment with less than this share allocated is pinned by what is allocated in it.
+#: A segment with less than this fraction allocated is pinned by what is allocated in it.
 PINNED_SHARE = 0.5
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _MOVES = [code for code, name in enumerate(ACTIONS) if name.startswith("segment_")]
@@ -34,7 +33,7 @@ def segments_after(recording: Recording, end: int) -> list[Segment]:
     held = Segments(recording.segments_before)
     for event in np.flatnonzero(np.isin(events["action"][:end], _MOVES)).tolist():
         action, address = events["action"][event], int(events["address"][event])
-        if not address:  # stands for memory whose address a snapshot does not tell
+        if not address:  # stands for memory whose address a snapshot lacks
             continue
         of = (address, int(events["size"][event]), int(events["stream"][event]), action in _EXPANDABLE)
         segment = Segment(*of, pools.get(event, COMMON_POOL))
@@ -46,7 +45,7 @@ def segments_after(recording: Recording, end: int) -> list[Segment]:
 
 
 def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
-    """The events after which ``run.schema.MOMENTS`` are, by moment.
+    """The events after which ``rundir.schema.MOMENTS`` are, by moment.
 
     The reserved peak is reached when a segment is taken from the GPU. The block that it was taken for, the next event,
     counts as allocated.
@@ -54,7 +53,7 @@ def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
     action, reserved = recording.device_events["action"], blocks.replay.reserved_bytes
     if not len(action):
         return {}
-    first = max(recording.num_events_before - 1, 0)  # before it is no moment, only what was alive then
+    first = max(recording.num_events_before - 1, 0)  # earlier events only stand for what was alive then
     event = max(int(reserved.argmax()), first)
     if event + 1 < len(action) and action[event + 1] == _CODES["alloc"] and reserved[event + 1] == reserved[event]:
         event += 1
@@ -64,9 +63,9 @@ def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
 def segment_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
     """The table ``segments``: at each moment, the segments with the most free memory first."""
     moments = peak_events(recording, blocks)
-    each = [segments_at(recording, blocks, event).assign(moment=name) for name, event in moments.items()]
-    found = [table for table in each if len(table)]
-    return pd.concat(found, ignore_index=True)[_COLUMNS] if found else pd.DataFrame(columns=_COLUMNS)
+    tables = [segments_at(recording, blocks, event).assign(moment=name) for name, event in moments.items()]
+    filled = [table for table in tables if len(table)]
+    return pd.concat(filled, ignore_index=True)[_COLUMNS] if filled else pd.DataFrame(columns=_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,6 @@ class _Inside:
 
     Attributes:
         number: Their rows in the table ``blocks``.
-        start: Where they begin.
-        end: Where they end.
         requested: Bytes that were asked for.
         is_allocated: Whether a tensor holds them. The others were freed, but another stream may still use them.
         segment: The row of the segment that begins at or before each; -1 if none does.
@@ -159,13 +156,13 @@ def _pools(table: pd.DataFrame, blocks: Blocks, event: int) -> Array:
     An empty segment has the pool of the last block at its address, or that of its size if the history has no such
     block.
     """
-    given, largest = blocks.frame["bytes"].to_numpy(), table["block"].to_numpy().copy()
+    sizes, largest = blocks.frame["bytes"].to_numpy(), table["block"].to_numpy().copy()
     empty = table.loc[largest < 0, "address"].astype("uint64")
     before = blocks.frame.loc[blocks.frame["address"].isin(empty), ["address", "alloc_event"]]
     last = before[before["alloc_event"] <= event].reset_index().groupby("address")["index"].last()
     largest[largest < 0] = last.reindex(empty).fillna(-1).astype("int64")
     by_size = ~table["is_expandable"] & (table["bytes"] <= SMALL_SEGMENT_BYTES)
-    is_small = by_size.to_numpy() if not len(given) else np.where(largest < 0, by_size, given[largest] <= SMALL_BYTES)
+    is_small = by_size.to_numpy() if not len(sizes) else np.where(largest < 0, by_size, sizes[largest] <= SMALL_BYTES)
     return np.where(is_small, "small", "large")
 
 
@@ -186,13 +183,13 @@ def _holes(table: pd.DataFrame, inside: _Inside) -> tuple[Array, Array]:
 def _largest(inside: _Inside, num_segments: int) -> Array:
     """The largest block in each segment, as a row of ``blocks``; -1 in an empty one. Allocated blocks come first."""
     order = np.lexsort((inside.end - inside.start, inside.is_allocated))
-    found = np.full(num_segments, -1, np.int64)
-    found[inside.segment[order]] = inside.number[order]  # of several, the last one stays
-    return found
+    largest = np.full(num_segments, -1, np.int64)
+    largest[inside.segment[order]] = inside.number[order]  # of several, the last one stays
+    return largest
 
 
 def _states(table: pd.DataFrame) -> Array:
-    """What each segment's free memory is: the first of ``run.schema.SEGMENT_STATES`` that holds."""
+    """The kind of each segment's free memory: the first of ``rundir.schema.SEGMENT_STATES`` that holds."""
     used = table["bytes"] - table["free_bytes"]
     holds: dict[str, Array] = {
         "unknown": np.asarray(table["pool"] == "unknown"),

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fakedist.analysis.address_space import Segment
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
-from fakedist.analysis.replay import SMALL_BYTES
+from fakedist.analysis.replay import SMALL_BYTES, Segment
 from fakedist.analysis.segments import SMALL_SEGMENT_BYTES, segments_after
 from fakedist.rundir.schema import ACTIONS
 from fakedist.rundir.snapshot import stack_frames, write_snapshot
@@ -42,15 +41,15 @@ def pickled(
             `stacks`; -1 for none).
         stacks: Frames in torch's format. `segments` may hold the same objects.
     """
-    parts, nothing = _Parts(), list[Frame]()
+    parts, nothing = _PickleParts(), list[Frame]()
     yield pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK
     yield parts.dump("device_traces") + parts.dump([_KEYS, ACTIONS, list(stacks), nothing])
     yield parts.dump("segments") + parts.dump(segments)
     yield parts.dump("device_traces") + pickle.EMPTY_LIST
-    place = parts.places()
-    key = {name: np.array([place[id(name)]]) for name in _KEYS}
-    action = np.array([place[id(name)] for name in ACTIONS])
-    stack = np.array([*(place[id(each)] for each in stacks), place[id(nothing)]])  # the last is row -1
+    memo = parts.memo()
+    key = {name: np.array([memo[id(name)]]) for name in _KEYS}
+    action = np.array([memo[id(name)] for name in ACTIONS])
+    stack = np.array([*(memo[id(frames)] for frames in stacks), memo[id(nothing)]])  # the last is row -1
     for history in histories:
         yield pickle.EMPTY_LIST
         for first in range(0, len(history["action"]), _ROWS_AT_ONCE):
@@ -67,9 +66,9 @@ def pickled(
     yield pickle.SETITEMS + pickle.STOP
 
 
-def _reference(place: Array) -> Array:
+def _reference(memo: Array) -> Array:
     """References to earlier objects, one per row."""
-    return _opcode(pickle.LONG_BINGET, place.astype("<u4").view("u1").reshape(-1, 4))
+    return _opcode(pickle.LONG_BINGET, memo.astype("<u4").view("u1").reshape(-1, 4))
 
 
 def _number(values: Array) -> Array:
@@ -103,7 +102,7 @@ def _dicts(items: list[tuple[Array, Array]]) -> bytes:
     return matrix.tobytes()
 
 
-class _Parts:
+class _PickleParts:
     """Parts of one pickle, without its header and its end. Later parts refer to objects in earlier ones."""
 
     def __init__(self) -> None:
@@ -117,9 +116,9 @@ class _Parts:
         self._pickler.dump(value)
         return self._file.getvalue()[2:-1]
 
-    def places(self) -> dict[int, int]:
+    def memo(self) -> dict[int, int]:
         """The index under which the unpickler memoizes each object, by the object's id."""
-        return {of: place for of, (place, _) in self._pickler.memo.copy().items()}
+        return {of: index for of, (index, _) in self._pickler.memo.copy().items()}
 
 
 _COLUMNS = ("action", "address", "size", "stream", "time_us", "stack")
@@ -156,20 +155,18 @@ def _segment(segment: Segment, *, held: list[tuple[int, ...]], stacks: list[list
     """One segment.
 
     Args:
-        segment: The segment.
         held: Address, bytes, requested bytes and stack of its blocks, sorted by address.
-        stacks: The frames of each stack.
     """
     address, size = segment.address, segment.bytes
-    found: list[dict[str, object]] = []
+    parts: list[dict[str, object]] = []
     at = address
     for start, bytes_, requested, stack in [*held, (address + size, 0, 0, -1)]:
         if start > at:
-            found.append({"address": at, "size": start - at, "requested_size": 0, "state": "inactive", "frames": []})
+            parts.append({"address": at, "size": start - at, "requested_size": 0, "state": "inactive", "frames": []})
         if bytes_:
             frames = stacks[stack] if stack >= 0 else []
             state = {"state": "active_allocated", "frames": frames}
-            found.append({"address": start, "size": bytes_, "requested_size": requested, **state})
+            parts.append({"address": start, "size": bytes_, "requested_size": requested, **state})
         at = start + bytes_
     in_use = sum(block[1] for block in held)
     small = max(block[1] for block in held) <= SMALL_BYTES if held else size == SMALL_SEGMENT_BYTES
@@ -184,5 +181,5 @@ def _segment(segment: Segment, *, held: list[tuple[int, ...]], stacks: list[list
         "segment_pool_id": segment.pool_id,
         "is_expandable": segment.is_expandable,
         "frames": [],
-        "blocks": found,
+        "blocks": parts,
     }

@@ -9,8 +9,9 @@ import pandas as pd
 from fakedist.check.config import CheckJob, Figure, Limit
 from fakedist.check.measured import RankFigures, peak_lines
 from fakedist.report.compare.comparison import format_relative, say_part, say_time_part
-from fakedist.results.compare.baseline import names_layer, part_changes, pattern_parts
+from fakedist.results.compare.changed_memory import pattern_changes, pattern_parts
 from fakedist.results.compare.changed_times import layer_changes
+from fakedist.results.compare.layer_matching import names_layer
 from fakedist.results.compare.reasons import Cause, find_cause, origin_of
 from fakedist.results.run import Run
 from fakedist.units import format_bytes, format_us
@@ -127,10 +128,10 @@ def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None, line
     if figure.kind == "groups":
         return finding
     nothing = now.parts.iloc[:0]
-    changes = part_changes(nothing if before is None else before.parts, now.parts)
+    changes = pattern_changes(nothing if before is None else before.parts, now.parts)
     cause = _cause(changes, figure)
     if cause is None or cause.part <= 0:  # it did not grow, so blame what most of it consists of
-        cause = _cause(part_changes(nothing, now.parts), figure)
+        cause = _cause(pattern_changes(nothing, now.parts), figure)
         before = None
     if cause is None:
         return finding
@@ -167,7 +168,7 @@ def _cause(changes: pd.DataFrame, figure: Figure) -> Cause | None:
 def say_makeup(run: Run) -> str:
     """The main part of a run's peak: "activations of layers.*.mlp, 2.88 GiB, made at model.py:212 (forward)"."""
     parts = pattern_parts(run.table("layers"))
-    cause = find_cause(part_changes(parts.iloc[:0], parts))
+    cause = find_cause(pattern_changes(parts.iloc[:0], parts))
     if cause is None:
         return ""
     return say_part(cause, is_change=False) + origin_of(cause, peak_lines(run)).phrase("made")

@@ -10,8 +10,9 @@ import pandas as pd
 from fakedist.check.config import Figure
 from fakedist.errors import CheckError, did_you_mean
 from fakedist.report.compare.comparison import BLOCK_COLUMNS
-from fakedist.results.compare.baseline import layers_bytes, pattern_parts, pattern_times
-from fakedist.results.compare.changed_memory import block_changes, layer_paths, match_layers, peak_blocks
+from fakedist.results.compare.changed_memory import block_changes, pattern_parts, peak_blocks
+from fakedist.results.compare.changed_times import pattern_times
+from fakedist.results.compare.layer_matching import layer_paths, layers_bytes, match_layers
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import CATEGORIES

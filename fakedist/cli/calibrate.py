@@ -41,7 +41,7 @@ def calibrate(
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.report.text.calibration_text import calibration_lines, calibration_object
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
-    from fakedist.results.calibration.calibrating import find_own_times, is_sqlite
+    from fakedist.results.calibration.calibrating import calibrate_run, is_sqlite
     from fakedist.results.opening import open_timed_run
 
     output = chosen_output(form, as_json)
@@ -58,7 +58,7 @@ def calibrate(
             exported = scratch / "report.sqlite"
             export_sqlite(trace, exported, _EXPORT_S)
         with reading(trace, run):
-            result = find_own_times(opened, exported, trace, process)
+            result = calibrate_run(opened, exported, trace, process)
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_text(target, calibration_table_text(result.calibrated.table))
     if output.format == JSON:

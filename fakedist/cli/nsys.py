@@ -39,7 +39,7 @@ def nsys(
     ranges mark steps, phases and layers (docs/nsys.md).
     """
     from fakedist.launcher.nsight import export_sqlite
-    from fakedist.results.nsys.imported import Choice, read_report, write_run
+    from fakedist.results.nsys.imported import StepChoice, read_report, write_run
     from fakedist.rundir.directory import create_run_directory, free_name
 
     output = chosen_output(form, as_json)
@@ -50,7 +50,7 @@ def nsys(
             exported = scratch / "report.sqlite"
             export_sqlite(report, exported, _EXPORT_S)
         with reading(report):
-            imported = read_report(report, exported, Choice(step=step, process=process))
+            imported = read_report(report, exported, StepChoice(step=step, process=process))
     where = directory or free_name(f"fakedist-{report.stem}")
     with create_run_directory(where, force) as run_directory, reading(report):
         write_run(imported, run_directory)

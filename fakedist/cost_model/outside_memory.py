@@ -10,10 +10,9 @@ import pandas as pd
 
 from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric
-from fakedist.cost_model.nccl.collective_kinds import collective_of
 from fakedist.cost_model.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total
-from fakedist.cost_model.nccl.settings import MIB, read_settings
+from fakedist.cost_model.nccl.settings import MIB, collective_of, read_settings
 from fakedist.cost_model.nccl.tuner import Network
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir import summary

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.cost_model.job.stages import Transfer, transfers_of
-from fakedist.cost_model.nccl.collective_kinds import collective_of
+from fakedist.cost_model.nccl.settings import collective_of
 from fakedist.errors import SetupError
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 
@@ -57,21 +57,13 @@ class Attributes(Protocol):
 
 
 class Message(Protocol):
-    """A message of the protobuf library.
-
-    Attributes:
-        type: A node's type.
-        attr: Its attributes.
-    """
+    """A message of the protobuf library."""
 
     type: int
     attr: Attributes
 
     def SerializeToString(self, *, deterministic: bool = ...) -> bytes:  # noqa: N802 - protobuf's name
         """Its bytes."""
-
-    def ParseFromString(self, serialized: bytes) -> int:  # noqa: N802 - protobuf's name
-        """Read it from bytes."""
 
 
 @cache
@@ -144,30 +136,6 @@ def write_message(file: IO[bytes], message: Message) -> None:
     file.write(bytes([length]) + text)
 
 
-def read_messages(data: bytes) -> Iterator[bytes]:
-    """The messages of a trace, each as its bytes.
-
-    Raises:
-        ValueError: The data end within a message.
-    """
-    at = 0
-    while at < len(data):
-        length, shift = 0, 0
-        while True:
-            if at >= len(data) or shift > 63:
-                raise ValueError("the trace ends within a message")
-            byte = data[at]
-            at += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        if at + length > len(data):
-            raise ValueError("the trace ends within a message")
-        yield data[at : at + length]
-        at += length
-
-
 VERSION = "0.0.4"
 
 
@@ -177,7 +145,6 @@ class TracedGroup:
 
     Attributes:
         number: What nodes have as ``pg_name`` and ``comm_tag``, the same in the traces of all ranks, from 1 on.
-        name: Its description or name.
         ranks: Its ranks; empty if they are not known.
     """
 
@@ -188,13 +155,9 @@ class TracedGroup:
 
 @dataclass(frozen=True)
 class TracedRank:
-    """What a trace is written from.
+    """The tables that a trace is written from.
 
     Attributes:
-        rank: The rank.
-        launches: The table ``launches``.
-        work: The table ``work``.
-        calls: The table ``calls``.
         groups: Its groups, in the order of the table ``groups``.
         duration_us: How long each launch takes, by row; NaN if that is not known.
     """
@@ -212,11 +175,8 @@ class WrittenTrace:
     """A trace that was written.
 
     Attributes:
-        path: The file.
-        rank: The rank.
         num_nodes: Nodes by what they are: kernels, collectives, sends, receives, unknown. An unknown node is a call
             whose operation or ranks are not known: it keeps its dependencies and does nothing.
-        collectives: Collectives by kind.
     """
 
     path: Path
@@ -226,8 +186,8 @@ class WrittenTrace:
 
 
 @dataclass(frozen=True)
-class Dependencies:
-    """What a launch waits for: rows of the table ``launches``.
+class Prerequisites:
+    """The launches that a launch waits for, as rows of the table ``launches``.
 
     Attributes:
         data: On the GPU: the launch before it on its stream, and those that its stream waited for.
@@ -272,47 +232,46 @@ def write_groups(groups: Mapping[int, Sequence[int]], directory: Path, name: str
     return path
 
 
-def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Dependencies]:
-    """What each launch waits for, by its row. Rows without work are no launches.
+def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Prerequisites]:
+    """The launches that each launch waits for, by its row. Rows without work are left out.
 
     Args:
-        launches: The table ``launches``.
         together: Rows that run at once: they all wait for what the first of them waits for.
     """
     batch = {row: number for number, rows in enumerate(together) for row in rows}
-    before: dict[int, Dependencies] = {}
+    before: dict[int, Prerequisites] = {}
     last: dict[tuple[int, int], tuple[int, ...]] = {}
     recorded: dict[int, tuple[int, ...]] = {}
-    found = {}
+    waits = {}
     columns = [launches[name].tolist() for name in ("what", "device", "stream", "event", "work")]
     host = _HostWaits(list(zip(columns[1], columns[2], strict=True)))
-    for row, (what, device, stream, event, work) in enumerate(zip(*columns, strict=True)):
+    for row, (kind, device, stream, event, work) in enumerate(zip(*columns, strict=True)):
         at = (device, stream)
         if work >= 0:
-            found[row] = Dependencies(last.get(at, ()), host.taken(at))
+            waits[row] = Prerequisites(last.get(at, ()), host.taken(at))
             if (number := batch.get(row)) is not None:
-                own = before.setdefault(number, found[row])
-                others = tuple(each for each in found[row].data if batch.get(each) != number)
-                found[row] = Dependencies(_joined(own.data, others), _joined(own.control, found[row].control))
-                siblings = tuple(each for each in last.get(at, ()) if batch.get(each) == number)
+                own = before.setdefault(number, waits[row])
+                others = tuple(earlier for earlier in waits[row].data if batch.get(earlier) != number)
+                waits[row] = Prerequisites(_joined(own.data, others), _joined(own.control, waits[row].control))
+                siblings = tuple(earlier for earlier in last.get(at, ()) if batch.get(earlier) == number)
                 last[at] = (*siblings, row)
             else:
                 last[at] = (row,)
-            if what == "host_reads":
+            if kind == "host_reads":
                 host.waits((row,))
-        elif what == "stream_records":
+        elif kind == "stream_records":
             recorded[event] = last.get(at, ())
-        elif what == "stream_waits":
+        elif kind == "stream_waits":
             last[at] = _joined(last.get(at, ()), recorded.get(event, ()))
-        elif what == "host_waits_for_device":
+        elif kind == "host_waits_for_device":
             host.waits(_joined(*last.values()))
         else:
             host.waits(recorded.get(event, ()) if event else last.get(at, ()))
-    return found
+    return waits
 
 
 class _HostWaits:
-    """What the host has waited for since each stream's last launch."""
+    """The launches that the host has waited for since each stream's last launch."""
 
     def __init__(self, streams: Sequence[tuple[int, int]]) -> None:
         self._streams = streams
@@ -339,9 +298,7 @@ def _joined(*parts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(row for part in parts for row in part))
 
 
-class _Call(NamedTuple):
-    """A row of the table ``calls``."""
-
+class _CallRow(NamedTuple):
     operation: str
     group: int
     bytes_in: int
@@ -349,10 +306,10 @@ class _Call(NamedTuple):
     peer: int
 
 
-def _calls(table: pd.DataFrame) -> dict[int, _Call]:
+def _calls(table: pd.DataFrame) -> dict[int, _CallRow]:
     """The calls by sequence number."""
-    columns = [table[name].tolist() for name in _Call._fields]
-    return dict(zip(table["sequence"].tolist(), map(_Call, *columns), strict=True))
+    columns = [table[name].tolist() for name in _CallRow._fields]
+    return dict(zip(table["sequence"].tolist(), map(_CallRow, *columns), strict=True))
 
 
 def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> tuple[Counter[str], Counter[str]]:
@@ -372,36 +329,38 @@ def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> tuple
             id=number,
             name=name,
             type=COMPUTE,
-            data_deps=[numbers[each] for each in wait.data],
-            ctrl_deps=[numbers[each] for each in wait.control],
+            data_deps=[numbers[row_before] for row_before in wait.data],
+            ctrl_deps=[numbers[row_before] for row_before in wait.control],
             duration_micros=round(float(np.nan_to_num(traced.duration_us[row]))),
         )
         _attribute(node, "is_cpu_op", "bool", value=False)
         if call_of[row] >= 0:
-            what, kind = _call(node, calls[call_of[row]], traced)
-            collectives.update([kind] if what == "collectives" else [])
+            became, kind = _call(node, calls[call_of[row]], traced)
+            collectives.update([kind] if became == "collectives" else [])
         else:
-            what = "kernels"
+            became = "kernels"
             _attribute(node, "num_ops", "int64", _whole(flops))
             _attribute(node, "tensor_size", "uint64", _whole(moved_bytes))
-        num_nodes[what] += 1
+        num_nodes[became] += 1
         write_message(file, node)
     return num_nodes, collectives
 
 
-def _batches(launches: pd.DataFrame, calls: Mapping[int, _Call]) -> list[list[int]]:
+def _batches(launches: pd.DataFrame, calls: Mapping[int, _CallRow]) -> list[list[int]]:
     """Rows of sends and receives that run at once."""
     known = {
         sequence: Transfer(0, call.operation.startswith("send"), call.peer, str(call.group), 0.0)
         for sequence, call in calls.items()
         if call.operation.startswith(("send", "recv"))
     }
-    what = [LAUNCH_KINDS.index(str(each)) for each in launches["what"].tolist()]
+    kinds = [LAUNCH_KINDS.index(str(kind)) for kind in launches["what"].tolist()]
     streams = list(zip(launches["device"].tolist(), launches["stream"].tolist(), strict=True))
-    return [[each.row for each in batch] for batch in transfers_of(launches["call"].tolist(), what, streams, known)]
+    return [
+        [transfer.row for transfer in batch] for batch in transfers_of(launches["call"].tolist(), kinds, streams, known)
+    ]
 
 
-def _call(node: Message, call: _Call, traced: TracedRank) -> tuple[str, str]:
+def _call(node: Message, call: _CallRow, traced: TracedRank) -> tuple[str, str]:
     """Make a node a collective, a send or a receive. Returns what it became, and the kind of collective."""
     kind, largest = collective_of(call.operation, call.bytes_in, call.bytes_out)
     group = traced.groups[call.group]

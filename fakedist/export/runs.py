@@ -33,7 +33,6 @@ class Exported:
 
     Attributes:
         prefix: What the files' names begin with, with their directory.
-        world_size: Ranks of the job.
         traces: One of each rank.
         groups: The file with the ranks of each group.
         names: The name of each group by its number there.
@@ -48,18 +47,16 @@ class Exported:
     @property
     def not_simulated(self) -> dict[str, int]:
         """Collectives that ASTRA-sim refuses, by kind."""
-        found = sum((Counter(trace.collectives) for trace in self.traces), Counter[str]())
-        return {kind: number for kind, number in sorted(found.items()) if kind not in ASTRA_SIM_KINDS}
+        collectives = sum((Counter(trace.collectives) for trace in self.traces), Counter[str]())
+        return {kind: number for kind, number in sorted(collectives.items()) if kind not in ASTRA_SIM_KINDS}
 
 
 def export_chakra(runs: Sequence[Run], directory: Path, *, name: str = "", force: bool = False) -> Exported:
     """Write the steps of runs as Chakra execution traces, with the times that ``fakedist time`` prices.
 
     Args:
-        runs: One rank of a job or several.
         directory: Where to write; created if it does not exist.
         name: What the files' names begin with; by default the script's name.
-        force: Whether to replace files.
 
     Raises:
         JobError: The runs are not different ranks of one job, or there are such files already.
@@ -75,25 +72,24 @@ def export_chakra(runs: Sequence[Run], directory: Path, *, name: str = "", force
     numbering = _Groups()
     traced = [_traced(rank, run, numbering) for rank, run in sorted(zip(ranks, runs, strict=True), key=lambda x: x[0])]
     directory.mkdir(parents=True, exist_ok=True)
-    traces = [write_chakra(each, directory, name) for each in traced]
+    traces = [write_chakra(rank_trace, directory, name) for rank_trace in traced]
     groups = write_groups(numbering.ranks, directory, name)
     return Exported(directory / name, world_size, traces, groups, numbering.names)
 
 
 def _ranks(runs: Sequence[Run]) -> tuple[list[int], int]:
-    """The ranks of runs, and their world size."""
-    found: dict[int, Run] = {}
+    by_rank: dict[int, Run] = {}
     for run in runs:
         rank, first = run.summary.rank, runs[0].summary
         if rank is None:
             raise RunDirectoryError(f"{run.path} is of no rank", "fakedist profile makes runs that can be exported")
-        if rank in found:
-            raise JobError(f"{found[rank].path} and {run.path} are both rank {rank}", "export each rank once")
+        if rank in by_rank:
+            raise JobError(f"{by_rank[rank].path} and {run.path} are both rank {rank}", "export each rank once")
         if run.summary.world_size != first.world_size:
-            told = f"{runs[0].path} has {first.world_size:,} ranks, {run.path} has {run.summary.world_size:,}"
-            raise JobError(f"these are no ranks of one job: {told}", "export the ranks of one job")
-        found[rank] = run
-    return list(found), int(runs[0].summary.world_size or 0)
+            worlds = f"{runs[0].path} has {first.world_size:,} ranks, {run.path} has {run.summary.world_size:,}"
+            raise JobError(f"these are not ranks of one job: {worlds}", "export the ranks of one job")
+        by_rank[rank] = run
+    return list(by_rank), int(runs[0].summary.world_size or 0)
 
 
 def _script(run: Run) -> str:
@@ -104,7 +100,7 @@ def _script(run: Run) -> str:
 
 
 class _Groups:
-    """Numbers the groups of several ranks. Names can differ between ranks, so ranks and order tell which are the same.
+    """Numbers the groups of several ranks. Names can differ between ranks; ranks and order identify a group.
 
     Attributes:
         ranks: The ranks of each group by its number.
@@ -120,7 +116,7 @@ class _Groups:
         """The groups of a rank, in the order of its table."""
         table = run.table("groups")
         seen: Counter[tuple[int, ...]] = Counter()
-        found = []
+        groups = []
         for name, description, text in table[["name", "description", "ranks"]].itertuples(index=False):
             ranks = parse_rank_list(str(text)) if text else ()
             number = 0
@@ -130,8 +126,8 @@ class _Groups:
                 number = self._numbers.setdefault(key, len(self._numbers) + 1)
                 self.ranks.setdefault(number, ranks)
                 self.names.setdefault(number, str(description or name))
-            found.append(TracedGroup(number, str(description or name), ranks))
-        return found
+            groups.append(TracedGroup(number, str(description or name), ranks))
+        return groups
 
 
 def _traced(rank: int, run: Run, numbering: _Groups) -> TracedRank:

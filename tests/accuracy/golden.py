@@ -156,7 +156,6 @@ def rows_of(golden: Golden, summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for, print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", action="append", choices=[golden.name for golden in GOLDEN])
     parser.add_argument("--write", action="store_true", help="into docs/accuracy and docs/accuracy.md")

@@ -91,7 +91,6 @@ class HostGroup(RankGroup):
         return call.done(tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
-        """Broadcast."""
         tensors = listed(tensors)
         source = root(opts)
         with self._call("broadcast", *((tensors, []) if source == self._own_rank else ([], tensors)), opts) as call:
@@ -100,7 +99,6 @@ class HostGroup(RankGroup):
         return call.done(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
-        """all_gather into a list of tensors."""
         slots = list(outputs if isinstance(outputs[0], torch.Tensor) else outputs[0])
         mine = listed(inputs)[0].contiguous()
         flat = flat_like(slots) if is_even(slots) else None

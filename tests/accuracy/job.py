@@ -215,7 +215,6 @@ JOBS = (ddp, ddp_bucket_view, fsdp2, tensor_sequence, pipeline_1f1b, experts_cap
 
 
 def main() -> None:
-    """Run one of the jobs by name."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(sys.argv[2])
     next(job for job in JOBS if job.__name__ == sys.argv[1])()

@@ -73,7 +73,6 @@ class Operation:
 
 
 def arguments(directory: Path, *more: str) -> list[str]:
-    """The arguments of ``fakedist`` that run the job."""
     flags = ["--world-size", "8", "--rank", "0", "--gpu-memory", "unlimited", "--steps", "2", "--no-page"]
     return ["profile", *flags, "-o", str(directory / "run"), str(JOB), str(directory / "facts.json"), *more]
 
@@ -98,7 +97,7 @@ def operations(run: Run, facts: Facts, gpu: GpuSpec) -> list[Operation]:
 
 
 def kinds(found: list[Operation]) -> pd.DataFrame:
-    """What is known of the kernels.
+    """Facts on the kernels.
 
     Returns:
         A row for each basis of an estimate: state, basis, operations (names), kernels, low and high: the median of the
@@ -117,7 +116,6 @@ def kinds(found: list[Operation]) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame, skipped: list[str]) -> str:
-    """The table as Markdown."""
     lines = ["| | the estimate rests on | kernels | interval | operations |", "|---|---|---:|---:|---|"]
     for row in table.to_dict("records"):
         names = row["operations"]
@@ -135,7 +133,6 @@ def markdown(table: pd.DataFrame, skipped: list[str]) -> str:
 
 
 def main() -> None:
-    """Run the job and write the table."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         command = [sys.executable, "-m", "fakedist", *arguments(directory)]

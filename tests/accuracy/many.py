@@ -66,7 +66,7 @@ class JobFailedError(Exception):
 
 @dataclass(frozen=True)
 class Way:
-    """What is run where.
+    """One way of running a job.
 
     Attributes:
         job: A name of :data:`JOBS`.
@@ -285,7 +285,6 @@ def _first_difference(real: Path, faked: Path) -> tuple[int, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for, print a line for each rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=DEVICES, default="virtual")
     parser.add_argument("--backend", choices=("nccl", "gloo"), action="append")

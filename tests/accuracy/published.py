@@ -79,7 +79,6 @@ def run_published(figure: Published, packages: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for, print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", action="append", choices=[figure.name for figure in FIGURES])
     parser.add_argument("--packages", type=Path, default=titan.INSTALLED)

@@ -1,4 +1,4 @@
-"""What was found, as data in docs/accuracy, and the tables of docs/accuracy.md made of it.
+"""The results of comparisons, as data in docs/accuracy, and the tables of docs/accuracy.md made of it.
 
     python -m tests.accuracy.results                # the tables again, from the data
     python -m tests.accuracy.results gpu-results    # and what `make gpu` measured, before them
@@ -125,7 +125,7 @@ def write_tables() -> None:
 
 
 def with_tables(page: str) -> str:
-    """The page with every table made again; one without data says that it is empty."""
+    """The page with every table rebuilt; one without data says that it is empty."""
     for name, table in TABLES.items():
         path = DATA / f"{name}.json"
         text = table(measured(path)) if path.exists() else EMPTY
@@ -136,7 +136,6 @@ def with_tables(page: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Keep the results of the directories that are named, then make the tables."""
     try:
         for directory in arguments:
             print(*keep(Path(directory)), sep="\n")

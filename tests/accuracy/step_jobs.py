@@ -33,7 +33,7 @@ class Flops(NamedTuple):
 
 
 class Script(Protocol):
-    """What runs."""
+    """The command that runs."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -84,7 +84,6 @@ class Llama8B:
         return {0: titan.profile(directory, packages, world_size, self.flags, as_then=self.as_then)}
 
     def flops(self) -> Flops:
-        """The FLOPs of a rank."""
         sequence, layers, width, inner, kv, words = 8192, 32, 4096, 14_336, 1024, 128_256
         tokens = self.batch * sequence
         layer = 2 * width * width + 2 * width * kv + 3 * width * inner
@@ -164,7 +163,6 @@ class Megatron:
         return run
 
     def arguments(self) -> Sequence[str]:
-        """The command line of Megatron-LM."""
         sizes = {
             "num-layers": self.layers, "hidden-size": self.hidden, "ffn-hidden-size": self.inner,
             "num-attention-heads": self.heads, "num-query-groups": self.groups, "seq-length": self.sequence,

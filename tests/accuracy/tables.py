@@ -86,7 +86,7 @@ def examples(data: Data) -> str:
 
 
 def _difference(row: dict[str, Any], side: str) -> str:
-    """What differs on the other side, in a cell."""
+    """A cell with the differences of the other side."""
     verdict = row[f"{side}_verdict"]
     if verdict in ("same", "order"):
         return "same" if verdict == "same" else "same, frees in another order"

@@ -14,7 +14,7 @@ _CATEGORIES = {"parameters": "parameter", "gradients": "gradient", "optimizer_st
 
 
 def found_by(tables: dict[str, pd.DataFrame], summary: dict[str, Any]) -> dict[str, float]:
-    """What a run held and computed, by the names of :class:`Arithmetic`.
+    """The memory and FLOPs of a run, by the names of :class:`Arithmetic`.
 
     ``tables`` are ``blocks`` and ``spans`` of the run directory, ``summary`` its ``--json``.
     """
@@ -60,7 +60,7 @@ class Phases:
         )
 
     def wrong(self, wanted: tuple[str, ...]) -> str:
-        """What is not as it should be; a phase that allocates nothing is seen by its kernels alone."""
+        """The first disagreement; a phase that allocates nothing is seen by its kernels alone."""
         if missing := [name for name in wanted if name not in self.computed]:
             return f"no kernel of the timed step ran in {', '.join(missing)}"
         for step, seen in self.allocated.items():

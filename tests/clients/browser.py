@@ -52,7 +52,7 @@ def drawn(page: Any, panel: str) -> Any:
 
 
 def no_browser() -> str:
-    """What to install for these tests; empty where they can run."""
+    """The packages to install for these tests; empty where they can run."""
     if CHROMIUM is None:
         return "no Chromium: apt-get install chromium, or name one in FAKEDIST_CHROMIUM"
     return "" if find_spec("playwright") else "no Playwright: pip install 'fakedist[browser]'"
@@ -76,7 +76,7 @@ def browser(profile: Path) -> Iterator[Reader]:
 
 
 def serious_faults(page: Any, scheme: Any) -> list[tuple[str, str]] | None:
-    """What axe-core finds in a colour scheme: rule and markup; None where it is not installed."""
+    """The faults that axe-core reports in a colour scheme: rule and markup; None where it is not installed."""
     found = find_spec("axe_playwright_python")
     if found is None or not found.submodule_search_locations:
         return None

@@ -1,4 +1,4 @@
-"""What is made once and looked at by many tests: runs of the catalogue's jobs, a browser."""
+"""Fixtures that many tests share: runs of the catalogue's jobs, a browser."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tests.clients.running import Ran, run_rank
 
 
 class RunEntry(Protocol):
-    """The type of the fixture ``ran``."""
-
     def __call__(self, name: str, rank: int) -> Ran: ...
 
 

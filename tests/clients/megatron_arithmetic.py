@@ -1,4 +1,4 @@
-"""What a rank of a Megatron job holds for its parameters, by pencil and paper: from the flags alone."""
+"""The memory of a Megatron rank's parameters, by pencil and paper: from the flags alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sizes:
         return self.hidden + (qkv + self.heads * channels * self.hidden) // self.tp + 2 * channels
 
     def held(self, dense_layers: int, expert_layers: int, *, embedding: bool = False, output: bool = False) -> Held:
-        """What a pipeline stage with so many layers holds."""
+        """Parameters of a pipeline stage with so many layers."""
         dense = dense_layers * (self.attention() + self.hidden + 3 * self.hidden * self.ffn // self.tp)
         router, shared = self.experts * self.hidden, 3 * self.hidden * self.shared_ffn // self.tp
         dense += expert_layers * (self.attention() + self.hidden + router + shared)

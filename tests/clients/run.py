@@ -61,7 +61,6 @@ def _run_and_save(entry: Entry) -> int:
 
 
 def _ranks(entry: Entry, directory: Path) -> Iterator[Ran]:
-    """The entry's ranks, run."""
     if entry.together:
         yield from run_together(entry, directory)
         return

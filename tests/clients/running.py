@@ -55,7 +55,6 @@ class Ran:
     stdout: str
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table of the run directory."""
         return pd.read_parquet(self.directory / f"tables/{name}.parquet")
 
 
@@ -99,7 +98,6 @@ def _is_disturbed() -> bool:
 
 
 def _finished(entry: Entry, directory: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """The command, at its end."""
     directory.mkdir(parents=True, exist_ok=True)
     if entry.prepare is not None:
         entry.prepare(directory)
@@ -165,7 +163,7 @@ def _wrong_ending(finished: subprocess.CompletedProcess[str]) -> str:
 
 
 def _wrong_records(entry: Entry, summary: dict[str, Any], run: Path, stdout: str) -> str:
-    """What the records of a run that ended well lack; empty for nothing."""
+    """The first thing that a good run's records lack; empty for nothing."""
     steps = len(summary["steps"])
     held = pd.read_parquet(run / "tables/blocks.parquet", columns=["category"])["category"].unique()
     called = {call["operation"] for call in summary["collectives"]}
@@ -188,7 +186,7 @@ def _wrong_records(entry: Entry, summary: dict[str, Any], run: Path, stdout: str
 
 
 def _wrong_report(entry: Entry, summary: dict[str, Any]) -> str:
-    """What of the report misleads: bytes without a layer, parameters that init lacks, notes that are not true."""
+    """The first fault of the report: bytes without a layer, parameters that init lacks, notes that are not true."""
     outside = sum(layer["peak_own_bytes"] for layer in summary["layers"] if not layer["name"])
     attributed = 1 - outside / summary["peak_allocated_bytes"]
     if attributed < entry.attributed:

@@ -1,4 +1,4 @@
-"""What the jobs of the catalogue did when they were last run (results/), and docs/clients.md made from it."""
+"""Results of the catalogue's jobs when they last ran (results/), and docs/clients.md made from them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,6 @@ def result_of(entry: Entry, runs: Sequence[Ran], failed: str = "") -> dict[str, 
 
 
 def document(results: dict[str, Any], entries: Sequence[Entry]) -> str:
-    """Text of docs/clients.md."""
     lines = [HEAD]
     for framework in dict.fromkeys(entry.framework for entry in entries):
         lines += [f"## {framework}", "", *_table(results, [e for e in entries if e.framework == framework]), ""]

@@ -33,7 +33,7 @@ NUMBER = sum(elements for _, elements in PARAMETERS)
 
 
 def rounded(bytes_: int) -> int:
-    """What the allocator makes of a request."""
+    """The bytes that the allocator gives for a request."""
     return -(-bytes_ // 512) * 512
 
 

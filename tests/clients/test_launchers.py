@@ -50,7 +50,7 @@ LAUNCHERS: dict[str, tuple[list[str], Job]] = {
 
 
 def told(directory: Path, name: str) -> tuple[dict[str, Any], list[str]]:
-    """What the real launcher sets for the rank, and the script's arguments."""
+    """The variables that the real launcher sets for the rank, and the script's arguments."""
     command, job = LAUNCHERS[name]
     if importlib.util.find_spec(command[0].partition(".")[0]) is None:
         pytest.skip(f"{name} is not installed")

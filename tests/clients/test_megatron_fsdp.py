@@ -24,7 +24,7 @@ BLOCK = 12 * HIDDEN * HIDDEN + 2 * HIDDEN
 
 @pytest.fixture(scope="module")
 def sides(ran: RunEntry, run_fakedist: RunFakedist) -> dict[str, Any]:
-    """What compare says of the two jobs."""
+    """The comparison of the two jobs."""
     runs = [ran(name, RANK).directory for name in NAMES]
     finished = run_fakedist("compare", *runs, "--json")
     assert finished.code == 0, finished.stderr

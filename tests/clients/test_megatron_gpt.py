@@ -98,7 +98,6 @@ def layers(run: Path) -> pd.DataFrame:
 
 
 def operations(run: Path) -> dict[tuple[str, str], int]:
-    """Calls by (group, operation)."""
     calls = pd.read_parquet(run / "tables/collectives.parquet")
     return calls.groupby(["group", "operation"], observed=True).size().to_dict()  # type: ignore[no-any-return]
 

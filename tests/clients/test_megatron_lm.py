@@ -42,7 +42,7 @@ JOB = shlex.split("""
 
 
 def profile(run: RunFakedist, directory: Path, *more: str) -> dict[int, dict[str, Any]]:
-    """What ``--json`` says of each rank; ranks after the first are answered from the tapes of those before."""
+    """The ``--json`` of each rank; ranks after the first are answered from the tapes of those before."""
     where = ("--device", "virtual", "--gpu", "h200", "--world-size", str(WORLD))
     finished = run(
         *("profile", *where, "--rank", ",".join(map(str, RANKS)), "-o", directory, "--json"),

@@ -34,7 +34,6 @@ CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId IN
 
 
 def has_nsys() -> bool:
-    """Whether nsys is installed."""
     try:
         find_nsys()
     except SetupError:

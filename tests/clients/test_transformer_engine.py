@@ -35,7 +35,7 @@ KINDS = ("linear", "tensor_parallel", "grouped", "layer", "fp8_weights")
 
 @pytest.fixture(scope="module")
 def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, int]]:
-    """What every feature held and took, by GPU and feature. One run a GPU; it ends well and nothing is refused."""
+    """Memory and kernels of every feature, by GPU and feature. One run a GPU; it ends well and nothing is refused."""
     features = {}
     for gpu, scalings in SCALINGS.items():
         names = [

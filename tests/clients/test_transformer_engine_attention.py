@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.virtual import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu
 
 pytestmark = pytest.mark.skipif(
     not any(importlib.metadata.distributions(name="transformer_engine_torch")),

@@ -4,7 +4,7 @@
 
 The job ``tests/gpu/shapes.py`` runs twice: on the virtual GPU, where fakedist records what each launch has to do, and
 on the GPU, where torch.profiler times its kernels. Both are matched as ``fakedist calibrate`` does it, and the table
-that this makes goes before all other times: ``fakedist profile --times FILE``.
+that this makes overrides all other times: ``fakedist profile --times FILE``.
 
 Without a GPU it refuses. ``--rehearse`` traces the job on the virtual GPU, whose kernels take no time: the figures mean
 nothing, are written to --out alone, and the table is marked so that it cannot be used.
@@ -30,7 +30,7 @@ from fakedist.gpu.models.spec import GpuSpec
 from fakedist.launcher.machine import count_real_gpus
 from fakedist.report.text.calibration_text import calibration_lines
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
-from fakedist.results.calibration.calibrating import OwnTimesFound, find_own_times
+from fakedist.results.calibration.calibrating import CalibrationResult, calibrate_run
 from fakedist.results.opening import open_timed_run
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,6 @@ _TIMEOUT_S = 3600.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and write; the exit code."""
     parser = argparse.ArgumentParser(description="Measure kernels of many shapes on this machine's GPU.")
     parser.add_argument("--out", type=Path, help="file to write  [default: GPU.times.json]")
     parser.add_argument("--gpu", help="model of the GPU, or a GPU file  [default: the model of its name]")
@@ -81,7 +80,7 @@ def calibrate(out: Path | None, gpu: str | None, *, rehearse: bool, short: bool 
         on_gpu = [*virtual, "--until=end", "-o", str(Path(scratch, "traced"))] if rehearse else []
         on_gpu = [each for each in on_gpu if not each.startswith("--steps")]
         _python(*on_gpu, str(SHAPES), "--trace", str(trace), *arguments)
-        found = find_own_times(open_timed_run(run), trace, trace, is_rehearsal=rehearse)
+        found = calibrate_run(open_timed_run(run), trace, trace, is_rehearsal=rehearse)
     for line in calibration_lines(found, 0, trace):
         print(line)
     replace_text(target, calibration_table_text(_told(found)))
@@ -114,7 +113,7 @@ def driver_version() -> str:
         return ""
 
 
-def _told(found: OwnTimesFound) -> CalibrationTable:
+def _told(found: CalibrationResult) -> CalibrationTable:
     """The table, with where it comes from."""
     table = found.calibrated.table
     origin = dataclasses.replace(

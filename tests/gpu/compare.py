@@ -7,7 +7,7 @@ Exit code 0: every job of the first is the same in the second, byte for byte. 1:
 Blocks that are freed one after the other, with nothing between them, may be freed in another order: torch's autocast
 keeps its casts in a table ordered by addresses of host memory, which no two processes share. So may segments that are
 given back: the allocator orders them by their stream's handle, on a real GPU also an address. What is allocated next
-finds the same free memory whatever the order was. Such a job is told as "order", and counts as the same.
+finds the same free memory whatever the order was. Such a job is reported as "order", and counts as the same.
 Standard library only.
 """
 
@@ -35,7 +35,7 @@ _BY_ORDER = ("inactive_split.", "inactive_split_bytes.")
 
 @dataclass
 class Difference:
-    """What differs in one job; empty ``reason`` where nothing does.
+    """The difference in one job; empty ``reason`` where nothing does.
 
     Attributes:
         job: Its name.
@@ -252,7 +252,6 @@ def _peak_cell(one: int, other: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)

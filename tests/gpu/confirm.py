@@ -69,7 +69,6 @@ def run_piece(session: Session, name: str, patience: float = 1.0) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("piece", nargs="*", metavar="PIECE", help=f"{', '.join(PIECES)}; all where none is named")

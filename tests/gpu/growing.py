@@ -53,7 +53,6 @@ class Failure:
 
 
 def main() -> None:
-    """Every trial, into the file."""
     args = parse(__doc__, ("result", {"type": Path}))
     with device(args):
         rows: list[dict[str, Any]] = [{"limit": "nothing", "gib": 0, "found": asdict(trial())}]

@@ -14,7 +14,7 @@ from tests.gpu.recording import Events, EventsBuilder
 
 
 def journal_events(run_directory: Path, statistics: Mapping[str, int], device: int = 0) -> Events:
-    """What the allocator of ``device`` did until its counts were those of ``statistics``.
+    """The events of the allocator of ``device`` until its counts were those of ``statistics``.
 
     The job takes its statistics at its end; what is freed while the process ends comes after them.
 

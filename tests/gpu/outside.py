@@ -1,4 +1,4 @@
-"""What the device holds outside the caching allocator, after the first use of each thing that a job may use.
+"""Measures the memory outside the caching allocator, after the first use of each thing that a job may use.
 
     python tests/gpu/outside.py RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
@@ -23,7 +23,6 @@ from tests.gpu.recording import replace_with  # noqa: E402
 
 
 def main() -> None:
-    """Every stage, into the file."""
     args = parse(__doc__, ("result", {"type": Path}))
     with device(args):
         rows: list[dict[str, Any]] = []

@@ -29,7 +29,7 @@ from tests.gpu.machine import driver_version
 from tests.gpu.recording import Head, JobRecord, Recording, job_from_json, load
 
 ROOT = Path(__file__).parents[2]
-PROFILED = "FAKEDIST_GPU_JOB_PROFILED"  # as in one_job.py, which is no module here
+PROFILED = "FAKEDIST_GPU_JOB_PROFILED"  # as in one_job.py, which is not a module here
 DEFAULT_GPU = "h200"
 #: Variables that change what a job allocates: a recording must not follow the shell it was started from.
 _FOREIGN = (
@@ -156,7 +156,6 @@ def profile_command(job: GpuJob, way: Way, directory: Path, result: Path, steps:
 
 
 def job_environment(job: GpuJob, profiled: bool) -> dict[str, str]:
-    """The environment of a job's process."""
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     environment |= {"PYTHONPATH": str(ROOT), **dict(job.environment)}
     if profiled:
@@ -185,12 +184,10 @@ def like(product: str, capacity_bytes: int) -> tuple[str, int]:
 
 
 def file_name(device: str, way: str) -> str:
-    """What a recording of a set is called."""
     return f"{device}-{way}.jsonl.gz"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory to write the recording into")

@@ -36,7 +36,7 @@ class RecordingFileError(Exception):
 
 @dataclass
 class Events:
-    """What the allocator did, in order; the columns are equally long.
+    """The allocator's events, in order; the columns are equally long.
 
     Attributes:
         actions: One character each, see :data:`CODES`.
@@ -56,7 +56,7 @@ class Events:
         return len(self.actions)
 
     def key(self, index: int) -> tuple[str, int, int]:
-        """What makes the event at ``index`` the same as another: action, size, stream."""
+        """The key by which the event at ``index`` equals another: action, size, stream."""
         return self.actions[index], self.sizes[index], self.streams[index]
 
     def describe(self, index: int) -> str:
@@ -97,7 +97,6 @@ class EventsBuilder:
         self._events.places.append(self._names.setdefault(name, len(self._names)) if name else -1)
 
     def build(self) -> Events:
-        """All that was added."""
         self._events.actions = "".join(self._actions)
         self._events.names = list(self._names)
         return self._events
@@ -136,7 +135,7 @@ class JobRecord:
 
 @dataclass
 class Head:
-    """What was recorded where.
+    """A recording and where it was made.
 
     Attributes:
         device: "real" or "virtual".
@@ -174,7 +173,6 @@ class Recording:
     jobs: dict[str, JobRecord] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write the file; the same recording gives the same bytes."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines: Iterable[dict[str, Any]] = (
             {"format": FORMAT, **asdict(self.head)},

@@ -87,7 +87,6 @@ class Session:
         return directory
 
     def say(self, *lines: str) -> None:
-        """Print, and keep for summary.txt."""
         print(*lines, sep="\n", flush=True)
         self.lines += lines
 

@@ -48,7 +48,6 @@ _SLOW, _MOST_SLOW = (torch.float32, torch.float64), 2 * 4096**3
 
 
 def main() -> None:
-    """Run the steps."""
     parser = argparse.ArgumentParser(description="Run kernels of many shapes.")
     parser.add_argument("--trace", help="the file for torch.profiler's trace")
     parser.add_argument("--short", action="store_true", help="only a few shapes")
@@ -79,7 +78,7 @@ def main() -> None:
 
 
 def kernels(short: bool) -> Iterator[Callable[[], Any]]:
-    """What a step runs. Tensors of one shape are gone before those of the next are made."""
+    """The work of a step. Tensors of one shape are gone before those of the next are made."""
     few = slice(0, 2) if short else slice(None)
     yield from _products(few)
     yield from _attention(few)

@@ -78,7 +78,6 @@ def kernels_us(events: Iterable[Any]) -> float:
 
 
 def main() -> None:
-    """Run the job; the result is written if it had three steps."""
     args = parse(__doc__, ("job", {"choices": JOBS}), ("result", {"type": Path}))
     job = JOBS[args.job]
     with device(args) as gpu:

@@ -22,7 +22,7 @@ from tests.gpu.record import Way, job_environment, profile_command
 
 #: Jobs that train, three steps or more.
 _TRAIN = ("transformer_", "amp_", "fp8", "compiled", "convnet", "lstm", "moe_", "ddp_", "fsdp2_")
-#: Copies that stand for communication are no time of the real job.
+#: Copies that stand for communication take no time in the real job.
 LEFT_OUT = "communication"
 #: Families of less than this share of a job's time are not compared one by one.
 MIN_SHARE = 0.02
@@ -161,7 +161,6 @@ def compare_times(measured: Mapping[str, JobTimes], estimated: Mapping[str, JobT
 
 
 def markdown(compared: Sequence[Compared]) -> str:
-    """The table of docs/accuracy.md."""
     lines = ["| job | what | measured | estimated | off by |", "|---|---|---:|---:|---:|"]
     lines += [
         f"| {each.job} | {each.what} | {each.measured_us / 1e3:.3f} ms | {each.estimated_us / 1e3:.3f} ms "
@@ -172,17 +171,14 @@ def markdown(compared: Sequence[Compared]) -> str:
 
 
 def save(times: Mapping[str, JobTimes], path: Path) -> None:
-    """Write them as JSON."""
     path.write_text(json.dumps({name: asdict(each) for name, each in times.items()}, indent=1) + "\n")
 
 
 def load(path: Path) -> dict[str, JobTimes]:
-    """Read what :func:`save` wrote."""
     return {name: JobTimes(**values) for name, values in json.loads(path.read_text()).items()}
 
 
 def main() -> None:
-    """Print the table of two files."""
     measured, estimated = (load(Path(argument)) for argument in sys.argv[1:3])
     sys.stdout.write(markdown(compare_times(measured, estimated)))
 

@@ -1,4 +1,4 @@
-"""What a fuzzer does to a file, by the file's format: other values, something left out, or other bytes."""
+"""Damages a file by its format: other values, something left out, or other bytes."""
 
 from __future__ import annotations
 

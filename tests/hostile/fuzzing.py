@@ -1,4 +1,4 @@
-"""What a fuzzer changes, and what holds for whatever it makes: one line, nothing run, no more read than there is."""
+"""Fuzzes files, and checks what holds for every result: one line, nothing run, no more read than there is."""
 
 from __future__ import annotations
 

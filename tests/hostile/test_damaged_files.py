@@ -75,7 +75,7 @@ def test_a_damaged_run_is_told_in_one_line(
     shutil.copytree(good, run)
     change, said = runs.REFUSED[what]
     change(run)
-    # The page reads every table; the command line's tables are first made again where the summary is missing.
+    # The page reads every table; the command line's tables are first rebuilt where the summary is missing.
     line = said_of(run, capsys, "report", "--format", "html", "-o", str(tmp_path / "x.html"))
     assert str(run) in line
     assert said in line

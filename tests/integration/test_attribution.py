@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+
+from tests.conftest import RunFakedist
+from tests.support.runs import ProfileOnce
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).parent / "jobs" / "attribution.py"
@@ -15,15 +17,12 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, run_fakedist: Callable[..., Any]) -> dict[str, Any]:
+def run(profile_once: ProfileOnce) -> dict[str, Any]:
     """The job's summary and tables; its steps 1 and 2 are recorded, the third is not run."""
-    directory = tmp_path_factory.mktemp("attribution") / "run"
-    options = ("--world-size", "1", "--rank", "0", "--device", "virtual", "--json", "-o", directory)
-    summary = run_fakedist("profile", *options, JOB).json()
-    tables = {name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in ("blocks", "layers")}
-    blocks = tables["blocks"]
-    blocks["name"] = tables["layers"]["name"].to_numpy()[blocks["layer"]]
-    return {"summary": summary, "blocks": blocks, "layers": tables["layers"].set_index("name"), "path": directory}
+    ran = profile_once(JOB, world_size=1)
+    blocks, layers = ran.table("blocks"), ran.table("layers")
+    blocks["name"] = layers["name"].to_numpy()[blocks["layer"]]
+    return {"summary": ran.summary, "blocks": blocks, "layers": layers.set_index("name"), "path": ran.path}
 
 
 def block(run: dict[str, Any], step: int, name: str, **wanted: object) -> pd.DataFrame:
@@ -121,7 +120,7 @@ def test_lines_are_the_scripts_own(run: dict[str, Any]) -> None:
 
 
 def test_a_reader_without_torch_shows_the_same_figures(
-    run: dict[str, Any], tmp_path: Path, run_fakedist: Callable[..., Any]
+    run: dict[str, Any], tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('the reading half must not need torch')")
     again = run_fakedist("report", run["path"], "--json", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}).json()
@@ -130,12 +129,10 @@ def test_a_reader_without_torch_shows_the_same_figures(
 
 @pytest.mark.long
 def test_a_parameter_that_no_module_has_is_one_and_a_copy_for_the_optimizer_is_its_state(
-    tmp_path: Path, run_fakedist: Callable[..., Any]
+    profile_once: ProfileOnce,
 ) -> None:
-    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "-o", tmp_path / "run")
-    found = run_fakedist("profile", *options, JOB.with_name("bare_parameters.py")).json()
-    blocks = pd.read_parquet(tmp_path / "run/tables/blocks.parquet")
-    layers = pd.read_parquet(tmp_path / "run/tables/layers.parquet")["name"].to_numpy()
+    ran = profile_once(JOB.with_name("bare_parameters.py"))
+    found, blocks, layers = ran.summary, ran.table("blocks"), ran.table("layers")["name"].to_numpy()
     made = blocks[(blocks["phase"] == "init") & (blocks["bytes"] >= 2 * MIB)]
     told = list(zip(made["category"].astype(str), layers[made["layer"]], made["bytes"] // MIB, strict=True))
     assert told == [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
+
+from tests.support.runs import ProfileOnce
 
 JOB = Path(__file__).parent / "jobs" / "building.py"
 MIB = 1 << 20
@@ -28,21 +28,15 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, run_fakedist: Callable[..., Any]) -> dict[str, Any]:
+def run(profile_once: ProfileOnce) -> dict[str, Any]:
     """The job's summary, and its blocks of half a MiB and more from before training, each with layer and function."""
-    directory = tmp_path_factory.mktemp("building") / "run"
-    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "-o", directory)
-    summary = run_fakedist("profile", *options, JOB).json()
-    tables = {
-        name: pd.read_parquet(directory / "tables" / f"{name}.parquet")
-        for name in ("blocks", "layers", "stacks", "shares")
-    }
-    blocks = tables["blocks"]
-    blocks["name"] = tables["layers"]["name"].to_numpy()[blocks["layer"]]
-    lines = tables["stacks"]["line"].to_numpy()[blocks["stack"]]
+    ran = profile_once(JOB)
+    blocks, layers = ran.table("blocks"), ran.table("layers")
+    blocks["name"] = layers["name"].to_numpy()[blocks["layer"]]
+    lines = ran.table("stacks")["line"].to_numpy()[blocks["stack"]]
     blocks["function"] = [line.rpartition("(")[2].rstrip(")") for line in lines]
     blocks = blocks[(blocks["step"] == 0) & (blocks["bytes"] >= MIB // 2)]
-    return {"summary": summary, "blocks": blocks, "layers": tables["layers"], "shares": tables["shares"]}
+    return {"summary": ran.summary, "blocks": blocks, "layers": layers, "shares": ran.table("shares")}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -57,7 +51,7 @@ def test_weights_are_parameters_of_their_layers_before_anything_has_run(run: dic
 
 
 def test_the_one_buffer_of_a_collective_is_no_parameter(run: dict[str, Any]) -> None:
-    """What broadcasts parameters together copies them into a buffer of its own."""
+    """Broadcasting parameters together copies them into a buffer of its own."""
     blocks = run["blocks"]
     sent = blocks[(blocks["function"] == "flattened_on_device") & (blocks["category"] == "communication")]
     assert list(sent["bytes"] / MIB) == [12]

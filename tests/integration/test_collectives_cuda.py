@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.virtual import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu
 
 WORLD = """
 import warnings

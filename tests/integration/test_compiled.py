@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import RunFakedist
-from tests.integration.virtual import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu
 
 JOB = Path(__file__).parent / "jobs" / "compiled.py"
 

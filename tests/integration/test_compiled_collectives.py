@@ -1,10 +1,10 @@
-"""What training scripts compile around collectives runs as it does with NCCL, and none of it is ours."""
+"""Collectives in compiled code run as they do with NCCL, and none of our code is compiled."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.conftest import RunFakedist
+from tests.support.runs import ProfileOnce
 
 JOB = Path(__file__).parent / "jobs" / "compiled_collectives.py"
 PARTS = {
@@ -13,9 +13,8 @@ PARTS = {
 }  # fmt: skip
 
 
-def test_compiled_code_calls_collectives(tmp_path: Path, run_fakedist: RunFakedist) -> None:
-    options = ("--world-size", "8", "--rank", "3", "--device", "virtual", "--steps", "50", "--no-kernels")
-    finished = run_fakedist("profile", *options, "-o", tmp_path / "run", JOB)
+def test_compiled_code_calls_collectives(profile_once: ProfileOnce) -> None:
+    finished = profile_once(JOB, rank=3, options=("--steps", "50", "--no-kernels")).finished
     assert finished.code == 0, finished.stderr
     said = dict(line.split()[:2] for line in finished.stdout.splitlines() if line.split()[:1] and len(line.split()) > 1)
     assert {part: said.get(part) for part in PARTS} == dict.fromkeys(PARTS, "ok"), finished.stderr

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import RunFakedist
-from tests.integration.virtual import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu
 
 JOB = Path(__file__).parent / "jobs" / "compiled_programs.py"
 #: What was seen of each program.

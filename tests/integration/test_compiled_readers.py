@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.memory_records import EventsRecord
 from fakedist.rundir.schema import ACTIONS
-from tests.integration.virtual_worker import on_virtual_gpu
+from tests.support.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
     import torch

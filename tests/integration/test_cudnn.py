@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.virtual import on_virtual_gpu as in_a_process
-from tests.integration.virtual_worker import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu as in_a_process
+from tests.support.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
     from fakedist.gpu.values.engine import ValueEngine
@@ -26,7 +26,7 @@ def sizes(run):
 
 
 def _found(body: str, gpu: str = "h100-80g") -> dict[str, Any]:
-    """What ``body`` finds on one virtual GPU, with ``sizes`` defined; no function may have been refused."""
+    """Results of ``body`` on one virtual GPU, with ``sizes`` defined; no function may have been refused."""
     found = in_a_process(_SIZES + body + '\nfound["refused"] = gpu.refused()', devices=1, gpu=gpu)
     assert found.pop("refused") == []
     return found

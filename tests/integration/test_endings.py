@@ -23,13 +23,13 @@ from fakedist.options import Job
 
 pytestmark = pytest.mark.integration
 
-SCRIPT = Path(__file__).parent / "ending.py"
+SCRIPT = Path(__file__).parent / "jobs" / "ending.py"
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass
 class Run:
-    """What a finished run left: exit code, output, outcome in run.json."""
+    """A finished run: exit code, output, outcome in run.json."""
 
     directory: Path
     code: int
@@ -39,7 +39,7 @@ class Run:
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """Its report, made again, as JSON."""
+        """Its report, from ``fakedist report``, as JSON."""
         again = [sys.executable, "-m", "fakedist", "report", "run", "--json"]
         report = subprocess.run(again, cwd=self.directory, env=environment(), capture_output=True, text=True)
         assert report.returncode == 0, report.stderr
@@ -67,13 +67,12 @@ def start(directory: Path, how: str, *options: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], directory: Path, out: str = "") -> Run:
-    """Wait for a run."""
     rest, err = process.communicate()
     return ended(directory, process.returncode, out + rest, err)
 
 
 def ended(directory: Path, code: int, out: str, err: str) -> Run:
-    """What a run left that has ended."""
+    """The finished run of a process that has ended."""
     manifest = json.loads((directory / "run/run.json").read_text())
     assert manifest["exit"]["code"] == code, err
     return Run(directory, code, out, err, manifest["exit"]["outcome"])
@@ -164,7 +163,7 @@ def test_a_signal_ends_the_script_and_not_the_report(
 def test_a_run_that_is_killed_itself_is_told_as_killed(tmp_path: Path) -> None:
     process = start(tmp_path, "terminate")
     until(process, "sleeping")
-    time.sleep(5)  # the rank writes what it recorded every two seconds; this is no limit that a slow machine would miss
+    time.sleep(5)  # the rank writes what it recorded every two seconds; a slow machine misses no limit by it
     process.kill()
     process.communicate()  # the rank has the same pipes: both have ended
     assert json.loads((tmp_path / "run/run.json").read_text())["exit"]["outcome"] == "running"

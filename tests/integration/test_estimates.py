@@ -12,8 +12,10 @@ import pytest
 
 from tests.conftest import RunFakedist
 from tests.integration.jobs import timed as job
+from tests.support.runs import ProfileOnce
 
 JOB = Path(__file__).parent / "jobs" / "timed.py"
+STEPS = ("--steps", "2")  # as in test_measured_path.py, which then takes the same run
 TOKENS = job.BATCH * job.TOKENS
 #: Weights of products in a block, and of all blocks and the output.
 BLOCK_WEIGHTS = 4 * job.WIDTH**2 + 3 * job.WIDTH * job.HIDDEN
@@ -24,8 +26,6 @@ ATTENTION = 2 * 2 * job.BATCH * job.WIDTH * job.TOKENS * (job.TOKENS + 1) / 2
 
 @dataclass(frozen=True)
 class Timed:
-    """A run with its kernels."""
-
     directory: Path
     summary: dict[str, Any]
     kernels: pd.DataFrame
@@ -33,26 +33,21 @@ class Timed:
     calls: pd.DataFrame
 
 
-def run_job(directory: Path, run_fakedist: RunFakedist, *options: str) -> Timed:
-    common = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "-o", directory)
-    arguments = [option for option in options if not option.startswith("--")]
-    flags = [option for option in options if option.startswith("--")]
-    summary = run_fakedist("profile", *common, *flags, JOB, *arguments).json()
-    tables = {name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in
-              ("kernels", "layers", "events", "calls")}  # fmt: skip
-    kernels = tables["kernels"]
-    kernels["layer_name"] = tables["layers"]["name"].to_numpy()[kernels["layer"]]
-    return Timed(directory, summary, kernels, tables["events"], tables["calls"])
+def run_job(profile_once: ProfileOnce, *arguments: str, options: tuple[str, ...] = ()) -> Timed:
+    ran = profile_once(JOB, *arguments, options=("--json", *options))
+    kernels = ran.table("kernels")
+    kernels["layer_name"] = ran.table("layers")["name"].to_numpy()[kernels["layer"]]
+    return Timed(ran.path, ran.summary, kernels, ran.table("events"), ran.table("calls"))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist) -> Timed:
-    return run_job(tmp_path_factory.mktemp("timed") / "run", run_fakedist)
+def run(profile_once: ProfileOnce) -> Timed:
+    return run_job(profile_once)
 
 
 @pytest.fixture(scope="module")
-def checkpointed(tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist) -> Timed:
-    return run_job(tmp_path_factory.mktemp("checkpointed") / "run", run_fakedist, "checkpoint")
+def checkpointed(profile_once: ProfileOnce) -> Timed:
+    return run_job(profile_once, "checkpoint", options=STEPS)
 
 
 def flops(kernels: pd.DataFrame, family: str) -> float:
@@ -150,8 +145,8 @@ def test_the_loss_that_the_script_reads_makes_the_host_wait(run: Timed) -> None:
     assert read["start_us"].iloc[0] >= before["start_us"] + before["duration_us"] - 1e-6
 
 
-def test_memory_is_the_same_with_and_without(run: Timed, tmp_path: Path, run_fakedist: RunFakedist) -> None:
-    without = run_job(tmp_path / "run", run_fakedist, "--no-kernels")
+def test_memory_is_the_same_with_and_without(run: Timed, profile_once: ProfileOnce) -> None:
+    without = run_job(profile_once, options=("--no-kernels",))
     assert without.summary["kernels"] is None
     assert len(without.kernels) == 0
     columns = ["action", "address", "size_bytes", "allocated_bytes", "reserved_bytes"]
@@ -176,8 +171,8 @@ def test_fakedist_time_for_another_gpu_leaves_the_run_as_it_was(run: Timed, run_
     assert "its memory and its choice of kernels stay those of the run" in text
 
 
-def test_a_script_that_ends_before_the_timed_step_is_told(tmp_path: Path, run_fakedist: RunFakedist) -> None:
-    early = run_job(tmp_path / "run", run_fakedist, "--steps=9")
+def test_a_script_that_ends_before_the_timed_step_is_reported(profile_once: ProfileOnce) -> None:
+    early = run_job(profile_once, options=("--steps=9",))
     assert len(early.kernels) == 0
     assert any(
         "the run ended in step 4, before the one that is timed (--steps 4" in note["text"]
@@ -185,10 +180,9 @@ def test_a_script_that_ends_before_the_timed_step_is_told(tmp_path: Path, run_fa
     )
 
 
-def test_an_extensions_kernel_has_the_work_of_its_function(tmp_path: Path, run_fakedist: RunFakedist) -> None:
+def test_an_extensions_kernel_has_the_work_of_its_function(tmp_path: Path, profile_once: ProfileOnce) -> None:
     job = JOB.parent / "beside_dispatcher.py"
-    run_fakedist("profile", "--world-size", "1", "--rank", "0", "--device", "virtual", "-o", tmp_path / "run", job)
-    work = pd.read_parquet(tmp_path / "run/tables/work.parquet")
+    work = profile_once(job, world_size=1).table("work")
     spinning = work[work["name"].str.contains("spin_kernel")].set_index("operation")
     assert set(spinning.index) == {"transformer_engine.swiglu", ""}
     assert spinning.loc["transformer_engine.swiglu", "moved_bytes"] == 256 * 512 * 3 * 2

@@ -57,7 +57,7 @@ def test_every_rank_of_every_world_runs(
 
 
 def rounded(num_bytes: int) -> int:
-    """What the caching allocator gives for a small request."""
+    """The bytes that the caching allocator gives for a small request."""
     return -(-num_bytes // 512) * 512
 
 

@@ -14,16 +14,16 @@ import pytest
 
 from fakedist.gpu.driver.build import driver_api_names, find_cuda, interface_versions
 from tests.conftest import RunFakedist
-from tests.integration.virtual import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu
 
 JOBS = Path(__file__).parent / "jobs"
 
 
 @dataclass(frozen=True)
 class Called:
-    """What a run that calls the extension left: its runtime, what the calls answered, stderr, what was refused.
+    """A run that calls the extension: its runtime, what the calls answered, stderr, what was refused.
 
-    ``compiled`` is what ptxas said of the kernels, ``taken`` what the extension was told of them, ``categories`` the
+    ``compiled`` is what ptxas said of the kernels, ``taken`` what the extension got of them, ``categories`` the
     bytes of each at the peak.
     """
 

@@ -1,4 +1,4 @@
-"""What compiled code runs is recorded as Python records it, and leaves the same values behind."""
+"""Operations in compiled code are recorded as Python records them, and leave the same values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.training import training
-from tests.integration.virtual_worker import on_virtual_gpu
+from tests.support.training import training
+from tests.support.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
     pass
@@ -20,7 +20,7 @@ Program = Callable[[], list[object]]
 
 
 class Seen:
-    """What a journal has of a program, but for times and addresses, which are numbered in the order they come in."""
+    """A program's journal without times and addresses, which are numbered in the order they come in."""
 
     def __init__(self, read: list[object]) -> None:
         self.read = read
@@ -163,7 +163,7 @@ def test_values_are_the_same_wherever_an_operation_ran() -> None:
 
 
 def _views() -> list[object]:
-    """What autograd does not decompose: ``reshape`` and ``to`` are one operation each."""
+    """Operations that autograd does not decompose: ``reshape`` and ``to`` are one each."""
     import torch
 
     read: list[object] = []

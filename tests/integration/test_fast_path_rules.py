@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from tests.integration.virtual_worker import on_virtual_gpu
+from tests.support.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
     from fakedist.gpu.values.engine import ValueEngine

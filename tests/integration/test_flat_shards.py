@@ -1,4 +1,4 @@
-"""What is gathered into parameters is a parameter, too, and each layer has its share of it to the byte."""
+"""Tensors gathered into parameters are parameters, too, and each layer has its part of them to the byte."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.conftest import RunFakedist
+from tests.support.runs import ProfileOnce
 
 JOB = Path(__file__).parent / "jobs" / "flat_shards.py"
 #: Elements of the two linear layers, weight and bias; a rank of four has 16,480 of them.
@@ -16,20 +16,15 @@ PART = (FIRST + SECOND) // 4
 
 
 @pytest.fixture(scope="module")
-def blocks(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+def blocks(profile_once: ProfileOnce) -> pd.DataFrame:
     """Rank 1's blocks, with the names of layers, and of each that owns a share its bytes, as ``shares``."""
-    directory = tmp_path_factory.mktemp("flat") / "run"
-    options = ("--world-size", "4", "--rank", "1", "--device", "virtual", "--json", "-o", directory)
-    run_fakedist("profile", *options, JOB).json()
-    tables = {
-        name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in ("blocks", "layers", "shares")
-    }
-    names = tables["layers"]["name"]
-    found = tables["blocks"].astype({"category": str, "phase": str})
+    ran = profile_once(JOB, world_size=4, rank=1)
+    names = ran.table("layers")["name"]
+    found = ran.table("blocks").astype({"category": str, "phase": str})
     found["name"] = found["layer"].map(names)
     shares = {
         block: {names[layer]: bytes_ for layer, bytes_ in zip(part["layer"], part["bytes"], strict=True)}
-        for block, part in tables["shares"].groupby("block")
+        for block, part in ran.table("shares").groupby("block")
     }
     found["shares"] = [shares.get(block, {}) for block in found.index]
     return found

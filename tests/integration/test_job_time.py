@@ -95,7 +95,7 @@ def test_further_micro_batches_of_a_real_schedule_are_those_of_a_longer_run(pipe
 
 
 def order(path: Path, recorded: int, wanted: int) -> list[tuple[object, ...]]:
-    """What a rank launches that has work, in order, with further micro-batches."""
+    """A rank's launches that have work, in order, with further micro-batches."""
     run = open_run(path)
     work, calls, groups = (run.table(name) for name in ("work", "calls", "groups"))
     launches = from_first_transfer(run.table("launches"), calls)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.conftest import RunFakedist
+from tests.support.runs import ProfileOnce
 
 JOB = Path(__file__).parent / "jobs" / "masks.py"
 #: The order in which the job attends. Backward runs in the other order.
@@ -16,16 +16,16 @@ ORDER = ("causal", "window", "prefix", "documents", "compiled", "made up", "by h
 BLOCK, TOKENS, HEADS, WIDTH = 128, 4096, 2, 64
 
 
-def test_flex_attention_costs_the_blocks_of_its_mask(tmp_path: Path, run_fakedist: RunFakedist) -> None:
-    options = ("--device", "virtual", "--world-size", "8", "--rank", "0", "--until", "end", "-o", tmp_path / "run")
-    finished = run_fakedist("profile", *options, JOB)
+def test_flex_attention_costs_the_blocks_of_its_mask(profile_once: ProfileOnce) -> None:
+    ran = profile_once(JOB, options=("--until", "end"))
+    finished = ran.finished
     assert finished.code == 0, finished.stderr
     line = next(line for line in finished.stdout.splitlines() if line.startswith("MASKS "))
     found, expected = json.loads(line.removeprefix("MASKS "))
     assert found == expected
     assert set(found) == set(ORDER) - {"made up"}
 
-    kernels = pd.read_parquet(tmp_path / "run" / "tables" / "kernels.parquet").sort_values("start_us")
+    kernels = ran.table("kernels").sort_values("start_us")
     kernels = kernels[kernels["name"].astype(str).str.startswith("triton_tem_")]
     for phase, products, order in (("forward", 2, ORDER), ("backward", 5, ORDER[::-1])):
         own = kernels[kernels["phase"].astype(str) == phase].set_index(pd.Index(order))

@@ -16,6 +16,7 @@ import pytest
 
 from fakedist.torch_releases import PROFILER_METADATA
 from tests.conftest import RunFakedist
+from tests.support.runs import ProfileOnce
 
 JOBS = Path(__file__).parent / "jobs"
 with_metadata = pytest.mark.skipif(
@@ -26,8 +27,6 @@ REHEARSAL = {"FAKEDIST_REHEARSE": "cupti"}
 
 @dataclass(frozen=True)
 class Run:
-    """A run with its kernels."""
-
     path: Path
     summary: dict[str, Any]
     kernels: pd.DataFrame
@@ -42,33 +41,28 @@ class Run:
         return Counter(tuple(map(str, row)) for row in kernels[columns].to_numpy())
 
 
-def run_job(directory: Path, run_fakedist: RunFakedist, job: str, *arguments: str, measured: bool) -> Run:
-    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--steps", "2", "--json", "-o", directory)
-    finished = run_fakedist("profile", *options, JOBS / job, *arguments, env=REHEARSAL if measured else {})
-    names = ("kernels", "launches", "layers", "calls", "layer_times")
-    tables = {name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in names}
+def run_job(profile_once: ProfileOnce, job: str, *arguments: str, measured: bool) -> Run:
+    options = ("--json", "--steps", "2")
+    ran = profile_once(JOBS / job, *arguments, options=options, env=REHEARSAL if measured else None)
+    tables = {name: ran.table(name) for name in ("kernels", "launches", "layers", "calls", "layer_times")}
     kernels = tables["kernels"]
     kernels["layer_name"] = tables["layers"]["name"].to_numpy()[kernels["layer"]]
-    return Run(directory, finished.json(), kernels, tables)
+    return Run(ran.path, ran.summary, kernels, tables)
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist) -> Run:
-    directory = tmp_path_factory.mktemp("measured") / "run"
-    return run_job(directory, run_fakedist, "timed.py", "checkpoint", measured=True)
+def measured(profile_once: ProfileOnce) -> Run:
+    return run_job(profile_once, "timed.py", "checkpoint", measured=True)
 
 
 @pytest.fixture(scope="module")
-def graphed(tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist) -> Run:
-    return run_job(tmp_path_factory.mktemp("graphed") / "run", run_fakedist, "graphed.py", measured=True)
+def graphed(profile_once: ProfileOnce) -> Run:
+    return run_job(profile_once, "graphed.py", measured=True)
 
 
 @with_metadata
-def test_every_kernel_is_where_the_estimate_has_it(
-    measured: Run, tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist
-) -> None:
-    directory = tmp_path_factory.mktemp("estimated") / "run"
-    estimated = run_job(directory, run_fakedist, "timed.py", "checkpoint", measured=False)
+def test_every_kernel_is_where_the_estimate_has_it(measured: Run, profile_once: ProfileOnce) -> None:
+    estimated = run_job(profile_once, "timed.py", "checkpoint", measured=False)
     assert sum(measured.places().values()) > 200
     assert measured.places() == estimated.places()
     assert order_of_waits(measured) == order_of_waits(estimated)
@@ -105,10 +99,9 @@ def test_collectives_are_priced_and_the_copies_that_stood_for_them_are_out(
 
 
 def test_what_no_operation_launches_is_in_the_phase_that_it_is_launched_in(
-    graphed: Run, tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist
+    graphed: Run, profile_once: ProfileOnce
 ) -> None:
-    directory = tmp_path_factory.mktemp("estimated") / "run"
-    estimated = run_job(directory, run_fakedist, "graphed.py", measured=False)
+    estimated = run_job(profile_once, "graphed.py", measured=False)
     for run in (graphed, estimated):
         own = run.kernels[run.kernels["name"] == "decay"]
         assert own["phase"].tolist() == ["optimizer"] * 6  # three blocks, a weight and a bias each

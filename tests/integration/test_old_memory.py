@@ -33,7 +33,7 @@ int read_in_thread(void *to, const void *from, unsigned long size) {
 
 
 class Ran(NamedTuple):
-    """What a run of the job left: what it said, its table ``invented`` and its notes."""
+    """A run of the job: what it printed, its table ``invented`` and its notes."""
 
     said: dict[str, Any]
     invented: list[dict[str, Any]]

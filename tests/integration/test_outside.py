@@ -1,4 +1,4 @@
-"""What NCCL would take, from a whole run: groups, calls and the environment that the script itself changed."""
+"""The memory that NCCL would take, from a whole run: groups, calls and the environment that the script changed."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPr
 
 
 def section(finished: subprocess.CompletedProcess[str], name: str) -> str:
-    """What the report says of one test that failed."""
+    """The report's section on one test that failed."""
     parts = re.split(r"^_{3,} (\S+) _{3,}$", finished.stdout, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))[name]
 

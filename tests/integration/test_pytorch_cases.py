@@ -1,4 +1,4 @@
-"""What PyTorch's own tests assert holds here, but for what the page says."""
+"""PyTorch's own tests pass here, but for those that the page lists."""
 
 from __future__ import annotations
 

@@ -6,19 +6,15 @@ import gzip
 import json
 from pathlib import Path
 
-import pandas as pd
-
-from tests.conftest import RunFakedist
+from tests.support.runs import ProfileOnce
 
 JOB = Path(__file__).parent / "jobs" / "ranges.py"
 
 
-def test_ranges_have_the_kernels_that_were_launched_in_them(run_fakedist: RunFakedist, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "-o", run)
-    time = run_fakedist("profile", *options, JOB).json()["time"]
-    ranges = pd.read_parquet(run / "tables" / "ranges.parquet").set_index("name")
-    kernels = pd.read_parquet(run / "tables" / "kernels.parquet")
+def test_ranges_have_the_kernels_that_were_launched_in_them(profile_once: ProfileOnce) -> None:
+    run = profile_once(JOB)
+    time, kernels = run.summary["time"], run.table("kernels")
+    ranges = run.table("ranges").set_index("name")
 
     assert sorted(ranges.index) == ["backward", "forward", "iteration", "net", "update"]
     assert ranges.loc["iteration", "num_kernels"] == time["num_kernels"]
@@ -32,6 +28,6 @@ def test_ranges_have_the_kernels_that_were_launched_in_them(run_fakedist: RunFak
     parts = ranges.loc[["forward", "backward", "update"], "kernel_us"].sum()
     assert abs(parts - ranges.loc["iteration", "kernel_us"]) < 1e-6
     assert time["ranges"][0]["name"] == "iteration"
-    with gzip.open(run / "trace.json.gz") as file:
+    with gzip.open(run.path / "trace.json.gz") as file:
         tracks = [each for each in json.load(file)["traceEvents"] if each["name"] == "thread_name"]
     assert any(each["args"]["name"].startswith("ranges of the script") for each in tracks)

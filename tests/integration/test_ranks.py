@@ -18,14 +18,14 @@ JOB = Path(__file__).parent / "jobs" / "sends_everything.py"
 
 
 def received(output: str) -> dict[int, Any]:
-    """What each rank printed."""
+    """The lines that each rank printed."""
     lines = [line.split(maxsplit=2) for line in output.splitlines() if line.startswith("GOT ")]
     return {int(rank): json.loads(got) for _, rank, got in lines}
 
 
 @pytest.fixture(scope="module")
 def really() -> dict[int, Any]:
-    """What two real processes receive over gloo."""
+    """Values that two real processes receive over gloo."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(JOB), "cpu"]
     finished = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
     return received(finished.stdout)

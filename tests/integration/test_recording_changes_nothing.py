@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import RunFakedist
-from tests.integration.virtual import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu
 
 JOB = Path(__file__).parent / "jobs" / "peaks.py"
 

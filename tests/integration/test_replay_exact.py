@@ -66,7 +66,7 @@ def test_the_peaks_are_the_allocators_own(run_fakedist: RunFakedist, tmp_path: P
 
 
 def segment_row(segment: dict[str, Any]) -> tuple[object, ...]:
-    """What torch says of a segment: place, pool, bytes allocated and asked for, and its holes."""
+    """A segment as torch reports it: address, pool, bytes allocated and asked for, and its holes."""
     holes = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
     pool = "" if segment["segment_pool_id"] == [0, 0] else "{},{}".format(*segment["segment_pool_id"])
     return (
@@ -85,7 +85,6 @@ def segment_row(segment: dict[str, Any]) -> tuple[object, ...]:
 
 
 def segment_rows(table: pd.DataFrame) -> list[tuple[object, ...]]:
-    """The same of the table."""
     names = ["address", "bytes", "stream", "pool", "private_pool", "is_expandable"]
     names += ["allocated_bytes", "requested_bytes", "waiting_bytes", "num_holes", "largest_hole_bytes"]
     return sorted(table[names].itertuples(index=False, name=None))

@@ -65,7 +65,7 @@ def test_a_triton_kernels_products_are_counted_whatever_its_sizes_are_called(rec
     work = recorded.run.table("work")
     kernels = work[work["name"] == "product_kernel"]
     assert set(kernels["flops"]) == {2.0 * 4096**3}
-    assert set(kernels["dtype"]) == {"bf16", "tf32"}, "tl.dot multiplies fp32 in TF32 unless it is told otherwise"
+    assert set(kernels["dtype"]) == {"bf16", "tf32"}, "tl.dot multiplies fp32 in TF32 by default"
 
 
 def test_the_table_of_kinds_has_every_basis(recorded: Recorded) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.integration.virtual_worker import on_virtual_gpu
+from tests.support.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,4 +123,4 @@ def test_what_sends_tokens_to_experts_is_a_router(engine: ValueEngine) -> None:
 
     routers = (mixtral, megatron, deepseek, masks, torchtitan, counted, compared, switch)
     assert routing(engine, *routers) == [router.__name__ for router in routers]
-    assert routing(engine, *routers) == []  # a line is told once
+    assert routing(engine, *routers) == []  # a line is reported once

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, RunFakedist
-from tests.integration.real import RealRun, run_for_real
+from tests.support.real import RealRun, run_for_real
 
 SIZES = ("--layers", "3", "--hidden", "32", "--heads", "4", "--vocab", "96", "--seq-len", "16", "--batch", "8")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.integration.virtual_worker import invented_values, on_virtual_gpu
+from tests.support.virtual_worker import invented_values, on_virtual_gpu
 
 if TYPE_CHECKING:
     from fakedist.gpu.values.engine import ValueEngine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.virtual_worker import invented_values, on_virtual_gpu
+from tests.support.virtual_worker import invented_values, on_virtual_gpu
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.virtual_worker import on_virtual_gpu
+from tests.support.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""What training scripts do with values on the virtual GPU: their decisions must be those of a healthy run."""
+"""Training scripts that read values on the virtual GPU must decide as in a healthy run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.conftest import RunFakedist
-from tests.integration.virtual_worker import invented_values, on_virtual_gpu
+from tests.support.virtual_worker import invented_values, on_virtual_gpu
 
 if TYPE_CHECKING:
     from fakedist.gpu.values.engine import ValueEngine

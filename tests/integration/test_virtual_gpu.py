@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.virtual import on_virtual_gpu
+from tests.support.virtual import on_virtual_gpu
 
 GIB = 1 << 30
 
@@ -54,7 +54,7 @@ found["launches"] = gpu.counters()["launches"]
 
 @pytest.fixture(scope="module")
 def basics() -> dict[str, Any]:
-    """What a process finds that uses the virtual GPU for the usual things."""
+    """Results of a process that uses the virtual GPU for the usual things."""
     found = on_virtual_gpu(BASICS)
     assert isinstance(found, dict)
     return found
@@ -98,7 +98,7 @@ def test_nothing_that_ordinary_training_needs_is_refused(basics: dict[str, Any])
 
 @pytest.fixture(scope="module")
 def first_matmul() -> dict[str, Any]:
-    """What a process finds that multiplies at once."""
+    """Results of a process that multiplies at once."""
     return on_virtual_gpu(
         """
         found["address"] = torch.ones(3, device="cuda").data_ptr()

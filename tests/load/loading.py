@@ -66,7 +66,6 @@ class Ended:
 
 
 def started(command: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None) -> Running:
-    """Start a command."""
     return Running(command, cwd, clean_environment() | dict(environment or {}))
 
 
@@ -86,7 +85,6 @@ class Running:
             self._process = subprocess.Popen(list(map(str, command)), cwd=cwd, env=environment, stdout=out, stderr=err)
 
     def ended(self) -> Ended:
-        """Wait for its end."""
         _, status, usage = os.wait4(self._process.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
         out, err = (log.read_text(errors="replace") for log in self._logs)
@@ -134,7 +132,7 @@ def _can_mount() -> bool:
 
 
 def figures_of(run: Path, cwd: Path) -> str:
-    """What ``fakedist report`` prints of a run directory that must be readable."""
+    """The output of ``fakedist report`` on a run directory that must be readable."""
     shown = ran([*FAKEDIST, "report", run], cwd)
     assert shown.code in (0, 4), shown.err
     assert re.search(r"GiB|MiB|nothing", shown.out), shown.out

@@ -20,7 +20,7 @@ test('an address without views is a section alone', () => {
   assert.deepEqual(parse(''), { section: '', values: new Map() });
 });
 
-test('what is no range is none', () => {
+test('other text gives no range', () => {
   for (const text of [undefined, '', '5', '9-3', '1-2-3', '<b>', '-1-5', '1e3-2e3']) assert.equal(rangeOf(text), null);
   assert.deepEqual(rangeOf('3-9'), [3, 9]);
 });

@@ -69,6 +69,29 @@ SAME_THING = {
     "recording": "the imports of a rank for its template; a run's journal in memory",
     "collector": "Python's cycle collector, kept out of work or in step",
 }
+#: The name of a public class that stands in several modules -> what all of them are.
+SAME_CLASS = dict.fromkeys(
+    (
+        "Call",
+        "EventTracker",
+        "Given",
+        "Imported",
+        "Intervals",
+        "Known",
+        "Listener",
+        "Network",
+        "Part",
+        "Placed",
+        "Program",
+        "Recording",
+        "Shares",
+        "Steady",
+        "Times",
+        "Watched",
+        "Watcher",
+    ),
+    "still to be renamed",
+)
 #: A module of fewer than 80 lines with one importer -> why it is one.
 SMALL_FOR_A_REASON = {
     **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file", "options/options_page"), "run with `python -m`"),

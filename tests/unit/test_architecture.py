@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.house_rules import EVERYWHERE, LIBRARY_HOMES, MAY_IMPORT, SAME_THING, SMALL_FOR_A_REASON
+from tests.unit.house_rules import EVERYWHERE, LIBRARY_HOMES, MAY_IMPORT, SAME_CLASS, SAME_THING, SMALL_FOR_A_REASON
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "fakedist"
@@ -234,7 +234,7 @@ def test_reports_are_made_without_torch() -> None:
 
 
 def named(path: Path, *more: object) -> str:
-    """How an offender is told: the file, and what in it."""
+    """An offender in words: the file, and what in it."""
     return ": ".join(map(str, (path.relative_to(ROOT), *more)))
 
 
@@ -260,6 +260,16 @@ def test_no_name_of_a_module_stands_for_two_things() -> None:
             homes.setdefault(path.stem, []).append(path.relative_to(PACKAGE).as_posix())
     assert {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in SAME_THING} == {}
     assert [name for name in SAME_THING if len(homes.get(name, ())) < 2] == []
+
+
+def test_no_name_of_a_class_stands_for_two_things() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in SAME_CLASS} == {}
+    assert [name for name in SAME_CLASS if len(homes.get(name, ())) < 2] == []
 
 
 def test_a_small_module_with_one_importer_has_a_reason() -> None:

@@ -23,7 +23,7 @@ MAX_BYTES = 1_200_000  # they are in the repository, once for every schema
 
 @pytest.fixture(scope="module")
 def make() -> Any:
-    """reports/make.py, which is no module of a package."""
+    """reports/make.py, which is not in a package."""
     spec = importlib.util.spec_from_file_location("make_gallery", ROOT / "reports" / "make.py")
     assert spec is not None
     assert spec.loader is not None

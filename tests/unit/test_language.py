@@ -47,6 +47,14 @@ PHRASES = {
     r"\bwhere no (?:[\w'-]+ ){1,3}(?:is|are)(?= ?(?:[,.;:)|]|$))": "without a, if there is no",
     r"\banother one\b": "another, with its noun",
     r"\bwho waits\b": "what waits, a rank that waits",
+    r"(?<!there\s)\b(?:is|are|was|were) no\b(?! (?:longer|more|less|fewer|better|worse|larger|later)\b)": (
+        "is not a; without; there is no"
+    ),
+    r"\bgo(?:es)? before\b": "precedes, comes before, is in front of",
+    r"\b(?:is|are|was|were) told\b": "is given, is reported, is passed; gets",
+    r"\bmade again\b": "rebuilt, made anew, repeated",
+    r'"""What\b': "name the thing, or begin with a verb",
+    r"[.!?] Whether\b": "a subject that is a clause: say who decides or knows it",
 }
 
 #: A phrase in its literal sense.
@@ -111,6 +119,13 @@ def test_every_place_that_is_named_has_files() -> None:
         ("where no Nsight Systems is, it ends", "where no Nsight Systems is"),
         ("where no rank needs another one's tape", "another one"),
         ("and who waits for one waits for nothing", "who waits"),
+        ("a copy is no kernel", "is no"),
+        ("\nranks that are\nno peers"[1:], "are no"),
+        ("the class goes before the name", "goes before"),
+        ("the child is told its rank", "is told"),
+        ("the driver is made again", "made again"),
+        ('"""What a launch needs."""', '"""What'),
+        ("it runs. Whether it fits has never been measured", ". Whether"),
     ],
 )
 def test_a_phrase_is_found_with_its_line(text: str, words: str) -> None:
@@ -128,6 +143,10 @@ def test_a_phrase_is_found_with_its_line(text: str, words: str) -> None:
         "where no kernel is launched",
         "hands on",
         "there is",
+        "unless there is no layer",
+        "this is no longer so, and is no more than 3",
+        '"""Whether a block is alive."""',
+        "is_alive: Whether it is.",
     ],
 )
 def test_the_literal_sense_is_allowed(text: str) -> None:

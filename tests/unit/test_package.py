@@ -1,4 +1,4 @@
-"""What is public stays public, and the wheel holds all that the program needs."""
+"""Public names stay public, and the wheel holds all that the program needs."""
 
 from __future__ import annotations
 

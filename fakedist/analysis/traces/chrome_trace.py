@@ -16,9 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fakedist.analysis.traces.intervals import Ints
-from fakedist.analysis.traces.range_meanings import IGNORED, meaning
-from fakedist.analysis.traces.step_trace import Activity, ProcessTrace, Ranges, find_rows, taken
+from fakedist.analysis.traces.step_trace import IGNORED, Activity, Ints, ProcessTrace, Ranges, find_rows, meaning, taken
 from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
 from fakedist.units import format_bytes
@@ -35,9 +33,6 @@ _EXPORT = "profiler.export_chrome_trace(FILE) writes one"
 
 class JsonEvents:
     """The objects in the list ``traceEvents`` of a trace, or of a trace that is only the list.
-
-    Args:
-        path: The file, plain or compressed.
 
     Attributes:
         header: The trace's other values; complete after the events were read.
@@ -110,9 +105,9 @@ class JsonEvents:
         return at
 
     def _skip(self, at: int) -> int:
-        found = _SPACE.match(self._text, at)
-        assert found is not None
-        return found.end()
+        space = _SPACE.match(self._text, at)
+        assert space is not None
+        return space.end()
 
 
 def _read_text(path: Path) -> str:
@@ -166,7 +161,7 @@ class _Table:
         return {name: np.array(column, np.int64) for name, column in self.columns.items()}
 
 
-class _Numbers(dict[T, int]):
+class _Numbering(dict[T, int]):
     """Numbers of values, in the order of their first appearance."""
 
     def __missing__(self, value: T) -> int:
@@ -174,14 +169,14 @@ class _Numbers(dict[T, int]):
         return number
 
 
-class _Events:
+class _TraceEvents:
     """The events of a trace, as columns. Processes, threads and texts are numbers of their values."""
 
     def __init__(self) -> None:
-        self.texts: _Numbers[str] = _Numbers()
-        self.processes: _Numbers[object] = _Numbers()
-        self.threads: _Numbers[tuple[object, object]] = _Numbers()
-        self.inputs: _Numbers[tuple[tuple[int, ...], ...]] = _Numbers()
+        self.texts: _Numbering[str] = _Numbering()
+        self.processes: _Numbering[object] = _Numbering()
+        self.threads: _Numbering[tuple[object, object]] = _Numbering()
+        self.inputs: _Numbering[tuple[tuple[int, ...], ...]] = _Numbering()
         self.operations = _Table(("process", "thread", "start", "end", "id", "sequence", "text", "inputs"))
         self.calls = _Table(("process", "thread", "start", "correlation", "id"))
         self.activity = _Table(
@@ -196,7 +191,7 @@ class _Events:
         self._known: dict[str, _Adding | None] = {}
 
     def take(self, event: object) -> None:
-        """Keep what an event tells."""
+        """Keep an event, if it is of a kind that is read."""
         if not isinstance(event, dict):
             self.num_unreadable += 1
             return
@@ -254,14 +249,14 @@ class _Events:
             self.texts[_sides(more.get("block"))],
         )
 
-    def _inputs(self, found: object) -> int:
+    def _inputs(self, dims: object) -> int:
         """The sizes of an operation's tensors; of a list of tensors, none."""
-        if not isinstance(found, list):
+        if not isinstance(dims, list):
             return -1
         tensors = [
-            tuple(int(size) for size in each)
-            for each in found[:_MAX_TENSORS]
-            if isinstance(each, list) and each and all(isinstance(size, int) for size in each)
+            tuple(int(size) for size in sizes)
+            for sizes in dims[:_MAX_TENSORS]
+            if isinstance(sizes, list) and sizes and all(isinstance(size, int) for size in sizes)
         ]
         return self.inputs[tuple(tensors)]
 
@@ -270,16 +265,15 @@ def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
     """Read a trace.
 
     Args:
-        path: What ``export_chrome_trace`` or ``tensorboard_trace_handler`` wrote, plain or compressed.
         process: The process's number; None for the one that launched the most kernels.
 
     Raises:
-        ReportError: The file is no trace, is damaged, or has no kernels of such a process.
+        ReportError: The file is not a trace, is damaged, or has no kernels of such a process.
     """
-    source, events = JsonEvents(path), _Events()
+    source, events = JsonEvents(path), _TraceEvents()
     for event in source:
         events.take(event)
-    operations, calls, device = (each.arrays() for each in (events.operations, events.calls, events.activity))
+    operations, calls, device = (table.arrays() for table in (events.operations, events.calls, events.activity))
     if not len(device["start"]):
         raise ReportError(
             f"{path} has no kernels", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] traces them"
@@ -299,7 +293,7 @@ def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
         tool="torch.profiler",
         gpu=_gpu(header, list(events.processes)[gpu]),
         ranges=ranges,
-        activity=_activity(device, list(events.texts)).where(order),
+        activity=Activity.of(device, list(events.texts)).where(order),
         thread=thread[order],
         launch=launch[order],
         linked=linked[order],
@@ -315,7 +309,7 @@ def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
 
 
 def _chosen(
-    path: Path, events: _Events, calls: dict[str, Ints], device: dict[str, Ints], process: int | None
+    path: Path, events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints], process: int | None
 ) -> tuple[int, int]:
     """The GPU and the process that launched most of its kernels, as numbers.
 
@@ -326,18 +320,18 @@ def _chosen(
     hosts = np.unique(calls["process"]).tolist()
     if not hosts:
         hosts = np.unique(np.frombuffer(events.operations.columns["process"], np.int64)).tolist() or [-1]
-    found: list[tuple[int, int, int]] = []
+    candidates: list[tuple[int, int, int]] = []
     for gpu in np.unique(device["gpu"]).tolist():
         there = device["gpu"] == gpu
         fits = [_launched_by(calls, host, device["correlation"][there], device["start"][there]) for host in hosts]
         (_, _, host) = max(fits)
-        found.append((int(there.sum()), gpu, host))
+        candidates.append((int(there.sum()), gpu, host))
     if process is not None:
-        found = [each for each in found if each[2] >= 0 and names[each[2]] == process]
-        if not found:
-            others = ", ".join(sorted(str(names[each]) for each in hosts if each >= 0))
+        candidates = [candidate for candidate in candidates if candidate[2] >= 0 and names[candidate[2]] == process]
+        if not candidates:
+            others = ", ".join(sorted(str(names[host]) for host in hosts if host >= 0))
             raise ReportError(f"{path} has no kernels of process {process}", f"it has those of {others}")
-    _, gpu, host = max(found)
+    _, gpu, host = max(candidates)
     return gpu, host
 
 
@@ -353,10 +347,10 @@ def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: In
 def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, Ints]:
     """The ranges, and the rows that they come from."""
     wanted = {text: meaning(texts[text]) for text in np.unique(operations["text"]).tolist()}
-    place = {text: number for number, text in enumerate(wanted)}
+    row_of = {text: number for number, text in enumerate(wanted)}
     meanings = list(wanted.values())
-    rows = np.array([place[text] for text in operations["text"].tolist()], np.int32)
-    says = np.array([each.kind != IGNORED for each in meanings] or [False])[rows] if len(rows) else rows.astype(bool)
+    rows = np.array([row_of[text] for text in operations["text"].tolist()], np.int32)
+    says = np.array([m.kind != IGNORED for m in meanings] or [False])[rows] if len(rows) else rows.astype(bool)
     kept = np.flatnonzero(says)
     thread, start, end, sequence = (operations[name][kept] for name in ("thread", "start", "end", "sequence"))
     return Ranges(meanings, rows[kept], thread, start, end, sequence), kept
@@ -379,35 +373,18 @@ def _rows(keys: Ints, asked: Ints) -> Ints:
     return np.where(asked > 0, find_rows(keys, asked), -1)
 
 
-def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
-    names, name = np.unique(device["text"], return_inverse=True)
-    shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
-    found = [texts[each] for each in names.tolist()]
-    is_copy = np.array([each.startswith(("Memcpy", "Memset")) for each in found])[name]
-    columns = {
-        "start": device["start"],
-        "end": device["end"],
-        "streamId": device["stream"],
-        "correlationId": device["correlation"],
-        "graphNodeId": device["node"],
-        "bytes": np.where(is_copy, device["bytes"], -1),
-    }
-    sides = [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()]
-    return Activity(columns, name, shape.ravel(), is_copy, np.zeros(len(name), bool), found, sides)
-
-
 def _gpu(header: dict[str, object], key: object) -> str:
     """The name of the GPU. ``key`` holds the kernels' process, which is the GPU's number, and their device."""
-    found = header.get("deviceProperties")
-    devices = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    properties = header.get("deviceProperties")
+    devices = [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
     number = key[1] if isinstance(key, tuple) else -1
-    named = [each for each in devices if each.get("id") == number] or devices
+    named = [device for device in devices if device.get("id") == number] or devices
     return str(named[0].get("name", "")) if named else ""
 
 
 def _rank(header: dict[str, object]) -> int:
-    found = header.get("distributedInfo")
-    rank = found.get("rank") if isinstance(found, dict) else None
+    info = header.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
     return rank if isinstance(rank, int) else -1
 
 
@@ -434,9 +411,9 @@ def _text(event: dict[str, object]) -> str:
 
 def _whole(more: dict[str, object], *names: str, nothing: int = 0) -> int:
     for name in names:
-        found = more.get(name)
-        if isinstance(found, int):
-            return found
+        value = more.get(name)
+        if isinstance(value, int):
+            return value
     return nothing
 
 

@@ -3,26 +3,194 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.traces.intervals import Intervals, Ints
-from fakedist.analysis.traces.range_meanings import (
-    CALL,
-    IGNORED,
-    LAYER,
-    NODE,
-    OPERATION,
-    PHASE,
-    SCRIPTS,
-    SCRIPTS_END,
-    STEP,
-    Meaning,
-)
 from fakedist.rundir.launch_records import LAUNCH_KINDS
+from fakedist.rundir.trace_records import (
+    CALL_RANGE,
+    LAYER_RANGE,
+    OWN_RANGE,
+    PHASE_RANGE,
+    SCRIPT_RANGE,
+    SCRIPT_RANGE_END,
+    STEP_RANGE,
+)
+
+Ints = npt.NDArray[np.int64]
+
+
+class Intervals:
+    """Ranges of several threads, for looking up which one contains a point.
+
+    Args:
+        lane: Number of each range's thread, from 0.
+        end: When it ends. Two ranges may begin or end together, or overlap.
+    """
+
+    def __init__(self, lane: npt.NDArray[np.integer], start: Ints, end: Ints) -> None:
+        # One axis for all threads. Each thread has a separate part, so its ranges end before those of the next thread.
+        self._first = int(start.min(initial=0))
+        self._stride = int(end.max(initial=0)) - self._first + 2
+        at = self._at(lane, start)
+        until = self._at(lane, end)
+        self.order: Ints
+        if len(at) and bool((at[1:] >= at[:-1]).all()) and not bool((at[1:] == at[:-1]).any()):
+            self.order = np.arange(len(at))
+        else:
+            self.order = np.lexsort((-until, at))  # of two that begin together, the longer one is the outer
+            at, until = at[self.order], until[self.order]
+        self._start, self._end = at, until
+        self._outer = _last_that_ends_later(until)
+
+    def innermost(self, lane: npt.NDArray[np.integer], time: Ints) -> Ints:
+        """For each point, the row of the range that began last among those that contain it; -1 without any."""
+        inside = (time >= self._first) & (time < self._first + self._stride)
+        point = np.where(inside, self._at(lane, np.where(inside, time, self._first)), -1)
+        index = np.searchsorted(self._start, point, side="right") - 1
+        index[~inside] = -1
+        return self._rows(self._out_of(index, point))
+
+    def parents(self) -> Ints:
+        """For each range, the row of the range around it; -1 without one."""
+        rows = np.empty(len(self.order), np.int64)
+        rows[self.order] = self._rows(self._outer)
+        return rows
+
+    def _rows(self, index: Ints) -> Ints:
+        if not len(self.order):
+            return np.full(len(index), -1, np.int64)
+        return np.where(index >= 0, self.order[index], -1)
+
+    def _out_of(self, index: Ints, point: Ints) -> Ints:
+        """Go outwards from the last range that began before a point to the first that has not ended by then."""
+        waiting = np.flatnonzero(index >= 0)
+        while len(waiting):
+            over = self._end[index[waiting]] < point[waiting]
+            waiting = waiting[over]
+            index[waiting] = self._outer[index[waiting]]
+            waiting = waiting[index[waiting] >= 0]
+        return index
+
+    def _at(self, lane: npt.NDArray[np.integer], time: Ints) -> Ints:
+        return lane.astype(np.int64) * self._stride + (time - self._first)
+
+
+def _last_that_ends_later(end: Ints) -> Ints:
+    """For each range, sorted by start, the last range before it that ends no earlier; -1 without one.
+
+    Everything between a range and its candidate ends before the range does. If the candidate does too, so does
+    everything between it and its own candidate, which becomes the next candidate. The distance doubles in each round.
+    """
+    candidate = np.arange(-1, len(end) - 1)
+    waiting = np.flatnonzero(candidate >= 0)
+    while len(waiting):
+        at = candidate[waiting]
+        waiting = waiting[end[at] < end[waiting]]
+        candidate[waiting] = candidate[candidate[waiting]]
+        waiting = waiting[candidate[waiting] >= 0]
+    return candidate
+
+
+IGNORED, STEP, PHASE, LAYER, OPERATION, NODE, DERIVATIVE, CALL, SCRIPTS, SCRIPTS_END = range(10)
+#: torch.autograd.profiler.emit_nvtx writes "aten::mm, seq = 12, op_id = 7, sizes = [...]".
+TAILS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
+_SEQUENCE = re.compile(r", seq = (\d+)")
+_NODE = "autograd::engine::evaluate_function: "
+_STEP = re.compile(
+    r"(?:global[ _-]?|train(?:ing)?[ _-]?)?(?:step|iter|iteration|batch|ProfilerStep)[ _:#=-]*(\d+)(?:/\d+)?",
+    re.IGNORECASE,
+)
+_DERIVATIVE = re.compile(r"\w+Backward\d*$|torch::autograd::")
+_OPERATION = re.compile(r"\w+::[\w<]|nccl\w*:|Optimizer\.zero_grad#|(?:detach|CompiledFunction|Torch-Compiled)\b")
+_PHASES = (
+    ("optimizer", re.compile(r"optimi[sz]er|^optim\b|\boptim[._-]?step|^Adam|^SGD", re.IGNORECASE)),
+    ("backward", re.compile(r"backward|(?:^|[\W_])bwd(?:[\W_]|$)", re.IGNORECASE)),
+    ("forward", re.compile(r"forward|(?:^|[\W_])fwd(?:[\W_]|$)", re.IGNORECASE)),
+)
+#: A range that is only a phase: it consists of the phase's words and these.
+_FILLERS = re.compile(
+    r"(?:forward|backward|fwd|bwd|optimi[sz]er|optim|step|pass|compute|func|model|loss|micro|batch|\d|[\W_])+",
+    re.IGNORECASE,
+)
+#: Domains of libraries, whose ranges are not the program's layers.
+_LIBRARY = re.compile(r"nccl|cccl|cub\b|thrust|cu(?:blas|dnn|sparse|solver|fft|tensor|da)|nvshmem|libcu", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The meaning of a range's text.
+
+    Attributes:
+        kind: STEP, PHASE, LAYER, OPERATION, NODE (autograd runs a node), DERIVATIVE (that node's own function), CALL
+            (one of fakedist's collectives), SCRIPTS and SCRIPTS_END (marks where a range of the script begins and ends)
+            or IGNORED.
+        name: The name of the layer, operation or range; empty without one.
+        phase: forward, backward or optimizer, if the text names it. fakedist's own ranges can name any phase.
+        number: The number of the step, call or range; -1 without one.
+        is_ours: Whether fakedist emitted the range.
+    """
+
+    kind: int
+    name: str = ""
+    phase: str = ""
+    number: int = -1
+    is_ours: bool = False
+
+
+def without_numbers(text: str) -> tuple[str, int]:
+    """A range's text without the parts that make each one unique, and autograd's sequence number; -1 without one."""
+    sequence = _SEQUENCE.search(text) if ", " in text else None
+    for tail in TAILS:
+        if tail in text:
+            text = text[: text.index(tail)]
+            break
+    return text, int(sequence[1]) if sequence else -1
+
+
+def meaning(text: str, domain: str = "") -> Meaning:
+    """The meaning of a range, from its text without numbers and the name of its domain."""
+    if text.startswith(OWN_RANGE):
+        return _own(text)
+    if domain and _LIBRARY.match(domain):
+        return Meaning(OPERATION, text)
+    if text.startswith(_NODE):
+        return Meaning(NODE, text.removeprefix(_NODE), "backward")
+    if _DERIVATIVE.match(text):
+        return Meaning(DERIVATIVE, text, "backward")
+    if step := _STEP.fullmatch(text.strip()):
+        return Meaning(STEP, number=int(step[1]))
+    phase = _phase(text)
+    if text.startswith("Optimizer.step#"):
+        return Meaning(PHASE, phase="optimizer")
+    if _OPERATION.match(text):
+        return Meaning(OPERATION, text)
+    if _FILLERS.fullmatch(text) and text.strip():
+        return Meaning(PHASE, phase=phase) if phase else Meaning(IGNORED)
+    return Meaning(LAYER, text, phase) if text.strip() else Meaning(IGNORED)
+
+
+def _own(text: str) -> Meaning:
+    if text.startswith(SCRIPT_RANGE):
+        number, _, name = text.removeprefix(SCRIPT_RANGE).partition(":")
+        return Meaning(SCRIPTS, name, number=int(number), is_ours=True) if number.isdecimal() else Meaning(IGNORED)
+    for kind, prefix in ((STEP, STEP_RANGE), (CALL, CALL_RANGE), (SCRIPTS_END, SCRIPT_RANGE_END)):
+        if text.startswith(prefix) and text.removeprefix(prefix).isdecimal():
+            return Meaning(kind, number=int(text.removeprefix(prefix)), is_ours=True)
+    if text.startswith(PHASE_RANGE):
+        return Meaning(PHASE, phase=text.removeprefix(PHASE_RANGE), is_ours=True)
+    if text.startswith(LAYER_RANGE):
+        return Meaning(LAYER, text.removeprefix(LAYER_RANGE), is_ours=True)
+    return Meaning(IGNORED)
+
+
+def _phase(text: str) -> str:
+    matches = [phase for phase, words in _PHASES if words.search(text)]
+    return matches[0] if len(matches) == 1 else ""  # "forward-backward" is neither
 
 
 def find_rows(keys: Ints, asked: Ints) -> Ints:
@@ -30,8 +198,8 @@ def find_rows(keys: Ints, asked: Ints) -> Ints:
     if not len(keys):
         return np.full(len(asked), -1, np.int64)
     order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], asked), len(keys) - 1)
-    return np.where(keys[order[place]] == asked, order[place], -1)
+    index = np.minimum(np.searchsorted(keys[order], asked), len(keys) - 1)
+    return np.where(keys[order[index]] == asked, order[index], -1)
 
 
 def taken(column: Ints, rows: Ints) -> Ints:
@@ -44,7 +212,7 @@ STREAM_RECORDS, STREAM_WAITS, HOST_WAITS, HOST_WAITS_FOR_DEVICE = map(
 )
 #: No correlation of a call is this large.
 _NEVER_RECORDED = 1 << 62
-#: Columns of ``run.trace_records.TracedWaits``.
+#: Columns of ``rundir.trace_records.TracedWaits``.
 TracedWaitColumns = Mapping[str, Ints]
 
 
@@ -53,10 +221,8 @@ class Ranges:
     """The ranges with a meaning.
 
     Attributes:
-        meanings: The meanings of texts.
         meaning: For each range, its row of ``meanings``.
         thread: Its thread; any number except -1.
-        start: When it begins.
         end: When it ends; the end of the trace if it never does.
         sequence: Autograd's sequence number in its text; -1 without one.
         num_ignored: Number of ranges without a meaning, which are left out.
@@ -75,23 +241,23 @@ class Ranges:
     @property
     def kind(self) -> npt.NDArray[np.int8]:
         """STEP, PHASE, ... of each range."""
-        return np.array([each.kind for each in self.meanings] or [IGNORED], np.int8)[self.meaning]
+        return np.array([meaning.kind for meaning in self.meanings] or [IGNORED], np.int8)[self.meaning]
 
     def with_functions(self) -> Ranges:
         """Treat the script's autograd functions as operations. torch names them after their class and numbers them."""
-        ours = np.array([each.is_ours for each in self.meanings] or [False])[self.meaning]
+        ours = np.array([meaning.is_ours for meaning in self.meanings] or [False])[self.meaning]
         rows = np.flatnonzero((self.kind == LAYER) & (self.sequence >= 0) & ~ours)
         if not len(rows):
             return self
-        distinct, place = np.unique(self.meaning[rows], return_inverse=True)
+        distinct, which = np.unique(self.meaning[rows], return_inverse=True)
         meaning = self.meaning.copy()
-        meaning[rows] = len(self.meanings) + place
-        functions = [Meaning(OPERATION, self.meanings[each].name) for each in distinct.tolist()]
+        meaning[rows] = len(self.meanings) + which
+        functions = [Meaning(OPERATION, self.meanings[number].name) for number in distinct.tolist()]
         return dataclasses.replace(self, meanings=[*self.meanings, *functions], meaning=meaning)
 
-    def told_by_us(self) -> Ranges:
+    def preferring_ours(self) -> Ranges:
         """Drop the script's own steps, phases and layers if fakedist's are in the trace."""
-        ours = np.array([each.is_ours for each in self.meanings] or [False])[self.meaning]
+        ours = np.array([meaning.is_ours for meaning in self.meanings] or [False])[self.meaning]
         return self.where(ours | ~np.isin(self.kind, (STEP, PHASE, LAYER))) if ours.any() else self
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Ranges:
@@ -104,14 +270,12 @@ class Ranges:
 
 @dataclass
 class Waits:
-    """What the host gave to the streams besides work: events, and waits for them. Times as of the ranges.
+    """Events that the host recorded on streams, and waits for them. Times as of the ranges.
 
     Attributes:
-        what: A place in ``run.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
+        what: An index of ``rundir.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
         stream: The stream that records or waits, or that the host waits for; -1 without one.
         event: Which event; 0 without one. Each record of an event has a number of its own.
-        start: When the host called it.
-        end: When the call returned.
     """
 
     what: Ints
@@ -127,12 +291,11 @@ class Waits:
         An event that was recorded before the trace began is never reached, so waiting for it takes no time.
 
         Args:
-            waits: The waits.
             records: When the host recorded each event, by correlation.
         """
         stream, event, start = waits["stream"], np.maximum(waits["record"], 0), waits["start"]
         record, first = np.unique(event, return_index=True)
-        at = np.array([records.get(each, -1) for each in record.tolist()], np.int64)
+        at = np.array([records.get(number, -1) for number in record.tolist()], np.int64)
         first = first[(record > 0) & (at >= 0)]
         at = at[(record > 0) & (at >= 0)]
         # What waits for an event of before the trace still has one, or the host would wait for a whole stream.
@@ -158,7 +321,6 @@ class Activity:
         shape: The row of ``shapes`` of each.
         is_copy: Whether each is a copy or a fill.
         is_graph: Whether each is a whole graph, of which only the launch was traced.
-        names: Names.
         shapes: Grid and block as text.
     """
 
@@ -172,6 +334,31 @@ class Activity:
 
     def __len__(self) -> int:
         return len(self.name)
+
+    @classmethod
+    def of(cls, device: Mapping[str, Ints], texts: list[str], *, counts_both_ways: bool = False) -> Activity:
+        """Activity that torch.profiler traced.
+
+        Args:
+            device: Columns start, end, stream, correlation, node, bytes, and text, grid, block as rows of ``texts``.
+            texts: Texts.
+            counts_both_ways: Whether a copy within the GPU's memory counts as read and as written.
+        """
+        names, name = np.unique(device["text"], return_inverse=True)
+        shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
+        labels = [texts[number] for number in names.tolist()]
+        is_copy = np.array([label.startswith(("Memcpy", "Memset")) for label in labels], bool)[name]
+        twice = counts_both_ways & np.array(["DtoD" in label for label in labels], bool)[name] & (device["bytes"] > 0)
+        columns = {
+            "start": device["start"],
+            "end": device["end"],
+            "streamId": device["stream"],
+            "correlationId": device["correlation"],
+            "graphNodeId": device["node"],
+            "bytes": np.where(is_copy, np.where(twice, 2 * device["bytes"], device["bytes"]), -1),
+        }
+        sides = [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()]
+        return cls(columns, name, shape.ravel(), is_copy, np.zeros(len(name), bool), labels, sides)
 
     def where(self, mask: npt.NDArray[np.bool_] | Ints) -> Activity:
         """The rows that a mask selects, or the given rows in their order."""
@@ -190,8 +377,6 @@ class ProcessTrace:
     Attributes:
         tool: torch.profiler or nsys.
         gpu: The GPU's name; empty if the trace does not give it.
-        ranges: Operations and ranges on the host.
-        activity: What the GPU did.
         thread: For each activity, the thread that launched it; -1 if unknown.
         launch: When it was launched; if that is unknown, when it began.
         linked: The row of ``ranges`` that the tool itself links with each activity; -1 without one.
@@ -199,9 +384,6 @@ class ProcessTrace:
         made_at: When they were captured.
         inputs: For each range, the row of ``shapes`` of an operation's arguments; -1 if they were not traced.
         shapes: Sizes of arguments that are tensors.
-        tool_version: The tool's version; empty if unknown.
-        driver: The driver's or CUDA's version; empty if unknown.
-        torch: The version of torch; empty if unknown.
         rank: The rank that the trace names; -1 without one.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
         num_unreadable: Events that are damaged.
@@ -240,28 +422,28 @@ class ProcessTrace:
         threads, lanes = np.unique(np.concatenate([ranges.thread[rows], thread]), return_inverse=True)
         lane = np.where(thread == -1, len(threads), lanes[len(rows) :])
         intervals = Intervals(lanes[: len(rows)], ranges.start[rows], ranges.end[rows])
-        places = np.full(len(ranges.meaning), -1, np.int64)
-        places[rows] = np.arange(len(rows))
-        found = intervals.innermost(lane, time)
-        linked = np.where(self.linked >= 0, places[self.linked], -1) if len(places) else self.linked
-        found = np.where(linked >= 0, linked, found)
-        chains, chain = self._chains(rows, intervals.parents(), found)
-        innermost = np.where(found >= 0, rows[found], -1) if len(rows) else found
+        index_of = np.full(len(ranges.meaning), -1, np.int64)
+        index_of[rows] = np.arange(len(rows))
+        innermost_index = intervals.innermost(lane, time)
+        linked = np.where(self.linked >= 0, index_of[self.linked], -1) if len(index_of) else self.linked
+        innermost_index = np.where(linked >= 0, linked, innermost_index)
+        chains, chain = self._chains(rows, intervals.parents(), innermost_index)
+        innermost = np.where(innermost_index >= 0, rows[innermost_index], -1) if len(rows) else innermost_index
         return innermost, chains, chain
 
-    def _chains(self, rows: Ints, parents: Ints, found: Ints) -> tuple[list[tuple[str, ...]], Ints]:
+    def _chains(self, rows: Ints, parents: Ints, innermost: Ints) -> tuple[list[tuple[str, ...]], Ints]:
         meaning = self.ranges.meaning[rows]
         numbers: dict[tuple[str, ...], int] = {(): 0}
         of_range = {-1: 0}
-        for place in np.unique(found).tolist():
+        for index in np.unique(innermost).tolist():
             names: list[str] = []
-            at = place
+            at = index
             while at >= 0:
                 name = self.ranges.meanings[meaning[at]].name
                 if name not in names:
                     names.append(name)
                 at = int(parents[at])
-            of_range[place] = numbers.setdefault(tuple(names), len(numbers))
-        distinct, where = np.unique(found, return_inverse=True)
-        chain = np.array([of_range[each] for each in distinct.tolist()], np.int64)
-        return list(numbers), chain[where] if len(found) else np.zeros(0, np.int64)
+            of_range[index] = numbers.setdefault(tuple(names), len(numbers))
+        distinct, where = np.unique(innermost, return_inverse=True)
+        chain = np.array([of_range[index] for index in distinct.tolist()], np.int64)
+        return list(numbers), chain[where] if len(innermost) else np.zeros(0, np.int64)

@@ -8,20 +8,26 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.traces.intervals import Intervals, Ints
-from fakedist.analysis.traces.joining import Places, find_places
-from fakedist.analysis.traces.range_meanings import (
+from fakedist.analysis.traces.step_trace import (
     CALL,
+    DERIVATIVE,
     IGNORED,
     LAYER,
+    NODE,
     OPERATION,
     PHASE,
     SCRIPTS,
     SCRIPTS_END,
     STEP,
+    Activity,
+    Intervals,
+    Ints,
+    Ranges,
+    Waits,
+    find_rows,
     meaning,
+    taken,
 )
-from fakedist.analysis.traces.step_trace import Activity, Ranges, Waits, find_rows, taken
 from fakedist.rundir import time_notes
 from fakedist.rundir.encoding import Columns, Record, columns_of
 from fakedist.rundir.families import kernel_family
@@ -43,6 +49,210 @@ from fakedist.rundir.trace_records import (
     TracedWaits,
 )
 
+Bools = npt.NDArray[np.bool_]
+_OURS = "fakedist::"
+#: Marks a layer as unknown, as opposed to -1, outside of any range.
+_UNKNOWN = -2
+
+
+@dataclass
+class LaunchSites:
+    """Where launches happened.
+
+    Attributes:
+        layer: For each launch, the row of the innermost layer's range; -1 outside of any.
+        operation: The innermost operation's or node's range; -1 outside of any.
+        phase: The range that gives the phase; -1 without one. Inside a node the phase is backward in any case.
+        in_node: Whether autograd was running a node.
+        recompute: Whether the launch belongs to a forward that is recomputed inside a node.
+        call: Number of fakedist's collective that it is part of; -1 if it is part of none.
+        in_collective: Whether it is part of one of fakedist's collectives.
+        unknown: Whether it was launched by a node whose forward operation is unknown.
+    """
+
+    layer: Ints
+    operation: Ints
+    phase: Ints
+    in_node: Bools
+    recompute: Bools
+    call: Ints
+    in_collective: Bools
+    unknown: Bools
+
+
+class _Chosen:
+    """A subset of the ranges, for looking up which of them a launch is in."""
+
+    def __init__(self, ranges: Ranges, lanes: Ints, mask: Bools, one_lane: bool = False) -> None:
+        self.rows = np.flatnonzero(mask)
+        self.lane = np.zeros(len(self.rows), np.int64) if one_lane else lanes[self.rows]
+        self.start, self.end = ranges.start[self.rows], ranges.end[self.rows]
+        self._one_lane = one_lane
+        self._intervals = Intervals(self.lane, self.start, self.end)
+
+    def innermost(self, lane: Ints, time: Ints) -> Ints:
+        """For each launch, the row of its innermost range; -1 without one."""
+        index = self._intervals.innermost(np.zeros_like(lane) if self._one_lane else lane, time)
+        if not len(self.rows):
+            return index
+        return np.where(index >= 0, self.rows[index], -1)
+
+    def is_inside(self) -> Bools:
+        """Whether each chosen range is inside another chosen range."""
+        return self._intervals.parents() >= 0
+
+    def before(self, lane: Ints, time: Ints) -> Ints:
+        """For each point, the row of the last range that began before it in its thread, ended or not; -1 if none."""
+        rows = np.full(len(lane), -1, np.int64)
+        for thread in np.unique(lane):
+            mine, asked = np.flatnonzero(self.lane == thread), lane == thread
+            order = mine[np.argsort(self.start[mine], kind="stable")]
+            index = np.searchsorted(self.start[order], time[asked], side="left") - 1
+            if len(order):
+                rows[asked] = np.where(index >= 0, self.rows[order[index]], -1)
+        return rows
+
+
+def launch_sites(ranges: Ranges, thread: Ints, time: Ints) -> LaunchSites:
+    """Where launches happened.
+
+    Args:
+        thread: Each launch's thread; -1 if the launch is unknown, and so without ranges.
+        time: When each was sites, in nanoseconds like the ranges.
+    """
+    threads, lanes = np.unique(np.concatenate([ranges.thread, thread]), return_inverse=True)
+    lanes, lane = lanes[: len(ranges.thread)].astype(np.int64), lanes[len(ranges.thread) :].astype(np.int64)
+    lane[thread == -1] = len(threads)
+    kind = ranges.kind
+    layers = _Chosen(ranges, lanes, kind == LAYER)
+    nodes = _Chosen(ranges, lanes, kind == NODE)
+    operations = _Chosen(ranges, lanes, (kind == OPERATION) | (kind == DERIVATIVE))
+    layer, node, operation = (ranges_of_kind.innermost(lane, time) for ranges_of_kind in (layers, nodes, operations))
+    main = _busiest(lanes[kind == LAYER], lane)
+    elsewhere = (node < 0) & ~np.isin(lane, layers.lane) & (thread != -1)
+    layer[elsewhere] = layers.innermost(np.full(int(elsewhere.sum()), main), time[elsewhere])
+    start = np.append(ranges.start, -1)  # row -1: before everything
+    in_node = node >= 0
+    # A layer deeper than the node belongs to a recomputed forward, which has its own ranges.
+    of_node = in_node & (start[layer] < start[node])
+    sequence = _numbers_of_nodes(ranges, lanes, nodes)
+    made = _layers_of_nodes(_Forward(ranges, lanes, layers), nodes, sequence, node[of_node])
+    unknown = of_node.copy()
+    unknown[of_node] = made == _UNKNOWN
+    layer[of_node] = np.where(made == _UNKNOWN, layer[of_node], made)
+    with_gradient = _Chosen(ranges, lanes, _with_gradient(ranges)).innermost(lane, time)
+    ours = _Chosen(ranges, lanes, _of_ours(ranges)).innermost(lane, time)
+    return LaunchSites(
+        layer=layer,
+        operation=np.where(start[node] > start[operation], node, operation),
+        phase=_phase_ranges(ranges, lanes, lane, time),
+        in_node=in_node,
+        recompute=in_node & (start[with_gradient] > start[node]),
+        call=_calls(ranges, lanes, ours),
+        in_collective=ours >= 0,
+        unknown=unknown,
+    )
+
+
+def _busiest(ranges: Ints, launches: Ints) -> int:
+    """The thread in which the program pushes its ranges: of the threads with ranges, the one with the most launches."""
+    having = launches[np.isin(launches, ranges)]
+    chosen = having if len(having) else ranges
+    return int(np.bincount(chosen).argmax()) if len(chosen) else -1
+
+
+def _with_gradient(ranges: Ranges) -> Bools:
+    """Operations that autograd may create a node for. torch numbers no others.
+
+    Inside a node these are the operations of a recomputed forward.
+    """
+    mask: Bools = (ranges.kind == OPERATION) & (ranges.sequence >= 0)
+    return mask
+
+
+def _numbers_of_nodes(ranges: Ranges, lanes: Ints, nodes: _Chosen) -> Ints:
+    """For each range that is a node, the number of the forward operation that created it; -1 without one.
+
+    torch.profiler writes the number on the node, emit_nvtx on the function that the node calls.
+    """
+    numbers = np.where(ranges.kind == NODE, ranges.sequence, -1)
+    functions = np.flatnonzero((ranges.kind == DERIVATIVE) & (ranges.sequence >= 0))
+    functions = functions[np.argsort(-ranges.start[functions], kind="stable")]  # a node's first function is its own
+    node = nodes.innermost(lanes[functions], ranges.start[functions])
+    numbers[node[node >= 0]] = ranges.sequence[functions[node >= 0]]
+    return numbers
+
+
+def _of_ours(ranges: Ranges) -> Bools:
+    of_meaning: Bools = np.array([meaning.name.startswith(_OURS) for meaning in ranges.meanings] or [False])
+    return of_meaning[ranges.meaning]
+
+
+def _calls(ranges: Ranges, lanes: Ints, ours: Ints) -> Ints:
+    """The number in the mark emitted just before each collective began."""
+    marks = _Chosen(ranges, lanes, ranges.kind == CALL)
+    number = np.array([meaning.number for meaning in ranges.meanings] or [-1], np.int64)
+    calls = np.full(len(ours), -1, np.int64)
+    inside = ours >= 0
+    mark = marks.before(lanes[ours[inside]], ranges.start[ours[inside]])
+    calls[inside] = np.where(mark >= 0, number[ranges.meaning[mark]], -1) if len(ranges.meaning) else -1
+    return calls
+
+
+def _phase_ranges(ranges: Ranges, lanes: Ints, lane: Ints, time: Ints) -> Ints:
+    """The range that gives the phase: in the launch's thread, else in any (threads wait for each other)."""
+    says = np.array([meaning.phase != "" and meaning.kind in (PHASE, LAYER) for meaning in ranges.meanings] or [False])
+    mask = says[ranges.meaning]
+    rows = _Chosen(ranges, lanes, mask).innermost(lane, time)
+    none = rows < 0
+    rows[none] = _Chosen(ranges, lanes, mask, one_lane=True).innermost(lane[none], time[none])
+    return rows
+
+
+class _Forward:
+    """Looks up the layer that created an autograd node by its sequence number. Each thread counts separately."""
+
+    def __init__(self, ranges: Ranges, lanes: Ints, layers: _Chosen) -> None:
+        rows = np.flatnonzero(_with_gradient(ranges))
+        # The last operation with a number created the node. Those before it created none.
+        rows = rows[np.lexsort((ranges.start[rows], ranges.sequence[rows], lanes[rows]))]
+        last = np.ones(len(rows), bool)
+        last[:-1] = (lanes[rows[1:]] != lanes[rows[:-1]]) | (ranges.sequence[rows[1:]] != ranges.sequence[rows[:-1]])
+        self._rows = rows[last]
+        self.ranges, self.lanes, self._layers = ranges, lanes, layers
+        self._main = int(np.bincount(lanes[rows]).argmax()) if len(rows) else -1
+
+    def layer(self, node: Ints, sequence: Ints, inner: Bools) -> Ints:
+        """The layer's range for each node. ``inner`` marks nodes that run inside another node."""
+        lane = np.where(inner, self.lanes[node], self._main)  # an inner backward is of what was recomputed there
+        key = self._keys(lane, sequence)
+        known = self._keys(self.lanes[self._rows], self.ranges.sequence[self._rows])
+        index = np.minimum(np.searchsorted(known, key), max(len(known) - 1, 0))
+        layers = np.full(len(node), _UNKNOWN, np.int64)
+        if not len(known):
+            return layers
+        hit = (known[index] == key) & (sequence >= 0)
+        row = self._rows[index[hit]]
+        layers[hit] = self._layers.innermost(self.lanes[row], self.ranges.start[row])
+        return layers
+
+    @staticmethod
+    def _keys(lane: Ints, sequence: Ints) -> Ints:
+        return (lane << 44) | np.maximum(sequence, 0)
+
+
+def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints) -> Ints:
+    """For each launch from a node, its layer's range. Gradient accumulation counts for the node that ran before it."""
+    asked, which = np.unique(node, return_inverse=True)
+    ranges, lanes = forward.ranges, forward.lanes
+    numbered = _Chosen(ranges, lanes, sequence >= 0)
+    bare = sequence[asked] < 0
+    before = numbered.before(lanes[asked[bare]], ranges.start[asked[bare]])
+    asked[bare] = np.where(before >= 0, before, asked[bare])
+    inner = nodes.is_inside()[np.searchsorted(nodes.rows, asked)]
+    return forward.layer(asked, sequence[asked], inner)[which]
+
+
 OUTSIDE = 0
 
 
@@ -52,9 +262,6 @@ class LayerNumbers:
     Args:
         known: A recording's layers, whose ranges have these names. None for a trace without a recording: a layer is
             then named after all the ranges around it.
-
-    Attributes:
-        rows: Rows in the journal's format.
     """
 
     def __init__(self, known: list[LayerRow] | None = None) -> None:
@@ -67,22 +274,22 @@ class LayerNumbers:
         if not len(ranges.meaning):
             return np.full(len(rows), OUTSIDE, np.int64)
         asked = rows >= 0
-        found = np.full(len(rows), OUTSIDE, np.int64)
+        numbers = np.full(len(rows), OUTSIDE, np.int64)
         if self._is_recorded:
-            of_meaning = np.array([self._by_name.get(each.name, OUTSIDE) for each in ranges.meanings], np.int64)
-            found[asked] = of_meaning[ranges.meaning[rows[asked]]]
+            of_meaning = np.array([self._by_name.get(meaning.name, OUTSIDE) for meaning in ranges.meanings], np.int64)
+            numbers[asked] = of_meaning[ranges.meaning[rows[asked]]]
         else:
-            ours = np.array([each.is_ours for each in ranges.meanings])[ranges.meaning[rows[asked]]]
-            found[np.flatnonzero(asked)[~ours]] = self._by_path(ranges, rows[asked][~ours])
-            found[np.flatnonzero(asked)[ours]] = self._by_own_name(ranges, rows[asked][ours])
-        return found
+            ours = np.array([meaning.is_ours for meaning in ranges.meanings])[ranges.meaning[rows[asked]]]
+            numbers[np.flatnonzero(asked)[~ours]] = self._by_path(ranges, rows[asked][~ours])
+            numbers[np.flatnonzero(asked)[ours]] = self._by_own_name(ranges, rows[asked][ours])
+        return numbers
 
     def _by_own_name(self, ranges: Ranges, rows: Ints) -> Ints:
         """Layers from fakedist's own ranges, whose names are qualified, without the run that the report belongs to."""
-        names = [each.name for each in ranges.meanings if each.is_ours and each.kind == LAYER]
+        names = [meaning.name for meaning in ranges.meanings if meaning.is_ours and meaning.kind == LAYER]
         root = next((name for name in names if name.startswith("(") and name.endswith(")")), "")
-        said, place = np.unique(ranges.meaning[rows], return_inverse=True)
-        return np.array([self._qualified(ranges.meanings[each].name, root) for each in said], np.int64)[place]
+        said, which = np.unique(ranges.meaning[rows], return_inverse=True)
+        return np.array([self._qualified(ranges.meanings[number].name, root) for number in said], np.int64)[which]
 
     def _qualified(self, name: str, root: str) -> int:
         if name not in self._by_name:
@@ -107,9 +314,9 @@ class LayerNumbers:
         ready = needed[parents[needed] < 0]
         while len(ready):
             above = np.where(parents[ready] >= 0, number[parents[ready]], OUTSIDE)
-            keys, place = np.unique(np.stack([above, meaning[ready]]), axis=1, return_inverse=True)
+            keys, which = np.unique(np.stack([above, meaning[ready]]), axis=1, return_inverse=True)
             numbers = [self._number(parent, ranges.meanings[said].name) for parent, said in keys.T.tolist()]
-            number[ready] = np.array(numbers, np.int64)[place.ravel()]
+            number[ready] = np.array(numbers, np.int64)[which.ravel()]
             ready = needed[np.isin(parents[needed], ready)]
         return number[wanted]
 
@@ -130,14 +337,10 @@ class Trace:
     """The trace of one step.
 
     Attributes:
-        ranges: Ranges of the step.
-        activity: Activity on the GPU during the step.
         thread: For each activity, the thread that launched it; -1 if unknown.
         launch: When it was launched; if that is unknown, when it began.
         made_in: For nodes of a CUDA graph, the thread that captured them; -1 for everything else.
         made_at: When they were captured.
-        begin: Start of the step.
-        step: Its number.
         notes: What limits what these times mean.
         waits: Events and waits; None if the tool did not trace what streams wait for.
     """
@@ -160,10 +363,7 @@ class Tool:
 
     Attributes:
         name: cupti or nsys.
-        gpu: The GPU's name.
         source: measured or simulated.
-        version: Version of the tool, where it tells it.
-        report: The tool's report.
     """
 
     name: str
@@ -177,18 +377,16 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
     """The journal's record of a step's kernels.
 
     Args:
-        trace: The step.
         layers: Numbers of layers. Unknown layers are added to it.
-        tool: Where the trace comes from.
     """
     activity, ranges = trace.activity, trace.ranges
     captured = trace.made_in != -1
-    places = find_places(
+    sites = launch_sites(
         ranges, np.where(captured, trace.made_in, trace.thread), np.where(captured, trace.made_at, trace.launch)
     )
     texts: dict[str, int] = {"": 0}
-    phase = _phases(ranges, places)
-    operation, family = _operations_and_families(activity, ranges, places, phase, texts)
+    phase = _phases(ranges, sites)
+    operation, family = _operations_and_families(activity, ranges, sites, phase, texts)
     name = _numbered(activity.names, texts)[activity.name] if len(activity) else activity.name
     grid = _numbered([grid for grid, _ in activity.shapes], texts)[activity.shape]
     block = _numbered([block for _, block in activity.shapes], texts)[activity.shape]
@@ -207,10 +405,10 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         "op": np.full(len(activity), -1),
         "step": np.full(len(activity), trace.step),
         "phase": phase,
-        "recompute": places.recompute,
-        "layer": layers.of(ranges, places.layer),
-        "call": places.call,
-        "flops": _flops(ranges, places, family, end - start),
+        "recompute": sites.recompute,
+        "layer": layers.of(ranges, sites.layer),
+        "call": sites.call,
+        "flops": _flops(ranges, sites, family, end - start),
         "moved_bytes": np.where(bytes_ >= 0, bytes_, np.nan),
         "bound": np.zeros(len(activity)),
     }
@@ -221,7 +419,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         step=trace.step,
         gpu=tool.gpu,
         step_us=(until - trace.begin) / 1000,
-        notes=[*trace.notes, *_notes(trace, places, phase)],
+        notes=[*trace.notes, *_notes(trace, sites, phase)],
         tool_version=tool.version,
         report=tool.report,
     )
@@ -231,51 +429,51 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
     return KernelsRecord(source, list(texts), **packed)
 
 
-def _numbered(found: list[str], texts: dict[str, int]) -> Ints:
-    return np.array([texts.setdefault(text, len(texts)) for text in found], np.int64)
+def _numbered(names: list[str], texts: dict[str, int]) -> Ints:
+    return np.array([texts.setdefault(text, len(texts)) for text in names], np.int64)
 
 
-def _phases(ranges: Ranges, places: Places) -> npt.NDArray[np.uint8]:
+def _phases(ranges: Ranges, sites: LaunchSites) -> npt.NDArray[np.uint8]:
     """Indices into ``PHASES``."""
     other = PHASES.index("other")
     of_meaning = np.array([PHASES.index(m.phase) if m.phase in PHASES else other for m in ranges.meanings] or [other])
-    told = of_meaning[ranges.meaning][places.phase] if len(ranges.meaning) else np.full(len(places.phase), other)
-    found = np.where(places.phase >= 0, told, other)
-    return np.where(places.in_node, PHASES.index("backward"), found).astype(np.uint8)
+    of_range = of_meaning[ranges.meaning][sites.phase] if len(ranges.meaning) else np.full(len(sites.phase), other)
+    phases = np.where(sites.phase >= 0, of_range, other)
+    return np.where(sites.in_node, PHASES.index("backward"), phases).astype(np.uint8)
 
 
 def _operations_and_families(
-    activity: Activity, ranges: Ranges, places: Places, phase: npt.NDArray[np.uint8], texts: dict[str, int]
+    activity: Activity, ranges: Ranges, sites: LaunchSites, phase: npt.NDArray[np.uint8], texts: dict[str, int]
 ) -> tuple[Ints, npt.NDArray[np.uint8]]:
     """Numbers of the operations' texts, and families. Each distinct kernel of an operation is classified once."""
     said = np.full(len(activity), -1, np.int64)
-    known = places.operation >= 0
-    said[known] = ranges.meaning[places.operation[known]]
-    keys = np.stack([activity.name, said, phase.astype(np.int64), places.in_collective.astype(np.int64)])
-    distinct, place = np.unique(keys, axis=1, return_inverse=True)
+    known = sites.operation >= 0
+    said[known] = ranges.meaning[sites.operation[known]]
+    keys = np.stack([activity.name, said, phase.astype(np.int64), sites.in_collective.astype(np.int64)])
+    distinct, which = np.unique(keys, axis=1, return_inverse=True)
     operations, families = [], []
     for name, text, in_phase, in_collective in distinct.T.tolist():
         operation = "" if text < 0 else _operation(ranges.meanings[text].name)
         family = kernel_family(activity.names[name], operation, PHASES[in_phase])
         operations.append(texts.setdefault(operation, len(texts)))
         families.append(FAMILIES.index("communication" if in_collective else family))
-    place = place.ravel()
-    found = np.array(families, np.uint8)[place]
-    found[activity.is_graph] = FAMILIES.index("other")  # whatever it contains
-    return np.array(operations, np.int64)[place], found
+    which = which.ravel()
+    family_of = np.array(families, np.uint8)[which]
+    family_of[activity.is_graph] = FAMILIES.index("other")  # whatever it contains
+    return np.array(operations, np.int64)[which], family_of
 
 
-def _flops(ranges: Ranges, places: Places, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
-    """Each matrix product's share, by time, of its operation's floating-point operations; NaN if not counted."""
-    found = np.full(len(time), np.nan)
+def _flops(ranges: Ranges, sites: LaunchSites, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
+    """Each matrix product's part, by time, of its operation's floating-point operations; NaN if not counted."""
+    flops = np.full(len(time), np.nan)
     if ranges.flops is None or not len(ranges.flops):
-        return found
-    known = (places.operation >= 0) & (ranges.flops[places.operation] > 0)
+        return flops
+    known = (sites.operation >= 0) & (ranges.flops[sites.operation] > 0)
     known &= family == FAMILIES.index("gemm")  # excludes kernels that fill a product's workspace
-    operation, share = places.operation[known], np.maximum(time[known], 1)
-    whole = np.bincount(operation, share)
-    found[known] = ranges.flops[operation] * share / whole[operation]
-    return found
+    operation, weight = sites.operation[known], np.maximum(time[known], 1)
+    whole = np.bincount(operation, weight)
+    flops[known] = ranges.flops[operation] * weight / whole[operation]
+    return flops
 
 
 def _operation(name: str) -> str:
@@ -283,45 +481,41 @@ def _operation(name: str) -> str:
     return name.replace("::", ".", 1) if name.startswith("aten::") else name
 
 
-def _notes(trace: Trace, places: Places, phase: npt.NDArray[np.uint8]) -> list[Note]:
+def _notes(trace: Trace, sites: LaunchSites, phase: npt.NDArray[np.uint8]) -> list[Note]:
     """Notes that count the kernels whose attribution is coarse."""
-    found: list[Note] = []
+    notes: list[Note] = []
     columns, count = trace.activity.columns, len(trace.activity)
     if unknown := int((trace.thread == -1).sum()):
-        found.append(time_notes.kernels_without_launch(unknown, count))
+        notes.append(time_notes.kernels_without_launch(unknown, count))
     in_graph = (columns["graphNodeId"] > 0) & (trace.made_in == -1)
     if coarse := int(in_graph.sum()):
-        found.append(time_notes.kernels_of_graphs(coarse))
+        notes.append(time_notes.kernels_of_graphs(coarse))
     if graphs := int(trace.activity.is_graph.sum()):
-        found.append(time_notes.graphs_as_a_whole(graphs))
-    if count and not (places.layer >= 0).any():
-        found.append(time_notes.no_layers_traced())
-    if unknown := int((places.unknown & (places.layer < 0)).sum()):
-        found.append(time_notes.forward_not_traced(unknown))
+        notes.append(time_notes.graphs_as_a_whole(graphs))
+    if count and not (sites.layer >= 0).any():
+        notes.append(time_notes.no_layers_traced())
+    if unknown := int((sites.unknown & (sites.layer < 0)).sum()):
+        notes.append(time_notes.forward_not_traced(unknown))
     if count and bool((phase == PHASES.index("other")).all()):
-        found.append(time_notes.no_phases_traced())
+        notes.append(time_notes.no_phases_traced())
     if count and not (trace.ranges.kind == OPERATION).any():
-        found.append(time_notes.no_operations_traced())
-    return found
+        notes.append(time_notes.no_operations_traced())
+    return notes
 
 
 _NONE = np.zeros(0, np.int64)
 
 
 def host_record(trace: Trace) -> HostRecord:
-    """The journal's record of what the host did.
-
-    Args:
-        trace: The step.
-    """
+    """The journal's record of what the host did."""
     ranges = trace.ranges
     waits, calls = Columns(HostWaits), Columns(HostCalls)
     known = trace.waits or Waits(_NONE, _NONE, _NONE, _NONE, _NONE)
-    times = [((each - trace.begin) / 1000).tolist() for each in (known.start, known.end)]
+    times = [((column - trace.begin) / 1000).tolist() for column in (known.start, known.end)]
     streams = np.maximum(known.stream, 0).tolist()
     waits.extend(list(zip(known.what.tolist(), streams, known.event.tolist(), *times, strict=True)))
     marks = np.flatnonzero(ranges.kind == CALL)
-    numbers = [ranges.meanings[each].number for each in ranges.meaning[marks].tolist()]
+    numbers = [ranges.meanings[meaning].number for meaning in ranges.meaning[marks].tolist()]
     calls.extend(list(zip(numbers, ((ranges.start[marks] - trace.begin) / 1000).tolist(), strict=True)))
     texts: dict[str, int] = {}
     inside = _script_ranges(trace, ranges, texts)
@@ -340,33 +534,29 @@ def _script_ranges(trace: Trace, ranges: Ranges, texts: dict[str, int]) -> Colum
         else:
             ends[said.number] = at
     threads: dict[int, int] = {}
-    found, last = Columns(HostRanges), int(ranges.end.max(initial=trace.begin))
-    for number, (at, thread, name) in sorted(begins.items(), key=lambda each: each[1][0]):
-        found.add(
+    table, last = Columns(HostRanges), int(ranges.end.max(initial=trace.begin))
+    for number, (at, thread, name) in sorted(begins.items(), key=lambda item: item[1][0]):
+        table.add(
             name=texts.setdefault(name, len(texts)),
             thread=threads.setdefault(thread, len(threads)),
             begin_us=(at - trace.begin) / 1000,
             end_us=(max(ends.get(number, last), at) - trace.begin) / 1000,
         )
-    return found
+    return table
 
 
 def profiler_trace(record: ProfilerRecord) -> Trace:
-    """The trace of the timed step.
-
-    Args:
-        record: The journal's record of what torch.profiler saw.
-    """
-    operations, calls, device = (_columns(each) for each in (record.operations, record.calls, record.activity))
+    """The trace of the timed step."""
+    operations, calls, device = (_columns(table) for table in (record.operations, record.calls, record.activity))
     texts = record.texts
     ranges, steps = _ranges(operations, texts)
     thread, launch = _launches(operations, calls, device)
     begin, step = steps[-1] if steps else (int(launch.min(initial=0)), 0)
     order = np.argsort(device["start"], kind="stable")
-    activity = _activity(device, texts).where(order)
+    activity = Activity.of(device | {"bytes": device["size"]}, texts, counts_both_ways=True).where(order)
     none = np.full(len(order), -1, np.int64)
     return Trace(
-        ranges=ranges.with_functions().told_by_us(),
+        ranges=ranges.with_functions().preferring_ours(),
         activity=activity,
         thread=thread[order],
         launch=launch[order],
@@ -380,19 +570,19 @@ def profiler_trace(record: ProfilerRecord) -> Trace:
 
 def _waits(record: ProfilerRecord, calls: dict[str, Ints]) -> Waits:
     started = dict(zip(calls["correlation"].tolist(), calls["start"].tolist(), strict=True))
-    found = _columns(record.waits)
-    called = [started.get(each, -1) for each in found["correlation"].tolist()]
-    found["start"] = np.where(np.array(called, np.int64) >= 0, called, found["start"])
-    return Waits.of(found, started)
+    waits = _columns(record.waits)
+    called = [started.get(correlation, -1) for correlation in waits["correlation"].tolist()]
+    waits["start"] = np.where(np.array(called, np.int64) >= 0, called, waits["start"])
+    return Waits.of(waits, started)
 
 
 def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list[tuple[int, int]]]:
     """The ranges (a phase lasts until the next one), and (start, number) of the steps."""
     said = [meaning(text) for text in texts]
-    kinds = np.array([each.kind for each in said] or [IGNORED])[operations["text"]]
+    kinds = np.array([m.kind for m in said] or [IGNORED])[operations["text"]]
     start, end = operations["start"], operations["end"].copy()
     marks = np.flatnonzero(kinds == PHASE)
-    ours = np.array([each.is_ours for each in said] or [False])
+    ours = np.array([m.is_ours for m in said] or [False])
     marks = marks[ours[operations["text"][marks]]]
     marks = marks[np.argsort(start[marks], kind="stable")]
     end[marks] = np.append(start[marks[1:]], end.max(initial=0))[: len(marks)]
@@ -430,40 +620,8 @@ def _launches(operations: dict[str, Ints], calls: dict[str, Ints], device: dict[
     return np.where((call >= 0) | (operation >= 0), thread, -1), at
 
 
-def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
-    names, name = np.unique(device["text"], return_inverse=True)
-    shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
-    found = [texts[each] for each in names.tolist()]
-    is_copy = np.array([each.startswith(("Memcpy", "Memset")) for each in found] or [False])
-    both_ways = np.array(["DtoD" in each for each in found] or [False])
-    bytes_ = device["size"]
-    if len(name):
-        bytes_ = np.where(is_copy[name], np.where(both_ways[name] & (bytes_ > 0), 2 * bytes_, bytes_), -1)
-    return Activity(
-        {
-            "start": device["start"],
-            "end": device["end"],
-            "streamId": device["stream"],
-            "correlationId": device["correlation"],
-            "graphNodeId": device["node"],
-            "bytes": bytes_,
-        },
-        name,
-        shape.ravel(),
-        is_copy[name] if len(name) else np.zeros(0, bool),
-        np.zeros(len(name), bool),
-        found,
-        [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()],
-    )
-
-
 def traced_records(profiled: ProfilerRecord, layers: list[LayerRow]) -> list[Record]:
-    """The kernels, and what else the host did; a note if torch.profiler saw no kernels.
-
-    Args:
-        profiled: What it saw.
-        layers: The recording's layers.
-    """
+    """The kernels, and what else the host did; a note if torch.profiler saw no kernels."""
     if not profiled.activity.start:
         return [NoteRecord(time_notes.profiler_saw_no_kernels())]
     trace = profiler_trace(profiled)

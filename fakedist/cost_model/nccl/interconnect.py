@@ -13,15 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fakedist.cost_model.nccl.settings import MAX_CHANNELS, Settings
+
 
 @dataclass(frozen=True)
 class Span:
-    """An amount.
-
-    Attributes:
-        low: The least it can be.
-        high: The most it can be.
-    """
+    """An amount."""
 
     low: int
     high: int
@@ -74,9 +71,7 @@ class GroupShape:
         """The shape of a group of these ranks, in nodes of ``gpus_per_node`` consecutive ranks.
 
         Args:
-            ranks: Its ranks.
-            gpus_per_node: GPUs of each node.
-            group_rank: This rank's place among them.
+            group_rank: This rank's index among them.
         """
         counts = Counter(rank // gpus_per_node for rank in ranks)
         own = 0 if group_rank is None else counts[ranks[group_rank] // gpus_per_node]
@@ -93,7 +88,6 @@ class Interconnect:
     """The interconnect of a GPU model.
 
     Attributes:
-        name: Its name.
         capability: The GPUs' compute capability, its first number.
         bandwidth: Bandwidth of one GPU, bytes per second one way.
         node: Channels for collectives of a group within one node.
@@ -102,7 +96,6 @@ class Interconnect:
         per_peer: Channels for send and receive to each peer within one node.
         nvls: Channels of NVLink SHARP, within one node and over several; (0, 0) without it.
         reads: Whether the receiver reads from the sender. The sender then holds the buffer of protocol Simple.
-        nvlink: Whether it is NVLink.
     """
 
     name: str
@@ -162,5 +155,54 @@ def interconnect_like(gpu_name: str, capability: int, nvlink_bandwidth: float, h
         host_bandwidth: The same of its PCIe link.
     """
     same = {8: AMPERE, 9: HOPPER}.get(capability, BLACKWELL if capability > 9 else AMPERE)
-    found = find_interconnect(gpu_name) or (same if nvlink_bandwidth else PCIE)
-    return replace(found, capability=capability, bandwidth=nvlink_bandwidth or host_bandwidth)
+    base = find_interconnect(gpu_name) or (same if nvlink_bandwidth else PCIE)
+    return replace(base, capability=capability, bandwidth=nvlink_bandwidth or host_bandwidth)
+
+
+_P2P_PER_BATCH = 8  # NCCL_MAX_DEV_WORK_P2P_PER_BATCH
+
+
+def coll_channels(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
+    """Channels for collectives: what the topology yields (``ncclTopoPostset``), within the environment's limits."""
+    topology = exactly(MAX_CHANNELS) if shape.size == 1 else interconnect.channels(shape)
+    least, most = settings.channels
+    return Span(*(min(max(min(channels, most), least), MAX_CHANNELS) for channels in (topology.low, topology.high)))
+
+
+def nvls_channels(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> int:
+    """Channels of NVLink SHARP; 0 if it is unused: no NVSwitch that supports it, or at most two ranks per node."""
+    default = interconnect.nvls[0 if shape.num_nodes == 1 else 1]
+    if not settings.nvls or shape.own < 3 or not default:
+        return 0
+    least, most = settings.channels
+    return max(min(settings.nvls_channels or default, most), least)
+
+
+def p2p_channels(coll: Span, settings: Settings) -> Span:
+    """Channels for send and receive: a power of two (``ncclTopoComputeP2pChannels``)."""
+    least, most = settings.p2p_channels
+    return Span(
+        *(min(_power_of_two(max(min(channels, most), least)), MAX_CHANNELS) for channels in (coll.low, coll.high))
+    )
+
+
+def channels_per_peer(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
+    """Channels for send and receive to each peer. Over several nodes, more peers means fewer channels for each."""
+    p2p = p2p_channels(coll_channels(shape, interconnect, settings), settings)
+    if shape.num_nodes == 1:
+        return Span(min(interconnect.per_peer.low, p2p.low), min(interconnect.per_peer.high, p2p.high))
+    asked = settings.per_net_peer
+    if asked is not None:
+        return Span(*(min(_power_of_two(asked), channels) for channels in (p2p.low, p2p.high)))
+    # 2, or one channel per 14 GB/s of NIC bandwidth: 4 with a 400 Gb/s NIC (ncclTopoGetNchannels)
+    return Span(*(_shrunk(wanted, shape.size, channels) for wanted, channels in ((2, p2p.low), (4, p2p.high))))
+
+
+def _shrunk(per_peer: int, num_ranks: int, p2p: int) -> int:
+    while per_peer > 1 and per_peer * -(-num_ranks // _P2P_PER_BATCH) > p2p:
+        per_peer //= 2
+    return per_peer
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -94,15 +94,11 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Read the settings from an environment.
-
-    Args:
-        environment: NCCL_* variables. Others are ignored.
-    """
+    """Read the settings from an environment."""
 
     def read(name: str, default: int) -> int:
-        found = number(environment, f"NCCL_{name}")
-        return default if found is None or found < 0 else found
+        value = number(environment, f"NCCL_{name}")
+        return default if value is None or value < 0 else value
 
     cumem = read("CUMEM_ENABLE", 1) != 0
     return Settings(
@@ -135,7 +131,7 @@ def _allowed(text: str, known: tuple[str, ...]) -> dict[str, frozenset[str]]:
 
     A name that is not known (CollNet's) allows nothing here. A list without any known name counts as not given.
     """
-    found: dict[str, frozenset[str]] = {}
+    allowed_by_collective: dict[str, frozenset[str]] = {}
     every = frozenset(known)
     for part in text.lower().split(";"):
         prefix, _, listed = part.rpartition(":")
@@ -143,5 +139,39 @@ def _allowed(text: str, known: tuple[str, ...]) -> dict[str, frozenset[str]]:
         if names:
             allowed = every - names if listed.strip().startswith("^") else names
             collectives = [_FUNCTIONS.get(prefix.strip(), "")] if prefix else list(_FUNCTIONS.values())
-            found |= dict.fromkeys(collectives, allowed)
-    return found
+            allowed_by_collective |= dict.fromkeys(collectives, allowed)
+    return allowed_by_collective
+
+
+#: The beginning of a call's operation -> the collective that it is, and the side whose bytes are the whole buffer.
+#: The first match counts.
+_KINDS = (
+    ("reduce_scatter", "reduce_scatter", "bytes_in"),
+    ("all_gather", "all_gather", "bytes_out"),
+    ("allgather", "all_gather", "bytes_out"),
+    ("all_reduce", "all_reduce", "bytes_in"),
+    ("allreduce", "all_reduce", "bytes_in"),
+    ("all_to_all", "all_to_all", "largest"),
+    ("alltoall", "all_to_all", "largest"),
+    ("broadcast", "broadcast", "largest"),
+    ("reduce", "reduce", "largest"),
+    ("gather", "gather", "largest"),
+    ("scatter", "scatter", "largest"),
+    ("send", "send", "largest"),
+    ("recv", "send", "largest"),
+    ("barrier", "barrier", "largest"),
+    ("monitored_barrier", "barrier", "largest"),
+)
+
+
+def collective_of(operation: str, bytes_in: int, bytes_out: int) -> tuple[str, int]:
+    """The collective that a call is, and the bytes of its whole buffer; "" for an operation that is not known.
+
+    Args:
+        operation: The call's operation, e.g. all_gather_into_tensor_coalesced.
+    """
+    sizes = {"bytes_in": bytes_in, "bytes_out": bytes_out, "largest": max(bytes_in, bytes_out)}
+    return next(
+        ((kind, sizes[side]) for prefix, kind, side in _KINDS if operation.startswith(prefix)),
+        ("", sizes["largest"]),
+    )

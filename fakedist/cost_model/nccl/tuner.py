@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fakedist.cost_model.nccl.connections import nvls_channels
-from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect
+from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect, nvls_channels
 from fakedist.cost_model.nccl.settings import Settings
 
 #: Latencies in microseconds by protocol (LL, LL128, Simple): of the call, and of a step over NVLink, PCIe and network.
@@ -66,7 +65,7 @@ DOUBT = 1.3
 
 @dataclass(frozen=True)
 class Network:
-    """What joins the nodes.
+    """The network between nodes.
 
     Attributes:
         nic_bandwidth: Bandwidth of one NIC, bytes per second one way.
@@ -83,7 +82,6 @@ class Candidate(NamedTuple):
     Attributes:
         algorithm: ring, tree, nvls, nvlstree or pat; pairs or send for what is not tuned.
         protocol: ll, ll128 or simple.
-        time_us: What it costs.
     """
 
     algorithm: str
@@ -95,13 +93,7 @@ class Tuner:
     """Chooses what collectives run on, between GPUs of one model.
 
     Args:
-        interconnect: What joins the GPUs of a node.
-        network: What joins the nodes.
-        settings: NCCL's settings.
         counts_channels: Whether costs follow the number of channels that the settings allow.
-
-    Attributes:
-        settings: The same.
     """
 
     def __init__(
@@ -112,26 +104,25 @@ class Tuner:
         self._generation = {8: 0, 9: 1}.get(interconnect.capability, 2 if interconnect.capability > 9 else 0)
 
     def choose(self, kind: str, num_bytes: float, shape: GroupShape) -> Candidate:
-        """What runs a collective.
+        """The algorithm and protocol that run a collective.
 
         Args:
             kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, barrier, all_to_all, gather, scatter or
                 send.
             num_bytes: Bytes of the whole buffer.
-            shape: Where the group's ranks are.
         """
-        return min(self.candidates(kind, num_bytes, shape), key=lambda each: each.time_us)
+        return min(self.candidates(kind, num_bytes, shape), key=lambda candidate: candidate.time_us)
 
     def likely(self, kind: str, num_bytes: float, shape: GroupShape) -> set[str]:
         """The algorithms that may run a collective, if the costs of any two are off by a factor of ``DOUBT``."""
-        found = self.candidates(kind, num_bytes, shape)
-        least = min(each.time_us for each in found)
-        return {each.algorithm for each in found if each.time_us <= DOUBT * least}
+        candidates = self.candidates(kind, num_bytes, shape)
+        least = min(candidate.time_us for candidate in candidates)
+        return {candidate.algorithm for candidate in candidates if candidate.time_us <= DOUBT * least}
 
     def cost_us(self, chosen: Candidate, kind: str, num_bytes: float, shape: GroupShape) -> float:
-        """What a candidate costs here, which another tuner chose."""
-        found = {each[:2]: each.time_us for each in self.candidates(kind, num_bytes, shape)}
-        return found[chosen[:2]]
+        """The cost here of a candidate that another tuner chose."""
+        costs = {candidate[:2]: candidate.time_us for candidate in self.candidates(kind, num_bytes, shape)}
+        return costs[chosen[:2]]
 
     def candidates(self, kind: str, num_bytes: float, shape: GroupShape) -> list[Candidate]:
         """The ways to run a collective that the settings allow; a ring if they allow none."""
@@ -139,18 +130,20 @@ class Tuner:
         if kind in ("all_to_all", "gather", "scatter", "send"):
             return [self._pairs(kind, num_bytes, shape)]
         allowed, protocols = self.settings.algorithms_of(kind), self.settings.protocols_of(kind)
-        found = list(self._possible(kind, num_bytes, shape))
-        left = [each for each in found if each.algorithm in allowed and each.protocol in protocols]
-        rings = [each for each in found if each.algorithm == "ring"]
-        return left or [each for each in rings if each.protocol in protocols] or rings
+        possible = list(self._possible(kind, num_bytes, shape))
+        left = [
+            candidate for candidate in possible if candidate.algorithm in allowed and candidate.protocol in protocols
+        ]
+        rings = [candidate for candidate in possible if candidate.algorithm == "ring"]
+        return left or [candidate for candidate in rings if candidate.protocol in protocols] or rings
 
     def _possible(self, kind: str, num_bytes: float, shape: GroupShape) -> Iterator[Candidate]:
-        for place, protocol in enumerate(_PROTOCOLS):
+        for index, protocol in enumerate(_PROTOCOLS):
             if protocol == "ll128" and not self._interconnect.nvlink:
                 continue
-            yield Candidate("ring", protocol, self._ring_us(kind, num_bytes, shape, place))
+            yield Candidate("ring", protocol, self._ring_us(kind, num_bytes, shape, index))
             if kind == "all_reduce":
-                yield Candidate("tree", protocol, self._tree_us(num_bytes, shape, place))
+                yield Candidate("tree", protocol, self._tree_us(num_bytes, shape, index))
         nvls = self._nvls_us(kind, num_bytes, shape)
         if nvls is not None:
             yield Candidate("nvls" if shape.num_nodes == 1 else "nvlstree", "simple", nvls)
@@ -162,8 +155,8 @@ class Tuner:
 
     def _bus(self, shape: GroupShape) -> float:
         """GB/s of all rings of a group together."""
-        found = _NVLINK_FOUND if self._interconnect.nvlink else _PCIE_FOUND
-        within = found * self._interconnect.bandwidth / _GB
+        bandwidths = _NVLINK_FOUND if self._interconnect.nvlink else _PCIE_FOUND
+        within = bandwidths * self._interconnect.bandwidth / _GB
         if shape.num_nodes == 1:
             return within
         nics = max(shape.local * self._network.nics_per_gpu, 1.0)
@@ -179,44 +172,44 @@ class Tuner:
             return bus
         return min(bus, self.settings.channels[1] * _RING_LL128_CHANNEL[self._generation])
 
-    def _ring_us(self, kind: str, num_bytes: float, shape: GroupShape, place: int) -> float:
+    def _ring_us(self, kind: str, num_bytes: float, shape: GroupShape, index: int) -> float:
         bus, size, nodes = self._bus(shape), shape.size, shape.num_nodes
-        if _PROTOCOLS[place] == "ll":
+        if _PROTOCOLS[index] == "ll":
             bus = min(_LL_MOST[self._generation][min(nodes, 3) - 1], 0.5 * bus)
-        if _PROTOCOLS[place] == "ll128":
+        if _PROTOCOLS[index] == "ll128":
             bus = min(0.92 * bus, self._channels(shape) * _RING_LL128_CHANNEL[self._generation])
         bus = self._limited(bus)
-        hop = (_NVLINK if self._interconnect.nvlink else _PCIE)["ring"][place]
+        hop = (_NVLINK if self._interconnect.nvlink else _PCIE)["ring"][index]
         # With one rank a node, the network's latency is as exposed as in a tree.
-        over = _NETWORK["tree" if shape.is_rail else "ring"][place]
-        latency = _BASE["ring"][place]
+        over = _NETWORK["tree" if shape.is_rail else "ring"][index]
+        latency = _BASE["ring"][index]
         if kind in ("broadcast", "reduce"):
-            return latency + (hop if nodes == 1 else _NETWORK["ring"][place]) + num_bytes / (bus * 1e3)
+            return latency + (hop if nodes == 1 else _NETWORK["ring"][index]) + num_bytes / (bus * 1e3)
         passes = 2 if kind == "all_reduce" else 1
         steps, between = passes * (size - 1), passes * (nodes - 1)
         if nodes > 1:
-            hop = max(hop, _NETWORK_OVERHEAD_US * (3 if place == _SIMPLE else 1))
+            hop = max(hop, _NETWORK_OVERHEAD_US * (3 if index == _SIMPLE else 1))
         latency += (steps - between) * hop + between * over
         is_long = num_bytes / (self._channels(shape) * size) >= _PLATEAU_BYTES
-        if place == _SIMPLE and nodes > 1 and kind == "all_reduce" and is_long:
+        if index == _SIMPLE and nodes > 1 and kind == "all_reduce" and is_long:
             latency *= _PLATEAU
         return latency + num_bytes * steps / size / (bus * 1e3)
 
-    def _tree_us(self, num_bytes: float, shape: GroupShape, place: int) -> float:
+    def _tree_us(self, num_bytes: float, shape: GroupShape, index: int) -> float:
         channels, scale = self._channels(shape), min(shape.num_nodes, 3) - 1
         bus = min(0.92 * self._bus(shape), channels * _TREE_CHANNEL[self._generation][scale])
-        if _PROTOCOLS[place] == "ll":
+        if _PROTOCOLS[index] == "ll":
             bus = min(bus / 3.8, _LL_MOST[self._generation][scale])
-        if _PROTOCOLS[place] == "ll128":
-            share = 7 / 9 if shape.num_nodes == 1 else 120 / 128
-            bus = min(share * bus, channels * _TREE_LL128_CHANNEL[self._generation][scale])
+        if _PROTOCOLS[index] == "ll128":
+            fraction = 7 / 9 if shape.num_nodes == 1 else 120 / 128
+            bus = min(fraction * bus, channels * _TREE_LL128_CHANNEL[self._generation][scale])
         octave = int(math.log2(max(num_bytes / 64, 1.0)))
-        if octave < len(_TREE_CORRECTION[place]):
-            bus *= _TREE_CORRECTION[place][octave]
-        hop = (_NVLINK if self._interconnect.nvlink else _PCIE)["tree"][place]
+        if octave < len(_TREE_CORRECTION[index]):
+            bus *= _TREE_CORRECTION[index][octave]
+        hop = (_NVLINK if self._interconnect.nvlink else _PCIE)["tree"][index]
         depth = int(math.log2(shape.num_nodes))
-        latency = 2 * ((shape.size // shape.num_nodes - 1) * hop + depth * _NETWORK["tree"][place])
-        return _BASE["tree"][place] + latency + 2 * num_bytes / (self._limited(bus) * 1e3)
+        latency = 2 * ((shape.size // shape.num_nodes - 1) * hop + depth * _NETWORK["tree"][index])
+        return _BASE["tree"][index] + latency + 2 * num_bytes / (self._limited(bus) * 1e3)
 
     def _nvls_us(self, kind: str, num_bytes: float, shape: GroupShape) -> float | None:
         """NVLink SHARP in one node, or its trees over nodes (all_reduce only); None where it cannot run."""
@@ -229,7 +222,7 @@ class Tuner:
             return None  # over nodes only with SHARP in the network
         heads = shape.local
         most = _NVLS_FOUND * self._interconnect.bandwidth / _GB / heads
-        speed = next((each for each in _NVLS_SPEEDS[self._generation] if each <= most), most)
+        speed = next((listed for listed in _NVLS_SPEEDS[self._generation] if listed <= most), most)
         bus = heads * speed * _NVLS_EFFICIENCY[self._generation] * (heads - 1) / heads
         bus *= 2 if is_all_reduce else (heads - 1) / heads
         latency = _NVLS_US
@@ -244,7 +237,7 @@ class Tuner:
         return latency + num_bytes / (bus * factor * 1e3)
 
     def _pairs(self, kind: str, num_bytes: float, shape: GroupShape) -> Candidate:
-        """What is made of sends: it is not tuned."""
+        """Collectives made of sends, which NCCL does not tune."""
         hop = (_NVLINK if self._interconnect.nvlink else _PCIE)["ring"][_SIMPLE]
         latency = _BASE["ring"][_SIMPLE] + (hop if shape.num_nodes == 1 else _NETWORK["ring"][_SIMPLE])
         bus = self._limited(self._bus(shape))

@@ -12,7 +12,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.report.text.group_sheets import CallsText, RunTopology
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
 from fakedist.report.text.wording import communication_word, short_line
-from fakedist.results.compare import changed_lines, changed_memory, changed_times, reasons
+from fakedist.results.compare import changed_memory, changed_times, layer_matching, reasons
 from fakedist.results.opening import open_run, open_run_directory
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
@@ -189,7 +189,7 @@ class Comparison:
     @cached_property
     def matches(self) -> pd.DataFrame:
         """Which layer of one run is which layer of the other."""
-        return changed_memory.match_layers(*self._tables("layers"))
+        return layer_matching.match_layers(*self._tables("layers"))
 
     @cached_property
     def parts(self) -> pd.DataFrame:
@@ -209,12 +209,12 @@ class Comparison:
     @cached_property
     def renamed(self) -> list[dict[str, str]]:
         """Layers with a new name: ``was``, ``name``, ``how``. Repeated layers once, and only the topmost."""
-        return changed_memory.renamed_layers(*self._tables("layers"), self.matches)
+        return layer_matching.renamed_layers(*self._tables("layers"), self.matches)
 
     @cached_property
     def blocks(self) -> pd.DataFrame:
         """Changes of the blocks at the peak."""
-        paths = changed_memory.layer_paths(*self._tables("layers"), self.matches)
+        paths = layer_matching.layer_paths(*self._tables("layers"), self.matches)
         sides = []
         for run, of_layers in zip((self.a, self.b), paths, strict=True):
             table = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()
@@ -244,7 +244,7 @@ class Comparison:
         """Changes of the timed step; None if one of the runs has none."""
         if any(summary.timed is None for summary in self.summaries):
             return None
-        paths = changed_memory.layer_paths(*self._tables("layers"), self.matches)
+        paths = layer_matching.layer_paths(*self._tables("layers"), self.matches)
         return TimeComparison((self.a, self.b), paths)
 
     @cached_property
@@ -274,7 +274,7 @@ class Comparison:
         return {}
 
 
-def say_cause(cause: reasons.Cause, origin: reasons.Origin) -> str:
+def say_cause(cause: reasons.Cause, origin: reasons.AllocationSite) -> str:
     """A change of the peak, what accounts for it and where that is allocated, in one line."""
     seen = origin.phrase("first seen" if cause.part > 0 else "last seen")
     return f"{format_change(cause.change)} at the peak: {say_part(cause)}{seen}"
@@ -379,27 +379,27 @@ class SnapshotComparison:
     @cached_property
     def lines(self) -> pd.DataFrame:
         """Changes of the blocks at the peak by source line."""
-        return changed_lines.line_changes(*self._blocks)
+        return changed_memory.line_changes(*self._blocks)
 
     @cached_property
     def kinds(self) -> pd.DataFrame:
         """Blocks that appeared, grew, shrank, went or stayed."""
-        return changed_lines.line_kinds(self.lines)
+        return changed_memory.line_kinds(self.lines)
 
     @cached_property
     def sizes(self) -> pd.DataFrame:
         """Blocks at the peak that only one of them has, by line and size."""
-        return changed_lines.size_changes(*self._blocks)
+        return changed_memory.size_changes(*self._blocks)
 
     @cached_property
     def reserved(self) -> pd.DataFrame:
         """Reserved memory at its peak, in parts."""
-        return changed_lines.reserved_changes(*self.summaries)
+        return changed_memory.reserved_changes(*self.summaries)
 
     @cached_property
     def segments(self) -> pd.DataFrame:
         """The segments when most was reserved, by pool and size."""
-        return changed_lines.segment_changes(*(run.table("segments", _SEGMENT_COLUMNS) for run in (self.a, self.b)))
+        return changed_memory.segment_changes(*(run.table("segments", _SEGMENT_COLUMNS) for run in (self.a, self.b)))
 
     @property
     def why(self) -> str:
@@ -445,7 +445,7 @@ class SnapshotComparison:
         unused = int(changes.get("reserved", 0) - changes.get("allocated", 0))
         if abs(unused) < max(_MIN_SHARE * largest, 1):
             return ""
-        parts = changes[changes.index.isin(changed_lines.UNUSED_PARTS)] * (1 if unused > 0 else -1)
+        parts = changes[changes.index.isin(changed_memory.UNUSED_PARTS)] * (1 if unused > 0 else -1)
         name = str(parts.idxmax())
         part = UNUSED_NAMES[name], format_change(int(changes[name]))
         return f"{format_change(unused)} reserved without a tensor in it: {part[0]}, {part[1]}"
@@ -460,7 +460,7 @@ class SnapshotComparison:
         return f"only {'A' if uses[0] else 'B'} has expandable segments (PYTORCH_CUDA_ALLOC_CONF)"
 
     def _without_line(self) -> str:
-        untold = self.lines[self.lines["line"].isin((changed_lines.IN_TORCH, changed_lines.NO_STACK))]
+        untold = self.lines[self.lines["line"].isin((changed_memory.IN_TORCH, changed_memory.NO_STACK))]
         change = int(untold["change_bytes"].sum())
         if abs(change) < max(_MIN_SHARE * max(summary.peak_allocated_bytes for summary in self.summaries), 1):
             return ""
@@ -472,12 +472,12 @@ class SnapshotComparison:
     @cached_property
     def _blocks(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         sides = [
-            changed_lines.lines_at_peak(
+            changed_memory.lines_at_peak(
                 run.table("blocks", _BLOCK_COLUMNS), [str(line) for line in run.table("stacks", ["line"])["line"]]
             )
             for run in (self.a, self.b)
         ]
-        return changed_lines.blocks_by_line(sides[0], sides[1])
+        return changed_memory.blocks_by_line(sides[0], sides[1])
 
 
 def _blocks(number: int, how: str = "") -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fakedist.report.text.wording import short_kernel
-from fakedist.results.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
+from fakedist.results.calibration.calibrating import Calibrated, CalibrationResult, StepChange, Unmatched
 from fakedist.rundir.notes import counted, share_text
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us
@@ -14,12 +14,12 @@ from fakedist.units import format_us
 _MOST_NAMED = 3
 
 
-def calibration_lines(result: OwnTimesFound, run_rank: int, trace_file: Path) -> list[str]:
+def calibration_lines(result: CalibrationResult, run_rank: int, trace_file: Path) -> list[str]:
     """The result, line by line."""
     return list(_lines(result, run_rank, trace_file))
 
 
-def calibration_object(result: OwnTimesFound, table_file: Path) -> dict[str, object]:
+def calibration_object(result: CalibrationResult, table_file: Path) -> dict[str, object]:
     """The result for ``--json``: without the table's rows, which are in the file."""
     plain = to_plain(result.calibrated)
     table = result.calibrated.table
@@ -27,14 +27,14 @@ def calibration_object(result: OwnTimesFound, table_file: Path) -> dict[str, obj
         "table": str(table_file),
         "origin": to_plain(table.origin),
         "num_rows": len(table.rows),
-        "gpu_is_told": result.gpu_is_told,
+        "gpu_is_named": result.gpu_is_named,
         "trace_rank": result.trace_rank if result.trace_rank >= 0 else None,
         **{name: value for name, value in plain.items() if name != "table"},
         "change": to_plain(result.change),
     }
 
 
-def _lines(result: OwnTimesFound, run_rank: int, trace_file: Path) -> Iterator[str]:
+def _lines(result: CalibrationResult, run_rank: int, trace_file: Path) -> Iterator[str]:
     made, origin = result.calibrated, result.calibrated.table.origin
     yield (
         f"{made.num_measured:,} of the step's {counted(made.num_launches, 'launch', 'launches')} were measured, by "
@@ -42,7 +42,7 @@ def _lines(result: OwnTimesFound, run_rank: int, trace_file: Path) -> Iterator[s
         f"({counted(made.num_steps, 'step')}, {origin.gpu})"
     )
     yield from (f"  {line}" for line in _limits(made))
-    if not result.gpu_is_told:
+    if not result.gpu_is_named:
         yield f"  the trace does not name its GPU: it is taken to be the run's, {origin.gpu}"
     if result.trace_rank not in (-1, run_rank):
         yield f"  the trace is of rank {result.trace_rank}, the run of rank {run_rank}"
@@ -71,7 +71,7 @@ def _limits(made: Calibrated) -> Iterator[str]:
         yield f"not read: {counted(made.num_unreadable, 'damaged event')}"
 
 
-def _named(left: list[Left]) -> str:
+def _named(left: list[Unmatched]) -> str:
     named = [
         f"{launch.count:,} x {short_kernel(launch.name)}"
         + (f" ({format_us(launch.time_us)})" if launch.time_us else "")

@@ -1,1 +1,1 @@
-"""Times of a user's own GPU: matches the kernels of a trace with the launches that a run recorded of the same job."""
+"""Makes calibration tables: matches a GPU's trace of a job with the launches of its recorded step. Never met a GPU."""

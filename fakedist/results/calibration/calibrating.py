@@ -1,4 +1,4 @@
-"""From a run and a trace of its job to a table of own times, and what the table changes in the step's estimate."""
+"""Makes a calibration table from a run and a GPU's trace of its job, and prices the step with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
-from fakedist.analysis.traces.step_trace import ProcessTrace
+from fakedist.analysis.traces.step_trace import Ints, ProcessTrace
 from fakedist.bounded import UnreadableError, open_file
 from fakedist.cost_model.estimated import Models, network_of, price_tables, prices_of
 from fakedist.cost_model.kernels.calibrated_prices import CalibratedPrices
@@ -22,13 +22,22 @@ from fakedist.errors import ReportError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.results.calibration.matching import Matched, RecordedStep, Traced, match, recorded_step, traced_kernels
+from fakedist.results.calibration.matching import (
+    Floats,
+    Matched,
+    RecordedLaunches,
+    Sequence,
+    Traced,
+    match,
+    recorded_step,
+    traced_kernels,
+)
 from fakedist.results.nsys.activity import open_database
 from fakedist.results.nsys.imported import read_process
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.launch_records import WorkRow
 
-#: At least this share of the recorded launches must be in the trace, and of the pairs this share be certain.
+#: At least this fraction of the recorded launches must be in the trace, and of the pairs this fraction be certain.
 _LEAST_MATCHED, _LEAST_STRONG = 0.5, 0.5
 #: Names of the virtual GPU's library calls, which no GPU has kernels of.
 _LIBRARY_CALL = re.compile(r"cu(?:blas|dnn|blasLt)[A-Z]\w+$")
@@ -37,12 +46,11 @@ _FASTER_THAN_PEAK = 1.1
 
 
 @dataclass(frozen=True)
-class Left:
+class Unmatched:
     """Launches of one kind that were not matched.
 
     Attributes:
         name: The kernel, or the library's function.
-        family: Its family.
         count: How many: of a recorded step, or of the trace.
         time_us: How long they took in the trace; 0 for those of a recorded step.
     """
@@ -55,10 +63,9 @@ class Left:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A table of own times, and how much of the trace and of the recorded step it is made from.
+    """A calibration table, and how much of the trace and of the recorded step it is made from.
 
     Attributes:
-        table: The table.
         num_launches: Launches of the recorded step that a trace can contain.
         num_measured: Those that were matched at least once.
         num_steps: Repetitions of the step in the trace.
@@ -70,7 +77,6 @@ class Calibrated:
         num_ambiguous: Those that may be one of several launches.
         num_too_fast: Those faster than the GPU's peak allows.
         num_elsewhere: Activities of other processes and GPUs.
-        num_unreadable: Damaged events.
         missing: Recorded launches that the trace lacks, most first.
         extra: The trace's kernels that are nothing recorded, most time first.
     """
@@ -88,17 +94,16 @@ class Calibrated:
     num_too_fast: int
     num_elsewhere: int
     num_unreadable: int
-    missing: list[Left]
-    extra: list[Left]
+    missing: list[Unmatched]
+    extra: list[Unmatched]
 
 
 def calibrate(
-    step: RecordedStep, trace: ProcessTrace, file: Path, peak_flops: dict[str, float], *, is_rehearsal: bool = False
+    step: RecordedLaunches, trace: ProcessTrace, file: Path, peak_flops: dict[str, float], *, is_rehearsal: bool = False
 ) -> Calibrated:
     """Measure the work of a recorded step in a trace.
 
     Args:
-        step: The recorded step.
         trace: The trace. ``trace.gpu`` names the GPU.
         file: The trace's file, which messages and the table name.
         peak_flops: Dense peak of the trace's GPU by type, FLOP/s; empty if it is not known.
@@ -110,11 +115,11 @@ def calibrate(
     traced = traced_kernels(trace)
     if not is_rehearsal:
         _refuse_virtual(traced, file)
-    found = match(step.launches, step.work, traced)
-    _refuse_little(step, traced, found, file)
-    fast = _too_fast(step, found, peak_flops)
+    matched = match(step.launches, step.work, traced)
+    _refuse_little(step, traced, matched, file)
+    fast = _too_fast(step, matched, peak_flops)
     samples: dict[WorkRow, list[float]] = defaultdict(list)
-    for launch, duration in zip(found.launch[~fast].tolist(), found.duration_us[~fast].tolist(), strict=True):
+    for launch, duration in zip(matched.launch[~fast].tolist(), matched.duration_us[~fast].tolist(), strict=True):
         samples[step.works[step.work[launch]]].append(duration)
     if not samples:
         raise ReportError(f"every kernel of {file} is faster than {trace.gpu} can be", "is it a trace of this job?")
@@ -127,50 +132,45 @@ def calibrate(
         file=str(file.resolve()),
         rehearsal=is_rehearsal,
     )
-    measured = np.bincount(found.launch[~fast], minlength=len(step.launches)) > 0
+    measured = np.bincount(matched.launch[~fast], minlength=len(step.launches)) > 0
     return Calibrated(
         table=made_table(origin, samples),
         num_launches=len(step.launches),
         num_measured=int(measured.sum()),
-        num_steps=found.num_repetitions,
+        num_steps=matched.num_repetitions,
         num_kernels=len(traced.launches),
-        num_unread=len(traced.launches) - found.num_read,
-        num_matched=len(found.launch) - int(fast.sum()),
-        num_extra=len(found.unmatched),
-        num_conflicts=found.num_conflicts,
-        num_ambiguous=found.num_ambiguous,
+        num_unread=len(traced.launches) - matched.num_read,
+        num_matched=len(matched.launch) - int(fast.sum()),
+        num_extra=len(matched.unmatched),
+        num_conflicts=matched.num_conflicts,
+        num_ambiguous=matched.num_ambiguous,
         num_too_fast=int(fast.sum()),
         num_elsewhere=trace.num_elsewhere,
         num_unreadable=trace.num_unreadable,
-        missing=_missing(step, found),
-        extra=_extra(traced, found),
+        missing=_unmatched(step.launches, np.flatnonzero(matched.of_launch == 0)),
+        extra=_unmatched(traced.launches, matched.unmatched, traced.duration_us),
     )
 
 
-def with_gpu(trace: ProcessTrace, gpu: str) -> ProcessTrace:
-    """The trace, with the GPU's name where it does not give one."""
-    return trace if trace.gpu else replace(trace, gpu=gpu)
-
-
 def _refuse_virtual(traced: Traced, file: Path) -> None:
-    names = [each for each in traced.launches.signatures if each.kind == "kernel"]
-    if any(_LIBRARY_CALL.match(each.name) and each.grid == "1,1,1" for each in names):
+    kernels = [signature for signature in traced.launches.signatures if signature.kind == "kernel"]
+    if any(_LIBRARY_CALL.match(kernel.name) and kernel.grid == "1,1,1" for kernel in kernels):
         raise ReportError(
             f"{file} is a trace of the virtual GPU, where each kernel takes 1 us: nothing was measured",
             "trace the job on a GPU",
         )
 
 
-def _refuse_little(step: RecordedStep, traced: Traced, found: Matched, file: Path) -> None:
+def _refuse_little(step: RecordedLaunches, traced: Traced, pairs: Matched, file: Path) -> None:
     launches = len(step.launches)
     if not launches:
         raise ReportError("the run recorded no launches", "profile it on the virtual GPU, without --no-kernels")
-    matched = int((found.of_launch > 0).sum())
+    matched = int((pairs.of_launch > 0).sum())
     if not len(traced.launches):
         raise ReportError(f"{file} has no kernels but communication", "trace a whole step of the job")
-    if found.num_strong < _LEAST_STRONG * found.num_telling:
+    if pairs.num_strong < _LEAST_STRONG * pairs.num_telling:
         raise ReportError(
-            f"{file} looks like another job's: only {found.num_strong:,} of {found.num_telling:,} kernels that could "
+            f"{file} looks like another job's: only {pairs.num_strong:,} of {pairs.num_telling:,} kernels that could "
             "be the run's have its names, grids and sizes",
             "trace the job that the run recorded, with the same model, batch and options",
         )
@@ -183,34 +183,26 @@ def _refuse_little(step: RecordedStep, traced: Traced, found: Matched, file: Pat
 
 
 def _too_fast(
-    step: RecordedStep, found: Matched, peak_flops: dict[str, float]
+    step: RecordedLaunches, matched: Matched, peak_flops: dict[str, float]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Pairs whose kernel took less than its arithmetic takes at the GPU's peak."""
     least = np.array(
         [work.flops / peak_flops[work.dtype] * 1e6 if work.dtype in peak_flops else 0.0 for work in step.works] or [0.0]
     )
     least = np.where(np.isfinite(least), least, 0.0) / _FASTER_THAN_PEAK
-    return np.asarray(found.duration_us < least[step.work[found.launch]])
+    return np.asarray(matched.duration_us < least[step.work[matched.launch]])
 
 
-def _missing(step: RecordedStep, found: Matched) -> list[Left]:
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for launch in np.flatnonzero(found.of_launch == 0).tolist():
-        each = step.launches.signatures[step.launches.signature[launch]]
-        counts[each.name, each.family] += 1
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return [Left(name, family, count, 0.0) for (name, family), count in ordered]
-
-
-def _extra(traced: Traced, found: Matched) -> list[Left]:
+def _unmatched(sequence: Sequence, rows: Ints, duration_us: Floats | None = None) -> list[Unmatched]:
+    """These launches by name and family: most time first, or most launches first if they have no times."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     times: dict[tuple[str, str], float] = defaultdict(float)
-    for kernel in found.unmatched.tolist():
-        each = traced.launches.signatures[traced.launches.signature[kernel]]
-        counts[each.name, each.family] += 1
-        times[each.name, each.family] += float(traced.duration_us[kernel])
-    ordered = sorted(times.items(), key=lambda item: -item[1])
-    return [Left(name, family, counts[name, family], time) for (name, family), time in ordered]
+    for row in rows.tolist():
+        signature = sequence.signatures[sequence.signature[row]]
+        counts[signature.name, signature.family] += 1
+        times[signature.name, signature.family] += 0.0 if duration_us is None else float(duration_us[row])
+    ordered = sorted(counts, key=lambda key: -(counts[key] if duration_us is None else times[key]))
+    return [Unmatched(*key, counts[key], times[key]) for key in ordered]
 
 
 @dataclass(frozen=True)
@@ -219,8 +211,6 @@ class TimedRun:
 
     Attributes:
         tables: Its tables ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
-        model: The GPU model that it ran on.
-        job: The job.
         nccl: NCCL's variables as the run recorded them.
     """
 
@@ -232,15 +222,12 @@ class TimedRun:
 
 @dataclass(frozen=True)
 class StepChange:
-    """What own times change in the estimate of a step.
+    """The estimate of a step without and with a calibration table.
 
     Attributes:
-        gpu: The GPU that the step is priced for.
         model: The name of its model, as ``--gpu`` takes it; empty if it is the run's own.
-        estimated_us: The step without own times.
-        step_us: The step with them.
+        estimated_us: The step without the table.
         step_low_us: The least of its 90 % interval; None if it is not known.
-        step_high_us: The most of it.
         measured: Share of kernel time that was measured.
         scaled: Share of kernel time that is estimated and scaled by similar kernels.
     """
@@ -256,29 +243,27 @@ class StepChange:
 
 
 @dataclass(frozen=True)
-class OwnTimesFound:
-    """A table of own times and how it was made.
+class CalibrationResult:
+    """A calibration table and how it was made.
 
     Attributes:
-        calibrated: The table, and what was matched.
-        gpu_is_told: Whether the trace names its GPU; else it was taken to be the run's.
+        gpu_is_named: Whether the trace names its GPU; else it was taken to be the run's.
         trace_rank: The rank that the trace names; -1 without one.
         change: What the table changes in the step's estimate; None if the GPU's model is not known.
     """
 
     calibrated: Calibrated
-    gpu_is_told: bool
+    gpu_is_named: bool
     trace_rank: int
     change: StepChange | None
 
 
-def find_own_times(
+def calibrate_run(
     run: TimedRun, exported: Path, trace_file: Path, process: int | None = None, *, is_rehearsal: bool = False
-) -> OwnTimesFound:
+) -> CalibrationResult:
     """Measure the work of a run's step in a trace.
 
     Args:
-        run: The run, profiled on the virtual GPU.
         exported: The trace: a Chrome trace, or an SQLite export of Nsight Systems.
         trace_file: The file that the user gave, which messages name.
         process: The process in the trace; None for the one with most kernels.
@@ -294,9 +279,10 @@ def find_own_times(
         gpu = _gpu(trace, model)
         peaks = gpu.peak_flops if gpu is not None and not is_rehearsal else {}
         step = recorded_step(run.tables["launches"], run.tables["work"])
-        calibrated = calibrate(step, with_gpu(trace, model.product), trace_file, peaks, is_rehearsal=is_rehearsal)
+        named = replace(trace, gpu=trace.gpu or model.product)
+        calibrated = calibrate(step, named, trace_file, peaks, is_rehearsal=is_rehearsal)
     change = None if gpu is None else step_change(run, gpu, calibrated.table)
-    return OwnTimesFound(calibrated, bool(trace.gpu), trace.rank, change)
+    return CalibrationResult(calibrated, bool(trace.gpu), trace.rank, change)
 
 
 def read_trace_file(exported: Path, called: Path, process: int | None = None) -> ProcessTrace:
@@ -312,7 +298,7 @@ def read_trace_file(exported: Path, called: Path, process: int | None = None) ->
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether a file is an SQLite database; False if it cannot be read, which its reader tells."""
+    """Whether a file is an SQLite database; False if it cannot be read, which its reader reports."""
     try:
         with open_file(path) as file:
             return file.read(16).startswith(b"SQLite format 3\0")
@@ -321,13 +307,7 @@ def is_sqlite(path: Path) -> bool:
 
 
 def step_change(run: TimedRun, gpu: GpuSpec, table: CalibrationTable) -> StepChange:
-    """Price a run's step with and without own times, as its report does.
-
-    Args:
-        run: The run.
-        gpu: The GPU model of the table.
-        table: Own times.
-    """
+    """Price a run's step with and without a calibration table, as its report does."""
     model, network = prices_of(gpu), network_of(gpu, run.job, nccl=run.nccl)
     before = price_tables(run.tables, Models(gpu, model, network))
     prices = CalibratedPrices(model, table)
@@ -348,4 +328,4 @@ def _gpu(trace: ProcessTrace, model: GpuSpec) -> GpuSpec | None:
     """The model of the trace's GPU: the run's own, or one of this name."""
     if not trace.gpu or trace.gpu.casefold() == model.product.casefold():
         return model
-    return next((each for each in GPUS.values() if each.product.casefold() == trace.gpu.casefold()), None)
+    return next((gpu for gpu in GPUS.values() if gpu.product.casefold() == trace.gpu.casefold()), None)

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.traces.intervals import Ints
-from fakedist.analysis.traces.step_trace import ProcessTrace
+from fakedist.analysis.traces.step_trace import Ints, ProcessTrace
 from fakedist.rundir.families import kernel_family
 from fakedist.rundir.launch_records import WorkRow
 
@@ -39,13 +38,13 @@ _NOISE = frozenset(
 
 
 class Signature(NamedTuple):
-    """What is known of a launch.
+    """A launch, as far as it is known.
 
     Attributes:
         kind: A library's product or other call, whose kernels are not known, or the launch itself. A trace has
             kernels, copies and fills.
         name: The kernel, "Memcpy HtoD", "Memset", or the library's function.
-        family: One of ``run.schema.FAMILIES``.
+        family: One of ``rundir.schema.FAMILIES``.
         operations: Names such as "aten::mm": recorded, the operation that launched it; traced, all operations around
             the launch, innermost first. Empty if unknown.
         grid: Blocks as x,y,z; empty if unknown.
@@ -77,7 +76,6 @@ class Sequence:
     """Launches in the order in which the host made them.
 
     Attributes:
-        signatures: Distinct signatures.
         signature: The row of ``signatures`` of each launch.
     """
 
@@ -90,13 +88,13 @@ class Sequence:
     @classmethod
     def of(cls, launches: list[Signature]) -> Sequence:
         """The sequence of these launches."""
-        places: dict[Signature, int] = {}
-        rows = [places.setdefault(each, len(places)) for each in launches]
-        return cls(list(places), np.array(rows, np.int64))
+        return cls(*_distinct(launches))
 
     def of_families(self, *families: str) -> Ints:
         """Positions of the launches of these families, without those that only complete another."""
-        wanted = np.array([each.family in families and not each.is_auxiliary for each in self.signatures] or [False])
+        wanted = np.array(
+            [signature.family in families and not signature.is_auxiliary for signature in self.signatures] or [False]
+        )
         return np.flatnonzero(wanted[self.signature]) if len(self) else np.zeros(0, np.int64)
 
 
@@ -108,7 +106,7 @@ def operation_name(text: str) -> str:
 
 @cache
 def kernel_words(name: str) -> frozenset[str]:
-    """The words of a kernel's name that tell what it computes. They stay the same between releases of torch."""
+    """The words of a kernel's name that say what it computes. They stay the same between releases of torch."""
     return frozenset(_WORDS.findall(name)) - _NOISE
 
 
@@ -129,9 +127,9 @@ _OPERATION, _OTHER_OPERATION = 30, -30
 _PRODUCT, _SIZES, _OTHER_SIZES, _AUXILIARY = 30, 30, -100, -25
 _COPY, _BYTES, _OTHER_BYTES = 20, 30, -20
 _NEVER = -1000
-#: The share of common words from which two names count as alike.
+#: The fraction of common words from which two names count as alike.
 _ALIKE = 0.5
-#: Which of the two families an elementwise kernel belongs to depends on its phase, which a trace may not tell.
+#: Which of the two families an elementwise kernel belongs to depends on its phase, which a trace may lack.
 _SAME_FAMILY = {"optimizer": "elementwise"}
 #: A pair is strong from this score on: a name and a grid, or an operation and sizes, and nothing against it.
 STRONG = 50
@@ -141,12 +139,12 @@ def score(recorded: list[Signature], traced: list[Signature]) -> Scores:
     """Scores of all pairs: a row for each recorded signature, a column for each traced one."""
     if not recorded or not traced:
         return np.zeros((len(recorded), len(traced)), np.int32)
-    found = _by_kind(recorded, traced)
-    found = np.where(found > _NEVER // 2, found + _by_operation(recorded, traced), _NEVER)
-    found += np.maximum(_equal(recorded, traced, "grid", "", (_GRID, _OTHER_GRID)), _tuned(recorded) * _OTHER_GRID)
-    found += _equal(recorded, traced, "num_bytes", -1, (_BYTES, _OTHER_BYTES))
-    found += _equal(recorded, traced, "sizes", (), (_SIZES, _OTHER_SIZES))
-    return found.astype(np.int32)
+    scores = _by_kind(recorded, traced)
+    scores = np.where(scores > _NEVER // 2, scores + _by_operation(recorded, traced), _NEVER)
+    scores += np.maximum(_equal(recorded, traced, "grid", "", (_GRID, _OTHER_GRID)), _tuned(recorded) * _OTHER_GRID)
+    scores += _equal(recorded, traced, "num_bytes", -1, (_BYTES, _OTHER_BYTES))
+    scores += _equal(recorded, traced, "sizes", (), (_SIZES, _OTHER_SIZES))
+    return scores.astype(np.int32)
 
 
 def conflicts(recorded: list[Signature], traced: list[Signature]) -> npt.NDArray[np.bool_]:
@@ -161,13 +159,13 @@ def conflicts(recorded: list[Signature], traced: list[Signature]) -> npt.NDArray
 
 def _by_kind(recorded: list[Signature], traced: list[Signature]) -> Scores:
     """Scores by what the launches are and what they are called."""
-    rows, row = _distinct((each.kind, plain_name(each.name), _family(each.family), False) for each in recorded)
+    rows, row = _distinct((launch.kind, plain_name(launch.name), _family(launch.family), False) for launch in recorded)
     columns, column = _distinct(
-        (each.kind, plain_name(each.name), _family(each.family), each.is_auxiliary) for each in traced
+        (launch.kind, plain_name(launch.name), _family(launch.family), launch.is_auxiliary) for launch in traced
     )
     scores = np.array([[_pair(one, other) for other in columns] for one in rows], np.int32)
     mine, others = (np.array([name if kind == "kernel" else "" for kind, name, *_ in side]) for side in (rows, columns))
-    # A kernel that the other side has by this name is no kernel of another name.
+    # A kernel that the other side has by this name is not one of another name.
     in_both = np.intersect1d(mine, others)
     has_own = np.isin(mine, in_both)[:, None] | np.isin(others, in_both)[None, :]
     are_kernels = (mine != "")[:, None] & (others != "")[None, :]
@@ -193,16 +191,16 @@ def _pair(recorded: tuple[str, str, str, bool], traced: tuple[str, str, str, boo
 
 
 def _by_operation(recorded: list[Signature], traced: list[Signature]) -> Scores:
-    """Scores by operation. One that the other side never names, as those of compiled graphs, tells nothing."""
-    rows, row = _distinct(each.operations for each in recorded)
-    columns, column = _distinct(each.operations for each in traced)
+    """Scores by operation. One that the other side never names, as those of compiled graphs, scores 0."""
+    rows, row = _distinct(launch.operations for launch in recorded)
+    columns, column = _distinct(launch.operations for launch in traced)
     named = {name for names in columns for name in names}
     scores = np.zeros((len(rows), len(columns)), np.int32)
-    for place, names in enumerate(rows):
+    for number, names in enumerate(rows):
         if known := named & set(names):
             for other, around in enumerate(columns):
                 if around:
-                    scores[place, other] = _OPERATION if known & set(around) else _OTHER_OPERATION
+                    scores[number, other] = _OPERATION if known & set(around) else _OTHER_OPERATION
     return scores[row][:, column]
 
 
@@ -212,7 +210,7 @@ def _equal(
     """Points for an equal and for a different value of a field, where both sides know it."""
     numbers: dict[object, int] = {unknown: 0}
     row, column = (
-        np.array([numbers.setdefault(getattr(each, name), len(numbers)) for each in side])
+        np.array([numbers.setdefault(getattr(launch, name), len(numbers)) for launch in side])
         for side in (recorded, traced)
     )
     known = (row > 0)[:, None] & (column > 0)[None, :]
@@ -222,7 +220,7 @@ def _equal(
 
 def _tuned(recorded: list[Signature]) -> Scores:
     """A column: 0 for Triton's kernels, whose blocks are tuned, 1 for others."""
-    return np.array([[not each.is_tuned] for each in recorded], np.int32)
+    return np.array([[not launch.is_tuned] for launch in recorded], np.int32)
 
 
 def _family(family: str) -> str:
@@ -230,9 +228,9 @@ def _family(family: str) -> str:
 
 
 def _distinct(values: Iterable[T]) -> tuple[list[T], npt.NDArray[np.int64]]:
-    places: dict[T, int] = {}
-    rows = [places.setdefault(each, len(places)) for each in values]
-    return list(places), np.array(rows, np.int64)
+    numbers: dict[T, int] = {}
+    rows = [numbers.setdefault(value, len(numbers)) for value in values]
+    return list(numbers), np.array(rows, np.int64)
 
 
 _SKIP_RECORDED, _SKIP_TRACED = 3, 1
@@ -253,16 +251,14 @@ def align(recorded: Sequence, traced: Sequence, scores: Scores) -> Ints:
     recorded launches is the launch, the quotient the repetition.
 
     Args:
-        recorded: One step.
         traced: Any number of steps.
-        scores: Scores of all pairs of signatures (``scoring.score``).
     """
     if not len(recorded) or not len(traced):
         return np.full(len(traced), -1, np.int64)
     scores = np.where(scores > 0, scores, _UNREACHED)
     if len(recorded) * len(traced) <= _MAX_CELLS:
         return _ring(scores, recorded.signature, traced.signature)
-    anchors, marks = (each.of_families("gemm", "attention") for each in (recorded, traced))
+    anchors, marks = (launches.of_families("gemm", "attention") for launches in (recorded, traced))
     if len(anchors) < 2:
         anchors, marks = np.arange(len(recorded)), np.arange(len(traced))
     num_marks = len(marks)
@@ -271,8 +267,8 @@ def align(recorded: Sequence, traced: Sequence, scores: Scores) -> Ints:
     known = np.flatnonzero(rough >= 0)
     if not len(known):
         return np.full(len(traced), -1, np.int64)
-    place, repetition = rough[known] % len(anchors), rough[known] // len(anchors)
-    at = repetition * len(recorded) + anchors[place]
+    anchor, repetition = rough[known] % len(anchors), rough[known] // len(anchors)
+    at = repetition * len(recorded) + anchors[anchor]
     is_cut = len(marks) < num_marks
     num_traced = int(marks[known[-1]]) + 1 if is_cut else len(traced)
     centre = np.interp(np.arange(num_traced), marks[known], at).astype(np.int64)
@@ -296,16 +292,16 @@ def _ring(scores: Scores, recorded: Ints, traced: Ints) -> Ints:
         twice += cost
         best = (np.maximum.accumulate(twice) - cost)[count:]
         moves[number] = took + _SKIPPED * (best > base)
-    found = np.full(len(traced), -1, np.int64)
+    position = np.full(len(traced), -1, np.int64)
     at = int(best.argmax()) + count * (len(traced) + 1)  # no launch passes more than the whole ring
     for number in range(len(traced) - 1, -1, -1):
         row = moves[number]
         while row[at % count] & _SKIPPED:
             at -= 1
         if row[at % count] & _TOOK:
-            found[number] = at
+            position[number] = at
             at -= 1
-    return _from_first(found, count)
+    return _from_first(position, count)
 
 
 def _band(scores: Scores, recorded: Ints, traced: Ints, centre: Ints) -> Ints:
@@ -328,7 +324,7 @@ def _band(scores: Scores, recorded: Ints, traced: Ints, centre: Ints) -> Ints:
         base = np.where(took, taken, kept)
         best = np.maximum.accumulate(base + cost) - cost
         moves[number] = took + _SKIPPED * (best > base)
-    found = np.full(len(traced), -1, np.int64)
+    position = np.full(len(traced), -1, np.int64)
     at = int(first[-1]) + int(best.argmax()) if len(first) else 0
     for number in range(len(traced) - 1, -1, -1):
         row, start = moves[number], int(first[number])
@@ -337,9 +333,9 @@ def _band(scores: Scores, recorded: Ints, traced: Ints, centre: Ints) -> Ints:
         if not 0 <= at - start < width:
             continue
         if row[at - start] & _TOOK:
-            found[number] = at
+            position[number] = at
             at -= 1
-    return _from_first(found, count)
+    return _from_first(position, count)
 
 
 def _from_first(positions: Ints, count: int) -> Ints:
@@ -350,17 +346,17 @@ def _from_first(positions: Ints, count: int) -> Ints:
     return np.where(positions != -1, positions - int(known.min()) // count * count, -1)
 
 
-def _moved(row: Scores, places: int) -> Scores:
-    """The row moved to the left by some places. What comes in is out of reach."""
-    if not places:
+def _moved(row: Scores, by: int) -> Scores:
+    """The row moved to the left. Cells that come in are out of reach."""
+    if not by:
         return row
-    found = np.full_like(row, _UNREACHED)
-    if abs(places) < len(row):
-        if places > 0:
-            found[:-places] = row[places:]
+    moved = np.full_like(row, _UNREACHED)
+    if abs(by) < len(row):
+        if by > 0:
+            moved[:-by] = row[by:]
         else:
-            found[-places:] = row[:places]
-    return found
+            moved[-by:] = row[:by]
+    return moved
 
 
 Bools = npt.NDArray[np.bool_]
@@ -376,8 +372,6 @@ class Traced:
     """A trace's kernels, copies and fills, in the order in which the host launched them.
 
     Attributes:
-        launches: What is known of each.
-        duration_us: How long each took.
         within: A number of the operation that launched each; -1 if unknown.
     """
 
@@ -423,9 +417,7 @@ def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
     """Match a trace with a recorded step.
 
     Args:
-        recorded: The step's launches.
         work: The row of ``work`` of each: what it has to do.
-        traced: The trace.
     """
     rows, columns = recorded.signatures, traced.launches.signatures
     scores = score(rows, columns)
@@ -466,15 +458,19 @@ def _of_whole_steps(position: Ints, count: int) -> tuple[Ints, int]:
     Outside of steps, in initialisation or validation, a few kernels may look like the step's.
     """
     of_step = np.where(position >= 0, position // count, -1)
-    found, place, number = np.unique(of_step, return_inverse=True, return_counts=True)
-    is_step = found >= 0
+    repetitions, which, number = np.unique(of_step, return_inverse=True, return_counts=True)
+    is_step = repetitions >= 0
     kept = is_step & (number >= _FRAGMENT * count)
-    return np.where(kept[place], position, -1), int((is_step & (number >= _MOST * count)).sum())
+    return np.where(kept[which], position, -1), int((is_step & (number >= _MOST * count)).sum())
 
 
 def _telling(recorded: Sequence, traced: Traced) -> Bools:
-    named = np.array([each.kind not in ("product", "library") and not each.is_tuned for each in recorded.signatures])
-    rows, columns = (np.array([bool(each.sizes) for each in side.signatures]) for side in (recorded, traced.launches))
+    named = np.array(
+        [signature.kind not in ("product", "library") and not signature.is_tuned for signature in recorded.signatures]
+    )
+    rows, columns = (
+        np.array([bool(signature.sizes) for signature in side.signatures]) for side in (recorded, traced.launches)
+    )
     return np.asarray(named[:, None] | (rows[:, None] & columns[None, :]))
 
 
@@ -503,12 +499,12 @@ def _ambiguous(looks: Ints, work: Ints, position: Ints, certain: Bools) -> Bools
         part = np.searchsorted(bounds, position[pairs])
         first, last = bounds[part - 1] + 1, bounds[part]
         expected = _count_until(launches, len(looks), last) - _count_until(launches, len(looks), first)
-        # Not the first launch of a part, but those after it, tell whether works differ within it.
+        # Not the first launch of a part, but those after it, show whether works differ within it.
         after = _next_of(launches, len(looks), first) + 1
         changing = launches[changes]
         differs = _count_until(changing, len(looks), last) - _count_until(changing, len(looks), after)
-        found = np.bincount(part)[part]
-        unclear[pairs] = (found < expected) & (differs > 0)
+        num_launches = np.bincount(part)[part]
+        unclear[pairs] = (num_launches < expected) & (differs > 0)
     return unclear
 
 
@@ -519,9 +515,9 @@ def _count_until(launches: Ints, count: int, position: Ints) -> Ints:
 
 def _next_of(launches: Ints, count: int, position: Ints) -> Ints:
     """The first of these launches at a position or after it."""
-    place = np.searchsorted(launches, position % count)
-    turn = place // len(launches)
-    return np.asarray((position // count + turn) * count + launches[place % len(launches)])
+    index = np.searchsorted(launches, position % count)
+    turn = index // len(launches)
+    return np.asarray((position // count + turn) * count + launches[index % len(launches)])
 
 
 def _completed(recorded: Sequence, traced: Traced, pairs: Ints, launch: Ints, num_read: int) -> tuple[Floats, Ints]:
@@ -531,11 +527,11 @@ def _completed(recorded: Sequence, traced: Traced, pairs: Ints, launch: Ints, nu
     else recorded belong to it. Without operations, those that complete a product belong to the product before them.
     """
     duration = traced.duration_us[pairs].copy()
-    by_library = np.array([each.kind in ("product", "library") for each in recorded.signatures] or [False])
+    by_library = np.array([signature.kind in ("product", "library") for signature in recorded.signatures] or [False])
     of_library = by_library[recorded.signature[launch]] if len(launch) else np.zeros(0, bool)
     matched = np.zeros(num_read, bool)
     matched[pairs] = True
-    completes = np.array([each.is_auxiliary for each in traced.launches.signatures] or [False])
+    completes = np.array([signature.is_auxiliary for signature in traced.launches.signatures] or [False])
     completes = completes[traced.launches.signature] if len(traced.launches) else np.zeros(0, bool)
     owners = np.flatnonzero(of_library)
     if not len(owners):
@@ -548,7 +544,7 @@ def _completed(recorded: Sequence, traced: Traced, pairs: Ints, launch: Ints, nu
     for kernel in np.flatnonzero(~matched).tolist():
         one, other = int(before[kernel]), int(after[kernel])
         if within[kernel] >= 0:
-            owner = next((each for each in (one, other) if each >= 0 and within[at[each]] == within[kernel]), -1)
+            owner = next((pair for pair in (one, other) if pair >= 0 and within[at[pair]] == within[kernel]), -1)
         else:
             owner = one if one >= 0 and completes[kernel] and at[one] + 1 >= kernel else -1
         if owner >= 0:
@@ -571,13 +567,11 @@ _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_sc
 
 
 @dataclass(frozen=True)
-class RecordedStep:
+class RecordedLaunches:
     """The launches of a recorded step that a trace of the job can contain.
 
     Attributes:
-        launches: The launches, in order.
         work: The row of the table ``work`` of each.
-        works: The table ``work``.
     """
 
     launches: Sequence
@@ -585,23 +579,18 @@ class RecordedStep:
     works: list[WorkRow]
 
 
-def recorded_step(launches: pd.DataFrame, work: pd.DataFrame) -> RecordedStep:
-    """The recorded step.
-
-    Args:
-        launches: The table ``launches``.
-        work: The table ``work``.
-    """
+def recorded_step(launches: pd.DataFrame, work: pd.DataFrame) -> RecordedLaunches:
+    """The recorded step."""
     works = [WorkRow(*row) for row in work[list(WorkRow._fields)].itertuples(index=False, name=None)]
     kept = launches[launches["what"].isin(list(_KINDS)) & (launches["work"] >= 0)]
     by_value: dict[tuple[int, str], Signature] = {}
-    found = []
+    signatures = []
     for row, grid in zip(kept["work"].tolist(), kept["grid"].tolist(), strict=True):
         key = (row, grid)
         if key not in by_value:
             by_value[key] = _signature(works[row], grid)
-        found.append(by_value[key])
-    return RecordedStep(Sequence.of(found), kept["work"].to_numpy(np.int64), works)
+        signatures.append(by_value[key])
+    return RecordedLaunches(Sequence.of(signatures), kept["work"].to_numpy(np.int64), works)
 
 
 def _signature(work: WorkRow, grid: str) -> Signature:
@@ -628,25 +617,25 @@ def traced_kernels(trace: ProcessTrace) -> Traced:
         both = np.array(["DtoD" in name for name in activity.names] or [False])[activity.name]
         bytes_ = np.where(both & (bytes_ > 0), 2 * bytes_, bytes_)
     keys = np.stack([activity.name, activity.shape, chain, np.where(activity.is_copy, bytes_, -1), inputs])
-    distinct, place = np.unique(keys, axis=1, return_inverse=True)
-    place = place.ravel()
+    distinct, which = np.unique(keys, axis=1, return_inverse=True)
+    which = which.ravel()
     signatures = [
         _traced_signature(
             activity.names[name], activity.shapes[shape][0], chains[of], size, _product(trace, row, chains[of])
         )
         for name, shape, of, size, row in distinct.T.tolist()
     ]
-    computes = np.array([each.family != "communication" for each in signatures] or [False])[place]
+    computes = np.array([signature.family != "communication" for signature in signatures] or [False])[which]
     kept = np.flatnonzero(computes & ~activity.is_graph)
     duration = (activity.columns["end"] - activity.columns["start"]) / 1000
-    return Traced(Sequence(signatures, place[kept]), duration[kept], within[kept])
+    return Traced(Sequence(signatures, which[kept]), duration[kept], within[kept])
 
 
 def _traced_signature(
     name: str, grid: str, operations: tuple[str, ...], num_bytes: int, sizes: tuple[int, ...]
 ) -> Signature:
     kind: SignatureKind = "kernel"
-    stands_in = any(each.startswith("fakedist::") for each in operations)  # for a collective
+    stands_in = any(operation.startswith("fakedist::") for operation in operations)  # for a collective
     if name.startswith(("Memcpy", "Memset")):
         kind = "copy" if name.startswith("Memcpy") else "fill"
         return Signature(kind, plain_name(name), "communication" if stands_in else "copy", operations, "", num_bytes)
@@ -655,10 +644,10 @@ def _traced_signature(
 
 
 def _product(trace: ProcessTrace, inputs: int, operations: tuple[str, ...]) -> tuple[int, ...]:
-    """The sizes of a product from those of its operation's tensors; empty if they tell none."""
+    """The sizes of a product from those of its operation's tensors; empty if they are unknown."""
     if inputs < 0 or not operations or operations[0] not in _PRODUCTS:
         return ()
-    matrices = [each for each in trace.shapes[inputs] if len(each) in (2, 3)]
+    matrices = [size for size in trace.shapes[inputs] if len(size) in (2, 3)]
     a, b = (matrices[-2:] if "add" in operations[0] else matrices[:2]) if len(matrices) > 1 else ((0, 0), (1, 1))
     return _sizes(a[-2], b[-1], a[-1]) if a[-1] == b[-2] else ()
 

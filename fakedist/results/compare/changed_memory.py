@@ -1,256 +1,19 @@
-"""How peak, phases, categories, layers and blocks changed. Layers are matched by name, through renames and moves."""
+"""How peak, phases, categories, layers, blocks, lines and segments changed between two runs or snapshots."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import with_children
 from fakedist.analysis.replay import Ints
-from fakedist.rundir.schema import CATEGORIES
+from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns, paths_of_matches
+from fakedist.rundir.schema import CATEGORIES, MOMENTS, SEGMENT_STATES
 from fakedist.rundir.summary import Summary
-
-#: How alike two layers with different names must be, from 0 to 1, to count as one renamed layer.
-RENAMED_FROM = 0.5
-
-Pair = tuple[int, int]
-#: A layer's class, and the names and shapes below it.
-Shape: TypeAlias = "tuple[str, tuple[tuple[str, Shape], ...]]"
-#: A shape and the bytes of its parameters.
-Signature = tuple[Shape, int]
-
-
-def layer_patterns(table: pd.DataFrame) -> list[str]:
-    """Names of layers with ``*`` for the numbers of repeated ones: layers.3.mlp becomes layers.*.mlp.
-
-    A number belongs to a repeated layer if all its numbered siblings, or at least three of them, have its class. The
-    second linear layer of a feed-forward written as a sequence keeps its number.
-
-    Args:
-        table: Columns name, class_name, parent, with parents before children.
-    """
-    names = [str(name) for name in table["name"]]
-    parents, classes = table["parent"].tolist(), table["class_name"].tolist()
-    siblings: dict[int, list[str]] = defaultdict(list)
-    for name, parent, of_class in zip(names, parents, classes, strict=True):
-        if name.rpartition(".")[2].isdecimal():
-            siblings[parent].append(of_class)
-    found: list[str] = []
-    for name, parent, of_class in zip(names, parents, classes, strict=True):
-        above, _, last = name.rpartition(".")
-        alike = siblings[parent].count(of_class)
-        if last.isdecimal() and alike >= min(3, len(siblings[parent])):
-            last = "*"
-        prefix = found[parent] if parent > 0 and names[parent] == above else above
-        found.append(f"{prefix}.{last}" if above else last)
-    return found
-
-
-def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Pair the layers of two runs.
-
-    Args:
-        a: The table ``layers`` of one run.
-        b: The table ``layers`` of the other.
-
-    Returns:
-        Every layer of both runs once: columns ``a`` and ``b`` (rows of the tables; -1 without a counterpart) and
-        ``how``: same, renumbered, renamed, moved, gone, appeared.
-    """
-    trees = _Tree(a), _Tree(b)
-    found = _Matcher(*trees)
-    found.match(0, 0, "same")
-    found.match_moved()
-    rows: list[tuple[int, int, str]] = [(at, to, how) for (at, to), how in found.pairs.items()]
-    rows += [(at, -1, "gone") for at in range(len(a)) if at not in found.of_a]
-    rows += [(-1, to, "appeared") for to in range(len(b)) if to not in found.of_b]
-    return pd.DataFrame(rows, columns=["a", "b", "how"])
-
-
-def renamed_layers(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> list[dict[str, str]]:
-    """Layers with another name in the second run: objects with ``was``, ``name``, ``how``.
-
-    Repeated layers are listed once, with ``*``. Layers below a listed layer are left out.
-    """
-    names = [str(name) for name in a["name"]], [str(name) for name in b["name"]]
-    patterns = layer_patterns(a), layer_patterns(b)
-    other = matches[(matches["a"] >= 0) & (matches["b"] >= 0) & (matches["how"] != "same")]
-    found: dict[tuple[str, str, str], int] = {}
-    alone: dict[tuple[str, str, str], tuple[str, str]] = {}
-    for at, to, how in zip(other["a"].tolist(), other["b"].tolist(), other["how"], strict=True):
-        was, name = names[0][at], names[1][to]
-        above = was.rpartition(".")[0], name.rpartition(".")[0]
-        if was == name or (was.rpartition(".")[2] == name.rpartition(".")[2] and above[0] != above[1] and all(above)):
-            continue  # only the name of a layer above it changed, which is listed
-        key = (patterns[0][at], patterns[1][to], str(how))
-        found[key] = found.get(key, 0) + 1
-        alone[key] = (was, name)
-    return [
-        dict(zip(("was", "name"), alone[key] if count == 1 else key[:2], strict=True), how=key[2])
-        for key, count in found.items()
-    ]
-
-
-class _Tree:
-    """The layers of a run: names, classes, children, and what makes two layers alike."""
-
-    def __init__(self, table: pd.DataFrame) -> None:
-        self.names = [str(name) for name in table["name"]]
-        self.classes = [str(name) for name in table["class_name"]]
-        self.parents = [int(parent) for parent in table["parent"]]
-        self.children: dict[int, list[int]] = defaultdict(list)
-        for layer, parent in enumerate(self.parents):
-            if layer:
-                self.children[parent].append(layer)
-        self.parameter_bytes = with_children(table, table["peak_parameter_bytes"].to_numpy()).tolist()
-        self._shapes: dict[int, Shape] = {}
-
-    def last(self, layer: int) -> str:
-        """The last part of its name."""
-        return self.names[layer].rpartition(".")[2]
-
-    def shape(self, layer: int) -> Shape:
-        """Its class, and the names and shapes below it, without its own name. Layers built alike have equal shapes."""
-        if layer not in self._shapes:
-            below = tuple((self.last(child), self.shape(child)) for child in self.children[layer])
-            self._shapes[layer] = (self.classes[layer], below)
-        return self._shapes[layer]
-
-    def signature(self, layer: int) -> Signature:
-        """Its shape and the bytes of its parameters."""
-        return (self.shape(layer), self.parameter_bytes[layer])
-
-
-@dataclass
-class _Matcher:
-    a: _Tree
-    b: _Tree
-    pairs: dict[Pair, str] = field(default_factory=dict)
-    of_a: set[int] = field(default_factory=set)
-    of_b: set[int] = field(default_factory=set)
-
-    def match(self, at: int, to: int, how: str) -> None:
-        """Pair two layers, and the layers below them as far as they match."""
-        self.pairs[at, to] = how
-        self.of_a.add(at)
-        self.of_b.add(to)
-        # Layers below a renamed layer kept their place in it.
-        below = "same" if how in ("renamed", "appeared") else how
-        left, right = self._free(self.a.children[at], self.of_a), self._free(self.b.children[to], self.of_b)
-        for one, other, found in [*self._numbered(left, right), *self._named(left, right)]:
-            self.match(one, other, found if found != "same" else below)
-        left, right = self._free(left, self.of_a), self._free(right, self.of_b)
-        for one, other in self._alike(left, right):
-            self.match(one, other, "renamed")
-
-    def match_moved(self) -> None:
-        """Pair layers that moved in the tree (below a wrapper, say), if they are the only ones of their shape."""
-        places: list[dict[tuple[Shape, str], list[int]]] = [defaultdict(list), defaultdict(list)]
-        for tree, taken, by_shape in ((self.a, self.of_a, places[0]), (self.b, self.of_b, places[1])):
-            for layer in self._free(range(len(tree.names)), taken):
-                by_shape[tree.shape(layer), tree.last(layer)].append(layer)
-        for shape, left in places[0].items():  # parents come first
-            right = places[1].get(shape, [])
-            if len(left) == len(right) == 1 and left[0] not in self.of_a and right[0] not in self.of_b:
-                self.match(left[0], right[0], "moved")
-
-    @staticmethod
-    def _free(layers: Iterable[int], taken: set[int]) -> list[int]:
-        return [layer for layer in layers if layer not in taken]
-
-    def _named(self, left: list[int], right: list[int]) -> list[tuple[int, int, str]]:
-        by_name = {self.b.last(layer): layer for layer in right if not self.b.last(layer).isdecimal()}
-        return [(layer, by_name[name], "same") for layer in left if (name := self.a.last(layer)) in by_name]
-
-    def _numbered(self, left: list[int], right: list[int]) -> list[tuple[int, int, str]]:
-        """Pair the numbered layers in order. A removed or inserted layer shifts those after it."""
-        left = [layer for layer in left if self.a.last(layer).isdecimal()]
-        right = [layer for layer in right if self.b.last(layer).isdecimal()]
-        names = [self.a.last(layer) for layer in left], [self.b.last(layer) for layer in right]
-        if names[0] == names[1] or _have_gaps(names[0]) or _have_gaps(names[1]):
-            by_name = dict(zip(names[1], right, strict=True))
-            return [(one, by_name[name], "same") for one, name in zip(left, names[0], strict=True) if name in by_name]
-        found = []
-        for one, other in _aligned([self.a.signature(at) for at in left], [self.b.signature(to) for to in right]):
-            how = "same" if names[0][one] == names[1][other] else "renumbered"
-            found.append((left[one], right[other], how))
-        return found
-
-    def _alike(self, left: list[int], right: list[int]) -> list[Pair]:
-        """Pair the remaining siblings, most alike first."""
-        scores = [
-            (score, -abs(place - spot), -place, one, other)
-            for place, one in enumerate(left)
-            for spot, other in enumerate(right)
-            if not self.a.last(one).isdecimal() and not self.b.last(other).isdecimal()
-            if (score := self._likeness(one, other)) >= RENAMED_FROM
-        ]
-        chosen: list[Pair] = []
-        for _, _, _, one, other in sorted(scores, reverse=True):
-            if all(one != pair[0] and other != pair[1] for pair in chosen):
-                chosen.append((one, other))
-        return chosen
-
-    def _likeness(self, one: int, other: int) -> float:
-        same_class = self.a.classes[one] == self.b.classes[other]
-        bytes_ = self.a.parameter_bytes[one], self.b.parameter_bytes[other]
-        sizes = min(bytes_) / max(bytes_) if max(bytes_) else 0.0
-        names = difflib.SequenceMatcher(None, self.a.last(one), self.b.last(other)).ratio()
-        below = [{tree.last(child) for child in tree.children[at]} for tree, at in ((self.a, one), (self.b, other))]
-        parts = [(0.25, float(same_class)), (0.45, sizes), (0.1, names)]
-        if any(below):
-            parts.append((0.2, len(below[0] & below[1]) / len(below[0] | below[1])))
-        return sum(weight * part for weight, part in parts) / sum(weight for weight, _ in parts)
-
-
-def _have_gaps(names: list[str]) -> bool:
-    """Whether the numbers are not 0, 1, 2, ...: then they are names chosen by the script, and nothing is renumbered."""
-    return [int(name) for name in names] != list(range(len(names)))
-
-
-def _aligned(left: list[Signature], right: list[Signature]) -> list[Pair]:
-    """Pair two sequences of signatures in order, so that the total likeness is the largest possible.
-
-    Equal signatures at the front are paired first: of layers that are all alike, the last ones are new or gone.
-    """
-    front = 0
-    while front < min(len(left), len(right)) and left[front] == right[front]:
-        front += 1
-    found = [(at, at) for at in range(front)]
-    # best[at][to]: the largest likeness of the rest of both sequences.
-    best = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
-    for at in range(len(left) - 1, front - 1, -1):
-        for to in range(len(right) - 1, front - 1, -1):
-            like = _signature_likeness(left[at], right[to])
-            best[at][to] = max(best[at + 1][to], best[at][to + 1], best[at + 1][to + 1] + like)
-    at = to = front
-    while at < len(left) and to < len(right):
-        like = _signature_likeness(left[at], right[to])
-        if like and best[at][to] == best[at + 1][to + 1] + like:
-            found.append((at, to))
-            at, to = at + 1, to + 1
-        elif best[at][to] == best[at + 1][to]:
-            at += 1
-        else:
-            to += 1
-    return found
-
-
-def _signature_likeness(one: Signature, other: Signature) -> int:
-    (shape, bytes_), (other_shape, other_bytes) = one, other
-    if shape == other_shape:
-        return 4 if bytes_ == other_bytes else 3
-    return 1 if shape[0] == other_shape[0] else 0  # only the class is the same
-
-
-OUTSIDE = "(outside of modules)"
 
 
 def figure_changes(a: Summary, b: Summary) -> pd.DataFrame:
@@ -259,7 +22,7 @@ def figure_changes(a: Summary, b: Summary) -> pd.DataFrame:
         ("peak allocated", a.peak_allocated_bytes, b.peak_allocated_bytes),
         ("peak reserved", a.peak_reserved_bytes, b.peak_reserved_bytes),
         ("capacity", a.capacity_bytes, b.capacity_bytes),
-        ("headroom", *(each.capacity_bytes - each.peak_reserved_bytes for each in (a, b))),
+        ("headroom", *(summary.capacity_bytes - summary.peak_reserved_bytes for summary in (a, b))),
     ]
     return with_change(pd.DataFrame(rows, columns=["name", "a_bytes", "b_bytes"]))
 
@@ -267,8 +30,8 @@ def figure_changes(a: Summary, b: Summary) -> pd.DataFrame:
 def category_changes(a: dict[str, int], b: dict[str, int]) -> pd.DataFrame:
     """Bytes at the peak by category, largest change first. The changes add up to the change of the peak."""
     rows = [(name, a.get(name, 0), b.get(name, 0)) for name in CATEGORIES]
-    found = with_change(pd.DataFrame(rows, columns=["category", "a_bytes", "b_bytes"]))
-    return by_effect(found[(found["a_bytes"] != 0) | (found["b_bytes"] != 0)])
+    changes = with_change(pd.DataFrame(rows, columns=["category", "a_bytes", "b_bytes"]))
+    return by_effect(changes[(changes["a_bytes"] != 0) | (changes["b_bytes"] != 0)])
 
 
 def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -280,28 +43,26 @@ def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         }
         for table in (a, b)
     ]
-    places = [*peaks[1], *(place for place in peaks[0] if place not in peaks[1])]
-    rows = [(*place, peaks[0].get(place, 0), peaks[1].get(place, 0)) for place in places]
-    found = with_change(pd.DataFrame(rows, columns=["step", "phase", "a_bytes", "b_bytes"]))
-    sides = [[place in side for place in places] for side in peaks]
-    found.loc[[not here for here in sides[0]], "what"] = "appeared"
-    found.loc[[not here for here in sides[1]], "what"] = "gone"
-    return found
+    moments = [*peaks[1], *(moment for moment in peaks[0] if moment not in peaks[1])]
+    rows = [(*moment, peaks[0].get(moment, 0), peaks[1].get(moment, 0)) for moment in moments]
+    changes = with_change(pd.DataFrame(rows, columns=["step", "phase", "a_bytes", "b_bytes"]))
+    sides = [[moment in side for moment in moments] for side in peaks]
+    changes.loc[[not here for here in sides[0]], "what"] = "appeared"
+    changes.loc[[not here for here in sides[1]], "what"] = "gone"
+    return changes
 
 
 def layer_parts(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
     """Own bytes of every layer at the peak in both runs. The changes add up to the change of the peak.
 
     Args:
-        a: The table ``layers`` of one run.
-        b: The table ``layers`` of the other.
-        matches: The result of :func:`fakedist.results.compare.changed_memory.match_layers`.
+        a, b: The tables ``layers`` of the runs.
 
     Returns:
         One row for each layer and category that is not empty: a, b (rows or -1), how, category, a_bytes, b_bytes, name
         (b's, or a's if the layer is gone), was (a's name), before (a's pattern), path (the pattern in terms of b).
     """
-    paths = _paths(a, b, matches)
+    paths = paths_of_matches(a, b, matches)
     frames = []
     for category in CATEGORIES:
         column = f"peak_{category}_bytes"
@@ -336,10 +97,10 @@ def layer_changes(parts: pd.DataFrame) -> pd.DataFrame:
             }
         )
     columns = ["name", "was", "category", "num_layers", "a_bytes", "b_bytes", "layer_is"]
-    found = with_change(pd.DataFrame(rows, columns=columns))
-    is_new_or_gone = found["layer_is"] != "both"
-    found["what"] = found["what"].where(~is_new_or_gone, found["layer_is"])
-    return by_effect(found.drop(columns="layer_is"))
+    changes = with_change(pd.DataFrame(rows, columns=columns))
+    is_new_or_gone = changes["layer_is"] != "both"
+    changes["what"] = changes["what"].where(~is_new_or_gone, changes["layer_is"])
+    return by_effect(changes.drop(columns="layer_is"))
 
 
 def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
@@ -352,73 +113,42 @@ def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.
         "a_bytes": _taken(a, matches["a"], "most_total_bytes"),
         "b_bytes": _taken(b, matches["b"], "most_total_bytes"),
     }
-    each = matches.assign(**sides, **_paths(a, b, matches))
-    each = each[~((each["a"] == 0) | (each["b"] == 0))].assign(in_a=each["a"] >= 0, in_b=each["b"] >= 0)
-    found = each.groupby("path", sort=False).agg(
+    layers = matches.assign(**sides, **paths_of_matches(a, b, matches))
+    layers = layers[~((layers["a"] == 0) | (layers["b"] == 0))].assign(in_a=layers["a"] >= 0, in_b=layers["b"] >= 0)
+    changes = layers.groupby("path", sort=False).agg(
         num_a=("in_a", "sum"), num_b=("in_b", "sum"), a_bytes=("a_bytes", "max"), b_bytes=("b_bytes", "max")
     )
-    found = with_change(found.rename_axis("name").reset_index())
-    return by_effect(found[found["change_bytes"] != 0])
+    changes = with_change(changes.rename_axis("name").reset_index())
+    return by_effect(changes[changes["change_bytes"] != 0])
 
 
-def layer_paths(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> tuple[dict[int, str], dict[int, str]]:
-    """Each layer's name in the comparison, for both runs: in terms of b, with numbers as ``*``."""
-    paths = _paths(a, b, matches)["path"]
-    sides = [
-        {layer: path for layer, path in zip(matches[side].tolist(), paths, strict=True) if layer >= 0} for side in "ab"
-    ]
-    return sides[0], sides[1]
+#: Smaller changes of times are rounding errors of sums.
+_NOTHING_US = 0.01
 
 
-def by_effect(found: pd.DataFrame) -> pd.DataFrame:
+def with_change(table: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
+    """Add change_bytes or change_us, and what: appeared, gone, grew, shrank or same, by the columns of a and b."""
+    a, b, change = f"a_{unit}", f"b_{unit}", f"change_{unit}"
+    table = table.astype(dict.fromkeys((a, b), "int64" if unit == "bytes" else "float64"))
+    table[change] = table[b] - table[a]
+    if unit == "us":
+        table[change] = table[change].where(table[change].abs() >= _NOTHING_US, 0.0)
+    grown = np.where(table[change] > 0, "grew", np.where(table[change] < 0, "shrank", "same"))
+    new, gone = (table[a] == 0) & (table[b] != 0), (table[b] == 0) & (table[a] != 0)
+    table["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
+    return table
+
+
+def by_effect(changes: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
     """Rows sorted by size of change, largest first."""
-    order = found["change_bytes"].abs().sort_values(ascending=False, kind="stable").index
-    return found.loc[order].reset_index(drop=True)
-
-
-def with_change(found: pd.DataFrame) -> pd.DataFrame:
-    """With columns change_bytes, and what: appeared, gone, grew, shrank or same, by a_bytes and b_bytes."""
-    found = found.astype({"a_bytes": "int64", "b_bytes": "int64"})
-    found["change_bytes"] = found["b_bytes"] - found["a_bytes"]
-    grown = np.where(found["change_bytes"] > 0, "grew", np.where(found["change_bytes"] < 0, "shrank", "same"))
-    new = (found["a_bytes"] == 0) & (found["b_bytes"] != 0)
-    gone = (found["b_bytes"] == 0) & (found["a_bytes"] != 0)
-    found["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
-    return found
+    order = changes[f"change_{unit}"].abs().sort_values(ascending=False, kind="stable").index
+    return changes.loc[order].reset_index(drop=True)
 
 
 def _taken(table: pd.DataFrame, rows: pd.Series, column: str) -> Ints:
     values = table[column].to_numpy()
     index = rows.to_numpy()
     return np.where(index >= 0, values[np.maximum(index, 0)], 0).astype("int64")
-
-
-def _paths(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> dict[str, list[str]]:
-    """Columns name, was, before, path of every match."""
-    names_a, names_b = [str(name) for name in a["name"]], [str(name) for name in b["name"]]
-    patterns_a, patterns_b = layer_patterns(a), layer_patterns(b)
-    parents = a["parent"].tolist()
-    to_b = {at: to for at, to in zip(matches["a"].tolist(), matches["b"].tolist(), strict=True) if at >= 0 <= to}
-
-    translated: dict[str, str] = {patterns_a[at]: patterns_b[to] for at, to in to_b.items()}
-
-    def in_terms_of_b(at: int) -> str:
-        """A gone layer's pattern: the new name of layers with the same pattern, else its name below its parent's."""
-        if patterns_a[at] in translated:
-            return translated[patterns_a[at]]
-        parent = parents[at]
-        if parent <= 0 or names_a[parent].startswith("("):
-            return patterns_a[at]
-        above = patterns_b[to_b[parent]] if parent in to_b else in_terms_of_b(parent)
-        return f"{above}.{patterns_a[at].rpartition('.')[2]}"
-
-    found: dict[str, list[str]] = {"name": [], "was": [], "before": [], "path": []}
-    for at, to in zip(matches["a"].tolist(), matches["b"].tolist(), strict=True):
-        found["name"].append((names_b[to] if to >= 0 else names_a[at]) or OUTSIDE)
-        found["was"].append((names_a[at] if at >= 0 else "") or (OUTSIDE if at == 0 else ""))
-        found["before"].append((patterns_a[at] if at >= 0 else "") or (OUTSIDE if at == 0 else ""))
-        found["path"].append((patterns_b[to] if to >= 0 else in_terms_of_b(at)) or OUTSIDE)
-    return found
 
 
 def _former(group: pd.DataFrame, was: str) -> str:
@@ -440,9 +170,7 @@ def peak_blocks(
     Args:
         blocks: The table ``blocks``; columns bytes, alloc_event, operation, phase, layer, category, stack, at_peak.
         stacks: The table ``stacks``; column line.
-        paths: Each layer's name in the comparison.
         cwd: The working directory of the job, which lines are relative to.
-        script_folder: The directory of its script.
 
     Returns:
         Columns bytes, alloc_event, operation, phase, category, path, line, and place: file and function of the line,
@@ -452,39 +180,275 @@ def peak_blocks(
     stack = alive["stack"].to_numpy()
     cwd, script_folder = (folder.rstrip("/") + "/" for folder in (cwd, script_folder))
     lines = [*stacks["line"].astype(str), ""]  # stack -1 (none) indexes the last
-    found = alive[["bytes", "alloc_event"]].copy()
+    peak = alive[["bytes", "alloc_event"]].copy()
     for name in ("operation", "phase", "category"):
-        found[name] = alive[name].astype(str)
-    found["path"] = [paths.get(layer, "") or OUTSIDE for layer in alive["layer"].tolist()]
-    found["line"] = np.array([line.removeprefix(cwd) for line in lines])[stack]
-    places = [_LINE.sub(r"\g<file> (\g<function>)", line) for line in lines]
-    found["place"] = np.array([place.removeprefix(script_folder).removeprefix(cwd) for place in places])[stack]
-    return found.reset_index(drop=True)
+        peak[name] = alive[name].astype(str)
+    peak["path"] = [paths.get(layer, "") or OUTSIDE for layer in alive["layer"].tolist()]
+    peak["line"] = np.array([line.removeprefix(cwd) for line in lines])[stack]
+    sites = [_LINE.sub(r"\g<file> (\g<function>)", line) for line in lines]
+    peak["place"] = np.array([site.removeprefix(script_folder).removeprefix(cwd) for site in sites])[stack]
+    return peak.reset_index(drop=True)
 
 
 def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Changes of blocks at the peak by layer, category, operation and place, greatest first.
 
     Args:
-        a: :func:`peak_blocks` of one run.
-        b: :func:`peak_blocks` of the other.
+        a, b: Results of :func:`peak_blocks`.
 
     Returns:
         Columns path, category, phase, operation, line (the first in b; in a if b has none), num_a, num_b, a_bytes,
         b_bytes, change_bytes, what. The changes add up to the change of the peak.
     """
     keys = ["path", "category", "phase", "operation", "place"]
+    sides = [table.sort_values("alloc_event", kind="stable") for table in (a, b)]
+    both = with_change(_both(sides[0], sides[1], keys).reset_index())
+    both["line"] = both["line_b"].where(both["line_b"].notna(), both["line_a"])
+    columns = ["path", "category", "phase", "operation", "line", "num_a", "num_b", "a_bytes", "b_bytes"]
+    return by_effect(both[both["change_bytes"] != 0][[*columns, "change_bytes", "what"]])
+
+
+def pattern_parts(layers: pd.DataFrame) -> pd.DataFrame:
+    """Own bytes at the peak: columns path (numbers of repeated layers as ``*``), category, bytes. They add up to it."""
+    path = pd.Series([pattern or OUTSIDE for pattern in layer_patterns(layers)], name="path")
+    frames = [pd.DataFrame({"path": path, "category": c, "bytes": layers[f"peak_{c}_bytes"]}) for c in CATEGORIES]
+    sums = pd.concat(frames).groupby(["path", "category"], sort=True)["bytes"].sum().reset_index()
+    return sums[sums["bytes"] != 0].reset_index(drop=True)
+
+
+def pattern_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    """Changes between two results of :func:`pattern_parts`: path, name (equal to path), category, change_bytes."""
+    keys = ["path", "category"]
+    both = before.merge(after, on=keys, how="outer", suffixes=("_before", "_after"))
+    change = both["bytes_after"].fillna(0) - both["bytes_before"].fillna(0)
+    return both[keys].assign(name=both["path"], change_bytes=change.astype("int64"))
+
+
+_LINE_PARTS = re.compile(r"(?P<file>.*):(?P<number>\d+) \((?P<function>.*)\)", re.DOTALL)
+#: Folders at the end of a path that are looked at to recognize a file of a checkout that moved.
+_MOST_PARTS = 8
+#: Names that say nothing without their folder.
+_UNTOLD = ("__init__.py", "__main__.py")
+#: Pairs of lines of one function that are tried. More keep their numbers.
+_MOST_PAIRS = 10_000
+
+
+class _Line(NamedTuple):
+    """A line's text, its number and the bytes at the peak that it allocated."""
+
+    text: str
+    number: int
+    bytes: int
+
+
+_ByFunction = dict[tuple[str, str], list[_Line]]
+
+
+def same_lines(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, str]:
+    """The line of ``b`` that each line of ``a`` is; lines without a counterpart are left out.
+
+    A file is the same if its path is, or else if the longest end of a path that only one file of each has is. Lines
+    of a function may all have moved by the same number: by the one with which most bytes of both coincide.
+
+    Args:
+        a, b: Bytes at the peak by line: ``file:line (function)``, or a text without a line.
+    """
+    sides = _by_function(a), _by_function(b)
+    files = same_files(*({file for file, _ in side} for side in sides))
+    same = {text: text for text in a if text in b and not _LINE_PARTS.fullmatch(text)}
+    for (file, function), mine in sides[0].items():
+        if file not in files:
+            continue
+        theirs = {line.number: line for line in sides[1].get((files[file], function), ())}
+        moved_by = _moved_by(mine, theirs)
+        same |= {line.text: theirs[at].text for line in mine if (at := line.number + moved_by) in theirs}
+    return same
+
+
+def _by_function(lines: Mapping[str, int]) -> _ByFunction:
+    by_function: _ByFunction = defaultdict(list)
+    for text, bytes_ in lines.items():
+        if parts := _LINE_PARTS.fullmatch(text):
+            by_function[parts["file"], parts["function"]].append(_Line(text, int(parts["number"]), bytes_))
+    return by_function
+
+
+def _moved_by(mine: list[_Line], theirs: dict[int, _Line]) -> int:
+    if len(mine) * len(theirs) > _MOST_PAIRS:
+        return 0
+    shared: dict[int, int] = defaultdict(int)
+    for line in mine:
+        for number, other in theirs.items():
+            shared[number - line.number] += min(line.bytes, other.bytes)
+    return max(shared, key=lambda by: (shared[by], -abs(by), by), default=0)
+
+
+def same_files(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
+    """The file of ``b`` that each file of ``a`` is; files without a counterpart are left out."""
+    left, right = set(a), set(b)
+    same = {file: file for file in left & right}
+    for length in range(_MOST_PARTS, 0, -1):
+        ends = [_by_end(side - set(taken), length) for side, taken in ((left, same), (right, same.values()))]
+        for end in ends[0].keys() & ends[1].keys():
+            if len(ends[0][end]) == len(ends[1][end]) == 1:
+                same[ends[0][end][0]] = ends[1][end][0]
+    return same
+
+
+def _by_end(files: Iterable[str], length: int) -> dict[tuple[str, ...], list[str]]:
+    by_end: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for file in files:
+        parts = tuple(file.rsplit("/", length)[-length:])
+        if len(parts) == length and not (length == 1 and parts[0] in _UNTOLD):
+            by_end[parts].append(file)
+    return by_end
+
+
+#: Blocks without a line of the script.
+IN_TORCH, NO_STACK = "(no line outside of torch)", "(no stack recorded)"
+#: What a line can have become, in the order of tables.
+_CHANGES = ("appeared", "grew", "shrank", "gone", "same")
+#: The parts of what is reserved and not allocated.
+UNUSED_PARTS = (*SEGMENT_STATES, "waiting")
+
+
+def lines_at_peak(blocks: pd.DataFrame, lines: Sequence[str]) -> pd.DataFrame:
+    """The blocks of one run that were alive at its peak: columns line, bytes.
+
+    Args:
+        blocks: The table ``blocks``; columns bytes, stack, at_peak.
+        lines: Column ``line`` of the table ``stacks``.
+    """
+    alive = blocks[blocks["at_peak"]]
+    line_of = np.array([*(line or IN_TORCH for line in lines), NO_STACK], dtype=object)  # stack -1 indexes the last
+    return pd.DataFrame({"line": line_of[alive["stack"].to_numpy()], "bytes": alive["bytes"].to_numpy()})
+
+
+def blocks_by_line(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The blocks at both peaks with a column ``key``, which is the same for the same line.
+
+    Args:
+        a, b: Results of :func:`lines_at_peak`.
+    """
+    bytes_a, bytes_b = ({str(line): int(held) for line, held in _held(side).items()} for side in (a, b))
+    same = same_lines(bytes_a, bytes_b)
+    keys = {line: key for key, line in enumerate(bytes_b)}
+    in_a = {line: keys[same[line]] if line in same else len(keys) + at for at, line in enumerate(bytes_a)}
+    return a.assign(key=a["line"].map(in_a).astype("int64")), b.assign(key=b["line"].map(keys).astype("int64"))
+
+
+def _held(side: pd.DataFrame) -> pd.Series:
+    return side.groupby("line", sort=False)["bytes"].sum()
+
+
+def line_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """Blocks at the peak by line, largest change first. The changes add up to the change of the peak.
+
+    Args:
+        a, b: The results of :func:`blocks_by_line`.
+
+    Returns:
+        Columns line (b's; a's if b has none), was (a's, if it is another), num_a, num_b, a_bytes, b_bytes,
+        change_bytes, what (appeared, grew, shrank, gone, same).
+    """
+    both = _both(a, b, ["key"]).reset_index()
+    both["line"] = both["key"].map(_shown_lines(a, b))
+    moved = both["line_a"].notna() & both["line_b"].notna() & (both["line_a"] != both["line_b"])
+    both["was"] = both["line_a"].where(moved, "")
+    columns = ["line", "was", "num_a", "num_b", "a_bytes", "b_bytes"]
+    return by_effect(with_change(both[columns]))
+
+
+def size_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """Blocks at the peak that only one run has, by line and size, largest change first.
+
+    Args:
+        a, b: The results of :func:`blocks_by_line`.
+
+    Returns:
+        Columns line, block_bytes, num_a, num_b, a_bytes, b_bytes, change_bytes, what. The changes add up to the change
+        of the peak.
+    """
+    keys = ["key", "block_bytes"]
+    sides = [side.assign(block_bytes=side["bytes"]) for side in (a, b)]
+    both = _both(sides[0], sides[1], keys).reset_index()
+    both["line"] = both["key"].map(_shown_lines(a, b))
+    columns = ["line", "block_bytes", "num_a", "num_b", "a_bytes", "b_bytes"]
+    return by_effect(with_change(both.loc[both["num_a"] != both["num_b"], columns]))
+
+
+def _shown_lines(a: pd.DataFrame, b: pd.DataFrame) -> dict[int, str]:
+    """The line of every key: b's, or a's if b has none."""
+    return dict(zip([*a["key"], *b["key"]], [*a["line"], *b["line"]], strict=True))
+
+
+def _both(a: pd.DataFrame, b: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     sides = []
     for side, table in (("a", a), ("b", b)):
-        groups = table.sort_values("alloc_event", kind="stable").groupby(keys, sort=False)
-        sums = groups.agg(bytes=("bytes", "sum"), num=("bytes", "size"), line=("line", "first"))
+        sums = table.groupby(keys, sort=False).agg(
+            bytes=("bytes", "sum"), num=("bytes", "size"), line=("line", "first")
+        )
         sides.append(sums.set_axis([f"{side}_bytes", f"num_{side}", f"line_{side}"], axis=1))
-    found = sides[0].join(sides[1], how="outer").reset_index()
+    both = sides[0].join(sides[1], how="outer")
     numbers = ["a_bytes", "b_bytes", "num_a", "num_b"]
-    found[numbers] = found[numbers].fillna(0).astype("int64")
-    found["line"] = found["line_b"].where(found["line_b"].notna(), found["line_a"])
-    found["change_bytes"] = found["b_bytes"] - found["a_bytes"]
-    grown = np.where(found["change_bytes"] > 0, "grew", "shrank")
-    found["what"] = np.where(found["num_a"] == 0, "appeared", np.where(found["num_b"] == 0, "gone", grown))
-    columns = ["path", "category", "phase", "operation", "line", "num_a", "num_b", "a_bytes", "b_bytes"]
-    return by_effect(found[found["change_bytes"] != 0][[*columns, "change_bytes", "what"]])
+    both[numbers] = both[numbers].fillna(0).astype("int64")
+    return both
+
+
+def line_kinds(lines: pd.DataFrame) -> pd.DataFrame:
+    """How many lines appeared, grew, shrank, are gone and are the same.
+
+    Returns:
+        Columns what, num_lines, num_a, num_b, a_bytes, b_bytes, change_bytes. The changes add up to that of the peak.
+    """
+    names = ["num_a", "num_b", "a_bytes", "b_bytes", "change_bytes"]
+    sums = lines.groupby("what")[names].sum()
+    sums.insert(0, "num_lines", lines.groupby("what").size())
+    return sums.reindex([name for name in _CHANGES if name in sums.index]).rename_axis("what").reset_index()
+
+
+def reserved_changes(a: Summary, b: Summary) -> pd.DataFrame:
+    """The parts of the reserved peak: name, a_bytes, b_bytes, change_bytes, what.
+
+    The names are reserved, allocated, and :data:`UNUSED_PARTS`, which with allocated add up to reserved. A part that
+    neither run has is left out.
+    """
+    amounts: list[dict[str, int]] = []
+    for summary in (a, b):
+        moment = next((reserved for reserved in summary.reserved if reserved.moment == MOMENTS[0]), None)
+        held = (0, 0, {}) if moment is None else (moment.reserved_bytes, moment.allocated_bytes, moment.unused)
+        amounts.append({"reserved": held[0], "allocated": held[1], **held[2]})
+    names = [
+        name for name in ("reserved", "allocated", *UNUSED_PARTS) if any(held_bytes.get(name) for held_bytes in amounts)
+    ]
+    rows = [(name, amounts[0].get(name, 0), amounts[1].get(name, 0)) for name in names]
+    return with_change(pd.DataFrame(rows, columns=["name", "a_bytes", "b_bytes"]))
+
+
+def segment_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """The segments when most was reserved, by pool and size, largest change first.
+
+    Args:
+        a, b: The tables ``segments`` of the runs.
+
+    Returns:
+        Columns kind (small, large, unknown, private, expandable), segment_bytes (0 for expandable ones, whose sizes
+        differ), num_a, num_b, a_bytes, b_bytes, a_free_bytes, b_free_bytes, change_bytes (of a_bytes), what.
+    """
+    sides = []
+    for side, table in (("a", a), ("b", b)):
+        then = table[table["moment"].astype(str) == MOMENTS[0]]
+        is_expandable = then["is_expandable"].to_numpy(bool)
+        pool = np.where(then["private_pool"].astype(str) != "", "private", then["pool"].astype(str))
+        bytes_, free = (then[name].to_numpy("int64") for name in ("bytes", "free_bytes"))
+        kind, size = np.where(is_expandable, "expandable", pool), np.where(is_expandable, 0, bytes_)
+        rows = pd.DataFrame({"kind": kind, "segment_bytes": size, "bytes": bytes_, "free_bytes": free})
+        sums = rows.groupby(["kind", "segment_bytes"]).agg(
+            num=("bytes", "size"), bytes=("bytes", "sum"), free=("free_bytes", "sum")
+        )
+        sides.append(sums.set_axis([f"num_{side}", f"{side}_bytes", f"{side}_free_bytes"], axis=1))
+    both = sides[0].join(sides[1], how="outer").fillna(0).astype("int64").reset_index()
+    both = with_change(both)
+    moved = (both["what"] == "same") & (both["a_free_bytes"] != both["b_free_bytes"])
+    both["what"] = both["what"].where(~moved, "other contents")
+    return by_effect(both)

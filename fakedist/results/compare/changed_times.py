@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from fakedist.cost_model.breakdown import COMPUTE_FAMILIES, by_name
-from fakedist.results.compare.changed_memory import OUTSIDE
+from fakedist.results.compare.changed_memory import by_effect, with_change
+from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import KINDS
 from fakedist.rundir.step_time import StepTime
@@ -22,20 +22,18 @@ _PARTS = {
     "kernel_us": "all kernels",
     "generation_us": "generation",
 }
-#: Smaller changes are rounding errors of sums.
-_NOTHING_US = 0.01
 
 
 def part_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
     """The parts of two steps: columns name, a_us, b_us, change_us, what, in the order of ``_PARTS``."""
     pairs = [(name, getattr(a, key), getattr(b, key)) for key, name in _PARTS.items()]
-    return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
+    return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]), "us")
 
 
 def phase_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
     """Kernel time of two steps by phase: columns name, a_us, b_us, change_us, what, in the order of a step."""
     kinds = [(name, a.by_kind.get(name, 0.0), b.by_kind.get(name, 0.0)) for name in KINDS]
-    return with_change(pd.DataFrame([row for row in kinds if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
+    return with_change(pd.DataFrame([row for row in kinds if row[1] or row[2]], columns=["name", "a_us", "b_us"]), "us")
 
 
 def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
@@ -46,8 +44,8 @@ def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
         The change is 0 if only one of the runs has kernels of unknown duration.
     """
     sides = [
-        pd.DataFrame(to_plain(each.by_family), columns=["family", "num_kernels", "num_unknown", "time_us"])
-        for each in (a, b)
+        pd.DataFrame(to_plain(step.by_family), columns=["family", "num_kernels", "num_unknown", "time_us"])
+        for step in (a, b)
     ]
     return _joined(sides, ["family"])
 
@@ -58,7 +56,7 @@ def name_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Column name, and the columns of :func:`family_changes`.
     """
-    return _joined([by_name(each[each["family"] != "communication"]) for each in (a, b)], ["name", "family"])
+    return _joined([by_name(table[table["family"] != "communication"]) for table in (a, b)], ["name", "family"])
 
 
 def group_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
@@ -73,24 +71,23 @@ def group_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
     names = {"num_calls": "num_kernels", "num_unknown": "num_unknown", "exposed_us": "time_us", "time_us": "whole_us"}
     both = bool(a.by_group and b.by_group)
     sides = [
-        pd.DataFrame(to_plain(each.by_group if both else []), columns=[*keys, *names])
+        pd.DataFrame(to_plain(step.by_group if both else []), columns=[*keys, *names])
         .rename(columns=names)
         .groupby(keys, sort=False, as_index=False)
         .sum()
-        for each in (a, b)
+        for step in (a, b)
     ]
-    found = _joined(sides, keys)
-    for side, each in zip("ab", sides, strict=True):
-        whole = each.set_index(keys)["whole_us"]
-        found[f"whole_{side}_us"] = whole.reindex(pd.MultiIndex.from_frame(found[keys])).fillna(0.0).to_numpy("f8")
-    return found
+    changes = _joined(sides, keys)
+    for side, table in zip("ab", sides, strict=True):
+        whole = table.set_index(keys)["whole_us"]
+        changes[f"whole_{side}_us"] = whole.reindex(pd.MultiIndex.from_frame(changes[keys])).fillna(0.0).to_numpy("f8")
+    return changes
 
 
 def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
     """Own time of layers by family: columns path, category (the family), us. It adds up to the time of all kernels.
 
     Args:
-        times: The table ``layer_times``.
         paths: Each layer's name in a comparison. Repeated layers share a name.
     """
     path = pd.Series([paths.get(row, "") or OUTSIDE for row in range(len(times))], index=times.index, dtype=object)
@@ -102,52 +99,44 @@ def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
     return sums[sums["us"] != 0].reset_index(drop=True)
 
 
+def pattern_times(layers: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
+    """Own time in the timed step: columns path (numbers of repeated layers as ``*``), category (the family), us.
+
+    Args:
+        times: The table ``layer_times``. It has no rows if nothing was timed.
+    """
+    return layer_parts(times, dict(enumerate(layer_patterns(layers))))
+
+
 def layer_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Changes between two results of :func:`layer_parts`, largest first. They add up to the change of all kernels.
 
     Returns:
         Columns path, name (equal to path), category, a_us, b_us, change_us, what.
     """
-    found = a.merge(b, on=["path", "category"], how="outer", suffixes=("_a", "_b")).fillna({"us_a": 0.0, "us_b": 0.0})
-    found = found.rename(columns={"us_a": "a_us", "us_b": "b_us"}).assign(name=found["path"])
-    return by_effect(with_change(found[["path", "name", "category", "a_us", "b_us"]]))
-
-
-def with_change(found: pd.DataFrame) -> pd.DataFrame:
-    """Add change_us, and what: appeared, gone, grew, shrank, same."""
-    found = found.astype({"a_us": "float64", "b_us": "float64"})
-    change = found["b_us"] - found["a_us"]
-    found["change_us"] = change.where(change.abs() >= _NOTHING_US, 0.0)
-    grown = np.where(found["change_us"] > 0, "grew", np.where(found["change_us"] < 0, "shrank", "same"))
-    new, gone = (found["a_us"] == 0) & (found["b_us"] > 0), (found["b_us"] == 0) & (found["a_us"] > 0)
-    found["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
-    return found
-
-
-def by_effect(found: pd.DataFrame) -> pd.DataFrame:
-    """Rows sorted by size of change, largest first."""
-    order = found["change_us"].abs().sort_values(ascending=False, kind="stable").index
-    return found.loc[order].reset_index(drop=True)
+    both = a.merge(b, on=["path", "category"], how="outer", suffixes=("_a", "_b")).fillna({"us_a": 0.0, "us_b": 0.0})
+    both = both.rename(columns={"us_a": "a_us", "us_b": "b_us"}).assign(name=both["path"])
+    return by_effect(with_change(both[["path", "name", "category", "a_us", "b_us"]], "us"), "us")
 
 
 def _joined(sides: list[pd.DataFrame], keys: list[str]) -> pd.DataFrame:
     columns = {"num_kernels": "num_{}", "num_unknown": "unknown_{}", "time_us": "{}_us"}
     renamed = [
-        each[[*keys, *columns]].rename(columns={name: text.format(side) for name, text in columns.items()})
-        for side, each in zip("ab", sides, strict=True)
+        table[[*keys, *columns]].rename(columns={name: text.format(side) for name, text in columns.items()})
+        for side, table in zip("ab", sides, strict=True)
     ]
-    found = renamed[0].merge(renamed[1], on=keys, how="outer", sort=False)
+    both = renamed[0].merge(renamed[1], on=keys, how="outer", sort=False)
     counts = ["num_a", "num_b", "unknown_a", "unknown_b"]
-    found[counts] = found[counts].fillna(0).astype("int64")
-    found[["a_us", "b_us"]] = found[["a_us", "b_us"]].fillna(0.0)
-    found = with_change(found)
-    found.loc[found["num_a"] == 0, "what"] = "appeared"
-    found.loc[found["num_b"] == 0, "what"] = "gone"
-    found.loc[(found["what"] == "same") & (found["num_a"] != found["num_b"]), "what"] = "recounted"
-    unknown = (found["unknown_a"] > 0) != (found["unknown_b"] > 0)
-    found.loc[unknown, "change_us"] = 0.0
-    found.loc[unknown, "what"] = "not known"
-    return by_effect(found)
+    both[counts] = both[counts].fillna(0).astype("int64")
+    both[["a_us", "b_us"]] = both[["a_us", "b_us"]].fillna(0.0)
+    both = with_change(both, "us")
+    both.loc[both["num_a"] == 0, "what"] = "appeared"
+    both.loc[both["num_b"] == 0, "what"] = "gone"
+    both.loc[(both["what"] == "same") & (both["num_a"] != both["num_b"]), "what"] = "recounted"
+    unknown = (both["unknown_a"] > 0) != (both["unknown_b"] > 0)
+    both.loc[unknown, "change_us"] = 0.0
+    both.loc[unknown, "what"] = "not known"
+    return by_effect(both, "us")
 
 
 _FIGURES = ("num_calls", "bytes_in", "bytes_out")
@@ -158,8 +147,7 @@ def collective_changes(a: list[CollectiveTotal], b: list[CollectiveTotal]) -> pd
     """Calls and bytes by group and operation.
 
     Args:
-        a: ``collectives`` of one summary.
-        b: ``collectives`` of the other.
+        a, b: ``collectives`` of the summaries.
 
     Returns:
         Columns group, operation; group_size, num_calls, bytes_in, bytes_out, each with the prefixes a_ and b_;
@@ -174,18 +162,18 @@ def collective_changes(a: list[CollectiveTotal], b: list[CollectiveTotal]) -> pd
             group_size=("group_size", "max"), **{n: (n, "sum") for n in _FIGURES}
         )
         sides.append(sums.add_prefix(f"{side}_"))
-    found = sides[0].join(sides[1], how="outer")
-    missing_a, missing_b = found["a_num_calls"].isna(), found["b_num_calls"].isna()
-    found = found.fillna(0).astype("int64")
-    carried = [found[f"{side}_bytes_in"] + found[f"{side}_bytes_out"] for side in "ab"]
-    found["change_bytes"] = carried[1] - carried[0]
-    found["what"] = "same"
-    found.loc[found["change_bytes"] > 0, "what"] = "grew"
-    found.loc[found["change_bytes"] < 0, "what"] = "shrank"
-    equal = (found["change_bytes"] == 0) & (found["a_num_calls"] == found["b_num_calls"])
-    regrouped = equal & (found["a_group_size"] != found["b_group_size"])
-    found.loc[regrouped, "what"] = "regrouped"
-    found.loc[missing_a, "what"], found.loc[missing_b, "what"] = "appeared", "gone"
-    found = found[(found["what"] != "same") | ~equal].reset_index()
-    order = pd.DataFrame({"bytes": -found["change_bytes"].abs(), "calls": -found["b_num_calls"]})
-    return found.loc[order.sort_values(["bytes", "calls"], kind="stable").index].reset_index(drop=True)
+    both = sides[0].join(sides[1], how="outer")
+    missing_a, missing_b = both["a_num_calls"].isna(), both["b_num_calls"].isna()
+    both = both.fillna(0).astype("int64")
+    carried = [both[f"{side}_bytes_in"] + both[f"{side}_bytes_out"] for side in "ab"]
+    both["change_bytes"] = carried[1] - carried[0]
+    both["what"] = "same"
+    both.loc[both["change_bytes"] > 0, "what"] = "grew"
+    both.loc[both["change_bytes"] < 0, "what"] = "shrank"
+    equal = (both["change_bytes"] == 0) & (both["a_num_calls"] == both["b_num_calls"])
+    regrouped = equal & (both["a_group_size"] != both["b_group_size"])
+    both.loc[regrouped, "what"] = "regrouped"
+    both.loc[missing_a, "what"], both.loc[missing_b, "what"] = "appeared", "gone"
+    both = both[(both["what"] != "same") | ~equal].reset_index()
+    order = pd.DataFrame({"bytes": -both["change_bytes"].abs(), "calls": -both["b_num_calls"]})
+    return both.loc[order.sort_values(["bytes", "calls"], kind="stable").index].reset_index(drop=True)

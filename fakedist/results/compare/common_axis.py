@@ -1,4 +1,4 @@
-"""Two runs on one axis: the same phase of the same step is at the same place, however many events each run has."""
+"""Two runs on one axis: the same phase of the same step is at the same position, however many events each run has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class Stretch:
     """A piece of the common axis.
 
     Attributes:
-        step: The step.
         phase: The phase; empty if the two runs have different phases in this step.
         events: For each run, the first event and the first event after the piece; equal if the run has no events.
         at: Where the piece begins and ends on the axis, from 0 to 1.
@@ -34,12 +33,11 @@ def common_axis(spans: tuple[pd.DataFrame, pd.DataFrame], num_events: tuple[int,
 
     Args:
         spans: The tables ``spans`` of both. A run without rows is one piece.
-        num_events: Number of events of each run.
     """
     steps = [_by_step(table, total) for table, total in zip(spans, num_events, strict=True)]
     pieces: list[Stretch] = []
     for step in sorted(set(steps[0]) | set(steps[1])):
-        sides = [each.get(step, []) for each in steps]
+        sides = [spans_of.get(step, []) for spans_of in steps]
         phases = [[phase for phase, _, _ in side] for side in sides]
         if phases[0] == phases[1]:
             for (phase, *one), (_, *other) in zip(*sides, strict=True):
@@ -62,10 +60,10 @@ def _by_step(spans: pd.DataFrame, num_events: int) -> dict[int, list[tuple[str, 
         return {0: [("", 0, num_events)]} if num_events else {}
     first = [int(event) for event in spans["first_event"]]
     ends = [*first[1:], num_events]
-    found: dict[int, list[tuple[str, int, int]]] = {}
+    by_step: dict[int, list[tuple[str, int, int]]] = {}
     for step, phase, start, end in zip(spans["step"].tolist(), spans["phase"].astype(str), first, ends, strict=True):
-        found.setdefault(int(step), []).append((phase, start, end))
-    return found
+        by_step.setdefault(int(step), []).append((phase, start, end))
+    return by_step
 
 
 def on_axis(curve: Array, pieces: list[Stretch], side: int, num_columns: int) -> tuple[Array, Array]:
@@ -75,15 +73,13 @@ def on_axis(curve: Array, pieces: list[Stretch], side: int, num_columns: int) ->
 
     Args:
         curve: The value after each event.
-        pieces: The axis.
         side: The run: 0 or 1.
-        num_columns: Number of columns of the axis.
     """
     column = np.zeros(len(curve), "i8")
     for piece in pieces:
         first, end = piece.events[side]
-        places = piece.at[0] + (np.arange(end - first) + 0.5) / max(end - first, 1) * (piece.at[1] - piece.at[0])
-        column[first:end] = np.minimum((places * num_columns).astype("i8"), num_columns - 1)
+        positions = piece.at[0] + (np.arange(end - first) + 0.5) / max(end - first, 1) * (piece.at[1] - piece.at[0])
+        column[first:end] = np.minimum((positions * num_columns).astype("i8"), num_columns - 1)
     least, most = np.full(num_columns, np.iinfo("i8").max), np.full(num_columns, -1)
     last = np.full(num_columns, -1)
     np.minimum.at(least, column, curve)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fakedist.results.compare.changed_memory import OUTSIDE
+from fakedist.results.compare.layer_matching import OUTSIDE
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.summary import Summary
@@ -36,13 +36,7 @@ _JOB = {
 
 
 def different_settings(a: Manifest, b: Manifest, summaries: tuple[Summary, Summary]) -> list[dict[str, str]]:
-    """Every setting in which two manifests differ: objects with ``name``, ``a``, ``b``.
-
-    Args:
-        a: The manifest of one run.
-        b: The manifest of the other.
-        summaries: The figures of both.
-    """
+    """Every setting in which two manifests differ: objects with ``name``, ``a``, ``b``."""
     pairs: list[tuple[str, object, object]] = [(name, _setting(a, key), _setting(b, key)) for key, name in _JOB.items()]
     one, other = summaries
     pairs += [
@@ -69,8 +63,8 @@ def unlike_times(a: Summary, b: Summary) -> list[str]:
     timed = (a.timed, b.timed)
     words = [source.source for _, source in timed]
     if words[0] != words[1]:
-        told = f"the times of A are {words[0]}, those of B {words[1]}"
-        return [f"{told}: a difference may be the model's error, not a change of the job"]
+        sources = f"the times of A are {words[0]}, those of B {words[1]}"
+        return [f"{sources}: a difference may be the model's error, not a change of the job"]
     unknown = [time.num_unknown_calls for time, _ in timed]
     if bool(unknown[0]) != bool(unknown[1]):
         return ["only one of the runs knows the duration of its collectives: their steps cannot be compared"]
@@ -99,7 +93,7 @@ def _ending(ending: Ending) -> str:
 
 def _text(value: object) -> str:
     if isinstance(value, list | tuple):
-        return " ".join("=".join(map(str, each)) if isinstance(each, list | tuple) else str(each) for each in value)
+        return " ".join("=".join(map(str, item)) if isinstance(item, list | tuple) else str(item) for item in value)
     return "" if value is None else str(value)
 
 
@@ -120,32 +114,25 @@ def changed_names(a: Manifest, b: Manifest, differences: Sequence[dict[str, str]
     """Each change in a few words, those of the script's arguments first.
 
     Args:
-        a: The manifest of one run.
-        b: The manifest of the other.
         differences: The result of :func:`fakedist.results.compare.reasons.different_settings`.
     """
-    found = changed_arguments(*([] if each.job is None else each.job.arguments for each in (a, b)))
+    changes = changed_arguments(*([] if manifest.job is None else manifest.job.arguments for manifest in (a, b)))
     for row in differences:
         if row["name"] not in _NO_CAUSE:
-            found.append(f"{row['name']} {row['a'] or '(none)'} -> {row['b'] or '(none)'}")
-    return found
+            changes.append(f"{row['name']} {row['a'] or '(none)'} -> {row['b'] or '(none)'}")
+    return changes
 
 
 def changed_arguments(a: Sequence[str], b: Sequence[str]) -> list[str]:
-    """The arguments in which two command lines differ: "--loss-parallel", "--tp 8 -> 4", "no --checkpoint full".
-
-    Args:
-        a: The arguments of one script.
-        b: The arguments of the other.
-    """
+    """The arguments in which two command lines differ: "--loss-parallel", "--tp 8 -> 4", "no --checkpoint full"."""
     before, after = _options(a), _options(b)
-    found = []
+    changes = []
     for name, values in after.items():
         if name not in before:
-            found.append(_spoken(name, values))
+            changes.append(_spoken(name, values))
         elif before[name] != values:
-            found.append(f"{_spoken(name, before[name])} -> {' '.join(values) or '(none)'}")
-    return [*found, *(f"no {_spoken(name, values)}" for name, values in before.items() if name not in after)]
+            changes.append(f"{_spoken(name, before[name])} -> {' '.join(values) or '(none)'}")
+    return [*changes, *(f"no {_spoken(name, values)}" for name, values in before.items() if name not in after)]
 
 
 def _spoken(name: str, values: Sequence[str]) -> str:
@@ -154,15 +141,15 @@ def _spoken(name: str, values: Sequence[str]) -> str:
 
 def _options(arguments: Sequence[str]) -> dict[str, list[str]]:
     """The values of each option in their order; arguments before the first option have an empty name."""
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     name = ""
     for argument in arguments:
         if _OPTION.match(argument):
             name, is_given, value = argument.partition("=")
-            found.setdefault(name, []).extend([value] if is_given else [])
+            options.setdefault(name, []).extend([value] if is_given else [])
         else:
-            found.setdefault(name, []).append(argument)
-    return found
+            options.setdefault(name, []).append(argument)
+    return options
 
 
 #: A part accounts for the whole if its change is between these multiples of the whole's change.
@@ -171,10 +158,9 @@ _STANDS_FOR = (0.8, 1.25)
 
 @dataclass(frozen=True)
 class Cause:
-    """What accounts for most of a change: of the peak in bytes, of a step's kernels in microseconds.
+    """The layers that account for most of a change: of the peak in bytes, of a step's kernels in microseconds.
 
     Attributes:
-        change: The change of the figure.
         category: The category (for kernels, the family) that changed most in the same direction.
         path: The layers responsible, with numbers as ``*``; empty if no part of the model is prominent.
         part: The change of these layers.
@@ -193,7 +179,6 @@ def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | Non
 
     Args:
         parts: Columns path, name, category and ``column``: the layers' own changes, which add up to the figure's.
-        column: The column with the changes.
 
     Returns:
         The cause; None if the figure did not change.
@@ -242,13 +227,12 @@ def _steps(path: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What allocates the blocks of a cause.
+class AllocationSite:
+    """The code that allocates the blocks of a cause.
 
     Attributes:
         line: The job's line, ``file:line (function)``; empty if unknown, as in most of backward.
         operation: The operation; empty if unknown.
-        phase: The phase it runs in.
     """
 
     line: str = ""
@@ -256,30 +240,29 @@ class Origin:
     phase: str = ""
 
     def phrase(self, verb: str) -> str:
-        """The verb and the place after a comma: ", made at model.py:212 (forward)"; empty if the place is unknown."""
+        """The verb and the site after a comma: ", made at model.py:212 (forward)"; empty if the site is unknown."""
         if self.line:
             return f", {verb} at {self.line}"
         return f", {verb} in {self.operation.removeprefix('aten.')} ({self.phase})" if self.operation else ""
 
 
-def origin_of(cause: Cause, blocks: pd.DataFrame) -> Origin:
+def origin_of(cause: Cause, blocks: pd.DataFrame) -> AllocationSite:
     """Where most of a cause comes from.
 
     Args:
-        cause: The cause.
         blocks: Columns path, category, line, operation, phase, change_bytes of blocks at the peak.
     """
     way = 1 if cause.part > 0 else -1
-    found = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]
-    found = found[found["change_bytes"] * way > 0]
-    if not len(found):
-        return Origin()
+    responsible = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]
+    responsible = responsible[responsible["change_bytes"] * way > 0]
+    if not len(responsible):
+        return AllocationSite()
     # A line is more useful than an operation, unless it accounts for next to nothing.
-    told = found[found["line"] != ""]
-    if len(told) and told["change_bytes"].abs().max() * 2 >= found["change_bytes"].abs().max():
-        found = told
-    most = found.iloc[int(found["change_bytes"].abs().argmax())]
-    return Origin(str(most["line"]), str(most["operation"]), str(most["phase"]))
+    with_line = responsible[responsible["line"] != ""]
+    if len(with_line) and with_line["change_bytes"].abs().max() * 2 >= responsible["change_bytes"].abs().max():
+        responsible = with_line
+    most = responsible.iloc[int(responsible["change_bytes"].abs().argmax())]
+    return AllocationSite(str(most["line"]), str(most["operation"]), str(most["phase"]))
 
 
 def of_layers(layer: str) -> str:

@@ -1,1 +1,1 @@
-"""Reads Nsight Systems reports and joins their kernels with the ranges that the program pushed."""
+"""Imports reports of Nsight Systems as runs, with the layers of their ranges. Never met a GPU."""

@@ -13,17 +13,21 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.traces.intervals import Ints
-from fakedist.analysis.traces.range_meanings import IGNORED, TAILS, Meaning, meaning, without_numbers
 from fakedist.analysis.traces.step_trace import (
     HOST_WAITS,
     HOST_WAITS_FOR_DEVICE,
+    IGNORED,
     STREAM_WAITS,
+    TAILS,
     Activity,
+    Ints,
+    Meaning,
     Ranges,
     Waits,
     find_rows,
+    meaning,
     taken,
+    without_numbers,
 )
 from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
@@ -42,7 +46,6 @@ class Database:
 
     Args:
         called: The path that error messages name.
-        connection: The open connection.
     """
 
     def __init__(self, called: Path, connection: sqlite3.Connection) -> None:
@@ -75,16 +78,16 @@ class Database:
             np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * len(names)).reshape(-1, len(names))
             for rows in self.chunks(f'SELECT {chosen} FROM "{table}" {where}')
         ]
-        found = np.concatenate(parts) if parts else np.zeros((0, len(names)), np.int64)
-        return {name: np.ascontiguousarray(found[:, place]) for place, name in enumerate(names)}
+        values = np.concatenate(parts) if parts else np.zeros((0, len(names)), np.int64)
+        return {name: np.ascontiguousarray(values[:, column]) for column, name in enumerate(names)}
 
     def strings(self, ids: Ints) -> dict[int, str]:
         """Texts of ``StringIds``."""
         wanted = set(ids.tolist())
-        found = {}
+        texts = {}
         for rows in self.chunks("SELECT id, value FROM StringIds"):
-            found.update({number: str(value) for number, value in rows if number in wanted})
-        return found
+            texts.update({number: str(value) for number, value in rows if number in wanted})
+        return texts
 
     def pairs(self, *tables: str) -> dict[str, str]:
         """Names and values of the first of these tables that exists. Older versions use other table names."""
@@ -99,7 +102,6 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
     """Open an export.
 
     Args:
-        path: The file.
         called: The path that error messages name: the report that the file was exported from.
 
     Raises:
@@ -112,8 +114,8 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
         try:
             database = Database(called or path, connection)
             if "StringIds" not in database.tables or not database.pairs("META_DATA_EXPORT", "EXPORT_META_DATA"):
-                what = "it holds no tables" if not database.tables else "it has no StringIds or no META_DATA_EXPORT"
-                raise ReportError(f"{database.called} is not a complete nsys export: {what}", _EXPORT)
+                problem = "it holds no tables" if not database.tables else "it has no StringIds or no META_DATA_EXPORT"
+                raise ReportError(f"{database.called} is not a complete nsys export: {problem}", _EXPORT)
             yield database
         finally:
             connection.close()
@@ -124,9 +126,6 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
 
 class _Bound:
     """Counts what SQLite does, and stops a query that no table of this size takes: a view can go on without end.
-
-    Args:
-        most: The most steps of SQLite's virtual machine.
 
     Attributes:
         is_over: Whether it stopped a query.
@@ -144,10 +143,10 @@ class _Bound:
 
 def _bound(connection: sqlite3.Connection, size: int) -> _Bound:
     """Bound the steps of all queries, and the bytes of one value."""
-    found = _Bound(_LEAST_STEPS + _STEPS_A_BYTE * size)
-    connection.set_progress_handler(found, _STEPS_A_CALL)
+    bound = _Bound(_LEAST_STEPS + _STEPS_A_BYTE * size)
+    connection.set_progress_handler(bound, _STEPS_A_CALL)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-    return found
+    return bound
 
 
 def _check(path: Path) -> int:
@@ -157,7 +156,7 @@ def _check(path: Path) -> int:
             size = os.fstat(file.fileno()).st_size
             head = file.read(100)
     except UnreadableError as error:
-        raise ReportError(f"{path} is no Nsight report: {error}", "fakedist nsys REPORT.nsys-rep") from None
+        raise ReportError(f"{path} is not an Nsight report: {error}", "fakedist nsys REPORT.nsys-rep") from None
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror}", "fakedist nsys REPORT.nsys-rep") from error
     if not size:
@@ -191,7 +190,6 @@ def read_ranges(database: Database, process: int) -> Ranges:
     """The ranges of a process. Marks and ranges without a meaning are left out.
 
     Args:
-        database: The report.
         process: The upper bits of the process's ``globalTid``.
     """
     known = database.columns("NVTX_EVENTS")
@@ -215,8 +213,8 @@ def read_ranges(database: Database, process: int) -> Ranges:
         says = said >= 0
         ignored += len(rows) - int(says.sum())
         parts.append(np.stack([start, end, thread, said, number])[:, says])
-    found = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0), np.int64)
-    begin, until, threads, meanings, sequences = found
+    columns = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0), np.int64)
+    begin, until, threads, meanings, sequences = columns
     until[until < begin] = max(int(until.max(initial=0)), int(begin.max(initial=0)))  # never ended
     return Ranges(texts.meanings, meanings.astype(np.int32), threads, begin, until, sequences, ignored)
 
@@ -229,9 +227,9 @@ def _without_numbers(text: str) -> tuple[str, str]:
     name = "".join(
         f"WHEN instr({text}, '{tail}') THEN substr({text}, 1, instr({text}, '{tail}') - 1) " for tail in TAILS
     )
-    place = f"instr({text}, '{TAILS[0]}')"
+    position = f"instr({text}, '{TAILS[0]}')"
     # CAST reads the digits at the beginning of a text.
-    number = f"CASE WHEN {place} THEN CAST(substr({text}, {place} + {len(TAILS[0])}) AS INTEGER) ELSE -1 END"
+    number = f"CASE WHEN {position} THEN CAST(substr({text}, {position} + {len(TAILS[0])}) AS INTEGER) ELSE -1 END"
     return f"CASE {name}ELSE {text} END", number
 
 
@@ -253,16 +251,12 @@ class _Known(dict[Key, Value]):
         self._understand = understand
 
     def __missing__(self, key: Key) -> Value:
-        found = self[key] = self._understand(key)
-        return found
+        value = self[key] = self._understand(key)
+        return value
 
 
 class _Texts:
-    """Maps rows of NVTX_EVENTS to rows of meanings. Each text is interpreted once.
-
-    Attributes:
-        meanings: The meanings of texts.
-    """
+    """Maps rows of NVTX_EVENTS to rows of meanings. Each text is interpreted once."""
 
     def __init__(self, database: Database) -> None:
         columns = database.columns("NVTX_EVENTS")
@@ -292,8 +286,8 @@ class _Texts:
 
     def by_id(self, domain: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Rows of meanings and autograd's numbers, for texts in StringIds."""
-        found = [self._ids[key] for key in zip(domain.tolist(), ids.tolist(), strict=True)]
-        return np.array(found, np.int64).reshape(-1, 2).T
+        rows = [self._ids[key] for key in zip(domain.tolist(), ids.tolist(), strict=True)]
+        return np.array(rows, np.int64).reshape(-1, 2).T
 
     def _understand_id(self, domain: int, text_id: int) -> tuple[int, int]:
         text, number = without_numbers(self._strings.get(text_id, ""))
@@ -322,10 +316,10 @@ def read_activity(database: Database) -> Activity:
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in (*_DEVICE_COLUMNS, "bytes")}
     order = np.argsort(columns["start"], kind="stable")
     name, shape, is_copy, is_graph = (
-        np.concatenate([getattr(part, each) for part in parts])[order]
-        for each in ("name", "shape", "is_copy", "is_graph")
+        np.concatenate([getattr(part, attribute) for part in parts])[order]
+        for attribute in ("name", "shape", "is_copy", "is_graph")
     )
-    sorted_columns = {each: column[order] for each, column in columns.items()}
+    sorted_columns = {key: column[order] for key, column in columns.items()}
     return Activity(sorted_columns, name, shape, is_copy, is_graph, list(names), list(shapes))
 
 
@@ -343,12 +337,12 @@ def _kernels(database: Database, names: dict[str, int], shapes: dict[tuple[str, 
     columns = database.integers(table, (*_DEVICE_COLUMNS, named, *_SHAPE))
     name = columns.pop(named)
     texts = database.strings(np.unique(name))
-    distinct, place = np.unique(name, return_inverse=True)
-    numbers = [names.setdefault(texts.get(int(each), "?"), len(names)) for each in distinct]
+    distinct, which_name = np.unique(name, return_inverse=True)
+    numbers = [names.setdefault(texts.get(int(number), "?"), len(names)) for number in distinct]
     grids, which = np.unique(np.stack([columns.pop(side) for side in _SHAPE]), axis=1, return_inverse=True)
-    found = [shapes.setdefault((_sides(grid[:3]), _sides(grid[3:])), len(shapes)) for grid in grids.T.tolist()]
+    shape_numbers = [shapes.setdefault((_sides(grid[:3]), _sides(grid[3:])), len(shapes)) for grid in grids.T.tolist()]
     columns["bytes"] = np.full(len(name), -1, np.int64)
-    return _part(columns, np.array(numbers, np.int64)[place], np.array(found, np.int64)[which.ravel()])
+    return _part(columns, np.array(numbers, np.int64)[which_name], np.array(shape_numbers, np.int64)[which.ravel()])
 
 
 def _sides(sides: list[int]) -> str:
@@ -359,11 +353,11 @@ def _memory(database: Database, table: str, names: dict[str, int]) -> Activity:
     is_copy = table.endswith("MEMCPY")
     columns = database.integers(table, (*_DEVICE_COLUMNS, "bytes", *(("copyKind",) if is_copy else ())))
     kind = columns.pop("copyKind") if is_copy else np.zeros(len(columns["start"]), np.int64)
-    distinct, place = np.unique(kind, return_inverse=True)
-    copies = [f"Memcpy {_COPIES[each] if 0 < each < len(_COPIES) else each}" for each in distinct]
+    distinct, which = np.unique(kind, return_inverse=True)
+    copies = [f"Memcpy {_COPIES[number] if 0 < number < len(_COPIES) else number}" for number in distinct]
     texts = copies if is_copy else ["Memset"] * len(distinct)
     numbers = [names.setdefault(text, len(names)) for text in texts]
-    part = _part(columns, np.array(numbers, np.int64)[place])
+    part = _part(columns, np.array(numbers, np.int64)[which])
     part.is_copy[:] = True
     # A copy within the GPU's memory reads and writes it.
     columns["bytes"] = np.where((kind == 8) & (columns["bytes"] > 0), 2 * columns["bytes"], columns["bytes"])
@@ -386,12 +380,10 @@ _WITH_EVENT = (1, 2)
 
 
 def read_waits(database: Database, process: int, step: tuple[int, int]) -> Waits | None:
-    """The waits of a step; None if the report does not tell where events were recorded (``--cuda-event-trace``).
+    """The waits of a step; None if the report lacks where events were recorded (``--cuda-event-trace``).
 
     Args:
-        database: The report.
         process: The upper bits of the process's ``globalPid``.
-        step: When the step began and ended.
     """
     columns = ("start", "end", "streamId", "correlationId", "globalPid", "syncType", "eventId")
     wanted = ("streamId", "correlationId", "globalPid", "eventId")
@@ -408,24 +400,24 @@ def read_waits(database: Database, process: int, step: tuple[int, int]) -> Waits
     row[~np.isin(waits["syncType"], _WITH_EVENT)] = -1
     at = taken(calls["start"], find_rows(calls["correlationId"], records["correlationId"]))
     of_event = np.isin(waits["syncType"], (1, 4))  # the host waits for no stream then
-    found = {
-        "what": np.array([_TYPES[each] for each in waits["syncType"].tolist()], np.int64),
+    columns_of_waits = {
+        "what": np.array([_TYPES[kind] for kind in waits["syncType"].tolist()], np.int64),
         "stream": np.where(of_event, -1, waits["streamId"]),
         "recorded_on": taken(records["streamId"], row),
         "record": taken(records["correlationId"], row),
         "start": waits["start"],
         "end": waits["end"],
     }
-    return Waits.of(found, dict(zip(records["correlationId"].tolist(), at.tolist(), strict=True)))
+    return Waits.of(columns_of_waits, dict(zip(records["correlationId"].tolist(), at.tolist(), strict=True)))
 
 
 def _last_before(records: dict[str, Ints], event: Ints, correlation: Ints) -> Ints:
     """For each wait, the last record of its event that the host made before it; -1 without one."""
     order = np.lexsort((records["correlationId"], records["eventId"]))
     keys = (records["eventId"][order] << 32) | records["correlationId"][order]
-    place = np.searchsorted(keys, (np.maximum(event, 0) << 32) | correlation) - 1
-    found = np.where(place >= 0, order[np.maximum(place, 0)], -1) if len(order) else np.full(len(event), -1, np.int64)
-    known: Ints = np.where(taken(records["eventId"], found) == event, found, -1)
+    index = np.searchsorted(keys, (np.maximum(event, 0) << 32) | correlation) - 1
+    row = np.where(index >= 0, order[np.maximum(index, 0)], -1) if len(order) else np.full(len(event), -1, np.int64)
+    known: Ints = np.where(taken(records["eventId"], row) == event, row, -1)
     return known
 
 

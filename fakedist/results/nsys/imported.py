@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fakedist.analysis.recording import read_recording
-from fakedist.analysis.traces.intervals import Intervals, Ints
-from fakedist.analysis.traces.range_meanings import STEP
-from fakedist.analysis.traces.step_trace import Activity, ProcessTrace, Ranges
+from fakedist.analysis.traces.step_trace import STEP, Activity, Intervals, Ints, ProcessTrace, Ranges, find_rows, taken
 from fakedist.analysis.traces.traced_step import LayerNumbers, Tool, Trace, host_record, kernel_record
 from fakedist.errors import ReportError
 from fakedist.results.building import build_tables
@@ -28,7 +26,7 @@ from fakedist.rundir.trace_records import HostRecord, KernelsRecord
 
 
 @dataclass(frozen=True)
-class Choice:
+class StepChoice:
     """Which part of a report to read.
 
     Attributes:
@@ -40,19 +38,19 @@ class Choice:
     process: int | None = None
 
 
-def read_trace(database: Database, choice: Choice) -> Trace:
+def read_trace(database: Database, choice: StepChoice) -> Trace:
     """One step of one process of a report.
 
     Raises:
         ReportError: The report has no kernels, no such process, or no such step.
     """
     activity = _activity(database)
-    told: list[Note] = []
-    process = _process(database, activity, choice, told)
+    notes: list[Note] = []
+    process = _process(database, activity, choice, notes)
     activity = activity.where(activity.columns["globalPid"] >> THREAD_BITS == process)
-    ranges = read_ranges(database, process).with_functions().told_by_us()
+    ranges = read_ranges(database, process).with_functions().preferring_ours()
     thread, launch = _launches(database, activity)
-    begin, end, step = _window(ranges, activity, thread, choice, told)
+    begin, end, step = _window(ranges, activity, thread, choice, notes)
     inside = (launch >= begin) & (launch <= end)
     chosen = activity.where(inside)
     if not len(chosen):
@@ -67,7 +65,7 @@ def read_trace(database: Database, choice: Choice) -> Trace:
         made_at=made_at,
         begin=begin,
         step=step,
-        notes=told,
+        notes=notes,
         waits=read_waits(database, process, (begin, end)),
     )
 
@@ -78,8 +76,8 @@ def gpu_name(database: Database, number: int = 0) -> str:
     if "name" not in columns:
         return ""
     order = f"ORDER BY id != {number}" if "id" in columns else ""
-    found = database.rows(f"SELECT name FROM TARGET_INFO_GPU {order} LIMIT 1")
-    return str(found[0][0]) if found else ""
+    rows = database.rows(f"SELECT name FROM TARGET_INFO_GPU {order} LIMIT 1")
+    return str(rows[0][0]) if rows else ""
 
 
 def tool_version(database: Database) -> str:
@@ -91,14 +89,13 @@ def read_process(database: Database, process: int | None = None) -> ProcessTrace
     """All that a report has of one process on one GPU.
 
     Args:
-        database: The report.
         process: The process; None for the one that ran the most kernels.
 
     Raises:
         ReportError: The report has no kernels, or no such process.
     """
     everything = _activity(database)
-    chosen = _process(database, everything, Choice(process=process), [])
+    chosen = _process(database, everything, StepChoice(process=process), [])
     activity = everything.where(everything.columns["globalPid"] >> THREAD_BITS == chosen)
     gpus, counts = np.unique(activity.columns["deviceId"], return_counts=True)
     activity = activity.where(activity.columns["deviceId"] == gpus[counts.argmax()])
@@ -133,15 +130,15 @@ def _activity(database: Database) -> Activity:
     return activity
 
 
-def _process(database: Database, activity: Activity, choice: Choice, told: list[Note]) -> int:
+def _process(database: Database, activity: Activity, choice: StepChoice, notes: list[Note]) -> int:
     """The chosen process, as the upper bits of ``globalPid``."""
-    found, counts = np.unique(activity.columns["globalPid"] >> THREAD_BITS, return_counts=True)
-    numbers = {int(each) & 0xFFFFFF: int(each) for each in found}
+    processes, counts = np.unique(activity.columns["globalPid"] >> THREAD_BITS, return_counts=True)
+    numbers = {int(process) & 0xFFFFFF: int(process) for process in processes}
     if choice.process is None:
-        chosen = int(found[counts.argmax()])
-        if len(found) > 1:
-            others = [each for each in numbers if numbers[each] != chosen]
-            told.append(time_notes.several_processes(len(found), chosen & 0xFFFFFF, others))
+        chosen = int(processes[counts.argmax()])
+        if len(processes) > 1:
+            others = [number for number in numbers if numbers[number] != chosen]
+            notes.append(time_notes.several_processes(len(processes), chosen & 0xFFFFFF, others))
         return chosen
     if choice.process not in numbers:
         there = ", ".join(map(str, numbers))
@@ -155,14 +152,8 @@ def _launches(database: Database, activity: Activity) -> tuple[Ints, Ints]:
     process = int(activity.columns["globalPid"][0]) >> THREAD_BITS if len(activity) else -1
     mine = (calls["globalTid"] >> THREAD_BITS == process) & (calls["correlationId"] > 0)
     correlation, thread, start = (calls[name][mine] for name in ("correlationId", "globalTid", "start"))
-    order = np.argsort(correlation, kind="stable")
-    correlation, thread, start = correlation[order], thread[order], start[order]
-    asked = activity.columns["correlationId"]
-    if not len(correlation):
-        return np.full(len(asked), -1, np.int64), activity.columns["start"].copy()
-    place = np.minimum(np.searchsorted(correlation, asked), len(correlation) - 1)
-    known = correlation[place] == asked
-    return np.where(known, thread[place], -1), np.where(known, start[place], activity.columns["start"])
+    row = find_rows(correlation, activity.columns["correlationId"])
+    return taken(thread, row), np.where(row >= 0, taken(start, row), activity.columns["start"])
 
 
 def _captures(database: Database, activity: Activity, process: int) -> tuple[Ints, Ints]:
@@ -175,17 +166,19 @@ def _captures(database: Database, activity: Activity, process: int) -> tuple[Int
     made = database.integers(table, ("graphNodeId", "originalGraphNodeId", "globalTid", "start"))
     mine = made["globalTid"] >> THREAD_BITS == process
     node, original, by, at = (made[name][mine] for name in ("graphNodeId", "originalGraphNodeId", "globalTid", "start"))
-    found = dict(zip(node.tolist(), zip(original.tolist(), by.tolist(), at.tolist(), strict=True), strict=True))
-    for place in np.flatnonzero(nodes > 0).tolist():
-        number = int(nodes[place])
+    captured = dict(zip(node.tolist(), zip(original.tolist(), by.tolist(), at.tolist(), strict=True), strict=True))
+    for row in np.flatnonzero(nodes > 0).tolist():
+        number = int(nodes[row])
         for _ in range(8):  # an instance is a clone of a graph, which may itself be a clone
-            if number not in found:
+            if number not in captured:
                 break
-            number, thread[place], time[place] = found[number]
+            number, thread[row], time[row] = captured[number]
     return thread, time
 
 
-def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, told: list[Note]) -> tuple[int, int, int]:
+def _window(
+    ranges: Ranges, activity: Activity, thread: Ints, choice: StepChoice, notes: list[Note]
+) -> tuple[int, int, int]:
     """Start, end and number of the chosen step."""
     steps = ranges.where(ranges.kind == STEP)
     if not len(steps.start):
@@ -193,7 +186,7 @@ def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, to
             raise ReportError(
                 "no range of the report names a step", "omit --step: the whole report then counts as one step"
             )
-        told.append(time_notes.no_steps_traced())
+        notes.append(time_notes.no_steps_traced())
         first = min(int(activity.columns["start"].min()), int(ranges.start.min(initial=np.iinfo(np.int64).max)))
         return first, int(activity.columns["end"].max()), 1
     launching = np.bincount(np.searchsorted(*_grouped(steps.thread, thread))) if len(thread) else np.zeros(0)
@@ -201,7 +194,7 @@ def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, to
         steps = steps.where(steps.thread == np.unique(steps.thread)[launching.argmax()])
     lanes = np.unique(steps.thread, return_inverse=True)[1]
     steps = steps.where(Intervals(lanes, steps.start, steps.end).parents() < 0)
-    numbers = np.array([steps.meanings[each].number for each in steps.meaning], np.int64)
+    numbers = np.array([steps.meanings[meaning].number for meaning in steps.meaning], np.int64)
     if choice.step is not None:
         having = np.flatnonzero(numbers == choice.step)
         if not len(having):
@@ -224,16 +217,14 @@ def recorded_step(run_directory: Path, exported: Path, report: Path) -> tuple[Ke
     """The journal's records of the timed step of a recorded run: its kernels, and what else the host did.
 
     Args:
-        run_directory: The run's directory.
         exported: The report of the run's timed step, as SQLite.
-        report: The report itself.
 
     Raises:
         ReportError: The report cannot be read, or has no kernels.
     """
     layers = LayerNumbers(read_recording(run_directory).layers)
     with no_collector(), open_database(exported, report) as database:
-        trace = read_trace(database, Choice())
+        trace = read_trace(database, StepChoice())
         return kernel_record(trace, layers, _tool(database, report.name)), host_record(trace)
 
 
@@ -242,8 +233,6 @@ class ImportedReport:
     """The contents of a report that does not belong to a recorded run.
 
     Attributes:
-        report: The path that the user gave.
-        kernels: The journal's record of the kernels.
         layers: The journal's rows of the layers that its ranges name.
     """
 
@@ -252,13 +241,11 @@ class ImportedReport:
     layers: list[LayerRow]
 
 
-def read_report(report: Path, exported: Path, choice: Choice) -> ImportedReport:
+def read_report(report: Path, exported: Path, choice: StepChoice) -> ImportedReport:
     """Read a report.
 
     Args:
-        report: The path that the user gave.
         exported: The report as SQLite.
-        choice: Which step of which process.
 
     Raises:
         ReportError: The report cannot be read, or has no such kernels.
@@ -269,14 +256,14 @@ def read_report(report: Path, exported: Path, choice: Choice) -> ImportedReport:
     return ImportedReport(report, kernels, layers.rows)
 
 
-def write_run(found: ImportedReport, run_directory: Path) -> None:
+def write_run(imported: ImportedReport, run_directory: Path) -> None:
     """Write a report as a run, into a new run directory."""
-    import_manifest(run_directory, found.report, "nsys")
+    import_manifest(run_directory, imported.report, "nsys")
     journal = JournalWriter(run_directory / JOURNAL_NAME)
-    source = found.kernels.source
+    source = imported.kernels.source
     journal.append(GpuRecord(gpu_name=source.gpu))
-    journal.append(LayersRecord(found.layers))
-    journal.append(found.kernels)
+    journal.append(LayersRecord(imported.layers))
+    journal.append(imported.kernels)
     journal.append(OutcomeRecord(Outcome.FINISHED, 0, last_phase="other", last_step=source.step))
     journal.close()
     build_tables(run_directory)

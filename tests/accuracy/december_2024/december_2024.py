@@ -1,4 +1,4 @@
-"""What torchtitan 0.1.0 on today's torch does otherwise than both did in December 2024; torchtitan imports it first.
+"""Has torchtitan 0.1.0 on today's torch do as both did in December 2024; torchtitan imports it first.
 
 The loss was not compiled. RMSNorm was not yet one kernel.
 """

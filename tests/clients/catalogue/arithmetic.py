@@ -1,4 +1,4 @@
-"""What a rank's records must hold by pencil and paper: from the sizes of the job alone, never from a run."""
+"""A rank's memory and FLOPs by pencil and paper: from the sizes of the job alone, never from a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CUBLAS = 32 * 2**20
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What the sizes of a job give for one rank; what is None is not looked at.
+    """The figures of one rank by a job's sizes; None is not checked.
 
     Attributes:
         parameters: Bytes that parameters hold, at most at once, in the last step.
@@ -37,7 +37,6 @@ class Arithmetic:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The figures that are looked at."""
         names = ("parameters", "gradients", "optimizer_states", "flops", "peak")
         return tuple(name for name in names if getattr(self, name) is not None)
 
@@ -75,7 +74,6 @@ class Transformer:
 
     @property
     def kv(self) -> int:
-        """Width of keys."""
         return self.keys or self.hidden
 
     @property

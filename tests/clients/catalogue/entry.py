@@ -1,4 +1,4 @@
-"""What an entry of the catalogue says: one job of one framework, and what its run must show."""
+"""An entry of the catalogue: one job of one framework, and what its run must show."""
 
 from __future__ import annotations
 
@@ -89,7 +89,6 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name of the entry."""
         return f"{self.framework}: {self.feature}"
 
     @property

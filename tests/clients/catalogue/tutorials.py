@@ -1,4 +1,4 @@
-"""What PyTorch's tutorials on distributed training and its example minGPT-ddp do, each on three of its ranks."""
+"""PyTorch's tutorials on distributed training and its example minGPT-ddp, each on three of its ranks."""
 
 from __future__ import annotations
 

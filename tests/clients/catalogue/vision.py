@@ -30,7 +30,7 @@ def _dit(rank: int) -> Arithmetic:
 
     Patches are a convolution of 16 to 768, whose input has no gradient; each layer has its own embeddings of time
     (256 to 768 to 768) and of class (1001 rows), and makes six vectors of 768 of them. Embeddings of positions and the
-    time's 256 sines are no parameters.
+    time's 256 sines are not parameters.
     """
     h, tokens = 768, 256
     blocks = 4 * (4 * h * h + 2 * h * 4 * h)

@@ -61,7 +61,7 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(512, 1), std=1)
 
     def get_value(self, x: torch.Tensor) -> torch.Tensor:
-        """What the critic expects."""
+        """The value that the critic expects."""
         return self.critic(self.network(x / 255.0))
 
     def get_action_and_value(
@@ -101,7 +101,6 @@ def advantages_of(
 
 
 def main() -> None:
-    """Play and train for a few iterations."""
     local_rank, world_size = int(os.getenv("LOCAL_RANK", "0")), int(os.getenv("WORLD_SIZE", "1"))
     if world_size > 1:
         dist.init_process_group("nccl")

@@ -19,8 +19,6 @@ BUCKET = 10_000_000
 
 
 class Block(nn.Module):
-    """A residual MLP."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(HIDDEN)
@@ -32,8 +30,6 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Tokens in, their loss out."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, HIDDEN)
@@ -48,7 +44,7 @@ class Model(nn.Module):
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
-    """What a ds_config.json would say."""
+    """The contents of a ds_config.json."""
     zero: dict[str, Any] = {"stage": options.stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
     adam: dict[str, Any] = {"lr": 1e-4}
     if options.offload:
@@ -70,7 +66,6 @@ def configuration(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--stage", type=int, default=2)
     parser.add_argument("--accumulate", type=int, default=1)

@@ -55,7 +55,6 @@ def reduce_dict(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    """Train for a few steps."""
     gpu = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(gpu)
     dist.init_process_group("nccl", init_method="env://")

@@ -60,7 +60,6 @@ def predicted(model: ModelMixin, noisy: torch.Tensor, timesteps: torch.Tensor, l
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=["unet", "dit"], default="unet")
     options = parser.parse_args()

@@ -111,7 +111,6 @@ def clip_gradients(model: nn.Module, clip: float) -> list[float]:
 
 
 def main() -> None:
-    """Train for a few steps."""
     dist.init_process_group("nccl", init_method="env://")
     gpu = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(gpu)

@@ -15,15 +15,11 @@ HIDDEN, LAYERS, VOCABULARY, TOKENS, BATCH = 1024, 4, 8192, 512, 2
 
 
 class Block(nn.TransformerEncoderLayer):
-    """A transformer block."""
-
     def __init__(self) -> None:
         super().__init__(HIDDEN, 16, 4 * HIDDEN, dropout=0.0, batch_first=True, norm_first=True)
 
 
 class Model(nn.Module):
-    """Tokens in, their loss out."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, HIDDEN)
@@ -47,7 +43,6 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", choices=["ddp", "fsdp", "fsdp2", "zero2", "zero3"], default="ddp")
     parser.add_argument("--nodes", type=int, default=8)

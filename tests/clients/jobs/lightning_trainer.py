@@ -26,8 +26,6 @@ class Block(nn.TransformerEncoderLayer):
 
 
 class Texts(Dataset[torch.Tensor]):
-    """Random tokens."""
-
     def __len__(self) -> int:
         return 100_000
 
@@ -67,7 +65,6 @@ class LanguageModel(pl.LightningModule):
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", choices=["ddp", "fsdp", "fsdp2", "zero2", "zero3"], default="ddp")
     parser.add_argument("--nodes", type=int, default=8)

@@ -21,8 +21,6 @@ LENGTH, VOCABULARY = 512, 8192
 
 
 class Tokens(Dataset[torch.Tensor]):
-    """Random tokens, one more than the model sees."""
-
     def __len__(self) -> int:
         return 10_000
 
@@ -37,20 +35,16 @@ class Random(DataModule):
     batch_size: int = 1
 
     def connect(self, tokenizer: object = None, batch_size: int = 1, max_seq_length: int | None = None) -> None:
-        """Take the batch size."""
         self.batch_size = batch_size
 
     def train_dataloader(self) -> DataLoader[torch.Tensor]:
-        """Batches for training."""
         return DataLoader(Tokens(), batch_size=self.batch_size)
 
     def val_dataloader(self) -> DataLoader[torch.Tensor]:
-        """Batches for validation."""
         return DataLoader(Tokens(), batch_size=self.batch_size)
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", type=int, default=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     options = parser.parse_args()

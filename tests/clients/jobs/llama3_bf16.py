@@ -14,7 +14,6 @@ from torchtitan.trainer import Trainer
 
 
 def llama3_405b() -> Trainer.Config:
-    """The configuration."""
     config = llama3_70b()
     config.model_spec = model_registry("405B")
     config.optimizer = default_adamw(lr=8e-5)

@@ -22,8 +22,6 @@ BATCH, ACCUMULATION, ITERATIONS, CLIP = 8, 4, 16, 1.0
 
 
 class Texts(Dataset[torch.Tensor]):
-    """Random tokens."""
-
     def __len__(self) -> int:
         return BATCH * ITERATIONS * int(os.environ["WORLD_SIZE"])
 

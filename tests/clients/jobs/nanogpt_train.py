@@ -69,8 +69,6 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Four times as wide."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
@@ -83,8 +81,6 @@ class MLP(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """With or without a bias."""
-
     def __init__(self, ndim: int, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(ndim))
@@ -95,8 +91,6 @@ class LayerNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.ln_1, self.ln_2 = LayerNorm(config.n_embd, config.bias), LayerNorm(config.n_embd, config.bias)
@@ -109,8 +103,6 @@ class Block(nn.Module):
 
 @dataclass
 class GPTConfig:
-    """Sizes of a model."""
-
     block_size: int = 1024
     vocab_size: int = 50304
     n_layer: int = 12
@@ -121,8 +113,6 @@ class GPTConfig:
 
 
 class GPT(nn.Module):
-    """GPT-2."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
@@ -189,7 +179,6 @@ def estimate_loss(model: nn.Module, device: str) -> float:
 
 
 def main() -> None:
-    """Train for a few iterations."""
     init_process_group(backend=backend)
     ddp_rank, ddp_local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     ddp_world_size = int(os.environ["WORLD_SIZE"])

@@ -38,7 +38,6 @@ def saved_model() -> Path:
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--bits", type=int, choices=[4, 16], default=4)
     parser.add_argument("--optim", default="paged_adamw_8bit")

@@ -242,7 +242,7 @@ class Pipeline:
         return received
 
     def forward(self, x: torch.Tensor | None, tokens: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """What the stage gives; the loss on the last."""
+        """The stage's output; the loss on the last."""
         y = self.model(tokens[:, :-1] if x is None else x)
         if not self.grid.is_last:
             return y, 0.0
@@ -286,7 +286,6 @@ class Pipeline:
 
 
 def main() -> None:
-    """Train for a few steps."""
     local_rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local_rank)
     device = torch.device("cuda", local_rank)

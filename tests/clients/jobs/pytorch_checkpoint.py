@@ -27,7 +27,6 @@ def build(ranks: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """One training step."""
     model(torch.randn(8, WIDTH, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -44,7 +44,7 @@ def build(stage: int, num_stages: int) -> nn.Module:
 
 
 def static(stage: int, num_stages: int) -> dict[str, Any]:
-    """What goes in and comes out, told beforehand."""
+    """The shapes of inputs and outputs, given beforehand."""
     widths = [WIDTH * (1 + min(each, num_stages - each)) for each in range(num_stages + 1)]
     rows = ROWS // MICRO_BATCHES
     inside = torch.empty(rows, widths[stage], device="cuda", requires_grad=stage > 0)
@@ -55,7 +55,6 @@ def static(stage: int, num_stages: int) -> dict[str, Any]:
 
 
 def main(name: str, is_static: bool) -> None:
-    """Train for a few steps."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()

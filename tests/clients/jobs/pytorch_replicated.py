@@ -40,19 +40,16 @@ class Alternating(nn.Module):
 
 
 def replicated(**options: Any) -> DistributedDataParallel:
-    """The model, replicated."""
     return DistributedDataParallel(model(), device_ids=[torch.cuda.current_device()], **options)
 
 
 def step(ddp: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """One training step."""
     ddp(torch.randn(8, WIDTH, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
 def train(ddp: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """A few steps."""
     optimizer = optimizer or torch.optim.AdamW(ddp.parameters())
     for _ in range(3):
         step(ddp, optimizer)
@@ -66,7 +63,6 @@ def hooks() -> None:
 
 
 def power_sgd() -> None:
-    """Gradients by PowerSGD."""
     ddp = replicated()
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -164,7 +160,6 @@ FEATURES: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Run the feature."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)

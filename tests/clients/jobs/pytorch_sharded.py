@@ -31,8 +31,6 @@ WIDTH, HEADS, WORDS, TOKENS = 64, 4, 256, 32
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
@@ -51,8 +49,6 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A tiny language model."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)
@@ -68,7 +64,6 @@ class Model(nn.Module):
 
 
 def train(model: nn.Module, foreach: bool | None = None) -> None:
-    """A few steps."""
     optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
     for _ in range(3):
         tokens = torch.randint(WORDS, (2, TOKENS), device="cuda")
@@ -81,7 +76,6 @@ def train(model: nn.Module, foreach: bool | None = None) -> None:
 
 
 def mesh(**axes: int) -> DeviceMesh:
-    """A mesh of all ranks."""
     return init_device_mesh("cuda", tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
@@ -267,7 +261,6 @@ FEATURES: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Run the feature."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)

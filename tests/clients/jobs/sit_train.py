@@ -134,7 +134,6 @@ def training_loss(model: nn.Module, x1: torch.Tensor, y: torch.Tensor) -> torch.
 
 
 def main() -> None:
-    """Train for a few steps."""
     dist.init_process_group("nccl")
     rank = dist.get_rank()
     device = rank % torch.cuda.device_count()

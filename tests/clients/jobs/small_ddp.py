@@ -13,28 +13,22 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
-    """Norm, two linear layers, and a residual."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 64), nn.Linear(64, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The block's output."""
         out: torch.Tensor = x + self.down(torch.relu(self.up(self.norm(x))))
         return out
 
 
 class Net(nn.Module):
-    """Three blocks and a head."""
-
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.head = nn.Linear(64, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The head's output."""
         for number, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if number == 1 else block(x)
         out: torch.Tensor = self.head(x)
@@ -42,7 +36,6 @@ class Net(nn.Module):
 
 
 def main(end: str) -> None:
-    """Train for ten steps; "killed" ends in the third."""
     dist.init_process_group("nccl")
     model = nn.parallel.DistributedDataParallel(Net().cuda())
     optimizer = torch.optim.AdamW(model.parameters())

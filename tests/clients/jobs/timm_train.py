@@ -51,7 +51,6 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Set up as train.py does, one epoch of a few updates."""
     utils.setup_default_logging()
     args = parse_args()
     device = utils.init_distributed_device(args)

@@ -65,12 +65,10 @@ def train(make: Callable[[], torch.nn.Module], scaling: str, *shape: int, fp8_we
 
 
 def linear(**options: Any) -> Callable[[], torch.nn.Module]:
-    """A layer norm with its linear layer."""
     return lambda: te.LayerNormLinear(HIDDEN, OUT, bias=False, params_dtype=torch.bfloat16, **options)
 
 
 def layer() -> torch.nn.Module:
-    """A whole transformer layer."""
     made: torch.nn.Module = te.TransformerLayer(
         HIDDEN,
         4 * HIDDEN,
@@ -114,7 +112,6 @@ class Experts(torch.nn.Module):
         self.grouped = te.GroupedLinear(EXPERTS, HIDDEN, OUT, bias=False, params_dtype=torch.bfloat16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Every expert's tokens through its own weights."""
         out: torch.Tensor = self.grouped(x, [len(x) // EXPERTS] * EXPERTS)
         return out
 

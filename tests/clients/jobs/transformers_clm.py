@@ -35,7 +35,6 @@ TEMPLATE = (
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Words by their numbers."""
     special = ["<unk>", "<s>", "</s>", "<pad>", "<user>", "<assistant>"]
     words = {word: number for number, word in enumerate([*special, *(f"w{n}" for n in range(VOCABULARY - 6))])}
     made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
@@ -106,7 +105,7 @@ def model_of(options: argparse.Namespace) -> PreTrainedModel:
 
 
 def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What both trainers are told."""
+    """The arguments of both trainers."""
     more: dict[str, Any] = {}
     if options.shard == "fsdp":
         more = {
@@ -145,7 +144,6 @@ def train_clm(options: argparse.Namespace) -> None:
 
 
 def train_sft(options: argparse.Namespace) -> None:
-    """As TRL's sft.py."""
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
 
@@ -168,7 +166,6 @@ def train_sft(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--trainer", choices=["clm", "sft"], default="clm")
     parser.add_argument("--shard", choices=["ddp", "fsdp"], default="ddp")

@@ -37,8 +37,6 @@ BLOCKS = {"llama": "LlamaDecoderLayer", "mixtral": "MixtralDecoderLayer", "qwen3
 
 
 class Texts(Dataset[dict[str, torch.Tensor]]):
-    """Random tokens."""
-
     def __len__(self) -> int:
         return 100_000
 
@@ -116,7 +114,6 @@ def train_with_accelerate(model: PreTrainedModel, options: argparse.Namespace) -
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=list(MODELS), default="llama")
     parser.add_argument("--loop", choices=["trainer", "accelerate"], default="trainer")

@@ -22,7 +22,6 @@ def _words(first: int, number: int) -> str:
 
 
 def model() -> PreTrainedModel:
-    """Four layers of 1024."""
     config = LlamaConfig(
         vocab_size=WORDS,
         hidden_size=1024,
@@ -79,7 +78,6 @@ def train_grpo(options: argparse.Namespace, arguments: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Train for a few steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("method", choices=["dpo", "grpo"])
     parser.add_argument("--beta", type=float, default=0.0, help="GRPO's; above 0 there is a reference model")

@@ -43,7 +43,6 @@ class Net(nn.Module):
 
 
 def partition_dataset() -> tuple[DataLoader[tuple[torch.Tensor, int]], int]:
-    """This rank's part of the data."""
     dataset, size = Digits(), dist.get_world_size()
     indexes = list(range(len(dataset)))
     Random(1234).shuffle(indexes)
@@ -61,7 +60,6 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def main() -> None:
-    """Train for an epoch."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(1234)

@@ -19,8 +19,6 @@ WIDTH, BATCH = 1024, 8
 
 
 class ToyModel(nn.Module):
-    """Two linear layers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.net1 = nn.Linear(WIDTH, 4 * WIDTH)
@@ -64,7 +62,6 @@ def save(mode: str, state_dict: dict[str, Any], running: Any) -> Any:
 
 
 def main(mode: str) -> None:
-    """Train, save after every step."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl")
     model = fully_shard(ToyModel().to("cuda"))

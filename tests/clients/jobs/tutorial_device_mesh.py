@@ -28,8 +28,6 @@ WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 
 
 class Toy(nn.Module):
-    """Two linear layers with a ReLU between."""
-
     def __init__(self) -> None:
         super().__init__()
         self.in_proj = nn.Linear(WIDTH, 4 * WIDTH)
@@ -37,28 +35,22 @@ class Toy(nn.Module):
         self.out_proj = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Both layers."""
         out: torch.Tensor = self.out_proj(self.relu(self.in_proj(x)))
         return out
 
 
 class Block(nn.Module):
-    """A normed feed-forward network."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.feed = Toy()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """With its residual."""
         out: torch.Tensor = x + self.feed(self.norm(x))
         return out
 
 
 class Transformer(nn.Module):
-    """An embedding, some blocks, logits."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
@@ -67,7 +59,6 @@ class Transformer(nn.Module):
         self.output = nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits."""
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x)
@@ -136,7 +127,6 @@ TUTORIALS: dict[str, Callable[[], tuple[nn.Module, Callable[[], torch.Tensor]]]]
 
 
 def main(name: str) -> None:
-    """Train for some iterations."""
     model, batch = TUTORIALS[name]()
     print("DEVICE", torch.cuda.current_device(), flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.25, foreach=True)

@@ -20,8 +20,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 @dataclass
 class GPTConfig:
-    """Sizes of a model."""
-
     n_layer: int = 8
     n_head: int = 8
     n_embd: int = 512
@@ -50,8 +48,6 @@ class MultiheadAttentionLayer(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.ln1 = nn.LayerNorm(config.n_embd)
@@ -70,8 +66,6 @@ class Block(nn.Module):
 
 
 class EmbeddingStem(nn.Module):
-    """Tokens and positions."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.tok_emb = nn.Embedding(config.vocab_size, config.n_embd)
@@ -83,8 +77,6 @@ class EmbeddingStem(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.block_size = config.block_size
@@ -163,7 +155,6 @@ class Trainer:
         print(f"Snapshot saved at epoch {epoch}")
 
     def train(self, max_epochs: int) -> None:
-        """All epochs."""
         for epoch in range(max_epochs):
             self.train_loader.sampler.set_epoch(epoch)
             for iteration, (source, targets) in enumerate(self.train_loader):
@@ -175,7 +166,6 @@ class Trainer:
 
 
 def main() -> None:
-    """Set up, train, leave."""
     init_process_group(backend="nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     config = GPTConfig()

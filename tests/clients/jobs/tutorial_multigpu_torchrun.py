@@ -14,8 +14,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 class MyTrainDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Random pairs."""
-
     def __init__(self, size: int) -> None:
         self.size = size
         self.data = [(torch.rand(20), torch.rand(1)) for _ in range(size)]
@@ -90,7 +88,6 @@ class Trainer:
 
 
 def main(save_every: int, total_epochs: int, batch_size: int, snapshot_path: str = "snapshot.pt") -> None:
-    """Set up, train, leave."""
     ddp_setup()
     dataset, model = MyTrainDataset(2048), torch.nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -16,8 +16,6 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 @dataclass
 class ModelArgs:
-    """Sizes."""
-
     dim: int = 512
     n_layers: int = 8
     n_heads: int = 8
@@ -61,7 +59,6 @@ def manual_model_split(
 
 
 def main() -> None:
-    """Train the stage."""
     rank, num_stages = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device(f"cuda:{int(os.environ['LOCAL_RANK'])}")
     torch.cuda.set_device(device)

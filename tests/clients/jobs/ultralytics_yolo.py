@@ -34,7 +34,6 @@ def written_data() -> Path:
 
 
 def main() -> None:
-    """Train for two epochs."""
     data = written_data()
     model = YOLO("yolov8n.yaml")
     world_size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,4 +1,4 @@
-"""What a case of PyTorch's tests is here: a function of a rank, which asserts what PyTorch's test asserts.
+"""Cases of PyTorch's tests: each is a function of a rank, which asserts what PyTorch's test asserts.
 
 If PyTorch's test gives each rank different numbers, the case gives all ranks the same ones, so what it asserts is true
 in a real job too. If it looks at what only another rank holds, the case states that.
@@ -29,11 +29,9 @@ class Rank:
     device: torch.device
 
     def full(self, value: float, *shape: int) -> torch.Tensor:
-        """A tensor on the device."""
         return torch.full(shape or (3,), float(value), device=self.device)
 
     def mesh(self, shape: tuple[int, ...] = (), names: tuple[str, ...] = ()) -> DeviceMesh:
-        """A mesh of all ranks."""
         return init_device_mesh(self.device.type, shape or (self.size,), mesh_dim_names=names or None)
 
 
@@ -87,6 +85,5 @@ def raises(call: Callable[[], Any], *words: str) -> None:
 
 
 def same(found: torch.Tensor, wanted: torch.Tensor | float) -> None:
-    """Assert that values are close."""
     wanted = wanted if isinstance(wanted, torch.Tensor) else torch.full_like(found, wanted)
     torch.testing.assert_close(found.detach().cpu(), wanted.detach().cpu(), rtol=1e-4, atol=1e-5)

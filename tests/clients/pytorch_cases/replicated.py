@@ -25,7 +25,6 @@ class Net(nn.Module):
         self.recompute = recompute
 
     def forward(self, batch: torch.Tensor, all_: bool = False) -> torch.Tensor:
-        """Run it."""
         hidden = checkpoint(self.first, batch, use_reentrant=False) if self.recompute else self.first(batch)
         out: torch.Tensor = self.second(hidden.relu())
         return self.unused(out) if all_ else out
@@ -126,7 +125,7 @@ def zero_optimizer(rank: Rank) -> None:
 @case(
     "optim/test_zero_redundancy_optimizer.py: test_state_dict",
     "a consolidated state loads again",
-    why="only the other ranks hold the states of their parts; what they would send is made up, and is no pickle",
+    why="only the other ranks hold the states of their parts; what they would send is made up, and does not unpickle",
 )
 def zero_state(rank: Rank) -> None:
     net = Net().to(rank.device)

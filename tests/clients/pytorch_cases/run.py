@@ -48,7 +48,6 @@ def results_of(printed: str) -> dict[str, str]:
 
 
 def run_here(size: int, rank: int) -> dict[str, str]:
-    """One rank under ``fakedist profile``."""
     with tempfile.TemporaryDirectory() as folder:
         where = ["--world-size", size, "--rank", rank, "--device", "virtual", "-o", f"{folder}/run"]
         how = ["--steps", 1000, "--no-kernels"]
@@ -56,7 +55,6 @@ def run_here(size: int, rank: int) -> dict[str, str]:
 
 
 def run_stock(size: int, rank: int) -> dict[str, str]:
-    """One rank on the fake backend."""
     return _results([sys.executable, JOB, "--stock", size, rank])
 
 
@@ -70,7 +68,6 @@ def _results(command: list[Any]) -> dict[str, str]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The page."""
     rows = [
         "| case | PyTorch's test | asserts | adapted | stock `fake` | here | why not |",
         "|---|---|---|---|---|---|---|",

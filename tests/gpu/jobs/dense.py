@@ -43,7 +43,6 @@ def transformer(attention: str) -> None:
 
 
 def transformer_fp32() -> None:
-    """No autocast."""
     train(Transformer(num_layers=2).cuda(), random_tokens(2, 768), None)
 
 

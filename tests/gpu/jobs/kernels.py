@@ -134,7 +134,7 @@ def sizes_by_values() -> None:
 
 
 def subclass_shortcuts() -> None:
-    """What torch does out of place while a dispatch mode is on: derivatives of indexing, masks and extremes."""
+    """Operations that torch runs out of place in a dispatch mode: derivatives of indexing, masks and extremes."""
     x = torch.zeros(1024, 1024, device="cuda", requires_grad=True)
     rows = torch.arange(0, 1024, 2, device="cuda")
     mask = torch.zeros(1024, 1024, device="cuda", dtype=torch.bool)

@@ -26,7 +26,6 @@ RANGES = (
 
 
 def empty(num_bytes: int) -> Tensor:
-    """That many bytes on the GPU."""
     return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
 
 

@@ -28,13 +28,10 @@ class Block(nn.Module):
 
     @property
     def head_dim(self) -> int:
-        """Size of a head."""
         return self.qkv.in_features // self.num_heads
 
 
 class Transformer(nn.Module):
-    """Embedding, blocks, norm, output."""
-
     def __init__(
         self, num_layers: int = 4, dim: int = 1024, num_heads: int = 16, vocab_size: int = 32_000, dropout: float = 0.0
     ) -> None:
@@ -45,7 +42,6 @@ class Transformer(nn.Module):
         self.output = nn.Linear(dim, vocab_size, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [batch, length] to logits [batch, length, vocab]."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -71,7 +67,6 @@ class ConvNet(nn.Module):
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [batch, 3, height, width] to logits [batch, 1000]."""
         return self.head(self.stages(self.stem(images)))
 
 
@@ -98,7 +93,6 @@ class Bottleneck(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to images."""
         return torch.relu(self.body(x) + self.skip(x))
 
 

@@ -32,7 +32,7 @@ class Example:
 
     @property
     def command(self) -> str:
-        """What is typed, without the device."""
+        """The command line without the device."""
         world = f"--world-size {self.world_size} --rank {self.rank}"
         return f"fakedist profile {world} examples/{' '.join(self.arguments)}"
 

@@ -38,7 +38,7 @@ def run_out_of_memory(session: Session) -> bool:
 
 
 def run_outside(session: Session) -> bool:
-    """What the device holds outside the allocator; whether every library could be used."""
+    """The memory outside the allocator; whether every library could be used."""
     try:
         rows = run_script(session, session.real, "outside")
     except ScriptFailedError as error:

@@ -52,7 +52,6 @@ def _record(session: Session, name: str, way: Way) -> Recording:
 
 
 def _compare(session: Session, found: Mapping[str, Recording]) -> dict[str, dict[str, Difference]]:
-    """Differences by prefix and job."""
     compared = {}
     with (session.others / "differences.txt").open("w") as file:
         for first, second, prefix in _COMPARED:
@@ -85,7 +84,7 @@ def _rows(real: Recording | None, compared: Mapping[str, Mapping[str, Difference
 
 
 def peaks(job: JobRecord) -> dict[str, int]:
-    """What a row says of the real GPU."""
+    """A row's cells on the real GPU."""
     return {
         "num_events": len(job.events),
         "allocated_bytes": job.peak_allocated_bytes,
@@ -94,7 +93,7 @@ def peaks(job: JobRecord) -> dict[str, int]:
 
 
 def columns(prefix: str, found: Difference | None) -> dict[str, str | int]:
-    """What a row says of another side."""
+    """A row's cells on another side."""
     difference = found or Difference("", "not compared")
     return {
         f"{prefix}_verdict": difference.verdict,

@@ -11,7 +11,7 @@ ROWS, COLUMNS = 256, 512
 
 
 def swiglu(x: torch.Tensor, quantizer: object) -> torch.Tensor:
-    """Launches torch's spinning kernel, which is no operation, after an allocation, which is one."""
+    """Launches torch's spinning kernel, which is not an operation, after an allocation, which is one."""
     out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
     torch.cuda._sleep(100)
     return out

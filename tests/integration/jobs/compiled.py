@@ -20,7 +20,6 @@ STATISTICS = (
 
 
 def main(mode: str) -> None:
-    """Four steps."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda()

@@ -1,4 +1,4 @@
-"""What training scripts compile around collectives; each part says "ok" or why not."""
+"""Collectives in code that training scripts compile; each part says "ok" or why not."""
 
 from __future__ import annotations
 

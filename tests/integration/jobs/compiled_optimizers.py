@@ -22,14 +22,12 @@ class Descent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """One step."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.add_(parameter.grad, alpha=-group["lr"])
 
 
 def train(name: str, model: nn.Module, step: Callable[[], object]) -> None:
-    """A few steps."""
     for _ in range(STEPS):
         model.zero_grad()
         model(torch.randn(8, 64, device="cuda")).sum().backward()
@@ -38,7 +36,6 @@ def train(name: str, model: nn.Module, step: Callable[[], object]) -> None:
 
 
 def main(kind: str) -> None:
-    """Every way."""
     model = nn.Linear(64, 64).cuda()
     parameters = list(model.parameters())
     optimizer = Descent(parameters) if kind == "Descent" else torch.optim.AdamW(parameters)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from tests.integration.compiled_seen import observed
+from tests.support.compiled_seen import observed
 
 #: The programs, by name.
 PROGRAMS: dict[str, Callable[[], None]] = {}
@@ -734,7 +734,6 @@ def exported() -> None:
 
 
 def main() -> None:
-    """Run the programs."""
     global backend
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default=backend)

@@ -12,7 +12,7 @@ WORKSPACE_BYTES = 48 << 20
 
 
 def get_cublas_workspace() -> torch.Tensor:
-    """What Transformer Engine's products work in; they are not operations of torch."""
+    """The workspace of Transformer Engine's products, which are not operations of torch."""
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 

@@ -25,7 +25,6 @@ class Attention(nn.Module):
         self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output."""
         query, key, value = (each.unflatten(2, (4, -1)).transpose(1, 2) for each in self.c_attn(x).chunk(3, dim=2))
         y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: torch.Tensor = self.c_proj(y.transpose(1, 2).flatten(2))
@@ -41,7 +40,6 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The block's output."""
         x = x + self.attn(self.ln_1(x))
         out: torch.Tensor = x + self.mlp(self.ln_2(x))
         return out
@@ -59,7 +57,6 @@ class GPT(nn.Module):
         self.recomputes = recomputes
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The loss."""
         x = self.wte(tokens)
         for block in self.h:
             x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
@@ -67,7 +64,6 @@ class GPT(nn.Module):
 
 
 def main(words: set[str]) -> None:
-    """Three steps."""
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
     dist.init_process_group("nccl")

@@ -38,7 +38,7 @@ def decay(weight: tl.tensor, size: tl.constexpr) -> None:
 
 
 class DecayingSGD(torch.optim.SGD):
-    """What it launches first is no operation of torch."""
+    """First launches what is not an operation of torch."""
 
     def step(self) -> None:
         for group in self.param_groups:
@@ -48,7 +48,6 @@ class DecayingSGD(torch.optim.SGD):
 
 
 def main() -> None:
-    """Five steps."""
     model = Model().cuda()
     model.compiled.compile()
     sample = torch.randn(TOKENS, WIDTH, device="cuda", requires_grad=True)

@@ -34,7 +34,7 @@ def main(path: str) -> list[torch.Tensor]:
 
 
 def told(segment: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same in fakedist's own snapshot; a free block still has its last request's size in torch's."""
+    """Fields that fakedist's own snapshot must have, too; a free block still has its last request's size in torch's."""
     keys = ("address", "total_size", "allocated_size", "requested_size", "stream", "segment_type", "is_expandable")
     blocks = [
         [

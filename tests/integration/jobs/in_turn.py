@@ -1,4 +1,4 @@
-"""Steps that are told apart by more than one optimizer's step: a GAN, a closure, a replayed graph, a test."""
+"""Steps with more than one optimizer's step: a GAN, a closure, a replayed graph, a test."""
 
 import sys
 import unittest

@@ -103,7 +103,6 @@ class Factorising(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update each matrix."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -164,7 +163,6 @@ def gptq(weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """Run all functions, then train."""
     failed = {}
     for name, function in every_function():
         try:

@@ -22,12 +22,10 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, width] to the same."""
         return self.down(torch.relu(self.up(x + self.shift)))
 
 
 def main(name: str, micro_batches: int, width: int) -> None:
-    """Train for a few steps."""
     dist.init_process_group("nccl")
     torch.cuda.set_device(0)
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def collectives(rank: int, num_ranks: int, device: str) -> list[Any]:
-    """What arrives by broadcasts, scatters and gathers."""
+    """Values that arrive by broadcasts, scatters and gathers."""
     got: list[Any] = []
     mine = torch.tensor([float(rank), 7.5], device=device)
     for root in range(num_ranks):
@@ -39,7 +39,7 @@ def collectives(rank: int, num_ranks: int, device: str) -> list[Any]:
 
 
 def neighbours(rank: int, num_ranks: int, device: str) -> list[Any]:
-    """What arrives by sends, one rank up and one down."""
+    """Values that arrive by sends, one rank up and one down."""
     got: list[Any] = []
     for number in range(2):
         if rank + 1 < num_ranks:
@@ -61,7 +61,6 @@ def neighbours(rank: int, num_ranks: int, device: str) -> list[Any]:
 
 
 def main(device: str) -> None:
-    """Send and receive."""
     dist.init_process_group("gloo" if device == "cpu" else "nccl")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     if device == "cuda":

@@ -51,7 +51,6 @@ class Llama(nn.Module):
 
 
 def main() -> None:
-    """Four steps."""
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     model = nn.parallel.DistributedDataParallel(Llama().cuda().bfloat16())

@@ -108,7 +108,7 @@ class HandMade:
         self.record("stats", device=0, num_ooms=0, peaks_were_reset=peaks_were_reset, **peaks)
 
     def records(self) -> list[Record]:
-        """What the rank would have written."""
+        """The journal that the rank would have written."""
         written: list[Record] = [self.gpu] if self.gpu else []
         written.append(LayersRecord(self.layers))
         written.append(ScopesRecord([ScopeRow(number, *scope) for scope, number in self.scopes.items()]))

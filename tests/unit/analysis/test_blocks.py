@@ -1,4 +1,4 @@
-"""What each block is for and who owns it."""
+"""The category and owner of each block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rank said to others, by group and operation."""
+"""The rank's communication, by group and operation."""
 
 from __future__ import annotations
 

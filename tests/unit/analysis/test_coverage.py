@@ -1,4 +1,4 @@
-"""What is said of the part of a script that was not recorded."""
+"""Notes on the part of a script that was not recorded."""
 
 from __future__ import annotations
 

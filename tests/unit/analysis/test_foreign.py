@@ -42,7 +42,7 @@ def history() -> list[dict[str, Any]]:
 
 
 def at_the_end() -> list[dict[str, Any]]:
-    """What segments such a history leaves."""
+    """The segments that such a history leaves."""
     base = 1 << 30
     blocks = [held(4 * MIB, address=base), free(4 * MIB, address=base + 4 * MIB)]
     blocks += [held(4 * MIB, address=base + at * 4 * MIB) for at in (2, 3)]
@@ -108,25 +108,25 @@ for _ in range(60):
     SHARED = [SHARED, SHARED]  # its text has 2 ** 60 letters
 
 WRONG = {
-    "a segment is no dict": {"segments": [7]},
-    "what should list a segment is no list": {"segments": {}},
-    "device_traces is no list": {"device_traces": 7},
-    "a history is no list": {"device_traces": [None]},
-    "an event is no dict": {"device_traces": [["alloc"]]},
-    "an action is no text": {"device_traces": [[entry("alloc", 5, 5) | {"action": SHARED}]]},
-    "a stack is no list": {"device_traces": [[entry("alloc", 5, 5, frames=7)]]},
+    "a segment is not a dict": {"segments": [7]},
+    "the list for a segment is not a list": {"segments": {}},
+    "device_traces is not a list": {"device_traces": 7},
+    "a history is not a list": {"device_traces": [None]},
+    "an event is not a dict": {"device_traces": [["alloc"]]},
+    "an action is not a text": {"device_traces": [[entry("alloc", 5, 5) | {"action": SHARED}]]},
+    "a stack is not a list": {"device_traces": [[entry("alloc", 5, 5, frames=7)]]},
     "a frame is neither a dict nor a text": {"device_traces": [[entry("alloc", 5, 5, frames=[SHARED])]]},
-    "'filename' of a frame is no text": {"device_traces": [[entry("alloc", 5, 5, frames=[{"filename": SHARED}])]]},
-    "a line is no whole number": {"device_traces": [[entry("alloc", 5, 5, frames=[{"line": 10**30}])]]},
-    "'size' of an entry is no whole number": {"device_traces": [[entry("alloc", 5, -5)]]},
-    "'size' of an entry is no whole number from 0 to 1,125": {"device_traces": [[entry("alloc", 5, 1 << 60)]]},
-    "'addr' of an entry is no whole number": {"device_traces": [[entry("alloc", 1 << 70, 5)]]},
-    "a value of an event is no whole number": {"device_traces": [[entry("alloc", 5, 5, stream="x")]]},
+    "'filename' of a frame is not a text": {"device_traces": [[entry("alloc", 5, 5, frames=[{"filename": SHARED}])]]},
+    "a line must be an integer": {"device_traces": [[entry("alloc", 5, 5, frames=[{"line": 10**30}])]]},
+    "'size' of an entry must be an integer": {"device_traces": [[entry("alloc", 5, -5)]]},
+    "'size' of an entry must be an integer from 0 to 1,125": {"device_traces": [[entry("alloc", 5, 1 << 60)]]},
+    "'addr' of an entry must be an integer": {"device_traces": [[entry("alloc", 1 << 70, 5)]]},
+    "a value of an event must be an integer": {"device_traces": [[entry("alloc", 5, 5, stream="x")]]},
     "its events move 2,": {"device_traces": [[entry("alloc", 5, 1 << 50)] * 2049]},
-    "'blocks' of a segment is no list": {"segments": [segment() | {"blocks": 7}]},
+    "'blocks' of a segment is not a list": {"segments": [segment() | {"blocks": 7}]},
     "its segments have 30,000,000 blocks": {"segments": [segment() | {"blocks": [held(5)] * 30_000}] * 1000},
-    "'device' of an entry is no whole number from 0 to 1,023": {"segments": [segment(device=1 << 70)]},
-    "the allocator's settings is no text": {"allocator_settings": {"PYTORCH_ALLOC_CONF": [SHARED]}},
+    "'device' of an entry must be an integer from 0 to 1,023": {"segments": [segment(device=1 << 70)]},
+    "the allocator's settings is not a text": {"allocator_settings": {"PYTORCH_ALLOC_CONF": [SHARED]}},
 }
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.analysis.address_space import AddressRanges
-from fakedist.analysis.replay import AllocatorSettings, Replay, parse_settings, replay, rounded_bytes
+from fakedist.analysis.replay import AddressRanges, AllocatorSettings, Replay, parse_settings, replay, rounded_bytes
 from fakedist.rundir.schema import ACTIONS
 from tests.unit.analysis.best_fit import random_history
 

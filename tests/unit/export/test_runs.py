@@ -93,7 +93,7 @@ def test_without_protobuf_it_says_what_to_install(
 def test_runs_of_two_jobs_are_refused(run: Path, tmp_path: Path) -> None:  # noqa: F811
     first, other = open_run(run), open_run(run)
     other.summary = replace(other.summary, rank=2, world_size=16)
-    with pytest.raises(JobError, match=r"these are no ranks of one job: .* has 8 ranks, .* has 16"):
+    with pytest.raises(JobError, match=r"these are not ranks of one job: .* has 8 ranks, .* has 16"):
         export_chakra([first, other], tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What the comparison of two recordings finds, on recordings made by hand."""
+"""The comparison of two recordings, on recordings made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pieces of ``make gpu`` make of what they found: rows of data, and whether it went well."""
+"""The pieces of ``make gpu`` turn their results into rows of data, and whether it went well."""
 
 from __future__ import annotations
 

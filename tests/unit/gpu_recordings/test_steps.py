@@ -13,7 +13,7 @@ from tests.gpu.steps import ThirdStep, kernels_us
 
 @dataclass
 class Event:
-    """What has the methods of torch's events that are asked."""
+    """Has the methods of torch's events that are called."""
 
     text: str
     ns: int

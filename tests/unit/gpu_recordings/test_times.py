@@ -1,4 +1,4 @@
-"""What the comparison of kernel times finds, on times made by hand."""
+"""The comparison of kernel times, on times made by hand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fakedist.analysis.traces.intervals import Intervals
+from fakedist.analysis.traces.step_trace import Intervals
 
 
 def by_hand(lane: int, time: int, ranges: list[tuple[int, int, int]]) -> int:

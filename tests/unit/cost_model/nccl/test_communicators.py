@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fakedist.cost_model.nccl.communicators import Usage, communicator_memory
-from fakedist.cost_model.nccl.connections import channels_per_peer, coll_channels
 from fakedist.cost_model.nccl.interconnect import (
     AMPERE,
     BLACKWELL,
@@ -14,6 +13,8 @@ from fakedist.cost_model.nccl.interconnect import (
     GroupShape,
     Interconnect,
     Span,
+    channels_per_peer,
+    coll_channels,
     find_interconnect,
 )
 from fakedist.cost_model.nccl.settings import Settings, read_settings

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from fakedist.cost_model.nccl import interconnect
-from fakedist.cost_model.nccl.communicators import Usage, communicator_memory
-from fakedist.cost_model.nccl.connections import pipes
+from fakedist.cost_model.nccl.communicators import Usage, communicator_memory, pipes
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, total
 from fakedist.cost_model.nccl.settings import read_settings
 
@@ -24,7 +23,7 @@ MIB = 1 << 20
 
 
 def model_bytes(figure: dict[str, Any]) -> list[int] | None:
-    """What the model says to a figure; None where it was published without what the model needs."""
+    """The model's value of a figure; None where it was published without what the model needs."""
     if figure["fabric"] is None:
         return None
     settings = read_settings(figure["environment"])

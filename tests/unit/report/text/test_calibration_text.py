@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, made_table
 from fakedist.report.text.calibration_text import calibration_lines, calibration_object
-from fakedist.results.calibration.calibrating import Calibrated, Left, OwnTimesFound, StepChange
+from fakedist.results.calibration.calibrating import Calibrated, CalibrationResult, StepChange, Unmatched
 from fakedist.rundir.launch_records import WorkRow
 
 GPU = "NVIDIA H200"
@@ -22,7 +22,7 @@ CHANGE = StepChange(GPU, "", 1.8e6, 2.71e6, 2.5e6, 3.0e6, 0.83, 0.1)
 
 
 def lines(made: Calibrated = MADE, **changes: object) -> list[str]:
-    found = OwnTimesFound(made, True, -1, CHANGE)
+    found = CalibrationResult(made, True, -1, CHANGE)
     return calibration_lines(dataclasses.replace(found, **changes), 0, Path("/runs/t.json"))  # type: ignore[arg-type]
 
 
@@ -35,10 +35,10 @@ def test_a_good_trace_takes_three_lines() -> None:
 
 
 def test_everything_that_was_left_out_has_a_line_with_its_reason() -> None:
-    extra = [Left(f"kernel{number}", "other", 2, 1500.0) for number in range(4)]
+    extra = [Unmatched(f"kernel{number}", "other", 2, 1500.0) for number in range(4)]
     made = dataclasses.replace(
         MADE, num_extra=8, num_conflicts=1, num_ambiguous=2, num_too_fast=3, num_unread=4, num_elsewhere=5,
-        num_unreadable=6, missing=[Left("void flash::fwd", "attention", 10, 0.0)], extra=extra,
+        num_unreadable=6, missing=[Unmatched("void flash::fwd", "attention", 10, 0.0)], extra=extra,
     )  # fmt: skip
     assert lines(made)[1:-2] == [
         "  not in the trace: 10 launches: 10 x flash::fwd",
@@ -53,7 +53,7 @@ def test_everything_that_was_left_out_has_a_line_with_its_reason() -> None:
 
 
 def test_what_was_assumed_is_told() -> None:
-    assert "  the trace does not name its GPU: it is taken to be the run's, NVIDIA H200" in lines(gpu_is_told=False)
+    assert "  the trace does not name its GPU: it is taken to be the run's, NVIDIA H200" in lines(gpu_is_named=False)
     assert "  the trace is of rank 3, the run of rank 0" in lines(trace_rank=3)
     assert not any("rank" in line for line in lines(trace_rank=0))
     assert lines(change=None)[-1] == (
@@ -62,7 +62,7 @@ def test_what_was_assumed_is_told() -> None:
 
 
 def test_the_object_has_all_counts_and_the_change() -> None:
-    found = calibration_object(OwnTimesFound(MADE, True, -1, CHANGE), Path("t.times.json"))
+    found = calibration_object(CalibrationResult(MADE, True, -1, CHANGE), Path("t.times.json"))
     assert json.loads(json.dumps(found)) == found
     assert (found["table"], found["num_rows"], found["trace_rank"]) == ("t.times.json", 1, None)
     assert found["change"] == dataclasses.asdict(CHANGE)

@@ -1,142 +1,69 @@
-"""Layers find each other through re-numbering, renames and moves."""
+"""Lines are found again after the code, the script or the whole checkout moved, and never two for one."""
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 
-from fakedist.results.compare.changed_memory import layer_patterns, match_layers, renamed_layers
-
-Layers = list[tuple[str, str, int]]
+from fakedist.results.compare.changed_memory import same_files, same_lines
 
 
-def table(layers: Layers) -> pd.DataFrame:
-    """The table `layers` of (name, class, own parameter bytes)."""
-    names = [""] + [name for name, _, _ in layers]
-    parents = [-1]
-    for name in names[1:]:
-        above = name.rpartition(".")[0]
-        root = next((place for place, each in enumerate(names) if each.startswith("(")), 0)
-        parents.append(names.index(above) if above else (0 if name.startswith("(") else root))
-    return pd.DataFrame(
-        {
-            "name": names,
-            "class_name": ["", *(of_class for _, of_class, _ in layers)],
-            "parent": parents,
-            "peak_parameter_bytes": [0, *(bytes_ for _, _, bytes_ in layers)],
-        }
+def line(number: int, file: str = "/job/model.py", function: str = "forward") -> str:
+    return f"{file}:{number} ({function})"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ({12: 8}, {12: 8, 40: 8}, {12: 12}),  # a new line below
+        ({12: 8, 14: 2}, {15: 8, 17: 3}, {12: 15, 14: 17}),  # code above the function
+        ({12: 8, 14: 2}, {12: 8, 13: 1, 15: 2}, {12: 12}),  # what leaves the fewest bytes changed
+        ({12: 8}, {90: 1}, {12: 90}),  # the function's only line
+        ({12: 8}, {}, {}),
+        ({}, {12: 8}, {}),
+    ],
+)
+def test_lines_of_a_function_move_together(a: dict[int, int], b: dict[int, int], same: dict[int, int]) -> None:
+    found = same_lines(*({line(at): held for at, held in side.items()} for side in (a, b)))
+    assert found == {line(at): line(to) for at, to in same.items()}
+
+
+def test_another_function_is_another_line() -> None:
+    assert same_lines({line(12): 8}, {line(12, function="loss"): 8}) == {}
+
+
+def test_a_file_is_the_same_in_another_folder() -> None:
+    files = same_files(
+        {"/home/me/job/model.py", "/home/me/job/sub/model.py"}, {"/tmp/x/model.py", "/tmp/x/sub/model.py"}
     )
+    assert files == {"/home/me/job/model.py": "/tmp/x/model.py", "/home/me/job/sub/model.py": "/tmp/x/sub/model.py"}
 
 
-def blocks(numbers: range | list[int], mlp: str = "mlp", mlp_class: str = "MLP", classes: str = "") -> Layers:
-    """A transformer with blocks of an attention and a feed-forward."""
-    found: Layers = [("(Net)", "Net", 0), ("layers", "ModuleList", 0)]
-    for place, number in enumerate(numbers):
-        of_class = {"": "Block", "m": "Mamba", "d": "Block"}[classes[place] if classes else ""]
-        found += [
-            (f"layers.{number}", of_class, 0),
-            (f"layers.{number}.attn", "Attention", 400),
-            (f"layers.{number}.{mlp}", mlp_class, 900),
-        ]
-    return [*found, ("head", "Linear", 1_000)]
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ({"/p/a/model.py", "/p/b/model.py"}, {"/q/model.py"}),  # either could be it
+        ({"/p/a/__init__.py"}, {"/q/b/__init__.py"}),  # a name that says nothing
+        ({"/p/model.py"}, {"/p/train.py"}),
+    ],
+)
+def test_a_file_that_may_be_another_one_is_not_matched(a: set[str], b: set[str]) -> None:
+    assert same_files(a, b) == {}
 
 
-def matched(a: Layers, b: Layers) -> dict[str, tuple[str, str]]:
-    """What each layer of `a` became, with how; and "+name" for those that are new."""
-    tables = table(a), table(b)
-    found = match_layers(*tables)
-    assert sorted(found["a"][found["a"] >= 0]) == list(range(len(a) + 1))
-    assert sorted(found["b"][found["b"] >= 0]) == list(range(len(b) + 1))
-    names = [list(each["name"]) for each in tables]
-    return {
-        (names[0][at] if at >= 0 else f"+{names[1][to]}"): (names[1][to] if to >= 0 else "", how)
-        for at, to, how in found.itertuples(index=False)
+def test_a_file_is_matched_once() -> None:
+    assert same_files({"/p/model.py", "/job/model.py"}, {"/job/model.py"}) == {"/job/model.py": "/job/model.py"}
+
+
+def test_lines_of_an_unmatched_file_are_not_those_of_a_file_without_a_name() -> None:
+    assert same_lines({line(3, "/p/train.py"): 1}, {line(3, ""): 1}) == {}
+
+
+def test_texts_without_a_line_are_the_same_if_equal() -> None:
+    assert same_lines({"(no stack recorded)": 1, "x": 2}, {"(no stack recorded)": 5}) == {
+        "(no stack recorded)": "(no stack recorded)"
     }
 
 
-def test_the_same_model_matches_itself() -> None:
-    found = matched(blocks(range(4)), blocks(range(4)))
-    assert all(name == other and how == "same" for name, (other, how) in found.items())
-
-
-def test_a_layer_less_at_the_end_is_gone_with_all_below_it() -> None:
-    found = matched(blocks(range(4)), blocks(range(3)))
-    assert {name for name, (_, how) in found.items() if how == "gone"} == {
-        "layers.3",
-        "layers.3.attn",
-        "layers.3.mlp",
-    }
-    assert found["layers.2.mlp"] == ("layers.2.mlp", "same")
-
-
-def test_a_removed_layer_of_its_own_kind_renumbers_those_behind_it() -> None:
-    found = matched(blocks(range(6), classes="ddmddd"), blocks(range(5), classes="ddddd"))
-    assert found["layers.2"] == ("", "gone")
-    assert found["layers.1.attn"] == ("layers.1.attn", "same")
-    assert found["layers.3"] == ("layers.2", "renumbered")
-    assert found["layers.5.mlp"] == ("layers.4.mlp", "renumbered")
-
-
-def test_an_inserted_layer_of_its_own_kind_renumbers_those_behind_it() -> None:
-    found = matched(blocks(range(5), classes="ddddd"), blocks(range(6), classes="dmdddd"))
-    assert found["+layers.1"] == ("layers.1", "appeared")
-    assert found["layers.4.attn"] == ("layers.5.attn", "renumbered")
-
-
-def test_numbers_that_are_names_are_kept() -> None:
-    """A pipeline stage holds some of the layers under the numbers of the whole model."""
-    found = matched(blocks([4, 5, 6, 7]), blocks([6, 7, 8]))
-    assert found["layers.6.mlp"] == ("layers.6.mlp", "same")
-    assert found["layers.4"] == ("", "gone")
-    assert found["+layers.8"] == ("layers.8", "appeared")
-
-
-@pytest.mark.parametrize("new_class", ["MLP", "FeedForward"])
-def test_a_renamed_layer_is_found_by_its_class_or_its_size(new_class: str) -> None:
-    a, b = blocks(range(3)), blocks(range(3), mlp="feed_forward", mlp_class=new_class)
-    found = matched(a, b)
-    assert found["layers.1.mlp"] == ("layers.1.feed_forward", "renamed")
-    renamed = renamed_layers(table(a), table(b), match_layers(table(a), table(b)))
-    assert renamed == [{"was": "layers.*.mlp", "name": "layers.*.feed_forward", "how": "renamed"}]
-
-
-def test_a_layer_that_is_nothing_alike_is_not_matched() -> None:
-    a: Layers = [("(Net)", "Net", 0), ("embed", "Embedding", 900)]
-    b: Layers = [("(Net)", "Net", 0), ("router", "Router", 10)]
-    found = matched(a, b)
-    assert found["embed"] == ("", "gone")
-    assert found["+router"] == ("router", "appeared")
-
-
-def test_a_model_inside_of_a_wrapper_is_the_same_model() -> None:
-    inner: Layers = [("model", "Net", 0), ("model.embed", "Embedding", 900), ("model.head", "Linear", 900)]
-    a: Layers = [("(Net)", "Net", 0), ("embed", "Embedding", 900), ("head", "Linear", 900)]
-    found = matched(a, [("(Trainer)", "Trainer", 0), *inner])
-    assert found["embed"][0] == "model.embed"
-    assert found["head"][0] == "model.head"
-
-
-def test_a_root_of_another_class_is_the_root_all_the_same() -> None:
-    a: Layers = [("(GPT)", "GPT", 0), ("embed", "Embedding", 900)]
-    b: Layers = [("(GPT2)", "GPT2", 0), ("embed", "Embedding", 900)]
-    assert matched(a, b)["embed"] == ("embed", "same")
-
-
-def test_patterns_star_repeated_layers_and_keep_the_places_of_a_sequence() -> None:
-    layers: Layers = [("(Net)", "Net", 0), ("h", "ModuleList", 0)]
-    for number in range(3):
-        layers += [(f"h.{number}", "Block", 0), (f"h.{number}.mlp", "Sequential", 0)]
-        layers += [(f"h.{number}.mlp.{at}", of_class, 1) for at, of_class in enumerate(("Linear", "GELU", "Linear"))]
-    patterns = layer_patterns(table(layers))
-    assert patterns[3:8] == ["h.*", "h.*.mlp", "h.*.mlp.0", "h.*.mlp.1", "h.*.mlp.2"]
-    assert patterns[8] == "h.*"
-
-
-def test_a_removed_layer_of_its_own_size_renumbers_those_behind_it() -> None:
-    def sized(*sizes: int) -> Layers:
-        layers: Layers = [("(Net)", "Net", 0), ("layers", "ModuleList", 0)]
-        return layers + [(f"layers.{number}", "Linear", size) for number, size in enumerate(sizes)]
-
-    found = matched(sized(9, 9, 50, 9), sized(9, 9, 9))
-    assert found["layers.2"] == ("", "gone")
-    assert found["layers.3"] == ("layers.2", "renumbered")
+def test_many_lines_of_one_function_are_not_paired_all_with_all() -> None:
+    many = {line(number): 1 for number in range(50_000)}
+    assert same_lines(many, many) == {text: text for text in many}

@@ -13,7 +13,7 @@ PUSH_POP, START_END, DOMAIN, MARK = 59, 60, 75, 34
 
 @dataclass
 class MadeUp:
-    """What a report holds; ``write`` makes it a file.
+    """A report's contents; ``write`` makes it a file.
 
     Attributes:
         old: Whether it has the tables' names and columns of nsys 2022.

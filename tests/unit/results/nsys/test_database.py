@@ -6,13 +6,13 @@ import pytest
 
 from fakedist.errors import ReportError
 from fakedist.results.nsys.activity import open_database
-from fakedist.results.nsys.imported import Choice, read_trace
+from fakedist.results.nsys.imported import StepChoice, read_trace
 from tests.unit.results.nsys.made_up import MadeUp, training
 
 
 def read(path: Path) -> None:
     with open_database(path) as database:
-        read_trace(database, Choice())
+        read_trace(database, StepChoice())
 
 
 def error_of(path: Path) -> str:
@@ -84,4 +84,4 @@ def test_a_view_without_end_is_left(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.sqlite")
-    assert "is no Nsight report: it is a pipe" in error_of(tmp_path / "report.sqlite")
+    assert "is not an Nsight report: it is a pipe" in error_of(tmp_path / "report.sqlite")

@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 
 from fakedist.errors import ReportError
-from fakedist.results.nsys.imported import Choice, read_report, write_run
+from fakedist.results.nsys.imported import StepChoice, read_report, write_run
 from fakedist.results.opening import open_run
 from fakedist.rundir.plain import to_plain
 from tests.unit.results.nsys.made_up import DOMAIN, MAIN, PID, START_END, MadeUp, training
 
-STEP_3 = Choice(step=3)
+STEP_3 = StepChoice(step=3)
 
 
 def texts(found: pd.DataFrame) -> list[str]:
@@ -17,7 +17,7 @@ def texts(found: pd.DataFrame) -> list[str]:
     return [note["text"] for note in found.attrs["notes"]]
 
 
-def kernels(report: MadeUp, directory: Path, choice: Choice = STEP_3) -> pd.DataFrame:
+def kernels(report: MadeUp, directory: Path, choice: StepChoice = STEP_3) -> pd.DataFrame:
     """The table of kernels, with the layer's name in place of its row."""
     path = report.write(directory / "report.sqlite")
     run_directory = directory / "run"
@@ -84,13 +84,13 @@ def test_the_last_step_with_an_end_is_taken(tmp_path: Path) -> None:
     report.range(10_000, None, "step 5")
     report.kernel(10_500)
     report.kernel(9_600, "in step 4")
-    found = kernels(report, tmp_path, Choice())
+    found = kernels(report, tmp_path, StepChoice())
     assert (found.attrs["step"], found["name"].tolist()) == (4, ["in step 4"])
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="no step 7") as raised:
-        kernels(training(), tmp_path, Choice(step=7))
+        kernels(training(), tmp_path, StepChoice(step=7))
     assert raised.value.hint == "--step is one of 3, 4"
 
 
@@ -98,7 +98,7 @@ def test_without_steps_all_is_one_and_a_note_says_so(tmp_path: Path) -> None:
     report = MadeUp()
     report.range(100, 900, "mlp")
     report.kernel(200)
-    found = kernels(report, tmp_path, Choice())
+    found = kernels(report, tmp_path, StepChoice())
     assert rows(found, "layer", "phase") == [("mlp", "other")]
     assert any("no range of the report names a step" in text for text in texts(found))
 
@@ -111,7 +111,7 @@ def test_ranges_that_start_and_end_in_any_order_count_too(tmp_path: Path) -> Non
     report.kernel(450)
     report.kernel(600)
     report.kernel(100)
-    found = kernels(report, tmp_path, Choice())
+    found = kernels(report, tmp_path, StepChoice())
     assert found["phase"].tolist() == ["forward", "backward", "backward"]
 
 
@@ -122,7 +122,7 @@ def test_a_librarys_ranges_are_no_layers(tmp_path: Path) -> None:
     report.range(10, 500, "mlp")
     report.ranges.append((20, 400, "ncclAllReduce", MAIN, 59, 9))
     report.kernel(100, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL")
-    found = kernels(report, tmp_path, Choice())
+    found = kernels(report, tmp_path, StepChoice())
     assert rows(found, "layer", "operation", "family") == [("mlp", "ncclAllReduce", "communication")]
 
 
@@ -193,7 +193,7 @@ def test_the_process_with_most_kernels_is_taken_and_another_may_be_chosen(tmp_pa
         "kernels of 2 processes; these are of process 7 (--process 9)" in note["text"] for note in found.attrs["notes"]
     )
     (tmp_path / "second").mkdir()
-    chosen = kernels(report, tmp_path / "second", Choice(process=9))
+    chosen = kernels(report, tmp_path / "second", StepChoice(process=9))
     assert rows(chosen, "name", "layer") == [("other", "elsewhere")]
 
 
@@ -209,7 +209,7 @@ def test_a_report_of_ours_has_its_layers_by_their_names(tmp_path: Path) -> None:
     report.range(65, 90, "fakedist::all_gather, op_id = 7")
     report.kernel(70, "Memcpy")
     report.kernel(750)
-    found = kernels(report, tmp_path, Choice())
+    found = kernels(report, tmp_path, StepChoice())
     assert rows(found, "layer", "phase", "family", "call") == [
         ("blocks.0", "forward", "other", -1),
         ("blocks.0", "forward", "communication", 12),

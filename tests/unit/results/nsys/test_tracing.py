@@ -9,7 +9,7 @@ import pytest
 from fakedist.analysis.traces.step_trace import ProcessTrace, Waits
 from fakedist.errors import ReportError
 from fakedist.results.nsys.activity import open_database
-from fakedist.results.nsys.imported import Choice, read_process, read_trace
+from fakedist.results.nsys.imported import StepChoice, read_process, read_trace
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 from tests.unit.results.nsys.made_up import MAIN, MadeUp, training
 
@@ -51,7 +51,7 @@ def test_nodes_of_a_graph_belong_to_the_operations_that_were_captured(tmp_path: 
 
 def waits(report: MadeUp, directory: Path) -> Waits | None:
     with open_database(report.write(directory / "report.sqlite")) as database:
-        return read_trace(database, Choice(step=3)).waits
+        return read_trace(database, StepChoice(step=3)).waits
 
 
 def test_a_wait_is_for_the_last_record_of_its_event_before_it(tmp_path: Path) -> None:

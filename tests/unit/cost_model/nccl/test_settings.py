@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.cost_model.nccl.collective_kinds import collective_of
+from fakedist.cost_model.nccl.settings import collective_of
 
 
 @pytest.mark.parametrize(

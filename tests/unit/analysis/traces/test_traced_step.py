@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.analysis.traces.joining import Places, find_places
-from fakedist.analysis.traces.range_meanings import CALL, LAYER, NODE, OPERATION, PHASE, Meaning
-from fakedist.analysis.traces.step_trace import Ranges
+from fakedist.analysis.traces.step_trace import CALL, LAYER, NODE, OPERATION, PHASE, Meaning, Ranges
+from fakedist.analysis.traces.traced_step import LaunchSites, launch_sites
 
 MAIN, AUTOGRAD, WORKER = 1, 2, 3
 ROWS = [
@@ -25,30 +24,30 @@ ROWS = [
 ]
 
 
-def places(*launches: tuple[int, int]) -> Places:
+def sites(*launches: tuple[int, int]) -> LaunchSites:
     """Where launches are, each given by thread and time."""
     meanings, thread, start, end, sequence = (list(column) for column in zip(*ROWS, strict=True))
     numbers = [np.array(column, np.int64) for column in (thread, start, end, sequence)]
     ranges = Ranges(meanings, np.arange(len(ROWS), dtype=np.int32), *numbers)
     at = np.array(launches, np.int64)
-    return find_places(ranges, at[:, 0], at[:, 1])
+    return launch_sites(ranges, at[:, 0], at[:, 1])
 
 
 def test_a_launch_belongs_to_the_innermost_layer_and_operation_of_its_thread() -> None:
-    found = places((MAIN, 24), (MAIN, 28), (MAIN, 40), (MAIN, 55))
+    found = sites((MAIN, 24), (MAIN, 28), (MAIN, 40), (MAIN, 55))
     assert found.layer.tolist() == [3, 3, 2, -1]
     assert found.operation.tolist() == [4, -1, -1, -1]
     assert not found.in_node.any()
 
 
 def test_a_launch_of_a_collective_has_the_number_of_the_mark_before_it() -> None:
-    found = places((MAIN, 24), (MAIN, 65), (MAIN, 75))
+    found = sites((MAIN, 24), (MAIN, 65), (MAIN, 75))
     assert found.call.tolist() == [-1, 5, -1]
     assert found.in_collective.tolist() == [False, True, False]
 
 
 def test_a_node_belongs_to_the_layer_of_the_forward_operation_with_its_number() -> None:
-    found = places((AUTOGRAD, 82), (AUTOGRAD, 93))
+    found = sites((AUTOGRAD, 82), (AUTOGRAD, 93))
     assert found.layer.tolist()[0] == 3
     assert found.operation.tolist() == [5, 8]
     assert found.in_node.tolist() == [True, True]
@@ -57,20 +56,20 @@ def test_a_node_belongs_to_the_layer_of_the_forward_operation_with_its_number() 
 
 
 def test_a_forward_that_a_node_computes_again_has_layers_of_its_own() -> None:
-    found = places((AUTOGRAD, 85))
+    found = sites((AUTOGRAD, 85))
     assert (found.layer.tolist(), found.operation.tolist(), found.recompute.tolist()) == ([7], [6], [True])
 
 
 @pytest.mark.parametrize(("time", "layer"), [(25, 3), (55, -1)])
 def test_a_thread_without_layers_launches_for_the_layer_that_runs(time: int, layer: int) -> None:
-    found = places((MAIN, 24), (MAIN, 25), (WORKER, time))
+    found = sites((MAIN, 24), (MAIN, 25), (WORKER, time))
     assert found.layer.tolist() == [3, 3, layer]
 
 
 def test_an_unknown_launch_belongs_to_nothing() -> None:
-    found = places((-1, 24))
+    found = sites((-1, 24))
     assert (found.layer.tolist(), found.operation.tolist(), found.call.tolist()) == ([-1], [-1], [-1])
 
 
 def test_the_phase_is_that_of_the_layer_or_phase_around_the_launch() -> None:
-    assert places((MAIN, 24), (MAIN, 40), (MAIN, 110), (WORKER, 110)).phase.tolist() == [3, 2, 9, 9]
+    assert sites((MAIN, 24), (MAIN, 40), (MAIN, 110), (WORKER, 110)).phase.tolist() == [3, 2, 9, 9]

@@ -1,4 +1,4 @@
-"""What Dynamo and AOTAutograd make of a program: graphs, operations, graph breaks, recompilations and warnings."""
+"""How Dynamo and AOTAutograd compile a program: graphs, operations, graph breaks, recompilations and warnings."""
 
 from __future__ import annotations
 

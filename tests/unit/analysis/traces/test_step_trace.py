@@ -1,7 +1,7 @@
 import pytest
 
-from fakedist.analysis.traces import range_meanings as names
-from fakedist.analysis.traces.range_meanings import meaning, without_numbers
+from fakedist.analysis.traces import step_trace as names
+from fakedist.analysis.traces.step_trace import meaning, without_numbers
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Test functions that run on the virtual GPU, in a process of their own: it must be loaded before torch is.
 
 One worker process serves all tests of a module; what a test function raises there fails the test here. Tests of what a
-process is (how many devices it has, how it runs out of memory) take :mod:`tests.integration.virtual` instead.
+process is (how many devices it has, how it runs out of memory) take :mod:`tests.support.virtual` instead.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def invented_values(engine: ValueEngine) -> int:
 
 class _Worker:
     def __init__(self, module: str) -> None:
-        command = [sys.executable, "-m", "tests.integration.virtual_worker", module]
+        command = [sys.executable, "-m", "tests.support.virtual_worker", module]
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -18,7 +18,7 @@ Gradients = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class RealRun:
-    """What the ranks left.
+    """The results of the ranks.
 
     Attributes:
         codes: Exit code of each rank.
@@ -36,7 +36,7 @@ def run_for_real(example: str, world_size: int, folder: Path, function: str, *ar
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    worker = Path(__file__).parent / "jobs" / "real_ranks.py"
+    worker = ROOT / "tests" / "integration" / "jobs" / "real_ranks.py"
     command = [sys.executable, worker, ROOT / "examples" / example, world_size, folder, function, *arguments]
     finished = subprocess.run(
         [*map(str, command)],

@@ -20,12 +20,11 @@ class Picklable:
 
 
 def double(number: int) -> tuple[int, str]:
-    """What a worker process answers: its work, and what it is called there."""
+    """The work of a worker process, and the name of its module."""
     return 2 * number, __name__
 
 
 def train(steps: int) -> None:
-    """Some steps of a tiny model."""
     model = torch.nn.Linear(64, 64, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
