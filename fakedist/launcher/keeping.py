@@ -1,96 +1,193 @@
-"""Keeps a template process for ranks that run one after the other. It needs the standard library alone."""
+"""Templates as their owners have them: started, asked for processes, and ended. It needs the standard library alone."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from fakedist.launcher.boot import OF_A_TEMPLATE
-from fakedist.launcher.template_process import TemplateProcess
-from fakedist.rank.template.channel import PEAK
+from fakedist.rank.fork_server import PEAK, receive, send, socket_pair
 
 #: Templates that are started for one script. If ranks start again on their own even so, no template fits them.
 _MOST_TEMPLATES = 3
-_ROOT = os.fspath(Path(__file__).parents[2])
+_PROGRAM = os.fspath(Path(__file__).parents[1] / "rank" / "__main__.py")
+_VARIABLE = "FAKEDIST_TEMPLATE"
 
 
-class TemplateKeeper(TemplateProcess[socket.socket]):
-    """Starts a template once it is known what to import, and a new one when that changes.
+class ForkedChild:
+    """A process that a template forked, and whose end the template reports.
 
     Args:
-        learned: The file that takes what a rank's script imported (:mod:`fakedist.rank.template.learned`).
+        pid: Its process ID, which stays taken until :meth:`wait` has returned.
+        answers: The socket over which the template answers.
+    """
+
+    #: The exit code of a process whose template was killed, and the process with it.
+    LOST = -9
+
+    def __init__(self, pid: int, answers: socket.socket) -> None:
+        self.pid = pid
+        self._answers = answers
+        self._code: int | None = None
+
+    @classmethod
+    def ask(cls, door: int, request: Mapping[str, Any], files: Sequence[int]) -> ForkedChild | None:
+        """Ask a template for a process. None if it makes none.
+
+        Args:
+            door: The descriptor of the door.
+            request: Its ``environment`` and ``cwd``, and more for the template's program.
+            files: The descriptors for its stdin, stdout and stderr, and further ones.
+        """
+        ours, theirs = socket_pair()
+        with suppress(OSError):  # the template was killed
+            with theirs, socket.socket(fileno=os.dup(door)) as end:
+                send(end, request, (*files, theirs.fileno()))
+            answer, _ = receive(ours)
+            if answer is not None and answer["pid"] is not None:
+                return cls(answer["pid"], ours)
+        ours.close()
+        return None
+
+    def fileno(self) -> int:
+        """A descriptor that is ready when it has ended."""
+        return self._answers.fileno()
+
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        if self._code is None and select.select([self._answers], [], [], 0.0)[0]:
+            self._hear()
+        return self._code is not None
+
+    def wait(self) -> int:
+        """Wait for it, and have the template reap it. Returns its exit code; -n if signal n killed it."""
+        if self._code is None:
+            self._hear()
+        with suppress(OSError), self._answers as answers:
+            answers.shutdown(socket.SHUT_WR)
+            answers.recv(1)  # the template closes its end once it has reaped it
+        assert self._code is not None
+        return self._code
+
+    def _hear(self) -> None:
+        message, _ = receive(self._answers)
+        self._code = self.LOST if message is None else message["code"]
+
+
+class Template:
+    """A template that may not have been started yet, or may have ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._door: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The template's process. None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self, program: Sequence[str], environment: Mapping[str, str], cwd: str, output: int | None) -> None:
+        """Start it. Its last argument is the descriptor of its end of the door."""
+        self._door, theirs = socket_pair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*program, str(theirs.fileno())],
+                env=environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    def most_bytes(self) -> int:
+        """The most resident memory of a process that ended since this was asked last."""
+        most = 0
+        if self._door is not None:
+            with suppress(BlockingIOError, ConnectionError):
+                while data := self._door.recv(PEAK.size, socket.MSG_DONTWAIT):
+                    most = max(most, PEAK.unpack(data)[0] * 1024)
+        return most
+
+    def reaped(self, pid: int) -> None:
+        """A child of this process was reaped."""
+        if self._process is not None and self._process.pid == pid:
+            self._process.returncode = 0  # else subprocess would wait for it
+            self._process = None
+            self.close()
+
+    def close(self) -> None:
+        """End it."""
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class TemplateKeeper(Template):
+    """Starts a template of ranks once it is known what to import, and a new one when that changes.
+
+    Args:
+        learned: The file that takes what a rank's script imported (:mod:`fakedist.rank.preloading`).
         output: The descriptor for what the template prints. None for this process's stdout and stderr.
     """
 
     def __init__(self, learned: Path, output: int | None = None) -> None:
         super().__init__()
-        self.learned = learned
-        self._output = output
-        self._key = ""
-        self._version = (0, 0)
+        self.learned, self._output = learned, output
+        self._learned: dict[str, Any] = {}
         self._num_started = 0
 
-    def open_channel(self, key: str) -> socket.socket | None:
-        """A channel to a template for a script.
+    def open_door(self, key: str) -> int | None:
+        """The descriptor of the door to a template for a script.
 
         None if it is not known yet what the script imports, or if no template fits its ranks: a rank that starts again
         writes once more what it imports.
         """
         try:
-            found = json.loads(self.learned.read_text())
-            status = self.learned.stat()
+            learned = json.loads(self.learned.read_text())
         except (OSError, ValueError):
             return None
-        if found["key"] != key:
+        if learned["key"] != key:
             return None
-        if key != self._key:
-            self._key, self._num_started = key, 0
-        version = status.st_ino, status.st_mtime_ns
-        if version != self._version or self._process is None:
+        if key != self._learned.get("key"):
+            self._num_started = 0
+        if not self._is_same(learned) or self._process is None:
             self.close()
             if self._num_started < _MOST_TEMPLATES:
-                self._start(found)
-        self._version = version
-        if self._connection is None:
-            return None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                socket.send_fds(self._connection, [b"c"], [theirs.fileno()])
-            except OSError:  # it was killed
-                ours.close()
-                self.close()
-                return None
-        return ours
+                program = [sys.executable, _PROGRAM, os.fspath(self.learned)]
+                self.start(program, learned["started"], learned["cwd"], self._output)
+                self._num_started += 1
+        self._learned = learned
+        return None if self._door is None else self._door.fileno()
 
-    def most_bytes(self) -> int:
-        """The most resident memory of a rank that ended since this was asked last."""
-        most = 0
-        if self._connection is not None:
-            with suppress(BlockingIOError, ConnectionError):
-                while data := self._connection.recv(PEAK.size, socket.MSG_DONTWAIT):
-                    most = max(most, PEAK.unpack(data)[0] * 1024)
-        return most
+    def _is_same(self, learned: dict[str, Any]) -> bool:
+        """Whether nothing was learned since. A template may have left some modules out."""
+        return {**learned, "modules": None} == {**self._learned, "modules": None}
 
-    def _start(self, found: dict[str, object]) -> None:
-        ours, theirs = socket.socketpair()
-        environment, cwd = found["environment"], found["cwd"]
-        assert isinstance(environment, dict)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", OF_A_TEMPLATE, _ROOT, os.fspath(self.learned), str(theirs.fileno())],
-                env=environment,
-                cwd=str(cwd),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        self._connection = ours
-        self._num_started += 1
+
+def template_variable(learned: Path, door: int | None) -> dict[str, str]:
+    """The variable that names a door, and the file with what the template imports or that takes it."""
+    return {_VARIABLE: f"{'' if door is None else door}:{learned}"}
+
+
+def offered_template() -> tuple[Path, int | None] | None:
+    """The file and the door of this process's variable, which ranks and other programs do not see."""
+    if (offered := os.environ.pop(_VARIABLE, None)) is None:
+        return None
+    number, _, path = offered.partition(":")
+    if not number:
+        return Path(path), None
+    os.set_inheritable(int(number), False)
+    return Path(path), int(number)

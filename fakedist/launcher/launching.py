@@ -21,7 +21,6 @@ from fakedist.gpu.fast_path.build import ensure_fast_path
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.launcher.ahead import Ahead
-from fakedist.launcher.boot import OF_A_RANK
 from fakedist.launcher.checked_script import check_script
 from fakedist.launcher.children import Child, OwnChild
 from fakedist.launcher.machine import count_real_gpus, first_visible_gpu
@@ -36,6 +35,8 @@ from fakedist.world.environ import rank_environment
 if TYPE_CHECKING:
     from fakedist.launcher.templates import RankTemplate
 
+#: A rank's program. Its argument is the run directory.
+_RANK = (sys.executable, os.fspath(Path(__file__).parents[1] / "rank" / "__main__.py"))
 #: Seconds between asking the child to end and killing it.
 GRACE_S = 10.0
 _POLL_S = 0.05
@@ -129,7 +130,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callabl
         return _Running(job, run_directory, streams, streams.template).run(environment, recorded)
     except _DiffersError as error:
         clear(run_directory, but={MANIFEST_NAME})
-        environment |= streams.template.learning(job, str(error))
+        environment |= streams.template.learning(str(error))
         return _Running(job, run_directory, streams).run(environment, recorded)
 
 
@@ -176,16 +177,15 @@ class _Running:
             forked = self._template.fork(self._job, self._run_directory, environment, stdout=stdout, pipe=pipe)
             if forked is not None:
                 return forked
-            environment = environment | self._template.learning(self._job, "")
+            environment = environment | self._template.learning("")
         environment = environment | {PIPE_VARIABLE: str(pipe)}
         around: list[str] = []
         if self._job.nsys:
             from fakedist.launcher import nsight
 
             around, environment = nsight.around(self._job, self._run_directory, environment)
-        root = str(Path(__file__).parents[2])
         process = subprocess.Popen(
-            [*around, sys.executable, "-c", OF_A_RANK, root, os.fspath(self._run_directory)],
+            [*around, *_RANK, os.fspath(self._run_directory)],
             env=environment,
             stdout=stdout,
             pass_fds=(pipe,),
@@ -365,24 +365,25 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         FakedistError: The run directory cannot be written, or the child could not be set up.
     """
     from fakedist.rundir.directory import create_run_directory, default_name
-    from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
+    from fakedist.rundir.manifest import new_manifest, write_manifest
 
     with create_run_directory(output or default_name(job), force) as run_directory:
         try:
-            new_manifest(run_directory, job)
+            manifest = new_manifest(run_directory, job)
         except OSError:
             clear(run_directory)
             raise
         with Ahead(job, run_directory) as ahead:
             ending = run_child(job, run_directory, streams, ahead.recorded)
-        write_manifest(run_directory, dataclasses.replace(load_manifest(run_directory), exit=ending))
+        manifest = dataclasses.replace(manifest, exit=ending)
+        write_manifest(run_directory, manifest)  # ranks that wait for its tape see that it has ended
         if job.nsys:
             from fakedist.launcher import nsight
 
             nsight.join_report(run_directory)
         from fakedist.results.building import build_tables
 
-        build_tables(run_directory, computed=ahead.computed)
+        build_tables(run_directory, computed=ahead.computed, manifest=manifest)
         if job.page:
             _write_page(run_directory)
     return run_directory, ending

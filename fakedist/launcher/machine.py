@@ -10,11 +10,7 @@ from glob import glob
 from pathlib import Path
 
 #: Runs in its own process. A broken driver may crash or hang, and no CUDA context may stay in this process.
-_COUNT_GPUS = """
-import ctypes
-cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-print(count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0)
-"""
+_COUNT_GPUS = os.fspath(Path(__file__).with_name("count_gpus.py"))
 
 
 def count_real_gpus() -> int:
@@ -22,8 +18,8 @@ def count_real_gpus() -> int:
     if not (glob("/dev/nvidia[0-9]*") or Path("/dev/dxg").exists()):  # /dev/dxg: Windows Subsystem for Linux
         return 0
     try:
-        found = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, timeout=60)
-        return int(found.stdout or 0)
+        counted = subprocess.run([sys.executable, "-I", _COUNT_GPUS], capture_output=True, text=True, timeout=60)
+        return int(counted.stdout or 0)
     except (subprocess.TimeoutExpired, ValueError):
         return 0
 

@@ -15,7 +15,7 @@ from fakedist.launcher import launching
 from fakedist.launcher.executors.local import LocalExecutor
 from fakedist.launcher.executors.task import Executor, Task, TaskResult
 from fakedist.launcher.keeping import TemplateKeeper
-from fakedist.launcher.templates import offered
+from fakedist.launcher.templates import RankTemplate
 from fakedist.options import Job
 from fakedist.rundir.directory import (
     MANIFEST_NAME,
@@ -370,9 +370,8 @@ class _Runner:
         force = self._force or rank in self._wall_s
         job = dataclasses.replace(self._job, rank=rank, tapes=tapes)
         try:
-            with offered(self._keeper, job) as template:
-                streams = dataclasses.replace(self._streams, template=template)
-                run_directory, ending = launching.profile(job, self._directory / f"rank{rank}", force, streams)
+            streams = dataclasses.replace(self._streams, template=RankTemplate.of_keeper(self._keeper, job))
+            run_directory, ending = launching.profile(job, self._directory / f"rank{rank}", force, streams)
         except FakedistError as error:
             if raises:
                 raise

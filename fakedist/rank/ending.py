@@ -18,13 +18,13 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from fakedist.errors import ExitCode, FakedistError, StopRun, chain_of
+from fakedist.rank.fork_server import end_with_parent
 from fakedist.rundir.outcome import Ending, Outcome
 
 #: Instructions at which our frames raise what is not their own fault: ``raise``, and a call with ``*args``.
 _MEANT = {opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE", "CALL_FUNCTION_EX")}
 _ROOT = str(Path(__file__).parents[2]) + os.sep
 _OURS = str(Path(__file__).parents[1]) + os.sep
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PF_EXITING = 4  # linux/sched.h
 
 
@@ -132,18 +132,16 @@ def terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated(ExitCode.TERMINATED)
 
 
-def end_with_parent(wanted_by: int | None = None) -> None:
+def terminate_with_parent(wanted_by: int | None = None) -> None:
     """Have the kernel send this process SIGTERM when its parent dies.
 
     Args:
         wanted_by: The process that asked for this one, if that is not its parent. The parent watches it.
     """
-    import ctypes
-
     if wanted_by is not None:
         _lineage.is_of(wanted_by)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if parent_is_gone():  # it died before the prctl call
+    end_with_parent(signal.SIGTERM)
+    if parent_is_gone():  # it died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 

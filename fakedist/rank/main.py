@@ -26,12 +26,12 @@ from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
 from fakedist.importing import imported_within, when_imported
 from fakedist.options import Job
 from fakedist.rank.ending import (
-    end_with_parent,
     how_it_ended,
     line_of,
     other_threads,
     quiet_stop_in_threads,
     terminate,
+    terminate_with_parent,
     uninterrupted,
     watched_exit,
     watched_signals,
@@ -39,7 +39,7 @@ from fakedist.rank.ending import (
 from fakedist.rank.leaving import leave_at_once
 from fakedist.rank.reporter import Ended, Failed, Reporter, Restarted, Signals, Started
 from fakedist.rank.script import run_as_main, without_our_frames
-from fakedist.rank.template.starting import Start
+from fakedist.rank.starting import Start
 from fakedist.rundir import notes
 from fakedist.rundir.collector import rare_collections
 from fakedist.rundir.directory import TAPE_NAME
@@ -140,8 +140,7 @@ class Rank:
         enter(quiet_stop_in_threads(self._stopped_in_thread, SetupFailed))
         enter(when_imported(lambda name: name == "torch", self._torch_is_imported))
         enter(imported_within(_LARGE.__contains__, lambda module: rare_collections()))
-        self._start.begin(job, self._restart)
-        enter(when_imported(self._start.asked, self._start.imported))
+        enter(self._start.watched(job, self._restart))
 
     def close(self, ending: Ending, line: str = "") -> None:
         """Write what is still in memory, and how and where the script ended. Only the first call has an effect."""
@@ -224,6 +223,7 @@ class Rank:
         surroundings = Surroundings(process, self._guarded)
         surroundings.enter()
         self._surroundings = surroundings
+        self._start.surrounded()
         if threading.current_thread() is not threading.main_thread():
             _in_main_thread(surroundings.record_this_thread)
 
@@ -277,7 +277,7 @@ def main(run_directory: str, start: Start | None = None) -> int | str | None:
     """
     reporter = Reporter.from_environment()
     start = start or Start.from_environment()
-    end_with_parent(start.parent)
+    terminate_with_parent(start.parent)
     try:
         job = load_job(Path(run_directory))
         rank = Rank(job, Path(run_directory), reporter, start)

@@ -29,7 +29,7 @@ from fakedist.cost_model.launches import launch_tables
 from fakedist.cost_model.step_axis import write_trace
 from fakedist.results.summing_up import dropped_notes, left_during_init, run_ending, run_notes, summarize
 from fakedist.rundir.collector import no_collector
-from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.manifest import Manifest, load_manifest, write_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.rows import FrameRow
@@ -82,7 +82,13 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     return Computed(recording, so_far, blocks, peak, tables | times.tables, folds=folds, times=times, notes=notes)
 
 
-def build_tables(run_directory: Path, *, may_be_empty: bool = True, computed: Computed | None = None) -> None:
+def build_tables(
+    run_directory: Path,
+    *,
+    may_be_empty: bool = True,
+    computed: Computed | None = None,
+    manifest: Manifest | None = None,
+) -> None:
     """Make the tables, the snapshot and the manifest's summary of a run that has ended, however it ended.
 
     Args:
@@ -90,12 +96,13 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True, computed: Co
             counts as damaged.
         computed: The tables as computed before the rank's process ended. They are computed again if more was recorded
             since.
+        manifest: The run's manifest. None loads it.
 
     Raises:
         RunDirectoryError: The directory is not a run directory, its journal is missing, damaged or not fakedist's, or
             its tables are a symbolic link. Nothing has been written then.
     """
-    manifest = load_manifest(run_directory)
+    manifest = manifest or load_manifest(run_directory)
     check_tables(run_directory)
     if computed is None or computed.so_far != recorded_so_far(run_directory):
         computed = compute_tables(run_directory, may_be_empty=may_be_empty)

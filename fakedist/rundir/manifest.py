@@ -84,9 +84,11 @@ class Manifest:
     summary: Summary | None = None
 
 
-def new_manifest(run_directory: Path, job: Job) -> None:
-    """Write the manifest of a run that is about to start: outcome ``running``."""
-    write_manifest(run_directory, _made_here(job, None, Ending(Outcome.RUNNING, None), _PROVENANCE))
+def new_manifest(run_directory: Path, job: Job) -> Manifest:
+    """Write the manifest of a run that is about to start: outcome ``running``. Returns it."""
+    manifest = _made_here(job, None, Ending(Outcome.RUNNING, None), _PROVENANCE)
+    write_manifest(run_directory, manifest)
+    return manifest
 
 
 def import_manifest(run_directory: Path, report: Path, tool: str) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import sys
 import time
@@ -72,11 +71,6 @@ class NoAnswerError(Exception):
     def __init__(self, code: int, stdout: str = "", stderr: str = "") -> None:
         super().__init__(stdout or stderr)
         self.code, self.stdout, self.stderr = code, stdout, stderr
-
-
-def refused(what: str) -> NoAnswerError:
-    """The end of a call that the real tool answers and this one does not."""
-    return NoAnswerError(INVALID_QUERY, stderr=f"nvidia-smi: {what} is not supported on fakedist's virtual GPU\n")
 
 
 @dataclass(frozen=True)
@@ -246,60 +240,6 @@ def table(gpus: list[Gpu]) -> str:
     return "\n".join([*lines, f"| {' No running processes found':<87} |", whole, ""])
 
 
-def _sections() -> dict[str, list[tuple[str, str]]]:
-    """The sections of ``-q`` by their name in ``-d``: titles, each with its field."""
-    clocks = [("Graphics", "graphics"), ("SM", "sm"), ("Memory", "memory")]
-    return {
-        "": [("Product Name", "name"), ("Persistence Mode", "persistence_mode"), ("GPU UUID", "uuid")],
-        "COMPUTE": [("Compute Mode", "compute_mode")],
-        "MEMORY": [(word, f"memory.{word.lower()}") for word in ("Total", "Reserved", "Used", "Free")],
-        "UTILIZATION": [("Gpu", "utilization.gpu"), ("Memory", "utilization.memory")],
-        "ECC": [("Current", "ecc.mode.current"), ("Pending", "ecc.mode.pending")],
-        "TEMPERATURE": [("GPU Current Temp", "temperature.gpu")],
-        "POWER": [("Power Draw", "power.draw"), ("Current Power Limit", "power.limit")],
-        "CLOCK": [
-            *((title, f"clocks.current.{name}") for title, name in clocks),
-            *((f"Max {title}", f"clocks.max.{name}") for title, name in clocks),
-        ],
-        "PERFORMANCE": [("Performance State", "pstate")],
-    }
-
-
-def long_form(display: str, gpus: list[Gpu]) -> str:
-    """The output of ``-q``: the sections that a GPU's model can fill.
-
-    Raises:
-        NoAnswerError: A section in ``display`` does not exist.
-    """
-    known = _sections()
-    wanted = [each.strip().upper() for each in display.split(",") if each.strip()]
-    if strays := [each for each in wanted if each not in known]:
-        raise refused(f"-q -d {','.join(strays)}")
-    machine = gpus[0].machine
-    lines = ["", f"{'=' * 14}NVSMI LOG{'=' * 14}", ""]
-    for title, text in (
-        ("Timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
-        ("Driver Version", machine.driver),
-        ("CUDA Version", machine.cuda),
-    ):
-        lines.append(f"{title:<54}: {text}")
-    lines += ["", f"{'Attached GPUs':<54}: {machine.devices}"]
-    for gpu in gpus:
-        lines.append(f"GPU {gpu.bus_id}")
-        for section, titles in known.items():
-            if wanted and section not in wanted:
-                continue
-            lines += [f"    {section.capitalize()}"] if section else []
-            indent = " " * (8 if section else 4)
-            for title, name in titles:
-                value, unit = gpu.value(name)
-                lines.append(
-                    f"{indent + title:<54}: {value} {unit or ('C' if name == 'temperature.gpu' else '')}".rstrip()
-                )
-        lines.append("")
-    return "\n".join(lines)
-
-
 #: Holds a :class:`Machine`.
 VARIABLE = "FAKEDIST_NVIDIA_SMI"
 
@@ -316,20 +256,7 @@ _APPS = {
     "used_gpu_memory": "used_gpu_memory [MiB]",
     "used_memory": "used_gpu_memory [MiB]",
 }
-_VALUED = {"-i": "--id", "-d": "--display"}
-_FLAGS = {"-L": "--list-gpus", "-q": "--query", "-h": "--help"}
-
-_HELP = f"""nvidia-smi of fakedist's virtual GPU. What the model of --gpu does not define is a constant of an idle GPU.
-
-    nvidia-smi [-i ID]
-    nvidia-smi -L [-i ID]
-    nvidia-smi -q [-d SECTION,...] [-i ID]
-    nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits] [-i ID]
-    nvidia-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]
-    nvidia-smi --version
-
-    ID: index, UUID or PCI bus ID; separate several with commas. All other calls fail with exit code {INVALID_QUERY}.
-"""
+_VALUED = ("--query-gpu", "--query-compute-apps", "--format", "--id")
 
 
 @dataclass
@@ -338,11 +265,11 @@ class Asked:
 
     Attributes:
         values: Options with a value.
-        flags: Options without.
+        lists: Whether ``-L`` is given.
     """
 
     values: dict[str, str] = field(default_factory=dict)
-    flags: set[str] = field(default_factory=set)
+    lists: bool = False
 
     @classmethod
     def parse(cls, arguments: list[str]) -> Asked:
@@ -353,16 +280,18 @@ class Asked:
         """
         asked, rest = cls(), list(arguments)
         while rest:
-            name, equals, value = rest.pop(0).partition("=")
-            name = _VALUED.get(name, _FLAGS.get(name, name))
-            if name in ("--query-gpu", "--query-compute-apps", "--format", *_VALUED.values()):
+            option, equals, value = rest.pop(0).partition("=")
+            name = {"-i": "--id", "-L": "--list-gpus"}.get(option, option)
+            if name in _VALUED:
                 if not equals and not rest:
-                    raise NoAnswerError(INVALID_QUERY, stderr=f"nvidia-smi: {name} needs a value\n")
+                    raise NoAnswerError(INVALID_QUERY, stderr=f"nvidia-smi: {option} needs a value\n")
                 asked.values[name] = value if equals else rest.pop(0)
-            elif name in (*_FLAGS.values(), "--version", "--help-query-gpu") and not equals:
-                asked.flags.add(name)
+            elif name == "--list-gpus" and not equals:
+                asked.lists = True
             else:
-                raise refused(shlex.join(arguments))
+                supported = "-L, -i, --query-gpu, --query-compute-apps and --format are"
+                said = f"nvidia-smi: {option} is not supported on fakedist's virtual GPU; {supported}\n"
+                raise NoAnswerError(INVALID_QUERY, stderr=said)
         return asked
 
     def format(self) -> tuple[bool, bool]:
@@ -465,28 +394,15 @@ def answer(asked: Asked, machine: Machine) -> tuple[str, bool]:
     Raises:
         NoAnswerError: The call has no answer.
     """
-    if "--help" in asked.flags:
-        return _HELP, False
     every = [Gpu(machine, index) for index in range(machine.devices)]
     gpus = chosen(every, asked.values.get("--id"))
-    if "--help-query-gpu" in asked.flags:
-        return "".join(f'"{name}"\n' for name in sorted({*every[0].known(), *every[0].constants(), *ALIASES})), False
-    if "--version" in asked.flags:
-        version = machine.driver
-        parts = (
-            ("NVIDIA-SMI version", version),
-            ("NVML version", version.rpartition(".")[0]),
-            ("DRIVER version", version),
-            ("CUDA Version", machine.cuda),
-        )
-        return "".join(f"{title:<20}: {text}\n" for title, text in parts), False
     if "--query-gpu" in asked.values:
         return gpu_query(asked, gpus)
     if "--query-compute-apps" in asked.values:
         return apps_query(asked), True
-    if "--list-gpus" in asked.flags:
+    if asked.lists:
         return "".join(f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})\n" for gpu in gpus), False
-    return (long_form(asked.values.get("--display", ""), gpus) if "--query" in asked.flags else table(gpus)), True
+    return table(gpus), True
 
 
 def main(arguments: list[str]) -> int:

@@ -17,8 +17,7 @@ from fakedist.gpu.smi.nvidia_smi import VARIABLE, Machine
 from fakedist.options import Job
 from fakedist.temporary import replacing
 
-# Without site-packages and PYTHONPATH it starts in 0.1 s, and no module of the script can shadow the library.
-_RUN = "import sys; sys.path.append({!r}); from fakedist.gpu.smi.nvidia_smi import main; sys.exit(main(sys.argv[1:]))"
+_PROGRAM = os.fspath(Path(__file__).with_name("__main__.py"))
 
 
 def smi_environment(job: Job, calls: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -55,8 +54,8 @@ def ensure_smi() -> Path:
     Raises:
         SetupError: The program cannot be written.
     """
-    code = _RUN.format(os.fspath(Path(__file__).parents[3]))
-    text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(code)} "$@"\n'
+    # Without site-packages and PYTHONPATH it starts in 0.1 s, and no module of the script can shadow the library.
+    text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(_PROGRAM)} "$@"\n'
     base = cache_directory()
     program = base / f"nvidia-smi-{hashlib.sha256(text.encode()).hexdigest()[:16]}" / "nvidia-smi"
     if program.exists():

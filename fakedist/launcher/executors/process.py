@@ -20,7 +20,7 @@ from fakedist.errors import ExitCode, RunDirectoryError
 from fakedist.launcher.ahead import priced_gpu
 from fakedist.launcher.executors.supervising import Order, Supervised
 from fakedist.launcher.executors.task import Task, TaskResult
-from fakedist.rank.template.learned import key_of
+from fakedist.rank.preloading import key_of
 from fakedist.rundir.directory import is_in_use
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.outcome import Ending, Outcome
@@ -34,25 +34,9 @@ _POLL_S = 0.1
 #: tables. An NFS server frees the lock of a client that has gone after 90 (nfsd's lease).
 _EARLIER_S = 120.0
 _ERROR = "fakedist: error: "
-_ROOT = os.fspath(Path(__file__).parents[3])
-# All run the same fakedist, even from a bare clone, and nothing next to the script can shadow it. The supervisor skips
-# site-packages, so that it starts in 30 ms.
-_SUPERVISOR = "import sys; sys.path[0] = sys.argv[1]; from fakedist.launcher.executors.supervising import main; main()"
-_IMPORTS = """
-import sys
-sys.path[0] = sys.argv[1]
-from fakedist.cli.program import Program
-program = Program()
-from fakedist.cli.job_file import run_job_file
-"""
-_FORKED = """
-from fakedist.launcher.ahead import import_ahead
-from fakedist.launcher.executors.task_template import forked_task
-page, gpu, control = sys.argv[2:]
-sys.argv[2:] = forked_task(int(control), lambda: import_ahead(page == "page", gpu))
-"""
-_RUN = "sys.exit(program.run(lambda: run_job_file(sys.argv[2])))\n"
-_TASK, _TEMPLATE = f"{_IMPORTS}{_RUN}", f"{_IMPORTS}{_FORKED}{_RUN}"
+#: The program of a supervisor, a task or a template of tasks.
+_PROGRAM = os.fspath(Path(__file__).with_name("__main__.py"))
+_TASK = (sys.executable, _PROGRAM, "run")
 
 
 class TaskProcesses:
@@ -106,10 +90,10 @@ class TaskProcesses:
     def _order(self, task: Task, scratch: Path, log: Path) -> Order:
         data = scratch / "job.json"
         templates = self._templates and task.job.device == "virtual"
-        template = [sys.executable, "-c", _TEMPLATE, _ROOT, "page" if task.job.page else "", priced_gpu(task.job)]
+        template = [sys.executable, _PROGRAM, "fork", "page" if task.job.page else "", priced_gpu(task.job)]
         data.write_text(json.dumps({"job": task.job.to_dict(), "directory": os.fspath(task.directory.absolute())}))
         return Order(
-            command=[sys.executable, "-c", _TASK, _ROOT],
+            command=[*_TASK],
             arguments=[os.fspath(data)],
             template=template if templates else [],
             environment=dict(os.environ if self._environment is None else self._environment),
@@ -194,9 +178,9 @@ def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:
     Args:
         scratch: A directory for what it keeps while it runs, and for its errors, which are in "log".
     """
-    with (scratch / "log").open("wb") as errors:
+    with (scratch / "log").open("wb") as errors:  # without site-packages it starts in 30 ms
         return subprocess.Popen(
-            [sys.executable, "-S", "-c", _SUPERVISOR, _ROOT, os.fspath(scratch / "learned.json")],
+            [sys.executable, "-S", _PROGRAM, "supervise", os.fspath(scratch / "learned.json")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

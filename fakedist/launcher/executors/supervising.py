@@ -14,17 +14,15 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from fakedist.launcher.executors.task_template import TaskTemplate, end_with_supervisor
-from fakedist.launcher.keeping import TemplateKeeper
+from fakedist.launcher.executors.task_template import TaskTemplate
+from fakedist.launcher.keeping import ForkedChild, TemplateKeeper, template_variable
 from fakedist.launcher.process_tree import ProcessTree, adopt_orphans
-from fakedist.launcher.template_variable import told_of_template
-from fakedist.rank.template.channel import Forked, ForkTask
+from fakedist.rank.fork_server import end_with_parent
 
 Ended = Literal["itself", "memory", "timeout", "cancelled"]
 
@@ -76,15 +74,19 @@ class Supervised:
     peak_rss_bytes: int
 
 
-def main() -> int:
-    """Run the orders on stdin, one a line. Print how each ended, one a line. A child of this process does it all."""
+def main(learned: str) -> int:
+    """Run the orders on stdin, one a line. Print how each ended, one a line. A child of this process does it all.
+
+    Args:
+        learned: The file for what the first rank's script imports.
+    """
     shield = _shield()
     adopt_orphans()
     child_ends, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _hear)
-    templates = Templates(TemplateKeeper(Path(sys.argv[2]), output=sys.stderr.fileno()), TaskTemplate())
+    templates = Templates(TemplateKeeper(Path(learned), output=sys.stderr.fileno()), TaskTemplate())
     while line := sys.stdin.buffer.readline():
         owners = (sys.stdin.fileno(), shield)
         supervised = _Supervision(Order(**json.loads(line)), owners, child_ends, templates).run()
@@ -130,6 +132,10 @@ class Templates:
         """Their processes, of which none belongs to a task."""
         return {self.ranks.pid, self.tasks.pid}
 
+    def most_bytes(self) -> int:
+        """The most resident memory of a process of theirs that ended since this was asked last."""
+        return max(self.ranks.most_bytes(), self.tasks.most_bytes())
+
     def reaped(self, pid: int) -> None:
         """A child of this process was reaped."""
         self.ranks.reaped(pid)
@@ -141,30 +147,28 @@ class Templates:
         self.tasks.close()
 
 
-def start(order: Order, templates: Templates) -> subprocess.Popen[bytes] | Forked:
+def start(order: Order, templates: Templates) -> subprocess.Popen[bytes] | ForkedChild:
     """Start the program in a session of its own, or fork it from its template."""
-    with open(order.log, "wb") as log, ExitStack() as stack:
-        channel, learned = None, ""
-        if order.script:
-            learned = os.fspath(templates.ranks.learned)
-            if (opened := templates.ranks.open_channel(order.script)) is not None:
-                channel = stack.enter_context(opened).fileno()
-        channels = () if channel is None else (channel,)
+    with open(order.log, "wb") as log, open(os.devnull, "rb") as null:
+        door = templates.ranks.open_door(order.script) if order.script else None
+        doors = () if door is None else (door,)
+        learned = os.fspath(templates.ranks.learned) if order.script else ""
         if order.template:
-            task = ForkTask(order.arguments, order.environment, order.cwd, learned)
-            if (forked := templates.tasks.fork(order.template, task, (log.fileno(), *channels))) is not None:
+            task = {"arguments": order.arguments, "environment": order.environment, "cwd": order.cwd}
+            files = (null.fileno(), log.fileno(), log.fileno(), *doors)
+            if (forked := templates.tasks.fork(order.template, task | {"learned": learned}, files)) is not None:
                 return forked
         own = os.getpid()
         return subprocess.Popen(
             [*order.command, *order.arguments],
             cwd=order.cwd,
-            env=order.environment | (told_of_template(Path(learned), channel) if learned else {}),
-            pass_fds=channels,
-            stdin=subprocess.DEVNULL,
+            env=order.environment | (template_variable(Path(learned), door) if learned else {}),
+            pass_fds=doors,
+            stdin=null,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: end_with_supervisor(own),
+            preexec_fn=lambda: end_with_parent(signal.SIGTERM, own),
         )
 
 
@@ -174,10 +178,10 @@ class _Supervision:
     def __init__(self, order: Order, owners: tuple[int, ...], child_ends: int, templates: Templates) -> None:
         self._order = order
         self._templates = templates
-        self._readers: list[int] = [child_ends, *owners]
+        self._child_ends, self._owners = child_ends, list(owners)
         self._tree = ProcessTree(os.getpid(), besides=templates.pids)
         self._peak_bytes = 0
-        templates.ranks.most_bytes()  # of ranks of the task before, which it may have reaped late
+        templates.most_bytes()  # of ranks of the task before, which it may have reaped late
         self._ended: Ended = "itself"
         self._begun = time.monotonic()
         self._kill_at: float | None = None
@@ -185,22 +189,20 @@ class _Supervision:
         self._pid = self._program.pid
 
     def run(self) -> Supervised:
-        status = self._reaped()
-        while status is None:
+        while (code := self._code()) is None:
             self._wait()
             self._check_limits()
-            status = self._reaped()
         wall_s = time.monotonic() - self._begun
         self._tree.kill()
-        self._reaped()
-        peak_bytes = max(self._peak_bytes, self._templates.ranks.most_bytes())
-        return Supervised(self._ended, os.waitstatus_to_exitcode(status), wall_s, peak_bytes)
+        self._reap()
+        return Supervised(self._ended, code, wall_s, max(self._peak_bytes, self._templates.most_bytes()))
 
     def _wait(self) -> None:
         """Wait for a sample's time, for a process that ends, or for the executor."""
-        for reader in select.select(self._readers, [], [], _SAMPLE_S)[0]:
-            if not os.read(reader, 4096):  # an owner is gone
-                self._readers.remove(reader)
+        forked = [self._program.fileno()] if isinstance(self._program, ForkedChild) else []
+        for reader in select.select([self._child_ends, *self._owners, *forked], [], [], _SAMPLE_S)[0]:
+            if reader not in forked and not os.read(reader, 4096):  # an owner is gone
+                self._owners.remove(reader)
                 self._leave("cancelled")
 
     def _check_limits(self) -> None:
@@ -222,7 +224,14 @@ class _Supervision:
             self._kill_at = time.monotonic() + LEAVE_S
             os.kill(self._pid, signal.SIGTERM)
 
-    def _reaped(self) -> int | None:
+    def _code(self) -> int | None:
+        """The program's exit code, once it has ended; -n if signal n killed it."""
+        status = self._reap()
+        if isinstance(self._program, ForkedChild):
+            return self._program.wait() if self._program.has_ended() else None
+        return None if status is None else os.waitstatus_to_exitcode(status)
+
+    def _reap(self) -> int | None:
         """Reap every process that has ended. Returns the program's wait status if it is among them."""
         found = None
         while True:

@@ -7,7 +7,7 @@ import runpy
 import sys
 
 print("FORKED" if any("learned" in argument for argument in sys.orig_argv) else "COLD", flush=True)
-print("SEEN", sorted({"torch", "numpy", "torch._dynamo", "torch.distributed.fsdp"} & sys.modules.keys()), flush=True)
+print("SEEN", sorted({"torch", "torch._dynamo", "torch.distributed.fsdp"} & sys.modules.keys()), flush=True)
 del sys.argv[0]
 sys.path[0] = os.path.dirname(sys.argv[0])
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def child(monkeypatch: pytest.MonkeyPatch, code: str, started: bool = True) -> N
     lines = ["import os, sys, signal, time, subprocess", f"pipe = int(os.environ['{PIPE_VARIABLE}'])"]
     if started:
         lines.append('os.write(pipe, b\'{"Started": {"pid": %d}}\\n\' % os.getpid())')
-    monkeypatch.setattr(launching, "OF_A_RANK", "\n".join([*lines, code]))
+    monkeypatch.setattr(launching, "_RANK", (sys.executable, "-c", "\n".join([*lines, code])))
 
 
 class Clock:

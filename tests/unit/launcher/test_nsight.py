@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_the_ranks_exit_code_is_given_back_whatever_nsys_says(monkeypatch: pytes
     install(tmp_path, monkeypatch, f"{_AROUND}exit 1")
     told = "{'Ended': {'outcome': 'exit', 'code': 7}}"
     program = f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n'); sys.exit(7)"
-    monkeypatch.setattr(launching, "OF_A_RANK", program)
+    monkeypatch.setattr(launching, "_RANK", (sys.executable, "-c", program))
     job = Job(world_size=8, rank=0, target="train.py", nsys=True)
     (tmp_path / "run").mkdir()
     ending = launching.run_child(job, tmp_path / "run", Streams())
@@ -100,7 +101,8 @@ def test_the_ranks_exit_code_is_given_back_whatever_nsys_says(monkeypatch: pytes
 def test_an_nsys_that_never_ends_is_ended_when_the_rank_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(tmp_path, monkeypatch, f"{_AROUND}exec sleep 321")
     told = "{'Ended': {'outcome': 'finished', 'code': 0}}"
-    monkeypatch.setattr(launching, "OF_A_RANK", f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n')")
+    program = f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n')"
+    monkeypatch.setattr(launching, "_RANK", (sys.executable, "-c", program))
     monkeypatch.setattr(nsight, "FINISH_S", 0.5)
     (tmp_path / "run").mkdir()
     ending = launching.run_child(Job(world_size=8, rank=0, target="train.py", nsys=True), tmp_path / "run", Streams())

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,16 +17,17 @@ from fakedist.options import Job
 from fakedist.rundir.directory import create_run_directory, is_in_use
 from fakedist.rundir.manifest import new_manifest
 from fakedist.rundir.outcome import Outcome
+from tests.conftest import ROOT
 
 # Stands in for a whole run: the job's arguments are statements, and those after the first are about how it ended.
 _RUN = """
 import dataclasses, json, os, signal, sys, time
 from pathlib import Path
-sys.path[0] = sys.argv[1]
+sys.path[0] = "ROOT"
 from fakedist.options import Job
 from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
 from fakedist.rundir.outcome import Ending, Outcome
-handed = json.loads(Path(sys.argv[2]).read_text())
+handed = json.loads(Path(sys.argv[1]).read_text())
 job, directory = Job.from_dict(handed["job"]), Path(handed["directory"])
 def end(outcome, code, message=""):
     directory.mkdir(parents=True, exist_ok=True)
@@ -34,12 +36,12 @@ def end(outcome, code, message=""):
     write_manifest(directory, dataclasses.replace(load_manifest(directory), exit=ending))
     sys.exit(code)
 exec(job.arguments[0])
-"""
+""".replace("ROOT", str(ROOT))
 
 
 @pytest.fixture(autouse=True)
 def quick_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_TASK", _RUN)
+    monkeypatch.setattr(process, "_TASK", (sys.executable, "-c", _RUN))
 
 
 def task(tmp_path: Path, statement: str, **options: object) -> Task:

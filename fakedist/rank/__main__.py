@@ -1,0 +1,27 @@
+"""The program of a rank's process. Its arguments: a run directory; of a template, its file and its door's descriptor.
+
+It is started by its path. So it imports the same fakedist as its parent, even from a bare clone, no module next to the
+script can shadow one of ours, and afterwards the directory that contains fakedist is searched last.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_ROOT = __file__.rsplit("/", 3)[0]
+if not sys.flags.safe_path:
+    del sys.path[0]
+_is_known = _ROOT in sys.path
+if not _is_known:
+    sys.path.insert(0, _ROOT)
+
+from fakedist.rank.main import main  # noqa: E402
+from fakedist.rank.starting import forked_rank  # noqa: E402
+
+if not _is_known:
+    sys.path.append(sys.path.pop(0))
+
+# main is called on one line: memory's stacks show where a process began.
+if __name__ == "__main__":
+    _arguments = (sys.argv[1], None) if len(sys.argv) == 2 else forked_rank(*sys.argv[1:])
+    sys.exit(main(*_arguments))
