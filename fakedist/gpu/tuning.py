@@ -42,6 +42,8 @@ def kept_triton_key(directory: Path) -> Iterator[None]:
                 key = functools.cache(lambda: _kept(directory, Path(file).parents[1], compute))
                 stack.enter_context(patched(module, _NAME, key))
 
+        if _MODULE in sys.modules:
+            is_imported(sys.modules[_MODULE])
         stack.enter_context(when_imported(_MODULE.__eq__, is_imported))
         yield
 

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -155,10 +155,14 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         modules: Torch's modules.
     """
 
-    def __init__(self, learned: Learned, early: Iterable[str], modules: dict[str, ModuleType]) -> None:
+    def __init__(self, learned: Learned, early: Collection[str], modules: dict[str, ModuleType]) -> None:
         self._learned = learned
         self._modules = modules
-        self._late = [module for name, module in modules.items() if name not in set(early)]
+        main = sys.modules["__main__"]
+        self._of_main = [
+            (vars(one), name) for one in modules.values() for name, value in vars(one).items() if value is main
+        ]
+        self._late = {name: module for name, module in modules.items() if name not in early}
         #: Ends this process because of what it names.
         self.restart: Callable[[str], None] = _ignore
         for name in modules:
@@ -204,6 +208,8 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Put all modules into ``sys.modules``. Exit handlers need them if the script imported none."""
         sys.modules.update(self._modules)
         self._modules = {}
+        for names, name in self._of_main:
+            names[name] = sys.modules["__main__"]
 
     def over(self) -> None:
         """The script has ended, so the environment may change."""
@@ -222,17 +228,20 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Torch's functions have been replaced. Do so in modules that would be imported from now on, too."""
         sys.addaudithook(self._audit)
         stands_in = {id(one.original): one for one in replacements() if callable(one.original)}
-        for module in self._late:
+        for module in self._late.values():
             for name, value in list(vars(module).items()):
                 if (one := stands_in.get(id(value))) is not None and one.owner is not module:
                     vars(module)[name] = getattr(one.owner, one.name)
 
     def cuda_begins(self) -> None:
-        """Set the cycle collector's counts as in the first rank.
+        """Order modules, and set the cycle collector's counts, as in the first rank.
 
-        The collector runs after a number of allocations, of which imports make many. It would free a tensor in a
-        reference cycle at another event than in a rank that imported torch itself.
+        Pickle, and so a key of Inductor's cache, names a dtype by the first module that has it, and importlib has put
+        torch behind modules that a rank imports later. The collector runs after a number of allocations, of which
+        imports make many. It would free a tensor in a reference cycle at another event.
         """
+        for name, module in self._late.items():
+            sys.modules[name] = sys.modules.pop(name, module)
         if self._learned.counts is None or not gc.isenabled():
             return
         youngest, young, _ = self._learned.counts
