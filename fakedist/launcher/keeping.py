@@ -19,6 +19,24 @@ from fakedist.rank.fork_server import PEAK, receive, send, socket_pair
 _MOST_TEMPLATES = 3
 _PROGRAM = os.fspath(Path(__file__).parents[1] / "rank" / "__main__.py")
 _VARIABLE = "FAKEDIST_TEMPLATE"
+#: Arrow's allocator would start a thread, and none may be missing in a fork.
+_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+
+
+class OwnChild:
+    """A process that this one started. Its process ID stays taken until :meth:`wait` has returned."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def has_ended(self) -> bool:
+        """Whether it has ended. It is not reaped, so its process group keeps its number."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def wait(self) -> int:
+        """Wait for it, and reap it. Returns its exit code; -n if signal n killed it."""
+        return self._process.wait()
 
 
 class ForkedChild:
@@ -79,6 +97,9 @@ class ForkedChild:
     def _hear(self) -> None:
         message, _ = receive(self._answers)
         self._code = self.LOST if message is None else message["code"]
+
+
+Child = OwnChild | ForkedChild
 
 
 class Template:
@@ -175,6 +196,38 @@ class TemplateKeeper(Template):
     def _is_same(self, learned: dict[str, Any]) -> bool:
         """Whether nothing was learned since. A template may have left some modules out."""
         return {**learned, "modules": None} == {**self._learned, "modules": None}
+
+
+class TaskTemplate(Template):
+    """A process that has imported what makes tables, and from which the processes of tasks fork.
+
+    There is one, from the second task on: the first may be the only one. If it ends, tasks start on their own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_tasks = 0
+        self._environment: dict[str, str] = {}
+
+    def fork(self, program: Sequence[str], task: dict[str, Any], files: Sequence[int]) -> ForkedChild | None:
+        """Fork the process of a task. None if it has to start on its own.
+
+        Args:
+            program: The template's program and arguments, to which the descriptor of its door is added.
+            task: The ``arguments`` of its program, its ``environment`` and ``cwd``, and ``learned``: the file of the
+                template of its ranks, empty if they start on their own.
+            files: The descriptors for its streams; that of the door to a template of ranks, if there is one.
+        """
+        self._num_tasks += 1
+        if self._num_tasks == 2:
+            self._environment = task["environment"]
+            with suppress(OSError):  # no memory, or no process more
+                self.start(program, self._environment | _NO_THREADS, task["cwd"], sys.stderr.fileno())
+        if self._door is None or task["environment"] != self._environment:
+            return None
+        if (forked := ForkedChild.ask(self._door.fileno(), task, files)) is None:
+            self.close()  # something cannot be imported, or starts threads
+        return forked
 
 
 def template_variable(learned: Path, door: int | None) -> dict[str, str]:

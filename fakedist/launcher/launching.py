@@ -22,7 +22,7 @@ from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.launcher.ahead import Ahead
 from fakedist.launcher.checked_script import check_script
-from fakedist.launcher.children import Child, OwnChild
+from fakedist.launcher.keeping import Child, OwnChild
 from fakedist.launcher.machine import count_real_gpus, first_visible_gpu
 from fakedist.launcher.progress import Listener, ProgressLine
 from fakedist.options import Job

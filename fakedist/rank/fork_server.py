@@ -75,7 +75,7 @@ def serve(door: socket.socket, *, serves: bool = True) -> tuple[dict[str, Any], 
 
     Args:
         door: The template's end.
-        serves: Whether processes may fork. If not, the template says so to each request.
+        serves: Whether processes may fork. If not, each request is refused.
 
     Returns:
         The request, and its further descriptors.
@@ -118,7 +118,7 @@ def _follow(pid: int, answers: socket.socket, door: socket.socket) -> None:
         answers.recv(1)  # until then its process ID stays taken
     os.close(ended)
     usage = os.wait4(pid, 0)[2]
-    with suppress(OSError):  # nobody reads them
+    with suppress(OSError):  # its owner has gone
         door.send(PEAK.pack(usage.ru_maxrss), socket.MSG_DONTWAIT)
 
 

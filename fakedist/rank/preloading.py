@@ -159,10 +159,10 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._learned = learned
         self._modules = modules
         main = sys.modules["__main__"]
-        self._of_main = [
-            (vars(one), name) for one in modules.values() for name, value in vars(one).items() if value is main
-        ]
-        self._late = {name: module for name, module in modules.items() if name not in early}
+        namespaces = [getattr(module, "__dict__", {}) for module in [*sys.modules.values()]]
+        self._of_main = [(names, name) for names in namespaces for name, value in names.items() if value is main]
+        self._late = [module for name, module in modules.items() if name not in early]
+        self._order = [*sys.modules]
         #: Ends this process because of what it names.
         self.restart: Callable[[str], None] = _ignore
         for name in modules:
@@ -228,7 +228,7 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Torch's functions have been replaced. Do so in modules that would be imported from now on, too."""
         sys.addaudithook(self._audit)
         stands_in = {id(one.original): one for one in replacements() if callable(one.original)}
-        for module in self._late.values():
+        for module in self._late:
             for name, value in list(vars(module).items()):
                 if (one := stands_in.get(id(value))) is not None and one.owner is not module:
                     vars(module)[name] = getattr(one.owner, one.name)
@@ -236,12 +236,13 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def cuda_begins(self) -> None:
         """Order modules, and set the cycle collector's counts, as in the first rank.
 
-        Pickle, and so a key of Inductor's cache, names a dtype by the first module that has it, and importlib has put
-        torch behind modules that a rank imports later. The collector runs after a number of allocations, of which
-        imports make many. It would free a tensor in a reference cycle at another event.
+        Pickle, and so a key of Inductor's cache, names a memory format by the first module that has it. The
+        collector runs after a number of allocations, of which imports make many. It would free a tensor in a reference
+        cycle at another event.
         """
-        for name, module in self._late.items():
-            sys.modules[name] = sys.modules.pop(name, module)
+        for name in dict.fromkeys([*self._order, *sys.modules]):
+            if name in sys.modules:
+                sys.modules[name] = sys.modules.pop(name)
         if self._learned.counts is None or not gc.isenabled():
             return
         youngest, young, _ = self._learned.counts

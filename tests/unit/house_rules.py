@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "frames": ("rundir",),
     "own_memory": (),
     "api": ("check", "results"),
-    "cli": ("launcher", "rundir", "results", "report", "check", "cost_model", "export", "sweep"),
+    "cli": ("launcher", "rank/fork_server", "rundir", "results", "report", "check", "cost_model", "export", "sweep"),
     "launcher": ("rank", "rundir", "gpu", "world", "cost_model", "results", "report"),
     "rank": ("importing", "patch", "rundir", "gpu", "world", "record"),
     "rundir": (),
@@ -66,8 +66,7 @@ SAME_THING = {
     "doctor": "`fakedist doctor`: its checks, and its command",
     "topology": "the ranks' groups: their analysis, and their command",
     "job_time": "the step of a whole job: the record, and what makes it",
-    "recording": "the imports of a rank for its template; a run's journal in memory",
-    "collector": "Python's cycle collector, kept out of work or in step",
+    "__main__": "the program of a process, which is started by the file's path",
 }
 #: The name of a public class that stands in several modules -> what all of them are.
 SAME_CLASS = dict.fromkeys(
@@ -95,7 +94,9 @@ SAME_CLASS = dict.fromkeys(
 #: A module of fewer than 80 lines with one importer -> why it is one.
 SMALL_FOR_A_REASON = {
     **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file", "options/options_page"), "run with `python -m`"),
-    "cli/program": "the console script",
+    **dict.fromkeys(("rank/__main__", "gpu/smi/__main__", "launcher/executors/__main__"), "the program of a process"),
+    **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
+    "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(("cli/compare", "cli/doctor", "cli/nsys", "cli/report", "cli/view"), "one module a command"),
     **dict.fromkeys(("rank/frameworks/dynamo", "rank/frameworks/safetensors"), "one module a framework"),
     "rank/frameworks/symmetric_memory": "one module a framework",

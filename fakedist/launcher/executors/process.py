@@ -34,8 +34,8 @@ _POLL_S = 0.1
 #: tables. An NFS server frees the lock of a client that has gone after 90 (nfsd's lease).
 _EARLIER_S = 120.0
 _ERROR = "fakedist: error: "
-#: The program of a supervisor, a task or a template of tasks.
-_PROGRAM = os.fspath(Path(__file__).with_name("__main__.py"))
+_SUPERVISOR = os.fspath(Path(__file__).with_name("__main__.py"))
+_PROGRAM = os.fspath(Path(__file__).parents[2] / "cli" / "task_program.py")
 _TASK = (sys.executable, _PROGRAM, "run")
 
 
@@ -178,9 +178,9 @@ def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:
     Args:
         scratch: A directory for what it keeps while it runs, and for its errors, which are in "log".
     """
-    with (scratch / "log").open("wb") as errors:  # without site-packages it starts in 30 ms
+    with (scratch / "log").open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-S", _PROGRAM, "supervise", os.fspath(scratch / "learned.json")],
+            [sys.executable, "-S", _SUPERVISOR, os.fspath(scratch / "learned.json")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -19,8 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from fakedist.launcher.executors.task_template import TaskTemplate
-from fakedist.launcher.keeping import ForkedChild, TemplateKeeper, template_variable
+from fakedist.launcher.keeping import ForkedChild, TaskTemplate, TemplateKeeper, template_variable
 from fakedist.launcher.process_tree import ProcessTree, adopt_orphans
 from fakedist.rank.fork_server import end_with_parent
 

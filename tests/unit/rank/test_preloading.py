@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 JOB = Job(world_size=8, rank=0, target="train.py")
 TORCH = {
     "__init__": "class G:\n    def seed(self): pass\ndefault_generator = G()\ndef f(): pass\nimport torch.early\n",
-    "early": "import __main__ as main\nfrom torch import f\n",
+    "early": "import other\nfrom torch import f\n",
     "late": "from torch import f\nVALUE = 3\n",
     "sets": "import os\nos.environ['OF_TORCH'] = '1'\n",
 }
@@ -30,7 +30,7 @@ early = set(sys.modules)
 import torch.late
 environment = dict(os.environ)
 learned = Learned("", ("", 8, None), {}, "/", environment, list(sys.path), environment | {"LATER": "1"}, [], [3, 0, 0])
-preloaded = Preloaded(learned, early, {name: sys.modules[name] for name in sys.modules if name not in known})
+preloaded = Preloaded(learned, early, {name: sys.modules[name] for name in sys.modules if name not in known | {"other"}})
 preloaded.become_finder()
 stopped = []
 preloaded.restart = stopped.append
@@ -45,6 +45,7 @@ def torch(tmp_path: Path) -> Path:
     (tmp_path / "torch").mkdir()
     for name, text in TORCH.items():
         (tmp_path / "torch" / f"{name}.py").write_text(text)
+    (tmp_path / "other.py").write_text("import __main__ as main\n")
     return tmp_path
 
 
@@ -65,8 +66,16 @@ print(VALUE, sys.modules["torch"] is own, own.__spec__.loader is preloaded)
 """,
             "3 True False",
         ),
-        ("import torch; preloaded.cuda_begins(); print(list(sys.modules)[-2:])", "['torch', 'torch.late']"),
-        ("sys.modules['__main__'] = sys; import torch; print(torch.early.main is sys)", "True"),
+        (
+            """
+import json.tool, torch
+preloaded.cuda_begins()
+names = list(sys.modules)
+print(names.index("torch") < names.index("torch.late") < names.index("json.tool"))
+""",
+            "True",
+        ),
+        ("sys.modules['__main__'] = sys; import torch; print(torch.early.other.main is sys)", "True"),
         ("preloaded.show(); print('torch.late' in sys.modules, stopped)", "True []"),
         ("os.environ['OF_SCRIPT'] = '1'; import torch; print(stopped)", "['OF_SCRIPT']"),
         ("os.environ['RANK'] = '1'; import torch; print(stopped)", "[]"),

@@ -17,7 +17,7 @@ from fakedist.launcher.executors.process import start_supervisor
 from fakedist.launcher.executors.supervising import Order, Supervised
 from fakedist.launcher.process_tree import descendants
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 # Programs whose argument is what they do. ``HOW`` says whether they forked.
 _RUN = "import os, signal, sys, time\nexec(sys.argv[2])\n"
 _OWN = f"HOW = 'own'\n{_RUN}"
