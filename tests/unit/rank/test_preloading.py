@@ -30,7 +30,8 @@ early = set(sys.modules)
 import torch.late
 environment = dict(os.environ)
 learned = Learned("", ("", 8, None), {}, "/", environment, list(sys.path), environment | {"LATER": "1"}, [], [3, 0, 0])
-preloaded = Preloaded(learned, early, {name: sys.modules[name] for name in sys.modules if name not in known | {"other"}})
+names = [name for name in sys.modules if name not in known and name != "other"]
+preloaded = Preloaded(learned, early, {name: sys.modules[name] for name in names})
 preloaded.become_finder()
 stopped = []
 preloaded.restart = stopped.append
