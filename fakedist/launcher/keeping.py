@@ -102,7 +102,7 @@ class ForkedChild:
 Child = OwnChild | ForkedChild
 
 
-class Template:
+class TemplateProcess:
     """A template that may not have been started yet, or may have ended."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Template:
             self._process = None
 
 
-class TemplateKeeper(Template):
+class TemplateKeeper(TemplateProcess):
     """Starts a template of ranks once it is known what to import, and a new one when that changes.
 
     Args:
@@ -198,7 +198,7 @@ class TemplateKeeper(Template):
         return {**learned, "modules": None} == {**self._learned, "modules": None}
 
 
-class TaskTemplate(Template):
+class TaskTemplate(TemplateProcess):
     """A process that has imported what makes tables, and from which the processes of tasks fork.
 
     There is one, from the second task on: the first may be the only one. If it ends, tasks start on their own.

@@ -334,9 +334,9 @@ class _Watch:
 
 def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
     """How the rank ended: as this process saw it, else as the rank said itself."""
-    told = listener.ended
+    ended = listener.ended
     if watch.timed_out:
-        at = f", at {told.line}" if told is not None and told.line else ""
+        at = f", at {ended.line}" if ended is not None and ended.line else ""
         return Ending(Outcome.TIMEOUT, ExitCode.TIMEOUT, f"the time limit given with --timeout was reached{at}")
     if watch.interrupts > 1:
         return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "Ctrl-C, twice")
@@ -347,9 +347,9 @@ def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
         hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
         sent = BY_ITSELF if listener.own_signal == -returncode else ""
         return Ending(Outcome.KILLED, 128 - returncode, f"by {name}{sent or hint}")
-    if told is None:
+    if ended is None:
         return Ending(Outcome.EXIT, returncode)
-    return Ending(told.outcome, returncode, told.message)
+    return Ending(ended.outcome, returncode, ended.message)
 
 
 def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tuple[Path, Ending]:

@@ -74,13 +74,13 @@ def descendants(root: int) -> set[int]:
             with open(f"/proc/{name}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b") ")[2].split(None, 2)[:2]  # proc(5)
             children.setdefault(int(parent), []).append(int(name) if state != b"Z" else -int(name))
-    found: set[int] = set()
+    living: set[int] = set()
     unseen = [root]
     while unseen:
         below = children.get(unseen.pop(), [])
-        found.update(below)
+        living.update(below)
         unseen += map(abs, below)
-    return {pid for pid in found if pid > 0}
+    return {pid for pid in living if pid > 0}
 
 
 def _rss_bytes(pid: int) -> int:

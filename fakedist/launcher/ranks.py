@@ -195,11 +195,11 @@ def _in_order(
         runner.say(f"rank {rank} ({count} of {len(ranks)})")
         run, awaited = waiting.run(rank)
         if more is not None and count == 1:
-            others = [each for each in more(run) if each not in ranks]
+            others = [wanted for wanted in more(run) if wanted not in ranks]
             runner.prepare_directory(others)
             ranks += others
             runner.start_together(others, jobs)
-        if any(each.source in (ANY_RANK, *ranks) for each in awaited):
+        if any(wanted.source in (ANY_RANK, *ranks) for wanted in awaited):
             runner.say(f"rank {rank} waits for {_whom(awaited)}, and runs again once that tape has what it needs")
             continue
         waiting.over(rank)
@@ -244,7 +244,7 @@ def profile_with_peers(job: Job, output: Path | None, force: bool, streams: laun
     run_directory, ending = first.run_directory or directory, first.ending
     peers: set[int] = set()
     while awaited or rank != job.rank:
-        wanted = (_peer_of(each, rank) for each in awaited)
+        wanted = (_peer_of(wanted, rank) for wanted in awaited)
         new = next((peer for peer in wanted if peer not in peers and not runner.has_tape(peer)), None)
         if new is not None and len(peers) < MAX_PEERS:
             streams.say(f"rank {rank} waits for rank {new}, which runs now, into {directory / f'rank{new}'}")
@@ -298,7 +298,7 @@ class _Waiting:
         """
         run = self._runner.run(rank, raises)
         asked = self._runner.awaited(run, self._after_guesses)
-        awaited = [each for each in asked if (rank, each) not in self._answered]
+        awaited = [wanted for wanted in asked if (rank, wanted) not in self._answered]
         if awaited:
             self._waiting[rank] = (run, awaited)
         return run, awaited
@@ -306,8 +306,8 @@ class _Waiting:
     def ready(self) -> int | None:
         """Take a rank that can go on, because a tape now has what it waited for. None if there is no such rank."""
         for rank, (_, awaited) in self._waiting.items():
-            if answered := [each for each in awaited if self._runner.has(each, rank)]:
-                self._answered.update((rank, each) for each in answered)
+            if answered := [wanted for wanted in awaited if self._runner.has(wanted, rank)]:
+                self._answered.update((rank, wanted) for wanted in answered)
                 self._runner.say(f"rank {rank} runs again: the tape of {_whom(answered)} has what it waited for")
                 self.over(rank)
                 return rank

@@ -40,21 +40,21 @@ def leave_at_once(code: int) -> None:
 def _may_be_noticed(of: type) -> bool:
     if of.__module__ in ("builtins", "weakref", "_io"):
         return of.__name__ in _HOLDERS or of.__name__ in _BUFFERS
-    owners = [str(each.__module__).partition(".")[0] for each in of.__mro__ if "__del__" in vars(each)]
+    owners = [str(one.__module__).partition(".")[0] for one in of.__mro__ if "__del__" in vars(one)]
     return any(owner not in TORCH and owner != "filelock" for owner in owners)  # these release what the process has
 
 
-def _is_noticed(each: Any) -> bool:
-    if (attribute := _HOLDERS.get(type(each).__name__)) is not None:
-        held = getattr(each, attribute, None)
+def _is_noticed(one: Any) -> bool:
+    if (attribute := _HOLDERS.get(type(one).__name__)) is not None:
+        held = getattr(one, attribute, None)
         return _is_scripts(getattr(held, "f_globals", None) or getattr(held, "__globals__", None))
     try:
-        return type(each).__module__ != "_io" or (not each.closed and each.writable() and each.fileno() > 2)
+        return type(one).__module__ != "_io" or (not one.closed and one.writable() and one.fileno() > 2)
     except (OSError, ValueError):  # of no file, or detached
         return False
 
 
 def _is_scripts(names: Any) -> bool:
-    name, file = (str((names or {}).get(each) or "") for each in ("__name__", "__file__"))
+    name, file = (str((names or {}).get(one) or "") for one in ("__name__", "__file__"))
     is_library = "-packages/" in file or file.startswith(sysconfig.get_path("stdlib")) or name.startswith("fakedist.")
     return name == "__main__" or bool(file and not is_library)

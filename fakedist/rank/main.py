@@ -227,10 +227,10 @@ class Rank:
         if threading.current_thread() is not threading.main_thread():
             _in_main_thread(surroundings.record_this_thread)
 
-    def _restart(self, what: str) -> None:
+    def _restart(self, reason: str) -> None:
         """End this process, whatever the script catches. The parent starts the rank again, without a template."""
         if os.getpid() == self._pid:
-            self._reporter.send(Restarted(what))
+            self._reporter.send(Restarted(reason))
             _exit(0)
 
     def _guarded(self, work: Callable[[], None]) -> None:

@@ -82,9 +82,9 @@ class Start:
 
     def cuda_begins(self) -> None:
         """CUDA is initialised. Nothing is allocated yet."""
-        for each in (self._learner, self._preloaded):
-            if each is not None:
-                each.cuda_begins()
+        for part in (self._learner, self._preloaded):
+            if part is not None:
+                part.cuda_begins()
 
     def over(self) -> None:
         """The script has ended, after it imported torch."""

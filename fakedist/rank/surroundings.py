@@ -136,7 +136,7 @@ class Surroundings:
             )
             self._world_notes = world.enter_context(faked)
             world.enter_context(warnings_at_the_script())
-            world.enter_context(adapted_frameworks(sooner=self._gpu is not None))
+            world.enter_context(adapted_frameworks(faster=self._gpu is not None))
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()
 
@@ -146,12 +146,12 @@ class Surroundings:
             torch.cuda.init()  # C++ may have initialised CUDA without Python's knowledge
             self._write_gpu()
         self._write_facts()
-        self._write_what_made_up_values_decided()
-        self._write_what_the_host_did_not_compute()
+        self._write_branches()
+        self._write_not_computed()
         self._write_about_the_world()
-        self._write_what_may_have_failed_it(ending.outcome)
-        self._write_what_torch_does_not_see()
-        self._write_what_was_traced()
+        self._write_likely_cause(ending.outcome)
+        self._write_outside_torch()
+        self._write_traced()
         self._recorder.close(ending, line)
 
     def stop_recording(self) -> None:
@@ -289,16 +289,16 @@ class Surroundings:
                 self._refused = calls
                 self._journal.append(UnansweredRecord([UnansweredRow(*row) for row in refused]))
 
-    def _write_what_made_up_values_decided(self) -> None:
+    def _write_branches(self) -> None:
         if self._values is not None and (note := self._values.branches()):
             self._journal.append(NoteRecord(note))
 
-    def _write_what_the_host_did_not_compute(self) -> None:
+    def _write_not_computed(self) -> None:
         operations, first = self._values.not_computed_on_host() if self._values is not None else (0, "")
         if operations:
             self._journal.append(NoteRecord(notes.host_not_computed(operations, first)))
 
-    def _write_what_was_traced(self) -> None:
+    def _write_traced(self) -> None:
         if self._gpu is None:
             return
         for note in self._gpu.notes():
@@ -306,11 +306,11 @@ class Surroundings:
         if (launches := self._gpu.traced()) and not _rehearses():
             self._journal.append(NoteRecord(notes.profiler_saw_virtual_gpu(launches)))
 
-    def _write_what_may_have_failed_it(self, outcome: Outcome) -> None:
+    def _write_likely_cause(self, outcome: Outcome) -> None:
         if outcome is Outcome.EXCEPTION and self._job.device == "virtual" and self._job.values == "off":
             self._journal.append(NoteRecord(notes.values_off()))
 
-    def _write_what_torch_does_not_see(self) -> None:
+    def _write_outside_torch(self) -> None:
         """Write NCCL's environment as the script left it and, on a real GPU, the memory outside the allocator."""
         self._journal.append(nccl_record())
         if (

@@ -60,12 +60,12 @@ class LocalExecutor:
     def _has_room(self, task: Task, running: Collection[Task], free_bytes: int) -> bool:
         if not running:
             return True  # it may need less than it says, and nothing else would make room
-        if any(each.job.device == "cuda" for each in (task, *running)):
+        if any(task.job.device == "cuda" for task in (task, *running)):
             return False
         if self._jobs is not None:
             return True
         together = (task, *running)
         return (
-            sum(each.need.cpus for each in together) <= self._cores
-            and sum(each.need.booked_bytes(self._most_bytes) for each in together) <= free_bytes
+            sum(task.need.cpus for task in together) <= self._cores
+            and sum(task.need.booked_bytes(self._most_bytes) for task in together) <= free_bytes
         )

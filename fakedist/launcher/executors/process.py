@@ -207,9 +207,9 @@ def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
 def _ending(task: Task, supervised: Supervised, log: Path) -> Ending:
     """How a task ended: as its supervisor saw it, else as its run directory has it."""
     if supervised.ended == "memory":
-        limit, most = (format_bytes(each or 0) for each in (task.memory_limit_bytes, supervised.peak_rss_bytes))
-        told = f"its processes held {most} of host memory, and {limit} is the limit"
-        return Ending(Outcome.HOST_MEMORY, 128 + signal.SIGKILL, told)
+        limit, most = (format_bytes(size or 0) for size in (task.memory_limit_bytes, supervised.peak_rss_bytes))
+        message = f"its processes held {most} of host memory, and {limit} is the limit"
+        return Ending(Outcome.HOST_MEMORY, 128 + signal.SIGKILL, message)
     if supervised.ended == "timeout":
         return Ending(Outcome.TIMEOUT, ExitCode.TIMEOUT, f"it did not end within {task.timeout_s:g} s")
     if supervised.ended == "cancelled":

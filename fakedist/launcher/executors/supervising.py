@@ -232,17 +232,17 @@ class _Supervision:
 
     def _reap(self) -> int | None:
         """Reap every process that has ended. Returns the program's wait status if it is among them."""
-        found = None
+        status_of_program = None
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return found
+                return status_of_program
             if not pid:
-                return found
+                return status_of_program
             if pid in self._templates.pids():
                 self._templates.reaped(pid)
                 continue
             self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)  # it may lie between two samples
             if pid == self._pid:
-                found = status
+                status_of_program = status

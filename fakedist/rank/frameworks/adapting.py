@@ -60,7 +60,7 @@ _ADAPTERS: dict[str, Adapter] = {
 
 
 #: Adapters that only save the host time.
-_SOONER: dict[str, Adapter] = {
+_FASTER: dict[str, Adapter] = {
     "torch.distributed.fsdp._fully_shard._fsdp_param": chunks_when_asked,
     "torch.distributed.tensor._op_schema": fakes_once,
     "torch.distributed.tensor._ops.utils": strategies_once,
@@ -70,13 +70,13 @@ _SOONER: dict[str, Adapter] = {
 
 
 @contextmanager
-def adapted_frameworks(sooner: bool = False) -> Iterator[None]:
+def adapted_frameworks(faster: bool = False) -> Iterator[None]:
     """Adapt each framework module when it is imported, and those that already are.
 
     Args:
-        sooner: Also have DTensor and FSDP2 answer sooner. Not where the host's time is measured.
+        faster: Also have DTensor and FSDP2 answer sooner. Not where the host's time is measured.
     """
-    adapters = {**_ADAPTERS, **_SOONER} if sooner else _ADAPTERS
+    adapters = {**_ADAPTERS, **_FASTER} if faster else _ADAPTERS
     with ExitStack() as stack:
 
         def adapt(module: ModuleType) -> None:
@@ -88,7 +88,7 @@ def adapted_frameworks(sooner: bool = False) -> Iterator[None]:
         def is_adapted(name: str) -> bool:
             return _adapter_of(name, adapters) is not None
 
-        for module in [found for name, found in sys.modules.items() if is_adapted(name)]:
+        for module in [module for name, module in sys.modules.items() if is_adapted(name)]:
             adapt(module)
         stack.enter_context(when_imported(is_adapted, adapt))
         yield

@@ -53,7 +53,7 @@ def counted(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def test_chunks_are_those_of_torch(num_chunks: int, dim: int) -> None:
     tensor = torch.arange(7 * 5).reshape(7, 5)
     theirs = _fsdp_param._chunk_with_empty(tensor, num_chunks, dim=dim)
-    with adapted_frameworks(sooner=True):
+    with adapted_frameworks(faster=True):
         ours = _fsdp_param._chunk_with_empty(tensor, num_chunks, dim=dim)
     assert len(ours) == len(theirs)
     assert type(ours) is not type(theirs)
@@ -70,7 +70,7 @@ def test_chunks_of_no_elements_or_of_a_subclass_are_torchs() -> None:
     class Other(torch.Tensor):
         pass
 
-    with adapted_frameworks(sooner=True):
+    with adapted_frameworks(faster=True):
         assert type(_fsdp_param._chunk_with_empty(torch.ones(0, 2), 4, dim=0)) is list
         assert type(_fsdp_param._chunk_with_empty(torch.ones(4).as_subclass(Other), 4, dim=0)) is list
 
@@ -92,7 +92,7 @@ def test_the_first_shards_size_is_torchs_and_is_worked_out_once(
     theirs = [_random._calc_first_shard_size(spec) for spec in specs]
     with (
         counted(_random, "_calc_first_shard_size", monkeypatch) as calls,
-        adapted_frameworks(sooner=True),
+        adapted_frameworks(faster=True),
     ):
         for _ in range(2):
             found = [_random._calc_first_shard_size(spec) for spec in specs]
@@ -149,7 +149,7 @@ def test_shardings_of_operations_on_lists_are_torchs(enter_world: Enter, monkeyp
         propagator.propagate_op_sharding_non_cached(schemas[0])
     with (
         counted(utils, "expand_to_full_mesh_op_strategy", monkeypatch) as calls,
-        adapted_frameworks(sooner=True),
+        adapted_frameworks(faster=True),
     ):
         ours = [propagator.propagate_op_sharding_non_cached(schema) for schema in schemas]
         calls.clear()
@@ -183,7 +183,7 @@ def test_a_flag_of_many_specs_is_torchs(enter_world: Enter, told: list[bool]) ->
     others = [DTensorSpec(mesh, (Shard(0), Shard(1)), meta((16, 16)))]
     args = [each for flag in told for each in (spec(flag), *others)] + others
 
-    def propagated(*, sooner: bool) -> list[bool | None] | str:
+    def propagated(*, faster: bool) -> list[bool | None] | str:
         from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 
         strategy = OpStrategy([OpSpec(output_specs=spec(flag), input_specs=[spec(flag)]) for flag in (True, False)])
@@ -196,7 +196,7 @@ def test_a_flag_of_many_specs_is_torchs(enter_world: Enter, told: list[bool]) ->
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_sharding_prop.ShardingPropagator, "propagate_op_sharding_non_cached", set_flags)
-            with adapted_frameworks(sooner=sooner):
+            with adapted_frameworks(faster=faster):
                 propagator = DTensor._op_dispatcher.sharding_propagator
                 try:
                     propagator.propagate_op_sharding_non_cached(schema)
@@ -204,7 +204,7 @@ def test_a_flag_of_many_specs_is_torchs(enter_world: Enter, told: list[bool]) ->
                     return str(refused)
         return found
 
-    assert propagated(sooner=True) == propagated(sooner=False)
+    assert propagated(faster=True) == propagated(faster=False)
 
 
 def test_fake_tensors_of_a_long_list_that_are_alike_are_one(enter_world: Enter) -> None:
@@ -214,14 +214,14 @@ def test_fake_tensors_of_a_long_list_that_are_alike_are_one(enter_world: Enter) 
     enter_world(8, 3)
     mesh = init_device_mesh("cpu", (8,))
 
-    def fakes(shapes: list[tuple[int, ...]], *, sooner: bool = True) -> list[torch.Tensor]:
+    def fakes(shapes: list[tuple[int, ...]], *, faster: bool = True) -> list[torch.Tensor]:
         specs = tuple(DTensorSpec(mesh, (Shard(0),), meta(shape)) for shape in shapes)
-        with adapted_frameworks(sooner=sooner), FakeTensorMode():
+        with adapted_frameworks(faster=faster), FakeTensorMode():
             (made,) = OpSchema(torch.ops.aten.cat.default, (specs,), {}).gen_fake_args()
         return list(made)
 
     shapes = [(16, 8), (8, 16), (16, 8)]
-    ours, theirs = fakes(3 * shapes), fakes(3 * shapes, sooner=False)
+    ours, theirs = fakes(3 * shapes), fakes(3 * shapes, faster=False)
     assert [(each.shape, each.stride(), each.dtype) for each in ours] == [
         (each.shape, each.stride(), each.dtype) for each in theirs
     ]
@@ -248,7 +248,7 @@ def test_a_strategy_is_kept_for_its_own_schema_and_operation_only(monkeypatch: p
 
     monkeypatch.setattr(utils, "expand_to_full_mesh_op_strategy", expand)
     monkeypatch.setattr(_sharding_prop.ShardingPropagator, "propagate_op_sharding_non_cached", ask)
-    with adapted_frameworks(sooner=True):
+    with adapted_frameworks(faster=True):
         propagator = DTensor._op_dispatcher.sharding_propagator
         found = propagator.propagate_op_sharding_non_cached(None)
         assert len(made) == 4
