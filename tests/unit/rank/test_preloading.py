@@ -18,6 +18,7 @@ TORCH = {
     "__init__": "class G:\n    def seed(self): pass\ndefault_generator = G()\ndef f(): pass\nimport torch.early\n",
     "early": "import other\nfrom torch import f\n",
     "late": "from torch import f\nVALUE = 3\n",
+    "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
     "sets": "import os\nos.environ['OF_TORCH'] = '1'\n",
 }
 PRELOADED = """
@@ -154,3 +155,36 @@ def test_variables_of_ranks_make_no_difference(here: dict[str, str], expected: s
 def test_each_script_has_its_own_template() -> None:
     assert key_of(JOB) == key_of(dataclasses.replace(JOB, rank=3, arguments=("--tp", "2")))
     assert key_of(JOB) != key_of(dataclasses.replace(JOB, target="other.py"))
+
+
+PRELOADS = """
+import os, types
+from contextlib import nullcontext
+from pathlib import Path
+from fakedist.rank import preloading
+from fakedist.rank.preloading import Learned, preload
+sys.modules["fakedist.rank.surroundings"] = types.ModuleType("surroundings")
+preloading.virtual_gpu = lambda *gpu, **more: nullcontext(types.SimpleNamespace(visible=list))
+os.execve = lambda *program: sys.exit()
+path, here = Path("learned.json"), dict(os.environ)
+Learned("", ("h100-80g", 8, None), {}, "/", here, list(sys.path), here, MODULES, None).write(path)
+preloaded = None
+try:
+    preloaded = preload(path)
+finally:
+    print(Learned.read(path).modules, preloaded is not None, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ("torch.early", "['torch', 'torch.late', 'torch.early'] True False"),
+        ("torch.threads", "['torch', 'torch.late'] False True"),
+        ("torch.missing", "['torch', 'torch.late'] False True"),
+    ],
+)
+def test_a_template_starts_again_without_an_import_after_which_nothing_could_fork(
+    torch: Path, last: str, expected: str
+) -> None:
+    assert run(torch, PRELOADS.replace("MODULES", str(["torch", "torch.late", last]))) == expected
