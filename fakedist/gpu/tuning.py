@@ -21,7 +21,7 @@ from typing import Protocol
 
 import torch
 
-from fakedist.importing import now_and_when_imported, when_imported
+from fakedist.importing import now_and_when_imported
 from fakedist.patch import patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
@@ -42,9 +42,7 @@ def kept_triton_key(directory: Path) -> Iterator[None]:
                 key = functools.cache(lambda: _kept(directory, Path(file).parents[1], compute))
                 stack.enter_context(patched(module, _NAME, key))
 
-        if _MODULE in sys.modules:
-            is_imported(sys.modules[_MODULE])
-        stack.enter_context(when_imported(_MODULE.__eq__, is_imported))
+        stack.enter_context(now_and_when_imported((_MODULE,), is_imported))
         yield
 
 
