@@ -416,7 +416,7 @@ class Modules:
 
     Attributes:
         stacks: The modules of each number.
-        layers: The layer of each number, -1 if it is not known. The recorder fills this in.
+        layers: The layer of each number, -1 if it is not known. See :func:`~fakedist.record.graph_layers.find_layers`.
     """
 
     def __init__(self, graph: fx.GraphModule, calling: int) -> None:
@@ -465,7 +465,7 @@ def _stack(node: fx.Node) -> Stack:
     return tuple((int(key) if key.isdecimal() else 0, str(path)) for key, path in keys)
 
 
-class Watched:
+class Compilations:
     """Follows compilations, and knows which modules the numbers in a compiled graph's code mean.
 
     Args:
@@ -484,7 +484,7 @@ class Watched:
         return known[1] if known is not None and known[0]() is compiled else None
 
     @contextmanager
-    def compilations(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Follow what Inductor compiles.
 
         Raises:
@@ -624,7 +624,7 @@ def compilations(tell: Callable[[bool], None]) -> Iterator[None]:
 
 
 @contextmanager
-def compiled_graphs(graph: Around, watched: Watched) -> Iterator[None]:
+def compiled_graphs(graph: Around, made: Compilations) -> Iterator[None]:
     """Run every graph that Inductor compiled inside ``graph(compiled, inputs)``, and follow its compilation.
 
     That context gives a function, which is called with the results.
@@ -643,7 +643,7 @@ def compiled_graphs(graph: Around, watched: Watched) -> Iterator[None]:
             if not watching:
                 watching = True
                 undo.enter_context(_inductor_graphs(graph))
-                undo.enter_context(watched.compilations())
+                undo.enter_context(made.watching())
 
         @functools.wraps(original)
         def compile_(*args: object, **kwargs: object) -> object:

@@ -25,8 +25,8 @@ from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.copies import Copies
 from fakedist.record.hooks import FSDP_PARAM
 from fakedist.record.marker import Piece, device_pieces
-from fakedist.record.marks import KEEP_LAYER, Marks
-from fakedist.record.module_names import LayerTable, modules_of
+from fakedist.record.marks import Marks
+from fakedist.record.module_names import KEEP_LAYER, LayerTable, modules_of
 from fakedist.record.position import Position
 from fakedist.record.unseen import Unseen
 
@@ -52,7 +52,7 @@ class Construction:
         layers: Names of modules.
         marks: Receives the marks.
         copies: Knows the modules that are copies of a model.
-        tell_results: Given a function, has it called with the result of each operation; given None, no longer.
+        report_results: Given a function, has it called with the result of each operation; given None, no longer.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Construction:
         layers: LayerTable,
         marks: Marks,
         copies: Copies,
-        tell_results: Callable[[Made | None], None],
+        report_results: Callable[[Made | None], None],
     ) -> None:
         self._position, self._layers, self._marks, self._copies = position, layers, marks, copies
-        self._tell_results = tell_results
+        self._report_results = report_results
         self._noted: list[_Noted] = []
         self._owners: dict[int, weakref.ref[nn.Module]] = {}
         self._moving: list[nn.Module] = []
@@ -159,13 +159,13 @@ class Construction:
             self._note_own(self_)
             self._moving.append(self_)
             if len(self._moving) == 1:
-                self._tell_results(self._made)
+                self._report_results(self._made)
             try:
                 return original(self_, *args, **kwargs)
             finally:
                 self._moving.pop()
                 if not self._moving:
-                    self._tell_results(None)
+                    self._report_results(None)
                 self._note_own(self_)
 
         with unseen.replaced(nn.Module, "_apply", apply) as original:

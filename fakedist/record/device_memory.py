@@ -25,7 +25,7 @@ from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
 from fakedist.patch import patched, present
 from fakedist.rank.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
-from fakedist.record.numbering import Gemms, HistoryReader, Read
+from fakedist.record.numbering import FastPath, Gemms, Read
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.environment import SETTINGS, nccl_variables, refusal
@@ -234,7 +234,7 @@ class _PoolRange(NamedTuple):
     pool: tuple[int, int]
 
 
-class EventTracker(Protocol):
+class EventNumbers(Protocol):
     """Numbers the events of a history that keeps no metadata. gpu/tracker implements it."""
 
     def tell(self, number: str) -> None:
@@ -260,26 +260,27 @@ class AllocatorHistory:
         take_gemms: Returns the matrix products since the last call.
         make_tracker: Makes what numbers the events if the history keeps no metadata. Called once CUDA is initialised.
         reader: Reads the history instead of :meth:`AllocatorHistory.read`, unless its events must be numbered.
+        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated in addition to its output, or
+            that a library allocated for its own GEMMs. It is cuBLAS's workspace, kept or for that one call.
 
     Attributes:
         is_on: Whether allocations are recorded.
         peaks_were_reset: Whether the script reset the allocator's peak statistics, so that they miss the run's peak.
         requests_ignored: How often the script tried to record the history itself.
-        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated in addition to its output, or
-            that a library allocated for its own GEMMs. It is cuBLAS's workspace, kept or for that one call.
     """
 
     def __init__(
         self,
         append: Callable[[Record], None],
         take_gemms: Callable[[], Gemms],
-        make_tracker: Callable[[], EventTracker] | None = None,
-        reader: HistoryReader | None = None,
+        make_tracker: Callable[[], EventNumbers] | None = None,
+        reader: FastPath | None = None,
+        on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None,
     ) -> None:
         self.is_on = False
         self.peaks_were_reset = False
         self.requests_ignored = 0
-        self.on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None
+        self._on_workspace = on_workspace
         self._reader = reader
         self._append = append
         self._take_gemms = take_gemms
@@ -289,7 +290,7 @@ class AllocatorHistory:
         self._workspace_stacks: set[int] = set()
         self._highest = -1
         self._make_tracker = make_tracker
-        self._tracker: EventTracker | None = None
+        self._tracker: EventNumbers | None = None
         self._record: Callable[..., None] = present(torch.cuda.memory, _RECORD)
 
     def start(self) -> None:
@@ -355,10 +356,12 @@ class AllocatorHistory:
         ]
 
     @property
-    def tell(self) -> Callable[[str], None]:
-        """``tell(number)``: events from now on belong to this operation. Recording must have started."""
-        found: Callable[[str], None] = present(torch._C, _SET_METADATA) if self._tracker is None else self._tracker.tell
-        return found
+    def number(self) -> Callable[[str], None]:
+        """``number(op)``: events from now on belong to this operation. Recording must have started."""
+        if self._tracker is not None:
+            return self._tracker.tell
+        set_metadata: Callable[[str], None] = present(torch._C, _SET_METADATA)
+        return set_metadata
 
     def _operations(self, device: int, trace: list[_Entry]) -> Sequence[int]:
         """The number of the operation that ran at each event; -1 if none did."""
@@ -420,7 +423,7 @@ class AllocatorHistory:
             # A block of an operand's size would be a contiguous copy of that operand.
             is_product_workspace = gemm is not None and address[row] != gemm[0] and size[row] not in gemm[1:]
             if is_product_workspace or stack[row] in self._workspace_stacks:
-                self.on_workspace(address[row], highest, size[row])
+                self._on_workspace(address[row], highest, size[row])
 
     def statistics(self) -> list[StatisticsRecord]:
         """The allocator's own statistics for every device in use. The replay of the journal is checked against them."""

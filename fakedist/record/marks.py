@@ -16,14 +16,13 @@ from torch.utils.hooks import RemovableHandle
 
 from fakedist.rank.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.marker import PLAIN, WHAT_BITS, Marker, Piece, PythonMarker, What, device_pieces, inside_transforms
-from fakedist.record.module_names import OUTSIDE, LayerTable, modules_of
+from fakedist.record.module_names import KEEP_LAYER, OUTSIDE, LayerTable, modules_of
 from fakedist.record.position import Position
 from fakedist.record.unseen import put_back, take
 from fakedist.rundir.memory_records import MarksRecord
 from fakedist.rundir.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
 _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE, ALIKE: ALIKE_CODE}
-KEEP_LAYER = -1
 # As numbers: a member of an enumeration takes longer to find than all else about a tensor.
 _STATE, _ITS_GRADIENT, _BOTH = int(What.STATE), int(What.ITS_GRADIENT), int(What.PARAMETER_AND_ITS_GRADIENT)
 #: Attributes of a parameter that hold a gradient.
@@ -66,15 +65,19 @@ class Marks:
         position: Where the rank is.
         layers: Names of modules.
         marker: Makes the marks. None makes them in Python.
+
+    Attributes:
+        owners: The layer that owns each parameter.
     """
 
     def __init__(self, position: Position, layers: LayerTable, marker: Marker | None = None) -> None:
+        self._is_on = True
         self._position = position
         self._layers = layers
         self._marker = marker or PythonMarker(position.cells)
         self._tensors: list[torch.Tensor] = []  # to mark at the next flush,
         self._wanted: list[int] = []  # and as what
-        self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.owners = layers.owners
         self._gathers: dict[int, _Gather] = {}
         self._handles: list[RemovableHandle] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -86,7 +89,16 @@ class Marks:
 
     def mark(self, piece: Piece, category: str, layer: int, op: int | None = None) -> None:
         """Mark a block, of which the layer uses this piece."""
-        self._marker.mark(self._position.op - 1 if op is None else op, piece, _CODES[category], layer)
+        if self._is_on:
+            self._marker.mark(self._position.op - 1 if op is None else op, piece, _CODES[category], layer)
+
+    def communication(self, address: int, bytes_: int) -> None:
+        """Mark a block that a collective uses."""
+        self.mark(Piece(address, 0, bytes_), "communication", KEEP_LAYER)
+
+    def workspace(self, address: int, op: int, bytes_: int) -> None:
+        """Mark a block that a library works in."""
+        self.mark(Piece(address, 0, bytes_), "workspace", KEEP_LAYER, op)
 
     def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
         """Mark every block that holds a tensor."""
@@ -97,6 +109,8 @@ class Marks:
 
     def gathered(self, mine: torch.Tensor, whole: torch.Tensor, place: int) -> None:
         """Remember an all_gather that copies this rank's part, of flat parameters for example, into the whole."""
+        if not self._is_on:
+            return
         own, gathered = device_pieces(mine)[0], device_pieces(whole)[0]
         if own.address != gathered.address:
             self._gathers[gathered.address] = _Gather(own, gathered.start + place * own.size)
@@ -179,16 +193,13 @@ class Marks:
 
     def _owned(self, parameter: torch.Tensor, layer: int) -> int:
         """The layer that owns a parameter: this one, unless another was first. Gradients are marked from now on."""
-        known = self._owners.get(id(parameter))
-        if known is None or known[0]() is not parameter:
-            self._owners[id(parameter)] = (weakref.ref(parameter), layer)
-            if parameter.requires_grad and parameter.is_leaf:
-                hook = partial(self._gradient_ready, layer)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        elif known[1] == OUTSIDE != layer:  # a module owns it after all
-            self._owners[id(parameter)] = (known[0], layer)
-        else:
-            return known[1]
+        owner = self.owners.owner(parameter)
+        if owner > OUTSIDE or owner == layer:
+            return owner
+        self.owners.own(parameter, layer)  # in place of OUTSIDE, too: a module owns it after all
+        if owner == KEEP_LAYER and parameter.requires_grad and parameter.is_leaf:
+            hook = partial(self._gradient_ready, layer)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         return layer
 
     def compiled_backward(self) -> Callable[[], None]:
@@ -200,9 +211,8 @@ class Marks:
 
         def ended() -> None:
             put_back(taken)
-            for known, layer in list(self._owners.values()):
-                parameter = known()
-                if parameter is not None and parameter.grad is not None:
+            for parameter, layer in self.owners:
+                if parameter.grad is not None:
                     self._where_it_is(parameter, layer)
             self._flush()
 
@@ -216,7 +226,7 @@ class Marks:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._is_parameter))
 
     def _is_parameter(self, parameter: torch.Tensor) -> None:
-        if self.owner(parameter) == KEEP_LAYER:
+        if self.owners.owner(parameter) == KEEP_LAYER:
             self.parameter(parameter, OUTSIDE)
 
     @contextmanager
@@ -224,7 +234,9 @@ class Marks:
         """Hold no weak reference to these tensors while their contents are swapped. Then their gradients' hooks are
         gone, too: those went with the contents.
         """
-        layers = [self._forget(tensor) for tensor in tensors]
+        layers = [self.owners.owner(tensor) for tensor in tensors]
+        for tensor in tensors:
+            self.owners.forget(tensor)
         watched = [self._watched.pop(id(tensor), None) is not None for tensor in tensors]
         try:
             yield
@@ -234,21 +246,6 @@ class Marks:
                     self._owned(tensor, layer)
                 elif was_watched:
                     self._watch(tensor)
-
-    def _forget(self, tensor: torch.Tensor) -> int:
-        """The layer that owned a tensor, which none does any more; ``KEEP_LAYER`` if none did."""
-        layer = self.owner(tensor)
-        self._owners.pop(id(tensor), None)
-        return layer
-
-    def owner(self, parameter: torch.Tensor | None) -> int:
-        """The layer that owns a parameter, or ``KEEP_LAYER`` if none is known."""
-        known = self._owners.get(id(parameter))
-        return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
-
-    def owner_of_node(self, node: object) -> int:
-        """The layer of the parameter to which an AccumulateGrad node adds."""
-        return max(0, self.owner(getattr(node, "variable", None)))
 
     def _gradient_ready(self, layer: int, parameter: torch.Tensor) -> None:
         if _is_bare(parameter) and not self._gathers:
@@ -286,7 +283,7 @@ class Marks:
         known, tensors, wanted = _OwnedMemory(self._memory_of_parameters()), self._tensors, self._wanted
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                layer = self.owner(parameter)
+                layer = self.owners.owner(parameter)
                 if layer == KEEP_LAYER:
                     self._state(parameter, known.parts(parameter))
                     self._watch(parameter)
@@ -297,7 +294,7 @@ class Marks:
                     for gradient in _gradients(parameter):
                         self._want(gradient, What.GRADIENT, layer)
         for parameter, state in optimizer.state.items():
-            layer = self.owner(parameter) if isinstance(parameter, torch.Tensor) else KEEP_LAYER
+            layer = self.owners.owner(parameter) if isinstance(parameter, torch.Tensor) else KEEP_LAYER
             if layer == KEEP_LAYER and (parts := known.parts(parameter)):
                 for value in _tensors(state):
                     if value.shape == parameter.shape:
@@ -329,13 +326,13 @@ class Marks:
             if not isinstance(value, (dict, list, tuple, torch.Tensor)):
                 continue
             for tensor, of in _with_parameters(value, its_parameters):
-                if id(tensor) in ids or self.owner(tensor) != KEEP_LAYER or not tensor.is_cuda:
+                if id(tensor) in ids or self.owners.owner(tensor) != KEEP_LAYER or not tensor.is_cuda:
                     continue
                 if gradients is None:
                     found = (gradient for parameter in parameters for gradient in _gradients(parameter))
                     gradients = {piece.address for gradient in found for piece in device_pieces(gradient)}
                 if not known.parts(tensor) and not any(piece.address in gradients for piece in device_pieces(tensor)):
-                    yield tensor, self.owner(of)
+                    yield tensor, self.owners.owner(of)
 
     def optimizers(self) -> None:
         """Mark the state of every optimizer that ever stepped, including one that ran out of memory in its step."""
@@ -357,7 +354,7 @@ class Marks:
 
     def _claimed(self) -> tuple[list[torch.Tensor], list[int]]:
         """Known parameters and optimizer tensors, and which of them count with their gradients."""
-        known = [p for reference, _ in self._owners.values() if (p := reference()) is not None]
+        known = [parameter for parameter, _ in self.owners]
         ids = set(map(id, known))
         others: list[object] = []
         wanted: list[int] = [What.PARAMETER_AND_ITS_GRADIENT] * len(known)
@@ -377,9 +374,7 @@ class Marks:
 
     def _memory_of_parameters(self) -> Iterator[tuple[int, int, int]]:
         """(first byte, byte after the last, layer) of every parameter and of its copies for the optimizer."""
-        for reference, layer in self._owners.values():
-            if (parameter := reference()) is None:
-                continue
+        for parameter, layer in self.owners:
             for tensor in (parameter, getattr(parameter, megatron.MASTER, None), deepspeed.master_of(parameter)):
                 for address, start, size in device_pieces(tensor):
                     yield address + start, address + start + size, layer
@@ -391,7 +386,8 @@ class Marks:
                 self._marker.mark_state(tensor, piece, owner)
 
     def close(self) -> None:
-        """Remove the hooks from the parameters."""
+        """Remove the hooks from the parameters, and mark nothing more."""
+        self._is_on = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -15,7 +15,8 @@ from fakedist.rundir.rows import LayerRow
 
 #: Attributes in which torch.compile, activation checkpointing and FSDP1 keep what they wrap. DDP's is "module".
 _WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-OUTSIDE = 0
+#: Layer 0; and the layer of a parameter that none owns, or of a mark that keeps the layer that allocated a block.
+OUTSIDE, KEEP_LAYER = 0, -1
 
 
 def class_name(module: nn.Module) -> str:
@@ -55,6 +56,36 @@ def modules_of(root: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
+class Owners:
+    """The layer that owns each parameter. A parameter that is gone has no owner, even if another has its ``id``."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Each live parameter with its layer."""
+        for reference, layer in list(self._layers.values()):
+            if (parameter := reference()) is not None:
+                yield parameter, layer
+
+    def own(self, parameter: torch.Tensor, layer: int) -> None:
+        """Make a layer the owner of a parameter."""
+        self._layers[id(parameter)] = (weakref.ref(parameter), layer)
+
+    def forget(self, parameter: torch.Tensor) -> None:
+        """Hold no reference to a parameter."""
+        self._layers.pop(id(parameter), None)
+
+    def owner(self, parameter: torch.Tensor | None) -> int:
+        """The layer that owns a parameter, or ``KEEP_LAYER``."""
+        known = self._layers.get(id(parameter))
+        return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
+
+    def owner_of_node(self, node: object) -> int:
+        """The layer of the parameter to which an AccumulateGrad node adds."""
+        return max(OUTSIDE, self.owner(getattr(node, "variable", None)))
+
+
 class LayerTable:
     """Numbers layers and knows each module's name.
 
@@ -67,10 +98,14 @@ class LayerTable:
     A module that no other module registers, and that was made inside another's forward or has no parameters, is named
     under the module that calls it: ``layers.0.(Softmax)``. All modules of one class made there, step after step, are
     one layer.
+
+    Attributes:
+        owners: The layer that owns each parameter.
     """
 
     def __init__(self) -> None:
         self.rows = [LayerRow(OUTSIDE, "", "", -1)]
+        self.owners = Owners()
         self._written = 0
         self._renamed: list[int] = []
         self._ids: dict[str, int] = {"": OUTSIDE}

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from fakedist.record.alive import find_types_with
 from fakedist.record.dispatch import Interception, every_operation
-from fakedist.record.graph_layers import Placed
+from fakedist.record.graph_layers import PlacedGraph
 from fakedist.record.numbering import FastPath, Numbering, PythonNumbering
 from fakedist.record.position import Position
 from fakedist.record.tracer import OperationTracer
@@ -55,7 +55,6 @@ class Operations:
     Attributes:
         names: Operations seen for the first time.
         numbering: Numbers the operations.
-        in_graph: Called with the arguments of each operation that a compiled graph runs.
         tracer: Receives each operation. None while no recorded step is timed.
     """
 
@@ -81,10 +80,10 @@ class Operations:
         self._tick = tick
         self._kinds: dict[OpOverload | str, _Kind] = {}
         self._tell_allocator = tell_allocator
-        self.in_graph: Callable[[tuple[object, ...]], None] = lambda args: None
-        self._tell_result: Callable[[object], None] | None = None
+        self._report_result: Callable[[object], None] | None = None
         self._graph: str | None = None
-        self._placed: Placed | None = None
+        self._placed: PlacedGraph | None = None
+        self._settle: Callable[[tuple[object, ...]], None] = lambda args: None
         self._exit = ExitStack()
 
     def __enter__(self) -> Operations:
@@ -118,9 +117,9 @@ class Operations:
         self._cuda_is_on = True
         self._switch()
 
-    def tell_results(self, told: Callable[[object], None] | None) -> None:
-        """From now on, call ``told`` with the result of each operation; None calls nothing."""
-        self._tell_result = told
+    def report_results(self, report: Callable[[object], None] | None) -> None:
+        """From now on, call ``report`` with the result of each operation; None calls nothing."""
+        self._report_result = report
         self._switch()
 
     def stop_recording(self) -> None:
@@ -132,7 +131,7 @@ class Operations:
         """Use the fast path while operations are recorded and no one but the allocator need be told in Python."""
         if self._fast_path is not None:
             is_told = (self.tracer is not None and not self.tracer.is_compiled) or self._graph is not None
-            is_told = is_told or self._tell_result is not None
+            is_told = is_told or self._report_result is not None
             is_on = self._interception is not None and self._cuda_is_on and self._records and not is_told
             self._fast_path.switch(is_on)
 
@@ -146,7 +145,7 @@ class Operations:
         scope = self._scope_now()
         op = self._number(kind, scope)
         if self._placed is not None:
-            self.in_graph(args)
+            self._settle(args)
         if not op & 255:
             self._tick()  # may drain the numbers
         tracer = self.tracer
@@ -158,19 +157,22 @@ class Operations:
             tracer.done(tag, func, args, kwargs, result)
         if self._graph is not None:
             self._tell_allocator(self._graph)
-        if self._tell_result is not None:
-            self._tell_result(result)
+        if self._report_result is not None:
+            self._report_result(result)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda and result.layout is torch.strided:
             operands = [t.nbytes for t in args if isinstance(t, torch.Tensor) and t.layout is torch.strided]
             self.numbering.gemm(op, (result.data_ptr(), *operands))
         return result
 
     @contextmanager
-    def graph(self, begins: Callable[[int], Placed | None]) -> Iterator[Placed | None]:
+    def graph(
+        self, begins: Callable[[int], PlacedGraph | None], settle: Callable[[tuple[object, ...]], None]
+    ) -> Iterator[PlacedGraph | None]:
         """Number the run of a compiled graph. What it allocates between the operations that it calls is its own.
 
         Args:
             begins: Given the number of its call, returns what is known about it.
+            settle: Called with the arguments of each operation that it runs.
 
         Yields:
             What that is.
@@ -179,11 +181,12 @@ class Operations:
         before, self._graph = self._graph, str(op)
         self._switch()
         placed_before, self._placed = self._placed, begins(op)
+        settle_before, self._settle = self._settle, settle
         self._tell_tracer(op, GRAPH)
         try:
             yield self._placed
         finally:
-            self._graph, self._placed = before, placed_before
+            self._graph, self._placed, self._settle = before, placed_before, settle_before
             self._switch()
             self._tell_tracer(-1 if before is None else int(before), "" if before is None else GRAPH)
 

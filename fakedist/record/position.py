@@ -54,6 +54,10 @@ class _Engine:
 class Position:
     """Step, phase and layer of the operation that runs now.
 
+    Args:
+        phase_changed: Called with the phase when one begins.
+        owner_of_node: Returns the layer of the parameter to which an AccumulateGrad node adds.
+
     Attributes:
         cells: The number of the next operation, and a version that changes whenever the position does.
         places: The place of each scope, by its number.
@@ -61,13 +65,17 @@ class Position:
         regions: Ranges of operations that saved activations, and that ended since the list was last taken.
     """
 
-    def __init__(self, phase_changed: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        phase_changed: Callable[[str], None] = lambda phase: None,
+        owner_of_node: Callable[[object], int] = lambda node: OUTSIDE,
+    ) -> None:
         self.cells = Cells()
         self._step = 0
         self.places: list[Place] = []
         self.regions: list[RegionRow] = []
         self.new_scopes: list[ScopeRow] = []
-        self.owner_of_node: Callable[[object], int] = lambda node: OUTSIDE
+        self._owner_of_node = owner_of_node
         self._scopes: dict[tuple[int, str, int, bool], int] = {}
         self._phase = "init"
         self._optimizer_depth = 0
@@ -77,7 +85,7 @@ class Position:
         self._threads: dict[int, _Thread] = {self._main: _Thread()}
         self._forward_from = self._forward_until = self._recompute_from = -1
         self._recompute_layer = OUTSIDE
-        self._phase_changed = phase_changed or (lambda phase: None)
+        self._phase_changed = phase_changed
 
     @property
     def op(self) -> int:
@@ -340,7 +348,7 @@ class Position:
         at = bisect_right(tape.bounds, sequence) - 1
         if sequence < _LAST_NODE:
             return tape.layers[at] if at >= 0 else OUTSIDE
-        return self.owner_of_node(node)
+        return self._owner_of_node(node)
 
     def _new_scope(self, key: tuple[int, str, int, bool]) -> int:
         scope = self._scopes[key] = len(self.places)

@@ -26,7 +26,6 @@ from torch.utils import _python_dispatch
 
 from fakedist.frames import is_the_scripts
 from fakedist.patch import patched, present
-from fakedist.record.cuda_graphs import captures
 from fakedist.record.ledger import Ledger
 from fakedist.record.operations import Operations
 from fakedist.record.position import Position
@@ -152,14 +151,17 @@ class LaterStep:
 
     Args:
         name: Returns the name of a layer.
+        tracer: Traces the step. None: no such step runs.
 
     Attributes:
+        num_steps: Steps to run for it after the recorded ones.
         is_on: Whether the traced step is running.
     """
 
-    def __init__(self, name: Callable[[int], str]) -> None:
+    def __init__(self, name: Callable[[int], str], tracer: Tracer | None = None) -> None:
+        self.num_steps = 0 if tracer is None else _NUM_STEPS
         self.is_on = False
-        self._tracer: Tracer | None = None
+        self._tracer = tracer
         self._name = name
         self._step = 0
         self._why_not = "that takes two steps more than the recorded ones, and the script or --until ended before"
@@ -178,11 +180,6 @@ class LaterStep:
             return
         with script_ranges(self):
             yield
-
-    def trace(self, tracer: Tracer) -> int:
-        """Have ``tracer`` trace the step. Returns how many more steps must run for that."""
-        self._tracer = tracer
-        return _NUM_STEPS
 
     def begins_after(self, step: int) -> bool:
         """Whether recording may stop after this step, the last recorded one, so that a later one can be timed."""
@@ -322,11 +319,11 @@ class RecordedStep:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow captures of CUDA graphs, which the timed step may launch later, and the script's ranges."""
+        """Follow the script's ranges."""
         if self._tracer is None:
             yield
             return
-        with captures(self._capture_begins, self._capture_ended), script_ranges(self._tracer):
+        with script_ranges(self._tracer):
             yield
 
     def follow(self) -> None:
@@ -419,14 +416,16 @@ class RecordedStep:
         assert self._tracer is not None
         return self._tracer.collective(sequence, self._position.op, operation, self._place())
 
-    def _capture_begins(self) -> None:
-        self._num_captures += 1
-        self._tell_operations()
+    def capture_begins(self) -> None:
+        """Begin the capture of a CUDA graph, which the timed step may launch later."""
         if self._tracer is not None:
+            self._num_captures += 1
+            self._tell_operations()
             self._tracer.capture_begins()
 
-    def _capture_ended(self) -> None:
-        self._num_captures -= 1
-        self._tell_operations()
+    def capture_ended(self) -> None:
+        """End the capture."""
         if self._tracer is not None:
+            self._num_captures -= 1
+            self._tell_operations()
             self._tracer.capture_ended()

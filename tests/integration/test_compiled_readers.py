@@ -155,8 +155,8 @@ def _tensors() -> list[torch.Tensor]:
 def test_compiled_code_marks_the_pieces_that_python_marks() -> None:
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
     from fakedist.record.marker import WHAT_BITS, Marker, What
-    from fakedist.record.marks import KEEP_LAYER, Marks
-    from fakedist.record.module_names import LayerTable
+    from fakedist.record.marks import Marks
+    from fakedist.record.module_names import KEEP_LAYER, LayerTable
     from fakedist.record.position import Position
     from fakedist.rundir.memory_records import MarksRecord
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fakedist.record.compiled_graphs import COMPILED, Modules, Watched
-from fakedist.record.graph_layers import Placing, is_dynamos, layers_of
+from fakedist.record.compiled_graphs import COMPILED, Compilations, Modules
+from fakedist.record.graph_layers import Placing, find_layers, is_dynamos
 from fakedist.record.module_names import LayerTable, remember_parents
 
 
@@ -78,9 +78,9 @@ def test_layers_of_code_that_one_block_compiled_are_another_blocks_where_that_on
         net = Net()
     first, second = (table.layer(block) for block in net.blocks)
     modules = Modules(block_graph(net.blocks[0]), calling=first)  # type: ignore[arg-type]
-    modules.layers = layers_of(modules, table)
+    find_layers(modules, table)
     assert [table.name(layer) for layer in modules.layers] == ["blocks.0.up", "blocks.0.down"]
-    placing = Placing(table, Watched(lambda _: None, lambda: first))
+    placing = Placing(table, Compilations(lambda _: None, lambda: first))
     assert [table.name(placing._moved(layer, first, second)) for layer in modules.layers] == [
         "blocks.1.up",
         "blocks.1.down",

@@ -42,10 +42,10 @@ class Written:
 
 def timed(tracer: Written) -> LaterStep:
     """After two recorded steps."""
-    found = LaterStep(lambda layer: f"layer{layer}")
-    assert found.trace(tracer) == 2
-    assert found.begins_after(2)
-    return found
+    step = LaterStep(lambda layer: f"layer{layer}", tracer)
+    assert step.num_steps == 2
+    assert step.begins_after(2)
+    return step
 
 
 def test_a_step_that_ends_with_the_script_says_what_is_in_its_times() -> None:
@@ -107,8 +107,7 @@ def test_a_script_with_a_profiler_of_its_own_keeps_it() -> None:
 
 
 def test_inside_of_a_dispatch_mode_the_recording_goes_on() -> None:
-    step = LaterStep(str)
-    step.trace(Written())
+    step = LaterStep(str, Written())
     with TorchDispatchMode():
         assert not step.begins_after(2)
     assert "in a TorchDispatchMode" in note_of(step)
@@ -160,8 +159,7 @@ def train(steps: Steps) -> None:
 
 def test_more_steps_run_and_are_not_counted_as_recorded() -> None:
     ended: list[int] = []
-    steps = Steps(After(2), lambda step, start_us, end_us: ended.append(step))
-    steps.more = 2
+    steps = Steps(After(2), lambda step, start_us, end_us: ended.append(step), num_more=2)
     with pytest.raises(StopRun):
         train(steps)
     assert ended == [1, 2, 3, 4]
