@@ -7,7 +7,7 @@ import itertools
 import typing
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Annotated, ClassVar, TypeVar
 
 from fakedist.rundir.plain import from_plain, to_plain
@@ -26,7 +26,7 @@ _Decode = Callable[[object, str], object]
 
 
 class Record:
-    """A record of a journal: a frozen dataclass.
+    """A record of a journal: a frozen dataclass, declared by :func:`record_kind`.
 
     Attributes:
         kind: Names the record in the file.
@@ -34,6 +34,27 @@ class Record:
 
     __slots__ = ()
     kind: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+
+
+R = TypeVar("R", bound=Record)
+#: The records of a file, by kind.
+Kinds = dict[str, type[Record]]
+#: Those of journal.bin. :mod:`fakedist.rundir.records` and the modules that it imports declare them.
+RECORDS: Kinds = {}
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def record_kind(kind: str, kinds: Kinds = RECORDS) -> Callable[[type[R]], type[R]]:
+    """Declare a record: make the class a frozen dataclass, and put it into the table of a file's records."""
+
+    def declare(declared: type[R]) -> type[R]:
+        made = dataclass(frozen=True, slots=True)(declared)
+        made.kind = kind
+        kinds[kind] = made
+        return made
+
+    return declare
 
 
 def columns_of(kind: type) -> dict[str, str]:
@@ -135,9 +156,9 @@ def _codec(kind: type) -> _Codec:
         hints = typing.get_type_hints(kind, include_extras=True)
         found = _codecs[kind] = _Codec(
             {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")},
-            [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING],
-            [(field.name, _encoder(hints[field.name])) for field in fields(kind)],
-            [(field.name, _decoder(hints[field.name])) for field in fields(kind)],
+            [own.name for own in fields(kind) if own.default is MISSING and own.default_factory is MISSING],
+            [(own.name, _encoder(hints[own.name])) for own in fields(kind)],
+            [(own.name, _decoder(hints[own.name])) for own in fields(kind)],
         )
     return found
 

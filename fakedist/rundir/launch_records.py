@@ -6,10 +6,10 @@ places the launches in time, so another GPU needs no other run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import field
+from typing import NamedTuple
 
-from fakedist.rundir.encoding import I32, I64, U8, U32, U64, Record
+from fakedist.rundir.encoding import I32, I64, U8, U32, U64, Record, record_kind
 
 #: What a row of the launch log is. The last five launch nothing on the GPU.
 LAUNCH_KINDS = (
@@ -132,7 +132,7 @@ class RangeRow(NamedTuple):
     end_launch: int
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("launches")
 class LaunchesRecord(Record):
     """The launches of the timed step, in the order in which the host made them. They become the table ``launches``.
 
@@ -160,7 +160,6 @@ class LaunchesRecord(Record):
         call: Sequence number of the collective that it stands for; -1 otherwise.
     """
 
-    kind: ClassVar[str] = "launches"
     step: int
     work_rows: list[WorkRow]
     texts: list[str]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
-from fakedist.rundir.encoding import I32, I64, U8, U64, Record
+from fakedist.rundir.encoding import I32, I64, U8, U64, Record, record_kind
 from fakedist.rundir.rows import FrameRow, GraphRow, HeldRow, HolderRow, LineRow, PlacingRow, PoolRow
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("events")
 class EventsRecord(Record):
     """What the caching allocator did on a device, in order.
 
@@ -27,7 +26,6 @@ class EventsRecord(Record):
         pools: The private pools among the segments.
     """
 
-    kind: ClassVar[str] = "events"
     device: int
     frames: list[FrameRow]
     stacks: list[tuple[int, ...]]
@@ -41,7 +39,7 @@ class EventsRecord(Record):
     pools: list[PoolRow] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("marks")
 class MarksRecord(Record):
     """What blocks are for. A mark means the block last allocated at its address by an operation up to its own.
 
@@ -54,7 +52,6 @@ class MarksRecord(Record):
         size: Bytes that the layer uses.
     """
 
-    kind: ClassVar[str] = "marks"
     op: I64
     address: U64
     category: U8
@@ -63,7 +60,7 @@ class MarksRecord(Record):
     size: I64
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("stats")
 class StatisticsRecord(Record):
     """The caching allocator's own statistics of a device at the end.
 
@@ -77,7 +74,6 @@ class StatisticsRecord(Record):
         peaks_were_reset: Whether the script reset the peaks.
     """
 
-    kind: ClassVar[str] = "stats"
     device: int
     allocated_peak_bytes: int
     reserved_peak_bytes: int
@@ -87,7 +83,7 @@ class StatisticsRecord(Record):
     peaks_were_reset: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("oom")
 class FailedRequestRecord(Record):
     """A request that the caching allocator could not serve.
 
@@ -100,7 +96,6 @@ class FailedRequestRecord(Record):
         message: What the device had left.
     """
 
-    kind: ClassVar[str] = "oom"
     device: int
     requested_bytes: int
     op: int
@@ -109,7 +104,7 @@ class FailedRequestRecord(Record):
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("generated")
 class GeneratedRecord(Record):
     """The generated code of a compiled graph.
 
@@ -120,39 +115,28 @@ class GeneratedRecord(Record):
         holders: Where memory changes hands.
     """
 
-    kind: ClassVar[str] = "generated"
     number: int
     filename: str
     lines: list[LineRow]
     holders: list[HolderRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("placings")
 class PlacingsRecord(Record):
     """New lists of layers for the modules of compiled graphs."""
 
-    kind: ClassVar[str] = "placings"
     rows: list[PlacingRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("graphs")
 class GraphsRecord(Record):
     """Calls of compiled graphs."""
 
-    kind: ClassVar[str] = "graphs"
     rows: list[GraphRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("held")
 class HeldRecord(Record):
     """Inputs whose memory compiled graphs use again."""
 
-    kind: ClassVar[str] = "held"
     rows: list[HeldRow]
-
-
-#: The records of this module.
-MEMORY_RECORDS: tuple[type[Record], ...] = (
-    *(EventsRecord, MarksRecord, StatisticsRecord, FailedRequestRecord),
-    *(GeneratedRecord, PlacingsRecord, GraphsRecord, HeldRecord),
-)

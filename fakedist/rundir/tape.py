@@ -14,12 +14,11 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from fakedist.errors import RunDirectoryError
 from fakedist.options import Job
 from fakedist.rundir.directory import MANIFEST_NAME, TAPE_NAME, is_in_use
-from fakedist.rundir.encoding import Record
+from fakedist.rundir.encoding import Kinds, Record, record_kind
 from fakedist.rundir.journal import JournalReader, read_journal
 from fakedist.rundir.manifest import load_job, load_manifest
 from fakedist.rundir.outcome import Outcome
@@ -39,6 +38,10 @@ STORE = "store"
 MAX_TENSOR_BYTES = 1 << 20
 #: Once a run's values exceed this, later tensors are recorded without theirs.
 MAX_TAPE_BYTES = 1 << 30
+
+
+#: Every kind of record of a tape, by its name in the file.
+TAPE_RECORDS: Kinds = {}
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Sent:
     objects: tuple[bytes | None, ...]
 
 
-@dataclass(frozen=True)
+@record_kind("tape", TAPE_RECORDS)
 class ScriptRecord(Record):
     """What identifies a job's script. A tape begins with it.
 
@@ -74,13 +77,12 @@ class ScriptRecord(Record):
         sha256: A hash of its contents; empty where it is not one file.
     """
 
-    kind: ClassVar[str] = "tape"
     script: str
     path: str
     sha256: str
 
 
-@dataclass(frozen=True)
+@record_kind("group", TAPE_RECORDS)
 class GroupRecord(Record):
     """A group on which this rank sends.
 
@@ -90,13 +92,12 @@ class GroupRecord(Record):
         nth: How many groups of the same ranks were made before it.
     """
 
-    kind: ClassVar[str] = "group"
     number: int
     ranks: RanksKey
     nth: int
 
 
-@dataclass(frozen=True)
+@record_kind("sent", TAPE_RECORDS)
 class SentRecord(Record):
     """One call in which this rank sent something. :class:`Sent` explains the fields.
 
@@ -104,7 +105,6 @@ class SentRecord(Record):
         group: Number of its group.
     """
 
-    kind: ClassVar[str] = "sent"
     group: int
     to: int
     operation: str
@@ -114,7 +114,7 @@ class SentRecord(Record):
     objects: list[bytes | None]
 
 
-@dataclass(frozen=True)
+@record_kind("stored", TAPE_RECORDS)
 class StoredRecord(Record):
     """A value that this rank set in a store.
 
@@ -123,12 +123,11 @@ class StoredRecord(Record):
         value: The value.
     """
 
-    kind: ClassVar[str] = "stored"
     key: str
     value: bytes
 
 
-@dataclass(frozen=True)
+@record_kind("awaited", TAPE_RECORDS)
 class Awaited(Record):
     """A call that only another rank's tape could have answered, so the rank ended there.
 
@@ -142,7 +141,6 @@ class Awaited(Record):
         key: If the operation is "store", the store key that another rank would have set.
     """
 
-    kind: ClassVar[str] = "awaited"
     operation: str
     source: int
     channel: Channel
@@ -152,7 +150,7 @@ class Awaited(Record):
     key: str = ""
 
 
-@dataclass(frozen=True)
+@record_kind("guessed", TAPE_RECORDS)
 class Guess(Record):
     """A call in which this rank's own value stood in for what another rank would have sent.
 
@@ -164,7 +162,6 @@ class Guess(Record):
         is_object: Whether it was a Python object. Otherwise it was integers or flags in a tensor.
     """
 
-    kind: ClassVar[str] = "guessed"
     awaited: Awaited
     called: str
     line: str
@@ -172,7 +169,7 @@ class Guess(Record):
     is_object: bool
 
 
-@dataclass(frozen=True)
+@record_kind("moved", TAPE_RECORDS)
 class MovedFile(Record):
     """A file or directory that a run renamed or removed.
 
@@ -182,13 +179,12 @@ class MovedFile(Record):
         line: Where the script did it, as ``file:line (function)``.
     """
 
-    kind: ClassVar[str] = "moved"
     path: str
     to: str
     line: str
 
 
-@dataclass(frozen=True)
+@record_kind("lost", TAPE_RECORDS)
 class Lost(Record):
     """A missing file or directory that made the script fail.
 
@@ -197,15 +193,8 @@ class Lost(Record):
         may_be_written: Whether a rank that has not run may write it.
     """
 
-    kind: ClassVar[str] = "lost"
     text: str
     may_be_written: bool
-
-
-#: Every kind of record of a tape, by its name in the file.
-TAPE_RECORDS: dict[str, type[Record]] = {
-    each.kind: each for each in (ScriptRecord, GroupRecord, SentRecord, StoredRecord, Awaited, Guess, MovedFile, Lost)
-}
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from fakedist.rundir.encoding import F64, I32, I64, U8, U32, U64, Record
+from fakedist.rundir.encoding import F64, I32, I64, U8, U32, U64, Record, record_kind
 from fakedist.rundir.step_time import KernelSource
 
 #: The names of the ranges and marks that the rank emits, and that fakedist looks for in a tool's trace, begin so.
@@ -21,7 +21,7 @@ SCRIPT_RANGE_END = f"{OWN_RANGE}range_end:"
 CAPTURE_RANGE = f"{OWN_RANGE}timed"
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("timed")
 class TimedStepRecord(Record):
     """A step that was timed after the recorded ones.
 
@@ -29,11 +29,10 @@ class TimedStepRecord(Record):
         step: Its number.
     """
 
-    kind: ClassVar[str] = "timed"
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("kernels")
 class KernelsRecord(Record):
     """The kernels of the timed step. They become the table ``kernels``, whose columns these are.
 
@@ -45,7 +44,6 @@ class KernelsRecord(Record):
         texts: The texts.
     """
 
-    kind: ClassVar[str] = "kernels"
     source: KernelSource
     texts: list[str]
     name: U32
@@ -160,7 +158,7 @@ class TracedWaits:
     end: I64
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("profiler")
 class ProfilerRecord(Record):
     """What torch.profiler saw of the timed step.
 
@@ -175,7 +173,6 @@ class ProfilerRecord(Record):
         has_events: Whether it also traced where events were recorded.
     """
 
-    kind: ClassVar[str] = "profiler"
     gpu: str
     source: Literal["measured", "simulated"]
     texts: list[str]
@@ -235,7 +232,7 @@ class HostRanges:
     end_us: F64
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("host")
 class HostRecord(Record):
     """What the host did in a timed step that a tool traced, besides launching kernels.
 
@@ -250,14 +247,9 @@ class HostRecord(Record):
         ranges: The script's ranges.
     """
 
-    kind: ClassVar[str] = "host"
     step: int
     has_events: bool
     texts: list[str]
     waits: HostWaits
     calls: HostCalls
     ranges: HostRanges
-
-
-#: The records of this module.
-TRACE_RECORDS: tuple[type[Record], ...] = (TimedStepRecord, KernelsRecord, ProfilerRecord, HostRecord)
