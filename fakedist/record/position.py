@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fakedist.record.marker import Cells
 from fakedist.record.module_names import OUTSIDE
-from fakedist.record.numbering import Cells, Whereabouts
+from fakedist.record.numbering import Whereabouts
 from fakedist.rundir.rows import Place, RegionRow, ScopeRow, merged
 
 #: Numbers of autograd nodes are lower, except AccumulateGrad's: the largest possible, so that it runs first.
@@ -125,7 +126,7 @@ class Position:
         return self._new_scope(key) if scope is None else scope
 
     def whereabouts(self) -> Whereabouts:
-        """The scope of the operation that runs now in this thread, and as long as what it stays that scope."""
+        """The scope of the operation that runs now in this thread, and how long it stays that scope."""
         version = self.cells.version
         scope = self.scope()
         if self.cells.version != version:

@@ -49,6 +49,7 @@ def record_kind(kind: str, kinds: Kinds = RECORDS) -> Callable[[type[R]], type[R
     """Declare a record: make the class a frozen dataclass, and put it into the table of a file's records."""
 
     def declare(declared: type[R]) -> type[R]:
+        assert kind not in kinds, f"two records of kind {kind}"
         made = dataclass(frozen=True, slots=True)(declared)
         made.kind = kind
         kinds[kind] = made
@@ -151,16 +152,16 @@ _codecs: dict[type, _Codec] = {}
 
 
 def _codec(kind: type) -> _Codec:
-    found = _codecs.get(kind)
-    if found is None:
+    codec = _codecs.get(kind)
+    if codec is None:
         hints = typing.get_type_hints(kind, include_extras=True)
-        found = _codecs[kind] = _Codec(
+        codec = _codecs[kind] = _Codec(
             {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")},
             [own.name for own in fields(kind) if own.default is MISSING and own.default_factory is MISSING],
             [(own.name, _encoder(hints[own.name])) for own in fields(kind)],
             [(own.name, _decoder(hints[own.name])) for own in fields(kind)],
         )
-    return found
+    return codec
 
 
 def _encoder(hint: object) -> _Encode | None:
@@ -184,7 +185,7 @@ def _decoder(hint: object) -> _Decode:
     if hasattr(hint, "__metadata__"):
         return functools.partial(_column, array(hint.__metadata__[0]).itemsize)
     if (row := _row_of(hint)) is not None:
-        return functools.partial(_typed_rows, row, [_value_type(each) for each in typing.get_type_hints(row).values()])
+        return functools.partial(_typed_rows, row, list(map(_value_type, typing.get_type_hints(row).values())))
     if isinstance(hint, type) and is_dataclass(hint) and _codec(hint).columns:
         return lambda value, where: _decoded(hint, _mapping(value, where))
     if hint == list[tuple[int, ...]]:
@@ -225,10 +226,10 @@ def _typed_rows(row: type[tuple[object, ...]], types: list[type], value: object,
 
 
 def _number_lists(value: object, where: str) -> list[tuple[int, ...]]:
-    found = _sequences(value, where)
-    if not set(map(type, itertools.chain.from_iterable(found))) <= {int}:
+    rows = _sequences(value, where)
+    if not set(map(type, itertools.chain.from_iterable(rows))) <= {int}:
         raise ValueError(f"{where} holds a value that is not of type int")
-    return typing.cast(list[tuple[int, ...]], found)
+    return typing.cast(list[tuple[int, ...]], rows)
 
 
 def _sequences(value: object, where: str) -> list[tuple[object, ...]]:

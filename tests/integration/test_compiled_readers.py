@@ -51,7 +51,8 @@ def _history() -> Iterator[CompiledFastPath]:
     import torch
 
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
-    from fakedist.record.numbering import Cells, Whereabouts
+    from fakedist.record.marker import Cells
+    from fakedist.record.numbering import Whereabouts
 
     path, cells = CompiledFastPath(None), Cells()
     path.begin(cells, lambda: Whereabouts(0, -1))

@@ -68,7 +68,7 @@ def test_a_buffer_is_of_the_last_node_that_is_fused_into_it() -> None:
         "buf2": SimpleNamespace(origins=[], origin_node=up), "buf3": SimpleNamespace(origins=[])
     }  # fmt: skip
     lowering = SimpleNamespace(graph=graph.graph, name_to_buffer=buffers)
-    found = Modules(graph, calling=0).of_buffers(lowering)
+    found = Modules(graph, calling=0).buffer_numbers(lowering)
     assert found == {"buf0": 1, "buf1": COMPILED, "buf2": 0, "buf3": COMPILED}
 
 
