@@ -64,7 +64,6 @@ class PlacedGraph:
                 yield tensor, node
 
     def _frame(self, frame: FrameType | None) -> FrameType | None:
-        """The frame of the generated code that called this one."""
         for _ in range(_MOST_FRAMES):
             if frame is None or frame.f_code.co_filename == self.filename:
                 return frame
@@ -77,12 +76,12 @@ class Placing:
 
     Args:
         layers: Names of modules.
-        watched: The modules of each graph.
-
+        compilations: The modules of each graph.
     """
 
-    def __init__(self, layers: LayerTable, watched: Compilations) -> None:
-        self._layers, self._watched = layers, watched
+    def __init__(self, layers: LayerTable, compilations: Compilations) -> None:
+        self._layers = layers
+        self._compilations = compilations
         self._codes: dict[str, tuple[int, Generated | None]] = {}
         self._placings: dict[tuple[int, ...], int] = {}
         self._placed: dict[tuple[int, int], tuple[Modules, PlacedGraph]] = {}
@@ -104,11 +103,11 @@ class Placing:
         return taken
 
     def begins(self, compiled: object, inputs: Sequence[object], op: int, calling: int) -> PlacedGraph | None:
-        """Begin the run of a compiled graph, and return what is known about it.
+        """Begin the run of Inductor's compiled graph, and return what is known about it.
 
         Args:
-            compiled: Inductor's compiled graph.
-            inputs: The inputs that it is called with.
+            compiled: The graph.
+            inputs: Its inputs.
             op: Number of its call.
             calling: The layer that calls it.
         """
@@ -125,7 +124,7 @@ class Placing:
 
     def _placed_of(self, compiled: object, calling: int) -> PlacedGraph | None:
         key = (id(compiled), calling)
-        modules = self._watched.modules(compiled)
+        modules = self._compilations.modules(compiled)
         if modules is None:
             return None
         known = self._placed.get(key)

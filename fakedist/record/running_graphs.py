@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -93,12 +94,9 @@ class RunningGraphs:
         if self._now is None:
             return
         placed, run = self._now
-        tensors = [value for value in args if isinstance(value, torch.Tensor)]
-        tensors += [value for each in args if isinstance(each, (list, tuple)) for value in each if _is_tensor(value)]
-        tensors = [value for value in tensors if value.is_cuda and not value.is_floating_point()]
+        lists = (value for value in args if isinstance(value, (list, tuple)))
+        values = itertools.chain(args, *lists)
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        tensors = [tensor for tensor in tensors if tensor.is_cuda and not tensor.is_floating_point()]
         if tensors:
             run.settle(placed.buffers_here(tensors))
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
