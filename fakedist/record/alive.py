@@ -38,7 +38,6 @@ class _InPython:
 
 
 def _length(holder: object) -> int:
-    """How many items a list or dict holds, whatever its class says."""
     return list.__len__(holder) if isinstance(holder, list) else dict.__len__(cast("dict[object, object]", holder))
 
 
@@ -54,8 +53,7 @@ def find_types_with(finder: TypeFinder | None) -> None:
 class Alive:
     """The objects that were alive at a time. A large job has a million, and each type is asked for once.
 
-    Args:
-        objects: The objects. If this were among them, a cycle would keep them all alive.
+    ``objects`` must not contain this object: a cycle would keep them all alive.
     """
 
     def __init__(self, objects: list[object]) -> None:

@@ -77,18 +77,11 @@ class IntegerPart:
 
 
 def integers_of(graph: fx.Graph, buffers: Mapping[str, object]) -> IntegerPart | None:
-    """The part of a lowered graph that computes integers.
-
-    Args:
-        graph: The graph.
-        buffers: The buffers of its generated code, by name, with the node of each (``origin_node``).
-    """
+    """The part of a lowered graph that computes integers, by its buffers' names and nodes (``origin_node``)."""
     return _GraphReader(graph).part(buffers)
 
 
 class _GraphReader:
-    """Reads a graph's nodes in order."""
-
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._texts: dict[fx.Node, tuple[str, str, list[object], dict[str, object]]] = {}
@@ -297,13 +290,7 @@ def parse_generated(source: str) -> Generated | None:
 
 
 class _Function:
-    """One generated function, a straight sequence of statements.
-
-    Args:
-        modules: Module of each buffer.
-        generated: Receives the result.
-        is_whole: Whether its inputs are the graph's inputs.
-    """
+    """One generated function, a straight sequence of statements; ``is_whole``: its inputs are the graph's."""
 
     def __init__(self, modules: dict[str, int], generated: Generated, *, is_whole: bool) -> None:
         self._modules = modules

@@ -47,12 +47,7 @@ class _Noted(NamedTuple):
 class Construction:
     """The memory of models that have not run.
 
-    Args:
-        position: Where the rank is.
-        layers: Names of modules.
-        marks: Receives the marks.
-        copies: Knows the modules that are copies of a model.
-        report_results: Given a function, has it called with the result of each operation; given None, no longer.
+    ``report_results``, given a function, has it called with the result of each operation; given None, no longer.
     """
 
     def __init__(

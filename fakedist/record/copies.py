@@ -128,12 +128,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Copies:
     """Finds copies of models and marks their memory. Each copy has its own layer.
 
-    Args:
-        layers: Names of the modules that ran.
-        marks: Receives the marks.
-
     Attributes:
-        modules: The copies that were found, with all below them.
+        modules: The copies, with all below them.
     """
 
     def __init__(self, layers: LayerTable, marks: Marks) -> None:

@@ -83,11 +83,7 @@ KinetoEvent = Any
 
 
 class CuptiTracer:
-    """``torch.profiler`` around the timed step.
-
-    Args:
-        source: Where its times come from: measured, or simulated on the virtual GPU.
-    """
+    """``torch.profiler`` around the timed step, whose times are measured, or simulated on the virtual GPU."""
 
     def __init__(self, source: Literal["measured", "simulated"] = "measured") -> None:
         self._source = source

@@ -368,7 +368,6 @@ class AllocatorHistory:
         return [numbers[entry.get("user_metadata")] for entry in trace]
 
     def _numbered(self, record: EventsRecord) -> EventsRecord:
-        """A history with the numbers of frames and stacks in the journal."""
         first_frame, first_stack = len(self._frames), len(self._stacks)
         rows = record.frames
         numbers = [self._stack([rows[frame] for frame in frames]) for frames in record.stacks]
@@ -388,7 +387,6 @@ class AllocatorHistory:
         return self._number(numbers, others)
 
     def _keep_numbers(self, record: EventsRecord) -> None:
-        """Keep the frames and stacks that compiled code has numbered."""
         for row in record.frames:
             self._frames[row] = len(self._frames)
         if record.stacks:
@@ -397,7 +395,6 @@ class AllocatorHistory:
                 self._number(numbers, [rows[number] for number in numbers])
 
     def _number(self, numbers: tuple[int, ...], rows: list[FrameRow]) -> int:
-        """The number of a stack of these frames."""
         stack = self._stacks.setdefault(numbers, len(self._stacks))
         caller = next((row for row in rows if not row.filename.startswith((OURS, TORCH, "<"))), None)
         if caller is not None and caller.function in WORKSPACE_FUNCTIONS:
@@ -451,7 +448,6 @@ class _OperationNumbers(dict[str | None, int]):
 
 
 def _events(device: int, trace: list[_Entry], operations: Sequence[int], private: list[_PoolRange]) -> EventsRecord:
-    """The history of a device, with frames and stacks of its own."""
     # One pass for each column is twice as fast as one pass for all, and there may be 100,000 entries a second.
     address = array("Q", [entry["addr"] if "addr" in entry else entry.get("device_free", 0) for entry in trace])
     stack, stacks, frames = _stacks_of(trace)

@@ -24,13 +24,9 @@ PROGRESS_EVERY_S = 0.1
 
 
 class Drain:
-    """Empties what holds records into the journal.
+    """Empties everything that holds records into the journal.
 
-    Args:
-        append: Receives the records.
-        position: Where the rank is.
-        progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
-        layers, operations, history, marks, placing, ledger: Hold records until they are drained.
+    ``progress`` is called with (phase, step, allocated peak in bytes), at most ten times a second.
     """
 
     def __init__(

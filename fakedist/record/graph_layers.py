@@ -72,12 +72,7 @@ class PlacedGraph:
 
 
 class Placing:
-    """Places compiled graphs, and records where.
-
-    Args:
-        layers: Names of modules.
-        compilations: The modules of each graph.
-    """
+    """Places compiled graphs, and records where."""
 
     def __init__(self, layers: LayerTable, compilations: Compilations) -> None:
         self._layers = layers
@@ -103,14 +98,7 @@ class Placing:
         return taken
 
     def begins(self, compiled: object, inputs: Sequence[object], op: int, calling: int) -> PlacedGraph | None:
-        """Begin the run of Inductor's compiled graph, and return what is known about it.
-
-        Args:
-            compiled: The graph.
-            inputs: Its inputs.
-            op: Number of its call.
-            calling: The layer that calls it.
-        """
+        """Begin the run of Inductor's compiled graph, called as operation ``op`` by the layer ``calling``."""
         placed = self._placed_of(compiled, calling)
         if placed is None:
             return None

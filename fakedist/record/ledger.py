@@ -54,7 +54,7 @@ class Ledger:
 
         Args:
             name: Its name in torch.distributed.
-            description: What the code that made it calls it.
+            description: The name that the code that made it gave it.
             ranks: Global ranks in it.
             group_rank: This rank's position in it.
             backend: The backend that the script asked for.

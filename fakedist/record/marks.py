@@ -54,14 +54,6 @@ class Marks:
 
     A mark means: the block last allocated at this address, by an operation up to this one, belongs to that category and
     layer. It holds for the block's whole life, so it may come late.
-
-    Args:
-        position: Where the rank is.
-        layers: Names of modules.
-        marker: Makes the marks. None makes them in Python.
-
-    Attributes:
-        owners: The layer that owns each parameter.
     """
 
     def __init__(self, position: Position, layers: LayerTable, marker: Marker | None = None) -> None:
@@ -114,7 +106,6 @@ class Marks:
         self._gathers.clear()
 
     def _mark_shard(self, gather: _Gather, layer: int, piece: Piece) -> None:
-        """Mark the piece of a parameter in a gathered buffer that came from this rank's own part."""
         mine, start = gather
         first, last = max(piece.start, start), min(piece.start + piece.size, start + mine.size)
         if first < last:
@@ -123,7 +114,6 @@ class Marks:
     # ---- where tensors are
 
     def _want(self, tensor: object, kind: What, layer: int) -> None:
-        """Have a tensor marked at the next flush."""
         if isinstance(tensor, torch.Tensor):
             self._tensors.append(tensor)
             self._wanted.append(layer << WHAT_BITS | kind)
@@ -400,11 +390,7 @@ def _shared(whole: Piece, width: int, parts: Iterable[OwnedPart]) -> list[tuple[
 
 
 class _OwnedMemory:
-    """Ranges of device memory that belong to layers.
-
-    Args:
-        ranges: (first byte, byte after the last, layer). Read when they are first needed.
-    """
+    """Ranges of device memory that belong to layers: (first byte, byte after the last, layer), read when needed."""
 
     def __init__(self, ranges: Iterable[tuple[int, int, int]]) -> None:
         self._unsorted = ranges
@@ -451,7 +437,6 @@ def _with_parameters(
 
 
 def _tensors(state: object) -> list[torch.Tensor]:
-    """The tensors in an optimizer's state of one parameter, however nested."""
     tensors: list[torch.Tensor] = []
     _add_tensors(state, tensors)
     return tensors

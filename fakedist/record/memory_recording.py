@@ -32,15 +32,7 @@ Append = Callable[[Record], None]
 
 
 class MemoryRecording:
-    """Operations, blocks of memory and the calls on process groups.
-
-    Args:
-        append: Receives the records.
-        position: Where the rank is.
-        layers: Names of modules.
-        execute: Runs an operation: ``execute(func, args, kwargs) -> result``. None lets torch run it.
-        progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
-        make_tracker, fast_path, integers: See :class:`~fakedist.record.recorder.Recorder`.
+    """Operations, blocks of memory and the calls on process groups. See :class:`~fakedist.record.recorder.Recorder`.
 
     Attributes:
         is_on: Whether operations and memory are recorded.
@@ -105,11 +97,7 @@ class MemoryRecording:
 
     @contextmanager
     def watching(self, unseen: Unseen) -> Iterator[None]:
-        """Hook the allocator, models and compiled graphs. :meth:`stop` takes the allocator's hooks away sooner.
-
-        Args:
-            unseen: Hides the hooks of modules from Dynamo.
-        """
+        """Hook the allocator, models and compiled graphs. :meth:`stop` removes the allocator's hooks before that."""
         with ExitStack() as self._hooks:
             self._until_stop = self._hooks.enter_context(ExitStack())
             self._until_stop.enter_context(allocator_history(self.history))

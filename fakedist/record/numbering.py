@@ -84,9 +84,7 @@ class FastPath(Numbering, Protocol):
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
         """The history of each device that has any; None if torch cannot give it. Read it once, then begin it again.
 
-        Args:
-            gemms: The operations that are products of matrices.
-            highest: The highest operation so far.
+        ``gemms`` are the operations that are products of matrices, ``highest`` the highest operation so far.
         """
 
     def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:

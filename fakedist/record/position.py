@@ -109,8 +109,7 @@ class Position:
     def scope(self, inside: int | None = None) -> int:
         """Number of the scope (step, phase, layer, recompute) of the operation that runs now in this thread.
 
-        Args:
-            inside: The layer that a compiled graph works for, which the position cannot know. None outside a graph.
+        ``inside`` is the layer that a compiled graph works for, which the position cannot know; None outside a graph.
         """
         if self._engines:
             recompute = not self._engines[-1].creates_graph and (torch.is_grad_enabled() or self._runs_again())
@@ -168,7 +167,7 @@ class Position:
 
     @property
     def place(self) -> Place:
-        """Step, phase and layer in this thread. A scope tells the same of an operation, more cheaply."""
+        """Step, phase and layer in this thread. A scope says the same of an operation, more cheaply."""
         return Place(self.step, self.phase, self.layer, recompute=self._recompute_from >= 0)
 
     def in_backward(self) -> bool:
@@ -261,7 +260,7 @@ class Position:
     def step_went_on(self, step: int) -> None:
         """Merge the step that had begun after this one back into this one, with everything that happened in it."""
         self._step = step
-        self.places = [merged(place, step) for place in self.places]
+        self.places = [merged(known, step) for known in self.places]
         self._scopes = {key: scope for key, scope in self._scopes.items() if key[0] <= step}
         self._changed()
         if step == 0:
@@ -309,7 +308,6 @@ class Position:
 
     @property
     def _resting(self) -> str:
-        """The phase while no module and no backward runs."""
         return "optimizer" if self._optimizer_depth else "other"
 
     def _recompute_switched(self, on: bool, layer: int) -> None:

@@ -100,7 +100,7 @@ class Recorder(StepListener):
         )
         if tracer is not None:
             tracer.known_in_graph = self._memory.graphs.known
-            tracer.inside = self._memory.operations.place_in_graph
+            tracer.inside = self._memory.operations.position_in_graph
             tracer.place_of = lambda scope: self._position.places[scope]
         self._later_step = LaterStep(self._layers.name, later_tracer)
         self._graphs = Graphs()
@@ -170,12 +170,7 @@ class Recorder(StepListener):
         self._training.step()
 
     def close(self, ending: Ending, line: str = "") -> None:
-        """Write what is still in memory, and how the run ended. Further calls do nothing.
-
-        Args:
-            ending: How it ended.
-            line: Where, as ``file:line (function)``.
-        """
+        """Write what is still in memory, and how the run ended, at ``file:line (function)``. Later calls do nothing."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -36,14 +36,7 @@ class GraphIntegers(Protocol):
 
 
 class RunningGraphs:
-    """Gives a graph's integers to what it calls and returns.
-
-    Args:
-        operations: Numbers the operations.
-        position: Where the rank is.
-        placing: Knows the layers of graphs.
-        integers: Runs a graph's integers. None leaves graphs without.
-    """
+    """Gives a graph's integers to what it calls and returns."""
 
     def __init__(
         self, operations: Operations, position: Position, placing: Placing, integers: GraphIntegers | None

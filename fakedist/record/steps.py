@@ -96,13 +96,7 @@ class Steady:
     Live memory is what was requested of the caching allocator and is still allocated. On each device, requests for
     large blocks must match to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If
     the large blocks themselves differ, one more step must request the same: the allocator may still reserve more.
-    Every optimizer must have stepped, and the batch must be whole. Each step from step 2 on is timed until then.
-
-    Args:
-        live: Returns the live bytes.
-        waits: Whether an optimizer has not stepped yet.
-        size: Returns the inputs of a step.
-        stops: Whether recording stops after the steady step.
+    No optimizer may wait for its first step, and the batch must be whole. Each step from step 2 on is timed until then.
     """
 
     def __init__(
@@ -299,8 +293,7 @@ class Steps:
     def work(self, *, continues: bool = False) -> None:
         """Take a sign of work: a root module's forward, a ``backward()`` or a CUDA graph's replay is about to run.
 
-        Args:
-            continues: Whether it is the backward of the forward that was taken last.
+        ``continues``: it is the backward of the forward that was taken last.
         """
         if continues and self._num_made:
             self._may_be_init = False
@@ -504,13 +497,10 @@ class Evaluations:
 
 
 def any_waits(stepped: Container[int]) -> bool:
-    """Whether an optimizer that has not stepped has parameters that no optimizer that stepped has.
+    """Whether an optimizer that has not stepped has parameters that none with an ``id`` in ``stepped`` has.
 
     An optimizer that shares its parameters with another wraps it, or is wrapped by it. This searches all Python
     objects, once or twice a run, because no torch hook reports the creation of every class of optimizer.
-
-    Args:
-        stepped: The ``id`` of each optimizer that stepped.
     """
     optimizers = [known for known in alive(_is_optimizer) if isinstance(known, torch.optim.Optimizer)]
     trained = {id(p) for optimizer in optimizers if id(optimizer) in stepped for p in _parameters(optimizer)}
@@ -632,14 +622,10 @@ class Training:
     Args:
         position: Where the rank is.
         steps: Steps to record, or "auto".
-        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
+        until: A step, "validation", "save" or "end" (the script's own end), which ends the recording instead.
         graphs: The CUDA graphs that hold work and optimizers.
         listener: Called as steps go by.
         num_more: Steps to run after the last recorded one.
-
-    Attributes:
-        steps: The steps.
-        goal: Decides which of them is the last.
     """
 
     def __init__(

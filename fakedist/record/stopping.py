@@ -79,7 +79,6 @@ def _end_process(num_swallowed: int) -> NoReturn:
 
 
 def _pytest_stop(exit_error: type) -> StopRun:
-    """The stop as one of pytest's ``Exit`` exceptions."""
     kind: Any = type(  # its signature is pytest's
         "StopRun", (StopRun, exit_error), {"__module__": StopRun.__module__}
     )

@@ -64,11 +64,7 @@ def columns_of(kind: type) -> dict[str, str]:
 
 
 class Columns(typing.Generic[T]):
-    """Columns that grow by one value each.
-
-    Args:
-        kind: The record, or the table of a record, that they become.
-    """
+    """Columns that grow by one value each, and become a record or the table of a record."""
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
@@ -102,11 +98,7 @@ def encode(record: Record) -> dict[str, object]:
 
 
 def decode(plain: Mapping[str, object], kinds: Mapping[str, type[Record]]) -> Record:
-    """The record that :func:`encode` turned into ``plain``.
-
-    Args:
-        plain: Its kind and its fields. Fields with a default may be missing.
-        kinds: The records that there are, by kind.
+    """The record that :func:`encode` turned into ``plain``. Fields with a default may be missing.
 
     Raises:
         ValueError: No such kind exists, a field is missing, or a value has the wrong type.
@@ -202,7 +194,6 @@ def _row_of(hint: object) -> type[tuple[object, ...]] | None:
 
 
 def _value_type(hint: object) -> type:
-    """The builtin type of a row's values in one of its columns."""
     return hint if isinstance(hint, type) and typing.get_origin(hint) is None else tuple
 
 

@@ -10,13 +10,13 @@ from fakedist.rundir.rows import FrameRow, GraphRow, HeldRow, HolderRow, LineRow
 
 @record_kind("events")
 class EventsRecord(Record):
-    """What the caching allocator did on a device, in order.
+    """Events of the caching allocator on a device, in order.
 
     Attributes:
         device: The device's index.
         frames: New frames. Their numbers follow those of the records before.
         stacks: New stacks: numbers of frames, innermost first.
-        action: Place of the action in ``run.schema.ACTIONS``.
+        action: Index of the action in ``rundir.schema.ACTIONS``.
         address: Address of the block or segment.
         size: Requested bytes of a block, bytes of a segment.
         stream: CUDA stream.
@@ -41,12 +41,12 @@ class EventsRecord(Record):
 
 @record_kind("marks")
 class MarksRecord(Record):
-    """What blocks are for. A mark means the block last allocated at its address by an operation up to its own.
+    """The purposes of blocks. A mark means the block last allocated at its address by an operation up to its own.
 
     Attributes:
         op: Number of an operation.
         address: Address of the block.
-        category: Place of the category in ``run.schema.CATEGORIES``, or one of the journal's own codes.
+        category: Index of the category in ``rundir.schema.CATEGORIES``, or one of the journal's own codes.
         layer: The layer that owns it; -1 keeps the layer that allocated it.
         start: First byte that the layer uses.
         size: Bytes that the layer uses.

@@ -93,7 +93,7 @@ class OutsideRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """What the rank knows of the script's training.
+    """Facts about the script's training.
 
     Attributes:
         evaluated: Whether an evaluation ran.

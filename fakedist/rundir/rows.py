@@ -51,7 +51,7 @@ class OperationRow(NamedTuple):
 
 
 class ScopeRow(NamedTuple):
-    """A scope: one number for a place.
+    """A scope: the number of a place.
 
     Attributes:
         scope: Its number.
@@ -140,7 +140,7 @@ class GroupRow(NamedTuple):
         description: What the code that made it calls it.
         ranks: Global ranks in it; (start, stop) if ``ranks_step`` is not 0.
         ranks_step: The distance of many evenly spaced ranks; 0 if they are listed.
-        group_rank: This rank's place in it.
+        group_rank: This rank's position in it.
         backend: The backend that the script asked for.
     """
 
@@ -218,7 +218,7 @@ class HolderRow(NamedTuple):
     """A change of what a block holds, in a compiled graph's code.
 
     Attributes:
-        root: Line of the statement that allocated it; ``-1 - place`` for an input of the graph.
+        root: Line of the statement that allocated it; ``-1 - index`` for an input of the graph.
         line: From this line on, it belongs to the module.
         module: Number of the module; -1 for the one that was compiled.
     """
@@ -274,7 +274,7 @@ class PoolRow(NamedTuple):
     """A segment of a private pool, such as a CUDA graph's, or pages that were mapped for one.
 
     Attributes:
-        event: Place of the event in its record.
+        event: Index of the event in its record.
         first: First number of the pool's id.
         second: Second number.
     """

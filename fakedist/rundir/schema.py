@@ -1,4 +1,4 @@
-"""What a run directory holds: the one place for names, types, units and meanings.
+"""The contents of a run directory: names, types, units and meanings.
 
 docs/run-directory.md is made from it (:mod:`fakedist.rundir.schema_page`).
 """
@@ -55,18 +55,18 @@ class Table:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """What each attribute of a class means, on one line: from its docstring."""
+    """The meaning of each attribute of a class, on one line, from its docstring."""
     text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for line in text.splitlines():
         if line and not line.startswith(" "):  # the next section, such as "Raises:"
             break
         if start := re.match(r"    (\w+): (.*)", line):
             last, meaning = start[1], start[2]
-            found[last] = meaning
-        elif found and line.strip():
-            found[last] += " " + line.strip()
-    return found
+            meanings[last] = meaning
+        elif meanings and line.strip():
+            meanings[last] += " " + line.strip()
+    return meanings
 
 
 _TYPES = {str: "string", int: "int64", float: "double", bool: "bool"}

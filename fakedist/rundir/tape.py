@@ -1,4 +1,4 @@
-"""tape.bin: what a rank sent, for other ranks' runs to receive.
+"""tape.bin: everything that a rank sent, for other ranks' runs to receive.
 
 The tape is a separate journal (:mod:`fakedist.rundir.journal`) with records of its own, so a rank killed at any moment
 leaves what it had sent.
@@ -69,7 +69,7 @@ class Sent:
 
 @record_kind("tape", TAPE_RECORDS)
 class ScriptRecord(Record):
-    """What identifies a job's script. A tape begins with it.
+    """A job's script. A tape begins with it.
 
     Attributes:
         script: Its name.
@@ -215,7 +215,7 @@ class Tape:
         return load_manifest(self.run_directory).cwd
 
     def sent_to(self, rank: int) -> Iterator[Sent]:
-        """What the run sent to a rank or to a group that contains it, in order. A cut-off tail is left out.
+        """Calls in which the run sent to a rank or to a group that contains it, in order. A cut-off tail is left out.
 
         Raises:
             RunDirectoryError: The file is not a tape.
@@ -235,16 +235,16 @@ class Tape:
 
     def guesses(self) -> list[Guess]:
         """Calls where the run continued with its own value, one per line of the script, objects first."""
-        found = [record for record in self._records() if isinstance(record, Guess)]
-        return sorted(found, key=lambda guess: not guess.is_object)
+        guesses = [record for record in self._records() if isinstance(record, Guess)]
+        return sorted(guesses, key=lambda guess: not guess.is_object)
 
     def stored(self) -> dict[str, list[bytes]]:
         """Values that the run set in stores, by key, in order."""
-        found: dict[str, list[bytes]] = {}
+        values: dict[str, list[bytes]] = {}
         for record in self._records():
             if isinstance(record, StoredRecord):
-                found.setdefault(record.key, []).append(record.value)
-        return found
+                values.setdefault(record.key, []).append(record.value)
+        return values
 
     def moved(self) -> list[MovedFile]:
         """The files and directories that the run renamed or removed, in order."""
@@ -321,7 +321,7 @@ def describe_ranks(key: RanksKey) -> str:
 
 
 def script_identity(job: Job, directory: str) -> ScriptRecord:
-    """What identifies a job's script: its name, its path and a hash of its contents."""
+    """Identify a job's script: its name, its path and a hash of its contents."""
     path = Path(directory, job.target)
     if job.is_module or path.is_dir() or not path.is_file() or zipfile.is_zipfile(path):
         return ScriptRecord(job.target, "" if job.is_module else os.path.realpath(path), "")
@@ -336,15 +336,15 @@ def find_tapes(job: Job) -> list[Tape]:
         RunDirectoryError: A tape is missing or belongs to another job, or two tapes are from the same rank.
     """
     identity = script_identity(job, os.getcwd())
-    found: dict[int, Path] = {}
+    directories: dict[int, Path] = {}
     for directory in _runs(job.tapes):
         rank = _check_run(directory, job, identity)
-        if rank in found:
+        if rank in directories:
             raise RunDirectoryError(
-                f"two tapes are from rank {rank}: {found[rank]} and {directory}", "give one of them"
+                f"two tapes are from rank {rank}: {directories[rank]} and {directory}", "give one of them"
             )
-        found[rank] = directory
-    return [Tape(directory, rank) for rank, directory in sorted(found.items()) if rank != job.rank]
+        directories[rank] = directory
+    return [Tape(directory, rank) for rank, directory in sorted(directories.items()) if rank != job.rank]
 
 
 def _runs(paths: Iterable[str]) -> Iterator[Path]:
@@ -375,8 +375,7 @@ def _check_run(directory: Path, job: Job, identity: ScriptRecord) -> int:
     other = next(iter(read_journal(directory / TAPE_NAME, TAPE_RECORDS)), None)
     if not isinstance(other, ScriptRecord):
         return theirs.rank
-    pairs = ((identity.path, other.path), (identity.sha256, other.sha256))
-    same = any(mine and mine == found for mine, found in pairs)
+    same = "" != identity.path == other.path or "" != identity.sha256 == other.sha256
     if not same and not (job.is_module and other.script == identity.script):
         raise RunDirectoryError(
             f"the tape {directory} is from the script {other.path or other.script}, "
@@ -387,11 +386,7 @@ def _check_run(directory: Path, job: Job, identity: ScriptRecord) -> int:
 
 
 class TapeFollower:
-    """A tape, for one of the ranks that receive from it.
-
-    Args:
-        tape: The tape, which may still grow.
-        rank: The rank that receives.
+    """A tape, which may still grow, for one of the ranks that receive from it.
 
     Attributes:
         is_over: Whether the tape was complete when it was last read: nothing more will come.
@@ -404,7 +399,7 @@ class TapeFollower:
         self.is_over = False
 
     def read(self) -> Iterator[Sent | StoredRecord]:
-        """What has come since the last time: calls for the rank, and values in stores.
+        """Read everything new: calls for the rank, and values in stores.
 
         Raises:
             RunDirectoryError: The file is not a tape.
