@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from fakedist.patch import patched
+from fakedist.graph_captures import GraphObserver
 
 
 @dataclass
@@ -29,7 +27,7 @@ class Captured:
         return [optimizer for reference in self.optimizers if (optimizer := reference()) is not None]
 
 
-class Graphs:
+class Graphs(GraphObserver):
     """Tracks the contents of each CUDA graph.
 
     Attributes:
@@ -40,48 +38,17 @@ class Graphs:
         self.capturing: Captured | None = None
         self._captured: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, Captured] = weakref.WeakKeyDictionary()
 
-    @contextmanager
-    def watching(
-        self,
-        replay_begins: Callable[[Captured], None],
-        capture_begins: Callable[[], None],
-        capture_ended: Callable[[], None],
-    ) -> Iterator[None]:
-        """Follow captures and replays. ``capture_ended`` is called even if the capture fails.
+    def capture_begins(self) -> None:
+        """Collect the contents from now on."""
+        self.capturing = Captured()
 
-        Raises:
-            RecordingError: This version of torch captures in another way.
-        """
+    def capture_ended(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Keep the contents."""
+        captured, self.capturing = self.capturing, None
+        if captured is not None:
+            captured.works |= not captured.optimizers
+            self._captured[graph] = captured
 
-        def begin(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
-            capture_begins()
-            try:
-                result = original_begin(graph, *args, **kwargs)
-            except BaseException:
-                capture_ended()
-                raise
-            self.capturing = Captured()
-            return result
-
-        def end(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
-            captured, self.capturing = self.capturing, None
-            try:
-                result = original_end(graph, *args, **kwargs)
-            finally:
-                capture_ended()
-            if captured is not None:
-                captured.works |= not captured.optimizers
-                self._captured[graph] = captured
-            return result
-
-        def replay(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
-            replay_begins(self._captured.get(graph) or Captured(works=True))
-            return original_replay(graph, *args, **kwargs)
-
-        graph = torch.cuda.CUDAGraph
-        with (
-            patched(graph, "capture_begin", begin) as original_begin,
-            patched(graph, "capture_end", end) as original_end,
-            patched(graph, "replay", replay) as original_replay,
-        ):
-            yield
+    def contents(self, graph: torch.cuda.CUDAGraph) -> Captured:
+        """The contents of a graph; work, if they are not known."""
+        return self._captured.get(graph) or Captured(works=True)

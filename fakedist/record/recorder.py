@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fakedist.errors import RecordingError
+from fakedist.graph_captures import watched_graphs
 from fakedist.options import Until
 from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.cuda_graphs import Graphs
@@ -131,8 +132,7 @@ class Recorder(StepListener):
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
             stack.enter_context(recorded.watching())
             stack.enter_context(self._later_step.watching())
-            captures = recorded.capture_begins, recorded.capture_ended
-            stack.enter_context(self._graphs.watching(self._training.replay_begins, *captures))
+            stack.enter_context(watched_graphs(recorded, self._graphs, self._training))
             stack.enter_context(self._training.watching())
             stack.enter_context(self._memory.routing())
             self._exit = stack.pop_all()

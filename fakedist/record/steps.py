@@ -19,10 +19,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from fakedist.errors import StopRun
+from fakedist.graph_captures import GraphObserver
 from fakedist.options import Until
 from fakedist.patch import patched, present
 from fakedist.record.alive import alive
-from fakedist.record.cuda_graphs import Captured, Graphs
+from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.generation import Generation
 from fakedist.record.hooks import keyword_arguments
 from fakedist.record.loading import Loading
@@ -616,7 +617,7 @@ class StepListener:
         """The position may be in another step."""
 
 
-class Training:
+class Training(GraphObserver):
     """Follows the steps, updates the position's step, and ends the run when enough is recorded.
 
     Args:
@@ -734,8 +735,9 @@ class Training:
             self.steps.stop()
         self._follow(partial(self.steps.work, continues=continues))
 
-    def replay_begins(self, captured: Captured) -> None:
+    def replay_begins(self, graph: torch.cuda.CUDAGraph) -> None:
         """Take note of a CUDA graph that is about to be replayed."""
+        captured = self._graphs.contents(graph)
         if captured.works and self._position.is_root_call():
             self._work()
         for optimizer in captured.replayed():

@@ -25,6 +25,7 @@ from torch.autograd import profiler
 from torch.utils import _python_dispatch
 
 from fakedist.frames import is_the_scripts
+from fakedist.graph_captures import GraphObserver
 from fakedist.patch import patched, present
 from fakedist.record.ledger import Ledger
 from fakedist.record.operations import Operations
@@ -270,7 +271,7 @@ class LaterStep:
             pass
 
 
-class RecordedStep:
+class RecordedStep(GraphObserver):
     """Has recorded steps timed. Of several, the last one with the largest input counts.
 
     A step that ends with the run counts only if none did before, and as far as its last optimizer step: nothing
@@ -408,7 +409,7 @@ class RecordedStep:
             self._switch_tracing()
             self._tracer.capture_begins()
 
-    def capture_ended(self) -> None:
+    def capture_ended(self, graph: torch.cuda.CUDAGraph) -> None:
         """End the capture."""
         if self._tracer is not None:
             self._num_captures -= 1
