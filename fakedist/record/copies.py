@@ -162,7 +162,8 @@ class Copies:
             return
         wanted = [counts for root in trained for counts in _counts(root)]
         living = all_alive()
-        all_modules, holders = living.of(_is_module), living.holding({counts.total() for counts in wanted})
+        all_modules = living.of(lambda kind: issubclass(kind, nn.Module))
+        holders = living.holding({counts.total() for counts in wanted})
         del living  # it may hold this call's frame, which would hold it, too
         claimed = {address for address, _ in pieces}
         for module in self._strangers(all_modules):
@@ -195,10 +196,6 @@ class Copies:
         modules = [module for module in objects if isinstance(module, nn.Module) and not self._layers.knows(module)]
         inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         return [module for module in modules if id(module) not in inner and "_parameters" in module.__dict__]
-
-
-def _is_module(kind: type) -> bool:
-    return issubclass(kind, nn.Module)
 
 
 def _leaves_any(known: int | None) -> bool:

@@ -15,7 +15,7 @@ _CACHES = (
 )
 
 
-class _Forward(NamedTuple):
+class _TokenForward(NamedTuple):
     """A forward without gradients: the shape of its tokens, and how it was one of several that generate."""
 
     sequences: int
@@ -39,7 +39,7 @@ class Generation:
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, _Forward] = {}
+        self._last: dict[int, _TokenForward] = {}
 
     def generates(self, module: nn.Module, args: Iterable[object], kwargs: dict[str, object]) -> bool:
         """Take note of a root module that is about to run forward, and return whether it generates."""
@@ -52,11 +52,11 @@ class Generation:
         else:
             generates, grows = self._goes_on(self._last.get(id(module)), shape)
         if shape is not None:
-            self._last[id(module)] = _Forward(*shape, generates, grows)
+            self._last[id(module)] = _TokenForward(*shape, generates, grows)
         return generates
 
     @staticmethod
-    def _goes_on(last: _Forward | None, shape: tuple[int, int] | None) -> tuple[bool, bool]:
+    def _goes_on(last: _TokenForward | None, shape: tuple[int, int] | None) -> tuple[bool, bool]:
         """Whether a forward goes on where the last one ended, and whether without a cache."""
         if last is None or shape is None or last.sequences != shape[0]:
             return False, False

@@ -128,7 +128,7 @@ class Recorder(StepListener):
             stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
             stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
             stack.enter_context(backward_hook(self._backward_begins, self._backward_ended))
-            stack.enter_context(made_optimizers(self._training.optimizer_made))
+            stack.enter_context(made_optimizers(self._training.steps.optimizer_made))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
             stack.enter_context(recorded.watching())
             stack.enter_context(self._later_step.watching())

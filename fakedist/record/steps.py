@@ -503,14 +503,11 @@ def any_waits(stepped: Container[int]) -> bool:
     An optimizer that shares its parameters with another wraps it, or is wrapped by it. This searches all Python
     objects, once or twice a run, because no torch hook reports the creation of every class of optimizer.
     """
-    optimizers = [known for known in alive(_is_optimizer) if isinstance(known, torch.optim.Optimizer)]
+    living = alive(lambda kind: issubclass(kind, torch.optim.Optimizer))
+    optimizers = [known for known in living if isinstance(known, torch.optim.Optimizer)]
     trained = {id(p) for optimizer in optimizers if id(optimizer) in stepped for p in _parameters(optimizer)}
     waiting = [optimizer for optimizer in optimizers if id(optimizer) not in stepped]
     return any(id(parameter) not in trained for optimizer in waiting for parameter in _parameters(optimizer))
-
-
-def _is_optimizer(kind: type) -> bool:
-    return issubclass(kind, torch.optim.Optimizer)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -693,10 +690,6 @@ class Training(GraphObserver):
         self._evaluations.training()
         self._work(continues=self._position.has_loss)
         self._loading.used(in_training=True)
-
-    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of an optimizer that was made."""
-        self.steps.optimizer_made(optimizer)
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an ``optimizer.step()`` that was called. During the capture of a graph it does not run yet."""
