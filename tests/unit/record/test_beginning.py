@@ -19,37 +19,37 @@ def initialise() -> None:
 
 
 def test_what_is_wanted_happens_once_when_torch_initialises_cuda() -> None:
-    cuda, told = Beginning(), []
+    cuda, called = Beginning(), []
     queued = len(torch.cuda._queued_calls)
     with cuda.watching():
-        cuda.then(lambda: told.append("first"))
-        assert (told, cuda.is_past) == ([], False)
+        cuda.then(lambda: called.append("first"))
+        assert (called, cuda.is_past) == ([], False)
         initialise()
         initialise()  # an initialisation that failed is tried again
-        assert (told, cuda.is_past) == (["first"], True)
-        cuda.then(lambda: told.append("later"))
-    assert told == ["first", "later"]
+        assert (called, cuda.is_past) == (["first"], True)
+        cuda.then(lambda: called.append("later"))
+    assert called == ["first", "later"]
     assert len(torch.cuda._queued_calls) == queued
     assert not torch.cuda.is_initialized()
 
 
 def test_nothing_happens_after_the_watch_is_over() -> None:
-    cuda, told = Beginning(), []
+    cuda, called = Beginning(), []
     with cuda.watching():
-        cuda.then(lambda: told.append("never"))
+        cuda.then(lambda: called.append("never"))
         (begin,) = [call for call, _ in torch.cuda._queued_calls[-1:]]
     begin()
-    assert told == []
+    assert called == []
 
 
 def test_a_forked_process_does_not_touch_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, told = Beginning(), []
+    cuda, called = Beginning(), []
     with cuda.watching():
-        cuda.then(lambda: told.append("never"))
+        cuda.then(lambda: called.append("never"))
         monkeypatch.setattr(os, "getpid", lambda: -1)
         initialise()
         monkeypatch.undo()
-    assert told == []
+    assert called == []
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("meta")])

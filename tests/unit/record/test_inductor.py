@@ -68,8 +68,8 @@ def test_a_buffer_is_of_the_last_node_that_is_fused_into_it() -> None:
         "buf2": SimpleNamespace(origins=[], origin_node=up), "buf3": SimpleNamespace(origins=[])
     }  # fmt: skip
     lowering = SimpleNamespace(graph=graph.graph, name_to_buffer=buffers)
-    found = Modules(graph, calling=0).buffer_numbers(lowering)
-    assert found == {"buf0": 1, "buf1": COMPILED, "buf2": 0, "buf3": COMPILED}
+    numbers = Modules(graph, calling=0).buffer_numbers(lowering)
+    assert numbers == {"buf0": 1, "buf1": COMPILED, "buf2": 0, "buf3": COMPILED}
 
 
 def test_layers_of_code_that_one_block_compiled_are_another_blocks_where_that_one_calls_it() -> None:

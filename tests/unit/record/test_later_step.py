@@ -19,22 +19,22 @@ TRACED = Note("traced", "traced")
 
 
 class Written:
-    """A tracer that writes down what it is told."""
+    """A tracer that lists its calls."""
 
     def __init__(self, refuses: str = "") -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self._refuses = refuses
 
     def begin(self, step: int) -> None:
         if self._refuses:
             raise RuntimeError(self._refuses)
-        self.told.append(f"begin {step}")
+        self.calls.append(f"begin {step}")
 
     def place(self, place: Place) -> None:
-        self.told.append(place.phase)
+        self.calls.append(place.phase)
 
     def end(self) -> None:
-        self.told.append("end")
+        self.calls.append("end")
 
     def records(self) -> list[Record]:
         return [NoteRecord(TRACED)]
@@ -60,11 +60,11 @@ def test_a_step_that_ends_with_the_script_says_what_is_in_its_times() -> None:
 def test_one_step_warms_up_and_the_next_is_traced() -> None:
     tracer = Written()
     step = timed(tracer)
-    assert [step.step_ended(2, AFTER), step.is_on, tracer.told] == [False, False, []]
+    assert [step.step_ended(2, AFTER), step.is_on, tracer.calls] == [False, False, []]
     assert step.step_ended(3, AFTER)
     step.place(Place(4, "forward", 0, recompute=False))
     assert not step.step_ended(4, AFTER)
-    assert tracer.told == ["begin 4", "other", "forward", "end"]
+    assert tracer.calls == ["begin 4", "other", "forward", "end"]
     assert step.close() == [TimedStepRecord(4), NoteRecord(TRACED)]
 
 
@@ -90,7 +90,7 @@ def test_a_timed_step_that_does_not_end_is_no_measurement() -> None:
     step = timed(tracer)
     step.step_ended(3, AFTER)
     assert note_of(step) == "no kernel times: step 4, which was timed, did not end"
-    assert tracer.told[-1] == "end"
+    assert tracer.calls[-1] == "end"
 
 
 def test_a_tracer_that_cannot_begin_says_why() -> None:

@@ -71,8 +71,8 @@ def test_a_parameter_belongs_to_the_module_that_had_it_first() -> None:
     tied.weight = first.weight
     for layer, module in ((3, first), (4, tied)):
         marks.module(module, layer)
-    assert [marks.owners.owner(each) for each in (first.weight, first.bias, tied.bias)] == [3, 3, 4]
-    assert [marks.owners.owner(each) for each in (torch.ones(2), None)] == [KEEP_LAYER, KEEP_LAYER]
+    assert [marks.owners.owner(parameter) for parameter in (first.weight, first.bias, tied.bias)] == [3, 3, 4]
+    assert [marks.owners.owner(parameter) for parameter in (torch.ones(2), None)] == [KEEP_LAYER, KEEP_LAYER]
 
 
 def test_a_module_may_claim_a_parameter_that_none_had() -> None:
@@ -117,7 +117,7 @@ def test_state_in_an_optimizers_own_lists_is_optimizer_state_of_the_parameters_l
     claimed = marks.claimed()
     marks.optimizer(optimizer)
     taken = marks.take()
-    found = {
+    purposes = {
         address: (CATEGORIES[category], layer)
         for address, category, layer in zip(
             memoryview(taken.address).cast("Q"),
@@ -132,9 +132,9 @@ def test_state_in_an_optimizers_own_lists_is_optimizer_state_of_the_parameters_l
         optimizer.param_groups[0]["update_buffer"],
     ]
     expected = [("optimizer_state", 3), ("optimizer_state", 4), ("optimizer_state", 4), ("optimizer_state", KEEP_LAYER)]
-    assert [found[tensor.data_ptr()] for tensor in kept] == expected
-    assert found[layers[0].grad.data_ptr()] == ("gradient", 3)
-    assert optimizer.flat.data_ptr() not in found
+    assert [purposes[tensor.data_ptr()] for tensor in kept] == expected
+    assert purposes[layers[0].grad.data_ptr()] == ("gradient", 3)
+    assert optimizer.flat.data_ptr() not in purposes
     assert all((tensor.data_ptr(), 0) not in claimed for tensor in kept)
     assert all((tensor.data_ptr(), 0) in marks.claimed() for tensor in kept)
 

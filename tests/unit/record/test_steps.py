@@ -208,7 +208,7 @@ class Turns:
         self.of = [min(number, step) for number in self.of]
 
     def waits(self, stepped: Container[int]) -> bool:
-        return any(id(each) not in stepped for each in self.exist)
+        return any(id(optimizer) not in stepped for optimizer in self.exist)
 
     def run(self, names: str) -> str:
         """Work and a step of each optimizer by name; the step that each turned out to be of."""
@@ -275,9 +275,9 @@ def test_optimizers_in_backward_step_in_any_order() -> None:
     optimizers = [Optimizer() for _ in range(3)]
     for turn in (optimizers, optimizers[::-1], optimizers[1:]):
         log.steps.work()
-        for each in turn:
-            log.steps.optimizer_begins(each, in_backward=True)
-            log.steps.optimizer_ended(each, in_backward=True)
+        for optimizer in turn:
+            log.steps.optimizer_begins(optimizer, in_backward=True)
+            log.steps.optimizer_ended(optimizer, in_backward=True)
     assert (log.ended, log.steps.number) == ([1, 2], 3)
 
 

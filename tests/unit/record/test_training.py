@@ -10,12 +10,12 @@ MODEL, CRITIC = nn.Linear(4, 4), nn.Linear(4, 4)
 
 
 class Job(StepListener):
-    """A job whose optimizers step as told; ``ended`` has the samples of each step that ended."""
+    """A job whose optimizers step on request; ``ended`` has the samples of each step that ended."""
 
     def __init__(self) -> None:
         self.training = Training(Position(), 10, None, Graphs(), self)
         self.ended: list[tuple[int, int, str]] = []
-        self.optimizers = [torch.optim.SGD(each.parameters()) for each in (MODEL, CRITIC)]
+        self.optimizers = [torch.optim.SGD(model.parameters()) for model in (MODEL, CRITIC)]
 
     def step_ended(self, step: int, start_us: int, end_us: int) -> None:
         self.ended.append((step, *self.training.samples_of(step)))

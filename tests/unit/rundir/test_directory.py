@@ -73,12 +73,12 @@ def test_a_run_replaces_those_of_several_ranks_if_it_may(tmp_path: Path) -> None
         assert [entry.name for entry in path.iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("place", ["thesis.tex", "rank0/thesis.tex", "rank2/thesis.tex", "rank0/rank1/run.json"])
-def test_nothing_is_replaced_next_to_something_of_the_users(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("name", ["thesis.tex", "rank0/thesis.tex", "rank2/thesis.tex", "rank0/rank1/run.json"])
+def test_nothing_is_replaced_next_to_something_of_the_users(tmp_path: Path, name: str) -> None:
     for rank in (0, 31):
         make_run(tmp_path / f"rank{rank}")
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    (tmp_path / place).write_text(MANIFEST)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(MANIFEST)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(RunDirectoryError), create_run_directory(tmp_path, force=True):
         pass
@@ -196,7 +196,7 @@ def test_the_default_name_says_script_and_rank_and_is_free(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("name", "message"),
     [
         ("file/run", "Not a directory"),
         ("a" * 300, "File name too long"),
@@ -204,11 +204,11 @@ def test_the_default_name_says_script_and_rank_and_is_free(tmp_path: Path, monke
         ("link/run", "cannot be written"),
     ],
 )
-def test_a_place_that_cannot_be_is_told(tmp_path: Path, place: str, said: str) -> None:
+def test_a_path_that_cannot_be_a_run_directory_is_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    with pytest.raises(RunDirectoryError, match=said):
-        make_run(tmp_path / place)
+    with pytest.raises(RunDirectoryError, match=message):
+        make_run(tmp_path / name)
 
 
 def test_a_path_that_is_not_utf_8_is_a_path(tmp_path: Path) -> None:

@@ -126,6 +126,6 @@ def test_columns_grow_by_a_value_each() -> None:
 
 
 def test_every_record_has_a_kind_of_its_own() -> None:
-    assert [each.kind for each in RECORDS.values()] == list(RECORDS)
+    assert [record.kind for record in RECORDS.values()] == list(RECORDS)
     assert NoteRecord in RECORDS.values()
     assert len({*RECORDS.values()}) == len(RECORDS) > 20
