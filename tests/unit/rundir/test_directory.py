@@ -20,9 +20,10 @@ def make_run(path: Path) -> None:
         (made / "tables").mkdir()
 
 
-def test_parents_are_made(tmp_path: Path) -> None:
-    make_run(tmp_path / "deep" / "run")
-    assert (tmp_path / "deep" / "run" / "run.json").exists()
+@pytest.mark.parametrize("name", [".", "deep/run"])
+def test_an_empty_directory_is_used_and_parents_are_made(tmp_path: Path, name: str) -> None:
+    make_run(tmp_path / name)
+    assert (tmp_path / name / "run.json").exists()
 
 
 def test_a_run_is_not_overwritten_without_force(tmp_path: Path) -> None:
@@ -155,17 +156,6 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path, force: bool) -> N
         pass
 
 
-def test_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("x")
-    with pytest.raises(RunDirectoryError, match="is a file"):
-        make_run(tmp_path / "run")
-
-
-def test_an_empty_directory_is_used(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    assert (tmp_path / "run.json").exists()
-
-
 def test_two_runs_never_share_a_directory(tmp_path: Path) -> None:
     with create_run_directory(tmp_path / "run", force=False) as path:
         (path / "run.json").write_text(MANIFEST)
@@ -178,7 +168,7 @@ def test_two_runs_never_share_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         make_run(tmp_path / "run")
@@ -198,6 +188,7 @@ def test_the_default_name_says_script_and_rank_and_is_free(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("file", "is a file"),
         ("file/run", "Not a directory"),
         ("a" * 300, "File name too long"),
         ("link", "is a link to nothing"),
