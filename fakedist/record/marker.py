@@ -28,13 +28,7 @@ _untransformed: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get
 
 
 class Piece(NamedTuple):
-    """A piece of a block of device memory.
-
-    Attributes:
-        address: Address of the block: a storage.
-        start: The piece's first byte in it.
-        size: Bytes.
-    """
+    """``size`` bytes of a block of device memory (a storage) at ``address``, from the byte ``start`` on."""
 
     address: int
     start: int

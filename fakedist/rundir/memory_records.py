@@ -62,16 +62,9 @@ class MarksRecord(Record):
 
 @record_kind("stats")
 class StatisticsRecord(Record):
-    """The caching allocator's own statistics of a device at the end.
+    """The caching allocator's own statistics of a device: the most bytes, those at the end, and failed requests.
 
-    Attributes:
-        device: The device's index.
-        allocated_peak_bytes: The most that was allocated.
-        reserved_peak_bytes: The most that was reserved.
-        allocated_bytes: Allocated at the end.
-        reserved_bytes: Reserved at the end.
-        num_ooms: Requests that failed.
-        peaks_were_reset: Whether the script reset the peaks.
+    ``peaks_were_reset``: by the script.
     """
 
     device: int
@@ -85,15 +78,8 @@ class StatisticsRecord(Record):
 
 @record_kind("oom")
 class FailedRequestRecord(Record):
-    """A request that the caching allocator could not serve.
-
-    Attributes:
-        device: The device's index.
-        requested_bytes: What was asked for.
-        op: Number of the operation that asked.
-        layer: Name of the layer that asked.
-        line: The script's line, as ``file:line (function)``.
-        message: What the device had left.
+    """A request that the caching allocator could not serve: by which operation and layer, at which ``file:line
+    (function)``, and how much the device had left.
     """
 
     device: int
@@ -106,14 +92,7 @@ class FailedRequestRecord(Record):
 
 @record_kind("generated")
 class GeneratedRecord(Record):
-    """The generated code of a compiled graph.
-
-    Attributes:
-        number: Its number.
-        filename: Its file.
-        lines: The module of each line that works for one.
-        holders: Where memory changes hands.
-    """
+    """The generated code of a compiled graph, with the module of each line, and where memory changes hands."""
 
     number: int
     filename: str

@@ -65,11 +65,9 @@ class GpuRecord(Record):
 
 @record_kind("nccl")
 class NcclRecord(Record):
-    """NCCL, as the job would have loaded it. The last record counts.
+    """NCCL as the job would have loaded it, with its variables that matter for memory or time.
 
-    Attributes:
-        version: Its version.
-        environment: The NCCL variables that matter for memory or time (``rundir.environment``).
+    The last record counts.
     """
 
     version: str
@@ -78,12 +76,8 @@ class NcclRecord(Record):
 
 @record_kind("outside")
 class OutsideRecord(Record):
-    """Memory of the real GPU at the end of the run.
-
-    Attributes:
-        device: The GPU's index.
-        used_bytes: Bytes in use, other processes included.
-        reserved_bytes: Bytes that the caching allocator had reserved.
+    """Memory of the real GPU at the end of the run: bytes in use, other processes included, and bytes that the caching
+    allocator had reserved.
     """
 
     device: int
@@ -93,12 +87,8 @@ class OutsideRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """Facts about the script's training.
-
-    Attributes:
-        evaluated: Whether an evaluation ran.
-        optimizer_steps: How often any optimizer stepped.
-        counts_itself: Whether the script marked where its steps end.
+    """Facts about the script's training: whether an evaluation ran, how often any optimizer stepped, and whether the
+    script marked where its steps end.
     """
 
     evaluated: bool
@@ -131,11 +121,7 @@ class OutcomeRecord(Record):
 
 @record_kind("note")
 class NoteRecord(Record):
-    """A note for the report.
-
-    Attributes:
-        note: The note.
-    """
+    """A note for the report."""
 
     note: Note
 
@@ -272,11 +258,7 @@ class GroupsRecord(Record):
 
 @record_kind("bound")
 class BoundRecord(Record):
-    """A group that is bound to its device: NCCL creates the communicator with it, not at the first call.
-
-    Attributes:
-        group: Number of the group.
-    """
+    """A group that is bound to its device: NCCL creates the communicator with it, not at the first call."""
 
     group: int
 

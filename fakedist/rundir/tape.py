@@ -84,13 +84,7 @@ class ScriptRecord(Record):
 
 @record_kind("group", TAPE_RECORDS)
 class GroupRecord(Record):
-    """A group on which this rank sends.
-
-    Attributes:
-        number: Its number on the tape.
-        ranks: Its ranks.
-        nth: How many groups of the same ranks were made before it.
-    """
+    """A group on which this rank sends, the ``nth`` of the same ranks."""
 
     number: int
     ranks: RanksKey
@@ -116,12 +110,7 @@ class SentRecord(Record):
 
 @record_kind("stored", TAPE_RECORDS)
 class StoredRecord(Record):
-    """A value that this rank set in a store.
-
-    Attributes:
-        key: The key.
-        value: The value.
-    """
+    """A value that this rank set in a store."""
 
     key: str
     value: bytes
@@ -171,13 +160,7 @@ class Guess(Record):
 
 @record_kind("moved", TAPE_RECORDS)
 class MovedFile(Record):
-    """A file or directory that a run renamed or removed.
-
-    Attributes:
-        path: Where it was.
-        to: Where it went; empty if it was removed.
-        line: Where the script did it, as ``file:line (function)``.
-    """
+    """A file or directory that a run renamed or, with an empty ``to``, removed, at ``file:line (function)``."""
 
     path: str
     to: str
@@ -186,11 +169,9 @@ class MovedFile(Record):
 
 @record_kind("lost", TAPE_RECORDS)
 class Lost(Record):
-    """A missing file or directory that made the script fail.
+    """A missing file or directory that made the script fail: which and why, in one sentence.
 
-    Attributes:
-        text: Which it was and why it does not exist, in one sentence.
-        may_be_written: Whether a rank that has not run may write it.
+    ``may_be_written``: a rank that has not run may write it.
     """
 
     text: str
@@ -199,12 +180,7 @@ class Lost(Record):
 
 @dataclass(frozen=True)
 class Tape:
-    """The tape of one rank's run.
-
-    Attributes:
-        run_directory: The run's directory.
-        rank: The rank that ran.
-    """
+    """The tape of the run of one rank."""
 
     run_directory: Path
     rank: int

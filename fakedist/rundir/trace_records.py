@@ -23,11 +23,7 @@ CAPTURE_RANGE = f"{OWN_RANGE}timed"
 
 @record_kind("timed")
 class TimedStepRecord(Record):
-    """A step that was timed after the recorded ones.
-
-    Attributes:
-        step: Its number.
-    """
+    """A step that was timed after the recorded ones."""
 
     step: int
 
@@ -204,12 +200,7 @@ class HostWaits:
 
 @dataclass(frozen=True, slots=True)
 class HostCalls:
-    """The rank's collective calls in the timed step.
-
-    Attributes:
-        call: Sequence number.
-        at_us: When it was made, from the beginning of the step.
-    """
+    """The rank's collective calls in the timed step: sequence numbers, and when, from the beginning of the step."""
 
     call: I64
     at_us: F64
