@@ -86,7 +86,7 @@ def world(kind: str, size: int) -> Iterator[None]:
 
     with tempfile.TemporaryDirectory() as directory:
         journal = JournalWriter(Path(directory) / "journal.bin")
-        ledger = Ledger(journal, lambda: (0, 0), lambda address, num_bytes: None, lambda *gather: None)
+        ledger = Ledger(journal.append, lambda: (0, 0), lambda address, num_bytes: None, lambda *gather: None)
         with fake_world(Job(world_size=size, rank=0, target="bench"), ledger):
             dist.init_process_group("nccl")
             yield

@@ -179,20 +179,18 @@ class Surroundings:
             self._inventions = self._values.host.inventions
         execute = None if self._values is None else self._values.execute
         fast_path = make_fast_path(self._values)
-        recorder = Recorder(
-            self._journal,
+        return Recorder(
+            self._journal.append,
             job.steps,
             execute,
             self._progress,
             self._model_tracer(fast_path),
+            later_tracer=_later_tracer(job),
             until=job.until,
             make_tracker=None if keeps_metadata() else EventTracker,
             fast_path=fast_path,
             integers=None if self._values is None else self._values.graphs,
         )
-        if tracer := _later_tracer(job):
-            recorder.trace_later_step(tracer)
-        return recorder
 
     def _cuda_begins(self) -> None:
         self._process.cuda_begins()

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 
 class TypeFinder(Protocol):
-    """Finds objects by their types. Compiled code does it sooner (gpu/fast_path/compiled.py).
+    """Finds objects by their types. Compiled code is faster (gpu/fast_path/compiled.py).
 
     Types are compared by ``id``: comparing or hashing them may run the script's code.
     """
@@ -25,8 +25,6 @@ class TypeFinder(Protocol):
 
 
 class _InPython:
-    """Finds them in Python."""
-
     def types(self, objects: list[object]) -> list[type]:
         types = list(map(type, objects))
         return list(dict(zip(map(id, types), types, strict=True)).values())
@@ -36,11 +34,10 @@ class _InPython:
         return list(compress(objects, map(wanted.__contains__, map(id, map(type, objects)))))
 
     def holding(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
-        return [each for each in self.of_types(objects, types) if _length(each) in lengths]
+        return [holder for holder in self.of_types(objects, types) if _length(holder) in lengths]
 
 
 def _length(holder: object) -> int:
-    """How many items a list or dict holds, whatever its class says."""
     return list.__len__(holder) if isinstance(holder, list) else dict.__len__(cast("dict[object, object]", holder))
 
 
@@ -56,8 +53,7 @@ def find_types_with(finder: TypeFinder | None) -> None:
 class Alive:
     """The objects that were alive at a time. A large job has a million, and each type is asked for once.
 
-    Args:
-        objects: The objects. If this were among them, a cycle would keep them all alive.
+    ``objects`` must not contain this object: a cycle would keep them all alive.
     """
 
     def __init__(self, objects: list[object]) -> None:
@@ -66,16 +62,16 @@ class Alive:
 
     def of(self, is_wanted: Callable[[type], bool]) -> list[object]:
         """Every object whose type is wanted."""
-        return _finder.of_types(self._objects, [each for each in self._types if is_wanted(each)])
+        return _finder.of_types(self._objects, list(filter(is_wanted, self._types)))
 
     def holding(self, lengths: Set[int]) -> list[object]:
         """Every list, of that class itself, and every dict that holds one of these numbers of items."""
-        types = [each for each in self._types if each is list or issubclass(each, dict)]
+        types = [kind for kind in self._types if kind is list or issubclass(kind, dict)]
         return _finder.holding(self._objects, types, lengths)
 
 
 def all_alive() -> Alive:
-    """What is alive now."""
+    """The objects that are alive now."""
     return Alive(gc.get_objects())
 
 

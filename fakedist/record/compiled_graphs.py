@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -52,10 +52,10 @@ class IntegerPart:
     """Operations of a graph, in order.
 
     Attributes:
-        nodes: For each: its name, its operation, its arguments and keyword arguments. A dict stands for what JSON
-            lacks: another node (``n``), a type (``d``), a memory format (``f``), a device (``c``).
-        inputs: The place of each input among the graph's.
-        outputs: The names of results, by place.
+        nodes: The name of each, its operation, its arguments and keyword arguments. A dict stands for what JSON lacks:
+            another node (``n``), a type (``d``), a memory format (``f``), a device (``c``).
+        inputs: The index of each input among the graph's.
+        outputs: The names of results, by index.
         buffers: The name of the node whose values each buffer of the generated code holds.
     """
 
@@ -69,30 +69,19 @@ class IntegerPart:
         return [self.nodes, self.inputs, list(self.outputs.items()), self.buffers]
 
     @classmethod
-    def from_json(cls, found: object) -> IntegerPart:
+    def from_json(cls, plain: object) -> IntegerPart:
         """The part from :meth:`as_json`."""
-        assert isinstance(found, list)
-        nodes, inputs, outputs, buffers = found
+        assert isinstance(plain, list)
+        nodes, inputs, outputs, buffers = plain
         return cls([tuple(node) for node in nodes], inputs, dict(outputs), buffers)
 
 
 def integers_of(graph: fx.Graph, buffers: Mapping[str, object]) -> IntegerPart | None:
-    """The part of a lowered graph that computes integers.
-
-    Args:
-        graph: The graph.
-        buffers: The buffers of its generated code, by name, with the node of each (``origin_node``).
-    """
-    return _Reader(graph).part(buffers)
+    """The part of a lowered graph that computes integers, by its buffers' names and nodes (``origin_node``)."""
+    return _GraphReader(graph).part(buffers)
 
 
-class _Reader:
-    """Reads a graph's nodes in order.
-
-    Args:
-        graph: The graph.
-    """
-
+class _GraphReader:
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._texts: dict[fx.Node, tuple[str, str, list[object], dict[str, object]]] = {}
@@ -100,39 +89,39 @@ class _Reader:
         self._roots: dict[fx.Node, fx.Node] = {}  # whose memory a view shows
         self._writers: dict[fx.Node, list[fx.Node]] = {}
         self._lost: set[fx.Node] = set()
-        place = 0
+        index = 0
         for node in graph.nodes:
             if node.op == "placeholder":
                 if _is_wanted(node):
-                    self._inputs[node] = place
-                place += 1
+                    self._inputs[node] = index
+                index += 1
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr" and (constant := _constant(node)) is not None:
                 self._texts[node] = constant
 
     def part(self, buffers: Mapping[str, object]) -> IntegerPart | None:
-        found = IntegerPart()
+        part = IntegerPart()
         wanted: list[fx.Node] = []
         for node in self._graph.nodes:
             if node.op == "output":
-                for place, value in enumerate(_outputs(node)):
+                for index, value in enumerate(_outputs(node)):
                     if isinstance(value, fx.Node) and self._is_target(value):
-                        found.outputs[place] = value.name
+                        part.outputs[index] = value.name
                         wanted.append(value)
             elif node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
                 wanted += [value for value in node.all_input_nodes if self._is_target(value)]
         for name, buffer in buffers.items():
             origin = getattr(buffer, "origin_node", None)
             if isinstance(origin, fx.Node) and self._is_target(origin):
-                found.buffers[name] = origin.name
+                part.buffers[name] = origin.name
                 wanted.append(origin)
         needed = self._needed(wanted)
         if not needed or len(needed) > _MOST_NODES:
             return None
-        found.nodes = [self._texts[node] for node in self._graph.nodes if node in needed and node in self._texts]
-        found.inputs = {node.name: place for node, place in self._inputs.items() if node in needed}
-        return found
+        part.nodes = [self._texts[node] for node in self._graph.nodes if node in needed and node in self._texts]
+        part.inputs = {node.name: index for node, index in self._inputs.items() if node in needed}
+        return part
 
     def _needed(self, wanted: list[fx.Node]) -> set[fx.Node]:
         needed: set[fx.Node] = set()
@@ -193,8 +182,8 @@ def _constant(node: fx.Node) -> tuple[str, str, list[object], dict[str, object]]
 
 
 def _outputs(node: fx.Node) -> tuple[object, ...]:
-    found = node.args[0]
-    return tuple(found) if isinstance(found, (list, tuple)) else (found,)
+    outputs = node.args[0]
+    return tuple(outputs) if isinstance(outputs, (list, tuple)) else (outputs,)
 
 
 def _may_view(target: object) -> bool:
@@ -241,8 +230,8 @@ def _as_text(value: object) -> object:
     if isinstance(value, fx.Node):
         return {"n": value.name}
     if isinstance(value, (list, tuple)):
-        found = [_as_text(each) for each in value]
-        return _UNKNOWN if any(each is _UNKNOWN for each in found) else found
+        texts = list(map(_as_text, value))
+        return _UNKNOWN if any(text is _UNKNOWN for text in texts) else texts
     if isinstance(value, torch.dtype):
         return {"d": str(value).removeprefix("torch.")}
     if isinstance(value, torch.memory_format):
@@ -265,7 +254,7 @@ _FUNCTIONS = ("call", "partition_", "subgraph_")
 
 @dataclass
 class Generated:
-    """What is known about generated code.
+    """Facts about generated code.
 
     Attributes:
         lines: Line -> number of the module that it works for.
@@ -290,46 +279,42 @@ def parse_generated(source: str) -> Generated | None:
     if not marked.startswith(MARK):
         return None
     modules = json.loads(marked.removeprefix(MARK))
-    found = Generated()
+    generated = Generated()
     integers = before.rpartition("\n")[2]
     if integers.startswith(INTEGERS):
-        found.integers = IntegerPart.from_json(json.loads(integers.removeprefix(INTEGERS)))
+        generated.integers = IntegerPart.from_json(json.loads(integers.removeprefix(INTEGERS)))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name.startswith(_FUNCTIONS):
-            _Function(modules, found, is_whole=node.name == "call").read(node)
-    return found
+            _Function(modules, generated, is_whole=node.name == "call").read(node)
+    return generated
 
 
 class _Function:
-    """One generated function, a straight sequence of statements.
+    """One generated function, a straight sequence of statements; ``is_whole``: its inputs are the graph's."""
 
-    Args:
-        modules: Module of each buffer.
-        found: Receives the result.
-        is_whole: Whether its inputs are the graph's inputs.
-    """
-
-    def __init__(self, modules: dict[str, int], found: Generated, *, is_whole: bool) -> None:
-        self._modules, self._found, self._is_whole = modules, found, is_whole
+    def __init__(self, modules: dict[str, int], generated: Generated, *, is_whole: bool) -> None:
+        self._modules = modules
+        self._generated = generated
+        self._is_whole = is_whole
         self._roots: dict[str, int] = {}
         self._unwritten: set[str] = set()
 
     def read(self, function: ast.FunctionDef) -> None:
-        """Follow the function's statements."""
         statements = list(_statements(function.body))
-        deleted = {(each.lineno, name) for each in statements if isinstance(each, ast.Delete) for name in _names(each)}
-        for each in statements:
-            if isinstance(each, ast.Assign):
-                self._assigned(each, deleted)
-            elif isinstance(each, ast.Expr):
-                self._called(each)
+        deletions = [statement for statement in statements if isinstance(statement, ast.Delete)]
+        deleted = {(deletion.lineno, name) for deletion in deletions for name in _names(deletion)}
+        for statement in statements:
+            if isinstance(statement, ast.Assign):
+                self._assigned(statement, deleted)
+            elif isinstance(statement, ast.Expr):
+                self._called(statement)
 
     def _assigned(self, statement: ast.Assign, deleted: set[tuple[int, str]]) -> None:
         target, value = statement.targets[0], statement.value
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and value.id == "args" and self._is_whole:
-            for place, element in enumerate(target.elts):
+            for index, element in enumerate(target.elts):
                 if isinstance(element, ast.Name):
-                    self._roots[element.id] = -1 - place
+                    self._roots[element.id] = -1 - index
             return
         if not isinstance(target, ast.Name):
             return
@@ -347,7 +332,7 @@ class _Function:
             return
         self._roots[name] = root
         if (statement.lineno, source) in deleted and name != source:
-            self._found.holders.append(HolderRow(root, statement.lineno, module))
+            self._generated.holders.append(HolderRow(root, statement.lineno, module))
             self._unwritten.add(name)
 
     def _called(self, statement: ast.Expr) -> None:
@@ -360,7 +345,7 @@ class _Function:
 
     def _mark(self, statement: ast.stmt, module: int) -> None:
         for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
-            self._found.lines[line] = module
+            self._generated.lines[line] = module
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -371,7 +356,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names(node: ast.AST) -> list[str]:
-    return [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+    return [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
 
 
 def _viewed(value: ast.expr) -> str | None:
@@ -394,17 +379,8 @@ _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 Stack = tuple[tuple[int, str], ...]
 
 
-class _Lowering(Protocol):
-    """Inductor's ``GraphLowering``."""
-
-    graph: fx.Graph
-    name_to_buffer: Mapping[str, object]
-
-
-class _Code(Protocol):
-    """Inductor's ``ValueWithLineMap``: generated code, as far as it is a text."""
-
-    value: object
+#: Inductor's ``GraphLowering``, which is untyped.
+_Lowering = Any
 
 
 class Modules:
@@ -416,7 +392,7 @@ class Modules:
 
     Attributes:
         stacks: The modules of each number.
-        layers: The layer of each number, -1 if it is not known. The recorder fills this in.
+        layers: The layer of each number, -1 if it is not known. See :func:`~fakedist.record.graph_layers.find_layers`.
     """
 
     def __init__(self, graph: fx.GraphModule, calling: int) -> None:
@@ -439,17 +415,17 @@ class Modules:
         """The number of each node's module. Generated code depends on it, so it must be in a cache's key."""
         return tuple(map(self.number, _nodes(graph)))
 
-    def of_buffers(self, lowering: _Lowering) -> dict[str, int]:
+    def buffer_numbers(self, lowering: _Lowering) -> dict[str, int]:
         """The number of each buffer's module, for a graph that Inductor has lowered."""
-        order = {node: place for place, node in enumerate(lowering.graph.nodes)}
-        found = {}
+        order = {node: position for position, node in enumerate(lowering.graph.nodes)}
+        numbers = {}
         for name, buffer in lowering.name_to_buffer.items():
             origins = [*(getattr(buffer, "origins", None) or ()), getattr(buffer, "origin_node", None)]
             nodes = [node for node in origins if isinstance(node, fx.Node) and node.op == "call_function"]
             # The last of the nodes fused into a buffer is the one whose value it holds.
             last = max(nodes, key=lambda node: order.get(node, -1), default=None)
-            found[str(name)] = COMPILED if last is None else self.number(last)
-        return found
+            numbers[str(name)] = COMPILED if last is None else self.number(last)
+        return numbers
 
 
 def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
@@ -460,13 +436,13 @@ def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def _stack(node: fx.Node) -> Stack:
-    found = next((stack for name in _STACKS if (stack := node.meta.get(name))), None) or {}
-    keys = ((str(key).partition("@")[0], value[0]) for key, value in found.items())
+    modules = next((stack for name in _STACKS if (stack := node.meta.get(name))), None) or {}
+    keys = ((str(key).partition("@")[0], value[0]) for key, value in modules.items())
     return tuple((int(key) if key.isdecimal() else 0, str(path)) for key, path in keys)
 
 
-class Watched:
-    """Follows compilations, and knows which modules the numbers in a compiled graph's code mean.
+class Compilations:
+    """Follows compilations, and knows the modules behind the numbers in a compiled graph's code.
 
     Args:
         begun: Called with the modules of a graph that is about to be compiled.
@@ -476,15 +452,15 @@ class Watched:
     def __init__(self, begun: Callable[[Modules], None], calling: Callable[[], int]) -> None:
         self._begun, self._calling = begun, calling
         self._now = threading.local()
-        self._of_graph: dict[int, tuple[weakref.ref[object], Modules]] = {}
+        self._by_graph: dict[int, tuple[weakref.ref[object], Modules]] = {}
 
     def modules(self, compiled: object) -> Modules | None:
         """The modules of a compiled graph (Inductor's ``CompiledFxGraph``). None if they are not known."""
-        known = self._of_graph.get(id(compiled))
+        known = self._by_graph.get(id(compiled))
         return known[1] if known is not None and known[0]() is compiled else None
 
     @contextmanager
-    def compilations(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Follow what Inductor compiles.
 
         Raises:
@@ -546,13 +522,13 @@ class Watched:
 
         return hash_details
 
-    def _codegen(self, original: Callable[..., tuple[_Code, object]]) -> Callable[..., object]:
+    def _codegen(self, original: Callable[..., tuple[Any, object]]) -> Callable[..., object]:
         def codegen(lowering: _Lowering, *args: object, **kwargs: object) -> object:
             result = original(lowering, *args, **kwargs)
             code = result[0]
             if self._modules is not None and isinstance(source := getattr(code, "value", None), str):
                 integers = integers_of(lowering.graph, lowering.name_to_buffer)
-                code.value = with_modules(source, self._modules.of_buffers(lowering), integers)
+                code.value = with_modules(source, self._modules.buffer_numbers(lowering), integers)
             return result
 
         return codegen
@@ -560,7 +536,7 @@ class Watched:
     def _post_compile(self, original: Callable[..., None]) -> Callable[..., None]:
         def post_compile(compiled: object, *args: object, **kwargs: object) -> None:
             if self._modules is not None:
-                self._of_graph[id(compiled)] = (weakref.ref(compiled), self._modules)
+                self._by_graph[id(compiled)] = (weakref.ref(compiled), self._modules)
             original(compiled, *args, **kwargs)
 
         return post_compile
@@ -586,8 +562,8 @@ def is_followed() -> bool:
 
 
 @contextmanager
-def compilations(tell: Callable[[bool], None]) -> Iterator[None]:
-    """Call ``tell(True)`` where torch begins to compile, a graph or its backward, and ``tell(False)`` at the end.
+def compilations(report: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``report(True)`` where torch begins to compile a graph or its backward, and ``report(False)`` at the end.
 
     Raises:
         RecordingError: This version's Dynamo compiles in another way.
@@ -600,14 +576,14 @@ def compilations(tell: Callable[[bool], None]) -> Iterator[None]:
             nonlocal depth
             depth += 1
             if depth == 1:
-                tell(True)
+                report(True)
             try:
                 with original(*args, **kwargs):
                     yield
             finally:
                 depth -= 1
                 if not depth:
-                    tell(False)
+                    report(False)
 
         return install_callbacks
 
@@ -624,7 +600,7 @@ def compilations(tell: Callable[[bool], None]) -> Iterator[None]:
 
 
 @contextmanager
-def compiled_graphs(graph: Around, watched: Watched) -> Iterator[None]:
+def compiled_graphs(graph: Around, made: Compilations) -> Iterator[None]:
     """Run every graph that Inductor compiled inside ``graph(compiled, inputs)``, and follow its compilation.
 
     That context gives a function, which is called with the results.
@@ -643,7 +619,7 @@ def compiled_graphs(graph: Around, watched: Watched) -> Iterator[None]:
             if not watching:
                 watching = True
                 undo.enter_context(_inductor_graphs(graph))
-                undo.enter_context(watched.compilations())
+                undo.enter_context(made.watching())
 
         @functools.wraps(original)
         def compile_(*args: object, **kwargs: object) -> object:

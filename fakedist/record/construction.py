@@ -25,8 +25,8 @@ from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.copies import Copies
 from fakedist.record.hooks import FSDP_PARAM
 from fakedist.record.marker import Piece, device_pieces
-from fakedist.record.marks import KEEP_LAYER, Marks
-from fakedist.record.module_names import LayerTable, modules_of
+from fakedist.record.marks import Marks
+from fakedist.record.module_names import KEEP_LAYER, LayerTable, modules_of
 from fakedist.record.position import Position
 from fakedist.record.unseen import Unseen
 
@@ -45,14 +45,9 @@ class _Noted(NamedTuple):
 
 
 class Construction:
-    """What models have, as long as they have not run.
+    """The memory of models that have not run.
 
-    Args:
-        position: Where the rank is.
-        layers: Names of modules.
-        marks: Receives the marks.
-        copies: Knows the modules that are copies of a model.
-        tell_results: Given a function, has it called with the result of each operation; given None, no longer.
+    ``report_results``, given a function, has it called with the result of each operation; given None, no longer.
     """
 
     def __init__(
@@ -61,21 +56,20 @@ class Construction:
         layers: LayerTable,
         marks: Marks,
         copies: Copies,
-        tell_results: Callable[[Made | None], None],
+        report_results: Callable[[Made | None], None],
     ) -> None:
-        self._position, self._layers, self._marks, self._copies = position, layers, marks, copies
-        self._tell_results = tell_results
+        self._position = position
+        self._layers = layers
+        self._marks = marks
+        self._copies = copies
+        self._report_results = report_results
         self._noted: list[_Noted] = []
         self._owners: dict[int, weakref.ref[nn.Module]] = {}
         self._moving: list[nn.Module] = []
 
     @contextmanager
     def watching(self, unseen: Unseen) -> Iterator[None]:
-        """Note what modules register, move, load and wrap.
-
-        Args:
-            unseen: Hides the hooks from Dynamo.
-        """
+        """Note what modules register, move, load and wrap. ``unseen`` hides the hooks from Dynamo."""
         wrappers = {_FLAT_PARAM: self._watch_fsdp1, FSDP_PARAM: self._watch_fsdp2}
         with ExitStack() as stack:
 
@@ -92,22 +86,16 @@ class Construction:
             yield
 
     def mark(self, *, is_over: bool = False) -> None:
-        """Mark what is noted of the modules whose names are known.
-
-        Args:
-            is_over: Whether no further module will run. Then those that never ran get their names.
-        """
+        """Mark what is noted of modules with known names; all, once no further module runs (``is_over``)."""
         noted, self._noted = self._noted, []
-        for each in noted:
-            module = each.module()
-            if module is not None and self._layers.knows(module):
-                self._marks.mark(each.piece, "parameter", self._layers.layer(module), each.op)
+        for note in noted:
+            module = note.module()
+            if module is not None and (self._layers.knows(module) or (is_over and module not in self._copies.modules)):
+                self._marks.mark(note.piece, "parameter", self._layers.layer(module), note.op)
             elif not is_over:
-                self._noted.append(each)
+                self._noted.append(note)
             elif module is None:
-                self._marks.mark(each.piece, "parameter", KEEP_LAYER, each.op)
-            elif module not in self._copies.modules:
-                self._marks.mark(each.piece, "parameter", self._layers.layer(module), each.op)
+                self._marks.mark(note.piece, "parameter", KEEP_LAYER, note.op)
 
     # ---- noting
 
@@ -118,7 +106,6 @@ class Construction:
         return position.step == 0 and position.calling() is None and not is_tracing()
 
     def _note(self, tensor: object, module: nn.Module) -> None:
-        """Note where a tensor of a module is now."""
         if isinstance(tensor, torch.Tensor) and not is_lazy(tensor) and getattr(tensor, "fake_mode", None) is None:
             for piece in device_pieces(tensor):
                 self._noted.append(_Noted(self._position.op - 1, piece, weakref.ref(module)))
@@ -159,13 +146,13 @@ class Construction:
             self._note_own(self_)
             self._moving.append(self_)
             if len(self._moving) == 1:
-                self._tell_results(self._made)
+                self._report_results(self._made)
             try:
                 return original(self_, *args, **kwargs)
             finally:
                 self._moving.pop()
                 if not self._moving:
-                    self._tell_results(None)
+                    self._report_results(None)
                 self._note_own(self_)
 
         with unseen.replaced(nn.Module, "_apply", apply) as original:
@@ -193,8 +180,8 @@ class Construction:
 
         def init(handle: Any, params: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
             if self._is_on:
-                for each in modules_of(module):
-                    self._note_own(each)
+                for inner in modules_of(module):
+                    self._note_own(inner)
             original(handle, params, module, *args, **kwargs)
             if self._is_on:
                 views = present(handle, "_get_unflat_views")()

@@ -37,11 +37,11 @@ _LEVELS = 3
 def variable_name(held: object) -> str:
     """The name of a variable or attribute that holds an object or a holder of it. Empty if none is known."""
     for _ in range(_LEVELS):
-        holders = [each for each in gc.get_referrers(held) if not isinstance(each, (FrameType, list, tuple))]
-        if name := _local_name({id(held), *(id(each) for each in holders if isinstance(each, CellType))}):
+        holders = [holder for holder in gc.get_referrers(held) if not isinstance(holder, (FrameType, list, tuple))]
+        if name := _local_name({id(held), *(id(holder) for holder in holders if isinstance(holder, CellType))}):
             return name
         keys = [(key, holder) for holder in holders for key in _keys(holder, held)]
-        for key, holder in sorted(keys, key=lambda found: found[0] in _SAY_NOTHING):
+        for key, holder in sorted(keys, key=lambda pair: pair[0] in _SAY_NOTHING):
             if key not in _SAY_NOTHING:
                 return key
             held = _owner(holder)
@@ -65,9 +65,9 @@ def _keys(holder: object, held: object) -> Iterator[str]:
 def _owner(holder: object) -> object:
     """The instance whose ``__dict__`` a holder is, or the holder itself."""
     if isinstance(holder, dict):
-        for each in gc.get_referrers(holder):
-            if not isinstance(each, (dict, ModuleType)) and getattr(each, "__dict__", None) is holder:
-                return each
+        for referrer in gc.get_referrers(holder):
+            if not isinstance(referrer, (dict, ModuleType)) and getattr(referrer, "__dict__", None) is holder:
+                return referrer
     return holder
 
 
@@ -96,32 +96,31 @@ def _locals(frame: FrameType) -> Iterator[tuple[str, int]]:
     elif (first := _first_local()) >= 0:
         code = frame.f_code
         cells = [name for name in code.co_cellvars if name not in code.co_varnames]
-        for place, name in enumerate((*code.co_varnames, *cells, *code.co_freevars)):
-            yield name, _word(_inside(frame), first + place)
+        for index, name in enumerate((*code.co_varnames, *cells, *code.co_freevars)):
+            yield name, _word(_inside(frame), first + index)
 
 
 def _inside(frame: FrameType) -> int:
     return _word(id(frame), _FRAME_FIELD)
 
 
-def _word(address: int, place: int) -> int:
-    return ctypes.c_size_t.from_address(address + place * _WORD).value
+def _word(address: int, index: int) -> int:
+    return ctypes.c_size_t.from_address(address + index * _WORD).value
 
 
 def _first_local() -> int:
     """Index of the word in an interpreter frame that holds the first local, found in a frame with a known local."""
     marker = object()
     frame = sys._getframe()
-    place = frame.f_code.co_varnames.index("marker")
+    index = frame.f_code.co_varnames.index("marker")
     address = id(marker)
     words = read_words(_inside(frame), _FAR)
-    return words.index(address) - place if address in words else -1
+    return words.index(address) - index if address in words else -1
 
 
 _COPY = "copy of the parameters"
-_LEAST = 0.01  # share of known memory below which no search is made: it takes a tenth of a second
+_LEAST = 0.01  # fraction of known memory below which no search is made: it takes a tenth of a second
 Shapes = dict[str, tuple[int, ...]]
-
 
 # Methods are nn.Module's own: Megatron's DistributedDataParallel keeps a list under the name ``buffers``.
 
@@ -129,12 +128,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Copies:
     """Finds copies of models and marks their memory. Each copy has its own layer.
 
-    Args:
-        layers: Names of the modules that ran.
-        marks: Receives the marks.
-
     Attributes:
-        modules: The copies that were found, with all below them.
+        modules: The copies, with all below them.
     """
 
     def __init__(self, layers: LayerTable, marks: Marks) -> None:
@@ -166,9 +161,10 @@ class Copies:
         if not _leaves_any(sum(pieces.values())):
             return
         wanted = [counts for root in trained for counts in _counts(root)]
-        found = all_alive()
-        all_modules, holders = found.of(_is_module), found.holding({counts.total() for counts in wanted})
-        del found  # it may hold this call's frame, which would hold it, too
+        living = all_alive()
+        all_modules = living.of(lambda kind: issubclass(kind, nn.Module))
+        holders = living.holding({counts.total() for counts in wanted})
+        del living  # it may hold this call's frame, which would hold it, too
         claimed = {address for address, _ in pieces}
         for module in self._strangers(all_modules):
             tensors = [t for t in _state(module).values() if not set(_addresses([t])) <= claimed]
@@ -195,15 +191,11 @@ class Copies:
         for (address, start), bytes_ in pieces.items():
             self._marks.mark(Piece(address, start, bytes_), category, layer)
 
-    def _strangers(self, found: list[object]) -> list[nn.Module]:
+    def _strangers(self, objects: list[object]) -> list[nn.Module]:
         """Modules that never ran and are part of neither a module that did nor another stranger."""
-        modules = [each for each in found if isinstance(each, nn.Module) and not self._layers.knows(each)]
+        modules = [module for module in objects if isinstance(module, nn.Module) and not self._layers.knows(module)]
         inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         return [module for module in modules if id(module) not in inner and "_parameters" in module.__dict__]
-
-
-def _is_module(of: type) -> bool:
-    return issubclass(of, nn.Module)
 
 
 def _leaves_any(known: int | None) -> bool:
@@ -265,7 +257,7 @@ def _tensors_of(holder: object) -> list[torch.Tensor]:
     if type(next(iter(values), None)) not in PLAIN:
         return []
     held = list(values)
-    tensors = [each for each in held if type(each) in PLAIN and isinstance(each, torch.Tensor) and each.is_cuda]
+    tensors = [item for item in held if type(item) in PLAIN and isinstance(item, torch.Tensor) and item.is_cuda]
     return tensors if len(tensors) == len(held) else []
 
 
@@ -275,4 +267,4 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
 
 def _pieces(tensors: Iterable[torch.Tensor]) -> dict[tuple[int, int], int]:
     """Bytes by location: (address of the storage, start in it)."""
-    return {(address, start): size for each in tensors for address, start, size in device_pieces(each)}
+    return {(address, start): size for tensor in tensors for address, start, size in device_pieces(tensor)}

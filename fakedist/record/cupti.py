@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -37,13 +37,13 @@ _MAPS = Path("/proc/self/maps")
 
 
 def enable_event_records() -> bool:
-    """Begin. The profiler must have started. Returns whether CUPTI does it."""
+    """Have CUPTI record events. The profiler must have started. Returns whether CUPTI does it."""
     library = _cupti()
     return library is not None and library.cuptiActivityEnable(_CUDA_EVENT) == 0
 
 
 def disable_event_records() -> None:
-    """End, after :func:`enable_event_records`."""
+    """Undo :func:`enable_event_records`."""
     library = _cupti()
     if library is not None:
         library.cuptiActivityDisable(_CUDA_EVENT)
@@ -68,7 +68,7 @@ _NODE = re.compile(r'"graph node id": ?(\d+)')
 _CALL = re.compile(r"(?:__)?cu(?:da)?[A-Z]\w+$|INVALID$|unknown$")
 #: Events that the profiler reports as GPU work although they are none.
 _NO_WORK = re.compile(r"\w+ Sync$|Stream Wait|Iteration Start|cudaEvent$")
-#: Those that wait, by Kineto's names, and what they are in a table of launches.
+#: Those that wait, by Kineto's names, as the table of launches calls them.
 _WAITS = {
     "Stream Wait Event": "stream_waits",
     "Event Sync": "host_waits",
@@ -78,52 +78,12 @@ _WAITS = {
 _RECORD = re.compile(r'"wait_on_(stream|cuda_event_record_corr_id)": ?(-?\d+)')
 
 
-class KinetoEvent(Protocol):
-    """What this module needs of torch's ``_KinetoEvent``. Times are in nanoseconds."""
-
-    def name(self) -> str:
-        """Its name."""
-
-    def start_ns(self) -> int:
-        """When it began."""
-
-    def duration_ns(self) -> int:
-        """How long it took."""
-
-    def device_type(self) -> object:
-        """Where it ran: on the host or on a GPU."""
-
-    def device_resource_id(self) -> int:
-        """Its thread or stream."""
-
-    def correlation_id(self) -> int:
-        """Its own number."""
-
-    def linked_correlation_id(self) -> int:
-        """The number of the operation that was running, or 0."""
-
-    def sequence_nr(self) -> int:
-        """Autograd's sequence number; -1 without one."""
-
-    def is_user_annotation(self) -> bool:
-        """Whether it is a range on the GPU, and no work."""
-
-    def metadata_json(self) -> str:
-        """Grid, block, graph and more, as the inside of a JSON object."""
-
-    def nbytes(self) -> int:
-        """Bytes of a copy or fill; 0 without any."""
-
-    def flops(self) -> int:
-        """Torch's own count for a matrix product; 0 where it counts none."""
+#: Torch's ``_KinetoEvent``, which is untyped. Its times are in nanoseconds.
+KinetoEvent = Any
 
 
 class CuptiTracer:
-    """``torch.profiler`` around the timed step.
-
-    Args:
-        source: Where its times come from: measured, or simulated on the virtual GPU.
-    """
+    """``torch.profiler`` around the timed step, whose times are measured, or simulated on the virtual GPU."""
 
     def __init__(self, source: Literal["measured", "simulated"] = "measured") -> None:
         self._source = source
@@ -179,14 +139,7 @@ def profiler_record(
     *,
     has_events: bool = False,
 ) -> ProfilerRecord:
-    """Make the journal's record of what ``torch.profiler`` saw.
-
-    Args:
-        events: Torch's ``_KinetoEvent`` objects, or objects with their methods.
-        gpu: The GPU's name.
-        source: Where its times come from.
-        has_events: Whether CUPTI traced where events were recorded.
-    """
+    """Make the journal's record of what ``torch.profiler`` saw; ``has_events``: where events were recorded, too."""
     operations, calls, activity = Columns(TracedOperations), Columns(TracedCalls), Columns(TracedActivity)
     waits = Columns(TracedWaits)
     texts: dict[str, int] = {}
@@ -243,13 +196,13 @@ def _add_activity(activity: Columns[TracedActivity], event: KinetoEvent, texts: 
 
 
 def _add_wait(waits: Columns[TracedWaits], event: KinetoEvent) -> None:
-    what, start = _WAITS[event.name()], event.start_ns()
-    found = {key: int(value) for key, value in _RECORD.findall(event.metadata_json())}
+    start = event.start_ns()
+    recorded = {key: int(value) for key, value in _RECORD.findall(event.metadata_json())}
     waits.add(
-        what=LAUNCH_KINDS.index(what),
+        what=LAUNCH_KINDS.index(_WAITS[event.name()]),
         stream=event.device_resource_id(),
-        recorded_on=found.get("stream", -1),
-        record=found.get("cuda_event_record_corr_id", -1),
+        recorded_on=recorded.get("stream", -1),
+        record=recorded.get("cuda_event_record_corr_id", -1),
         correlation=event.correlation_id(),
         start=start,
         end=start + event.duration_ns(),

@@ -25,7 +25,7 @@ from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
 from fakedist.patch import patched, present
 from fakedist.rank.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
-from fakedist.record.numbering import Gemms, HistoryReader, Read
+from fakedist.record.numbering import FastPath, Gemms, Read
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.environment import SETTINGS, nccl_variables, refusal
@@ -40,8 +40,8 @@ _INDUCTOR = "torch._inductor"
 def take_snapshot() -> dict[str, Any]:  # torch's own dict; its readers say what they read of it
     """Take torch's snapshot. CUDA must be initialised."""
     with without_inductor():
-        taken: dict[str, Any] = torch._C._cuda_memorySnapshot(None)
-    return taken
+        snapshot: dict[str, Any] = torch._C._cuda_memorySnapshot(None)
+    return snapshot
 
 
 @contextmanager
@@ -94,9 +94,9 @@ def check_allocator() -> None:
 
 def allocator_settings() -> str:
     """The allocator's settings, as in PYTORCH_ALLOC_CONF. CUDA must be initialised."""
-    found = take_snapshot().get("allocator_settings", {})
-    told = [found[name] for name in SETTINGS if name in found]
-    return next(map(str, filter(None, told or [os.environ.get(name) for name in SETTINGS])), "")
+    settings = take_snapshot().get("allocator_settings", {})
+    values = [settings[name] for name in SETTINGS if name in settings] or map(os.environ.get, SETTINGS)
+    return next(map(str, filter(None, values)), "")
 
 
 _QUEUE = "_queued_calls"
@@ -111,18 +111,18 @@ class Beginning:
 
     def __init__(self) -> None:
         self.is_past = False
-        self._told: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], None]] = []
         self._pid = os.getpid()
 
-    def then(self, told: Callable[[], None]) -> None:
-        """Call ``told`` when CUDA is initialised, before anything is allocated, or now if it already is.
+    def then(self, call: Callable[[], None]) -> None:
+        """Call a function when CUDA is initialised, before anything is allocated, or now if it already is.
 
-        Torch turns an ``Exception`` that ``told`` raises into one of its own.
+        Torch turns an ``Exception`` that it raises into one of its own.
         """
         if self.is_past:
-            told()
+            call()
         else:
-            self._told.append(told)
+            self._waiting.append(call)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -138,7 +138,7 @@ class Beginning:
         try:
             yield
         finally:
-            self._told.clear()
+            self._waiting.clear()
             queue = present(torch.cuda, _QUEUE)
             queue[:] = [call for call in queue if call[0] != self._begin]
 
@@ -159,9 +159,9 @@ class Beginning:
         if self.is_past or os.getpid() != self._pid:  # a forked process must not touch CUDA
             return
         self.is_past = True
-        told, self._told = self._told, []
-        for each in told:
-            each()
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
 
 
 def nccl_record() -> NcclRecord:
@@ -174,9 +174,6 @@ def outside_record(device: int) -> OutsideRecord | None:
     """Bytes in use on the real GPU, and bytes that the caching allocator reserved. None if CUDA no longer answers.
 
     The bytes in use include other processes on the same GPU.
-
-    Args:
-        device: The GPU's index.
     """
     try:
         free, total = torch.cuda.mem_get_info(device)
@@ -218,7 +215,7 @@ class _Entry(TypedDict, total=False):
 
 
 class _Segment(TypedDict):
-    """What is read of a segment in torch's snapshot."""
+    """A segment in torch's snapshot, as far as it is read."""
 
     device: int
     address: int
@@ -234,21 +231,21 @@ class _PoolRange(NamedTuple):
     pool: tuple[int, int]
 
 
-class EventTracker(Protocol):
-    """Numbers the events of a history that keeps no metadata. gpu/fast_path implements it."""
+class EventNumbers(Protocol):
+    """Numbers the events of a history that keeps no metadata; gpu/fast_path implements it."""
 
     def tell(self, number: str) -> None:
         """Events from now on belong to this operation."""
 
     def operations(self, device: int, actions: Sequence[str]) -> Sequence[int]:
-        """The operation of each event of a device since :meth:`forget`."""
+        """The operation of every event of a device since :meth:`forget`."""
 
     def forget(self) -> None:
         """Begin again, as the history does."""
 
 
 def keeps_metadata() -> bool:
-    """Whether the allocator's history can carry the number of the operation: torch 2.8 and 2.9 cannot do that."""
+    """Whether the allocator's history can carry the number of the operation, which torch 2.8 and 2.9 cannot."""
     return hasattr(torch._C, _SET_METADATA)
 
 
@@ -258,28 +255,29 @@ class AllocatorHistory:
     Args:
         append: Receives the records.
         take_gemms: Returns the matrix products since the last call.
-        make_tracker: Makes what numbers the events if the history keeps no metadata. Called once CUDA is initialised.
+        make_tracker: Numbers the events if the history keeps no metadata. Called once CUDA is initialised.
         reader: Reads the history instead of :meth:`AllocatorHistory.read`, unless its events must be numbered.
+        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated in addition to its output, or
+            that a library allocated for its own GEMMs. It is cuBLAS's workspace, kept or for that one call.
 
     Attributes:
         is_on: Whether allocations are recorded.
         peaks_were_reset: Whether the script reset the allocator's peak statistics, so that they miss the run's peak.
         requests_ignored: How often the script tried to record the history itself.
-        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated in addition to its output, or
-            that a library allocated for its own GEMMs. It is cuBLAS's workspace, kept or for that one call.
     """
 
     def __init__(
         self,
         append: Callable[[Record], None],
         take_gemms: Callable[[], Gemms],
-        make_tracker: Callable[[], EventTracker] | None = None,
-        reader: HistoryReader | None = None,
+        make_tracker: Callable[[], EventNumbers] | None = None,
+        reader: FastPath | None = None,
+        on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None,
     ) -> None:
         self.is_on = False
         self.peaks_were_reset = False
         self.requests_ignored = 0
-        self.on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None
+        self._on_workspace = on_workspace
         self._reader = reader
         self._append = append
         self._take_gemms = take_gemms
@@ -289,11 +287,11 @@ class AllocatorHistory:
         self._workspace_stacks: set[int] = set()
         self._highest = -1
         self._make_tracker = make_tracker
-        self._tracker: EventTracker | None = None
+        self._tracker: EventNumbers | None = None
         self._record: Callable[..., None] = present(torch.cuda.memory, _RECORD)
 
     def start(self) -> None:
-        """Start or restart an empty history. Only allocations carry a Python stack. CUDA must be initialised."""
+        """Start an empty history. Only allocations carry a Python stack. CUDA must be initialised."""
         self.is_on = True
         self._record(enabled="all", context="alloc", stacks="python", clear_history=True)
         if self._make_tracker is not None and self._tracker is None:
@@ -320,22 +318,22 @@ class AllocatorHistory:
             self._drain()
 
     def _drain(self) -> None:
-        read = self._read_sooner()
-        taken = self.read() if read is None else []
+        read = self._read_compiled()
+        records = self.read() if read is None else []
         self.start()
-        for record in taken:
+        for record in records:
             numbered = self._numbered(record)
             self._report_workspaces(numbered, self._may_be_workspaces(numbered))
             self._highest = max(self._highest, *memoryview(record.op).cast("q"))
             self._append(numbered)
         for record, products, highest in read or ():
-            self._know(record)
+            self._keep_numbers(record)
             self._report_workspaces(record, self._may_be_workspaces(record) if self._workspace_stacks else products)
             self._highest = highest
             self._append(record)
 
-    def _read_sooner(self) -> list[Read] | None:
-        """What compiled code reads and numbers. None if it cannot."""
+    def _read_compiled(self) -> list[Read] | None:
+        """The history as compiled code reads and numbers it. None if it cannot."""
         if self._reader is None or self._tracker is not None:
             return None
         with without_inductor():
@@ -355,20 +353,21 @@ class AllocatorHistory:
         ]
 
     @property
-    def tell(self) -> Callable[[str], None]:
-        """``tell(number)``: events from now on belong to this operation. Recording must have started."""
-        found: Callable[[str], None] = present(torch._C, _SET_METADATA) if self._tracker is None else self._tracker.tell
-        return found
+    def number(self) -> Callable[[str], None]:
+        """``number(op)``: events from now on belong to this operation. Recording must have started."""
+        if self._tracker is not None:
+            return self._tracker.tell
+        set_metadata: Callable[[str], None] = present(torch._C, _SET_METADATA)
+        return set_metadata
 
     def _operations(self, device: int, trace: list[_Entry]) -> Sequence[int]:
         """The number of the operation that ran at each event; -1 if none did."""
         if self._tracker is not None:
             return self._tracker.operations(device, [entry["action"] for entry in trace])
-        numbers = _Numbers()
+        numbers = _OperationNumbers()
         return [numbers[entry.get("user_metadata")] for entry in trace]
 
     def _numbered(self, record: EventsRecord) -> EventsRecord:
-        """A history with the numbers of frames and stacks in the journal."""
         first_frame, first_stack = len(self._frames), len(self._stacks)
         rows = record.frames
         numbers = [self._stack([rows[frame] for frame in frames]) for frames in record.stacks]
@@ -387,8 +386,7 @@ class AllocatorHistory:
         numbers = tuple(self._frames.setdefault(row, len(self._frames)) for row in others)
         return self._number(numbers, others)
 
-    def _know(self, record: EventsRecord) -> None:
-        """Keep the frames and stacks that compiled code has numbered."""
+    def _keep_numbers(self, record: EventsRecord) -> None:
         for row in record.frames:
             self._frames[row] = len(self._frames)
         if record.stacks:
@@ -397,7 +395,6 @@ class AllocatorHistory:
                 self._number(numbers, [rows[number] for number in numbers])
 
     def _number(self, numbers: tuple[int, ...], rows: list[FrameRow]) -> int:
-        """The number of a stack of these frames."""
         stack = self._stacks.setdefault(numbers, len(self._stacks))
         caller = next((row for row in rows if not row.filename.startswith((OURS, TORCH, "<"))), None)
         if caller is not None and caller.function in WORKSPACE_FUNCTIONS:
@@ -405,14 +402,13 @@ class AllocatorHistory:
         return stack
 
     def _may_be_workspaces(self, record: EventsRecord) -> list[tuple[int, int]]:
-        """(row, highest operation so far) of what a product of matrices or a library's own function allocated."""
+        """(row, highest operation so far) of blocks that a matrix product or a library's own function allocated."""
         stack, op = memoryview(record.stack).cast("i"), memoryview(record.op).cast("q")
         highest = array("q", accumulate(op, max, initial=self._highest))
         rows = [row for row, code in enumerate(record.action) if code == _ALLOC]
         return [(r, highest[r + 1]) for r in rows if op[r] in self._gemms or stack[r] in self._workspace_stacks]
 
     def _report_workspaces(self, record: EventsRecord, rows: Iterable[tuple[int, int]]) -> None:
-        """Report the workspaces among these blocks."""
         stack = memoryview(record.stack).cast("i")
         address, size, op = (memoryview(column).cast("q") for column in (record.address, record.size, record.op))
         for row, highest in rows:
@@ -420,7 +416,7 @@ class AllocatorHistory:
             # A block of an operand's size would be a contiguous copy of that operand.
             is_product_workspace = gemm is not None and address[row] != gemm[0] and size[row] not in gemm[1:]
             if is_product_workspace or stack[row] in self._workspace_stacks:
-                self.on_workspace(address[row], highest, size[row])
+                self._on_workspace(address[row], highest, size[row])
 
     def statistics(self) -> list[StatisticsRecord]:
         """The allocator's own statistics for every device in use. The replay of the journal is checked against them."""
@@ -443,7 +439,7 @@ class AllocatorHistory:
         return records
 
 
-class _Numbers(dict[str | None, int]):
+class _OperationNumbers(dict[str | None, int]):
     """The operation that an entry's metadata names. -1 for none."""
 
     def __missing__(self, metadata: str | None) -> int:
@@ -452,7 +448,6 @@ class _Numbers(dict[str | None, int]):
 
 
 def _events(device: int, trace: list[_Entry], operations: Sequence[int], private: list[_PoolRange]) -> EventsRecord:
-    """The history of a device, with frames and stacks of its own."""
     # One pass for each column is twice as fast as one pass for all, and there may be 100,000 entries a second.
     address = array("Q", [entry["addr"] if "addr" in entry else entry.get("device_free", 0) for entry in trace])
     stack, stacks, frames = _stacks_of(trace)
@@ -481,20 +476,20 @@ def _stacks_of(trace: list[_Entry]) -> tuple[array[int], list[tuple[int, ...]], 
     # Each allocation has a list of its own. Equal frames of a snapshot are one object.
     known: dict[tuple[int, ...], int] = {}
     frames: dict[int, _Frame] = {}
-    found = array("i")
+    stack = array("i")
     for entry in trace:
         if (own := entry.get("frames")) is None:
-            found.append(-1)
+            stack.append(-1)
             continue
         key = tuple(map(id, own))
         number = known.get(key)
         if number is None:
             number = known[key] = len(known)
             frames.update(zip(key, own, strict=True))
-        found.append(number)
-    places = {key: place for place, key in enumerate(frames)}
+        stack.append(number)
+    index = {key: position for position, key in enumerate(frames)}
     rows = [FrameRow(frame["filename"], frame["line"], frame["name"]) for frame in frames.values()]
-    return found, [tuple(map(places.__getitem__, key)) for key in known], rows
+    return stack, [tuple(map(index.__getitem__, key)) for key in known], rows
 
 
 def _without_ours(rows: list[FrameRow]) -> list[FrameRow]:
@@ -518,8 +513,8 @@ def _private_pools(segments: list[_Segment], device: int) -> list[_PoolRange]:
 
 def _pool_at(address: int, private: list[_PoolRange]) -> tuple[int, int]:
     """The pool of an address. Pages that are mapped later begin in the middle of an expandable segment."""
-    place = bisect_right(private, address, key=lambda held: held.start) - 1
-    return private[place].pool if place >= 0 and address < private[place].end else _COMMON_POOL
+    index = bisect_right(private, address, key=lambda held: held.start) - 1
+    return private[index].pool if index >= 0 and address < private[index].end else _COMMON_POOL
 
 
 @contextmanager

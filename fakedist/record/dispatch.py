@@ -71,10 +71,7 @@ _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 class Interception:
     """Has every operation run by a function, in threads where it is on.
 
-    Args:
-        key: The dispatch key.
-        fallback: Its kernel: ``fallback(keyset, func, *args, **kwargs)``.
-        fast_path: The compiled kernel that comes before it. None if there is none.
+    ``fallback(keyset, func, *args, **kwargs)`` is the kernel of the dispatch key. A fast path comes before it.
     """
 
     def __init__(self, key: DispatchKey, fallback: Callable[..., object], fast_path: FastPath | None) -> None:
@@ -140,7 +137,6 @@ class Interception:
 
 
 def _unseen(names: Iterable[str]) -> list[torch.library.Library]:
-    """Have these operations pass by the key."""
     libraries: dict[str, torch.library.Library] = {}
     for name in names:
         _library_of(name, libraries).impl(name, torch.library.fallthrough_kernel, _FAKE)
@@ -204,8 +200,6 @@ def every_operation(run: Run, fast_path: FastPath | None = None) -> Iterator[Int
 
 
 class _OneOperation:
-    """The kernel of one operation. It looks the operation up on the first call."""
-
     def __init__(self, name: str, fallback: Callable[..., object]) -> None:
         self._name, self._fallback = name, fallback
         self._func: OpOverload | None = None
@@ -303,12 +297,12 @@ def _beneath_others(beneath: _Beneath, key: DispatchKey) -> Iterator[None]:
 
 def _unused_key() -> DispatchKey:
     try:
-        found: DispatchKey = present(torch._C, "_parse_dispatch_key")(_FAKE)
+        key: DispatchKey = present(torch._C, "_parse_dispatch_key")(_FAKE)
     except RuntimeError as error:
         raise RecordingError(
             f"torch {torch.__version__} has no dispatch key of its own that is free to use", "pip install torch==2.15.0"
         ) from error
-    return found
+    return key
 
 
 @contextmanager
@@ -374,7 +368,7 @@ def _numbers_in_constructors(key: DispatchKey, above: torch._C.DispatchKeySet, r
 
 @contextmanager
 def warnings_at_the_script() -> Iterator[None]:
-    """Replace a place in this package by the script's running line, where a warning is shown.
+    """Show a warning at the script's running line, not at a line of this package.
 
     torch's C++ gives a warning to the innermost Python frame, and that is the recorder's dispatch mode.
     """

@@ -1,4 +1,4 @@
-"""Tells a language model's generation from its other forwards without gradients, without the script's help."""
+"""Distinguishes a language model's generation from its other forwards without gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CACHES = (
 )
 
 
-class _Call(NamedTuple):
+class _TokenForward(NamedTuple):
     """A forward without gradients: the shape of its tokens, and how it was one of several that generate."""
 
     sequences: int
@@ -29,20 +29,20 @@ class Generation:
 
     A forward without gradients generates
 
-    - if it is given a cache of keys and values, or of states, as transformers' ``generate()`` does from the prompt on;
+    - if it gets a cache of keys and values, or of states, as transformers' ``generate()`` does from the prompt on;
     - if it goes on where the module's forward before ended: with one token for each sequence after a longer input (a
       cache inside the model), or with one token more than before (no cache), or after that with as many (the context
-      is full). Of such a loop, the first forward, of the prompt, is an ordinary one: nothing tells what follows it.
+      is full). Of such a loop, the first forward, of the prompt, is an ordinary one: its successors are not known yet.
 
     Tokens are the first tensor of integers among the arguments that has two dimensions. An evaluation and the
     log-probabilities of a reference model do neither.
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, _Call] = {}
+        self._last: dict[int, _TokenForward] = {}
 
     def generates(self, module: nn.Module, args: Iterable[object], kwargs: dict[str, object]) -> bool:
-        """Take note of a root module that is about to run forward, and tell whether it generates."""
+        """Take note of a root module that is about to run forward, and return whether it generates."""
         if torch.is_grad_enabled():
             self._last.clear()  # what follows is another loop
             return False
@@ -52,11 +52,11 @@ class Generation:
         else:
             generates, grows = self._goes_on(self._last.get(id(module)), shape)
         if shape is not None:
-            self._last[id(module)] = _Call(*shape, generates, grows)
+            self._last[id(module)] = _TokenForward(*shape, generates, grows)
         return generates
 
     @staticmethod
-    def _goes_on(last: _Call | None, shape: tuple[int, int] | None) -> tuple[bool, bool]:
+    def _goes_on(last: _TokenForward | None, shape: tuple[int, int] | None) -> tuple[bool, bool]:
         """Whether a forward goes on where the last one ended, and whether without a cache."""
         if last is None or shape is None or last.sequences != shape[0]:
             return False, False
@@ -67,7 +67,7 @@ class Generation:
 
 
 def _tokens(arguments: Iterable[object]) -> tuple[int, int] | None:
-    """Sequences and tokens of each; None without a tensor of tokens."""
+    """Number of sequences, and of tokens in each; None without a tensor of tokens."""
     for value in arguments:
         if not isinstance(value, torch.Tensor) or value.is_nested or value.dim() != 2:
             continue

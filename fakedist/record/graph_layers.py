@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 
 from fakedist.patch import present
-from fakedist.record.compiled_graphs import Generated, Modules, Watched, parse_generated
+from fakedist.record.compiled_graphs import Compilations, Generated, Modules, parse_generated
 from fakedist.record.marker import device_pieces
 from fakedist.record.module_names import OUTSIDE, LayerTable
 from fakedist.rundir.encoding import Record
@@ -22,7 +22,7 @@ _MOST_FRAMES = 16
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedGraph:
     """A compiled graph that a layer calls.
 
     Attributes:
@@ -64,7 +64,6 @@ class Placed:
                 yield tensor, node
 
     def _frame(self, frame: FrameType | None) -> FrameType | None:
-        """The frame of the generated code that called this one."""
         for _ in range(_MOST_FRAMES):
             if frame is None or frame.f_code.co_filename == self.filename:
                 return frame
@@ -73,19 +72,14 @@ class Placed:
 
 
 class Placing:
-    """Places compiled graphs, and records where.
+    """Places compiled graphs, and records where."""
 
-    Args:
-        layers: Names of modules.
-        watched: The modules of each graph.
-
-    """
-
-    def __init__(self, layers: LayerTable, watched: Watched) -> None:
-        self._layers, self._watched = layers, watched
+    def __init__(self, layers: LayerTable, compilations: Compilations) -> None:
+        self._layers = layers
+        self._compilations = compilations
         self._codes: dict[str, tuple[int, Generated | None]] = {}
         self._placings: dict[tuple[int, ...], int] = {}
-        self._placed: dict[tuple[int, int], tuple[Modules, Placed]] = {}
+        self._placed: dict[tuple[int, int], tuple[Modules, PlacedGraph]] = {}
         self._new_codes: list[Record] = []
         self._new_placings: list[PlacingRow] = []
         self._new_graphs: list[GraphRow] = []
@@ -103,15 +97,8 @@ class Placing:
         self._new_placings, self._new_graphs, self._new_held = [], [], []
         return taken
 
-    def begins(self, compiled: object, inputs: Sequence[object], op: int, calling: int) -> Placed | None:
-        """Begin the run of a compiled graph, and return what is known about it.
-
-        Args:
-            compiled: Inductor's compiled graph.
-            inputs: The inputs that it is called with.
-            op: Number of its call.
-            calling: The layer that calls it.
-        """
+    def begins(self, compiled: object, inputs: Sequence[object], op: int, calling: int) -> PlacedGraph | None:
+        """Begin the run of Inductor's compiled graph, called as operation ``op`` by the layer ``calling``."""
         placed = self._placed_of(compiled, calling)
         if placed is None:
             return None
@@ -123,9 +110,9 @@ class Placing:
                         self._new_held.append(HeldRow(op, piece.address, line, placed.layers[module]))
         return placed
 
-    def _placed_of(self, compiled: object, calling: int) -> Placed | None:
+    def _placed_of(self, compiled: object, calling: int) -> PlacedGraph | None:
         key = (id(compiled), calling)
-        modules = self._watched.modules(compiled)
+        modules = self._compilations.modules(compiled)
         if modules is None:
             return None
         known = self._placed.get(key)
@@ -141,7 +128,7 @@ class Placing:
             placing = self._placings[layers] = len(self._placings)
             self._new_placings.append(PlacingRow(placing, layers))
         runs_always = getattr(compiled, "cudagraph_info", None) is None
-        placed = Placed(code, placing, filename, generated, layers, runs_always)
+        placed = PlacedGraph(code, placing, filename, generated, layers, runs_always)
         self._placed[key] = (modules, placed)
         return placed
 
@@ -162,13 +149,12 @@ class Placing:
         return layer if compiled_in in (calling, OUTSIDE) else self._layers.moved(layer, compiled_in, calling)
 
 
-def layers_of(modules: Modules, layers: LayerTable) -> list[int]:
-    """The layer of each module that a graph numbers: that of the innermost known module in its stack, or -1."""
-    found = []
+def find_layers(modules: Modules, layers: LayerTable) -> None:
+    """Set the layer of each module that a graph numbers: that of the innermost known module in its stack, or -1."""
+    modules.layers = []
     for stack in modules.stacks:
         known = (layers.layer_by_id(key, modules.calling) for key, _ in reversed(stack))
-        found.append(next((layer for layer in known if layer is not None), -1))
-    return found
+        modules.layers.append(next((layer for layer in known if layer is not None), -1))
 
 
 def _filename(compiled: object) -> str:

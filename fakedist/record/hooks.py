@@ -70,8 +70,8 @@ def keyword_arguments(module: nn.Module) -> dict[str, object]:
             break
         if frame.f_code.co_name in _CALLERS:
             known = frame.f_locals
-            if known.get("self", known.get("module")) is module and isinstance(given := known.get("kwargs"), dict):
-                return given
+            if known.get("self", known.get("module")) is module and isinstance(kwargs := known.get("kwargs"), dict):
+                return kwargs
         frame = frame.f_back
     return {}
 

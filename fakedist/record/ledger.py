@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import torch
 
@@ -16,44 +15,37 @@ _BATCH = 4096
 _names: dict[torch.dtype, str] = {}
 
 
-class Journal(Protocol):
-    """What the recorder and its ledger need from a journal."""
-
-    def append(self, record: Record) -> None:
-        """Write one record."""
-
-
 class Ledger:
     """Records each call cheaply: as a tuple at once, in the journal in batches.
 
     Args:
-        journal: Receives the records.
+        append: Receives the records.
         where: Returns the number of the next operation and the scope.
         mark: Called with (address, bytes) of each block of device memory that a call uses.
-        gathered: Called with (this rank's part, the whole, this rank's place) for each all_gather of device memory into
-            one tensor.
+        gathered: Called with (this rank's part, the whole, this rank's position) for each all_gather of device memory
+            into one tensor.
 
     Attributes:
         is_on: Whether calls are recorded.
-        told: Called with the number of each recorded call, before it runs.
+        on_call: Called with the number of each recorded call, before it runs.
         around: While a step is timed, returns the context for a call on a device, given (sequence number, operation).
     """
 
     def __init__(
         self,
-        journal: Journal,
+        append: Callable[[Record], None],
         where: Callable[[], tuple[int, int]],
         mark: Callable[[int, int], None],
         gathered: Callable[[torch.Tensor, torch.Tensor, int], None],
     ) -> None:
-        self._journal = journal
+        self._append = append
         self._where = where
         self._mark = mark
         self._gathered = gathered
-        self._places: list[int] = []
+        self._group_ranks: list[int] = []
         self._rows: list[CallRow] = []
         self.is_on = True
-        self.told: Callable[[int], None] | None = None
+        self.on_call: Callable[[int], None] | None = None
         self.around: Callable[[int, str], AbstractContextManager[None]] | None = None
         self._sequence = 0
 
@@ -62,21 +54,21 @@ class Ledger:
 
         Args:
             name: Its name in torch.distributed.
-            description: What the code that made it calls it.
+            description: The name that the code that made it gave it.
             ranks: Global ranks in it.
-            group_rank: This rank's place in it.
+            group_rank: This rank's position in it.
             backend: The backend that the script asked for.
         """
-        number = len(self._places)
-        self._places.append(group_rank)
+        number = len(self._group_ranks)
+        self._group_ranks.append(group_rank)
         listed, step = _compact(ranks)
         row = GroupRow(number, name, description, listed, step, group_rank, backend)
-        self._journal.append(GroupsRecord([row]))
+        self._append(GroupsRecord([row]))
         return number
 
     def bind(self, group: int) -> None:
         """Record that a group is bound to its device: its NCCL communicator is created at once, not by a first call."""
-        self._journal.append(BoundRecord(group))
+        self._append(BoundRecord(group))
 
     def write(
         self,
@@ -115,15 +107,15 @@ class Ledger:
                     self._mark_all(outputs)
                 if operation.startswith("all_gather_into_tensor"):
                     for mine, whole in zip(inputs, outputs, strict=True):
-                        self._gathered(mine, whole, self._places[group])
+                        self._gathered(mine, whole, self._group_ranks[group])
         bytes_in = inputs[0].nbytes if len(inputs) == 1 else _bytes(inputs)
         bytes_out = bytes_in if outputs is inputs else _bytes(outputs)
         sizes = (bytes_in, bytes_out, dtype)
         self._rows.append(
             CallRow(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged)
         )
-        if self.told is not None:
-            self.told(self._sequence)
+        if self.on_call is not None:
+            self.on_call(self._sequence)
         self._sequence += 1
         if len(self._rows) >= _BATCH:
             self.flush()
@@ -140,7 +132,7 @@ class Ledger:
         """Move the recorded calls to the journal."""
         if self._rows:
             rows, self._rows = self._rows, []
-            self._journal.append(CallsRecord(rows))
+            self._append(CallsRecord(rows))
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

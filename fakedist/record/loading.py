@@ -27,7 +27,7 @@ _MOST_WAITS = 1000
 
 
 @dataclass
-class _Loader:
+class _DataLoader:
     """A DataLoader: where the script takes its batches, what it loads, and how long each batch took."""
 
     line: str
@@ -45,8 +45,8 @@ class Loading:
     """
 
     def __init__(self) -> None:
-        self._loaders: dict[tuple[str, str, int], _Loader] = {}
-        self._waiting: list[_Loader] = []
+        self._loaders: dict[tuple[str, str, int], _DataLoader] = {}
+        self._waiting: list[_DataLoader] = []
         self._depth = 0
 
     @contextmanager
@@ -75,14 +75,14 @@ class Loading:
 
     def notes(self) -> list[Note]:
         """A note on each DataLoader that feeds the steps. Its first batch, which starts the workers, does not count."""
-        found = []
+        made = []
         for loader in self._loaders.values():
             if loader.feeds:
                 several = loader.waits_us[1:] or loader.waits_us
-                found.append(
+                made.append(
                     notes.data_loader(loader.line, loader.dataset, loader.num_workers, median(several), len(several))
                 )
-        return found
+        return made
 
     def _timed(self, original: Callable[[Any], object]) -> Callable[[Any], object]:
         def __next__(iterator: Any) -> object:  # noqa: N807 (the name that a traceback shows)
@@ -101,7 +101,7 @@ class Loading:
     def _took(self, iterator: Any, wait_us: float) -> None:
         dataset = type(getattr(iterator, "_dataset", None)).__name__
         key = (script_line(), dataset, int(getattr(iterator, "_num_workers", 0)))
-        loader = self._loaders.setdefault(key, _Loader(*key))
+        loader = self._loaders.setdefault(key, _DataLoader(*key))
         if len(loader.waits_us) < _MOST_WAITS:
             loader.waits_us.append(wait_us)
         self._waiting.append(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 from array import array
 from collections.abc import Callable, Sequence
@@ -27,13 +28,7 @@ _untransformed: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get
 
 
 class Piece(NamedTuple):
-    """A piece of a block of device memory.
-
-    Attributes:
-        address: Address of the block: a storage.
-        start: The piece's first byte in it.
-        size: Bytes.
-    """
+    """``size`` bytes of a block of device memory (a storage) at ``address``, from the byte ``start`` on."""
 
     address: int
     start: int
@@ -80,7 +75,7 @@ WHAT_BITS = 3
 
 
 class What(enum.IntEnum):
-    """What to mark of a tensor. The same numbers as in gpu/fast_path/marks.cpp."""
+    """Which of a tensor's memory to mark. The same numbers as in gpu/fast_path/marks.cpp."""
 
     PARAMETER = 0
     GRADIENT = 1
@@ -89,8 +84,8 @@ class What(enum.IntEnum):
     PARAMETER_AND_ITS_GRADIENT = 4
 
 
-#: Marks one tensor in Python: ``locate(tensor, wanted)``. What and for which layer is one number, because thousands of
-#: them go to compiled code at once: ``layer << WHAT_BITS | what``. The layer may be -1.
+#: Marks one tensor in Python: ``locate(tensor, wanted)``. What to mark and for which layer is one number, because
+#: thousands go to compiled code at once: ``layer << WHAT_BITS | what``. The layer may be -1.
 Locate = Callable[[torch.Tensor, int], None]
 
 
@@ -104,10 +99,10 @@ class Marker(Protocol):
         """Mark a piece of an optimizer's tensor as state, unless the same was marked before."""
 
     def mark_tensor(self, tensor: torch.Tensor, wanted: int, locate: Locate) -> None:
-        """Mark a tensor where it is now. What cannot be located here, ``locate`` marks."""
+        """Mark a tensor where it is now; ``locate`` does so if it cannot be located here."""
 
     def mark_tensors(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int], locate: Locate) -> None:
-        """Mark tensors where they are now, in order. What cannot be located here, ``locate`` marks."""
+        """Mark tensors where they are now, in order; ``locate`` does so for those that cannot be located here."""
 
     def bytes_of(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> int | None:
         """Bytes of these tensors, and of gradients where those are wanted. No piece counts twice.
@@ -119,26 +114,29 @@ class Marker(Protocol):
         """The marks since the last call."""
 
 
-class _Cells(Protocol):
-    """What is read of ``record.numbering.Cells``."""
+class Cells(ctypes.Structure):
+    """Numbers that compiled code shares with Python.
 
+    Attributes:
+        op: Number of the next operation.
+        version: Changes whenever the position does.
+    """
+
+    _fields_ = [("op", ctypes.c_int64), ("version", ctypes.c_int64)]
     op: int
+    version: int
 
 
 class PythonMarker:
-    """Marks what is located in Python.
+    """Marks tensors that are located in Python."""
 
-    Args:
-        cells: Number of the next operation.
-    """
-
-    def __init__(self, cells: _Cells) -> None:
+    def __init__(self, cells: Cells) -> None:
         self._cells = cells
         self._states: set[tuple[int, int, Piece]] = set()
         self._rows = array("q")  # one after the other: thousands of tuples would keep the cycle collector busy
 
     def mark(self, op: int, piece: Piece, category: int, layer: int) -> None:
-        """Mark a piece of a block."""
+        """Mark a piece of a block as allocated by an operation up to ``op``."""
         address, start, size = piece
         self._rows.extend((op, address, category, layer, start, size))
 
@@ -155,16 +153,16 @@ class PythonMarker:
 
     def mark_tensors(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int], locate: Locate) -> None:
         """Have tensors located."""
-        for tensor, each in zip(tensors, wanted, strict=True):
-            locate(tensor, each)
+        for tensor, code in zip(tensors, wanted, strict=True):
+            locate(tensor, code)
 
     def bytes_of(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> int | None:
-        """None: they cannot be located here."""
+        """None: Python adds them up otherwise."""
         return None
 
     def take_marks(self) -> MarksRecord:
         """The marks since the last call."""
         rows, self._rows = self._rows, array("q")
         codes = columns_of(MarksRecord)
-        columns = [array(code, rows[place :: len(codes)]) for place, code in enumerate(codes.values())]
+        columns = [array(code, rows[first :: len(codes)]) for first, code in enumerate(codes.values())]
         return MarksRecord(*(column.tobytes() for column in columns))

@@ -16,28 +16,21 @@ from torch.utils.hooks import RemovableHandle
 
 from fakedist.rank.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.marker import PLAIN, WHAT_BITS, Marker, Piece, PythonMarker, What, device_pieces, inside_transforms
-from fakedist.record.module_names import OUTSIDE, LayerTable, modules_of
+from fakedist.record.module_names import KEEP_LAYER, OUTSIDE, LayerTable, modules_of
 from fakedist.record.position import Position
 from fakedist.record.unseen import put_back, take
 from fakedist.rundir.memory_records import MarksRecord
 from fakedist.rundir.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
 _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE, ALIKE: ALIKE_CODE}
-KEEP_LAYER = -1
 # As numbers: a member of an enumeration takes longer to find than all else about a tensor.
 _STATE, _ITS_GRADIENT, _BOTH = int(What.STATE), int(What.ITS_GRADIENT), int(What.PARAMETER_AND_ITS_GRADIENT)
 #: Attributes of a parameter that hold a gradient.
 _GRADIENTS = ("grad", megatron.GRADIENT)
 
 
-class Part(NamedTuple):
-    """Elements of a tensor that belong to a layer.
-
-    Attributes:
-        layer: The layer.
-        first: The first element.
-        number: How many.
-    """
+class OwnedPart(NamedTuple):
+    """Elements of a tensor that belong to a layer: ``number`` of them, from ``first`` on."""
 
     layer: int
     first: int
@@ -61,20 +54,16 @@ class Marks:
 
     A mark means: the block last allocated at this address, by an operation up to this one, belongs to that category and
     layer. It holds for the block's whole life, so it may come late.
-
-    Args:
-        position: Where the rank is.
-        layers: Names of modules.
-        marker: Makes the marks. None makes them in Python.
     """
 
     def __init__(self, position: Position, layers: LayerTable, marker: Marker | None = None) -> None:
+        self._is_on = True
         self._position = position
         self._layers = layers
         self._marker = marker or PythonMarker(position.cells)
         self._tensors: list[torch.Tensor] = []  # to mark at the next flush,
         self._wanted: list[int] = []  # and as what
-        self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.owners = layers.owners
         self._gathers: dict[int, _Gather] = {}
         self._handles: list[RemovableHandle] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -86,7 +75,16 @@ class Marks:
 
     def mark(self, piece: Piece, category: str, layer: int, op: int | None = None) -> None:
         """Mark a block, of which the layer uses this piece."""
-        self._marker.mark(self._position.op - 1 if op is None else op, piece, _CODES[category], layer)
+        if self._is_on:
+            self._marker.mark(self._position.op - 1 if op is None else op, piece, _CODES[category], layer)
+
+    def communication(self, address: int, bytes_: int) -> None:
+        """Mark a block that a collective uses."""
+        self.mark(Piece(address, 0, bytes_), "communication", KEEP_LAYER)
+
+    def workspace(self, address: int, op: int, bytes_: int) -> None:
+        """Mark a block that a library works in."""
+        self.mark(Piece(address, 0, bytes_), "workspace", KEEP_LAYER, op)
 
     def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
         """Mark every block that holds a tensor."""
@@ -95,18 +93,19 @@ class Marks:
             if category == "parameter" and piece.address in self._gathers:
                 self._mark_shard(self._gathers[piece.address], layer, piece)
 
-    def gathered(self, mine: torch.Tensor, whole: torch.Tensor, place: int) -> None:
-        """Remember an all_gather that copies this rank's part, of flat parameters for example, into the whole."""
+    def gathered(self, mine: torch.Tensor, whole: torch.Tensor, index: int) -> None:
+        """Remember an all_gather that copies this rank's part, the ``index``-th, into the whole."""
+        if not self._is_on:
+            return
         own, gathered = device_pieces(mine)[0], device_pieces(whole)[0]
         if own.address != gathered.address:
-            self._gathers[gathered.address] = _Gather(own, gathered.start + place * own.size)
+            self._gathers[gathered.address] = _Gather(own, gathered.start + index * own.size)
 
     def step_ended(self) -> None:
         """Forget what the step gathered. Other blocks will have its addresses."""
         self._gathers.clear()
 
     def _mark_shard(self, gather: _Gather, layer: int, piece: Piece) -> None:
-        """Mark the piece of a parameter in a gathered buffer that came from this rank's own part."""
         mine, start = gather
         first, last = max(piece.start, start), min(piece.start + piece.size, start + mine.size)
         if first < last:
@@ -114,34 +113,32 @@ class Marks:
 
     # ---- where tensors are
 
-    def _want(self, tensor: object, what: What, layer: int) -> None:
-        """Have a tensor marked at the next flush."""
+    def _want(self, tensor: object, kind: What, layer: int) -> None:
         if isinstance(tensor, torch.Tensor):
             self._tensors.append(tensor)
-            self._wanted.append(layer << WHAT_BITS | what)
+            self._wanted.append(layer << WHAT_BITS | kind)
 
     def _flush(self) -> None:
-        """Mark what is wanted."""
-        tensors, each = self._tensors, self._wanted
+        tensors, codes = self._tensors, self._wanted
         if not tensors:
             return
         self._tensors, self._wanted = [], []
         if not self._gathers:
-            self._marker.mark_tensors(tensors, each, self._locate)
+            self._marker.mark_tensors(tensors, codes, self._locate)
             return
-        for tensor, wanted in zip(tensors, each, strict=True):  # the shards among them are marked, too
+        for tensor, wanted in zip(tensors, codes, strict=True):  # the shards among them are marked, too
             self._locate(tensor, wanted)
 
     def _locate(self, tensor: torch.Tensor, wanted: int) -> None:
-        """Mark one tensor as wanted: what compiled code does, where it can."""
-        what, layer = wanted & (1 << WHAT_BITS) - 1, wanted >> WHAT_BITS
-        if what in (What.PARAMETER, What.PARAMETER_AND_ITS_GRADIENT):
+        """Mark one tensor as wanted, as compiled code does where it can."""
+        kind, layer = wanted & (1 << WHAT_BITS) - 1, wanted >> WHAT_BITS
+        if kind in (What.PARAMETER, What.PARAMETER_AND_ITS_GRADIENT):
             self.mark_tensor(tensor, "parameter", layer)
-        if what == What.GRADIENT:
+        if kind == What.GRADIENT:
             self.mark_tensor(tensor, "gradient", layer)
-        if what in (What.ITS_GRADIENT, What.PARAMETER_AND_ITS_GRADIENT):
+        if kind in (What.ITS_GRADIENT, What.PARAMETER_AND_ITS_GRADIENT):
             self.mark_tensor(tensor.grad, "gradient", layer)
-        if what == What.STATE:
+        if kind == What.STATE:
             for piece in device_pieces(tensor):
                 self._marker.mark_state(tensor, piece, layer)
 
@@ -179,20 +176,17 @@ class Marks:
 
     def _owned(self, parameter: torch.Tensor, layer: int) -> int:
         """The layer that owns a parameter: this one, unless another was first. Gradients are marked from now on."""
-        known = self._owners.get(id(parameter))
-        if known is None or known[0]() is not parameter:
-            self._owners[id(parameter)] = (weakref.ref(parameter), layer)
-            if parameter.requires_grad and parameter.is_leaf:
-                hook = partial(self._gradient_ready, layer)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        elif known[1] == OUTSIDE != layer:  # a module owns it after all
-            self._owners[id(parameter)] = (known[0], layer)
-        else:
-            return known[1]
+        owner = self.owners.owner(parameter)
+        if owner > OUTSIDE or owner == layer:
+            return owner
+        self.owners.own(parameter, layer)  # in place of OUTSIDE, too: a module owns it after all
+        if owner == KEEP_LAYER and parameter.requires_grad and parameter.is_leaf:
+            hook = partial(self._gradient_ready, layer)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         return layer
 
     def compiled_backward(self) -> Callable[[], None]:
-        """A backward begins that torch compiles with the hooks of its parameters: take ours off.
+        """Take our hooks off, as a backward begins that torch compiles with the hooks of its parameters.
 
         Returns a function to call when it has ended. It marks the gradients.
         """
@@ -200,9 +194,8 @@ class Marks:
 
         def ended() -> None:
             put_back(taken)
-            for known, layer in list(self._owners.values()):
-                parameter = known()
-                if parameter is not None and parameter.grad is not None:
+            for parameter, layer in self.owners:
+                if parameter.grad is not None:
                     self._where_it_is(parameter, layer)
             self._flush()
 
@@ -216,7 +209,7 @@ class Marks:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._is_parameter))
 
     def _is_parameter(self, parameter: torch.Tensor) -> None:
-        if self.owner(parameter) == KEEP_LAYER:
+        if self.owners.owner(parameter) == KEEP_LAYER:
             self.parameter(parameter, OUTSIDE)
 
     @contextmanager
@@ -224,7 +217,9 @@ class Marks:
         """Hold no weak reference to these tensors while their contents are swapped. Then their gradients' hooks are
         gone, too: those went with the contents.
         """
-        layers = [self._forget(tensor) for tensor in tensors]
+        layers = [self.owners.owner(tensor) for tensor in tensors]
+        for tensor in tensors:
+            self.owners.forget(tensor)
         watched = [self._watched.pop(id(tensor), None) is not None for tensor in tensors]
         try:
             yield
@@ -234,21 +229,6 @@ class Marks:
                     self._owned(tensor, layer)
                 elif was_watched:
                     self._watch(tensor)
-
-    def _forget(self, tensor: torch.Tensor) -> int:
-        """The layer that owned a tensor, which none does any more; ``KEEP_LAYER`` if none did."""
-        layer = self.owner(tensor)
-        self._owners.pop(id(tensor), None)
-        return layer
-
-    def owner(self, parameter: torch.Tensor | None) -> int:
-        """The layer that owns a parameter, or ``KEEP_LAYER`` if none is known."""
-        known = self._owners.get(id(parameter))
-        return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
-
-    def owner_of_node(self, node: object) -> int:
-        """The layer of the parameter to which an AccumulateGrad node adds."""
-        return max(0, self.owner(getattr(node, "variable", None)))
 
     def _gradient_ready(self, layer: int, parameter: torch.Tensor) -> None:
         if _is_bare(parameter) and not self._gathers:
@@ -264,12 +244,12 @@ class Marks:
             self._wanted.append(layer << WHAT_BITS | _BOTH)
             return
         self._want(parameter, What.PARAMETER, layer)
-        of_deepspeed = deepspeed.keeps_tensors(parameter)
-        if of_deepspeed:
+        is_deepspeeds = deepspeed.keeps_tensors(parameter)
+        if is_deepspeeds:
             self._want(deepspeed.part_of(parameter), What.PARAMETER, layer)
         for tensor in _gradients(parameter):
             self._want(tensor, What.GRADIENT, layer)
-        if of_deepspeed:
+        if is_deepspeeds:
             for tensor in deepspeed.gradients_of(parameter):
                 self._want(tensor, What.GRADIENT, layer)
             self._flush()
@@ -286,7 +266,7 @@ class Marks:
         known, tensors, wanted = _OwnedMemory(self._memory_of_parameters()), self._tensors, self._wanted
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                layer = self.owner(parameter)
+                layer = self.owners.owner(parameter)
                 if layer == KEEP_LAYER:
                     self._state(parameter, known.parts(parameter))
                     self._watch(parameter)
@@ -297,7 +277,7 @@ class Marks:
                     for gradient in _gradients(parameter):
                         self._want(gradient, What.GRADIENT, layer)
         for parameter, state in optimizer.state.items():
-            layer = self.owner(parameter) if isinstance(parameter, torch.Tensor) else KEEP_LAYER
+            layer = self.owners.owner(parameter) if isinstance(parameter, torch.Tensor) else KEEP_LAYER
             if layer == KEEP_LAYER and (parts := known.parts(parameter)):
                 for value in _tensors(state):
                     if value.shape == parameter.shape:
@@ -328,14 +308,14 @@ class Marks:
         for value, its_parameters in kept:
             if not isinstance(value, (dict, list, tuple, torch.Tensor)):
                 continue
-            for tensor, of in _with_parameters(value, its_parameters):
-                if id(tensor) in ids or self.owner(tensor) != KEEP_LAYER or not tensor.is_cuda:
+            for tensor, parameter in _with_parameters(value, its_parameters):
+                if id(tensor) in ids or self.owners.owner(tensor) != KEEP_LAYER or not tensor.is_cuda:
                     continue
                 if gradients is None:
-                    found = (gradient for parameter in parameters for gradient in _gradients(parameter))
-                    gradients = {piece.address for gradient in found for piece in device_pieces(gradient)}
+                    own = (gradient for parameter in parameters for gradient in _gradients(parameter))
+                    gradients = {piece.address for gradient in own for piece in device_pieces(gradient)}
                 if not known.parts(tensor) and not any(piece.address in gradients for piece in device_pieces(tensor)):
-                    yield tensor, self.owner(of)
+                    yield tensor, self.owners.owner(parameter)
 
     def optimizers(self) -> None:
         """Mark the state of every optimizer that ever stepped, including one that ran out of memory in its step."""
@@ -346,7 +326,7 @@ class Marks:
     def claimed(self) -> dict[tuple[int, int], int]:
         """Bytes of known parameters, gradients and optimizer tensors, by (address of the storage, start)."""
         tensors, wanted = self._claimed()
-        gradients = [t.grad for t, each in zip(tensors, wanted, strict=True) if each == What.PARAMETER_AND_ITS_GRADIENT]
+        gradients = [tensor.grad for tensor, kind in zip(tensors, wanted, strict=True) if kind == _BOTH]
         known = (piece for tensor in (*tensors, *gradients) for piece in device_pieces(tensor))
         return {(address, start): size for address, start, size in known}
 
@@ -357,15 +337,15 @@ class Marks:
 
     def _claimed(self) -> tuple[list[torch.Tensor], list[int]]:
         """Known parameters and optimizer tensors, and which of them count with their gradients."""
-        known = [p for reference, _ in self._owners.values() if (p := reference()) is not None]
+        known = [parameter for parameter, _ in self.owners]
         ids = set(map(id, known))
         others: list[object] = []
-        wanted: list[int] = [What.PARAMETER_AND_ITS_GRADIENT] * len(known)
-        for place, parameter in enumerate(known):
+        wanted: list[int] = [_BOTH] * len(known)
+        for index, parameter in enumerate(known):
             if not _is_bare(parameter):
-                wanted[place] = What.PARAMETER
+                wanted[index] = What.PARAMETER
                 others += [*_gradients(parameter), getattr(parameter, megatron.MASTER, None)]
-        tensors = [*known, *(each for each in others if isinstance(each, torch.Tensor))]
+        tensors = [*known, *(other for other in others if isinstance(other, torch.Tensor))]
         for reference in self._optimizers.values():
             if (optimizer := reference()) is not None:
                 tensors += [p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids]
@@ -377,84 +357,79 @@ class Marks:
 
     def _memory_of_parameters(self) -> Iterator[tuple[int, int, int]]:
         """(first byte, byte after the last, layer) of every parameter and of its copies for the optimizer."""
-        for reference, layer in self._owners.values():
-            if (parameter := reference()) is None:
-                continue
+        for parameter, layer in self.owners:
             for tensor in (parameter, getattr(parameter, megatron.MASTER, None), deepspeed.master_of(parameter)):
                 for address, start, size in device_pieces(tensor):
                     yield address + start, address + start + size, layer
 
-    def _state(self, tensor: torch.Tensor, parts: Sequence[Part]) -> None:
+    def _state(self, tensor: torch.Tensor, parts: Sequence[OwnedPart]) -> None:
         """Mark a tensor of an optimizer: each part for its layer or, without parts, all of it for no layer."""
         for whole in device_pieces(tensor):
             for owner, piece in _shared(whole, tensor.element_size(), parts) if parts else ((KEEP_LAYER, whole),):
                 self._marker.mark_state(tensor, piece, owner)
 
     def close(self) -> None:
-        """Remove the hooks from the parameters."""
+        """Remove the hooks from the parameters, and mark nothing more."""
+        self._is_on = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
 
 def _gradients(parameter: torch.Tensor) -> Sequence[object]:
-    """What the attributes of a parameter for gradients hold: tensors, or None."""
+    """The tensors, or None, in the attributes of a parameter for gradients."""
     if _is_bare(parameter):
         return (parameter.grad,)
     return [getattr(parameter, name, None) for name in _GRADIENTS]
 
 
-def _shared(whole: Piece, width: int, parts: Iterable[Part]) -> list[tuple[int, Piece]]:
+def _shared(whole: Piece, width: int, parts: Iterable[OwnedPart]) -> list[tuple[int, Piece]]:
     """The piece of each part's layer. An element has ``width`` bytes."""
     address, start, _ = whole
     return [(layer, Piece(address, start + first * width, number * width)) for layer, first, number in parts]
 
 
 class _OwnedMemory:
-    """Ranges of device memory that belong to layers.
-
-    Args:
-        ranges: (first byte, byte after the last, layer) of each. Not looked at before they are needed.
-    """
+    """Ranges of device memory that belong to layers: (first byte, byte after the last, layer), read when needed."""
 
     def __init__(self, ranges: Iterable[tuple[int, int, int]]) -> None:
-        self._given = ranges
+        self._unsorted = ranges
 
     @cached_property
     def _ranges(self) -> list[tuple[int, int, int]]:
-        return sorted(self._given)
+        return sorted(self._unsorted)
 
     @cached_property
     def _starts(self) -> list[int]:
         return [first for first, _, _ in self._ranges]
 
-    def parts(self, tensor: object) -> list[Part]:
+    def parts(self, tensor: object) -> list[OwnedPart]:
         """The elements of a tensor that lie in each layer's memory. Empty if it is not one piece on a device."""
         pieces = list(device_pieces(tensor))
         if not isinstance(tensor, torch.Tensor) or len(pieces) != 1:
             return []
         width, start = tensor.element_size(), pieces[0].address + pieces[0].start
         end = start + pieces[0].size
-        found = []
+        parts = []
         for first, last, layer in self._ranges[max(0, bisect_right(self._starts, start) - 1) :]:
             if first >= end:
                 break
             if last > start:
                 begin = max(first, start)
-                found.append(Part(layer, (begin - start) // width, (min(last, end) - begin) // width))
-        return found
+                parts.append(OwnedPart(layer, (begin - start) // width, (min(last, end) - begin) // width))
+        return parts
 
 
 def _with_parameters(
     value: object, parameters: Sequence[torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
-    """The tensors in an attribute of an optimizer, each with its parameter: a dictionary's key, or by the same place.
+    """The tensors in an attribute of an optimizer, each with its parameter: a dictionary's key, or by its position.
 
-    Places count only in a list of as many tensors as there are parameters, of the same shapes.
+    Positions count only in a list of as many tensors as there are parameters, of the same shapes.
     """
     if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
-        for key, of_key in value.items():
-            yield from ((tensor, key if isinstance(key, torch.Tensor) else None) for tensor in _tensors(of_key))
+        for key, state in value.items():
+            yield from ((tensor, key if isinstance(key, torch.Tensor) else None) for tensor in _tensors(state))
         return
     tensors = _tensors(value)
     aligned = [tensor.shape for tensor in tensors] == [parameter.shape for parameter in parameters]
@@ -462,22 +437,21 @@ def _with_parameters(
 
 
 def _tensors(state: object) -> list[torch.Tensor]:
-    """The tensors in an optimizer's state of one parameter, however nested."""
-    found: list[torch.Tensor] = []
-    _add_tensors(state, found)
-    return found
+    tensors: list[torch.Tensor] = []
+    _add_tensors(state, tensors)
+    return tensors
 
 
-def _add_tensors(state: object, found: list[torch.Tensor]) -> None:
+def _add_tensors(state: object, tensors: list[torch.Tensor]) -> None:
     if isinstance(state, dict):
         state = state.values()
     elif isinstance(state, torch.Tensor):
-        found.append(state)
+        tensors.append(state)
         return
     elif not isinstance(state, (list, tuple)):
         return
     for value in state:
         if type(value) is torch.Tensor:
-            found.append(value)
+            tensors.append(value)
         else:
-            _add_tensors(value, found)
+            _add_tensors(value, tensors)

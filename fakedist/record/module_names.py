@@ -15,7 +15,8 @@ from fakedist.rundir.rows import LayerRow
 
 #: Attributes in which torch.compile, activation checkpointing and FSDP1 keep what they wrap. DDP's is "module".
 _WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-OUTSIDE = 0
+#: Layer 0; and the layer of a parameter that none owns, or of a mark that keeps the layer that allocated a block.
+OUTSIDE, KEEP_LAYER = 0, -1
 
 
 def class_name(module: nn.Module) -> str:
@@ -31,7 +32,6 @@ def class_name(module: nn.Module) -> str:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    """Whether a module only wraps its single child."""
     names = list(module._modules.keys())  # TorchScript's mapping cannot be iterated
     return len(names) == 1 and (names[0] in _WRAPPED or (names[0] == "module" and not module._parameters))
 
@@ -45,14 +45,44 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def modules_of(root: nn.Module) -> list[nn.Module]:
     """A module and all below it, in the order of ``nn.Module.modules()``, which takes three times as long."""
-    found: dict[int, nn.Module] = {}
+    modules: dict[int, nn.Module] = {}
     waiting = [root]
     while waiting:
         module = waiting.pop()
-        if id(module) not in found:
-            found[id(module)] = module
+        if id(module) not in modules:
+            modules[id(module)] = module
             waiting += [child for child in reversed(module._modules.values()) if child is not None]
-    return list(found.values())
+    return list(modules.values())
+
+
+class Owners:
+    """The layer that owns each parameter. A parameter that is gone has no owner, even if another has its ``id``."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Each live parameter with its layer."""
+        for reference, layer in list(self._layers.values()):
+            if (parameter := reference()) is not None:
+                yield parameter, layer
+
+    def own(self, parameter: torch.Tensor, layer: int) -> None:
+        """Make a layer the owner of a parameter."""
+        self._layers[id(parameter)] = (weakref.ref(parameter), layer)
+
+    def forget(self, parameter: torch.Tensor) -> None:
+        """Hold no reference to a parameter."""
+        self._layers.pop(id(parameter), None)
+
+    def owner(self, parameter: torch.Tensor | None) -> int:
+        """The layer that owns a parameter, or ``KEEP_LAYER``."""
+        known = self._layers.get(id(parameter))
+        return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
+
+    def owner_of_node(self, node: object) -> int:
+        """The layer of the parameter to which an AccumulateGrad node adds."""
+        return max(OUTSIDE, self.owner(getattr(node, "variable", None)))
 
 
 class LayerTable:
@@ -61,16 +91,20 @@ class LayerTable:
     Layer 0 is outside any module. A root module is called ``(ClassName)``, and its children have their names relative
     to it. Names below a second root start with that root's name, so that no two layers share one. The model that trains
     takes the short names from one that ran before (``name_first``). A model that ran alone and then as a part of
-    another has its place there: ``(Backbone).0`` becomes ``backbone.0``. A layer keeps its number when its name or
+    another is named there: ``(Backbone).0`` becomes ``backbone.0``. A layer keeps its number when its name or
     parent changes.
-    A module that is registered in several places has several names. The one under the calling layer is used.
+    A module that is registered several times has several names. The one under the calling layer is used.
     A module that no other module registers, and that was made inside another's forward or has no parameters, is named
     under the module that calls it: ``layers.0.(Softmax)``. All modules of one class made there, step after step, are
     one layer.
+
+    Attributes:
+        owners: The layer that owns each parameter.
     """
 
     def __init__(self) -> None:
         self.rows = [LayerRow(OUTSIDE, "", "", -1)]
+        self.owners = Owners()
         self._written = 0
         self._renamed: list[int] = []
         self._ids: dict[str, int] = {"": OUTSIDE}
@@ -222,13 +256,13 @@ class LayerTable:
             name = f"{self._names[calling]}.({of_class})"
             row = self._number(name, of_class, self._names[calling])
             self._called.add(row)
-        found = row
+        own_layer = row
         for name, inner in _named(top):
             if name:
                 full = f"{self._names[row]}.{name}"
                 layer = self._number(full, class_name(unwrapped(inner)), full.rpartition(".")[0])
-                found = layer if inner is module else found
-        return found
+                own_layer = layer if inner is module else own_layer
+        return own_layer
 
     def _top_of(self, module: nn.Module) -> nn.Module:
         seen = {id(module)}
@@ -245,7 +279,7 @@ class LayerTable:
         parts = {id(part): self._take_label(part) for name, part in named if name and self._is_root(part)}
         top = self._label_of(unwrapped(root))
         prefix = "" if top == self._first_label else top
-        found: dict[int, tuple[nn.Module, list[int]]] = {}
+        layers_of_module: dict[int, tuple[nn.Module, list[int]]] = {}
         for name, module in named:
             full = f"{prefix}.{name}" if prefix and name else name or top
             parent = "" if not name else full.rpartition(".")[0] or top
@@ -254,12 +288,12 @@ class LayerTable:
                 self._rename({ran_as: (full, full)})
                 self._replace(self.rows[ran_as]._replace(parent=self._ids[parent]))
             layer = self._number(full, class_name(unwrapped(module)), parent)
-            layers = found.setdefault(id(module), (module, []))[1]
+            layers = layers_of_module.setdefault(id(module), (module, []))[1]
             if layer not in layers:
                 layers.append(layer)
-        for key, (module, layers) in found.items():
+        for key, (module, layers) in layers_of_module.items():
             self._of_module[key] = (weakref.ref(module), tuple(layers))
-        self._roots = {key: ref for key, ref in self._roots.items() if key not in found}
+        self._roots = {key: ref for key, ref in self._roots.items() if key not in layers_of_module}
         self._roots[id(root)] = weakref.ref(root)
 
     def _is_root(self, module: nn.Module) -> bool:
@@ -268,7 +302,7 @@ class LayerTable:
         return label is not None and label() is module
 
     def _take_label(self, part: nn.Module) -> int:
-        """The layer of a root that turned out to be a part of another model, which takes its place among the roots."""
+        """The layer of a root that turned out to be a part of another model, which replaces it among the roots."""
         layer = self._of_module[id(part)][1][0]
         self._labels.pop(self._names[layer], None)
         if self._names[layer] == self._first_label:
@@ -317,10 +351,7 @@ def remember_parents(
 ) -> Iterator[None]:
     """Report every registered module to ``table``, so that names are known before the model first runs.
 
-    Args:
-        table: Receives them, and the modules that get their parts inside a forward.
-        unseen: Hides the hooks from Dynamo. By default they are not hidden.
-        in_forward: Whether a module's forward is running.
+    Modules that get their parts while ``in_forward()`` are reported as made. ``unseen`` hides the hooks from Dynamo.
     """
 
     def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
@@ -10,7 +9,7 @@ from typing import NamedTuple, Protocol
 from torch._ops import OpOverload
 
 from fakedist.record.alive import TypeFinder
-from fakedist.record.marker import Marker
+from fakedist.record.marker import Cells, Marker
 from fakedist.rundir.memory_records import EventsRecord
 from fakedist.rundir.records import OperationsRecord
 
@@ -18,25 +17,12 @@ from fakedist.rundir.records import OperationsRecord
 Gemms = dict[int, tuple[int, ...]]
 
 
-class Cells(ctypes.Structure):
-    """Numbers that compiled code shares with Python.
-
-    Attributes:
-        op: Number of the next operation.
-        version: Changes whenever the position does.
-    """
-
-    _fields_ = [("op", ctypes.c_int64), ("version", ctypes.c_int64)]
-    op: int
-    version: int
-
-
 class Whereabouts(NamedTuple):
-    """The scope of what runs now in a thread, and as long as what that is true.
+    """The scope of what runs now in a thread, and how long it holds.
 
     Attributes:
         scope: The scope's number.
-        version: That of the position. -1 if the scope is true only of this operation.
+        version: That of the position. -1 if the scope holds for this operation alone.
         needs: 0, or 1 if it also depends on the grad mode, or 2 if it depends on the autograd node too.
         grad: The grad mode.
         low: The lowest sequence number of the node.
@@ -72,28 +58,11 @@ class Numbering(Protocol):
 Read = tuple[EventsRecord, list[tuple[int, int]], int]
 
 
-class HistoryReader(Protocol):
-    """Reads and numbers the allocator's history as ``record.allocator_history`` does. gpu/fast_path implements it."""
+class FastPath(Numbering, Protocol):
+    """Runs operations in compiled code if nothing about them needs Python, and reads the allocator's history.
 
-    def watch_history(self) -> None:
-        """The history has begun, or begun again after it was read. CUDA must be initialised."""
-
-    def stop_history(self) -> None:
-        """The history has ended."""
-
-    def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
-        """The history of each device that has any. Read it once, then begin it again.
-
-        None if torch cannot tell it.
-
-        Args:
-            gemms: The operations that are products of matrices.
-            highest: The highest operation so far.
-        """
-
-
-class FastPath(Numbering, HistoryReader, Protocol):
-    """Runs operations in compiled code if nothing about them needs Python. gpu/fast_path implements it."""
+    gpu/fast_path implements it.
+    """
 
     #: The dispatch key under which it expects the Python function that runs the others.
     python_key: str
@@ -106,13 +75,20 @@ class FastPath(Numbering, HistoryReader, Protocol):
     def types(self) -> TypeFinder | None:
         """Finds Python's objects by their types, if it can."""
 
-    def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
-        """Begin a run. Nothing runs here yet.
+    def watch_history(self) -> None:
+        """The history has begun, or begun again after it was read. CUDA must be initialised."""
 
-        Args:
-            cells: Are kept up to date.
-            where: Asked in the thread of an operation.
+    def stop_history(self) -> None:
+        """The history has ended."""
+
+    def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
+        """The history of each device that has any; None if torch cannot give it. Read it once, then begin it again.
+
+        ``gemms`` are the operations that are products of matrices, ``highest`` the highest operation so far.
         """
+
+    def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
+        """Begin a run, which keeps ``cells`` up to date and calls ``where`` in the thread of an operation."""
 
     def install(self, wanted: bool) -> None:
         """Become the kernel of the dispatch key, or cease to be."""
@@ -125,11 +101,7 @@ class FastPath(Numbering, HistoryReader, Protocol):
 
 
 class PythonNumbering:
-    """Numbers operations that all run in Python.
-
-    Args:
-        cells: Are kept up to date.
-    """
+    """Numbers operations that all run in Python, and keeps ``cells`` up to date."""
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells

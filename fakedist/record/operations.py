@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from fakedist.record.alive import find_types_with
 from fakedist.record.dispatch import Interception, every_operation
-from fakedist.record.graph_layers import Placed
+from fakedist.record.graph_layers import PlacedGraph
 from fakedist.record.numbering import FastPath, Numbering, PythonNumbering
 from fakedist.record.position import Position
 from fakedist.record.tracer import OperationTracer
@@ -28,7 +28,7 @@ GRAPH = "inductor::graph"
 
 
 class _Kind:
-    """What is known about one kind of operation: its number and how to treat it."""
+    """One kind of operation: its number and how to treat it."""
 
     __slots__ = ("is_gemm", "is_view", "name", "number")
 
@@ -49,13 +49,12 @@ class Operations:
         position: Where the rank is.
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``.
         tick: Called every 256 operations.
-        tell_allocator: Sets the text that the allocator's history keeps with what this thread allocates from now on.
+        number_allocations: Sets the text that the allocator's history keeps with this thread's next allocations.
         fast_path: Runs operations that do not need Python. None runs all of them here.
 
     Attributes:
         names: Operations seen for the first time.
         numbering: Numbers the operations.
-        in_graph: Called with the arguments of each operation that a compiled graph runs.
         tracer: Receives each operation. None while no recorded step is timed.
     """
 
@@ -64,7 +63,7 @@ class Operations:
         position: Position,
         execute: Execute,
         tick: Callable[[], None],
-        tell_allocator: Callable[[str], None],
+        number_allocations: Callable[[str], None],
         *,
         fast_path: FastPath | None = None,
     ) -> None:
@@ -80,11 +79,11 @@ class Operations:
         self._execute = execute
         self._tick = tick
         self._kinds: dict[OpOverload | str, _Kind] = {}
-        self._tell_allocator = tell_allocator
-        self.in_graph: Callable[[tuple[object, ...]], None] = lambda args: None
-        self._tell_result: Callable[[object], None] | None = None
+        self._number_allocations = number_allocations
+        self._report_result: Callable[[object], None] | None = None
         self._graph: str | None = None
-        self._placed: Placed | None = None
+        self._placed: PlacedGraph | None = None
+        self._settle: Callable[[tuple[object, ...]], None] = lambda args: None
         self._exit = ExitStack()
 
     def __enter__(self) -> Operations:
@@ -106,21 +105,21 @@ class Operations:
             self._interception.this_thread()
 
     def trace(self, tracer: OperationTracer | None) -> None:
-        """Tell ``tracer`` each operation from now on, views too: each takes the host's time, which is estimated."""
+        """Report each operation to ``tracer`` from now on, views too: each takes host time, which is estimated."""
         self.tracer = tracer
         if self._interception is not None:
             self._interception.see_views(tracer is not None)
         self._switch()
 
-    def cuda_begins(self, execute: Execute, tell_allocator: Callable[[str], None]) -> None:
+    def cuda_begins(self, execute: Execute, number_allocations: Callable[[str], None]) -> None:
         """From now on, run operations with ``execute`` and pass their numbers to the allocator."""
-        self._execute, self._tell_allocator = execute, tell_allocator
+        self._execute, self._number_allocations = execute, number_allocations
         self._cuda_is_on = True
         self._switch()
 
-    def tell_results(self, told: Callable[[object], None] | None) -> None:
-        """From now on, call ``told`` with the result of each operation; None calls nothing."""
-        self._tell_result = told
+    def report_results(self, report: Callable[[object], None] | None) -> None:
+        """From now on, call ``report`` with the result of each operation; None calls nothing."""
+        self._report_result = report
         self._switch()
 
     def stop_recording(self) -> None:
@@ -129,11 +128,11 @@ class Operations:
         self._switch()
 
     def _switch(self) -> None:
-        """Use the fast path while operations are recorded and no one but the allocator need be told in Python."""
+        """Use the fast path while operations are recorded and only the allocator needs their numbers."""
         if self._fast_path is not None:
-            is_told = (self.tracer is not None and not self.tracer.is_compiled) or self._graph is not None
-            is_told = is_told or self._tell_result is not None
-            is_on = self._interception is not None and self._cuda_is_on and self._records and not is_told
+            needs_python = (self.tracer is not None and not self.tracer.is_compiled) or self._graph is not None
+            needs_python = needs_python or self._report_result is not None
+            is_on = self._interception is not None and self._cuda_is_on and self._records and not needs_python
             self._fast_path.switch(is_on)
 
     def run(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -146,7 +145,7 @@ class Operations:
         scope = self._scope_now()
         op = self._number(kind, scope)
         if self._placed is not None:
-            self.in_graph(args)
+            self._settle(args)
         if not op & 255:
             self._tick()  # may drain the numbers
         tracer = self.tracer
@@ -157,53 +156,51 @@ class Operations:
             result = self._execute(func, args, kwargs)
             tracer.done(tag, func, args, kwargs, result)
         if self._graph is not None:
-            self._tell_allocator(self._graph)
-        if self._tell_result is not None:
-            self._tell_result(result)
+            self._number_allocations(self._graph)
+        if self._report_result is not None:
+            self._report_result(result)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda and result.layout is torch.strided:
             operands = [t.nbytes for t in args if isinstance(t, torch.Tensor) and t.layout is torch.strided]
             self.numbering.gemm(op, (result.data_ptr(), *operands))
         return result
 
     @contextmanager
-    def graph(self, begins: Callable[[int], Placed | None]) -> Iterator[Placed | None]:
+    def graph(
+        self, begins: Callable[[int], PlacedGraph | None], settle: Callable[[tuple[object, ...]], None]
+    ) -> Iterator[PlacedGraph | None]:
         """Number the run of a compiled graph. What it allocates between the operations that it calls is its own.
 
-        Args:
-            begins: Given the number of its call, returns what is known about it.
-
-        Yields:
-            What that is.
+        ``begins(op)`` returns the facts about the graph, which this yields. ``settle(args)`` precedes each operation.
         """
         op = self._number_own(GRAPH)
         before, self._graph = self._graph, str(op)
         self._switch()
         placed_before, self._placed = self._placed, begins(op)
-        self._tell_tracer(op, GRAPH)
+        settle_before, self._settle = self._settle, settle
+        self._report_to_tracer(op, GRAPH)
         try:
             yield self._placed
         finally:
-            self._graph, self._placed = before, placed_before
+            self._graph, self._placed, self._settle = before, placed_before, settle_before
             self._switch()
-            self._tell_tracer(-1 if before is None else int(before), "" if before is None else GRAPH)
+            self._report_to_tracer(-1 if before is None else int(before), "" if before is None else GRAPH)
 
     def unseen(self) -> AbstractContextManager[object]:
         """The context for what is not the job's: it reaches torch's kernels alone."""
         return nullcontext() if self._interception is None else self._interception.unseen()
 
-    def place_in_graph(self) -> Place | None:
-        """The place of what a compiled graph launches now in this thread. None outside one."""
+    def position_in_graph(self) -> Place | None:
+        """The position of what a compiled graph launches now in this thread. None outside one."""
         return None if self._placed is None else self._position.places[self._scope_now()]
 
-    def _tell_tracer(self, op: int, operation: str) -> None:
+    def _report_to_tracer(self, op: int, operation: str) -> None:
         if self.tracer is not None:
             self.tracer.graph(op, operation, self._position.places[self._position.scope()])
 
     def _number(self, kind: _Kind, scope: int) -> int:
-        """Record the next operation and return its number."""
         op = self._number_next(kind.number, scope)
         if not kind.is_view:
-            self._tell_allocator(str(op))
+            self._number_allocations(str(op))
         return op
 
     def _scope_now(self) -> int:

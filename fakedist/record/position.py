@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fakedist.record.marker import Cells
 from fakedist.record.module_names import OUTSIDE
-from fakedist.record.numbering import Cells, Whereabouts
+from fakedist.record.numbering import Whereabouts
 from fakedist.rundir.rows import Place, RegionRow, ScopeRow, merged
 
 #: Numbers of autograd nodes are lower, except AccumulateGrad's: the largest possible, so that it runs first.
@@ -54,6 +55,10 @@ class _Engine:
 class Position:
     """Step, phase and layer of the operation that runs now.
 
+    Args:
+        phase_changed: Called with the phase when one begins.
+        owner_of_node: Returns the layer of the parameter to which an AccumulateGrad node adds.
+
     Attributes:
         cells: The number of the next operation, and a version that changes whenever the position does.
         places: The place of each scope, by its number.
@@ -61,13 +66,17 @@ class Position:
         regions: Ranges of operations that saved activations, and that ended since the list was last taken.
     """
 
-    def __init__(self, phase_changed: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        phase_changed: Callable[[str], None] = lambda phase: None,
+        owner_of_node: Callable[[object], int] = lambda node: OUTSIDE,
+    ) -> None:
         self.cells = Cells()
         self._step = 0
         self.places: list[Place] = []
         self.regions: list[RegionRow] = []
         self.new_scopes: list[ScopeRow] = []
-        self.owner_of_node: Callable[[object], int] = lambda node: OUTSIDE
+        self._owner_of_node = owner_of_node
         self._scopes: dict[tuple[int, str, int, bool], int] = {}
         self._phase = "init"
         self._optimizer_depth = 0
@@ -77,7 +86,7 @@ class Position:
         self._threads: dict[int, _Thread] = {self._main: _Thread()}
         self._forward_from = self._forward_until = self._recompute_from = -1
         self._recompute_layer = OUTSIDE
-        self._phase_changed = phase_changed or (lambda phase: None)
+        self._phase_changed = phase_changed
 
     @property
     def op(self) -> int:
@@ -100,8 +109,7 @@ class Position:
     def scope(self, inside: int | None = None) -> int:
         """Number of the scope (step, phase, layer, recompute) of the operation that runs now in this thread.
 
-        Args:
-            inside: The layer that a compiled graph works for, which the position cannot know. None outside a graph.
+        ``inside`` is the layer that a compiled graph works for, which the position cannot know; None outside a graph.
         """
         if self._engines:
             recompute = not self._engines[-1].creates_graph and (torch.is_grad_enabled() or self._runs_again())
@@ -117,7 +125,7 @@ class Position:
         return self._new_scope(key) if scope is None else scope
 
     def whereabouts(self) -> Whereabouts:
-        """The scope of the operation that runs now in this thread, and as long as what it stays that scope."""
+        """The scope of the operation that runs now in this thread, and how long it stays that scope."""
         version = self.cells.version
         scope = self.scope()
         if self.cells.version != version:
@@ -159,7 +167,7 @@ class Position:
 
     @property
     def place(self) -> Place:
-        """Step, phase and layer in this thread. A scope tells the same of an operation, more cheaply."""
+        """Step, phase and layer in this thread. A scope says the same of an operation, more cheaply."""
         return Place(self.step, self.phase, self.layer, recompute=self._recompute_from >= 0)
 
     def in_backward(self) -> bool:
@@ -252,7 +260,7 @@ class Position:
     def step_went_on(self, step: int) -> None:
         """Merge the step that had begun after this one back into this one, with everything that happened in it."""
         self._step = step
-        self.places = [merged(place, step) for place in self.places]
+        self.places = [merged(known, step) for known in self.places]
         self._scopes = {key: scope for key, scope in self._scopes.items() if key[0] <= step}
         self._changed()
         if step == 0:
@@ -300,7 +308,6 @@ class Position:
 
     @property
     def _resting(self) -> str:
-        """The phase while no module and no backward runs."""
         return "optimizer" if self._optimizer_depth else "other"
 
     def _recompute_switched(self, on: bool, layer: int) -> None:
@@ -340,7 +347,7 @@ class Position:
         at = bisect_right(tape.bounds, sequence) - 1
         if sequence < _LAST_NODE:
             return tape.layers[at] if at >= 0 else OUTSIDE
-        return self.owner_of_node(node)
+        return self._owner_of_node(node)
 
     def _new_scope(self, key: tuple[int, str, int, bool]) -> int:
         scope = self._scopes[key] = len(self.places)

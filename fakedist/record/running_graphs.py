@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
 from fakedist.record.compiled_graphs import IntegerPart
-from fakedist.record.graph_layers import Placed
+from fakedist.record.graph_layers import PlacedGraph, Placing
 from fakedist.record.operations import Operations
+from fakedist.record.position import Position
 
 
 class IntegerRun(Protocol):
@@ -34,27 +36,25 @@ class GraphIntegers(Protocol):
 
 
 class RunningGraphs:
-    """Gives a graph's integers to what it calls and returns.
+    """Gives a graph's integers to what it calls and returns."""
 
-    Args:
-        operations: Numbers the operations.
-        integers: Runs a graph's integers. None leaves graphs without.
-    """
-
-    def __init__(self, operations: Operations, integers: GraphIntegers | None) -> None:
-        self._operations, self._integers = operations, integers
-        self._now: tuple[Placed, IntegerRun] | None = None
-        if integers is not None:
-            operations.in_graph = self._settle
+    def __init__(
+        self, operations: Operations, position: Position, placing: Placing, integers: GraphIntegers | None
+    ) -> None:
+        self._operations = operations
+        self._position = position
+        self._placing = placing
+        self._integers = integers
+        self._now: tuple[PlacedGraph, IntegerRun] | None = None
 
     @contextmanager
-    def graph(
-        self, placed: AbstractContextManager[Placed | None], inputs: Sequence[object]
-    ) -> Iterator[Callable[[object], None]]:
-        """Follow the run of a graph inside another context, which says what is known of it. Call what this gives with
-        the results.
-        """
-        with placed as known:
+    def graph(self, compiled: object, inputs: Sequence[object]) -> Iterator[Callable[[object], None]]:
+        """Follow the run of a compiled graph. Call what this gives with the results."""
+
+        def begins(op: int) -> PlacedGraph | None:
+            return self._placing.begins(compiled, inputs, op, self._position.layer)
+
+        with self._operations.graph(begins, self._settle) as known:
             part = None if known is None else known.generated.integers
             if known is None or part is None or self._integers is None:
                 yield lambda results: None
@@ -87,12 +87,9 @@ class RunningGraphs:
         if self._now is None:
             return
         placed, run = self._now
-        tensors = [value for value in args if isinstance(value, torch.Tensor)]
-        tensors += [value for each in args if isinstance(each, (list, tuple)) for value in each if _is_tensor(value)]
-        tensors = [value for value in tensors if value.is_cuda and not value.is_floating_point()]
+        lists = (value for value in args if isinstance(value, (list, tuple)))
+        values = itertools.chain(args, *lists)
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        tensors = [tensor for tensor in tensors if tensor.is_cuda and not tensor.is_floating_point()]
         if tensors:
             run.settle(placed.buffers_here(tensors))
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)

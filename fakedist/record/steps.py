@@ -12,17 +12,18 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from fakedist.errors import StopRun
+from fakedist.graph_captures import GraphObserver
 from fakedist.options import Until
 from fakedist.patch import patched, present
 from fakedist.record.alive import alive
-from fakedist.record.cuda_graphs import Captured, Graphs
+from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.generation import Generation
 from fakedist.record.hooks import keyword_arguments
 from fakedist.record.loading import Loading
@@ -37,7 +38,7 @@ from fakedist.units import format_bytes
 LEAST_STEPS, MOST_STEPS = 2, 6
 #: Bytes by which small blocks may differ at a step's end and still count as steady, such as losses kept for a log.
 SLACK_BYTES = 1 << 20
-#: A step whose batch is smaller than this share of the largest before has a partial one. Batches of graphs and of
+#: A step whose batch is smaller than this fraction of the largest before has a partial one. Batches of graphs and of
 #: packed sequences differ by less from step to step.
 WHOLE_BATCH = 0.9
 
@@ -52,7 +53,7 @@ class LiveBytes(NamedTuple):
     large_blocks: int
 
 
-#: What is live on each device that has anything.
+#: The live bytes of each device that has any.
 Live = Mapping[int, LiveBytes]
 _NOTHING = LiveBytes(0, 0, 0)
 
@@ -67,47 +68,26 @@ class StepSize(NamedTuple):
     most: int = 0
 
 
-class Goal(Protocol):
-    """Decides which step is the last to record, and which are timed."""
-
-    def may_end(self) -> None:
-        """Note that a step may have ended here. Whether it did is known later."""
-
-    def is_last(self, step: int) -> bool:
-        """Whether this step, which ended where :meth:`may_end` was last called, is the last one to record."""
-
-    def is_timed(self, step: int) -> bool:
-        """Whether to time the step that begins. See :class:`~fakedist.record.timed_step.RecordedStep`."""
-
-    def notes(self) -> list[Note]:
-        """Notes for the report when the run is over."""
-
-
 class After:
-    """A fixed number of steps, of which the last is timed.
-
-    Args:
-        limit: Number of steps.
-        stops: Whether recording stops after them.
-    """
+    """A fixed number of steps, of which the last is timed; ``stops``: recording stops after them."""
 
     def __init__(self, limit: int, *, stops: bool = True) -> None:
         self._limit = limit
         self._stops = stops
 
     def may_end(self) -> None:
-        """Do nothing."""
+        """Note that a step may have ended here. Whether it did is known later."""
 
     def is_last(self, step: int) -> bool:
-        """Whether this is the ``limit``-th step."""
+        """Whether the step, which ended where :meth:`may_end` was last called, is the last one to record."""
         return self._stops and step >= self._limit
 
     def is_timed(self, step: int) -> bool:
-        """Whether this is the ``limit``-th step."""
+        """Whether to time the step that begins. See :class:`~fakedist.record.timed_step.RecordedStep`."""
         return step == self._limit
 
     def notes(self) -> list[Note]:
-        """No notes."""
+        """Notes for the report when the run is over."""
         return []
 
 
@@ -117,13 +97,7 @@ class Steady:
     Live memory is what was requested of the caching allocator and is still allocated. On each device, requests for
     large blocks must match to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If
     the large blocks themselves differ, one more step must request the same: the allocator may still reserve more.
-    Every optimizer must have stepped, and the batch must be whole. Each step from step 2 on is timed until then.
-
-    Args:
-        live: Returns what is live now.
-        waits: Whether an optimizer has not stepped yet.
-        size: Returns the inputs of a step.
-        stops: Whether recording stops after the steady step.
+    No optimizer may wait for its first step, and the batch must be whole. Each step from step 2 on is timed until then.
     """
 
     def __init__(
@@ -143,12 +117,12 @@ class Steady:
         self._num_alike = 0
 
     def may_end(self) -> None:
-        """Read what is live."""
+        """Read the live bytes."""
         if not self.is_steady:
             self._now = self._live()
 
     def is_last(self, step: int) -> bool:
-        """Whether the step is steady, or the last one to try."""
+        """Whether the step is steady, or the last to try."""
         if not self.is_steady:
             before, self._before = self._before, self._now
             self._most = max(self._most, self._size(step).most)
@@ -183,9 +157,13 @@ class Steady:
         return f"an optimizer has not stepped in {step} steps" if self._waits() else ""
 
 
-def _grew(what: str, bytes_: int, now_bytes: int, step: int) -> str:
-    live = f"{format_bytes(bytes_)} of {what} were live at the end of step {step - 1}"
+def _grew(kind: str, bytes_: int, now_bytes: int, step: int) -> str:
+    live = f"{format_bytes(bytes_)} of {kind} were live at the end of step {step - 1}"
     return f"{live}, {format_bytes(now_bytes)} at the end of step {step} ({now_bytes - bytes_:+,} bytes)"
+
+
+#: Decides which step is the last to record, and which are timed.
+Goal = After | Steady
 
 
 def make_goal(
@@ -195,13 +173,7 @@ def make_goal(
     waits: Callable[[], bool],
     size: Callable[[int], StepSize],
 ) -> Goal:
-    """Make the goal that ``--steps`` and ``--until`` describe.
-
-    Args:
-        steps: Number of steps, or "auto".
-        until: Number of steps, or what ends the run instead. None if only ``steps`` counts.
-        live, waits, size: See :class:`Steady`.
-    """
+    """Make the goal that ``--steps`` and ``--until`` describe. The others are those of :class:`Steady`."""
     if isinstance(until, int):
         return After(until)
     return Steady(live, waits, size, stops=until is None) if steps == "auto" else After(steps, stops=until is None)
@@ -222,13 +194,13 @@ def _now_us() -> int:
 
 @dataclass
 class _Step:
-    """A step: when it began, how often each optimizer stepped in it, and which one stepped first."""
+    """A step: when it began, how often each optimizer stepped in it, which of them first; whether it was reported."""
 
     start_us: int = field(default_factory=_now_us)
     end_us: int = 0
     stepped: Counter[int] = field(default_factory=Counter)
     first: int = 0
-    told: bool = False
+    is_reported: bool = False
 
 
 class Steps:
@@ -237,8 +209,8 @@ class Steps:
     A sign of work is a root module's forward, a backward or the replay of a CUDA graph. Step 0 (``init``) is everything
     before the first one. Work before any optimizer is made (a probe of shapes, a count of FLOPs) is ``init``, too: once
     the first optimizer is made, step 1 begins again with the next sign of work. It goes on if the optimizer was made in
-    the middle of it: for gradients that this work left (it has them when it is made, and still has them at the next
-    sign of work or when it steps), or between a forward and its backward. A job that never makes an optimizer is in
+    the middle of it: for gradients that this work left (the optimizer's parameters have them then, and still at the
+    next sign of work or when it steps), or between a forward and its backward. Without any optimizer, the job is in
     step 1 from its first work on.
 
     A step ends at the first sign of work after an ``optimizer.step()``. Gradient accumulation has
@@ -251,9 +223,8 @@ class Steps:
     the last sign of work before that optimizer steps. This is known only afterwards. So each sign of work after an
     optimizer's step begins a new step until the next optimizer steps. If that is not the first one, ``merged`` is
     called: the new step is still the old one. A step ends at once, as with one optimizer, when every optimizer has
-    stepped as often as in the step before; in the first step, when no optimizer is left that never stepped (``waits``).
-    An optimizer that steps only every k-th time (a generator after each fifth critic) belongs to the step in which it
-    steps.
+    stepped as often as in the step before; in the first step, when every optimizer has stepped (``waits``). One that
+    steps only every k-th time (a generator after each fifth critic) belongs to the step in which it steps.
 
     Args:
         goal: Decides which step is the last. :class:`StopRun` is raised where the next one would begin.
@@ -262,10 +233,10 @@ class Steps:
             begins again.
         waits: Whether an optimizer exists that has never stepped, given the ``id`` of those that have.
         stop_error: Makes the exception to raise.
+        num_more: Steps to run after the last recorded one. ``ended`` is called for them too.
 
     Attributes:
         number: Number of the current step.
-        more: Steps to run after the last recorded one. ``ended`` is called for them too.
         done: The last recorded step. None until it has ended.
         stopped: Whether :class:`StopRun` was raised.
         is_cut_short: Whether the step that ends now ends with the run, so that what follows its last optimizer step may
@@ -281,8 +252,10 @@ class Steps:
         waits: Callable[[Container[int]], bool] = lambda stepped: False,
         *,
         stop_error: Callable[[], StopRun] = StopRun,
+        num_more: int = 0,
     ) -> None:
-        self.number = self.more = self.optimizer_steps = 0
+        self.number = self.optimizer_steps = 0
+        self._num_more = num_more
         self.done: int | None = None
         self.stopped = self.is_cut_short = False
         self._goal, self._ended, self._merged, self._waits = goal, ended, merged, waits
@@ -313,7 +286,7 @@ class Steps:
         return self._waits(self._references)
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer was made, for the parameters that it has."""
+        """Take an optimizer that was made, for the parameters that it has."""
         self._num_made += 1
         if self._may_be_init and _has_gradients(optimizer):
             self._with_gradients.append(weakref.ref(optimizer))
@@ -321,8 +294,7 @@ class Steps:
     def work(self, *, continues: bool = False) -> None:
         """Take a sign of work: a root module's forward, a ``backward()`` or a CUDA graph's replay is about to run.
 
-        Args:
-            continues: Whether it is the backward of the forward that was taken last.
+        ``continues``: it is the backward of the forward that was taken last.
         """
         if continues and self._num_made:
             self._may_be_init = False
@@ -333,7 +305,7 @@ class Steps:
                 self._begin()
             return
         self._works = True
-        if self._before is None or self._before.told:
+        if self._before is None or self._before.is_reported:
             self._stop_if_done()  # raises again if a bare `except:` swallowed the first StopRun
         if self.number == 0:
             self._begin()
@@ -341,7 +313,7 @@ class Steps:
             self._may_end()
 
     def optimizer_begins(self, optimizer: object, in_backward: bool = False) -> None:
-        """``optimizer.step()`` was called."""
+        """Take an ``optimizer.step()`` that was called."""
         self.decide_on_init()
         self._may_be_init = False
         if not self._inside_optimizer and not self._manual:
@@ -350,7 +322,7 @@ class Steps:
         self._inside_optimizer += 1
 
     def optimizer_ended(self, optimizer: object, in_backward: bool = False) -> None:
-        """``optimizer.step()`` returned."""
+        """Take an ``optimizer.step()`` that returned."""
         self._inside_optimizer = max(0, self._inside_optimizer - 1)
         if not self._inside_optimizer:
             self._refer_to(optimizer)
@@ -377,7 +349,7 @@ class Steps:
         """End the run. The last step has ended if its optimizer stepped, and a step that may have ended has."""
         if self._manual:
             return
-        if self._before is not None and not self._before.told:
+        if self._before is not None and not self._before.is_reported:
             self._end(self._before, self.number - 1)
         if self._step.stepped and self.number > 0 and not self._is_over():
             self._goal.may_end()
@@ -410,7 +382,7 @@ class Steps:
             self._before = None
             repeats = before.stepped[key] - (self._usual or Counter())[key]
             if key == before.first or not self._is_alive(before.first) or repeats >= _MOST_REPEATS:
-                if not before.told:
+                if not before.is_reported:
                     self._end(before, self.number - 1)
                 self._usual = before.stepped
                 self._stop_if_done()
@@ -422,7 +394,7 @@ class Steps:
             self._may_end()
             self._before, before = None, self._before
             if before is not None:
-                if not before.told and self.number > 1:
+                if not before.is_reported and self.number > 1:
                     self._end(before, self.number - 1)
                 self._usual = before.stepped
             self._stop_if_done()
@@ -436,7 +408,7 @@ class Steps:
             self._end(before, number)
         self._begin()
         self._before = before
-        if before.told:
+        if before.is_reported:
             self._stop_if_done()
 
     def _is_whole(self, step: _Step) -> bool:
@@ -452,13 +424,13 @@ class Steps:
         self.number += 1
 
     def _end(self, step: _Step, number: int) -> None:
-        step.told = True
+        step.is_reported = True
         if self.done is None and self._goal.is_last(number):
             self.done = number
         self._ended(number, step.start_us, step.end_us or _now_us())
 
     def _is_over(self) -> bool:
-        return self.done is not None and self.number > self.done + self.more
+        return self.done is not None and self.number > self.done + self._num_more
 
     def _stop_if_done(self) -> None:
         if self._is_over():
@@ -475,7 +447,6 @@ class Steps:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether any parameter of an optimizer has a gradient."""
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -503,12 +474,7 @@ class Evaluations:
         return self.running or self.num_ended > 0
 
     def root_forward(self, module: nn.Module, has_stepped: bool) -> None:
-        """Take note of a root module that is about to run forward.
-
-        Args:
-            module: The module.
-            has_stepped: Whether an optimizer has stepped.
-        """
+        """Take note of a root module that is about to run forward; ``has_stepped``: an optimizer has stepped."""
         grad = torch.is_grad_enabled()
         if not has_stepped:
             if module.training:
@@ -532,22 +498,16 @@ class Evaluations:
 
 
 def any_waits(stepped: Container[int]) -> bool:
-    """Whether an optimizer that has not stepped has parameters that no optimizer that stepped has.
+    """Whether an optimizer that has not stepped has parameters that none with an ``id`` in ``stepped`` has.
 
     An optimizer that shares its parameters with another wraps it, or is wrapped by it. This searches all Python
     objects, once or twice a run, because no torch hook reports the creation of every class of optimizer.
-
-    Args:
-        stepped: The ``id`` of each optimizer that stepped.
     """
-    found = [each for each in alive(_is_optimizer) if isinstance(each, torch.optim.Optimizer)]
-    known = {id(parameter) for each in found if id(each) in stepped for parameter in _parameters(each)}
-    waiting = [each for each in found if id(each) not in stepped]
-    return any(id(parameter) not in known for each in waiting for parameter in _parameters(each))
-
-
-def _is_optimizer(of: type) -> bool:
-    return issubclass(of, torch.optim.Optimizer)
+    living = alive(lambda kind: issubclass(kind, torch.optim.Optimizer))
+    optimizers = [known for known in living if isinstance(known, torch.optim.Optimizer)]
+    trained = {id(p) for optimizer in optimizers if id(optimizer) in stepped for p in _parameters(optimizer)}
+    waiting = [optimizer for optimizer in optimizers if id(optimizer) not in stepped]
+    return any(id(parameter) not in trained for optimizer in waiting for parameter in _parameters(optimizer))
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -611,7 +571,7 @@ class _Samples:
     """Counts the samples of a step: first dimensions of the inputs of the first model that runs with gradients.
 
     Attributes:
-        samples: The samples, as positional arguments tell them.
+        samples: The samples, by positional arguments.
         size: The rows of the first tensor among all arguments, and the elements of all of them.
     """
 
@@ -641,47 +601,63 @@ def _elements(tensor: torch.Tensor) -> int:
     return int((getattr(tensor, "_values", tensor) if tensor.layout is torch.jagged else tensor).numel())
 
 
-class Training:
+class StepListener:
+    """The other side of :class:`Training`, which needs it and which it needs. By itself it does nothing."""
+
+    def step_ended(self, step: int, start_us: int, end_us: int) -> None:
+        """A step ended. See :class:`Steps`."""
+
+    def step_went_on(self, step: int) -> None:
+        """A step had not ended after all. 0: what was step 1 is ``init``."""
+
+    def step_may_have_changed(self) -> None:
+        """The position may be in another step."""
+
+
+class Training(GraphObserver):
     """Follows the steps, updates the position's step, and ends the run when enough is recorded.
 
     Args:
         position: Where the rank is.
         steps: Steps to record, or "auto".
-        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
-
-    Attributes:
-        steps: The steps.
-        goal: Decides which of them is the last.
-        ended: Called when a step ends. See :class:`~fakedist.record.steps.Steps`.
-        went_on: Called with a step that had not ended after all; with 0 if what was step 1 is ``init``.
-        moved: Called when the step may have changed.
+        until: A step, "validation", "save" or "end" (the script's own end), which ends the recording instead.
+        graphs: The CUDA graphs that hold work and optimizers.
+        listener: Called as steps go by.
+        num_more: Steps to run after the last recorded one.
     """
 
-    def __init__(self, position: Position, steps: int | Literal["auto"], until: int | Until | None) -> None:
-        self.ended: Callable[[int, int, int], None] = lambda step, start_us, end_us: None
-        self.went_on: Callable[[int], None] = lambda step: None
-        self.moved: Callable[[], None] = lambda: None
+    def __init__(
+        self,
+        position: Position,
+        steps: int | Literal["auto"],
+        until: int | Until | None,
+        graphs: Graphs,
+        listener: StepListener,
+        *,
+        num_more: int = 0,
+    ) -> None:
         self._position = position
         self._until = until
+        self._graphs = graphs
+        self._listener = listener
         self._evaluations, self._loading = Evaluations(), Loading()
         self._generation = Generation()
         self._samples: dict[int, _Samples] = {}
-        self._graphs = Graphs(self._replay_begins)
         self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
         self._stopping = Stopping()
         self.steps = Steps(
             self.goal,
-            lambda *step: self.ended(*step),
+            listener.step_ended,
             self._step_went_on,
             any_waits,
             stop_error=self._stopping.error,
+            num_more=num_more,
         )
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow CUDA graphs, DataLoaders and, if saving one ends the run, checkpoints."""
+        """Follow DataLoaders and, if saving one ends the run, checkpoints."""
         with ExitStack() as stack:
-            stack.enter_context(self._graphs.watching())
             stack.enter_context(self._loading.watching())
             stack.enter_context(self._stopping)
             if self._until == "save":
@@ -703,13 +679,11 @@ class Training:
 
     def samples_of(self, step: int) -> Samples:
         """The samples that the model was trained on in a step."""
-        counted = self._samples.get(step)
-        return counted.samples if counted is not None else Samples(0, "")
+        return self._samples[step].samples if step in self._samples else Samples(0, "")
 
     def size_of(self, step: int) -> StepSize:
-        """How much the model was trained on in a step."""
-        counted = self._samples.get(step)
-        return counted.size if counted is not None else StepSize(0, 0)
+        """The inputs that the model was trained on in a step."""
+        return self._samples[step].size if step in self._samples else StepSize(0, 0)
 
     def backward(self) -> None:
         """Take note of an outermost ``backward()`` that is about to run."""
@@ -717,17 +691,13 @@ class Training:
         self._work(continues=self._position.has_loss)
         self._loading.used(in_training=True)
 
-    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer was made."""
-        self.steps.optimizer_made(optimizer)
-
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """``optimizer.step()`` was called. During the capture of a graph it does not run yet."""
+        """Take note of an ``optimizer.step()`` that was called. During the capture of a graph it does not run yet."""
         if self._graphs.capturing is None:
             self._follow(partial(self.steps.optimizer_begins, optimizer, self._position.in_backward()))
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """``optimizer.step()`` returned."""
+        """Take note of an ``optimizer.step()`` that returned."""
         if self._graphs.capturing is None:
             self.steps.optimizer_ended(optimizer, self._position.in_backward())
         else:
@@ -758,7 +728,9 @@ class Training:
             self.steps.stop()
         self._follow(partial(self.steps.work, continues=continues))
 
-    def _replay_begins(self, captured: Captured) -> None:
+    def replay_begins(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Take note of a CUDA graph that is about to be replayed."""
+        captured = self._graphs.contents(graph)
         if captured.works and self._position.is_root_call():
             self._work()
         for optimizer in captured.replayed():
@@ -769,32 +741,32 @@ class Training:
         self._samples.pop(step + 1, None)  # what the first model was trained on is in the step already
         if step == 0:
             self._evaluations = Evaluations()  # a probe without grad is not how the model trains
-        self.went_on(step)
+        self._listener.step_went_on(step)
 
     def _saved(self) -> None:
         if self.steps.number > 0:
             self.steps.stop()
 
-    def _follow(self, tell: Callable[[], None]) -> None:
+    def _follow(self, count: Callable[[], None]) -> None:
         try:
-            tell()
+            count()
         finally:
             self._position.step = self.steps.number
-            self.moved()
+            self._listener.step_may_have_changed()
 
 
 def live_bytes() -> Live:
     """The bytes that live blocks of the caching allocator were requested with, on each device that has any."""
     if not torch.cuda.is_initialized():
         return {}
-    found = {}
+    live = {}
     for device in range(torch.cuda.device_count()):
         stats = torch._C._cuda_memoryStats(device)
         requested = stats["requested_bytes"]
         if requested["all"]["current"]:
-            found[device] = LiveBytes(
+            live[device] = LiveBytes(
                 requested["large_pool"]["current"],
                 requested["small_pool"]["current"],
                 stats["allocated_bytes"]["large_pool"]["current"],
             )
-    return found
+    return live

@@ -63,28 +63,27 @@ class Stopping:
 
 
 def _handles_stop() -> bool:
-    """Whether an ``except`` or ``finally`` that the stop runs through is what trains on."""
+    """Whether an ``except`` or ``finally`` that the stop runs through trains on."""
     return any(isinstance(link, StopRun) for link in chain_of(sys.exception() or Exception()))
 
 
 def _end_process(num_swallowed: int) -> NoReturn:
     """End the process as ``os._exit`` does, which closes the recording (:mod:`fakedist.rank.ending`)."""
     line = script_line()
-    told = f"fakedist: the script caught the stop {num_swallowed} times and went on"
+    message = f"fakedist: the script caught the stop {num_swallowed} times and went on"
     with suppress(OSError, ValueError):  # the script may have closed them
-        sys.stderr.write(f"{told}{f', last at {line}' if line else ''}: the process ends here\n")
+        sys.stderr.write(f"{message}{f', last at {line}' if line else ''}: the process ends here\n")
         sys.stderr.flush()
         sys.stdout.flush()
     os._exit(0)
 
 
 def _pytest_stop(exit_error: type) -> StopRun:
-    """The stop as one of pytest's ``Exit`` exceptions."""
     kind: Any = type(  # its signature is pytest's
         "StopRun", (StopRun, exit_error), {"__module__": StopRun.__module__}
     )
-    found: StopRun = kind(str(StopRun()), returncode=0)
-    return found
+    stop: StopRun = kind(str(StopRun()), returncode=0)
+    return stop
 
 
 def _runs(filename: str) -> bool:
@@ -101,19 +100,19 @@ def _unittest_patches() -> Iterator[tuple[type, str, Callable[..., None]]]:
     """Every method that reports an error, in all result classes, and its replacement."""
     result = getattr(sys.modules.get("unittest.result"), "TestResult", None)
     classes: list[type] = [] if result is None else [result]
-    for each in classes:
-        found: list[type] = each.__subclasses__()
-        classes += [one for one in found if one not in classes]
-    of_pytest = getattr(sys.modules.get("_pytest.unittest"), "TestCaseFunction", None)
-    for each in [*classes, *([] if of_pytest is None else [of_pytest])]:
-        for name, place in _REPORTS.items():
-            if name in vars(each):
-                yield each, name, _quiet(vars(each)[name], place, raises=each is of_pytest)
+    for class_ in classes:
+        subclasses: list[type] = class_.__subclasses__()
+        classes += [subclass for subclass in subclasses if subclass not in classes]
+    pytests = getattr(sys.modules.get("_pytest.unittest"), "TestCaseFunction", None)
+    for class_ in [*classes, *([] if pytests is None else [pytests])]:
+        for name, index in _REPORTS.items():
+            if name in vars(class_):
+                yield class_, name, _quiet(vars(class_)[name], index, raises=class_ is pytests)
 
 
-def _quiet(original: Callable[..., None], place: int, *, raises: bool) -> Callable[..., None]:
+def _quiet(original: Callable[..., None], index: int, *, raises: bool) -> Callable[..., None]:
     def report(*args: Any, **kwargs: object) -> None:
-        error = args[place][1] if len(args) > place and args[place] else None
+        error = args[index][1] if len(args) > index and args[index] else None
         link: BaseException | None = error
         while link is not None and not isinstance(link, StopRun):
             link = link.__cause__ or link.__context__

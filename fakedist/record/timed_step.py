@@ -1,4 +1,4 @@
-"""The timed step: tells a tracer where the rank is and what runs, in a recorded step or in a later one.
+"""The timed step: reports to a tracer where the rank is and what runs, in a recorded step or in a later one.
 
 torch opens ranges of its own, such as FSDP's and the optimizers'. Those are not the script's.
 
@@ -25,8 +25,8 @@ from torch.autograd import profiler
 from torch.utils import _python_dispatch
 
 from fakedist.frames import is_the_scripts
+from fakedist.graph_captures import GraphObserver
 from fakedist.patch import patched, present
-from fakedist.record.cuda_graphs import captures
 from fakedist.record.ledger import Ledger
 from fakedist.record.operations import Operations
 from fakedist.record.position import Position
@@ -51,7 +51,7 @@ _FORWARDING = (contextlib.__file__, torch.cuda.nvtx.__file__)
 
 
 class RangeTracer(Protocol):
-    """Is told of ranges."""
+    """Receives ranges."""
 
     def range_begins(self, name: str) -> int:
         """A range begins in this thread. Returns its number."""
@@ -69,7 +69,7 @@ class _Open(threading.local):
 
 @contextlib.contextmanager
 def script_ranges(tracer: RangeTracer) -> Iterator[None]:
-    """Tell a tracer of the script's ranges.
+    """Report the script's ranges to a tracer.
 
     Raises:
         RecordingError: This version of torch opens ranges in another way.
@@ -127,13 +127,7 @@ def script_ranges(tracer: RangeTracer) -> Iterator[None]:
 
 
 def _begin(tracer: RangeTracer, name: str, frame: FrameType | None) -> int | None:
-    """The number of a range that begins now; None if it is torch's or ours.
-
-    Args:
-        tracer: What to tell.
-        name: Its name.
-        frame: The frame that opens it.
-    """
+    """The number of a range that begins now in a frame; None if it is torch's or ours."""
     while frame is not None and frame.f_code.co_filename in _FORWARDING:
         frame = frame.f_back
     if frame is None or not is_the_scripts(frame.f_code.co_filename) or name.startswith(OWN_RANGE):
@@ -148,18 +142,17 @@ _Event = AbstractContextManager[None]
 
 
 class LaterStep:
-    """The step that is traced after the recorded ones, and the warm-up step before it.
-
-    Args:
-        name: Returns the name of a layer.
+    """The step that a tracer traces after the recorded ones, and the warm-up step before it.
 
     Attributes:
+        num_steps: Steps to run for it after the recorded ones.
         is_on: Whether the traced step is running.
     """
 
-    def __init__(self, name: Callable[[int], str]) -> None:
+    def __init__(self, name: Callable[[int], str], tracer: Tracer | None = None) -> None:
+        self.num_steps = 0 if tracer is None else _NUM_STEPS
         self.is_on = False
-        self._tracer: Tracer | None = None
+        self._tracer = tracer
         self._name = name
         self._step = 0
         self._why_not = "that takes two steps more than the recorded ones, and the script or --until ended before"
@@ -178,11 +171,6 @@ class LaterStep:
             return
         with script_ranges(self):
             yield
-
-    def trace(self, tracer: Tracer) -> int:
-        """Have ``tracer`` trace the step. Returns how many more steps must run for that."""
-        self._tracer = tracer
-        return _NUM_STEPS
 
     def begins_after(self, step: int) -> bool:
         """Whether recording may stop after this step, the last recorded one, so that a later one can be timed."""
@@ -248,7 +236,7 @@ class LaterStep:
     def layer_ended(self, layer: int) -> None:
         """Close a layer's range, and the ranges inside it that an error cut short."""
         events: list[tuple[int, _Event]] = self._open.__dict__.setdefault("events", [])
-        if any(each == layer for each, _ in events):
+        if any(opened == layer for opened, _ in events):
             while True:
                 ended, event = events.pop()
                 event.__exit__(None, None, None)
@@ -260,7 +248,7 @@ class LaterStep:
         self._mark(f"{CALL_RANGE}{sequence}")
 
     def range_begins(self, name: str) -> int:
-        """The script opens a range in this thread. Returns its number. A mark tells it: ranges need not nest."""
+        """The script opens a range in this thread. Returns its number. A mark shows it: ranges need not nest."""
         number = next(self._numbers)
         self._ranges[number] = name
         if self.is_on:
@@ -274,7 +262,7 @@ class LaterStep:
             self._mark(f"{SCRIPT_RANGE_END}{number}")
 
     def place(self, place: Place) -> None:
-        """Tell the tracer that a phase begins. Layers are ranges of their own."""
+        """Report a phase that begins. Layers are ranges of their own."""
         assert self._tracer is not None
         self._tracer.place(place)
 
@@ -283,11 +271,11 @@ class LaterStep:
             pass
 
 
-class RecordedStep:
+class RecordedStep(GraphObserver):
     """Has recorded steps timed. Of several, the last one with the largest input counts.
 
-    A step that ends with the run counts only if none did before, and as far as its last optimizer step: nothing tells
-    what follows it in the step (averages of parameters) from what the script does at its end (a checkpoint).
+    A step that ends with the run counts only if none did before, and as far as its last optimizer step: nothing
+    distinguishes what follows it in the step (averages of parameters) from the script's own end (a checkpoint).
 
     Args:
         tracer: Traces the steps. None times no step.
@@ -322,11 +310,11 @@ class RecordedStep:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow captures of CUDA graphs, which the timed step may launch later, and the script's ranges."""
+        """Follow the script's ranges."""
         if self._tracer is None:
             yield
             return
-        with captures(self._capture_begins, self._capture_ended), script_ranges(self._tracer):
+        with script_ranges(self._tracer):
             yield
 
     def follow(self) -> None:
@@ -337,7 +325,7 @@ class RecordedStep:
         self._at = step
         if not self._step and self._wanted(step):
             self._step = step
-            self._tell_operations()
+            self._switch_tracing()
             self._tracer.begin(step)
 
     def optimizer_ended(self) -> None:
@@ -346,12 +334,7 @@ class RecordedStep:
             self._tracer.may_end()
 
     def step_ended(self, step: int, *, is_cut_short: bool) -> Sequence[Record]:
-        """End a step. Returns the journal's records of its kernels if it was timed, and counts.
-
-        Args:
-            step: The step.
-            is_cut_short: Whether it ends with the run.
-        """
+        """End a step, perhaps with the run. Returns the records of its kernels if it was timed, and counts."""
         if self._tracer is None or step != self._step:
             return ()
         self._end()
@@ -377,7 +360,7 @@ class RecordedStep:
             self._why_not = f"step {step}, which was timed, went on"
 
     def moved(self) -> None:
-        """Tell the tracer that a module or a phase began or ended in this thread."""
+        """Report to the tracer that a module or a phase began or ended in this thread."""
         tracer = self._operations.tracer
         if tracer is not None:
             tracer.place(self._place())
@@ -403,13 +386,13 @@ class RecordedStep:
     def _end(self) -> None:
         assert self._tracer is not None
         self._step = 0
-        self._tell_operations()
+        self._switch_tracing()
         self._tracer.end()
 
     def _place(self) -> Place:
         return self._position.places[self._position.scope()]
 
-    def _tell_operations(self) -> None:
+    def _switch_tracing(self) -> None:
         """Report operations and collectives to the tracer only while a step is timed or a graph is captured."""
         tracer = self._tracer if self._step or self._num_captures else None
         self._operations.trace(tracer)
@@ -419,14 +402,16 @@ class RecordedStep:
         assert self._tracer is not None
         return self._tracer.collective(sequence, self._position.op, operation, self._place())
 
-    def _capture_begins(self) -> None:
-        self._num_captures += 1
-        self._tell_operations()
+    def capture_begins(self) -> None:
+        """Begin the capture of a CUDA graph, which the timed step may launch later."""
         if self._tracer is not None:
+            self._num_captures += 1
+            self._switch_tracing()
             self._tracer.capture_begins()
 
-    def _capture_ended(self) -> None:
-        self._num_captures -= 1
-        self._tell_operations()
+    def capture_ended(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End the capture."""
         if self._tracer is not None:
+            self._num_captures -= 1
+            self._switch_tracing()
             self._tracer.capture_ended()

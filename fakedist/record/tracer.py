@@ -1,8 +1,8 @@
-"""The timed step under Nsight Systems, which traces this process from outside: NVTX ranges tell it where we are.
+"""The timed step under Nsight Systems, which traces this process from outside: NVTX ranges say where we are.
 
-The *timed step* is the step whose kernels are seen: a recorded one (:mod:`fakedist.record.timed_step`) or
-a later one (:mod:`fakedist.record.timed_step`). A *trace* is what a tool saw of it. *Kernels* are the table
-that is made of a trace, *times* the sums over that table.
+The *timed step* is the step whose kernels are seen: a recorded or a later one
+(:mod:`fakedist.record.timed_step`). A *trace* is what a tool saw of it. *Kernels* are the table that is made of a
+trace, *times* the sums over that table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Tracer(Protocol):
         """
 
     def place(self, place: Place) -> None:
-        """This thread is at another place: a module, a phase or a backward began or ended."""
+        """Take this thread's new place: a module, a phase or a backward began or ended."""
 
     def end(self) -> None:
         """End the step."""
@@ -40,13 +40,13 @@ class Tracer(Protocol):
 
 
 class OperationTracer(Tracer, Protocol):
-    """A tracer that is told what runs, because its device knows nothing of torch: the virtual GPU's model.
+    """A tracer that receives what runs, because its device knows nothing of torch: the virtual GPU's model.
 
     Attributes:
         inside: Returns the place of what a compiled graph launches now in this thread. None outside one.
         place_of: Returns the place of a scope.
         known_in_graph: Returns the values of a buffer of the compiled graph that runs; None if they are not known.
-        is_compiled: Whether the fast path tells it of the operations that it runs.
+        is_compiled: Whether the fast path reports the operations that it runs.
     """
 
     inside: Callable[[], Place | None]
@@ -91,7 +91,7 @@ class OperationTracer(Tracer, Protocol):
 
 
 class NsysTracer:
-    """Nsight Systems, which runs this process. Ranges are NVTX ranges, and one of them tells nsys what to capture."""
+    """Nsight Systems, which runs this process. Ranges are NVTX ranges, and one of them is what nsys captures."""
 
     def __init__(self) -> None:
         self._inside = ExitStack()
@@ -100,8 +100,8 @@ class NsysTracer:
     def begin(self, step: int) -> None:
         """Open the range that nsys captures, then have torch emit ranges for its operations."""
         torch.cuda.synchronize()
-        for each in (CAPTURE_RANGE, f"{STEP_RANGE}{step}"):
-            self._inside.callback(torch.cuda.nvtx.range_end, torch.cuda.nvtx.range_start(each))
+        for name in (CAPTURE_RANGE, f"{STEP_RANGE}{step}"):
+            self._inside.callback(torch.cuda.nvtx.range_end, torch.cuda.nvtx.range_start(name))
         torch.cuda.synchronize()
         self._inside.enter_context(torch.autograd.profiler.emit_nvtx())
 

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch.nn.modules import module as nn_module
@@ -41,12 +41,6 @@ _GRAPH, _EXPORT = "torch._dynamo.output_graph", "torch._dynamo.functional_export
 _RUN = "__fakedist_optimizer_step"
 #: The attribute of Dynamo's graphs that has the optimizers whose steps are in them.
 _STEPS = "fakedist_optimizers"
-
-
-class _Closure(Protocol):
-    """A function that is only there for its closure."""
-
-    __closure__: tuple[Any, ...]
 
 
 class Unseen:
@@ -122,8 +116,8 @@ class Unseen:
         """
         watching = True
 
-        def reported(tell: Stepped) -> Stepped:  # compiled code may outlive this context
-            return lambda optimizer: tell(optimizer) if watching else None
+        def reported(report: Stepped) -> Stepped:  # compiled code may outlive this context
+            return lambda optimizer: report(optimizer) if watching else None
 
         begins, ended = reported(begins), reported(ended)
         adapters: dict[str, Callable[[ModuleType], None]] = {
@@ -144,7 +138,6 @@ class Unseen:
                 watching = False
 
     def _patch(self, owner: object, name: str) -> None:
-        """Hide the hooks while a function runs."""
 
         def without_hooks(*args: object, **kwargs: object) -> object:
             with self.hidden():
@@ -153,7 +146,7 @@ class Unseen:
         original = self._exit.enter_context(patched(owner, name, without_hooks))
 
     def _runner(self, begins: Stepped, ended: Stepped) -> Callable[..., object]:
-        def run(closure: _Closure, code: CodeType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        def run(closure: FunctionType, code: CodeType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
             compiled = FunctionType(code, vars(torch_optimizer), code.co_name, None, closure.__closure__)
             running = self._running
             begins(args[0])
@@ -245,7 +238,6 @@ def _graphs_with_steps(module: ModuleType, begins: Stepped, ended: Stepped) -> I
 
 
 def _wrapper_of_steps() -> CodeType:
-    """The code that torch puts around the ``step`` of every optimizer."""
     wrapper: FunctionType = present(torch.optim.Optimizer, "profile_hook_step")(lambda optimizer: None)
     return wrapper.__code__
 

@@ -49,10 +49,7 @@ _LEFT_OVER = re.compile(rf"(?:{re.escape(SCRATCH_PREFIX)}|{re.escape(FRESH_PREFI
 def default_name(job: Job, ranks: Sequence[int] = (), *, which: str = "") -> Path:
     """An unused name for a run directory or a directory of several runs: the script's, with rank and world size.
 
-    Args:
-        job: The job.
-        ranks: The ranks of several runs.
-        which: What to say instead of the ranks.
+    ``which`` stands in place of the ranks of several runs.
     """
     stem = job.target.rpartition(".")[2] if job.is_module else Path(job.target).stem
     which = which or (f"ranks{min(ranks)}-{max(ranks)}" if ranks else f"rank{job.rank}")
@@ -70,11 +67,7 @@ def free_name(base: str) -> Path:
 
 @contextmanager
 def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
-    """An empty run directory, locked against other runs until the context exits.
-
-    Args:
-        path: Where to create it. Missing parents are created.
-        force: Whether to replace an existing run directory.
+    """An empty run directory, locked against other runs until the context exits. Missing parents are created.
 
     Raises:
         RunDirectoryError: The path holds something that may not be replaced, cannot be written, or is in use by
@@ -125,11 +118,9 @@ def in_use(path: Path) -> RunDirectoryError:
 
 
 def clear(path: Path, but: Collection[str] = ()) -> None:
-    """Remove what a run has written, without its lock. The manifest goes last: until then this is a run directory.
+    """Remove what a run has written from its locked directory, but for the lock and the names in ``but``.
 
-    Args:
-        path: A run directory that is locked.
-        but: Names to keep.
+    The manifest goes last: until then this is a run directory.
     """
     for name in sorted(set(_OURS) - {LOCK_NAME, *but}, key=lambda name: name == MANIFEST_NAME):
         _remove(path / name)
@@ -175,11 +166,11 @@ def check_ours(path: Path) -> list[str]:
     if names and MANIFEST_NAME not in names and not ranks:
         raise RunDirectoryError(f"{path} is neither empty nor a run directory", "choose another place with -o")
     if foreign := sorted(names - set(_OURS) - set(ranks)):
-        told = f"{path} holds something that fakedist did not write: {visible(foreign[0])}"
-        raise RunDirectoryError(told, f"move it away: {path}, or choose another place with -o")
+        message = f"{path} holds something that fakedist did not write: {visible(foreign[0])}"
+        raise RunDirectoryError(message, f"move it away: {path}, or choose another place with -o")
     if MANIFEST_NAME in names and not _is_manifest(path / MANIFEST_NAME):
-        told = f"{path / MANIFEST_NAME} is damaged, or was not written by fakedist"
-        raise RunDirectoryError(told, "move it away, or choose another place with -o")
+        message = f"{path / MANIFEST_NAME} is damaged, or was not written by fakedist"
+        raise RunDirectoryError(message, "move it away, or choose another place with -o")
     for name in ranks:
         if (path / name).is_symlink() or check_ours(path / name):
             raise RunDirectoryError(f"{path / name} is not a rank's run directory", "choose another place with -o")

@@ -7,7 +7,7 @@ import itertools
 import typing
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Annotated, ClassVar, TypeVar
 
 from fakedist.rundir.plain import from_plain, to_plain
@@ -26,7 +26,7 @@ _Decode = Callable[[object, str], object]
 
 
 class Record:
-    """A record of a journal: a frozen dataclass.
+    """A record of a journal: a frozen dataclass, declared by :func:`record_kind`.
 
     Attributes:
         kind: Names the record in the file.
@@ -34,6 +34,28 @@ class Record:
 
     __slots__ = ()
     kind: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+
+
+R = TypeVar("R", bound=Record)
+#: The records of a file, by kind.
+Kinds = dict[str, type[Record]]
+#: Those of journal.bin. :mod:`fakedist.rundir.records` and the modules that it imports declare them.
+RECORDS: Kinds = {}
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def record_kind(kind: str, kinds: Kinds = RECORDS) -> Callable[[type[R]], type[R]]:
+    """Declare a record: make the class a frozen dataclass, and put it into the table of a file's records."""
+
+    def declare(declared: type[R]) -> type[R]:
+        assert kind not in kinds, f"two records of kind {kind}"
+        made = dataclass(frozen=True, slots=True)(declared)
+        made.kind = kind
+        kinds[kind] = made
+        return made
+
+    return declare
 
 
 def columns_of(kind: type) -> dict[str, str]:
@@ -42,11 +64,7 @@ def columns_of(kind: type) -> dict[str, str]:
 
 
 class Columns(typing.Generic[T]):
-    """Columns that grow by one value each.
-
-    Args:
-        kind: The record, or the table of a record, that they become.
-    """
+    """Columns that grow by one value each, and become a record or the table of a record."""
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
@@ -80,11 +98,7 @@ def encode(record: Record) -> dict[str, object]:
 
 
 def decode(plain: Mapping[str, object], kinds: Mapping[str, type[Record]]) -> Record:
-    """The record that :func:`encode` turned into ``plain``.
-
-    Args:
-        plain: Its kind and its fields. Fields with a default may be missing.
-        kinds: The records that there are, by kind.
+    """The record that :func:`encode` turned into ``plain``. Fields with a default may be missing.
 
     Raises:
         ValueError: No such kind exists, a field is missing, or a value has the wrong type.
@@ -130,16 +144,16 @@ _codecs: dict[type, _Codec] = {}
 
 
 def _codec(kind: type) -> _Codec:
-    found = _codecs.get(kind)
-    if found is None:
+    codec = _codecs.get(kind)
+    if codec is None:
         hints = typing.get_type_hints(kind, include_extras=True)
-        found = _codecs[kind] = _Codec(
+        codec = _codecs[kind] = _Codec(
             {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")},
-            [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING],
-            [(field.name, _encoder(hints[field.name])) for field in fields(kind)],
-            [(field.name, _decoder(hints[field.name])) for field in fields(kind)],
+            [own.name for own in fields(kind) if own.default is MISSING and own.default_factory is MISSING],
+            [(own.name, _encoder(hints[own.name])) for own in fields(kind)],
+            [(own.name, _decoder(hints[own.name])) for own in fields(kind)],
         )
-    return found
+    return codec
 
 
 def _encoder(hint: object) -> _Encode | None:
@@ -163,7 +177,7 @@ def _decoder(hint: object) -> _Decode:
     if hasattr(hint, "__metadata__"):
         return functools.partial(_column, array(hint.__metadata__[0]).itemsize)
     if (row := _row_of(hint)) is not None:
-        return functools.partial(_typed_rows, row, [_value_type(each) for each in typing.get_type_hints(row).values()])
+        return functools.partial(_typed_rows, row, list(map(_value_type, typing.get_type_hints(row).values())))
     if isinstance(hint, type) and is_dataclass(hint) and _codec(hint).columns:
         return lambda value, where: _decoded(hint, _mapping(value, where))
     if hint == list[tuple[int, ...]]:
@@ -180,7 +194,6 @@ def _row_of(hint: object) -> type[tuple[object, ...]] | None:
 
 
 def _value_type(hint: object) -> type:
-    """The builtin type of a row's values in one of its columns."""
     return hint if isinstance(hint, type) and typing.get_origin(hint) is None else tuple
 
 
@@ -204,10 +217,10 @@ def _typed_rows(row: type[tuple[object, ...]], types: list[type], value: object,
 
 
 def _number_lists(value: object, where: str) -> list[tuple[int, ...]]:
-    found = _sequences(value, where)
-    if not set(map(type, itertools.chain.from_iterable(found))) <= {int}:
+    rows = _sequences(value, where)
+    if not set(map(type, itertools.chain.from_iterable(rows))) <= {int}:
         raise ValueError(f"{where} holds a value that is not of type int")
-    return typing.cast(list[tuple[int, ...]], found)
+    return typing.cast(list[tuple[int, ...]], rows)
 
 
 def _sequences(value: object, where: str) -> list[tuple[object, ...]]:

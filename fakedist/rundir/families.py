@@ -58,10 +58,10 @@ def kernel_family(name: str, operation: str = "", phase: str = "") -> str:
 
     Args:
         name: The kernel's demangled name.
-        operation: What launched it, as ``aten.mm.default`` or ``aten::mm``; empty if unknown.
+        operation: Its operation, as ``aten.mm.default`` or ``aten::mm``; empty if unknown.
         phase: Its phase. Elementwise work in phase ``optimizer`` belongs to the family ``optimizer``.
     """
-    found = next((family for family, words in _BY_NAME if words.search(name)), "")
-    if found in ("", "elementwise"):
-        found = next((family for family, words in _BY_OPERATION if words.search(operation)), "") or found or "other"
-    return "optimizer" if phase == "optimizer" and found in ("elementwise", "other") else found
+    matched = next((family for family, words in _BY_NAME if words.search(name)), "")
+    if matched in ("", "elementwise"):
+        matched = next((family for family, words in _BY_OPERATION if words.search(operation)), "") or matched or "other"
+    return "optimizer" if phase == "optimizer" and matched in ("elementwise", "other") else matched

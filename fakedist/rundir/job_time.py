@@ -1,4 +1,4 @@
-"""What the step of a whole job takes, from several of its ranks: the object of ``fakedist time RUN RUN... --json``."""
+"""The time of a whole job's step, from several of its ranks: the object of ``fakedist time RUN RUN... --json``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class FlopsRate:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What the job gets done.
+    """Work that the job does.
 
     Attributes:
         tokens_per_step: Tokens of all ranks; None if they are not known.

@@ -29,10 +29,7 @@ _MOST_CHECKS = 64  # how often the bytes after a broken record are read to find 
 
 
 class JournalWriter:
-    """Appends records to a new journal.
-
-    Args:
-        path: The file. It must not exist yet.
+    """Appends records to a new journal, a file that must not exist yet.
 
     Raises:
         OSError: The file cannot be created or written.
@@ -65,12 +62,7 @@ def damaged(path: Path, cause: str) -> RunDirectoryError:
 
 
 class JournalReader:
-    """Iterates over a journal's records.
-
-    Args:
-        path: The file.
-        kinds: The records that it may hold, by kind.
-        start: The position at which to begin, as an earlier reader left it.
+    """Iterates over a journal's records, from where an earlier reader left it.
 
     A rank that is killed during a write leaves an incomplete record at the end of the file. A broken record with whole
     records after it was once written correctly, so the file is damaged.
@@ -151,10 +143,6 @@ def _has_record(data: bytes) -> bool:
 
 def read_journal(path: Path, kinds: Mapping[str, type[Record]] = RECORDS) -> JournalReader:
     """The records of a journal. A cut-off tail is left out, and the reader's ``truncated`` is then true.
-
-    Args:
-        path: The file.
-        kinds: The records that it may hold, by kind.
 
     Raises:
         RunDirectoryError: While iterating: the file is not a journal, is damaged, or holds anything but its records.

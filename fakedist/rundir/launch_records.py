@@ -1,4 +1,4 @@
-"""The launches of a timed step in the journal: what each has to do and in which order, not how long it takes.
+"""The launches of a timed step in the journal: the work of each and their order, not how long they take.
 
 Launches that have the same to do share one row of work. ``fakedist.cost_model`` prices the rows of work for a GPU and
 places the launches in time, so another GPU needs no other run.
@@ -6,10 +6,10 @@ places the launches in time, so another GPU needs no other run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import field
+from typing import NamedTuple
 
-from fakedist.rundir.encoding import I32, I64, U8, U32, U64, Record
+from fakedist.rundir.encoding import I32, I64, U8, U32, U64, Record, record_kind
 
 #: What a row of the launch log is. The last five launch nothing on the GPU.
 LAUNCH_KINDS = (
@@ -132,11 +132,11 @@ class RangeRow(NamedTuple):
     end_launch: int
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("launches")
 class LaunchesRecord(Record):
     """The launches of the timed step, in the order in which the host made them. They become the table ``launches``.
 
-    Texts (grid, block) are places in ``texts``. ``what`` and ``phase`` are places in LAUNCH_KINDS and
+    Texts (grid, block) are indices in ``texts``. ``what`` and ``phase`` are indices in LAUNCH_KINDS and
     ``rundir.schema.PHASES``.
 
     Attributes:
@@ -144,8 +144,8 @@ class LaunchesRecord(Record):
         work_rows: What the launches have to do.
         texts: The texts.
         ranges: The script's ranges.
-        what: What the row is, a place in LAUNCH_KINDS.
-        work: Place in ``work_rows``; -1 for events and waits.
+        what: The kind of row, an index in LAUNCH_KINDS.
+        work: Index in ``work_rows``; -1 for events and waits.
         stream: CUDA stream; 0 is the default one.
         event: The event that is recorded or waited for; 0 without one.
         num_operations: Operations of torch that the host ran since the last row with work; each takes host time.
@@ -160,7 +160,6 @@ class LaunchesRecord(Record):
         call: Sequence number of the collective that it stands for; -1 otherwise.
     """
 
-    kind: ClassVar[str] = "launches"
     step: int
     work_rows: list[WorkRow]
     texts: list[str]

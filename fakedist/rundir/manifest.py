@@ -46,7 +46,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a run was and how it ended.
+    """A run and how it ended.
 
     Attributes:
         schema_version: Version of this layout; a newer one than the reader's is refused.
@@ -92,13 +92,7 @@ def new_manifest(run_directory: Path, job: Job) -> Manifest:
 
 
 def import_manifest(run_directory: Path, report: Path, tool: str) -> None:
-    """Write the manifest of a run that another program recorded.
-
-    Args:
-        run_directory: The run directory.
-        report: The program's report.
-        tool: The program's name.
-    """
+    """Write the manifest of a run that another program, ``tool``, recorded in its report."""
     imported = Imported(os.fspath(report.resolve()), tool)
     provenance = {"kernels": f"measured: {tool}"}
     write_manifest(run_directory, _made_here(None, imported, Ending(Outcome.FINISHED, 0), provenance))
@@ -128,10 +122,10 @@ def load_manifest(run_directory: Path) -> Manifest:
     try:
         values = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
-        what = "is not a run directory: it has no run.json" if run_directory.is_dir() else "does not exist"
+        problem = "is not a run directory: it has no run.json" if run_directory.is_dir() else "does not exist"
         if run_directory.is_file():
-            what = "is a file, and a run directory is needed here"
-        raise RunDirectoryError(f"{run_directory} {what}", "fakedist profile -o RUN ... makes one") from None
+            problem = "is a file, and a run directory is needed here"
+        raise RunDirectoryError(f"{run_directory} {problem}", "fakedist profile -o RUN ... makes one") from None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", DAMAGED) from error
     except UnreadableError as error:

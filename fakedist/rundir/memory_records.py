@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
-from fakedist.rundir.encoding import I32, I64, U8, U64, Record
+from fakedist.rundir.encoding import I32, I64, U8, U64, Record, record_kind
 from fakedist.rundir.rows import FrameRow, GraphRow, HeldRow, HolderRow, LineRow, PlacingRow, PoolRow
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("events")
 class EventsRecord(Record):
-    """What the caching allocator did on a device, in order.
+    """Events of the caching allocator on a device, in order.
 
     Attributes:
         device: The device's index.
         frames: New frames. Their numbers follow those of the records before.
         stacks: New stacks: numbers of frames, innermost first.
-        action: Place of the action in ``run.schema.ACTIONS``.
+        action: Index of the action in ``rundir.schema.ACTIONS``.
         address: Address of the block or segment.
         size: Requested bytes of a block, bytes of a segment.
         stream: CUDA stream.
@@ -27,7 +26,6 @@ class EventsRecord(Record):
         pools: The private pools among the segments.
     """
 
-    kind: ClassVar[str] = "events"
     device: int
     frames: list[FrameRow]
     stacks: list[tuple[int, ...]]
@@ -41,20 +39,19 @@ class EventsRecord(Record):
     pools: list[PoolRow] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("marks")
 class MarksRecord(Record):
-    """What blocks are for. A mark means the block last allocated at its address by an operation up to its own.
+    """The purposes of blocks. A mark means the block last allocated at its address by an operation up to its own.
 
     Attributes:
         op: Number of an operation.
         address: Address of the block.
-        category: Place of the category in ``run.schema.CATEGORIES``, or one of the journal's own codes.
+        category: Index of the category in ``rundir.schema.CATEGORIES``, or one of the journal's own codes.
         layer: The layer that owns it; -1 keeps the layer that allocated it.
         start: First byte that the layer uses.
         size: Bytes that the layer uses.
     """
 
-    kind: ClassVar[str] = "marks"
     op: I64
     address: U64
     category: U8
@@ -63,21 +60,13 @@ class MarksRecord(Record):
     size: I64
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("stats")
 class StatisticsRecord(Record):
-    """The caching allocator's own statistics of a device at the end.
+    """The caching allocator's own statistics of a device: the most bytes, those at the end, and failed requests.
 
-    Attributes:
-        device: The device's index.
-        allocated_peak_bytes: The most that was allocated.
-        reserved_peak_bytes: The most that was reserved.
-        allocated_bytes: Allocated at the end.
-        reserved_bytes: Reserved at the end.
-        num_ooms: Requests that failed.
-        peaks_were_reset: Whether the script reset the peaks.
+    ``peaks_were_reset``: by the script.
     """
 
-    kind: ClassVar[str] = "stats"
     device: int
     allocated_peak_bytes: int
     reserved_peak_bytes: int
@@ -87,20 +76,12 @@ class StatisticsRecord(Record):
     peaks_were_reset: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("oom")
 class FailedRequestRecord(Record):
-    """A request that the caching allocator could not serve.
-
-    Attributes:
-        device: The device's index.
-        requested_bytes: What was asked for.
-        op: Number of the operation that asked.
-        layer: Name of the layer that asked.
-        line: The script's line, as ``file:line (function)``.
-        message: What the device had left.
+    """A request that the caching allocator could not serve: by which operation and layer, at which ``file:line
+    (function)``, and how much the device had left.
     """
 
-    kind: ClassVar[str] = "oom"
     device: int
     requested_bytes: int
     op: int
@@ -109,50 +90,32 @@ class FailedRequestRecord(Record):
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("generated")
 class GeneratedRecord(Record):
-    """The generated code of a compiled graph.
+    """The generated code of a compiled graph, with the module of each line, and where memory changes hands."""
 
-    Attributes:
-        number: Its number.
-        filename: Its file.
-        lines: The module of each line that works for one.
-        holders: Where memory changes hands.
-    """
-
-    kind: ClassVar[str] = "generated"
     number: int
     filename: str
     lines: list[LineRow]
     holders: list[HolderRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("placings")
 class PlacingsRecord(Record):
     """New lists of layers for the modules of compiled graphs."""
 
-    kind: ClassVar[str] = "placings"
     rows: list[PlacingRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("graphs")
 class GraphsRecord(Record):
     """Calls of compiled graphs."""
 
-    kind: ClassVar[str] = "graphs"
     rows: list[GraphRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("held")
 class HeldRecord(Record):
     """Inputs whose memory compiled graphs use again."""
 
-    kind: ClassVar[str] = "held"
     rows: list[HeldRow]
-
-
-#: The records of this module.
-MEMORY_RECORDS: tuple[type[Record], ...] = (
-    *(EventsRecord, MarksRecord, StatisticsRecord, FailedRequestRecord),
-    *(GeneratedRecord, PlacingsRecord, GraphsRecord, HeldRecord),
-)

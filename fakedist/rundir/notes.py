@@ -12,7 +12,7 @@ from typing import ParamSpec
 
 from fakedist.units import format_bytes, format_us
 
-_Given = ParamSpec("_Given")
+_Arguments = ParamSpec("_Arguments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,19 @@ class Note:
     text: str
 
 
-def note(text: Callable[_Given, str]) -> Callable[_Given, Note]:
+def note(text: Callable[_Arguments, str]) -> Callable[_Arguments, Note]:
     """Make a note of the text that a function returns. The function's name is the note's code."""
 
     @wraps(text)
-    def made(*args: _Given.args, **kwargs: _Given.kwargs) -> Note:
+    def made(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Note:
         return Note(text.__name__, text(*args, **kwargs))
 
     return made
 
 
-def counted(number: int, what: str, plural: str = "") -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
     """A number and its noun: "1 call", "1,200 calls"."""
-    return f"{number:,} {what if number == 1 else plural or f'{what}s'}"
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def share_text(share: float) -> str:
@@ -66,9 +66,11 @@ def torch_import_not_seen() -> str:
 
 
 @note
-def started_again(what: str) -> str:
+def started_again(difference: str) -> str:
     """The rank forked from a template at first."""
-    return f"{what} was not as in the template that the rank forked from, so the rank was started again on its own"
+    return (
+        f"{difference} was not as in the template that the rank forked from, so the rank was started again on its own"
+    )
 
 
 @note
@@ -144,13 +146,7 @@ def stop_swallowed(num_times: int) -> str:
 
 @note
 def stopped_before_the_end(num_steps: int, until: str, missing: Sequence[str]) -> str:
-    """The script was stopped.
-
-    Args:
-        num_steps: Steps that were recorded.
-        until: What stopped it: "validation", "save" or empty for its last step.
-        missing: Parts of the script that are not recorded.
-    """
+    """The script was stopped after its last step, or by ``until``, before the parts ``missing``."""
     steps = counted(num_steps, "step")
     after = {"validation": "after its first validation", "save": "after its first checkpoint"}.get(until, "")
     parts = [*missing, "what else follows" if missing else "what follows"]
@@ -233,9 +229,9 @@ def peak_differs(name: str, bytes_: int, own_bytes: int) -> str:
 @note
 def went_on_without_memory(times: int, requested_bytes: int, line: str) -> str:
     """The script caught an out-of-memory error."""
-    what = "once" if times == 1 else f"{times} times, last"
+    often = "once" if times == 1 else f"{times} times, last"
     return (
-        f"the GPU's memory was too little {what} for {format_bytes(requested_bytes)}{f' at {line}' if line else ''}, "
+        f"the GPU's memory was too little {often} for {format_bytes(requested_bytes)}{f' at {line}' if line else ''}, "
         "and the script went on: the peak is what it was given, not what it asked for (--gpu-memory unlimited gives "
         "it all)"
     )
@@ -258,56 +254,51 @@ def used_another_device(device: int) -> str:
 
 
 @note
-def values_made_up(num_values: int, place: str) -> str:
+def values_made_up(num_values: int, line: str) -> str:
     """The script read values that no kernel computed."""
     return (
         f"{counted(num_values, 'value')} that the script read {'was' if num_values == 1 else 'were'} made up, first at "
-        f"{place or 'a backward'}, because no kernel "
+        f"{line or 'a backward'}, because no kernel "
         "had computed them (table invented): decisions that depend on them may differ on a real GPU"
     )
 
 
 @note
-def event_times_made_up(num_times: int, place: str) -> str:
+def event_times_made_up(num_times: int, line: str) -> str:
     """The script read times between CUDA events, which the virtual GPU does not have."""
     return (
-        f"{counted(num_times, 'time')} between CUDA events that the script read, first at {place or 'a backward'}, "
+        f"{counted(num_times, 'time')} between CUDA events that the script read, first at {line or 'a backward'}, "
         f"{'is' if num_times == 1 else 'are'} this machine's, not a GPU's: the step's time below is the estimate"
     )
 
 
 @note
-def indices_made_up(operation: str, place: str) -> str:
-    """An operation such as ``topk`` chose by made-up values.
-
-    Args:
-        operation: The first that did.
-        place: Where; empty in a backward.
-    """
-    return _made_up_choice(operation, place)
+def indices_made_up(operation: str, line: str) -> str:
+    """An operation such as ``topk`` chose by made-up values, first at ``line`` (empty in a backward)."""
+    return _made_up_choice(operation, line)
 
 
 @note
-def experts_made_up(operation: str, place: str, router: str) -> str:
+def experts_made_up(operation: str, line: str, router: str) -> str:
     """As :func:`indices_made_up`, and ``router`` is where a router did so; empty in a backward."""
-    there = "" if router == place else f" at {router or 'a backward'}"
+    there = "" if router == line else f" at {router or 'a backward'}"
     spread = f", so that the router's tokens{there} are spread evenly over its experts"
-    return _made_up_choice(operation, place) + spread
+    return _made_up_choice(operation, line) + spread
 
 
-def _made_up_choice(operation: str, place: str) -> str:
+def _made_up_choice(operation: str, line: str) -> str:
     return (
-        f"{operation}, first at {place or 'a backward'}, chose by values that no kernel had computed: each index "
+        f"{operation}, first at {line or 'a backward'}, chose by values that no kernel had computed: each index "
         "equally often"
     )
 
 
 @note
-def branches_made_up(places: Sequence[str], num_more: int, loops: Sequence[str], loop_limit: int) -> str:
+def branches_made_up(lines: Sequence[str], num_more: int, loops: Sequence[str], loop_limit: int) -> str:
     """The script decided by made-up values.
 
     Args:
-        places: Lines where it did, each with how often.
+        lines: Lines where it did, each with how often.
         num_more: Number of other such lines.
         loops: Lines of loops that were ended.
         loop_limit: Made-up values after which a loop is ended.
@@ -315,7 +306,7 @@ def branches_made_up(places: Sequence[str], num_more: int, loops: Sequence[str],
     more = f" and {num_more} more lines" if num_more else ""
     ended = f"; a loop did not end after {loop_limit:,} made-up values and was ended ({', '.join(loops)})"
     return (
-        f"the script read truth values or integers computed from made-up values at {', '.join(places)}{more}: "
+        f"the script read truth values or integers computed from made-up values at {', '.join(lines)}{more}: "
         f"on a real GPU it may take another branch{ended if loops else ''}"
     )
 
@@ -340,7 +331,7 @@ def saved_with_holes(bytes_: int) -> str:
 # ---- the other ranks
 
 #: The most lines that the note on what was not sent names.
-_MOST_PLACES = 4
+_MOST_LINES = 4
 _USE_TAPES = "to receive what those ranks send, use their tapes: --rank with several ranks, or --tape"
 
 
@@ -359,18 +350,18 @@ def tensors_made_up(count: int, num_zeros: int, first: str) -> str:
 
 
 @note
-def not_sent(places: Sequence[str], command: str, *, is_cause: bool) -> str:
+def not_sent(lines: Sequence[str], command: str, *, is_cause: bool) -> str:
     """The script read integers or flags that another rank should have sent.
 
     Args:
-        places: Calls with the rank that sends and the line that reads.
+        lines: Calls with the rank that sends and the line that reads.
         command: The command that supplies them; may be empty.
         is_cause: Whether the script ended before a training step.
     """
-    more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
+    more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
     text = (
         "the script read integers or flags that another rank should have sent: "
-        f"{', '.join(places[:_MOST_PLACES])}{more}. They were what this rank held itself, or zeros"
+        f"{', '.join(lines[:_MOST_LINES])}{more}. They were what this rank held itself, or zeros"
     )
     text += ", which may be why it trained nothing" if is_cause else ""
     return f"{text}. To receive them: {command}" if command else text
@@ -443,11 +434,7 @@ def sensors_constant(readings: Mapping[str, int]) -> str:
 
 @note
 def work_areas_estimated(largest_bytes: Mapping[str, int]) -> str:
-    """Libraries were asked how much memory they work in, which they return only with a GPU.
-
-    Args:
-        largest_bytes: The largest answer of each function, by its name.
-    """
+    """Libraries were asked how much memory they work in, which needs a GPU: the largest answers by function."""
     largest = max(largest_bytes, key=lambda name: largest_bytes[name])
     others = counted(len(largest_bytes) - 1, "other function")
     more = f" and {others}" if len(largest_bytes) > 1 else ""
@@ -491,8 +478,8 @@ def smi_refused(num_calls: int, first: str) -> str:
 
 @note
 def nothing_tuned(choices: Mapping[str, int]) -> str:
-    """Kernels were not tuned; ``choices`` counts by kind what would have been."""
-    listed = ", ".join(f"{what}: {count:,}" for what, count in sorted(choices.items()))
+    """Kernels were not tuned; ``choices`` counts by kind those that would have been."""
+    listed = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(choices.items()))
     return (
         f"nothing was tuned ({listed}): kernels do not run on the virtual GPU, so the first configuration was taken; "
         "before its first step a real job also allocates and frees memory for tuning (copies of the arguments that a "

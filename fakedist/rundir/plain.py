@@ -28,7 +28,7 @@ class _Dataclass(Protocol):
 
 
 class PlainValueError(ValueError):
-    """A value that does not fit the record. The message gives its place: ``steps[3].step is 'x', not an integer``."""
+    """A value that does not fit the record. The message says where: ``steps[3].step is 'x', not an integer``."""
 
 
 @overload
@@ -42,9 +42,9 @@ def to_plain(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(key): to_plain(each) for key, each in value.items()}
+        return {str(key): to_plain(held) for key, held in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(each) for each in value]
+        return list(map(to_plain, value))
     return value.value if isinstance(value, enum.Enum) else value
 
 
@@ -79,7 +79,7 @@ def _reader(kind: object) -> _Reader:
         return _tuple_reader(arguments)
     if origin is dict:
         return _dict_reader(arguments[1])
-    assert isinstance(kind, type), f"{kind} is no type of a record's field"
+    assert isinstance(kind, type), f"{kind} is not a type of a record's field"
     return _scalar_reader(kind)
 
 
@@ -99,11 +99,11 @@ def _dataclass_reader(kind: type) -> _Reader:
             _refuse(value, where, "an object")
         known = {}
         for name, reader, is_required in fields:
-            place = f"{where}.{name}" if where else name
+            path = f"{where}.{name}" if where else name
             if name in value:
-                known[name] = reader(value[name], place)
+                known[name] = reader(value[name], path)
             elif is_required:
-                raise PlainValueError(f"{place} is missing")
+                raise PlainValueError(f"{path} is missing")
         return kind(**known)
 
     return read
@@ -143,7 +143,7 @@ def _list_reader(kind: object) -> Callable[[object, str], list[object]]:
     def read(value: object, where: str) -> list[object]:
         if not isinstance(value, list | tuple):
             _refuse(value, where, "a list")
-        return [reader(each, f"{where}[{at}]") for at, each in enumerate(value)]
+        return [reader(item, f"{where}[{at}]") for at, item in enumerate(value)]
 
     return read
 
@@ -158,7 +158,7 @@ def _tuple_reader(kinds: tuple[object, ...]) -> _Reader:
         if not isinstance(value, list | tuple) or len(value) != len(readers):
             _refuse(value, where, f"a list of {len(readers)}")
         return tuple(
-            reader(each, f"{where}[{at}]") for at, (reader, each) in enumerate(zip(readers, value, strict=True))
+            reader(item, f"{where}[{at}]") for at, (reader, item) in enumerate(zip(readers, value, strict=True))
         )
 
     return read
@@ -170,7 +170,7 @@ def _dict_reader(kind: object) -> _Reader:
     def read(value: object, where: str) -> object:
         if not isinstance(value, dict):
             _refuse(value, where, "an object")
-        return {str(name): reader(each, f"{where}.{name}" if where else str(name)) for name, each in value.items()}
+        return {str(name): reader(item, f"{where}.{name}" if where else str(name)) for name, item in value.items()}
 
     return read
 
@@ -192,7 +192,7 @@ def _scalar_reader(kind: type) -> _Reader:
 
 def _refuse(value: object, where: str, expected: str) -> typing.NoReturn:
     if isinstance(value, int) and abs(value) > _MOST[int]:
-        told = f"a number of {value.bit_length():,} bits"
+        shown = f"a number of {value.bit_length():,} bits"
     else:
-        told = repr((str(value) if isinstance(value, str | int | float | None) else _SHORT.repr(value))[:40])
-    raise PlainValueError(f"{where or 'the value'} is {told}, not {expected}")
+        shown = repr((str(value) if isinstance(value, str | int | float | None) else _SHORT.repr(value))[:40])
+    raise PlainValueError(f"{where or 'the value'} is {shown}, not {expected}")

@@ -9,12 +9,10 @@ a tool saw it, :mod:`fakedist.rundir.launch_records` those of its launches.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.rundir.encoding import U32, Record
-from fakedist.rundir.launch_records import LaunchesRecord
-from fakedist.rundir.memory_records import MEMORY_RECORDS
+from fakedist.rundir import launch_records, memory_records, trace_records  # noqa: F401 (they declare records, too)
+from fakedist.rundir.encoding import RECORDS, U32, Record, record_kind
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.rows import (
@@ -28,12 +26,13 @@ from fakedist.rundir.rows import (
     UnansweredRow,
 )
 from fakedist.rundir.step_time import Peaks
-from fakedist.rundir.trace_records import TRACE_RECORDS
+
+__all__ = ["RECORDS"]
 
 # ---- the rank and its GPU
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("gpu")
 class GpuRecord(Record):
     """The rank's GPU and software. The last record counts.
 
@@ -51,7 +50,6 @@ class GpuRecord(Record):
         alloc_conf: The allocator's settings, as in PYTORCH_ALLOC_CONF.
     """
 
-    kind: ClassVar[str] = "gpu"
     gpu_name: str = ""
     capacity_bytes: int = 0
     compute_capability: str = ""
@@ -65,31 +63,23 @@ class GpuRecord(Record):
     alloc_conf: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("nccl")
 class NcclRecord(Record):
-    """NCCL, as the job would have loaded it. The last record counts.
+    """NCCL as the job would have loaded it, with its variables that matter for memory or time.
 
-    Attributes:
-        version: Its version.
-        environment: The NCCL variables that matter for memory or time (``rundir.environment``).
+    The last record counts.
     """
 
-    kind: ClassVar[str] = "nccl"
     version: str
     environment: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("outside")
 class OutsideRecord(Record):
-    """Memory of the real GPU at the end of the run.
-
-    Attributes:
-        device: The GPU's index.
-        used_bytes: Bytes in use, other processes included.
-        reserved_bytes: Bytes that the caching allocator had reserved.
+    """Memory of the real GPU at the end of the run: bytes in use, other processes included, and bytes that the caching
+    allocator had reserved.
     """
 
-    kind: ClassVar[str] = "outside"
     device: int
     used_bytes: int
     reserved_bytes: int
@@ -97,12 +87,8 @@ class OutsideRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """What the rank knows of the script's training.
-
-    Attributes:
-        evaluated: Whether an evaluation ran.
-        optimizer_steps: How often any optimizer stepped.
-        counts_itself: Whether the script marked where its steps end.
+    """Facts about the script's training: whether an evaluation ran, how often any optimizer stepped, and whether the
+    script marked where its steps end.
     """
 
     evaluated: bool
@@ -110,7 +96,7 @@ class TrainingFacts:
     counts_itself: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("outcome")
 class OutcomeRecord(Record):
     """How the rank ended.
 
@@ -124,7 +110,6 @@ class OutcomeRecord(Record):
         training: None if the script never imported torch, or ran in another tool.
     """
 
-    kind: ClassVar[str] = "outcome"
     outcome: Outcome
     code: int | None
     message: str = ""
@@ -134,27 +119,21 @@ class OutcomeRecord(Record):
     training: TrainingFacts | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("note")
 class NoteRecord(Record):
-    """A note for the report.
+    """A note for the report."""
 
-    Attributes:
-        note: The note.
-    """
-
-    kind: ClassVar[str] = "note"
     note: Note
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("invented")
 class InventedRecord(Record):
     """Values that were made up since the last such record."""
 
-    kind: ClassVar[str] = "invented"
     rows: list[InventedRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("not_sent")
 class NotSentRecord(Record):
     """A line that read integers or flags that another rank should have sent. They were this rank's own, or zeros.
 
@@ -166,7 +145,6 @@ class NotSentRecord(Record):
         is_read: Whether the script read them. On the host that is not seen.
     """
 
-    kind: ClassVar[str] = "not_sent"
     line: str
     call: str
     source: int
@@ -180,18 +158,17 @@ class NotSentRecord(Record):
         return f"{self.call} from {whom}" + (f" at {self.line}" if self.line else "")
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("unanswered")
 class UnansweredRecord(Record):
     """Calls of CUDA functions that were refused so far. A later record replaces the numbers of an earlier one."""
 
-    kind: ClassVar[str] = "unanswered"
     rows: list[UnansweredRow]
 
 
 # ---- steps, layers and operations
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("step")
 class StepRecord(Record):
     """A step that ended.
 
@@ -203,7 +180,6 @@ class StepRecord(Record):
         sample_shape: The other dimensions of that input, such as "3x224x224"; empty if not known.
     """
 
-    kind: ClassVar[str] = "step"
     step: int
     start_us: int
     end_us: int
@@ -216,7 +192,7 @@ class StepRecord(Record):
         return self.end_us - self.start_us
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("step_went_on")
 class StepWentOnRecord(Record):
     """A step that was reported as ended and went on. What came after its end belongs to it.
 
@@ -224,35 +200,31 @@ class StepWentOnRecord(Record):
         step: Its number; 0 if what was recorded as step 1 is ``init``.
     """
 
-    kind: ClassVar[str] = "step_went_on"
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("layers")
 class LayersRecord(Record):
     """New layers, parents before children, and layers that have another name or parent since they were written."""
 
-    kind: ClassVar[str] = "layers"
     rows: list[LayerRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("scopes")
 class ScopesRecord(Record):
     """New scopes."""
 
-    kind: ClassVar[str] = "scopes"
     rows: list[ScopeRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("operations")
 class OperationNamesRecord(Record):
     """Operations that ran for the first time."""
 
-    kind: ClassVar[str] = "operations"
     rows: list[OperationRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("ops")
 class OperationsRecord(Record):
     """Operations that ran, in order.
 
@@ -262,55 +234,37 @@ class OperationsRecord(Record):
         scope: Number of each one's scope.
     """
 
-    kind: ClassVar[str] = "ops"
     first: int
     operation: U32
     scope: U32
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("regions")
 class RegionsRecord(Record):
     """Ranges of operations that saved activations and that ended."""
 
-    kind: ClassVar[str] = "regions"
     rows: list[RegionRow]
 
 
 # ---- process groups
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("groups")
 class GroupsRecord(Record):
     """New process groups."""
 
-    kind: ClassVar[str] = "groups"
     rows: list[GroupRow]
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("bound")
 class BoundRecord(Record):
-    """A group that is bound to its device: NCCL creates the communicator with it, not at the first call.
+    """A group that is bound to its device: NCCL creates the communicator with it, not at the first call."""
 
-    Attributes:
-        group: Number of the group.
-    """
-
-    kind: ClassVar[str] = "bound"
     group: int
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("calls")
 class CallsRecord(Record):
     """Calls on process groups."""
 
-    kind: ClassVar[str] = "calls"
     rows: list[CallRow]
-
-
-_OWN: tuple[type[Record], ...] = (
-    *(GpuRecord, NcclRecord, OutsideRecord, OutcomeRecord, NoteRecord, InventedRecord, NotSentRecord, UnansweredRecord),
-    *(StepRecord, StepWentOnRecord, LayersRecord, ScopesRecord, OperationNamesRecord, OperationsRecord),
-    *(RegionsRecord, GroupsRecord, BoundRecord, CallsRecord, LaunchesRecord),
-)
-#: Every kind of record of a journal, by its name in the file.
-RECORDS = {each.kind: each for each in (*_OWN, *MEMORY_RECORDS, *TRACE_RECORDS)}

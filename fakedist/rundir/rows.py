@@ -39,19 +39,14 @@ class LayerRow(NamedTuple):
 
 
 class OperationRow(NamedTuple):
-    """A kind of operation.
-
-    Attributes:
-        number: Its number.
-        name: Its name, e.g. aten.mm.default.
-    """
+    """A kind of operation: its number, and its name, e.g. aten.mm.default."""
 
     number: int
     name: str
 
 
 class ScopeRow(NamedTuple):
-    """A scope: one number for a place.
+    """A scope: the number of a place.
 
     Attributes:
         scope: Its number.
@@ -83,12 +78,9 @@ def merged(where: _Placed, step: int) -> _Placed:
 
 
 class RegionRow(NamedTuple):
-    """A range of operations that saved activations for a backward.
+    """A range of operations that saved activations for a backward. ``last`` is below ``first`` if there was none.
 
-    Attributes:
-        first: Number of the first operation.
-        last: Number of the last operation; below ``first`` if there was none.
-        layer: The layer whose forward backward ran again; 0 for a plain forward.
+    ``layer`` is the layer whose forward backward ran again; 0 for a plain forward.
     """
 
     first: int
@@ -140,7 +132,7 @@ class GroupRow(NamedTuple):
         description: What the code that made it calls it.
         ranks: Global ranks in it; (start, stop) if ``ranks_step`` is not 0.
         ranks_step: The distance of many evenly spaced ranks; 0 if they are listed.
-        group_rank: This rank's place in it.
+        group_rank: This rank's position in it.
         backend: The backend that the script asked for.
     """
 
@@ -159,15 +151,7 @@ class GroupRow(NamedTuple):
 
 
 class InventedRow(NamedTuple):
-    """Made-up values that a line of the script read.
-
-    Attributes:
-        operation: The operation that made them up.
-        filename: The script's file; empty in a backward.
-        line: The line in it.
-        num_calls: Calls.
-        num_values: Values.
-    """
+    """Made-up values that an operation gave a line of the script; the filename is empty in a backward."""
 
     operation: str
     filename: str
@@ -177,25 +161,14 @@ class InventedRow(NamedTuple):
 
 
 class UnansweredRow(NamedTuple):
-    """A CUDA function that the virtual GPU refused.
-
-    Attributes:
-        function: Its name.
-        num_calls: Calls so far.
-    """
+    """A CUDA function that the virtual GPU refused, and its calls so far."""
 
     function: str
     num_calls: int
 
 
 class FrameRow(NamedTuple):
-    """A Python frame.
-
-    Attributes:
-        filename: Source file.
-        line: Line.
-        function: Function.
-    """
+    """A Python frame."""
 
     filename: str
     line: int
@@ -203,12 +176,7 @@ class FrameRow(NamedTuple):
 
 
 class LineRow(NamedTuple):
-    """A line of a compiled graph's code.
-
-    Attributes:
-        line: Its number.
-        module: Number of the module that it works for; -1 for the one that was compiled.
-    """
+    """A line of a compiled graph's code, and the number of its module; -1 for the one that was compiled."""
 
     line: int
     module: int
@@ -218,7 +186,7 @@ class HolderRow(NamedTuple):
     """A change of what a block holds, in a compiled graph's code.
 
     Attributes:
-        root: Line of the statement that allocated it; ``-1 - place`` for an input of the graph.
+        root: Line of the statement that allocated it; ``-1 - index`` for an input of the graph.
         line: From this line on, it belongs to the module.
         module: Number of the module; -1 for the one that was compiled.
     """
@@ -229,25 +197,14 @@ class HolderRow(NamedTuple):
 
 
 class PlacingRow(NamedTuple):
-    """The layers of a compiled graph's numbered modules.
-
-    Attributes:
-        number: Number of this list.
-        layers: The layer of each module. The last one is the layer that calls the graph.
-    """
+    """The number of a list of layers, one for each module of a compiled graph, and last the layer that calls it."""
 
     number: int
     layers: tuple[int, ...]
 
 
 class GraphRow(NamedTuple):
-    """A call of a compiled graph.
-
-    Attributes:
-        op: Number of the call among the operations.
-        code: Number of its code.
-        placing: Number of its list of layers.
-    """
+    """A call of a compiled graph among the operations, with the numbers of its code and of its list of layers."""
 
     op: int
     code: int
@@ -271,13 +228,7 @@ class HeldRow(NamedTuple):
 
 
 class PoolRow(NamedTuple):
-    """A segment of a private pool, such as a CUDA graph's, or pages that were mapped for one.
-
-    Attributes:
-        event: Place of the event in its record.
-        first: First number of the pool's id.
-        second: Second number.
-    """
+    """A segment of a private pool, such as a CUDA graph's, or pages mapped for one: its event's index, the id."""
 
     event: int
     first: int

@@ -1,4 +1,4 @@
-"""What a run directory holds: the one place for names, types, units and meanings.
+"""The contents of a run directory: names, types, units and meanings.
 
 docs/run-directory.md is made from it (:mod:`fakedist.rundir.schema_page`).
 """
@@ -11,6 +11,7 @@ import typing
 from dataclasses import KW_ONLY, dataclass
 
 from fakedist.rundir.launch_records import LAUNCH_KINDS, WorkRow
+from fakedist.rundir.step_time import KernelTime
 
 
 @dataclass(frozen=True)
@@ -55,22 +56,29 @@ class Table:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """What each attribute of a class means, on one line: from its docstring."""
+    """The meaning of each attribute of a class, on one line, from its docstring."""
     text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for line in text.splitlines():
         if line and not line.startswith(" "):  # the next section, such as "Raises:"
             break
         if start := re.match(r"    (\w+): (.*)", line):
             last, meaning = start[1], start[2]
-            found[last] = meaning
-        elif found and line.strip():
-            found[last] += " " + line.strip()
-    return found
+            meanings[last] = meaning
+        elif meanings and line.strip():
+            meanings[last] += " " + line.strip()
+    return meanings
 
 
-_TYPES = {str: "string", int: "int64", float: "double", bool: "bool"}
-_MEANINGS = attributes(WorkRow)
+_TYPES = {str: "string", int: "int64", float: "double", float | None: "double", bool: "bool"}
+
+
+def _columns_of(row: type, **meanings: str) -> tuple[Column, ...]:
+    """A column for each attribute of a row, with its meaning there, unless another is given."""
+    known = attributes(row) | meanings
+    hints = typing.get_type_hints(row)
+    return tuple(Column(name, _TYPES[hint], known[name].replace("``", "`")) for name, hint in hints.items())
+
 
 LAUNCHES = Table(
     "What the host gave to the streams in the timed step, in order: launches, and the events and waits between them. "
@@ -131,10 +139,7 @@ RANGES = Table(
 WORK = Table(
     "What launches of the timed step have to do; launches with the same to do share a row. 0 where a size does not "
     "apply.",
-    tuple(
-        Column(name, _TYPES[hint], _MEANINGS.get(name, "").replace("``", "`"))
-        for name, hint in typing.get_type_hints(WorkRow).items()
-    ),
+    _columns_of(WorkRow),
 )
 
 
@@ -475,25 +480,13 @@ TABLES: dict[str, Table] = {
     ),
     "kernel_names": Table(
         "Kernels of one name, shape and layer in the timed step, most time first.",
-        (
-            Column("name", "string", "Name."),
-            Column("family", "string", "Family."),
-            Column("shape", "string", "Sizes of its work, as in `kernels`; where they are not known, its grid."),
-            Column("layer", "string", "Their layer; one name for repeated layers: layers.0-79.attention."),
-            Column("num_kernels", "int64", "How many."),
-            Column("num_unknown", "int64", "How many of them are of unknown duration."),
-            Column("time_us", "double", "How long the others took."),
-            Column("low_us", "double", "The least of the 90 % interval of that; NaN if measured, or not known."),
-            Column("high_us", "double", "The most of it."),
-            Column("flops", "double", "Floating-point operations of those where they are known."),
-            Column("flops_us", "double", "How long those took."),
-            Column("moved_bytes", "double", "Bytes moved by those where they are known."),
-            Column("moved_us", "double", "How long those took."),
-            Column("least_us", "double", "The shortest."),
-            Column("median_us", "double", "The median."),
-            Column("largest_us", "double", "The longest."),
-            Column("num_layers", "int64", "Layers that run it."),
-            Column("bound", "string", "What limits most of its time; empty where not known."),
+        _columns_of(
+            KernelTime,
+            shape="Sizes of its work, as in `kernels`; where they are not known, its grid.",
+            layer="Their layer; one name for repeated layers: layers.0-79.attention.",
+            low_us="The least of the 90 % interval of that; NaN if measured, or not known.",
+            least_us="The shortest.",
+            bound="What limits most of its time; empty where not known.",
         ),
     ),
     "groups": Table(

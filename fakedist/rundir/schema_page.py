@@ -71,11 +71,11 @@ def _section(kind: type, *, is_titled: bool) -> list[str]:
 
 def records(kind: type, without: type | None = None) -> list[type]:
     """A record and all those in its fields, in the order in which they are first met, ``without`` one of them."""
-    found = [kind]
-    for each in found:
-        for hint in typing.get_type_hints(each).values():
-            found += [inner for inner in _dataclasses_in(hint) if inner not in found and inner is not without]
-    return found
+    kinds = [kind]
+    for known in kinds:
+        for hint in typing.get_type_hints(known).values():
+            kinds += [inner for inner in _dataclasses_in(hint) if inner not in kinds and inner is not without]
+    return kinds
 
 
 def _dataclasses_in(hint: object) -> Iterator[type]:
@@ -100,7 +100,7 @@ def _type_text(hint: object) -> str:
         case typing.Literal:
             return ", ".join(map(str, arguments))
         case origin if origin in (types.UnionType, typing.Union):
-            return " or ".join(_type_text(each) for each in arguments)
+            return " or ".join(map(_type_text, arguments))
         case origin if origin is list or arguments[1:] == (Ellipsis,):
             return f"list of {_type_text(arguments[0])}".replace("pair of", "pairs of")
         case origin if origin is tuple:
@@ -123,7 +123,7 @@ def _sentence(kind: type) -> str:
 
 
 def meanings_of(kind: type) -> dict[str, str]:
-    """What each attribute of a record means: from its docstring, or the help of an option of a job."""
+    """The meaning of each attribute of a record, from its docstring or the help of an option of a job."""
     return {option.field: option.help for option in options_of(kind)} | attributes(kind)
 
 

@@ -14,9 +14,9 @@ from fakedist.rundir.notes import Note
 CONSTANT, REFUSED = "constant", "refused"
 
 
-def write_call(calls: str, what: str, arguments: Iterable[str]) -> None:
+def write_call(calls: str, kind: str, arguments: Iterable[str]) -> None:
     """Record one call: CONSTANT or REFUSED. If writing fails (full disk, no such directory), the call is lost."""
-    line = " ".join(" ".join([what, *arguments]).split())[:300] + "\n"
+    line = " ".join(" ".join([kind, *arguments]).split())[:300] + "\n"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with suppress(OSError):
         file = os.open(calls, flags, 0o644)
@@ -33,10 +33,10 @@ def calls_notes(calls: Path) -> list[Note]:
         return []
     with suppress(OSError), calls.open(errors="replace") as file:
         for line in file:
-            what, _, arguments = line.strip().partition(" ")
-            constant += what == CONSTANT
-            refused += what == REFUSED
-            if what == REFUSED:
+            kind, _, arguments = line.strip().partition(" ")
+            constant += kind == CONSTANT
+            refused += kind == REFUSED
+            if kind == REFUSED:
                 first = first or f"nvidia-smi {arguments}"
-    found = [notes.smi_constant(constant)] if constant else []
-    return [*found, *([notes.smi_refused(refused, first)] if refused else [])]
+    answered = [notes.smi_constant(constant)] if constant else []
+    return [*answered, *([notes.smi_refused(refused, first)] if refused else [])]

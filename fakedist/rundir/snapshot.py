@@ -16,12 +16,7 @@ SNAPSHOT_HINT = "a snapshot is what torch.cuda.memory._dump_snapshot() writes"
 
 
 def write_snapshot(run_directory: Path, pieces: Iterable[bytes]) -> None:
-    """Write a snapshot atomically.
-
-    Args:
-        run_directory: The run directory.
-        pieces: The pickle, in pieces.
-    """
+    """Write a pickled snapshot, in pieces, atomically."""
     with replacing(run_directory / SNAPSHOT_NAME) as path, path.open("wb") as file:
         file.writelines(pieces)
 
@@ -39,7 +34,7 @@ def read_snapshot(path: Path) -> dict[str, object]:
     """
     try:
         with open_file(path) as file:
-            found = load_builtins(file, os.fstat(file.fileno()).st_size)
+            snapshot = load_builtins(file, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", SNAPSHOT_HINT) from error
     except ForeignCodeError as error:
@@ -48,10 +43,10 @@ def read_snapshot(path: Path) -> dict[str, object]:
         ) from None
     except UnreadableError as error:
         raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", SNAPSHOT_HINT) from error
-    if isinstance(found, list):  # torch.cuda.memory.memory_snapshot(), which has no history
-        found = {"segments": found}
-    if not isinstance(found, dict) or not isinstance(found.get("segments"), list):
+    if isinstance(snapshot, list):  # torch.cuda.memory.memory_snapshot(), which has no history
+        snapshot = {"segments": snapshot}
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
         raise RunDirectoryError(f"{path} is not a memory snapshot: it has no segments", SNAPSHOT_HINT)
-    if not isinstance(found.setdefault("device_traces", []), list):
+    if not isinstance(snapshot.setdefault("device_traces", []), list):
         raise RunDirectoryError(f"{path} is not a memory snapshot: its device_traces are not a list", SNAPSHOT_HINT)
-    return found
+    return snapshot

@@ -28,7 +28,7 @@ class LeftDuringInit:
 
 @dataclass(frozen=True)
 class Communicator:
-    """What one NCCL communicator takes of the GPU's memory, *estimated*.
+    """The GPU's memory that one NCCL communicator takes, *estimated*.
 
     Attributes:
         group: The process group's description, or its name.

@@ -66,12 +66,9 @@ def import_parquet() -> None:
 
 
 def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -> None:
-    """Write one table.
+    """Write one table of ``schema.TABLES``, with values (arrays or lists) for exactly the schema's columns.
 
-    Args:
-        run_directory: The run directory, or a directory from :func:`new_tables`.
-        name: A key of ``schema.TABLES``.
-        columns: Column name -> values (arrays or lists), for exactly the schema's columns.
+    ``run_directory`` may also be a directory from :func:`new_tables`.
     """
     import pyarrow
     import pyarrow.parquet
@@ -110,15 +107,15 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
     with _opened(run_directory, name) as file:
         path, schema = _path(run_directory, name), file.schema_arrow
         for column in known:
-            place = schema.get_field_index(column.name)
-            if place < 0:
+            index = schema.get_field_index(column.name)
+            if index < 0:
                 raise _damaged(path, f"it has no column {column.name}")
-            if schema.field(place).type != _type(column):
-                raise _damaged(path, f"column {column.name} is of type {schema.field(place).type}, not {column.type}")
-        found = file.read(columns=[column.name for column in known] if columns is None else list(columns))
+            if schema.field(index).type != _type(column):
+                raise _damaged(path, f"column {column.name} is of type {schema.field(index).type}, not {column.type}")
+        table = file.read(columns=[column.name for column in known] if columns is None else list(columns))
     for column in known:
-        _check_values(run_directory, path, column, found.column(column.name))
-    return found
+        _check_values(run_directory, path, column, table.column(column.name))
+    return table
 
 
 @contextmanager
@@ -204,7 +201,7 @@ def _encoding(table: Table) -> dict[str, object]:
     others = [column for column in table.columns if column.type not in ("int64", "uint64", "bool")]
     # Without pyarrow's own schema in the file, a categorical column is read back as strings.
     return {
-        "use_dictionary": [each.name + (".list.element" if each.type.startswith("list<") else "") for each in others],
+        "use_dictionary": [own.name + (".list.element" if own.type.startswith("list<") else "") for own in others],
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         "store_schema": False,
     }

@@ -1,4 +1,4 @@
-"""tape.bin: what a rank sent, for other ranks' runs to receive.
+"""tape.bin: everything that a rank sent, for other ranks' runs to receive.
 
 The tape is a separate journal (:mod:`fakedist.rundir.journal`) with records of its own, so a rank killed at any moment
 leaves what it had sent.
@@ -14,13 +14,12 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from fakedist.errors import RunDirectoryError
 from fakedist.options import Job
 from fakedist.rank_list import format_rank_list
 from fakedist.rundir.directory import MANIFEST_NAME, TAPE_NAME, is_in_use
-from fakedist.rundir.encoding import Record
+from fakedist.rundir.encoding import Kinds, Record, record_kind
 from fakedist.rundir.journal import JournalReader, read_journal
 from fakedist.rundir.manifest import load_job, load_manifest
 from fakedist.rundir.outcome import Outcome
@@ -40,6 +39,10 @@ STORE = "store"
 MAX_TENSOR_BYTES = 1 << 20
 #: Once a run's values exceed this, later tensors are recorded without theirs.
 MAX_TAPE_BYTES = 1 << 30
+
+
+#: Every kind of record of a tape, by its name in the file.
+TAPE_RECORDS: Kinds = {}
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,9 @@ class Sent:
     objects: tuple[bytes | None, ...]
 
 
-@dataclass(frozen=True)
+@record_kind("tape", TAPE_RECORDS)
 class ScriptRecord(Record):
-    """What identifies a job's script. A tape begins with it.
+    """A job's script. A tape begins with it.
 
     Attributes:
         script: Its name.
@@ -75,29 +78,21 @@ class ScriptRecord(Record):
         sha256: A hash of its contents; empty where it is not one file.
     """
 
-    kind: ClassVar[str] = "tape"
     script: str
     path: str
     sha256: str
 
 
-@dataclass(frozen=True)
+@record_kind("group", TAPE_RECORDS)
 class GroupRecord(Record):
-    """A group on which this rank sends.
+    """A group on which this rank sends, the ``nth`` of the same ranks."""
 
-    Attributes:
-        number: Its number on the tape.
-        ranks: Its ranks.
-        nth: How many groups of the same ranks were made before it.
-    """
-
-    kind: ClassVar[str] = "group"
     number: int
     ranks: RanksKey
     nth: int
 
 
-@dataclass(frozen=True)
+@record_kind("sent", TAPE_RECORDS)
 class SentRecord(Record):
     """One call in which this rank sent something. :class:`Sent` explains the fields.
 
@@ -105,7 +100,6 @@ class SentRecord(Record):
         group: Number of its group.
     """
 
-    kind: ClassVar[str] = "sent"
     group: int
     to: int
     operation: str
@@ -115,21 +109,15 @@ class SentRecord(Record):
     objects: list[bytes | None]
 
 
-@dataclass(frozen=True)
+@record_kind("stored", TAPE_RECORDS)
 class StoredRecord(Record):
-    """A value that this rank set in a store.
+    """A value that this rank set in a store."""
 
-    Attributes:
-        key: The key.
-        value: The value.
-    """
-
-    kind: ClassVar[str] = "stored"
     key: str
     value: bytes
 
 
-@dataclass(frozen=True)
+@record_kind("awaited", TAPE_RECORDS)
 class Awaited(Record):
     """A call that only another rank's tape could have answered, so the rank ended there.
 
@@ -143,7 +131,6 @@ class Awaited(Record):
         key: If the operation is "store", the store key that another rank would have set.
     """
 
-    kind: ClassVar[str] = "awaited"
     operation: str
     source: int
     channel: Channel
@@ -153,7 +140,7 @@ class Awaited(Record):
     key: str = ""
 
 
-@dataclass(frozen=True)
+@record_kind("guessed", TAPE_RECORDS)
 class Guess(Record):
     """A call in which this rank's own value stood in for what another rank would have sent.
 
@@ -165,7 +152,6 @@ class Guess(Record):
         is_object: Whether it was a Python object. Otherwise it was integers or flags in a tensor.
     """
 
-    kind: ClassVar[str] = "guessed"
     awaited: Awaited
     called: str
     line: str
@@ -173,50 +159,29 @@ class Guess(Record):
     is_object: bool
 
 
-@dataclass(frozen=True)
+@record_kind("moved", TAPE_RECORDS)
 class MovedFile(Record):
-    """A file or directory that a run renamed or removed.
+    """A file or directory that a run renamed or, with an empty ``to``, removed, at ``file:line (function)``."""
 
-    Attributes:
-        path: Where it was.
-        to: Where it went; empty if it was removed.
-        line: Where the script did it, as ``file:line (function)``.
-    """
-
-    kind: ClassVar[str] = "moved"
     path: str
     to: str
     line: str
 
 
-@dataclass(frozen=True)
+@record_kind("lost", TAPE_RECORDS)
 class Lost(Record):
-    """A missing file or directory that made the script fail.
+    """A missing file or directory that made the script fail: which and why, in one sentence.
 
-    Attributes:
-        text: Which it was and why it does not exist, in one sentence.
-        may_be_written: Whether a rank that has not run may write it.
+    ``may_be_written``: a rank that has not run may write it.
     """
 
-    kind: ClassVar[str] = "lost"
     text: str
     may_be_written: bool
 
 
-#: Every kind of record of a tape, by its name in the file.
-TAPE_RECORDS: dict[str, type[Record]] = {
-    each.kind: each for each in (ScriptRecord, GroupRecord, SentRecord, StoredRecord, Awaited, Guess, MovedFile, Lost)
-}
-
-
 @dataclass(frozen=True)
 class Tape:
-    """The tape of one rank's run.
-
-    Attributes:
-        run_directory: The run's directory.
-        rank: The rank that ran.
-    """
+    """The tape of the run of one rank."""
 
     run_directory: Path
     rank: int
@@ -227,7 +192,7 @@ class Tape:
         return load_manifest(self.run_directory).cwd
 
     def sent_to(self, rank: int) -> Iterator[Sent]:
-        """What the run sent to a rank or to a group that contains it, in order. A cut-off tail is left out.
+        """Calls in which the run sent to a rank or to a group that contains it, in order. A cut-off tail is left out.
 
         Raises:
             RunDirectoryError: The file is not a tape.
@@ -247,16 +212,16 @@ class Tape:
 
     def guesses(self) -> list[Guess]:
         """Calls where the run continued with its own value, one per line of the script, objects first."""
-        found = [record for record in self._records() if isinstance(record, Guess)]
-        return sorted(found, key=lambda guess: not guess.is_object)
+        guesses = [record for record in self._records() if isinstance(record, Guess)]
+        return sorted(guesses, key=lambda guess: not guess.is_object)
 
     def stored(self) -> dict[str, list[bytes]]:
         """Values that the run set in stores, by key, in order."""
-        found: dict[str, list[bytes]] = {}
+        values: dict[str, list[bytes]] = {}
         for record in self._records():
             if isinstance(record, StoredRecord):
-                found.setdefault(record.key, []).append(record.value)
-        return found
+                values.setdefault(record.key, []).append(record.value)
+        return values
 
     def moved(self) -> list[MovedFile]:
         """The files and directories that the run renamed or removed, in order."""
@@ -332,7 +297,7 @@ def describe_ranks(key: RanksKey) -> str:
 
 
 def script_identity(job: Job, directory: str) -> ScriptRecord:
-    """What identifies a job's script: its name, its path and a hash of its contents."""
+    """Identify a job's script: its name, its path and a hash of its contents."""
     path = Path(directory, job.target)
     if job.is_module or path.is_dir() or not path.is_file() or zipfile.is_zipfile(path):
         return ScriptRecord(job.target, "" if job.is_module else os.path.realpath(path), "")
@@ -347,15 +312,15 @@ def find_tapes(job: Job) -> list[Tape]:
         RunDirectoryError: A tape is missing or belongs to another job, or two tapes are from the same rank.
     """
     identity = script_identity(job, os.getcwd())
-    found: dict[int, Path] = {}
+    directories: dict[int, Path] = {}
     for directory in _runs(job.tapes):
         rank = _check_run(directory, job, identity)
-        if rank in found:
+        if rank in directories:
             raise RunDirectoryError(
-                f"two tapes are from rank {rank}: {found[rank]} and {directory}", "give one of them"
+                f"two tapes are from rank {rank}: {directories[rank]} and {directory}", "give one of them"
             )
-        found[rank] = directory
-    return [Tape(directory, rank) for rank, directory in sorted(found.items()) if rank != job.rank]
+        directories[rank] = directory
+    return [Tape(directory, rank) for rank, directory in sorted(directories.items()) if rank != job.rank]
 
 
 def _runs(paths: Iterable[str]) -> Iterator[Path]:
@@ -386,8 +351,7 @@ def _check_run(directory: Path, job: Job, identity: ScriptRecord) -> int:
     other = next(iter(read_journal(directory / TAPE_NAME, TAPE_RECORDS)), None)
     if not isinstance(other, ScriptRecord):
         return theirs.rank
-    pairs = ((identity.path, other.path), (identity.sha256, other.sha256))
-    same = any(mine and mine == found for mine, found in pairs)
+    same = "" != identity.path == other.path or "" != identity.sha256 == other.sha256
     if not same and not (job.is_module and other.script == identity.script):
         raise RunDirectoryError(
             f"the tape {directory} is from the script {other.path or other.script}, "
@@ -398,11 +362,7 @@ def _check_run(directory: Path, job: Job, identity: ScriptRecord) -> int:
 
 
 class TapeFollower:
-    """A tape, for one of the ranks that receive from it.
-
-    Args:
-        tape: The tape, which may still grow.
-        rank: The rank that receives.
+    """A tape, which may still grow, for one of the ranks that receive from it.
 
     Attributes:
         is_over: Whether the tape was complete when it was last read: nothing more will come.
@@ -415,7 +375,7 @@ class TapeFollower:
         self.is_over = False
 
     def read(self) -> Iterator[Sent | StoredRecord]:
-        """What has come since the last time: calls for the rank, and values in stores.
+        """Read everything new: calls for the rank, and values in stores.
 
         Raises:
             RunDirectoryError: The file is not a tape.

@@ -107,11 +107,7 @@ def only_collectives_are_estimated() -> str:
 
 @note
 def collectives_not_priced(why: str) -> str:
-    """Collectives of a measured step are the copies that stand for them.
-
-    Args:
-        why: Why; empty if the GPU model is not known.
-    """
+    """Collectives of a measured step are the copies that stand for them. Empty ``why``: an unknown GPU model."""
     return f"the time of collectives is that of the copies that stand for them: {why or 'this GPU model is not known'}"
 
 
@@ -153,12 +149,11 @@ def attention_is_dense(launches: Mapping[str, int]) -> str:
 @note
 def not_estimated(launches: Mapping[str, int]) -> str:
     """Launches, by kernel, whose work is not known."""
-    told = counted(sum(launches.values()), "launch has", "launches have")
-    return f"{told} no estimate, because the work is unknown: {_named(launches)}"
+    text = counted(sum(launches.values()), "launch has", "launches have")
+    return f"{text} no estimate, because the work is unknown: {_named(launches)}"
 
 
 def _named(launches: Mapping[str, int]) -> str:
-    """The kernels with the most launches."""
     names = sorted(launches, key=lambda name: -launches[name])
     more = f" and {len(names) - _MOST_NAMED} others" if len(names) > _MOST_NAMED else ""
     return ", ".join(name[:80] or "unnamed" for name in names[:_MOST_NAMED]) + more

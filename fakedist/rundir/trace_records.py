@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from fakedist.rundir.encoding import F64, I32, I64, U8, U32, U64, Record
+from fakedist.rundir.encoding import F64, I32, I64, U8, U32, U64, Record, record_kind
 from fakedist.rundir.step_time import KernelSource
 
 #: The names of the ranges and marks that the rank emits, and that fakedist looks for in a tool's trace, begin so.
@@ -21,31 +21,25 @@ SCRIPT_RANGE_END = f"{OWN_RANGE}range_end:"
 CAPTURE_RANGE = f"{OWN_RANGE}timed"
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("timed")
 class TimedStepRecord(Record):
-    """A step that was timed after the recorded ones.
+    """A step that was timed after the recorded ones."""
 
-    Attributes:
-        step: Its number.
-    """
-
-    kind: ClassVar[str] = "timed"
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("kernels")
 class KernelsRecord(Record):
     """The kernels of the timed step. They become the table ``kernels``, whose columns these are.
 
-    Texts (name, grid, block, operation) are places in ``texts``. Family, phase and bound are places in the tuples of
-    ``run.schema``.
+    Texts (name, grid, block, operation) are indices in ``texts``. Family, phase and bound are indices in the tuples of
+    ``rundir.schema``.
 
     Attributes:
         source: Where the kernels come from.
         texts: The texts.
     """
 
-    kind: ClassVar[str] = "kernels"
     source: KernelSource
     texts: list[str]
     name: U32
@@ -79,7 +73,7 @@ class TracedOperations:
         thread: Torch's number of its thread.
         sequence: Autograd's sequence number; -1 without one.
         flops: Torch's own count for a matrix product, from its shapes; 0 where torch counts none.
-        text: Place of its name in the texts.
+        text: Index of its name in the texts.
     """
 
     id: I64
@@ -120,9 +114,9 @@ class TracedActivity:
         operation: Id of the operation that was running, or 0.
         size: Bytes of a copy or fill; -1 without any.
         node: Number of its node in a CUDA graph; 0 outside of one.
-        text: Place of its name in the texts.
-        grid: Place of its grid in the texts.
-        block: Place of its block in the texts.
+        text: Index of its name in the texts.
+        grid: Index of its grid in the texts.
+        block: Index of its block in the texts.
     """
 
     start: I64
@@ -139,10 +133,10 @@ class TracedActivity:
 
 @dataclass(frozen=True, slots=True)
 class TracedWaits:
-    """What waits for an event, a stream or the device, as CUPTI saw it. Times are in nanoseconds.
+    """Waits for an event, a stream or the device, as CUPTI saw them. Times are in nanoseconds.
 
     Attributes:
-        what: A place in ``run.launch_records.LAUNCH_KINDS``: stream_waits, host_waits or host_waits_for_device.
+        what: An index in ``rundir.launch_records.LAUNCH_KINDS``: stream_waits, host_waits or host_waits_for_device.
         stream: The stream that waits, or that the host waits for; -1 if the host waits for an event or the device.
         recorded_on: The stream that the event was recorded on; -1 without an event, or if that was not traced.
         record: Correlation of the call that recorded the event; -1 without one.
@@ -160,9 +154,9 @@ class TracedWaits:
     end: I64
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("profiler")
 class ProfilerRecord(Record):
-    """What torch.profiler saw of the timed step.
+    """The timed step as torch.profiler saw it.
 
     Attributes:
         gpu: The GPU's name.
@@ -175,7 +169,6 @@ class ProfilerRecord(Record):
         has_events: Whether it also traced where events were recorded.
     """
 
-    kind: ClassVar[str] = "profiler"
     gpu: str
     source: Literal["measured", "simulated"]
     texts: list[str]
@@ -188,10 +181,10 @@ class ProfilerRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class HostWaits:
-    """What the host gave to the streams in the timed step besides kernels: events, and waits for them.
+    """Events that the host gave to the streams in the timed step, and waits for them.
 
     Attributes:
-        what: A place in ``run.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
+        what: An index in ``rundir.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
         stream: The stream that records or waits, or that the host waits for.
         event: Which event; 0 without one. Each record of an event has a number of its own.
         at_us: When the host called it, from the beginning of the step.
@@ -207,12 +200,7 @@ class HostWaits:
 
 @dataclass(frozen=True, slots=True)
 class HostCalls:
-    """The rank's collective calls in the timed step.
-
-    Attributes:
-        call: Sequence number.
-        at_us: When it was made, from the beginning of the step.
-    """
+    """The rank's collective calls in the timed step: sequence numbers, and when, from the beginning of the step."""
 
     call: I64
     at_us: F64
@@ -223,7 +211,7 @@ class HostRanges:
     """The script's own ranges in the timed step.
 
     Attributes:
-        name: Place of its name in the texts.
+        name: Index of its name in the texts.
         thread: The thread that opened it, numbered as they come.
         begin_us: When it began, from the beginning of the step.
         end_us: When it ended.
@@ -235,9 +223,9 @@ class HostRanges:
     end_us: F64
 
 
-@dataclass(frozen=True, slots=True)
+@record_kind("host")
 class HostRecord(Record):
-    """What the host did in a timed step that a tool traced, besides launching kernels.
+    """The host in a timed step that a tool traced, besides its launches of kernels.
 
     With the kernels of ``KernelsRecord`` it is what ``LaunchesRecord`` has of a step on the virtual GPU.
 
@@ -250,14 +238,9 @@ class HostRecord(Record):
         ranges: The script's ranges.
     """
 
-    kind: ClassVar[str] = "host"
     step: int
     has_events: bool
     texts: list[str]
     waits: HostWaits
     calls: HostCalls
     ranges: HostRanges
-
-
-#: The records of this module.
-TRACE_RECORDS: tuple[type[Record], ...] = (TimedStepRecord, KernelsRecord, ProfilerRecord, HostRecord)

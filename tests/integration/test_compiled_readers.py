@@ -51,7 +51,8 @@ def _history() -> Iterator[CompiledFastPath]:
     import torch
 
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
-    from fakedist.record.numbering import Cells, Whereabouts
+    from fakedist.record.marker import Cells
+    from fakedist.record.numbering import Whereabouts
 
     path, cells = CompiledFastPath(None), Cells()
     path.begin(cells, lambda: Whereabouts(0, -1))
@@ -155,8 +156,8 @@ def _tensors() -> list[torch.Tensor]:
 def test_compiled_code_marks_the_pieces_that_python_marks() -> None:
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
     from fakedist.record.marker import WHAT_BITS, Marker, What
-    from fakedist.record.marks import KEEP_LAYER, Marks
-    from fakedist.record.module_names import LayerTable
+    from fakedist.record.marks import Marks
+    from fakedist.record.module_names import KEEP_LAYER, LayerTable
     from fakedist.record.position import Position
     from fakedist.rundir.memory_records import MarksRecord
 

@@ -46,10 +46,6 @@ def _recorded(program: Program, *, compiled: bool) -> Seen:
     from fakedist.rundir.collector import no_collector
     from fakedist.rundir.outcome import Ending, Outcome
 
-    class Journal:
-        def append(self, record: Any) -> None:
-            records.append(record)
-
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -57,7 +53,7 @@ def _recorded(program: Program, *, compiled: bool) -> Seen:
     records: list[Any] = []
     engine = ValueEngine(0)
     fast_path = CompiledFastPath(engine) if compiled else None
-    recorder = Recorder(Journal(), "auto", engine.execute, until="end", fast_path=fast_path)
+    recorder = Recorder(records.append, "auto", engine.execute, until="end", fast_path=fast_path)
     with engine.below_dispatch(), recorder, no_collector():  # what is collected when depends on Python's own objects
         # An operator's first call runs in Python, so all that may run in compiled code does in the second round.
         seen = Seen([*program(), *program()])
@@ -326,20 +322,15 @@ def _launched(*, compiled: bool) -> tuple[Any, int]:
     from fakedist.rundir.collector import no_collector
     from fakedist.rundir.launch_records import LaunchesRecord
 
-    class Journal:
-        def append(self, record: Any) -> None:
-            if isinstance(record, LaunchesRecord):
-                found.append(record)
-
-    found: list[Any] = []
+    records: list[Any] = []
     engine = ValueEngine(0)
     fast_path = CompiledFastPath(engine)
     tracer = ModelTracer(engine.known, fast_path.tags() if compiled else None)
-    recorder = Recorder(Journal(), 3, engine.execute, tracer=tracer, fast_path=fast_path)
+    recorder = Recorder(records.append, 3, engine.execute, tracer=tracer, fast_path=fast_path)
     with engine.below_dispatch(), recorder, no_collector(), contextlib.suppress(StopRun):
         training()
-    assert len(found) == 1
-    return found[0], fast_path.passed
+    (launches,) = (record for record in records if isinstance(record, LaunchesRecord))
+    return launches, fast_path.passed
 
 
 @on_virtual_gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
-    "torch": ("rank/surroundings", "rank/frameworks/", "frames", "world/", "gpu/", "record/"),
+    "torch": ("rank/surroundings", "rank/frameworks/", "frames", "graph_captures", "world/", "gpu/", "record/"),
     "pandas": ("cost_model/", "analysis/", "results/", "report/", "export/", "check/", "sweep/"),
     "pyarrow": ("rundir/tables",),
     "plotly": ("report/", "sweep/page"),
@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "importing": (),
     "patch": (),
     "frames": ("rundir",),
+    "graph_captures": ("patch",),
     "own_memory": (),
     "api": ("check", "results"),
     "cli": ("launcher", "rank/fork_server", "rundir", "results", "report", "check", "cost_model", "export", "sweep"),
@@ -49,8 +50,8 @@ MAY_IMPORT = {
     "rank": ("importing", "patch", "rundir", "gpu", "world", "record"),
     "rundir": (),
     "world": ("rundir", "patch", "frames"),
-    "gpu": ("rundir", "patch", "frames", "importing", "own_memory"),
-    "record": ("rundir", "rank/frameworks", "patch", "frames", "importing", "own_memory"),
+    "gpu": ("rundir", "patch", "frames", "importing", "own_memory", "graph_captures"),
+    "record": ("rundir", "rank/frameworks", "patch", "frames", "importing", "own_memory", "graph_captures"),
     "cost_model": ("rundir", "analysis"),
     "analysis": ("rundir",),
     "results": ("rundir", "analysis", "cost_model", "report"),  # report only when a chart is wanted: run.figures

@@ -60,7 +60,7 @@ def begin_history(library: ctypes.CDLL) -> None:
 
 
 def read_history(library: ctypes.CDLL, gemms: Iterable[int], highest: int) -> list[Read] | None:
-    """The new history, as ``record.numbering.HistoryReader``. CUDA must be initialised."""
+    """The new history, as ``record.numbering.FastPath``. CUDA must be initialised."""
     operations = array("q", gemms)
     library.fakedist_history_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
     num_devices = library.fakedist_history_read(operations.buffer_info()[0], len(operations), highest)

@@ -34,7 +34,7 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using torch::jit::Stack;
 
-// Numbers that Python means: Cells of record/position.py.
+// Numbers that Python shares: Cells of record/marker.py.
 struct Cells {
     std::atomic<int64_t> op;      // number of the next operation
     std::atomic<int64_t> version; // changes whenever the position changes

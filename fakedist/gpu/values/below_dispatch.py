@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fakedist.gpu.demand.triton_code import read_source
 from fakedist.gpu.values.contents import Defined, host_bytes
 from fakedist.gpu.values.tensors import PLAIN, Arguments, Holding, Keywords, find_know
+from fakedist.graph_captures import GraphObserver, watched_graphs
 from fakedist.importing import now_and_when_imported
 from fakedist.patch import patched, present
 
@@ -56,38 +57,33 @@ def replayed(defined: Defined) -> Iterator[None]:
     Raises:
         RecordingError: This torch captures graphs in another way.
     """
-    know = find_know()
-    kept: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, _Writes] = weakref.WeakKeyDictionary()
-
-    def begin(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
-        defined.written = {}
-        return original_begin(graph, *args, **kwargs)
-
-    def end(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
-        try:
-            return original_end(graph, *args, **kwargs)
-        finally:
-            written, defined.written = defined.written or {}, None
-            memories = [host_bytes(address, num_bytes) for address, num_bytes in written.items()]
-            kept[graph] = [(memory, memory.clone()) for memory in memories]
-            weakref.finalize(graph, _forget, defined.replayed, list(written))
-
-    def replay(graph: torch.cuda.CUDAGraph) -> object:
-        result = original_replay(graph)
-        for memory, values in kept.get(graph, ()):
-            memory.copy_(values)
-            know(memory.data_ptr(), memory.numel(), Holding.COMPUTED)
-            defined.replayed[memory.data_ptr()] = memory.numel()
-            defined.watch.replayed()
-        return result
-
-    graphs = torch.cuda.CUDAGraph
-    with (
-        patched(graphs, "capture_begin", begin) as original_begin,
-        patched(graphs, "capture_end", end) as original_end,
-        patched(graphs, "replay", replay) as original_replay,
-    ):
+    with watched_graphs(_Replays(defined)):
         yield
+
+
+class _Replays(GraphObserver):
+    """Keeps the bytes that each capture wrote, and writes them again in a replay."""
+
+    def __init__(self, defined: Defined) -> None:
+        self._defined = defined
+        self._know = find_know()
+        self._kept: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, _Writes] = weakref.WeakKeyDictionary()
+
+    def capture_begins(self) -> None:
+        self._defined.written = {}
+
+    def capture_ended(self, graph: torch.cuda.CUDAGraph) -> None:
+        written, self._defined.written = self._defined.written or {}, None
+        memories = [host_bytes(address, num_bytes) for address, num_bytes in written.items()]
+        self._kept[graph] = [(memory, memory.clone()) for memory in memories]
+        weakref.finalize(graph, _forget, self._defined.replayed, list(written))
+
+    def replayed(self, graph: torch.cuda.CUDAGraph) -> None:
+        for memory, values in self._kept.get(graph, ()):
+            memory.copy_(values)
+            self._know(memory.data_ptr(), memory.numel(), Holding.COMPUTED)
+            self._defined.replayed[memory.data_ptr()] = memory.numel()
+            self._defined.watch.replayed()
 
 
 #: Modules whose ConstantFolder runs parts of a graph while no mode is active (``_disable_current_modes``).

@@ -14,8 +14,8 @@ class Held(dict[str, int]):
 
 def test_lists_and_dicts_are_found_by_what_they_hold() -> None:
     kept = [Held(one=1), Held(one=1, two=2), [1, 2], (1, 2)]
-    found = set(map(id, all_alive().holding({2})))
-    assert [id(each) in found for each in kept] == [False, True, True, False]
+    holders = set(map(id, all_alive().holding({2})))
+    assert [id(holder) in holders for holder in kept] == [False, True, True, False]
 
 
 def test_a_search_keeps_nothing_alive() -> None:
@@ -23,9 +23,9 @@ def test_a_search_keeps_nothing_alive() -> None:
     gone = weakref.ref(held)
     gc.disable()
     try:
-        found = all_alive()
-        assert id(held) in map(id, found.of(lambda of: of is Held))
-        del held, found
+        living = all_alive()
+        assert id(held) in map(id, living.of(lambda kind: kind is Held))
+        del held, living
         assert gone() is None
     finally:
         gc.enable()

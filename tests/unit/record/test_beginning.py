@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,37 +19,37 @@ def initialise() -> None:
 
 
 def test_what_is_wanted_happens_once_when_torch_initialises_cuda() -> None:
-    cuda, told = Beginning(), []
+    cuda, called = Beginning(), []
     queued = len(torch.cuda._queued_calls)
     with cuda.watching():
-        cuda.then(lambda: told.append("first"))
-        assert (told, cuda.is_past) == ([], False)
+        cuda.then(lambda: called.append("first"))
+        assert (called, cuda.is_past) == ([], False)
         initialise()
         initialise()  # an initialisation that failed is tried again
-        assert (told, cuda.is_past) == (["first"], True)
-        cuda.then(lambda: told.append("later"))
-    assert told == ["first", "later"]
+        assert (called, cuda.is_past) == (["first"], True)
+        cuda.then(lambda: called.append("later"))
+    assert called == ["first", "later"]
     assert len(torch.cuda._queued_calls) == queued
     assert not torch.cuda.is_initialized()
 
 
 def test_nothing_happens_after_the_watch_is_over() -> None:
-    cuda, told = Beginning(), []
+    cuda, called = Beginning(), []
     with cuda.watching():
-        cuda.then(lambda: told.append("never"))
+        cuda.then(lambda: called.append("never"))
         (begin,) = [call for call, _ in torch.cuda._queued_calls[-1:]]
     begin()
-    assert told == []
+    assert called == []
 
 
 def test_a_forked_process_does_not_touch_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, told = Beginning(), []
+    cuda, called = Beginning(), []
     with cuda.watching():
-        cuda.then(lambda: told.append("never"))
+        cuda.then(lambda: called.append("never"))
         monkeypatch.setattr(os, "getpid", lambda: -1)
         initialise()
         monkeypatch.undo()
-    assert told == []
+    assert called == []
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("meta")])
@@ -69,13 +68,8 @@ def test_the_recorders_own_look_ups_do_not_initialise_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "_lazy_init", fail)
     monkeypatch.setattr(torch._C, "_cuda_init", fail, raising=False)
 
-    class Journal:
-        def append(self, record: Record) -> None:
-            kinds.append(record.kind)
-
-    kinds: list[object] = []
-    progress: Callable[[str, int, int], None] = lambda phase, step, allocated: None  # noqa: E731
-    recorder = Recorder(Journal(), 2, None, progress)
+    records: list[Record] = []
+    recorder = Recorder(records.append, 2, None)
     with recorder:
         model = torch.nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -83,5 +77,6 @@ def test_the_recorders_own_look_ups_do_not_initialise_it(monkeypatch: pytest.Mon
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
         recorder.close(Ending(Outcome.FINISHED, 0))
+    kinds = {record.kind for record in records}
     assert "outcome" in kinds
     assert "events" not in kinds

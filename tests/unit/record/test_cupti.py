@@ -69,8 +69,8 @@ class Events(list[Any]):
             "is_user_annotation": False,
             "metadata_json": "",
         }
-        found = {"device_type": device, "name": name, "start_ns": start, "duration_ns": end - start, "nbytes": 0}
-        self.append(Event({**rest, **found, "device_resource_id": resource, **more}))
+        made = {"device_type": device, "name": name, "start_ns": start, "duration_ns": end - start, "nbytes": 0}
+        self.append(Event({**rest, **made, "device_resource_id": resource, **more}))
 
 
 def training() -> Events:
@@ -104,12 +104,12 @@ def training() -> Events:
 def rows(events: Events) -> list[tuple[Any, ...]]:
     """Kernels: family, layer, phase, recompute, operation, call."""
     layers = LayerNumbers([NONE, LayerRow(1, "blocks.0", "Block", 0), LayerRow(2, "blocks.1", "Block", 0)])
-    found = kernel_record(profiler_trace(profiler_record(events, "NVIDIA H100")), layers, TOOL)
+    made = kernel_record(profiler_trace(profiler_record(events, "NVIDIA H100")), layers, TOOL)
     columns = {
-        name: np.frombuffer(getattr(found, name), code).tolist() for name, code in columns_of(KernelsRecord).items()
+        name: np.frombuffer(getattr(made, name), code).tolist() for name, code in columns_of(KernelsRecord).items()
     }
     return [
-        (FAMILIES[family], layers.rows[layer].name, PHASES[phase], bool(recompute), found.texts[operation], call)
+        (FAMILIES[family], layers.rows[layer].name, PHASES[phase], bool(recompute), made.texts[operation], call)
         for family, layer, phase, recompute, operation, call in zip(
             *(columns[name] for name in ("family", "layer", "phase", "recompute", "operation", "call")), strict=True
         )
@@ -130,12 +130,12 @@ def test_every_kernel_has_its_layer_phase_operation_and_collective() -> None:
 
 def test_times_grid_and_stream_are_cuptis() -> None:
     layers = LayerNumbers([NONE])
-    found = kernel_record(profiler_trace(profiler_record(training(), "")), layers, TOOL)
-    first = {name: np.frombuffer(getattr(found, name), code)[0] for name, code in columns_of(KernelsRecord).items()}
+    made = kernel_record(profiler_trace(profiler_record(training(), "")), layers, TOOL)
+    first = {name: np.frombuffer(getattr(made, name), code)[0] for name, code in columns_of(KernelsRecord).items()}
     assert (first["launch_us"], first["start_us"], first["duration_us"]) == (0.15, 1.15, 0.5)
-    assert (found.texts[first["grid"]], found.texts[first["block"]]) == ("8,4,1", "128,1,1")
-    assert (first["stream"], first["step"], found.source.step) == (7, 4, 4)
-    assert found.source.step_us == pytest.approx((4500 + 1500 - 1000) / 1000)
+    assert (made.texts[first["grid"]], made.texts[first["block"]]) == ("8,4,1", "128,1,1")
+    assert (first["stream"], first["step"], made.source.step) == (7, 4, 4)
+    assert made.source.step_us == pytest.approx((4500 + 1500 - 1000) / 1000)
 
 
 def test_the_operations_of_a_product_are_its_kernels_by_their_time() -> None:
@@ -147,8 +147,8 @@ def test_the_operations_of_a_product_are_its_kernels_by_their_time() -> None:
     events[-1].values["duration_ns"] = 250  # the other takes 500
     events.kernel("Memset (Device)", 1130, product)
     events.kernel("vectorized_elementwise_kernel", 1350, events.operation("aten::relu", 1300, 1400))
-    found = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([NONE]), TOOL)
-    flops = np.frombuffer(found.flops, "<f8")
+    made = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([NONE]), TOOL)
+    flops = np.frombuffer(made.flops, "<f8")
     assert flops[:2].tolist() == [2000.0, 1000.0]
     assert np.isnan(flops[2:]).all()
 
@@ -157,15 +157,15 @@ def test_kernels_of_a_cuda_graph_are_counted_in_a_note() -> None:
     events = training()
     events.kernel("in_graph", 1150, 4, node=', "graph node id": 12')
     layers = LayerNumbers([NONE])
-    found = kernel_record(profiler_trace(profiler_record(events, "")), layers, TOOL)
-    assert kernels_of_graphs(1) in found.source.notes
+    made = kernel_record(profiler_trace(profiler_record(events, "")), layers, TOOL)
+    assert kernels_of_graphs(1) in made.source.notes
 
 
 def test_a_graphs_kernels_are_known_by_their_launch_where_torch_tells_no_node() -> None:
     events = training()
     events.kernel("in_graph", 1150, 4, by="cudaGraphLaunch")
-    found = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([NONE]), TOOL)
-    assert kernels_of_graphs(1) in found.source.notes
+    made = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([NONE]), TOOL)
+    assert kernels_of_graphs(1) in made.source.notes
 
 
 @pytest.mark.parametrize("name", ["__cudaLaunchKernel", "INVALID", "cuLaunchKernelEx"])
@@ -174,8 +174,8 @@ def test_a_call_is_no_operation_whatever_torch_calls_it(name: str) -> None:
     events.operation("fakedist.step:4", 1000, 1001)
     product = events.operation("aten::mm", 1100, 1200)
     events.kernel("sm90_xmma_gemm", 1150, product, by=name)
-    found = profiler_record(events, "")
-    assert [len(table.start) // 8 for table in (found.operations, found.calls, found.activity)] == [2, 1, 1]
+    made = profiler_record(events, "")
+    assert [len(table.start) // 8 for table in (made.operations, made.calls, made.activity)] == [2, 1, 1]
 
 
 def test_the_backward_of_a_scripts_own_function_is_of_the_layer_that_called_it() -> None:
@@ -203,15 +203,15 @@ def waits_of(events: Events, *, has_events: bool = True) -> HostRecord:
 def test_what_waits_for_an_event_waits_for_the_last_record_before_it() -> None:
     events = training()
     record = events.recorded(1200)
-    told = f', "wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": {record}, "wait_on_cuda_event_id": 3'
-    events.wait("Stream Wait Event", 1300, 1301, 13, told)
-    events.wait("Stream Wait Event", 1400, 1401, 13, told.replace(str(record), "-1"))
-    events.wait("Event Sync", 1500, 1600, -1, told)
+    metadata = f', "wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": {record}, "wait_on_cuda_event_id": 3'
+    events.wait("Stream Wait Event", 1300, 1301, 13, metadata)
+    events.wait("Stream Wait Event", 1400, 1401, 13, metadata.replace(str(record), "-1"))
+    events.wait("Event Sync", 1500, 1600, -1, metadata)
     events.wait("Stream Sync", 1700, 1800, 13)
     events.wait("Context Sync", 1900, 1950, -1)
-    found = waits_of(events)
-    columns = {name: np.frombuffer(getattr(found.waits, name), code) for name, code in columns_of(HostWaits).items()}
-    assert [LAUNCH_KINDS[each] for each in columns["what"]] == [
+    made = waits_of(events)
+    columns = {name: np.frombuffer(getattr(made.waits, name), code) for name, code in columns_of(HostWaits).items()}
+    assert [LAUNCH_KINDS[kind] for kind in columns["what"]] == [
         "stream_records", "stream_waits", "stream_waits", "host_waits", "host_waits", "host_waits_for_device",
     ]  # fmt: skip
     assert columns["stream"].tolist()[:3] == [7, 13, 13]
@@ -220,7 +220,7 @@ def test_what_waits_for_an_event_waits_for_the_last_record_before_it() -> None:
     assert lost not in (0, record), "an event from before the step is none that the step records"
     assert columns["at_us"].tolist() == [0.2, 0.3, 0.4, 0.5, 0.7, 0.9]
     assert columns["until_us"].tolist()[3:] == [0.6, 0.8, 0.95]
-    assert found.has_events
+    assert made.has_events
     assert not waits_of(training(), has_events=False).has_events
 
 
@@ -229,11 +229,11 @@ def test_calls_and_ranges_are_where_their_marks_are() -> None:
     events.operation("fakedist.range:0:train: all", 1050, 1051)
     events.operation("fakedist.range:1:never ends", 1250, 1251, AUTOGRAD)
     events.operation("fakedist.range_end:0", 1800, 1801)
-    found = waits_of(events)
-    calls = {name: np.frombuffer(getattr(found.calls, name), code) for name, code in columns_of(HostCalls).items()}
+    made = waits_of(events)
+    calls = {name: np.frombuffer(getattr(made.calls, name), code) for name, code in columns_of(HostCalls).items()}
     assert (calls["call"].tolist(), calls["at_us"].tolist()) == ([9], [1.96])
-    ranges = {name: np.frombuffer(getattr(found.ranges, name), code) for name, code in columns_of(HostRanges).items()}
-    assert [found.texts[each] for each in ranges["name"]] == ["train: all", "never ends"]
+    ranges = {name: np.frombuffer(getattr(made.ranges, name), code) for name, code in columns_of(HostRanges).items()}
+    assert [made.texts[name] for name in ranges["name"]] == ["train: all", "never ends"]
     assert ranges["begin_us"].tolist() == [0.05, 0.25]
     assert ranges["end_us"].tolist() == [0.8, 3.9]
     assert ranges["thread"].tolist() == [0, 1]
@@ -261,14 +261,14 @@ def test_torchs_own_events_are_understood() -> None:
         result.sum().backward()
     host = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
     events = Events(host)
-    first = next(each for each in host if each.name() == "aten::mm")
-    inside = [each for each in host if each.name() == "aten::mm" and each.start_ns() > first.end_ns()]
+    first = next(event for event in host if event.name() == "aten::mm")
+    inside = [event for event in host if event.name() == "aten::mm" and event.start_ns() > first.end_ns()]
     assert inside
     assert first.flops() == 2 * 4 * 4 * 4
-    for each in (first, *inside):
-        events.kernel("sm90_xmma_gemm", each.start_ns() + 1, each.correlation_id())
-    found = rows(events)
-    assert [row[:4] for row in found] == [
+    for event in (first, *inside):
+        events.kernel("sm90_xmma_gemm", event.start_ns() + 1, event.correlation_id())
+    made = rows(events)
+    assert [row[:4] for row in made] == [
         ("gemm", "blocks.1", "forward", False),
         *[("gemm", "blocks.1", "backward", False)] * len(inside),
     ]

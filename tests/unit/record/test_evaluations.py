@@ -1,4 +1,4 @@
-"""Evaluations are told from training."""
+"""Evaluations are distinguished from training."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ def model(*, frozen: bool = False) -> nn.Module:
     return nn.Linear(1, 1).requires_grad_(not frozen)
 
 
-def forward(found: Evaluations, module: nn.Module, *, grad: bool = True, stepped: bool = True) -> None:
+def forward(evaluations: Evaluations, module: nn.Module, *, grad: bool = True, stepped: bool = True) -> None:
     with torch.set_grad_enabled(grad):
-        found.root_forward(module, stepped)
+        evaluations.root_forward(module, stepped)
 
 
 def test_an_evaluation_ends_where_training_goes_on() -> None:
-    found, trained = Evaluations(), model()
-    forward(found, trained, stepped=False)
-    forward(found, trained)
-    assert not found.seen
-    forward(found, trained, grad=False)
-    forward(found, trained, grad=False)
-    assert (found.running, found.num_ended) == (True, 0)
-    forward(found, trained)
-    assert (found.running, found.num_ended) == (False, 1)
+    evaluations, trained = Evaluations(), model()
+    forward(evaluations, trained, stepped=False)
+    forward(evaluations, trained)
+    assert not evaluations.seen
+    forward(evaluations, trained, grad=False)
+    forward(evaluations, trained, grad=False)
+    assert (evaluations.running, evaluations.num_ended) == (True, 0)
+    forward(evaluations, trained)
+    assert (evaluations.running, evaluations.num_ended) == (False, 1)
 
 
 def test_a_frozen_model_in_each_step_is_no_evaluation() -> None:
-    found, trained, encoder = Evaluations(), model(), model(frozen=True).eval()
+    evaluations, trained, encoder = Evaluations(), model(), model(frozen=True).eval()
     for stepped in (False, True):
-        forward(found, encoder, grad=False, stepped=stepped)
-        forward(found, trained, stepped=stepped)
-    assert not found.seen
+        forward(evaluations, encoder, grad=False, stepped=stepped)
+        forward(evaluations, trained, stepped=stepped)
+    assert not evaluations.seen
 
 
 def test_a_generator_that_runs_without_grad_for_its_critic_is_no_evaluation() -> None:
-    found, generator, critic = Evaluations(), model(), model()
+    evaluations, generator, critic = Evaluations(), model(), model()
     for stepped in (False, True):
-        forward(found, generator, grad=False, stepped=stepped)
-        forward(found, critic, stepped=stepped)
-        forward(found, generator, stepped=stepped)
-    assert not found.seen
-    forward(found, generator.eval(), grad=False)
-    assert found.seen
+        forward(evaluations, generator, grad=False, stepped=stepped)
+        forward(evaluations, critic, stepped=stepped)
+        forward(evaluations, generator, stepped=stepped)
+    assert not evaluations.seen
+    forward(evaluations, generator.eval(), grad=False)
+    assert evaluations.seen
 
 
 def test_a_model_in_eval_that_trained_in_train_is_evaluated_with_grad_too() -> None:
-    found, trained = Evaluations(), model()
-    forward(found, trained, stepped=False)
-    forward(found, trained.eval())
-    assert found.seen
+    evaluations, trained = Evaluations(), model()
+    forward(evaluations, trained, stepped=False)
+    forward(evaluations, trained.eval())
+    assert evaluations.seen

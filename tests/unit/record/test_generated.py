@@ -34,10 +34,10 @@ def line_of(text: str, source: str = CODE) -> int:
 
 
 def test_what_a_statement_works_for_is_the_module_of_what_it_writes() -> None:
-    found = parse_generated(with_modules(CODE, MODULES))
-    assert found is not None
+    generated = parse_generated(with_modules(CODE, MODULES))
+    assert generated is not None
     assert {
-        text: found.lines[line_of(text)] for text in ("buf0 = empty", "mm(primals", "add_0", "attention", "mul_1")
+        text: generated.lines[line_of(text)] for text in ("buf0 = empty", "mm(primals", "add_0", "attention", "mul_1")
     } == {
         "buf0 = empty": 0,
         "mm(primals": 0,
@@ -45,22 +45,22 @@ def test_what_a_statement_works_for_is_the_module_of_what_it_writes() -> None:
         "attention": 3,
         "mul_1": 4,
     }
-    assert line_of("return") not in found.lines
+    assert line_of("return") not in generated.lines
 
 
 def test_memory_that_changes_hands_is_followed_to_who_allocated_it_or_to_an_input() -> None:
-    found = parse_generated(with_modules(CODE, MODULES))
-    assert found is not None
-    assert found.holders == [
+    generated = parse_generated(with_modules(CODE, MODULES))
+    assert generated is not None
+    assert generated.holders == [
         (-2, line_of("buf1 = mm"), 1),  # the second input
         (line_of("buf3 = "), line_of("buf5 ="), 4),  # buf6 is only another name
     ]
 
 
 def test_a_buffer_that_no_module_is_known_of_is_the_compiled_modules() -> None:
-    found = parse_generated(with_modules(CODE, MODULES | {"buf0": COMPILED}))
-    assert found is not None
-    assert found.lines[line_of("buf0 = empty")] == COMPILED
+    generated = parse_generated(with_modules(CODE, MODULES | {"buf0": COMPILED}))
+    assert generated is not None
+    assert generated.lines[line_of("buf0 = empty")] == COMPILED
 
 
 def test_code_that_was_compiled_without_us_tells_nothing() -> None:
@@ -69,6 +69,6 @@ def test_code_that_was_compiled_without_us_tells_nothing() -> None:
 
 
 def test_inputs_of_a_part_of_a_graph_are_not_the_graphs() -> None:
-    found = parse_generated(with_modules(CODE.replace("def call(self, args)", "def partition_0(args)"), MODULES))
-    assert found is not None
-    assert [root for root, _, _ in found.holders] == [line_of("buf3 = ")]
+    generated = parse_generated(with_modules(CODE.replace("def call(self, args)", "def partition_0(args)"), MODULES))
+    assert generated is not None
+    assert [root for root, _, _ in generated.holders] == [line_of("buf3 = ")]

@@ -30,8 +30,8 @@ def tokens(number: int, sequences: int = 2) -> torch.Tensor:
 def test_forwards_that_go_on_where_the_one_before_ended_generate(lengths: list[int], generate: str) -> None:
     generation = Generation()
     with torch.no_grad():
-        found = [generation.generates(MODEL, (tokens(length),), {}) for length in lengths]
-    assert "".join("-+"[each] for each in found) == generate
+        generated = [generation.generates(MODEL, (tokens(length),), {}) for length in lengths]
+    assert "".join("-+"[is_on] for is_on in generated) == generate
 
 
 def test_nested_tokens_are_those_of_an_evaluation() -> None:

@@ -17,7 +17,7 @@ class Ends:
     def __init__(
         self, *live: tuple[int, ...], waits: bool = False, stops: bool = True, rows: Sequence[int] = (8,) * 8
     ) -> None:
-        self.live = [{0: LiveBytes(each[0], each[1], each[2] if len(each) > 2 else each[0])} for each in live]
+        self.live = [{0: LiveBytes(large, small, *blocks or (large,))} for large, small, *blocks in live]
         self.goal = Steady(
             self._now, lambda: waits, lambda step: StepSize(rows[step - 1], 0, rows[step - 1]), stops=stops
         )

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fakedist.record.compiled_graphs import COMPILED, Modules, Watched
-from fakedist.record.graph_layers import Placing, is_dynamos, layers_of
+from fakedist.record.compiled_graphs import COMPILED, Compilations, Modules
+from fakedist.record.graph_layers import Placing, find_layers, is_dynamos
 from fakedist.record.module_names import LayerTable, remember_parents
 
 
@@ -68,8 +68,8 @@ def test_a_buffer_is_of_the_last_node_that_is_fused_into_it() -> None:
         "buf2": SimpleNamespace(origins=[], origin_node=up), "buf3": SimpleNamespace(origins=[])
     }  # fmt: skip
     lowering = SimpleNamespace(graph=graph.graph, name_to_buffer=buffers)
-    found = Modules(graph, calling=0).of_buffers(lowering)
-    assert found == {"buf0": 1, "buf1": COMPILED, "buf2": 0, "buf3": COMPILED}
+    numbers = Modules(graph, calling=0).buffer_numbers(lowering)
+    assert numbers == {"buf0": 1, "buf1": COMPILED, "buf2": 0, "buf3": COMPILED}
 
 
 def test_layers_of_code_that_one_block_compiled_are_another_blocks_where_that_one_calls_it() -> None:
@@ -78,9 +78,9 @@ def test_layers_of_code_that_one_block_compiled_are_another_blocks_where_that_on
         net = Net()
     first, second = (table.layer(block) for block in net.blocks)
     modules = Modules(block_graph(net.blocks[0]), calling=first)  # type: ignore[arg-type]
-    modules.layers = layers_of(modules, table)
+    find_layers(modules, table)
     assert [table.name(layer) for layer in modules.layers] == ["blocks.0.up", "blocks.0.down"]
-    placing = Placing(table, Watched(lambda _: None, lambda: first))
+    placing = Placing(table, Compilations(lambda _: None, lambda: first))
     assert [table.name(placing._moved(layer, first, second)) for layer in modules.layers] == [
         "blocks.1.up",
         "blocks.1.down",

@@ -19,22 +19,22 @@ TRACED = Note("traced", "traced")
 
 
 class Written:
-    """A tracer that writes down what it is told."""
+    """A tracer that lists its calls."""
 
     def __init__(self, refuses: str = "") -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self._refuses = refuses
 
     def begin(self, step: int) -> None:
         if self._refuses:
             raise RuntimeError(self._refuses)
-        self.told.append(f"begin {step}")
+        self.calls.append(f"begin {step}")
 
     def place(self, place: Place) -> None:
-        self.told.append(place.phase)
+        self.calls.append(place.phase)
 
     def end(self) -> None:
-        self.told.append("end")
+        self.calls.append("end")
 
     def records(self) -> list[Record]:
         return [NoteRecord(TRACED)]
@@ -42,10 +42,10 @@ class Written:
 
 def timed(tracer: Written) -> LaterStep:
     """After two recorded steps."""
-    found = LaterStep(lambda layer: f"layer{layer}")
-    assert found.trace(tracer) == 2
-    assert found.begins_after(2)
-    return found
+    step = LaterStep(lambda layer: f"layer{layer}", tracer)
+    assert step.num_steps == 2
+    assert step.begins_after(2)
+    return step
 
 
 def test_a_step_that_ends_with_the_script_says_what_is_in_its_times() -> None:
@@ -60,11 +60,11 @@ def test_a_step_that_ends_with_the_script_says_what_is_in_its_times() -> None:
 def test_one_step_warms_up_and_the_next_is_traced() -> None:
     tracer = Written()
     step = timed(tracer)
-    assert [step.step_ended(2, AFTER), step.is_on, tracer.told] == [False, False, []]
+    assert [step.step_ended(2, AFTER), step.is_on, tracer.calls] == [False, False, []]
     assert step.step_ended(3, AFTER)
     step.place(Place(4, "forward", 0, recompute=False))
     assert not step.step_ended(4, AFTER)
-    assert tracer.told == ["begin 4", "other", "forward", "end"]
+    assert tracer.calls == ["begin 4", "other", "forward", "end"]
     assert step.close() == [TimedStepRecord(4), NoteRecord(TRACED)]
 
 
@@ -90,7 +90,7 @@ def test_a_timed_step_that_does_not_end_is_no_measurement() -> None:
     step = timed(tracer)
     step.step_ended(3, AFTER)
     assert note_of(step) == "no kernel times: step 4, which was timed, did not end"
-    assert tracer.told[-1] == "end"
+    assert tracer.calls[-1] == "end"
 
 
 def test_a_tracer_that_cannot_begin_says_why() -> None:
@@ -107,8 +107,7 @@ def test_a_script_with_a_profiler_of_its_own_keeps_it() -> None:
 
 
 def test_inside_of_a_dispatch_mode_the_recording_goes_on() -> None:
-    step = LaterStep(str)
-    step.trace(Written())
+    step = LaterStep(str, Written())
     with TorchDispatchMode():
         assert not step.begins_after(2)
     assert "in a TorchDispatchMode" in note_of(step)
@@ -160,8 +159,7 @@ def train(steps: Steps) -> None:
 
 def test_more_steps_run_and_are_not_counted_as_recorded() -> None:
     ended: list[int] = []
-    steps = Steps(After(2), lambda step, start_us, end_us: ended.append(step))
-    steps.more = 2
+    steps = Steps(After(2), lambda step, start_us, end_us: ended.append(step), num_more=2)
     with pytest.raises(StopRun):
         train(steps)
     assert ended == [1, 2, 3, 4]

@@ -11,18 +11,18 @@ from tests.unit.record.on_device import on_device
 
 
 class Kept:
-    """A journal in memory, and a ledger that writes into it."""
+    """The records and marks of a ledger."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.marked: list[tuple[int, int]] = []
         self.at = (7, 3)
         self.ledger = Ledger(
-            self, lambda: self.at, lambda address, size: self.marked.append((address, size)), lambda *gather: None
+            self.records.append,
+            lambda: self.at,
+            lambda address, size: self.marked.append((address, size)),
+            lambda *gather: None,
         )
-
-    def append(self, record: Record) -> None:
-        self.records.append(record)
 
     def calls(self) -> list[CallRow]:
         return [row for record in self.records if isinstance(record, CallsRecord) for row in record.rows]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fakedist.record.marks import KEEP_LAYER, Marks, _OwnedMemory
-from fakedist.record.module_names import OUTSIDE, LayerTable
+from fakedist.record.marks import Marks, _OwnedMemory
+from fakedist.record.module_names import KEEP_LAYER, OUTSIDE, LayerTable
 from fakedist.record.position import Position
 from fakedist.rundir.schema import CATEGORIES
 from tests.unit.record.on_device import on_device
@@ -71,15 +71,15 @@ def test_a_parameter_belongs_to_the_module_that_had_it_first() -> None:
     tied.weight = first.weight
     for layer, module in ((3, first), (4, tied)):
         marks.module(module, layer)
-    assert [marks.owner(each) for each in (first.weight, first.bias, tied.bias)] == [3, 3, 4]
-    assert [marks.owner(each) for each in (torch.ones(2), None)] == [KEEP_LAYER, KEEP_LAYER]
+    assert [marks.owners.owner(parameter) for parameter in (first.weight, first.bias, tied.bias)] == [3, 3, 4]
+    assert [marks.owners.owner(parameter) for parameter in (torch.ones(2), None)] == [KEEP_LAYER, KEEP_LAYER]
 
 
 def test_a_module_may_claim_a_parameter_that_none_had() -> None:
     marks, parameter = Marks(Position(), LayerTable()), torch.nn.Parameter(torch.ones(2))
     for layer, owner in ((OUTSIDE, OUTSIDE), (5, 5), (6, 5)):
         marks.parameter(parameter, layer)
-        assert marks.owner(parameter) == owner
+        assert marks.owners.owner(parameter) == owner
 
 
 def test_an_optimizers_state_belongs_to_the_layer_of_its_parameter() -> None:
@@ -117,7 +117,7 @@ def test_state_in_an_optimizers_own_lists_is_optimizer_state_of_the_parameters_l
     claimed = marks.claimed()
     marks.optimizer(optimizer)
     taken = marks.take()
-    found = {
+    purposes = {
         address: (CATEGORIES[category], layer)
         for address, category, layer in zip(
             memoryview(taken.address).cast("Q"),
@@ -132,9 +132,9 @@ def test_state_in_an_optimizers_own_lists_is_optimizer_state_of_the_parameters_l
         optimizer.param_groups[0]["update_buffer"],
     ]
     expected = [("optimizer_state", 3), ("optimizer_state", 4), ("optimizer_state", 4), ("optimizer_state", KEEP_LAYER)]
-    assert [found[tensor.data_ptr()] for tensor in kept] == expected
-    assert found[layers[0].grad.data_ptr()] == ("gradient", 3)
-    assert optimizer.flat.data_ptr() not in found
+    assert [purposes[tensor.data_ptr()] for tensor in kept] == expected
+    assert purposes[layers[0].grad.data_ptr()] == ("gradient", 3)
+    assert optimizer.flat.data_ptr() not in purposes
     assert all((tensor.data_ptr(), 0) not in claimed for tensor in kept)
     assert all((tensor.data_ptr(), 0) in marks.claimed() for tensor in kept)
 
@@ -148,19 +148,19 @@ def test_swapped_tensors_have_no_weak_reference_of_ours_and_keep_their_layers() 
     with marks.released(first, second):
         torch.utils.swap_tensors(first, second)
     assert (first.shape, second.shape) == ((4,), (3,))
-    assert (marks.owner(first), marks.owner(second)) == (7, KEEP_LAYER)
+    assert (marks.owners.owner(first), marks.owners.owner(second)) == (7, KEEP_LAYER)
     first.sum().backward()  # its gradient is marked
-    assert marks.owner(first) == 7
+    assert marks.owners.owner(first) == 7
 
 
 def test_lazy_parameters_are_left_until_they_have_a_shape() -> None:
     marks = Marks(Position(), LayerTable())
     net = torch.nn.LazyLinear(3)
     marks.module(net, 5)
-    assert marks.owner(net.weight) == KEEP_LAYER
+    assert marks.owners.owner(net.weight) == KEEP_LAYER
     net(torch.ones(2, 4))
     marks.module(net, 5)
-    assert marks.owner(net.weight) == 5
+    assert marks.owners.owner(net.weight) == 5
 
 
 def test_what_a_transform_wraps_is_marked_itself() -> None:
@@ -173,4 +173,4 @@ def test_what_a_transform_wraps_is_marked_itself() -> None:
         return weight.sum()
 
     torch.func.vmap(called)(weights)
-    assert marks.owner(weights) == 5
+    assert marks.owners.owner(weights) == 5

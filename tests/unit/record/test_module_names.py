@@ -222,10 +222,10 @@ def test_the_model_that_trains_takes_the_short_names_from_one_that_ran_before() 
 
 def test_two_models_that_are_known_swap_their_names_and_keep_their_numbers() -> None:
     table, first, second = LayerTable(), Model(), Model()
-    layers = [table.layer(each) for each in (first, second, first.head, second.head)]
+    layers = [table.layer(module) for module in (first, second, first.head, second.head)]
     table.name_first(second)
     assert [table.name(layer) for layer in layers] == ["(Model#2)", "(Model)", "(Model#2).head", "head"]
-    assert [table.layer(each) for each in (first, second, first.head, second.head)] == layers
+    assert [table.layer(module) for module in (first, second, first.head, second.head)] == layers
     table.name_first(second)
     assert table.name(layers[3]) == "head"
 
@@ -233,11 +233,11 @@ def test_two_models_that_are_known_swap_their_names_and_keep_their_numbers() -> 
 @pytest.mark.parametrize("wrap", [Wrapped, lambda model: torch.compile(model), checkpoint_wrapper])
 def test_a_model_that_is_wrapped_after_its_probe_keeps_its_layers(wrap) -> None:  # type: ignore[no-untyped-def]
     table, first, second = LayerTable(), Model(), Model()
-    layers = [table.layer(each) for each in (first, second, first.head, second.head)]
+    layers = [table.layer(module) for module in (first, second, first.head, second.head)]
     root = wrap(second)
     table.name_first(root)
     assert table.layer(root) == layers[1]
-    assert [table.layer(each) for each in (first, second, first.head, second.head)] == layers
+    assert [table.layer(module) for module in (first, second, first.head, second.head)] == layers
     assert [table.name(layer) for layer in layers] == ["(Model#2)", "(Model)", "(Model#2).head", "head"]
 
 
@@ -255,14 +255,14 @@ def test_a_part_that_ran_alone_gives_the_short_names_to_its_model() -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["trains at once", "runs before it trains"])
 def test_a_model_that_ran_alone_and_then_in_another_has_its_place_there(wrap, again: bool) -> None:  # type: ignore[no-untyped-def]
     table, part, other = LayerTable(), Block(), Block()
-    layers = [table.layer(each) for each in (part, part.mlp, part.mlp[0], other, other.mlp)]
+    layers = [table.layer(module) for module in (part, part.mlp, part.mlp[0], other, other.mlp)]
     table.new_rows()
     model = nn.Sequential(nn.Linear(2, 2), wrap(part))
     if again:
         table.layer(model)
     table.name_first(model)
     assert table.name(table.layer(model)) == "(Sequential)"
-    assert [table.layer(each) for each in (part, part.mlp, part.mlp[0], other, other.mlp)] == layers
+    assert [table.layer(module) for module in (part, part.mlp, part.mlp[0], other, other.mlp)] == layers
     assert [table.name(layer) for layer in layers] == ["1", "1.mlp", "1.mlp.0", "(Block#2)", "(Block#2).mlp"]
     rows = {row.layer: (row.name, row.parent) for row in table.new_rows()}
     assert rows[layers[0]] == ("1", table.layer(model))

@@ -1,4 +1,4 @@
-"""What is written down of operations, and who is told of them."""
+"""Operations are recorded, and reported to a tracer."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def test_forward_operations_belong_to_the_innermost_module(watch: Watch) -> None
 
 def test_backward_operations_belong_to_the_layer_whose_forward_made_the_node(watch: Watch) -> None:
     run(watch, Model())
-    found = watch.where("aten.mm.default")
-    assert found == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
+    runs = watch.where("aten.mm.default")
+    assert runs == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
 
 
 def test_what_follows_the_model_belongs_to_no_layer_but_to_forward(watch: Watch) -> None:
@@ -152,8 +152,8 @@ def test_the_backward_of_such_a_function_is_no_recomputation(watch: Watch, reent
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_backward_of_a_checkpointed_layer_belongs_to_the_layer(watch: Watch, reentrant: bool) -> None:
     run(watch, Model(checkpointed=True, reentrant=reentrant))
-    found = watch.where("aten.mm.default")
-    assert found == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
+    runs = watch.where("aten.mm.default")
+    assert runs == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
 
 
 def test_the_forward_region_ends_where_backward_begins(watch: Watch) -> None:
@@ -237,8 +237,8 @@ def test_before_the_first_forward_is_init(watch: Watch) -> None:
 
 
 def test_every_end_of_a_phase_is_told() -> None:
-    told: list[str] = []
-    position = Position(told.append)
+    phases: list[str] = []
+    position = Position(phases.append)
     position.root_forward()
     position.backward_begins(creates_graph=False)
     position.optimizer_begins()  # in backward: a hook of a gradient
@@ -246,7 +246,7 @@ def test_every_end_of_a_phase_is_told() -> None:
     position.backward_ended()
     position.optimizer_begins()
     position.optimizer_ended()
-    assert told == ["forward", "backward", "optimizer", "backward", "other", "optimizer", "other"]
+    assert phases == ["forward", "backward", "optimizer", "backward", "other", "optimizer", "other"]
 
 
 def test_steps_that_were_init_leave_the_rank_in_init(watch: Watch) -> None:

@@ -13,70 +13,70 @@ from fakedist.record import timed_step as followed
 
 
 class Told:
-    """What a tracer was told."""
+    """A tracer that lists ranges."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.seen: list[str] = []
 
     def range_begins(self, name: str) -> int:
-        self.told.append(f"+{name}")
-        return len(self.told)
+        self.seen.append(f"+{name}")
+        return len(self.seen)
 
     def range_ended(self, number: int) -> None:
-        self.told.append(f"-{self.told[number - 1][1:]}")
+        self.seen.append(f"-{self.seen[number - 1][1:]}")
 
 
 @pytest.fixture
-def told() -> Iterator[list[str]]:
+def seen() -> Iterator[list[str]]:
     tracer = Told()
     with followed.script_ranges(tracer):
-        yield tracer.told
+        yield tracer.seen
 
 
-def test_pushed_ranges_nest(told: list[str]) -> None:
+def test_pushed_ranges_nest(seen: list[str]) -> None:
     torch.cuda.nvtx.range_push("outer")
     with torch.cuda.nvtx.range("inner {}", 3):
         torch.cuda.nvtx.mark("now")
     torch.cuda.nvtx.range_pop()
-    assert told == ["+outer", "+inner 3", "+now", "-now", "-inner 3", "-outer"]
+    assert seen == ["+outer", "+inner 3", "+now", "-now", "-inner 3", "-outer"]
 
 
-def test_started_ranges_overlap(told: list[str]) -> None:
+def test_started_ranges_overlap(seen: list[str]) -> None:
     first, second = torch.cuda.nvtx.range_start("a"), torch.cuda.nvtx.range_start("b")
     torch.cuda.nvtx.range_end(first)
     torch.cuda.nvtx.range_end(second)
-    assert told[:2] == ["+a", "+b"]
-    assert sorted(told[2:]) == ["-a", "-b"]
+    assert seen[:2] == ["+a", "+b"]
+    assert sorted(seen[2:]) == ["-a", "-b"]
 
 
-def test_record_function_is_a_range_also_as_a_decorator(told: list[str]) -> None:
+def test_record_function_is_a_range_also_as_a_decorator(seen: list[str]) -> None:
     @record_function("decorated")
     def work() -> None:
         with record_function("inside"):
             pass
 
     work()
-    assert told == ["+decorated", "+inside", "-inside", "-decorated"]
+    assert seen == ["+decorated", "+inside", "-inside", "-decorated"]
 
 
-def test_ranges_of_torch_and_ours_are_left_out(told: list[str]) -> None:
+def test_ranges_of_torch_and_ours_are_left_out(seen: list[str]) -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     weight.sum().backward()
     torch.optim.SGD([weight]).step()  # opens Optimizer.step#SGD.step
     with record_function("fakedist.layer:x"), torch.cuda.nvtx.range("fakedist.phase:y"):
         pass
-    assert told == []
+    assert seen == []
 
 
-def test_a_pop_too_many_is_torchs_business(told: list[str]) -> None:
+def test_a_pop_too_many_is_torchs_business(seen: list[str]) -> None:
     torch.cuda.nvtx.range_pop()
-    assert told == []
+    assert seen == []
 
 
-def test_an_error_inside_closes_the_range(told: list[str]) -> None:
+def test_an_error_inside_closes_the_range(seen: list[str]) -> None:
     with contextlib.suppress(KeyError), torch.cuda.nvtx.range("fails"):
         raise KeyError
-    assert told == ["+fails", "-fails"]
+    assert seen == ["+fails", "-fails"]
 
 
 def test_nothing_stays_replaced() -> None:

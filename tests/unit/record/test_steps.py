@@ -13,9 +13,12 @@ class Optimizer:
 
 
 class Log:
+    """Steps that end, of a job that runs a script of letters."""
+
     def __init__(self, limit: int = 10) -> None:
         self.ended: list[int] = []
         self.steps = Steps(After(limit), lambda step, start_us, end_us: self.ended.append(step))
+        self.optimizers = {"a": Optimizer(), "b": Optimizer()}
 
     def micro_batch(self) -> None:
         self.steps.work()
@@ -25,60 +28,57 @@ class Log:
         self.steps.optimizer_begins(optimizer)
         self.steps.optimizer_ended(optimizer)
 
+    def run(self, script: str) -> None:
+        """Run work (w), steps of optimizers (a, b, n: a new one), of one with a closure ([...]), manual ends (m), |."""
+        actions = {
+            "w": self.steps.work,
+            "m": self.steps.manual,
+            "|": self.steps.close,
+            "[": lambda: self.steps.optimizer_begins(self.optimizers["a"]),
+            "]": lambda: self.steps.optimizer_ended(self.optimizers["a"]),
+        }
+        for letter in script:
+            if letter in "abn":
+                self.optimizer_step(self.optimizers.get(letter) or Optimizer())
+            else:
+                actions[letter]()
+
 
 @pytest.fixture
 def adam() -> object:
     return Optimizer()
 
 
-def test_everything_before_the_first_forward_is_step_0() -> None:
+@pytest.mark.parametrize(
+    ("script", "ended", "number"),
+    [
+        ("", [], 0),
+        ("w", [], 1),
+        ("wwa", [], 1),
+        ("wwaw", [1], 2),
+        ("wwwwwwww", [], 1),  # gradients are accumulated
+        ("wwwwwwwwaww", [1], 2),
+        ("wwab" * 3, [1, 2], 3),  # optimizers that step together
+        ("wwaw[wwwwwwwwww]", [1], 2),  # a closure
+        ("wa" * 3, [1, 2], 3),  # backwards alone
+        ("aaaa", [1, 2], 3),  # neither modules nor backwards: the same optimizer steps again
+        ("aaaa|", [1, 2, 3], 3),
+        ("a|", [], 0),  # only makes the optimizer's state
+        ("aww", [], 1),
+        ("awwaww", [1], 2),
+        ("m", [1], 2),
+        ("m" + "wwa" * 3, [1], 2),  # the search is off
+        ("m" + "wwa" * 3 + "m", [1, 2], 3),
+        ("wwa|", [1], 1),  # the script ends by itself
+        ("ww|", [], 1),  # cut short
+        ("wwaaa" * 2, [1], 2),  # an optimizer that steps once for each part of its parameters
+        ("wwn" * 3, [1, 2], 3),
+    ],
+)
+def test_a_step_ends_at_the_first_work_after_an_optimizers_step(script: str, ended: list[int], number: int) -> None:
     log = Log()
-    assert log.steps.number == 0
-    log.steps.work()
-    assert log.steps.number == 1
-    assert log.ended == []
-
-
-def test_a_step_ends_at_the_first_forward_after_the_optimizer(adam: object) -> None:
-    log = Log()
-    log.micro_batch()
-    log.optimizer_step(adam)
-    assert log.ended == []
-    log.steps.work()
-    assert log.ended == [1]
-    assert log.steps.number == 2
-
-
-def test_gradient_accumulation_does_not_count(adam: object) -> None:
-    log = Log()
-    for _ in range(4):
-        log.micro_batch()
-    assert log.steps.number == 1
-    log.optimizer_step(adam)
-    log.micro_batch()
-    assert log.ended == [1]
-
-
-def test_two_optimizers_that_step_together_are_one_step(adam: object) -> None:
-    log = Log()
-    sgd = Optimizer()
-    for _ in range(3):
-        log.micro_batch()
-        log.optimizer_step(adam)
-        log.optimizer_step(sgd)
-    assert log.steps.number == 3
-
-
-def test_a_closure_evaluated_inside_the_optimizer_is_no_step(adam: object) -> None:
-    log = Log()
-    log.micro_batch()
-    log.optimizer_step(adam)
-    log.steps.work()
-    log.steps.optimizer_begins(adam)
-    for _ in range(5):
-        log.micro_batch()
-    log.steps.optimizer_ended(adam)
-    assert log.steps.number == 2
+    log.run(script)
+    assert (log.ended, log.steps.number) == (ended, number)
 
 
 def test_a_closure_of_an_optimizer_that_steps_second_is_of_the_same_step(adam: object) -> None:
@@ -97,36 +97,6 @@ def test_a_closure_of_an_optimizer_that_steps_second_is_of_the_same_step(adam: o
     with pytest.raises(StopRun):
         train()
     assert (numbers, log.ended) == ([1, 2, 3], [1, 2, 3])
-
-
-def test_without_modules_the_next_backward_tells_steps_apart(adam: object) -> None:
-    log = Log()
-    for _ in range(3):
-        log.steps.work()
-        log.optimizer_step(adam)
-    assert log.ended == [1, 2]
-
-
-def test_without_modules_and_backward_the_same_optimizer_stepping_again_does(adam: object) -> None:
-    log = Log()
-    for _ in range(4):
-        log.optimizer_step(adam)
-    assert log.ended == [1, 2]
-    log.steps.close()
-    assert log.ended == [1, 2, 3]
-
-
-def test_an_optimizer_that_steps_before_any_work_only_makes_its_state(adam: object) -> None:
-    log = Log()
-    log.optimizer_step(adam)
-    log.steps.close()
-    assert log.steps.number == 0
-    assert log.ended == []
-    log.micro_batch()
-    assert (log.steps.number, log.ended) == (1, [])
-    log.optimizer_step(adam)
-    log.micro_batch()
-    assert (log.steps.number, log.ended) == (2, [1])
 
 
 def test_the_run_stops_where_the_step_after_the_last_would_begin(adam: object) -> None:
@@ -154,39 +124,12 @@ def test_except_exception_does_not_swallow_the_stop() -> None:
     assert not issubclass(StopRun, Exception)
 
 
-def test_manual_steps_switch_the_search_off(adam: object) -> None:
-    log = Log()
-    log.steps.manual()
-    assert log.ended == [1]
-    for _ in range(3):
-        log.micro_batch()
-        log.optimizer_step(adam)
-    assert log.steps.number == 2
-    log.steps.manual()
-    assert log.ended == [1, 2]
-
-
 def test_manual_steps_stop_the_run_at_the_limit() -> None:
     log = Log(limit=2)
     log.steps.manual()
     with pytest.raises(StopRun):
         log.steps.manual()
     assert log.ended == [1, 2]
-
-
-def test_the_last_step_of_a_script_that_ends_by_itself_is_ended_by_close(adam: object) -> None:
-    log = Log()
-    log.micro_batch()
-    log.optimizer_step(adam)
-    log.steps.close()
-    assert log.ended == [1]
-
-
-def test_a_step_that_was_cut_short_is_not_counted_as_ended() -> None:
-    log = Log()
-    log.micro_batch()
-    log.steps.close()
-    assert log.ended == []
 
 
 class Turns:
@@ -208,7 +151,7 @@ class Turns:
         self.of = [min(number, step) for number in self.of]
 
     def waits(self, stepped: Container[int]) -> bool:
-        return any(id(each) not in stepped for each in self.exist)
+        return any(id(optimizer) not in stepped for optimizer in self.exist)
 
     def run(self, names: str) -> str:
         """Work and a step of each optimizer by name; the step that each turned out to be of."""
@@ -275,27 +218,10 @@ def test_optimizers_in_backward_step_in_any_order() -> None:
     optimizers = [Optimizer() for _ in range(3)]
     for turn in (optimizers, optimizers[::-1], optimizers[1:]):
         log.steps.work()
-        for each in turn:
-            log.steps.optimizer_begins(each, in_backward=True)
-            log.steps.optimizer_ended(each, in_backward=True)
+        for optimizer in turn:
+            log.steps.optimizer_begins(optimizer, in_backward=True)
+            log.steps.optimizer_ended(optimizer, in_backward=True)
     assert (log.ended, log.steps.number) == ([1, 2], 3)
-
-
-def test_an_optimizer_that_steps_once_for_each_part_of_its_parameters_is_in_one_step(adam: object) -> None:
-    log = Log()
-    for _ in range(2):
-        log.micro_batch()
-        for _ in range(3):
-            log.optimizer_step(adam)
-    assert (log.ended, log.steps.number) == ([1], 2)
-
-
-def test_a_new_optimizer_for_each_step_counts_steps() -> None:
-    log = Log()
-    for _ in range(3):
-        log.micro_batch()
-        log.optimizer_step(Optimizer())
-    assert log.steps.number == 3
 
 
 def test_closures_work_inside_of_the_optimizer_from_the_first_step_on(adam: object) -> None:

@@ -39,10 +39,10 @@ def test_inductor_is_not_imported_for_the_names_of_frames(monkeypatch: pytest.Mo
 def test_another_thread_has_inductor_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     inductor = ModuleType("torch._inductor")
     inductor.codecache = "the code cache"  # type: ignore[attr-defined]
-    found: list[object] = []
+    imported: list[object] = []
 
     def ask() -> None:
-        found.append(torch._inductor.codecache)
+        imported.append(torch._inductor.codecache)
 
     def take(mempool: None) -> dict[str, Any]:
         monkeypatch.setitem(sys.modules, "torch._inductor", inductor)
@@ -53,7 +53,7 @@ def test_another_thread_has_inductor_meanwhile(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch._C, "_cuda_memorySnapshot", take, raising=False)
     take_snapshot()
-    assert found == ["the code cache"]
+    assert imported == ["the code cache"]
 
 
 def test_inductor_names_the_frames_of_its_code_once_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

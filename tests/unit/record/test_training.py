@@ -2,20 +2,23 @@ import pytest
 import torch
 from torch import nn
 
+from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.position import Position
-from fakedist.record.steps import StepSize, Training, live_bytes
+from fakedist.record.steps import StepListener, StepSize, Training, live_bytes
 
 MODEL, CRITIC = nn.Linear(4, 4), nn.Linear(4, 4)
 
 
-class Job:
-    """A job whose optimizers step as told; ``ended`` has the samples of each step that ended."""
+class Job(StepListener):
+    """A job whose optimizers step on request; ``ended`` has the samples of each step that ended."""
 
     def __init__(self) -> None:
-        self.training = Training(Position(), 10, None)
+        self.training = Training(Position(), 10, None, Graphs(), self)
         self.ended: list[tuple[int, int, str]] = []
-        self.training.ended = lambda step, start_us, end_us: self.ended.append((step, *self.training.samples_of(step)))
-        self.optimizers = [torch.optim.SGD(each.parameters()) for each in (MODEL, CRITIC)]
+        self.optimizers = [torch.optim.SGD(model.parameters()) for model in (MODEL, CRITIC)]
+
+    def step_ended(self, step: int, start_us: int, end_us: int) -> None:
+        self.ended.append((step, *self.training.samples_of(step)))
 
     def forward(self, model: nn.Module, *inputs: object) -> None:
         self.training.root_forward(model, inputs)

@@ -1,4 +1,4 @@
-"""Our global hooks are gone while Dynamo traces, and back in their places where the script runs."""
+"""Our global hooks are gone while Dynamo traces, and back where the script runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fakedist.record.unseen import Unseen, put_back, take
 
 def table(**hooks: object) -> tuple[OrderedDict[int, object], dict[str, RemovableHandle]]:
     """A table of hooks, and the handle of each by name."""
-    found: OrderedDict[int, object] = OrderedDict()
-    handles = {name: RemovableHandle(found) for name in hooks}
-    found.update({handles[name].id: hook for name, hook in hooks.items()})
-    return found, handles
+    table: OrderedDict[int, object] = OrderedDict()
+    handles = {name: RemovableHandle(table) for name in hooks}
+    table.update({handles[name].id: hook for name, hook in hooks.items()})
+    return table, handles
 
 
 def test_hooks_are_gone_while_hidden_and_come_back_before_those_of_the_script() -> None:
@@ -102,12 +102,12 @@ def _breaks(
 @pytest.mark.parametrize("within", ["method", "function"])
 def test_a_compiled_step_is_reported_once_each_time_and_breaks_no_more_graphs(kind: type, within: str) -> None:
     bare = _breaks(kind, within, lambda times: None)
-    told: list[str] = []
+    reports: list[str] = []
 
     def reported(times: int) -> None:
-        assert told == ["begins", "ended"] * times
+        assert reports == ["begins", "ended"] * times
 
-    with optimizer_hooks(lambda _: told.append("begins"), lambda _: told.append("ended"), Unseen()):
+    with optimizer_hooks(lambda _: reports.append("begins"), lambda _: reports.append("ended"), Unseen()):
         assert _breaks(kind, within, reported) == bare
 
 
@@ -115,13 +115,13 @@ def test_a_compiled_step_is_reported_once_each_time_and_breaks_no_more_graphs(ki
 def test_a_step_that_was_compiled_runs_on_without_us(kind: type) -> None:
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
-    told: list[str] = []
+    reported: list[str] = []
     optimizer = kind([parameter])
     step = torch.compile(lambda: optimizer.step(), backend="eager")
-    with optimizer_hooks(lambda _: told.append("begins"), lambda _: told.append("ended"), Unseen()):
+    with optimizer_hooks(lambda _: reported.append("begins"), lambda _: reported.append("ended"), Unseen()):
         step()
     step()
-    assert told == ["begins", "ended"]
+    assert reported == ["begins", "ended"]
 
 
 def test_dynamo_takes_the_short_way_through_modules() -> None:

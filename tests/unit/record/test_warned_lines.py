@@ -7,7 +7,7 @@ from fakedist.record.dispatch import warnings_at_the_script
 
 
 def shown_at(filename: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """The place at which a warning of this file is shown."""
+    """The line at which a warning of this file is shown."""
     shown: list[tuple[str, int]] = []
     monkeypatch.setattr(
         warnings, "showwarning", lambda message, category, name, line, *more: shown.append((name, line))

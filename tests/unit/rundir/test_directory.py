@@ -20,9 +20,10 @@ def make_run(path: Path) -> None:
         (made / "tables").mkdir()
 
 
-def test_parents_are_made(tmp_path: Path) -> None:
-    make_run(tmp_path / "deep" / "run")
-    assert (tmp_path / "deep" / "run" / "run.json").exists()
+@pytest.mark.parametrize("name", [".", "deep/run"])
+def test_an_empty_directory_is_used_and_parents_are_made(tmp_path: Path, name: str) -> None:
+    make_run(tmp_path / name)
+    assert (tmp_path / name / "run.json").exists()
 
 
 def test_a_run_is_not_overwritten_without_force(tmp_path: Path) -> None:
@@ -73,12 +74,12 @@ def test_a_run_replaces_those_of_several_ranks_if_it_may(tmp_path: Path) -> None
         assert [entry.name for entry in path.iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("place", ["thesis.tex", "rank0/thesis.tex", "rank2/thesis.tex", "rank0/rank1/run.json"])
-def test_nothing_is_replaced_next_to_something_of_the_users(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("name", ["thesis.tex", "rank0/thesis.tex", "rank2/thesis.tex", "rank0/rank1/run.json"])
+def test_nothing_is_replaced_next_to_something_of_the_users(tmp_path: Path, name: str) -> None:
     for rank in (0, 31):
         make_run(tmp_path / f"rank{rank}")
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    (tmp_path / place).write_text(MANIFEST)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(MANIFEST)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(RunDirectoryError), create_run_directory(tmp_path, force=True):
         pass
@@ -155,17 +156,6 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path, force: bool) -> N
         pass
 
 
-def test_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("x")
-    with pytest.raises(RunDirectoryError, match="is a file"):
-        make_run(tmp_path / "run")
-
-
-def test_an_empty_directory_is_used(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    assert (tmp_path / "run.json").exists()
-
-
 def test_two_runs_never_share_a_directory(tmp_path: Path) -> None:
     with create_run_directory(tmp_path / "run", force=False) as path:
         (path / "run.json").write_text(MANIFEST)
@@ -178,7 +168,7 @@ def test_two_runs_never_share_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         make_run(tmp_path / "run")
@@ -196,19 +186,20 @@ def test_the_default_name_says_script_and_rank_and_is_free(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("name", "message"),
     [
+        ("file", "is a file"),
         ("file/run", "Not a directory"),
         ("a" * 300, "File name too long"),
         ("link", "is a link to nothing"),
         ("link/run", "cannot be written"),
     ],
 )
-def test_a_place_that_cannot_be_is_told(tmp_path: Path, place: str, said: str) -> None:
+def test_a_path_that_cannot_be_a_run_directory_is_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    with pytest.raises(RunDirectoryError, match=said):
-        make_run(tmp_path / place)
+    with pytest.raises(RunDirectoryError, match=message):
+        make_run(tmp_path / name)
 
 
 def test_a_path_that_is_not_utf_8_is_a_path(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakedist.gpu.models.catalogue import GPUS
-from fakedist.rundir.encoding import Columns, Record, columns_of, decode, encode
+from fakedist.rundir.encoding import Columns, Record, columns_of, decode, encode, record_kind
 from fakedist.rundir.memory_records import EventsRecord, GeneratedRecord, MarksRecord
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import (
@@ -126,6 +126,8 @@ def test_columns_grow_by_a_value_each() -> None:
 
 
 def test_every_record_has_a_kind_of_its_own() -> None:
-    assert [each.kind for each in RECORDS.values()] == list(RECORDS)
+    assert [record.kind for record in RECORDS.values()] == list(RECORDS)
     assert NoteRecord in RECORDS.values()
-    assert len({*RECORDS.values()}) == len(RECORDS) > 20
+    assert len(RECORDS) > 20
+    with pytest.raises(AssertionError, match="two records of kind note"):
+        record_kind("note")(NoteRecord)

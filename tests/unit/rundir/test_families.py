@@ -133,8 +133,8 @@ REAL = {
 
 @pytest.mark.parametrize(("family", "names"), REAL.items())
 def test_names_of_real_gpus_kernels_tell_their_family(family: str, names: str) -> None:
-    found = {name.strip(): kernel_family(name.strip()) for name in names.strip().splitlines()}
-    assert {name: other for name, other in found.items() if other != family} == {}
+    families = {name.strip(): kernel_family(name.strip()) for name in names.strip().splitlines()}
+    assert {name: other for name, other in families.items() if other != family} == {}
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_truncated_and_foreign_manifests_are_refused(tmp_path: Path, text: str) 
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "told"),
+    ("where", "value", "reason"),
     [
         (("job",), None, "job is missing"),
         (("job",), "train.py", "job is 'train.py', not an object"),
@@ -111,7 +111,7 @@ def test_truncated_and_foreign_manifests_are_refused(tmp_path: Path, text: str) 
     ],
 )
 def test_a_damaged_manifest_is_told_in_one_line(
-    tmp_path: Path, where: tuple[str, ...], value: object, told: str
+    tmp_path: Path, where: tuple[str, ...], value: object, reason: str
 ) -> None:
     new_manifest(tmp_path, JOB)
     manifest = json.loads((tmp_path / "run.json").read_text())
@@ -122,7 +122,7 @@ def test_a_damaged_manifest_is_told_in_one_line(
     (tmp_path / "run.json").write_text(json.dumps(manifest))
     with pytest.raises(RunDirectoryError) as error:
         load_manifest(tmp_path)
-    assert error.value.message.startswith(f"{tmp_path / 'run.json'} cannot be read: {told}")
+    assert error.value.message.startswith(f"{tmp_path / 'run.json'} cannot be read: {reason}")
     assert "\n" not in error.value.message
     assert error.value.hint == "the run directory is damaged; profile the job again"
 

@@ -53,7 +53,7 @@ def test_what_may_be_null_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"count": "3"}, "count is '3', not an integer"),
         ({"count": True}, "count is 'True', not an integer"),
@@ -66,10 +66,10 @@ def test_what_may_be_null_is_none() -> None:
         ({"by_name": [1]}, "by_name is '[1]', not an object"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_place(change: dict[str, object], told: str) -> None:
+def test_a_wrong_value_is_refused_by_its_place(change: dict[str, object], message: str) -> None:
     with pytest.raises(PlainValueError) as error:
         from_plain(Whole, PLAIN | change)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_missing_field_is_named_with_its_place() -> None:
