@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.kernels.kernel_times import KernelTimes, rules
+from fakedist.cost_model.kernels import rules
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.kernels.measurements import load_measured
 from fakedist.cost_model.kernels.work_arrays import Estimates
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
