@@ -86,7 +86,7 @@ class Run:
         return (self._alone(KernelTimes(self.gpu, heat=heat), None).step_us or 0.0) / 1e6
 
     def elsewhere(self, heat: float) -> str:
-        """What the step would take on the GPU that is usual, in words."""
+        """The step's time on the usual GPU, in words."""
         usual = find_gpu("h100-80g")
         return f"On {usual.name}, {usual.watts:.0f} W, it would be {self._estimate(usual, heat)[0]:.3f} s"
 

@@ -1,4 +1,4 @@
-"""What `fakedist check` costs for four jobs of 70 billion parameters, on all cores.
+"""The cost of `fakedist check` for four jobs of 70 billion parameters, on all cores.
 
     python bench/check.py [--rounds 1]
 

@@ -1,4 +1,4 @@
-"""What `fakedist compare` costs for two runs of a million allocator events each.
+"""The cost of `fakedist compare` for two runs of a million allocator events each.
 
     python bench/compare.py [--events 1000000] [--rounds 3]
 

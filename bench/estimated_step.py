@@ -1,4 +1,4 @@
-"""What the estimate of a step costs on the virtual GPU: the last step with the log of launches and without.
+"""The cost of estimating a step on the virtual GPU: the last step with the log of launches and without.
 
     python bench/estimated_step.py [--steps 4] [--rounds 3]
 

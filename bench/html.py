@@ -1,4 +1,4 @@
-"""What the page costs: making it, its size, opening it; against torch's own page of the same snapshot.
+"""The cost of the page: making it, its size, opening it; against torch's own page of the same snapshot.
 
     python bench/html.py [--events 1000000 5000000] [--rounds 5]
 

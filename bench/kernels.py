@@ -1,4 +1,4 @@
-"""What a timed step of a million kernels costs: times by layer, family and name, the trace, the page, a comparison.
+"""The cost of a timed step of a million kernels: times by layer, family and name, the trace, the page, a comparison.
 
     python bench/kernels.py [--kernels 1000000] [--rounds 3]
 

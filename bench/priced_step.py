@@ -1,4 +1,4 @@
-"""What it costs to price a step again: a million launches on four streams, with events between them.
+"""The cost of pricing a step again: a million launches on four streams, with events between them.
 
     python bench/priced_step.py [--launches 1000000] [--work 5000] [--gpu h100-80g] [--rounds 3]
 

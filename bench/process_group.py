@@ -1,4 +1,4 @@
-"""What the faked world costs against torch's own ``fake`` backend: groups at world 65,536 and single calls.
+"""The cost of the faked world against torch's own ``fake`` backend: groups at world 65,536 and single calls.
 
     python bench/process_group.py [--rounds 5]
 

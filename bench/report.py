@@ -1,4 +1,4 @@
-"""What `fakedist report` costs for a run of a million allocator events: from the tables, and from the journal alone.
+"""The cost of `fakedist report` for a run of a million allocator events: from the tables, and from the journal alone.
 
     python bench/report.py [--events 1000000] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""What a step costs: bare on the virtual GPU, recorded, and under torch's own tools for the same question.
+"""The cost of a step: bare on the virtual GPU, recorded, and under torch's own tools for the same question.
 
     python bench/step.py [--steps 6] [--rounds 3]
 

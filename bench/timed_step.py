@@ -1,4 +1,4 @@
-"""What a timed step costs on a GPU: a step of the bare script, and the step that ``fakedist profile`` times.
+"""The cost of a timed step on a GPU: a step of the bare script, and the step that ``fakedist profile`` times.
 
     python bench/timed_step.py [--layers 4] [--rounds 3]
 
@@ -27,7 +27,7 @@ JOB = ROOT / "bench" / "jobs" / "transformer_10b.py"
 
 
 def run(command: list[str]) -> str:
-    """What a command prints."""
+    """The output of a command."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     if done.returncode:

@@ -171,7 +171,7 @@ def samples(job: Job) -> Iterator[Batch]:
 
 
 def get_batch(job: Job, data: Iterator[Batch] | None, vp_stage: int | None) -> Batch:
-    """What this pipeline stage needs of a microbatch: read by the first tensor parallel rank, sent to the others."""
+    """This pipeline stage's part of a micro-batch: read by the first tensor parallel rank, sent to the others."""
     args = job.args
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)

@@ -1,4 +1,4 @@
-"""What megatron-core's own layers lack without Transformer Engine and Apex, so that its large jobs run on them too.
+"""The parts that megatron-core's own layers lack without Transformer Engine and Apex: its large jobs run with them.
 
 These are norms under sequence parallelism, which megatron-core's wrapper of torch's norms refuses, and multi-latent
 attention, whose keys and values differ in size.

@@ -76,7 +76,7 @@ def build_layout(num_tp: int, num_pp: int, num_dp: int) -> Layout:
 
 
 class CopyToParallel(torch.autograd.Function):
-    """What every tensor parallel rank reads: the same forward; the sum of all ranks' gradients backward."""
+    """A value that every tensor parallel rank reads: the same forward; the sum of all ranks' gradients backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -93,7 +93,7 @@ class CopyToParallel(torch.autograd.Function):
 
 
 class ReduceFromParallel(torch.autograd.Function):
-    """What every tensor parallel rank has a part of: the sum forward; the same gradient for all backward."""
+    """A value of which every tensor parallel rank has a part: the sum forward; the same gradient for all backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:

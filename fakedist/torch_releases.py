@@ -65,7 +65,7 @@ SEND_THAT_CONNECTS = Difference(
 )
 VOTE_OF_STAGES = Difference(
     (2, 15),
-    "pipeline stages vote with one all-reduce on whether all were told their shapes beforehand",
+    "pipeline stages vote with one all-reduce on whether all were given their shapes beforehand",
     "where the vote goes from stage to stage, the other stages are taken to vote as this one does",
 )
 FAKE_GROUP_OPTIONS = Difference(

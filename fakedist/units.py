@@ -72,7 +72,7 @@ def parse_bytes(text: str) -> int:
         raise JobError(f"{text!r} is not a size with a unit", hint)
     size = int(float(match.group(1)) * _FACTORS[match.group(2).upper()])
     if size <= 0:
-        raise JobError(f"{text!r} is no memory at all", hint)
+        raise JobError(f"{text!r} is not more than zero bytes", hint)
     return size
 
 
@@ -88,7 +88,7 @@ def parse_us(text: str) -> int:
         raise JobError(f"{text!r} is not a duration with a unit", hint)
     duration = int(float(match.group(1)) * _US[match.group(2)])
     if duration <= 0:
-        raise JobError(f"{text!r} is no time at all", hint)
+        raise JobError(f"{text!r} is not more than zero", hint)
     return duration
 
 

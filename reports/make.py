@@ -206,7 +206,7 @@ def _figure(page: str, name: str) -> str:
 
 
 def command_text(job: Job) -> str:
-    """What a reader types for the same page."""
+    """The command with which a reader makes the same page."""
     return f"fakedist profile --world-size {job.world_size} --rank {job.rank} {job.command}"
 
 

@@ -1,4 +1,4 @@
-"""What this machine has: real GPUs, cores and memory. Does not import torch."""
+"""The resources of this machine: real GPUs, cores and memory. Does not import torch."""
 
 from __future__ import annotations
 

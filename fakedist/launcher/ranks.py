@@ -392,7 +392,7 @@ class _Runner:
         return RankRun(rank, run_directory, ending, result.wall_s)
 
     def awaited(self, run: RankRun, after_guesses: bool) -> list[Awaited]:
-        """What a failed run needed from another rank's tape, or else the guesses it made before its end."""
+        """The values that a failed run needed from another rank's tape, or else its guesses."""
         if run.run_directory is None or not run.ending.failed:
             return []
         tape = self._tapes[run.rank]

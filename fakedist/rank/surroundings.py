@@ -64,7 +64,7 @@ class Appends(Protocol):
 
 @dataclass(frozen=True)
 class Process:
-    """What exists in the rank's process before torch.
+    """The parts of the rank's process that exist before torch.
 
     Attributes:
         job: The job to run.

@@ -76,7 +76,7 @@ class After:
         self._stops = stops
 
     def may_end(self) -> None:
-        """Note that a step may have ended here. Whether it did is known later."""
+        """Note that a step may have ended here. A later event decides."""
 
     def is_last(self, step: int) -> bool:
         """Whether the step, which ended where :meth:`may_end` was last called, is the last one to record."""

@@ -31,7 +31,7 @@ def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> Non
     there = folder == path.absolute()
     if folder.is_dir() is not (is_directory or not there):
         raise JobError(
-            f"{path} cannot be written: {folder} is {'a' if folder.is_dir() else 'no'} directory", _ELSEWHERE
+            f"{path} cannot be written: {folder} is {'a' if folder.is_dir() else 'not a'} directory", _ELSEWHERE
         )
     # Replacing a file needs a writable directory. A pipe or a terminal is written to directly.
     if not os.access(folder.resolve().parent if folder.is_file() else folder, os.W_OK):

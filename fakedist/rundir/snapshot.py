@@ -11,7 +11,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.rundir.directory import SNAPSHOT_NAME
 from fakedist.temporary import replacing
 
-#: What to type about a file that is no snapshot.
+#: What to type about a file that is not a snapshot.
 SNAPSHOT_HINT = "a snapshot is what torch.cuda.memory._dump_snapshot() writes"
 
 

@@ -165,7 +165,7 @@ def _named(launches: Mapping[str, int]) -> str:
 @note
 def times_are_not_a_gpus() -> str:
     """CUPTI traced the virtual GPU."""
-    return "each kernel takes 1 µs on the virtual GPU: their order is the job's, their times are no GPU's"
+    return "each kernel takes 1 µs on the virtual GPU: their order is the job's, their times are not a GPU's"
 
 
 @note

@@ -84,7 +84,7 @@ static void *device_descriptor(void) {
 struct plan {
     void *descriptor;
     uint64_t order;
-    int64_t workspace; /* as an earlier process was told; -1 if this one asks cuDNN */
+    int64_t workspace; /* as cuDNN answered an earlier process; -1 if this one asks cuDNN */
     int executions;
     struct plan *next;
 };

@@ -22,7 +22,7 @@ API int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address) {
 API int cudaIpcOpenMemHandle(void **out, struct ipc_handle handle, unsigned flags) {
     (void)flags;
     if (handle.process != (uint64_t)getpid())
-        return refuse_call("cudaIpcOpenMemHandle of a process that is no rank", NOT_SUPPORTED);
+        return refuse_call("cudaIpcOpenMemHandle of a process that is not a rank", NOT_SUPPORTED);
     return *out = handle.base, OK;
 }
 API int cudaIpcCloseMemHandle(void *address) { return (void)address, OK; }

@@ -156,7 +156,7 @@ struct module {
     void *copy;
     const void *image;
 };
-static const char no_image[NVRTC_MARK_SIZE]; /* of a file that is no cubin: its kernels are unknown */
+static const char no_image[NVRTC_MARK_SIZE]; /* of a file that is not a cubin: its kernels are unknown */
 static int load(void **out, const void *image) {
     struct module *m = gpu_new_handle(sizeof *m);
     m->copy = image_copy(image);

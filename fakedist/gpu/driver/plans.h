@@ -1,7 +1,7 @@
 /* What cuDNN answered about an execution plan, kept for later processes.
  *
  * cuDNN compiles a kernel when a plan is finalized: half a second for an attention, and no kernel runs here. All that
- * is needed of the plan is how much workspace it takes. A plan is told by everything that was set on its descriptors,
+ * is needed of the plan is how much workspace it takes. A plan is identified by everything that was set on its descriptors,
  * down to the operations' tensors, by the device, and by cuDNN's version. What cannot be followed is not kept. */
 #ifndef FAKEDIST_PLANS_H
 #define FAKEDIST_PLANS_H

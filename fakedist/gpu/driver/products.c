@@ -16,7 +16,7 @@ enum { /* cublasComputeType_t */
 
 /* The compute type of a product: the one passed, or for -1 the routine's own. The handle's math mode (cublasMath_t) lets
  * single-precision products use TF32, or nine products in bf16. It holds for those that pass COMPUTE_SINGLE, too; a
- * pedantic or an explicit compute type goes before it. */
+ * pedantic or an explicit compute type overrides it. */
 static int computed_in(void *handle, int type, int compute) {
     enum { TF32_MATH = 3, EMULATED_16BFX9_MATH = 4 };
     int is_single = type == REAL_SINGLE || type == COMPLEX_SINGLE;

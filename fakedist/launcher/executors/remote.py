@@ -1,4 +1,4 @@
-"""What a worker of a cluster does: runs a task there, and packs its run directory unless it lies on a shared path."""
+"""The worker of a cluster: runs a task there, and packs its run directory unless it lies on a shared path."""
 
 from __future__ import annotations
 

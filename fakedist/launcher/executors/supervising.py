@@ -32,7 +32,7 @@ _SAMPLE_S = 0.2
 
 @dataclass(frozen=True)
 class Order:
-    """What to run.
+    """A program to run.
 
     Attributes:
         command: The program and its arguments.
@@ -40,7 +40,7 @@ class Order:
         cwd: The directory in which it runs.
         log: The file that takes its output.
         memory_limit_bytes, timeout_s: As for :class:`fakedist.launcher.executors.task.Task`.
-        script: What its ranks run, as templates are told apart by. Empty if they do not fork from a template.
+        script: The script of its ranks, which chooses their fork server. Empty if they do not fork from a template.
         arguments: Further arguments, which a fork of the template gets.
         template: The command of a template that forks processes like it. Empty if each starts on its own.
     """

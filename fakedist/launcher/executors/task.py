@@ -1,4 +1,4 @@
-"""What an executor is given and gives back. All records are frozen and can be pickled."""
+"""Tasks, which an executor is given, and results, which it returns. All records are frozen and can be pickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARGIN = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a task books before it runs. A booking limits nothing: see ``memory_limit_bytes`` of a task.
+    """The resources that a task books before it runs. A booking limits nothing: see ``memory_limit_bytes`` of a task.
 
     Attributes:
         cpus: Cores.

@@ -44,7 +44,7 @@ def _first_sends_as_received(module: ModuleType) -> dict[str, object]:
 
 
 def _votes_alike(module: ModuleType) -> dict[str, object]:
-    """Stages infer each other's shapes unless all were told theirs. The vote on it goes down the pipeline and back."""
+    """Stages infer each other's shapes unless all were given theirs. The vote on it goes down the pipeline and back."""
     if not VOTE_OF_STAGES.is_missing() or not hasattr(module.PipelineStage, "_warmup_forward_vote"):
         return {}
     forward, backward = module.PipelineStage._warmup_forward_vote, module.PipelineStage._warmup_backward_result

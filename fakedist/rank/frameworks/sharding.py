@@ -113,7 +113,7 @@ class _Specs:
 
 @dataclass
 class _Propagation:
-    """What is known while the shardings of one operation are worked out.
+    """The facts known while the shardings of one operation are worked out.
 
     Attributes:
         strategies: Strategies by what they were made from.

@@ -19,7 +19,7 @@ def train(net, parameters, batch, steps=2, optimizer=torch.optim.SGD):
 
 
 class Values(nn.Module):
-    """What layers make of each row of a nested tensor."""
+    """Apply the layers to each row of a nested tensor."""
 
     def __init__(self, first):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What users copy fits the program: the options exist, the examples are read."""
+"""Files that users copy fit the program: the options exist, the examples are read."""
 
 from __future__ import annotations
 

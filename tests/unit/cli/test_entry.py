@@ -1,4 +1,4 @@
-"""What commands print where the terminal's encoding lacks a character."""
+"""The output of commands where the terminal's encoding lacks a character."""
 
 from __future__ import annotations
 

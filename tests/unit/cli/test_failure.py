@@ -1,4 +1,4 @@
-"""What stands on stderr before the exit code of a run that failed."""
+"""The lines on stderr before the exit code of a run that failed."""
 
 from __future__ import annotations
 

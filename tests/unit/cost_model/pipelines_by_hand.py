@@ -23,7 +23,7 @@ _FORWARD, _BACKWARD, _REPLICAS = range(3)
 
 
 class Act(NamedTuple):
-    """What a rank does with one micro-batch: F, B (both gradients), I (of the input) or W (of the weights)."""
+    """A rank's work on one micro-batch: F, B (both gradients), I (of the input) or W (of the weights)."""
 
     kind: str
     stage: int
@@ -51,7 +51,7 @@ class Shape:
         return stage % self.num_ranks
 
     def acts(self, rank: int) -> list[Act]:
-        """What a rank does, in order, as torch's schedule has it."""
+        """A rank's actions, in order, as torch's schedule has it."""
         stages: list[Any] = [
             SimpleNamespace(
                 stage_index=stage,

@@ -1,4 +1,4 @@
-"""What was launched comes back from the journal and from the tables as it was written."""
+"""Launches come back from the journal and from the tables as it was written."""
 
 from __future__ import annotations
 

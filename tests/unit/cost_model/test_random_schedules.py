@@ -25,7 +25,7 @@ BOUNDED = hypothesis.settings(max_examples=60, deadline=None, derandomize=True, 
 
 @dataclass(frozen=True)
 class Host:
-    """What the host takes."""
+    """The host's times."""
 
     operation_us: float = 1.0
     launch_us: float = 0.5
@@ -33,7 +33,7 @@ class Host:
 
 
 class Deed(NamedTuple):
-    """What ranks do: compute, wait (one stream for another), host_waits, send (the first to the second) or reduce."""
+    """Actions of ranks: compute, wait (one stream for another), host_waits, send (first to second) or reduce."""
 
     kind: str
     ranks: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a piece of work is called."""
+"""Names of pieces of work."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CALLS = pd.DataFrame(
 
 
 def host(*, waits: list[tuple[str, int, int, float, float]], has_events: bool = True, **more: Any) -> HostRecord:
-    """What the host did: waits as (what, stream, event, at_us, until_us), calls, and ranges as (name, begin, end)."""
+    """The host's actions: waits as (what, stream, event, at_us, until_us), calls, and ranges as (name, begin, end)."""
     waited, called, inside = Columns(HostWaits), Columns(HostCalls), Columns(HostRanges)
     waited.extend([(LAUNCH_KINDS.index(what), *rest) for what, *rest in waits])
     called.extend(more.get("calls", []))

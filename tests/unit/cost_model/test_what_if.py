@@ -1,4 +1,4 @@
-"""What a change of a job's communication gives: exact, on schedules made by hand."""
+"""Changes of a job's communication: exact, on schedules made by hand."""
 
 from __future__ import annotations
 

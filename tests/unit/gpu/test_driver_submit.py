@@ -1,4 +1,4 @@
-"""What the driver does with work given to a stream: captured, logged, its bytes moved, each at the right time."""
+"""The driver's handling of work given to a stream: captured, logged, its bytes moved, each at the right time."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_monitors_query_is_answered_with_constants_and_counted(calls: Path) ->
     )
     row = "0 %, 0 MiB, 81007 MiB, [N/A], 35, 70.00 W, 345 MHz, 2619 MHz, P0"
     assert smi(calls, "--query-gpu", names, "--format", "csv", "-i", "1") == (0, [header, row], "")
-    bare = (0, ["0, 0, 81007, [N/A], 35, 70.00, 345, 2619, P0"] * 2, "")  # a unit is no part of a number
+    bare = (0, ["0, 0, 81007, [N/A], 35, 70.00, 345, 2619, P0"] * 2, "")  # a unit does not belong to a number
     assert smi(calls, f"--query-gpu={names}", "--format=csv,nounits,noheader") == bare
     (note,) = calls_notes(calls)
     assert note.text == "nvidia-smi was called 2 times: its answers are constants of an idle GPU with all memory free"

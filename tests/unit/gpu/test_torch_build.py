@@ -1,4 +1,4 @@
-"""What is read of the installed torch before it is imported."""
+"""Facts read from the installed torch before it is imported."""
 
 from __future__ import annotations
 

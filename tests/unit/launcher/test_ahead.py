@@ -1,4 +1,4 @@
-"""What is done while the rank runs, and once it has written its last record."""
+"""Work done while the rank runs, and once it has written its last record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looking for copies among all objects asks of them."""
+"""The search for copies among all objects."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NONE = LayerRow(0, "", "", -1)
 
 @dataclass
 class Event:
-    """What torch's ``_KinetoEvent`` says."""
+    """As torch's ``_KinetoEvent``."""
 
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -237,7 +237,7 @@ def test_calls_and_ranges_are_where_their_marks_are() -> None:
     assert ranges["begin_us"].tolist() == [0.05, 0.25]
     assert ranges["end_us"].tolist() == [0.8, 3.9]
     assert ranges["thread"].tolist() == [0, 1]
-    assert len(rows(events)) == len(rows(training())), "marks are no operations and no layers"
+    assert len(rows(events)) == len(rows(training())), "marks are neither operations nor layers"
 
 
 def test_a_profile_without_a_kernel_is_an_empty_table() -> None:

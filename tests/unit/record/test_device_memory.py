@@ -1,4 +1,4 @@
-"""What a real GPU holds outside the caching allocator. Without a GPU: CUDA's two answers are given by hand."""
+"""Memory of a real GPU outside the caching allocator. Without a GPU: CUDA's two answers are given by hand."""
 
 from __future__ import annotations
 

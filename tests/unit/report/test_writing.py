@@ -1,4 +1,4 @@
-"""Text into a named file: whole or not at all, never in place of what is no file, and looked at before the work."""
+"""Text into a named file: whole or not at all, never in place of what is not a file, and looked at before the work."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_places_that_are_fine_are_not_complained_about(tmp_path: Path) -> None:
     for place in ("new", "deep/er/new", "."):
         see_that_it_can_be_written(tmp_path / place, is_directory=True)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
-    with pytest.raises(JobError, match="is no directory"):
+    with pytest.raises(JobError, match="is not a directory"):
         see_that_it_can_be_written(tmp_path / "there", is_directory=True)
 
 

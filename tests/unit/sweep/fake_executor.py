@@ -28,7 +28,7 @@ RAN, OUT_OF_MEMORY, REFUSED, RAISED, LOST, INTERRUPTED, CRASHED, KILLED_ITSELF =
 
 
 class FakeExecutor:
-    """Ends each task as it is told.
+    """Ends each task as a test wants.
 
     Args:
         made: A directory with the runs ``rank0`` and ``rank4``, which are copied.

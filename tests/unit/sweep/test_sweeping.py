@@ -40,7 +40,7 @@ mbs = [1, 2]
 
 
 class Told:
-    """What a listener was told."""
+    """The calls of a listener."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[Row, bool]] = []

@@ -15,7 +15,7 @@ from fakedist.world.reroute import fake_world
 
 
 class Notes:
-    """A ledger that keeps what it is told."""
+    """A ledger that keeps its records."""
 
     def __init__(self) -> None:
         self.groups: list[tuple[str, str, list[int], int, str]] = []

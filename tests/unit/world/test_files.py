@@ -17,7 +17,7 @@ from tests.unit.world.test_tapes import rank
 
 
 def moved(directory: Path, script: Callable[[], object]) -> list[MovedFile]:
-    """What rank 0 of four is seen to rename and remove."""
+    """Files that rank 0 of four renames and removes."""
     with rank(0, directory):
         script()
     return Tape(directory / "0", 0).moved()

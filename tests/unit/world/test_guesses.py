@@ -21,7 +21,7 @@ from tests.unit.world.test_tapes import rank
 
 
 def guesses(directory: Path, script: Callable[[], object]) -> list[Guess]:
-    """What rank 3 of four guesses when it runs a script without tapes."""
+    """Guesses of rank 3 of four when it runs a script without tapes."""
     with rank(3, directory):
         script()
     return Tape(directory / "3", 3).guesses()

@@ -30,7 +30,7 @@ FUNCTIONAL_SCATTER_SEVERAL: Any = getattr(
 
 
 def finish(work: Any, is_async: bool, outputs: list[torch.Tensor]) -> None:
-    """What is true of every call: it is over, and its work holds its outputs."""
+    """Check a call: it is over, and its work holds its outputs."""
     if not is_async:
         assert work is None
         return

@@ -1,4 +1,4 @@
-"""Every way of asking for a process group, and what is told about it afterwards."""
+"""Every way of asking for a process group, and the answers about it afterwards."""
 
 from __future__ import annotations
 

@@ -420,7 +420,7 @@ def running(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def meanwhile(running: Path, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """What the rank does, one thing each time that its tape is waited for. At last it ends."""
+    """The rank's actions, one each time that its tape is waited for. At last it ends."""
     tape = JournalWriter(running / TAPE_NAME)
     tape.append(GroupRecord(0, (0, 1), 0))
 

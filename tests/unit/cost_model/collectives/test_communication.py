@@ -1,4 +1,4 @@
-"""What the calls of a run take."""
+"""Times of the calls of a run."""
 
 from __future__ import annotations
 

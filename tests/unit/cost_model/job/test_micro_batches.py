@@ -24,7 +24,7 @@ def recorded(shape: Shape, rank: int) -> Recorded:
 
 
 def plain(step: Recorded, launches: pd.DataFrame) -> pd.DataFrame:
-    """What each launch does, in words, and the row that records the event it waits for."""
+    """Each launch in words, and the row that records the event it waits for."""
     found = launches[_LAUNCH].astype(str)
     work = [f"{row.operation} {row.accumulates}" for row in step.work.itertuples()]
     found["work"] = np.append(work, "")[launches["work"].to_numpy("i8")]

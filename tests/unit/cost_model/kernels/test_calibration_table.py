@@ -1,4 +1,4 @@
-"""Tables of own times: written and read back the same; what is damaged or meaningless is told in one line."""
+"""Tables of own times: written and read back the same; an error about a damaged or meaningless one takes one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What functions of Transformer Engine have to do, from calls with the signatures of its extension, version 2.20."""
+"""The demand of functions of Transformer Engine, from calls with the signatures of its extension, version 2.20."""
 
 from __future__ import annotations
 

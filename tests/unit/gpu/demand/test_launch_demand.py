@@ -1,4 +1,4 @@
-"""What each launch has to do of its operation's work, on hand-made logs."""
+"""Each launch's part of its operation's work, on hand-made logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Triton's kernels load and store, from their source and arguments."""
+"""Bytes that Triton's kernels load and store, from their source and arguments."""
 
 from __future__ import annotations
 

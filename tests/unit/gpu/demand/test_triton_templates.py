@@ -1,4 +1,4 @@
-"""What Inductor's Triton templates have to do, from their source and arguments."""
+"""The demand of Inductor's Triton templates, from their source and arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that are made up: what they are, and that they are told."""
+"""Made-up values, and their reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of tensors that hold no values."""
+"""Facts about tensors that hold no values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about an operator from its schema."""
+"""Facts about an operator from its schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all elements of a tensor: the answers of the plain ways."""
+"""Facts about all elements of a tensor: the answers of the plain ways."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_tensor_that_only_other_ranks_have_parts_of_is_saved_and_loaded(
 ) -> None:
     enter_world(8, rank)
     state = {"held": part_of(rank, 10.0), "elsewhere": part_of(rank, 20.0)}
-    # As Megatron-FSDP says it: what lies in other ranks' part of a flat buffer is no item of this one's plan.
+    # As Megatron-FSDP says it: what lies in other ranks' part of a flat buffer does not belong to this one's plan.
     state["elsewhere"]._local_tensor.__create_write_items__ = lambda name, tensor: []  # type: ignore[attr-defined]
     state["elsewhere"]._local_tensor.__create_chunk_list__ = list  # type: ignore[attr-defined]
     dcp.save(state, checkpoint_id=tmp_path)

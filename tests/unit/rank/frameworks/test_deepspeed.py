@@ -1,4 +1,4 @@
-"""What DeepSpeed keeps for a parameter, on objects that have the attributes that DeepSpeed 0.19.8 gives them."""
+"""DeepSpeed's state of a parameter, on objects that have the attributes that DeepSpeed 0.19.8 gives them."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_the_first_shards_size_is_torchs_and_is_worked_out_once(
 
 
 def meta(shape: tuple[int, ...]) -> Any:
-    """What a spec says of a tensor."""
+    """A spec's description of a tensor."""
     from torch.distributed.tensor._dtensor_spec import TensorMeta
 
     return TensorMeta(torch.Size(shape), torch.empty(shape).stride(), torch.float32)

@@ -1,4 +1,4 @@
-"""What the page draws, unpacked the way the page unpacks it, against the tables."""
+"""The page's drawings, unpacked as the page unpacks them, against the tables."""
 
 import base64
 import gzip

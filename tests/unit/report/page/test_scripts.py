@@ -1,4 +1,4 @@
-"""What a page runs: its modules joined into one script, plotly.js, and a policy that allows these two alone."""
+"""The scripts of a page: its modules joined into one script, plotly.js, and a policy that allows these two alone."""
 
 from __future__ import annotations
 

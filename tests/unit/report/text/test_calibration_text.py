@@ -1,4 +1,4 @@
-"""What `fakedist calibrate` prints: what was measured, what was left out and why, what changes."""
+"""The output of `fakedist calibrate`: what was measured, what was left out and why, what changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of the memory outside of the caching allocator."""
+"""The text about memory outside of the caching allocator."""
 
 from __future__ import annotations
 

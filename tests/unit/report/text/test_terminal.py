@@ -25,7 +25,7 @@ CASES += [(timed, 80), (timed, 120), (measured, 120)]
 
 
 def text(run: Path, width: int = 160, *, all_layers: bool = False) -> str:
-    """What a terminal of this width shows."""
+    """The output on a terminal of this width."""
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
     render(run, all_layers=all_layers, console=console)
     assert isinstance(console.file, io.StringIO)
