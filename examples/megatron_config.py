@@ -102,7 +102,7 @@ def _num_microbatches(args: argparse.Namespace, data_parallel_size: int) -> int:
     total = args.global_batch_size if args.global_batch_size is not None else at_once
     if total % at_once:
         raise SystemExit(
-            f"global batch size ({total}) is not divisible by micro batch size ({args.micro_batch_size}) times data "
+            f"global batch size ({total}) is not divisible by micro-batch size ({args.micro_batch_size}) times data "
             f"parallel size ({data_parallel_size})"
         )
     return int(total // at_once)

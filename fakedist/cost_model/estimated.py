@@ -146,7 +146,7 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     try:
         return Models(gpu, prices_of(gpu, job.times), network), []
     except FakedistError as error:  # the file has gone since the job began
-        return Models(gpu, prices_of(gpu), network), [time_notes.own_times_not_used(error.message)]
+        return Models(gpu, prices_of(gpu), network), [time_notes.calibration_table_not_used(error.message)]
 
 
 def recorded_gpu(recording: Recording) -> GpuSpec | None:

@@ -68,7 +68,7 @@ def from_measurements(gpu: str, measured_on: str, clock: float, watts: float) ->
 
 
 @note
-def own_times(gpu: str, date: str, measured: float, scaled: float) -> str:
+def times_calibrated(gpu: str, date: str, measured: float, scaled: float) -> str:
     """Some times were measured on the user's own GPU."""
     return (
         f"measured on your {gpu} on {date}: {share_text(measured)} of kernel time; {share_text(scaled)} is estimated "
@@ -77,9 +77,9 @@ def own_times(gpu: str, date: str, measured: float, scaled: float) -> str:
 
 
 @note
-def own_times_not_used(why: str) -> str:
-    """The table of own times that the job names cannot be used any more."""
-    return f"the job's own times were not used: {why}"
+def calibration_table_not_used(why: str) -> str:
+    """The calibration table that the job names cannot be used any more."""
+    return f"the job's calibration table was not used: {why}"
 
 
 @note

@@ -1,4 +1,4 @@
-"""From a profiled run and a trace of its job to a table of own times, and back into an estimate.
+"""From a profiled run and a trace of its job to a calibration table, and back into an estimate.
 
 The trace is what torch.profiler writes on the virtual GPU, with the names and durations of a GPU put in.
 """

@@ -90,7 +90,7 @@ class CalibratedPrices:
     """Kernel times by a model and a calibration table. It implements ``fakedist.cost_model.step.Prices``.
 
     Attributes:
-        shares: How much of what was priced last is from the table.
+        fractions: The fractions of the last priced time that are from the table.
     """
 
     def __init__(self, prices: Prices, table: CalibrationTable) -> None:
@@ -99,7 +99,7 @@ class CalibratedPrices:
         self.product: str = prices.product
         self.host: HostCosts = prices.host
         self.calibrated_on: Calibration | None = Calibration(origin.gpu, origin.torch, origin.date, origin.driver)
-        self.shares = TimeFractions(0.0, 0.0)
+        self.fractions = TimeFractions(0.0, 0.0)
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
         """How long each row of work takes, see ``Prices.price``."""
@@ -107,7 +107,8 @@ class CalibratedPrices:
         priced = self._prices.price(work, counts)
         own = apply_calibration(work, _times(priced), self._table, _times(of_table))
         basis = priced["basis"].astype(str)
-        basis = basis.where(~own.is_scaled, basis + ", scaled by own times").where(~own.is_measured, "own times")
+        basis = basis.where(~own.is_scaled, basis + ", scaled by the calibration table")
+        basis = basis.where(~own.is_measured, "calibration table")
         columns = {"time_us": own.times.time_us, "low_us": own.times.low_us, "high_us": own.times.high_us}
         if "least_us" in priced:  # a factor of similar work does not bring an estimate below its roofline
             least_us = np.where(own.is_measured, 0.0, priced["least_us"].to_numpy("f8"))
@@ -117,7 +118,7 @@ class CalibratedPrices:
             calibrated["accuracy"] = calibrated["accuracy"].where(~own.is_measured, "")
         took = np.nan_to_num(own.times.time_us) * counts
         whole = max(float(took.sum()), 1e-9)
-        self.shares = TimeFractions(
+        self.fractions = TimeFractions(
             float(took[own.is_measured].sum()) / whole, float(took[own.is_scaled].sum()) / whole
         )
         return calibrated
@@ -129,7 +130,7 @@ class CalibratedPrices:
     def notes(self) -> list[Note]:
         """Where the times come from."""
         origin = self._table.origin
-        note = time_notes.own_times(origin.gpu, origin.date, self.shares.measured, self.shares.scaled)
+        note = time_notes.times_calibrated(origin.gpu, origin.date, self.fractions.measured, self.fractions.scaled)
         return [note, *self._prices.notes()]
 
 

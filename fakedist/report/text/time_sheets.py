@@ -274,7 +274,7 @@ def _time(time: StepTime, source: KernelSource) -> list[str]:
 
 
 _CALIBRATE = "a trace of your GPU: fakedist calibrate RUN --from-trace TRACE"
-_OWN = "own times"
+_CALIBRATED = "calibration table"
 
 
 def uncertainty_sheets(source: KernelSource) -> list[Sheet]:
@@ -303,7 +303,7 @@ def _named(part: UncertainPart) -> str:
 
 def _measurement(part: UncertainPart) -> str:
     if part.kind == "kernels":
-        return "a trace of more steps" if part.name == _OWN else _CALIBRATE
+        return "a trace of more steps" if part.name == _CALIBRATED else _CALIBRATE
     if part.kind == "host":
         return "a profile of the job: how long the GPU waits for launches"
     if part.num_nodes > 1:

@@ -319,8 +319,8 @@ def step_change(run: TimedRun, gpu: GpuSpec, table: CalibrationTable) -> StepCha
         step_us=after.step_us,
         step_low_us=after.step_low_us,
         step_high_us=after.step_high_us,
-        measured=prices.shares.measured,
-        scaled=prices.shares.scaled,
+        measured=prices.fractions.measured,
+        scaled=prices.fractions.scaled,
     )
 
 

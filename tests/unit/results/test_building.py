@@ -403,7 +403,7 @@ def test_what_no_rank_sent_is_noted_in_training_only_where_the_script_reads_it(t
     assert all("recv from any rank at train.py:9 (main)" in text and "To receive" not in text for text in found)
 
 
-def test_a_job_whose_own_times_have_gone_is_estimated_without_them_and_a_note_tells_it(tmp_path: Path) -> None:
+def test_a_job_whose_calibration_table_is_gone_is_estimated_without_it_and_has_a_note(tmp_path: Path) -> None:
     gpu = find_gpu("h200")
     job = Job(world_size=1, rank=0, target="train.py", gpu="h200", times=str(tmp_path / "gone.json"))
     recording = Recording(gpu=GpuRecord(gpu_name=gpu.product, model=gpu))
@@ -411,6 +411,6 @@ def test_a_job_whose_own_times_have_gone_is_estimated_without_them_and_a_note_te
     models, notes = recorded_models(recording, launches, job)
     assert models is not None
     assert models.prices.calibrated_on is None
-    assert [note.code for note in notes] == ["own_times_not_used"]
+    assert [note.code for note in notes] == ["calibration_table_not_used"]
     assert "gone.json cannot be read" in notes[0].text
     assert recorded_models(recording, launches, dataclasses.replace(job, times=None))[1] == []

@@ -1,4 +1,4 @@
-"""Own times replace estimates of the same work and scale those of similar work; everything else stays."""
+"""A calibration table replaces estimates of the same work and scales those of similar work; everything else stays."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_table_of_other_work_changes_nothing() -> None:
     assert empty.times.time_us.tolist() == model(works).time_us.tolist()
 
 
-def test_prices_have_own_times_first_and_tell_their_share(tmp_path: Path) -> None:
+def test_prices_of_the_table_come_first_and_a_note_has_their_fraction(tmp_path: Path) -> None:
     own, near, other = product(4096, 4096, 4096), product(4096, 4096, 6144), kernel(1e8)
     model = KernelTimes(find_gpu("h100-80g", 10_000))  # so much power that clocks do not fall
     frame = pd.DataFrame([own, near, other], columns=list(WorkRow._fields))
@@ -141,17 +141,17 @@ def test_prices_have_own_times_first_and_tell_their_share(tmp_path: Path) -> Non
     prices = calibrated_prices_of(model, path)
     after = prices.price(frame, np.array([2, 1, 1]))
     assert after["time_us"].tolist() == pytest.approx((before["time_us"] * [2, 2, 1]).tolist(), rel=1e-4)
-    assert after["basis"].tolist()[0] == "own times"
-    assert "scaled by own times" in after["basis"].tolist()[1]
+    assert after["basis"].tolist()[0] == "calibration table"
+    assert "scaled by the calibration table" in after["basis"].tolist()[1]
     assert after["bound"].tolist() == before["bound"].tolist()
     times = after["time_us"] * [2, 1, 1]
-    assert prices.shares.measured == pytest.approx(times[0] / times.sum())
-    assert prices.shares.scaled == pytest.approx(times[1] / times.sum())
+    assert prices.fractions.measured == pytest.approx(times[0] / times.sum())
+    assert prices.fractions.scaled == pytest.approx(times[1] / times.sum())
     assert prices.calibrated_on is not None
     assert prices.calibrated_on.date == ORIGIN.date
     text = prices.notes()[0].text
     assert text.startswith("measured on your NVIDIA H100 80GB HBM3 on 2026-01-31: ")
-    assert f"{prices.shares.measured:.0%} of kernel time" in text
+    assert f"{prices.fractions.measured:.0%} of kernel time" in text
 
 
 def test_prices_of_another_gpu_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tables of own times: written and read back the same; an error about a damaged or meaningless one takes one line."""
+"""Calibration tables: written and read back the same; an error about a damaged or meaningless one takes one line."""
 
 from __future__ import annotations
 
