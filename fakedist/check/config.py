@@ -29,8 +29,7 @@ PARTED = ("categories", "layers", "groups", "families")
 class Figure:
     """A figure that can have a budget.
 
-    Attributes:
-        part: The category, the layers' pattern, the group or the family of kernels. Empty for a PLAIN figure.
+    ``part`` is the category, the layers' pattern, the group or the family of kernels; empty for a PLAIN figure.
     """
 
     kind: str
@@ -46,17 +45,15 @@ class Figure:
 
     @property
     def is_time(self) -> bool:
-        """Whether the figure is in microseconds. All others are in bytes."""
+        """True for microseconds. All others are in bytes."""
         return self.kind in ("step_time", "families")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much of a figure is allowed, or how much growth over its baseline.
+    """The allowed amount of a figure, or its growth over the baseline, in bytes or microseconds.
 
-    Attributes:
-        amount: Bytes or microseconds, or a share if ``is_fraction``.
-        is_fraction: Whether the amount is a share: of the baseline, or of the GPU's memory for a headroom.
+    With ``is_fraction``, it is a share: of the baseline, or of the GPU's memory for a headroom.
     """
 
     figure: Figure
@@ -79,10 +76,7 @@ def read_budgets(section: Section) -> tuple[Limit, ...]:
 
 
 def read_tolerances(value: object, section: Section) -> tuple[Limit, ...]:
-    """Read how much a job may exceed its baseline.
-
-    Args:
-        value: A text for both peaks, or a table of figures. None for no tolerance.
+    """Read the growth over its baseline that a job may have: a text for both peaks, or a table; None for no tolerance.
 
     Raises:
         CheckError: A figure or unit does not exist.
@@ -153,12 +147,7 @@ _EXAMPLE = '[[{}.jobs]] with name = "...", script = "train.py", world_size = 8'
 
 @dataclass(frozen=True)
 class CheckJob:
-    """A job and its limits.
-
-    Attributes:
-        name: The job's name. Its baseline's file has the same name.
-        tolerances: How much each rank may exceed its baseline.
-    """
+    """A job and its limits. Each rank may exceed its baseline, a file with the job's name, by the tolerances."""
 
     name: str
     jobs: tuple[Job, ...]
@@ -168,11 +157,9 @@ class CheckJob:
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """The configuration of a check.
+    """The configuration of a check, jobs in the order of the file.
 
-    Attributes:
-        path: The file it was read from. Paths of scripts and baselines are relative to its directory.
-        jobs: The jobs, in the order of the file.
+    Paths of scripts and baselines are relative to its directory.
     """
 
     path: Path
@@ -185,7 +172,7 @@ class CheckConfig:
         return self.path.parent
 
     def chosen(self, names: tuple[str, ...]) -> CheckConfig:
-        """The configuration with only the named jobs, or with all jobs if ``names`` is empty.
+        """The configuration with only the named jobs, or with all jobs without names.
 
         Raises:
             CheckError: A named job does not exist.

@@ -203,7 +203,7 @@ def _as_click(option: Option) -> click.Option:
 
 
 def _default(option: Option) -> str:
-    """The default, where it is worth a word: not for what is simply off or empty."""
+    """The default, unless it is simply off or empty."""
     texts = {
         "world_size": "$WORLD_SIZE",
         "rank": "$RANK",

@@ -1,4 +1,4 @@
-"""Where a command's result goes and in which format: ``--format``, ``--json`` and ``-o FILE``, the same everywhere."""
+"""Destination and format of a command's result: ``--format``, ``--json`` and ``-o FILE``, the same everywhere."""
 
 from __future__ import annotations
 
@@ -26,18 +26,14 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 
 @dataclass(frozen=True)
 class Output:
-    """Where a command's result goes.
-
-    Attributes:
-        file: The file to write. None prints the result.
-    """
+    """Destination and format of a command's result. Without a file it is printed."""
 
     format: str = TEXT
     file: Path | None = None
 
     @property
     def prints_text(self) -> bool:
-        """Whether the result is on the terminal, for people."""
+        """True if the result is on the terminal, for people."""
         return self.format == TEXT and self.file is None
 
     def write(self, text: str) -> None:

@@ -36,22 +36,14 @@ _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts of the command line for one option, read once its placeholders have values.
-
-    Attributes:
-        texts: A text for each time that the option was given.
-    """
+    """Texts of the command line for one option, one for each time given, read once their placeholders have values."""
 
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Filling:
-    """Values of the placeholders at one point.
-
-    Attributes:
-        arguments: What stands for a name if that is several words, or none.
-    """
+    """Values of the placeholders at one point. ``arguments`` replaces a name by several words, or none."""
 
     values: Mapping[str, Scalar]
     arguments: Mapping[str, tuple[str, ...]]
@@ -124,11 +116,7 @@ _MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class PointFile:
-    """A file that is written for each point.
-
-    Attributes:
-        changes: Plain values to set, by their place: the keys from the outside inwards.
-    """
+    """A file that is written for each point. ``changes`` maps keys, from the outside inwards, to plain values."""
 
     name: str
     file_name: str
@@ -157,10 +145,7 @@ class PointFile:
 
 
 def read_point_file(name: str, section: Section, directory: Path) -> PointFile:
-    """A file's description in a sweep file.
-
-    Args:
-        section: Its table: ``from``, ``set`` and, without ``from``, ``name``.
+    """A file's description in a sweep file: a table of ``from``, ``set`` and, without ``from``, ``name``.
 
     Raises:
         SweepError: The description is not valid, or the file that it is made from cannot be read.
@@ -290,12 +275,7 @@ class PricedFor:
 
 @dataclass(frozen=True)
 class PointRun:
-    """The job, pricing and files of a point.
-
-    Attributes:
-        job: The job of rank 0. The paths of its files are still placeholders.
-        files: The text of each file by its placeholder and name.
-    """
+    """The job of rank 0, its files still placeholders, its pricing, and files' texts by placeholder and name."""
 
     point: Point
     job: Job
@@ -324,12 +304,11 @@ class PointRun:
 
 @dataclass(frozen=True)
 class SweptCommand:
-    """The command of every point, with placeholders.
+    """The command of every point, with placeholders. Paths are relative to ``directory``.
 
     Attributes:
         options: Plain values of the job's options by name, or what the command line gave for them.
-        price: What the step is priced for, by the names of ``PRICES``.
-        directory: The directory to which paths are relative.
+        price: Plain values by the names of ``PRICES``.
     """
 
     program: JobProgram

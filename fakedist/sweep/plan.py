@@ -58,7 +58,7 @@ _COUNTED = re.compile(r"(?P<word>stages|best):(?P<number>\d{1,6}|all)")
 
 @dataclass(frozen=True)
 class RankChoice:
-    """Which ranks of a point run.
+    """The ranks of a point that run.
 
     Attributes:
         which: "ends": the first and the last pipeline stage. "stages": those, and every stage of the best points.
@@ -86,10 +86,9 @@ class SweepPlan:
         num_kept: Of how many of the best points the run directories stay; None for all.
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         tokens: Tokens of a step, of all ranks; None to find them in the runs.
-        micro_batches: Micro-batches of a step; None for those that run.
-        context_bytes: Memory of the CUDA context; None for what is published.
-        num_trials: How many points a sampler chooses; None runs all.
-        sampler: Who chooses them: "tpe" or "random".
+        micro_batches: Those of a step; None for those that run.
+        context_bytes: Memory of the CUDA context; None for the published figure.
+        num_trials: Points that a sampler, "tpe" or "random", chooses; None runs all.
     """
 
     name: str
@@ -131,7 +130,7 @@ class SweepPlan:
 
 
 def read_ranks(plain: object) -> RankChoice:
-    """Which ranks run, from a plain value: "ends", "stages", "stages:5", "stages:all", or ranks.
+    """The ranks that run, from a plain value: "ends", "stages", "stages:5", "stages:all", or ranks.
 
     Raises:
         SweepError: It is none of these.
@@ -154,7 +153,7 @@ def read_ranks(plain: object) -> RankChoice:
 
 
 def read_keep(plain: object) -> int | None:
-    """How many of the best points keep their run directories, from "all", "none" or "best:10".
+    """The number of best points that keep their run directories, from "all", "none" or "best:10".
 
     Raises:
         SweepError: It is none of these.
@@ -202,10 +201,9 @@ _NOT_OURS = {"site-packages", "node_modules", "__pycache__"}
 
 @dataclass(frozen=True)
 class Ground:
-    """The environment that all points of a sweep share: versions, script and variables.
+    """The environment that all points of a sweep share, as digests by part: versions, script and variables.
 
-    Attributes:
-        parts: A digest by part: "versions", each Python file as its path, each inherited variable as "variable HOME".
+    Parts are "versions", each Python file as its path, and each inherited variable as "variable HOME".
     """
 
     parts: Mapping[str, str]
@@ -298,12 +296,8 @@ class CommandLineSettings:
     """Settings of the command line as texts. They override those of the sweep file.
 
     Attributes:
-        axes: ``--axis``.
-        monotone: ``--monotone``.
         derived: ``--let``.
         conditions: ``--where``.
-        prices: ``--price``.
-        options: Options of the job that were given, by name.
         settings: ``ranks``, ``keep``, ``headroom`` and the other keys of a sweep file that are about the sweep.
     """
 

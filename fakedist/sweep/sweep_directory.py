@@ -30,11 +30,9 @@ _DAMAGED = "run the sweep again with --fresh, or into another directory with -o"
 
 @dataclass
 class JournalContent:
-    """The ranks and rows of a journal. A later line replaces an earlier one.
+    """The ranks of a journal by key and rank, and its rows by ID in the order in which they first came.
 
-    Attributes:
-        ranks: How ranks ended, by the key of the run and the rank.
-        rows: Rows by their IDs, in the order in which they first came.
+    A later line replaces an earlier one.
     """
 
     ranks: dict[str, dict[int, RankResult]] = field(default_factory=dict)
@@ -146,7 +144,6 @@ class About:
     """The last request of a sweep: its command, axes and points.
 
     Attributes:
-        program: The command of each point, with its placeholders.
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         points: The IDs of the points' rows; None if a sampler chooses the points.
         ground: Digests of what all points have in common.
@@ -202,12 +199,12 @@ def check_directory(directory: Path) -> None:
 
 
 def is_sweep(directory: Path) -> bool:
-    """Whether a directory is a sweep's."""
+    """True if a directory is a sweep's."""
     return (directory / ABOUT_NAME).is_file()
 
 
 def write_about(directory: Path, about: About) -> None:
-    """Write what the sweep is asked for, in place of what it was."""
+    """Write the request of the sweep, in place of an earlier one."""
     replace_file(directory / ABOUT_NAME, json.dumps(to_plain(about), indent=1) + "\n")
 
 
@@ -246,7 +243,7 @@ def rank_directory(sweep: Path, key: str, rank: int) -> Path:
 
 
 def files_directory(sweep: Path, key: str) -> Path:
-    """Where the files of a run's point are."""
+    """The directory of the files of a run's point."""
     return sweep / FILES_NAME / key
 
 

@@ -250,7 +250,7 @@ def range_sheet(time: StepTime, word: str) -> Sheet:
 
 
 def print_time(console: Console, time: StepTime, source: KernelSource) -> None:
-    """The step's time and how it is spent."""
+    """Print the step's time and how it is spent."""
     print_heading(console, f"Time of step {source.step}, {source_word(source)}")
     print_figures(console, time_figures(time), is_right=True)
     for text in (*(note.text for note in source.notes), accuracy_text(source)):
@@ -313,11 +313,7 @@ def _measurement(part: UncertainPart) -> str:
 
 @dataclass(frozen=True)
 class WhatIfStep:
-    """A step with a change.
-
-    Attributes:
-        what_if: The change, as ``--what-if`` takes it.
-    """
+    """A step with a change, which ``--what-if`` takes as ``what_if``."""
 
     what_if: str
     before: StepTime
@@ -325,7 +321,7 @@ class WhatIfStep:
 
     @property
     def change_us(self) -> float:
-        """By how much the step gets longer; negative if it gets shorter."""
+        """Change of the step in microseconds; negative if it gets shorter."""
         return self.after.step_us - self.before.step_us
 
 
