@@ -1,4 +1,7 @@
-"""The configuration of ``check``: ``[tool.fakedist.check]`` in pyproject.toml, or ``[check]`` in fakedist.toml."""
+"""The configuration of ``check``: ``[tool.fakedist.check]`` in pyproject.toml, or ``[check]`` in fakedist.toml.
+
+A file, job, figure or unit that does not exist, or a value that is invalid, raises CheckError.
+"""
 
 from __future__ import annotations
 
@@ -67,20 +70,12 @@ class Limit:
 
 
 def read_budgets(section: Section) -> tuple[Limit, ...]:
-    """Read the budgets of a job.
-
-    Raises:
-        CheckError: A figure or unit does not exist.
-    """
+    """Read the budgets of a job."""
     return _read(section, PLAIN, _budget)
 
 
 def read_tolerances(value: object, section: Section) -> tuple[Limit, ...]:
-    """Read the growth over its baseline that a job may have: a text for both peaks, or a table; None for no tolerance.
-
-    Raises:
-        CheckError: A figure or unit does not exist.
-    """
+    """Read the growth over its baseline that a job may have: a text for both peaks, or a table; None for none."""
     where = f"{section.where}, max_increase"
     if isinstance(value, str):
         return tuple(_tolerance(Figure(kind), value, where) for kind in ("peak_allocated", "peak_reserved"))
@@ -172,11 +167,7 @@ class CheckConfig:
         return self.path.parent
 
     def chosen(self, names: tuple[str, ...]) -> CheckConfig:
-        """The configuration with only the named jobs, or with all jobs without names.
-
-        Raises:
-            CheckError: A named job does not exist.
-        """
+        """The configuration with only the named jobs, or with all jobs without names."""
         known = [job.name for job in self.jobs]
         for name in names:
             if name not in known:
@@ -185,11 +176,7 @@ class CheckConfig:
 
 
 def find_config(start: Path) -> Path:
-    """Find the nearest configuration, in a directory or above it.
-
-    Raises:
-        CheckError: No configuration exists.
-    """
+    """Find the nearest configuration, in a directory or above it."""
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / OWN_NAME).is_file():
             return folder / OWN_NAME
@@ -203,11 +190,7 @@ def find_config(start: Path) -> Path:
 
 
 def read_config(path: Path) -> CheckConfig:
-    """Read a configuration.
-
-    Raises:
-        CheckError: The file is missing, is not TOML, or has an invalid value.
-    """
+    """Read a configuration."""
     is_project = path.name == PROJECT_NAME
     values = _inside(_load(path), *(("tool", "fakedist", "check") if is_project else ("check",)))
     table = "tool.fakedist.check" if is_project else "check"

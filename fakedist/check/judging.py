@@ -26,7 +26,7 @@ class Finding:
         allowed: The upper limit that follows from the baseline and its tolerance.
         blame: The layers that cause it and what allocates there, as one phrase. Empty if nothing is exceeded.
         source: "measured" or "estimated", of a time. Empty for bytes.
-        line: Where those layers' blocks are allocated, ``file:line (function)``. Empty if not known.
+        line: The line that allocates those layers' blocks, ``file:line (function)``. Empty if not known.
     """
 
     job: str

@@ -72,11 +72,7 @@ class Output:
 
 
 def _one(ctx: click.Context, param: click.Parameter, value: tuple[object, ...]) -> object:
-    """The one value of an option; None if it was not given.
-
-    Raises:
-        UsageError: It was given more than once.
-    """
+    """The one value of an option; None if it was not given. Raises UsageError if it was given more than once."""
     if len(value) > 1:
         raise click.UsageError(f"{param.opts[-1]} was given {len(value)} times, and takes one value", ctx)
     return value[0] if value else None

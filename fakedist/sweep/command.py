@@ -1,6 +1,8 @@
 """The command of a point: its placeholders filled, its files, and the GPU and fabric that its step is priced for.
 
 ``{{tp}}`` is the text ``{tp}`` itself. Braces around anything but a name, as in JSON, are left as they are.
+
+A file that cannot be read, or a value that is not valid, raises SweepError.
 """
 
 from __future__ import annotations
@@ -145,11 +147,7 @@ class PointFile:
 
 
 def read_point_file(name: str, section: Section, directory: Path) -> PointFile:
-    """A file's description in a sweep file: a table of ``from``, ``set`` and, without ``from``, ``name``.
-
-    Raises:
-        SweepError: The description is not valid, or the file that it is made from cannot be read.
-    """
+    """A file's description in a sweep file: a table of ``from``, ``set`` and, without ``from``, ``name``."""
     source, called = section.take("from", str), section.take("name", str)
     changes = section.take_table("set").items()
     section.end()
@@ -163,11 +161,7 @@ def read_point_file(name: str, section: Section, directory: Path) -> PointFile:
 
 
 def read_plain(path: Path) -> Mapping[str, object]:
-    """Read the plain values of a TOML, YAML or JSON file.
-
-    Raises:
-        SweepError: It cannot be read, or is not a table.
-    """
+    """Read the plain values of a TOML, YAML or JSON file."""
     try:
         text = read_bytes(path, _MOST_BYTES).decode()
         if path.suffix == ".toml":
@@ -350,11 +344,7 @@ class SweptCommand:
                 )
 
     def at(self, space: Space, point: Point) -> PointRun:
-        """The job, pricing and files of a point.
-
-        Raises:
-            SweepError: A value is not valid there.
-        """
+        """The job, pricing and files of a point."""
         words = {axis.name: axis.arguments[str(value)] for axis, (_, value) in _pairs(space, point) if axis.arguments}
         filling = Filling(space.named_values(point), words)
         files = tuple((file, file.text(filling)) for file in self.files)

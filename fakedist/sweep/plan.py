@@ -1,4 +1,7 @@
-"""A sweep as asked for, read from a file or a command line: its space, its command, and its points' identities."""
+"""A sweep as asked for, read from a file or a command line: its space, its command, and its points' identities.
+
+Reading a file, an option or a value that is missing or not valid raises SweepError.
+"""
 
 from __future__ import annotations
 
@@ -130,11 +133,7 @@ class SweepPlan:
 
 
 def read_ranks(plain: object) -> RankChoice:
-    """The ranks that run, from a plain value: "ends", "stages", "stages:5", "stages:all", or ranks.
-
-    Raises:
-        SweepError: It is none of these.
-    """
+    """The ranks that run, from a plain value: "ends", "stages", "stages:5", "stages:all", or ranks."""
     if plain is None or plain == "ends":
         return RankChoice()
     if plain == "stages":
@@ -153,11 +152,7 @@ def read_ranks(plain: object) -> RankChoice:
 
 
 def read_keep(plain: object) -> int | None:
-    """The number of best points that keep their run directories, from "all", "none" or "best:10".
-
-    Raises:
-        SweepError: It is none of these.
-    """
+    """The number of best points that keep their run directories, from "all", "none" or "best:10"."""
     if plain in (None, "all"):
         return None
     if plain == "none":
@@ -169,11 +164,7 @@ def read_keep(plain: object) -> int | None:
 
 
 def read_headroom(plain: object) -> float:
-    """A share of the GPU's memory from "5%".
-
-    Raises:
-        SweepError: It is none.
-    """
+    """A share of the GPU's memory from "5%"."""
     if plain is None:
         return HEADROOM
     try:
@@ -326,11 +317,7 @@ class _SweepParts:
 
 
 def sweep_of_file(path: Path, settings: CommandLineSettings) -> SweepPlan:
-    """The sweep that a file describes, with what the command line changes.
-
-    Raises:
-        SweepError: The file is missing, is not TOML, or something in it is not valid.
-    """
+    """The sweep that a file describes, with what the command line changes."""
     try:
         values, _ = read_toml(path)
     except OSError as error:
@@ -346,11 +333,7 @@ def sweep_of_file(path: Path, settings: CommandLineSettings) -> SweepPlan:
 
 
 def sweep_of_command(program: JobProgram, settings: CommandLineSettings) -> SweepPlan:
-    """The sweep that a command line describes without a file.
-
-    Raises:
-        SweepError: Something in it is not valid.
-    """
+    """The sweep that a command line describes without a file."""
     stem = program.target.rpartition(".")[2] if program.is_module else Path(program.target).stem
     return _plan(_SweepParts(stem, program, Door.COMMAND_LINE), settings)
 

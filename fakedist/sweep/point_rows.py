@@ -69,7 +69,7 @@ class RankResult:
         pipeline: One rank of each stage of its pipeline, in order; empty without one.
         worker: The process on it that ran it for the executor.
         peak_rss_bytes: The most host memory that its processes held.
-        first_try: The signal, not the job's own, that killed its first run. Empty if it ran once.
+        first_try: Failure of its first run, which a signal not the job's own killed. Empty if it ran once.
     """
 
     rank: int

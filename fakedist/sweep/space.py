@@ -2,6 +2,8 @@
 
 An expression can compute and compare. It has no attributes, subscripts, comprehensions and imports, and only the
 functions listed here, so that a sweep file from elsewhere cannot run anything by it.
+
+Reading what is not a name, a range or an axis raises SweepError.
 """
 
 from __future__ import annotations
@@ -60,11 +62,7 @@ class Axis:
 
 
 def check_name(name: str, where: str) -> str:
-    """A name that placeholders and conditions can use.
-
-    Raises:
-        SweepError: It is not one.
-    """
+    """A name that placeholders and conditions can use."""
     if not _NAME.fullmatch(name) or name in ("and", "or", "not", "in", "is", "if", "else", "true", "false"):
         raise SweepError(
             f"{where}: {name!r} cannot be a name: it is a letter, then letters, digits and underscores", _AXIS_EXAMPLE
@@ -89,11 +87,7 @@ def text_of(value: Scalar) -> str:
 
 
 def read_values(text: str, where: str) -> list[Scalar]:
-    """The values in a text: ``1,2,4``, ``1..8``, ``0..100+10`` and ``1..64*2``.
-
-    Raises:
-        SweepError: A range has no end.
-    """
+    """The values in a text: ``1,2,4``, ``1..8``, ``0..100+10`` and ``1..64*2``."""
     values: list[Scalar] = []
     for piece in text.split(","):
         if (range_ := _RANGE.fullmatch(piece.strip())) is None:
@@ -106,11 +100,7 @@ def read_values(text: str, where: str) -> list[Scalar]:
 
 
 def axis_of_text(text: str, monotone: Sequence[str] = ()) -> Axis:
-    """An axis from a command line: ``tp=1,2,4,8``.
-
-    Raises:
-        SweepError: It is not an axis.
-    """
+    """An axis from a command line: ``tp=1,2,4,8``."""
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise SweepError(f"--axis {text!r} has no values", "--axis tp=1,2,4,8")
@@ -122,9 +112,6 @@ def axis_of_toml(name: str, plain: object, where: str) -> Axis:
     """An axis from a sweep file: a list of values; a text as on the command line; or a table.
 
     A table has ``values``, ``from`` and ``to`` (and ``step`` or ``factor``), or ``named``, and may have ``monotone``.
-
-    Raises:
-        SweepError: It is not an axis.
     """
     check_name(name, where)
     where = f"{where}, axis {name}"

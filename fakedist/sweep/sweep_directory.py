@@ -1,6 +1,8 @@
 """The directory of a sweep: its lock, what it was asked for, its runs, and the journal of its points.
 
 A sweep that is killed leaves at most one incomplete line at the end. It is cut off when the sweep goes on.
+
+A directory that is not a sweep's, or is damaged, raises SweepError.
 """
 
 from __future__ import annotations
@@ -40,11 +42,7 @@ class JournalContent:
 
 
 class SweepJournal:
-    """A journal that is being written.
-
-    Raises:
-        SweepError: It is damaged.
-    """
+    """A journal that is being written."""
 
     def __init__(self, path: Path) -> None:
         self.known, end = _read(path)
@@ -83,11 +81,7 @@ class SweepJournal:
 
 
 def read_known(path: Path) -> JournalContent:
-    """Read a journal.
-
-    Raises:
-        SweepError: It is damaged.
-    """
+    """Read a journal."""
     return _read(path)[0]
 
 
@@ -186,11 +180,7 @@ def locked_directory(directory: Path) -> Iterator[Path]:
 
 
 def check_directory(directory: Path) -> None:
-    """Check that a directory is a sweep's, or free for one.
-
-    Raises:
-        SweepError: It is neither.
-    """
+    """Check that a directory is a sweep's, or free for one."""
     if directory.exists() and not directory.is_dir():
         raise SweepError(f"{directory} is a file", _ELSEWHERE)
     names = {path.name for path in directory.iterdir()} if directory.exists() else set()
@@ -209,11 +199,7 @@ def write_about(directory: Path, about: About) -> None:
 
 
 def read_about(directory: Path) -> About:
-    """Read the last request of a sweep.
-
-    Raises:
-        SweepError: The directory is not a sweep's, or is damaged.
-    """
+    """Read the last request of a sweep."""
     path = directory / ABOUT_NAME
     try:
         return from_plain(About, read_json(path))

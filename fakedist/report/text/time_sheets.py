@@ -1,4 +1,7 @@
-"""A step's time as text, Markdown and an object: its tables, its interval and its what-ifs."""
+"""A step's time as text, Markdown and an object: its tables, its interval and its what-ifs.
+
+Reading a table that is missing or damaged raises RunDirectoryError.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +58,7 @@ _NUM_PATH = 8
 
 
 def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
-    """Tables of the timed step's kernels; empty if nothing was timed.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-    """
+    """Tables of the timed step's kernels; empty if nothing was timed."""
     if run.summary.timed is None:
         return []
     time, source = run.summary.timed
@@ -373,11 +372,7 @@ def _change_sheet(step: WhatIfStep) -> Sheet:
 
 
 def render_priced(run: Run, console: Console, *, all_layers: bool, what_ifs: Sequence[WhatIfStep] = ()) -> None:
-    """Print the step's time and its tables.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-    """
+    """Print the step's time and its tables."""
     time, source = _timed(run)
     print_facts(console, _facts(run, source))
     print_time(console, time, source)
