@@ -48,7 +48,7 @@ class Figure:
 
     @property
     def is_time(self) -> bool:
-        """True for microseconds. All others are in bytes."""
+        """True if the figure is in microseconds. All others are in bytes."""
         return self.kind in ("step_time", "families")
 
 

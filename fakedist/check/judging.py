@@ -19,7 +19,7 @@ from fakedist.units import format_bytes, format_us
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure of one rank, in bytes or microseconds. A limit that does not exist is None.
+    """One figure of one rank, in bytes or microseconds. A limit or baseline that does not exist is None.
 
     Attributes:
         budget: Its upper limit, or lower limit for a headroom.

@@ -269,7 +269,7 @@ class PricedFor:
 
 @dataclass(frozen=True)
 class PointRun:
-    """The job of rank 0, its files still placeholders, its pricing, and files' texts by placeholder and name."""
+    """The job of rank 0, with placeholders for files, its pricing, and the files' texts by placeholder and name."""
 
     point: Point
     job: Job

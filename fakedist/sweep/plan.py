@@ -89,7 +89,7 @@ class SweepPlan:
         num_kept: Of how many of the best points the run directories stay; None for all.
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         tokens: Tokens of a step, of all ranks; None to find them in the runs.
-        micro_batches: Those of a step; None for those that run.
+        micro_batches: Micro-batches of a step; None for those that run.
         context_bytes: Memory of the CUDA context; None for the published figure.
         num_trials: Points that a sampler, "tpe" or "random", chooses; None runs all.
     """

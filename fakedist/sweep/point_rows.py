@@ -67,7 +67,8 @@ class RankResult:
         output: The end of what it printed, if it failed.
         directory: Its run directory, relative to the sweep's.
         pipeline: One rank of each stage of its pipeline, in order; empty without one.
-        worker: The process on it that ran it for the executor.
+        worker: The executor's process on ``host`` that ran it.
+        wall_s: Seconds that it took there.
         peak_rss_bytes: The most host memory that its processes held.
         first_try: Failure of its first run, which a signal not the job's own killed. Empty if it ran once.
     """
@@ -101,11 +102,11 @@ class RankResult:
 
 @dataclass(frozen=True, kw_only=True)
 class StepEstimate:
-    """The step of a point, estimated. None is not known.
+    """The estimated step of a point. None is unknown.
 
     Attributes:
         low_us: The least of its 90 % interval.
-        bubble_us: Of that, the slowest rank waits for others.
+        bubble_us: The part of the step in which the slowest rank waits for others.
         bubble_from: "placed" (every stage that exchanges with others was placed), "formula", or "not known".
         communication_us: Communication that nothing hides, of the slowest rank.
         tokens_per_step: Tokens of all ranks.

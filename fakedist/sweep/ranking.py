@@ -1,4 +1,4 @@
-"""The fastest point of those that fit, the trade of each point, and the effect of each axis."""
+"""The fastest point of those that fit, the trade-off of each point, and the effect of each axis."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A point in the ranking. Its ``place`` is 1 and the number of points that are significantly faster."""
+    """A point in the ranking. Its ``place`` is 1 plus the number of points that are significantly faster."""
 
     row: Row
     speed: Speed

@@ -80,7 +80,7 @@ def read_scalar(text: str) -> Scalar:
 
 
 def text_of(value: Scalar) -> str:
-    """A value as text, as a placeholder becomes it."""
+    """The text that a placeholder becomes."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
@@ -270,7 +270,7 @@ _MISTAKES = (simpleeval.InvalidExpression, ArithmeticError, TypeError, ValueErro
 
 
 class Expression:
-    """An expression.
+    """An expression that only computes and compares.
 
     Raises:
         SweepError: It is not an expression, or does more than compute and compare.
@@ -361,6 +361,8 @@ class Point:
 @dataclass(frozen=True)
 class Space:
     """A space of points. Derived values follow from those of the axes; each may use those before it.
+
+    Constants are names with one value, such as the world size.
 
     Raises:
         SweepError: An expression uses a name that does not exist, or two things have one name.

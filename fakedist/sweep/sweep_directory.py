@@ -2,7 +2,7 @@
 
 A sweep that is killed leaves at most one incomplete line at the end. It is cut off when the sweep goes on.
 
-A directory that is not a sweep's, or is damaged, raises SweepError.
+A directory that is not a sweep's, or a file in it that is damaged, raises SweepError.
 """
 
 from __future__ import annotations
@@ -180,7 +180,11 @@ def locked_directory(directory: Path) -> Iterator[Path]:
 
 
 def check_directory(directory: Path) -> None:
-    """Check that a directory is a sweep's, or free for one."""
+    """Check that a directory is a sweep's, or free for one.
+
+    Raises:
+        SweepError: It is neither.
+    """
     if directory.exists() and not directory.is_dir():
         raise SweepError(f"{directory} is a file", _ELSEWHERE)
     names = {path.name for path in directory.iterdir()} if directory.exists() else set()

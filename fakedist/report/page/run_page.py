@@ -33,7 +33,7 @@ _LONG = 40  # letters of one part of a name, which is then broken anywhere
 
 
 def signs(text: str) -> str:
-    """A text of ours with minus signs and arrows: "-3.00 MiB", "2 -> 4". In a command, a minus is what is typed."""
+    """Our own text with minus signs and arrows: "-3.00 MiB", "2 -> 4". Not for commands, where a minus is typed."""
     for typed, arrow in _ARROWS:
         text = text.replace(f" {typed} ", f" {arrow} ")
     return _MINUS.sub("\u2212", text)

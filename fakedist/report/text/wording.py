@@ -36,11 +36,11 @@ MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the f
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to whether the rank fits.
+    """The verdict on a rank's memory.
 
     Attributes:
         word: "fits", "fits so far" (the rank broke off, or was stopped), "may not fit" or "does not fit".
-        is_sure: It depends neither on where in its span an estimate lies nor on why the rank broke off.
+        is_sure: True if it depends neither on where in its span an estimate lies nor on why the rank broke off.
     """
 
     fits: bool

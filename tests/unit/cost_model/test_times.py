@@ -1,4 +1,4 @@
-"""The use of time: every question's answer on kernels whose sums are known by hand."""
+"""The breakdown of time: every question's answer on kernels whose sums are known by hand."""
 
 from __future__ import annotations
 

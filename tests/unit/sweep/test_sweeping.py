@@ -415,7 +415,7 @@ def test_a_space_that_is_used_up_ends_the_sampler(tmp_path: Path) -> None:
 
 
 def ended(*ranks: int) -> dict[int, RankResult]:
-    """The good end of ranks of a pipeline of four. Rank 0 knows the pipeline."""
+    """Ranks of a pipeline of four that ended well. Rank 0 knows the pipeline."""
     found = {}
     for rank in ranks:
         pipeline = () if rank else (0, 2, 4, 6)
