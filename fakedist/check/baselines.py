@@ -37,11 +37,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Baseline:
-    """A job's figures when its baseline was made.
-
-    Attributes:
-        settings: The job's settings then, with ``torch`` and ``gpu``.
-    """
+    """A job's figures when its baseline was made, and its settings then, with ``torch`` and ``gpu``."""
 
     settings: dict[str, object]
     ranks: dict[int, RankFigures]

@@ -34,10 +34,10 @@ from fakedist.units import format_bytes
 
 @dataclass
 class Checked:
-    """The result of a check.
+    """The result of a check, in the order of the configuration.
 
     Attributes:
-        findings: Every figure that was judged, in the order of the configuration.
+        findings: Every figure that was judged.
         notes: Ranks that left the job and use no GPU memory.
         warnings: Baselines whose settings differ from what ran. Printed before the findings.
         failures: Scripts that failed. Their figures are not judged.
@@ -69,12 +69,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Running:
-    """How to run jobs.
-
-    Attributes:
-        executor: What runs them. It is closed afterwards.
-        finished: Called for every rank that ended, with its seconds.
-    """
+    """The executor of jobs, closed afterwards. ``finished`` gets every rank that ended, with its seconds."""
 
     directory: Path
     executor: Executor = field(default_factory=LocalExecutor)
@@ -192,7 +187,7 @@ def judge_job(
 
 
 def _unlike_times(now: RankFigures, before: RankFigures) -> str:
-    """Why the times of a run and of its baseline are not directly comparable. Empty if they are."""
+    """The reason why times of a run and of its baseline do not compare directly. Empty if they do."""
     if not (now.time_source and before.time_source):
         return ""
     if now.time_source != before.time_source:

@@ -1,4 +1,7 @@
-"""The configuration of ``check``: ``[tool.fakedist.check]`` in pyproject.toml, or ``[check]`` in fakedist.toml."""
+"""The configuration of ``check``: ``[tool.fakedist.check]`` in pyproject.toml, or ``[check]`` in fakedist.toml.
+
+A file, job, figure or unit that does not exist, or a value that is invalid, raises CheckError.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,7 @@ PARTED = ("categories", "layers", "groups", "families")
 class Figure:
     """A figure that can have a budget.
 
-    Attributes:
-        part: The category, the layers' pattern, the group or the family of kernels. Empty for a PLAIN figure.
+    ``part`` is the category, the layers' pattern, the group or the family of kernels; empty for a PLAIN figure.
     """
 
     kind: str
@@ -46,17 +48,15 @@ class Figure:
 
     @property
     def is_time(self) -> bool:
-        """Whether the figure is in microseconds. All others are in bytes."""
+        """True if the figure is in microseconds. All others are in bytes."""
         return self.kind in ("step_time", "families")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much of a figure is allowed, or how much growth over its baseline.
+    """The allowed amount of a figure, or its growth over the baseline, in bytes or microseconds.
 
-    Attributes:
-        amount: Bytes or microseconds, or a share if ``is_fraction``.
-        is_fraction: Whether the amount is a share: of the baseline, or of the GPU's memory for a headroom.
+    With ``is_fraction``, it is a share: of the baseline, or of the GPU's memory for a headroom.
     """
 
     figure: Figure
@@ -70,23 +70,12 @@ class Limit:
 
 
 def read_budgets(section: Section) -> tuple[Limit, ...]:
-    """Read the budgets of a job.
-
-    Raises:
-        CheckError: A figure or unit does not exist.
-    """
+    """Read the budgets of a job."""
     return _read(section, PLAIN, _budget)
 
 
 def read_tolerances(value: object, section: Section) -> tuple[Limit, ...]:
-    """Read how much a job may exceed its baseline.
-
-    Args:
-        value: A text for both peaks, or a table of figures. None for no tolerance.
-
-    Raises:
-        CheckError: A figure or unit does not exist.
-    """
+    """Read the growth over its baseline that a job may have: a text for both peaks, or a table; None for none."""
     where = f"{section.where}, max_increase"
     if isinstance(value, str):
         return tuple(_tolerance(Figure(kind), value, where) for kind in ("peak_allocated", "peak_reserved"))
@@ -153,12 +142,7 @@ _EXAMPLE = '[[{}.jobs]] with name = "...", script = "train.py", world_size = 8'
 
 @dataclass(frozen=True)
 class CheckJob:
-    """A job and its limits.
-
-    Attributes:
-        name: The job's name. Its baseline's file has the same name.
-        tolerances: How much each rank may exceed its baseline.
-    """
+    """A job and its limits. Each rank may exceed its baseline, a file with the job's name, by the tolerances."""
 
     name: str
     jobs: tuple[Job, ...]
@@ -168,11 +152,9 @@ class CheckJob:
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """The configuration of a check.
+    """The configuration of a check, jobs in the order of the file.
 
-    Attributes:
-        path: The file it was read from. Paths of scripts and baselines are relative to its directory.
-        jobs: The jobs, in the order of the file.
+    Paths of scripts and baselines are relative to its directory.
     """
 
     path: Path
@@ -185,11 +167,7 @@ class CheckConfig:
         return self.path.parent
 
     def chosen(self, names: tuple[str, ...]) -> CheckConfig:
-        """The configuration with only the named jobs, or with all jobs if ``names`` is empty.
-
-        Raises:
-            CheckError: A named job does not exist.
-        """
+        """The configuration with only the named jobs, or with all jobs without names."""
         known = [job.name for job in self.jobs]
         for name in names:
             if name not in known:
@@ -198,11 +176,7 @@ class CheckConfig:
 
 
 def find_config(start: Path) -> Path:
-    """Find the nearest configuration, in a directory or above it.
-
-    Raises:
-        CheckError: No configuration exists.
-    """
+    """Find the nearest configuration, in a directory or above it."""
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / OWN_NAME).is_file():
             return folder / OWN_NAME
@@ -216,11 +190,7 @@ def find_config(start: Path) -> Path:
 
 
 def read_config(path: Path) -> CheckConfig:
-    """Read a configuration.
-
-    Raises:
-        CheckError: The file is missing, is not TOML, or has an invalid value.
-    """
+    """Read a configuration."""
     is_project = path.name == PROJECT_NAME
     values = _inside(_load(path), *(("tool", "fakedist", "check") if is_project else ("check",)))
     table = "tool.fakedist.check" if is_project else "check"

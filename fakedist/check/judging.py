@@ -19,16 +19,14 @@ from fakedist.units import format_bytes, format_us
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure of one rank.
+    """One figure of one rank, in bytes or microseconds. A limit or baseline that does not exist is None.
 
     Attributes:
-        value: Its value, in bytes or microseconds.
-        budget: Its upper limit, or lower limit for a headroom. None without a budget.
-        baseline: Its value in the baseline. None without a baseline.
-        allowed: The upper limit that follows from the baseline. None without a tolerance.
+        budget: Its upper limit, or lower limit for a headroom.
+        allowed: The upper limit that follows from the baseline and its tolerance.
         blame: The layers that cause it and what allocates there, as one phrase. Empty if nothing is exceeded.
-        source: The source of a time, measured or estimated. Empty for bytes.
-        line: Where those layers' blocks are allocated, ``file:line (function)``. Empty if not known.
+        source: "measured" or "estimated", of a time. Empty for bytes.
+        line: The line that allocates those layers' blocks, ``file:line (function)``. Empty if not known.
     """
 
     job: str
@@ -50,19 +48,19 @@ class Finding:
 
     @property
     def is_over_budget(self) -> bool:
-        """Whether the budget is exceeded."""
+        """True if the budget is exceeded."""
         if self.budget is None:
             return False
         return self.value < self.budget if self.figure.kind == "headroom" else self.value > self.budget
 
     @property
     def is_over_baseline(self) -> bool:
-        """Whether the figure grew by more than its tolerance."""
+        """True if the figure grew by more than its tolerance."""
         return self.allowed is not None and self.value > self.allowed
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether the budget or the baseline is exceeded."""
+        """True if the budget or the baseline is exceeded."""
         return self.is_over_budget or self.is_over_baseline
 
     def amount(self, value: float) -> str:
@@ -89,8 +87,7 @@ class Finding:
 def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None, lines: pd.DataFrame) -> list[Finding]:
     """Judge every figure of a rank that has a budget or a tolerance, and always both peaks.
 
-    Args:
-        before: The rank in its baseline. None without a baseline.
+    ``before`` is the rank in its baseline; None without a baseline.
     """
     budgets = {limit.figure: limit for limit in job.budgets}
     tolerances = {limit.figure: limit for limit in job.tolerances}

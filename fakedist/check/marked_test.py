@@ -19,11 +19,7 @@ _KEPT_NAMES = ("OutOfMemoryError", "Terminated", "JournalFailed")
 
 
 class FailureKeeper:
-    """Keeps what the test raised.
-
-    Attributes:
-        error: What the test raised, or None.
-    """
+    """Keeps the error that the test raised; None without one."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None

@@ -99,7 +99,7 @@ class RankFigures:
 
     @property
     def time_source(self) -> str:
-        """Whether its times are measured or estimated. Empty without times."""
+        """Source of its times: "measured" or "estimated". Empty without times."""
         return "" if self.record.time is None else self.record.time.source
 
     def value(self, figure: Figure) -> float | None:
@@ -130,10 +130,7 @@ def _as_float(value: int | None) -> float | None:
 
 
 def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
-    """Read the figures of a run.
-
-    Args:
-        figures: The figures to read. Parts that the model does not have are errors.
+    """Read these figures of a run.
 
     Raises:
         CheckError: A layer pattern or a group matches nothing in this run.

@@ -20,10 +20,9 @@ from fakedist.rundir.outcome import Ending, Outcome
 
 @dataclass(frozen=True)
 class RankToRun:
-    """One rank to run.
+    """One rank to run, called ``name`` in messages: "llama-70b rank 0".
 
     Attributes:
-        name: Its name in messages: "llama-70b rank 0".
         directory: The run directory or, with peers, the directory that holds the run directories of all ranks.
         may_leave: Whether it may leave the job during init without using the GPU, as a spare rank does.
     """
@@ -58,14 +57,9 @@ def run_ranks(
     executor: Executor,
     finished: Callable[[RankToRun, float], None] = lambda rank, seconds: None,
 ) -> list[ScriptError]:
-    """Run every rank, several at once.
+    """Run every rank, several at once. The executor is closed afterwards.
 
-    Args:
-        executor: What runs them. It is closed afterwards.
-        finished: Called for every rank that ended, with its seconds.
-
-    Returns:
-        The failures, in the order of the ranks.
+    ``finished`` gets every rank that ended, with its seconds. Returns the failures, in the order of the ranks.
     """
     failed: dict[str, ScriptError] = {}
     named = {rank.name: rank for rank in ranks}

@@ -37,7 +37,6 @@ _LOW_BYTE = range(0xDC80, 0xDD00)  # a byte of a file name that is not text, as 
 
 
 def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Replace a character that an encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letter = error.object[error.start]

@@ -19,12 +19,8 @@ def run_job_file(path: str) -> int:
     """Run the job and leave its run directory, and print on stderr what ``fakedist profile`` would.
 
     It leaves no process behind, even if its supervisor was killed, as Ray kills the children of a worker that exits.
-
-    Args:
-        path: A file of JSON: the ``job`` (:meth:`fakedist.options.Job.to_dict`) and the run's ``directory``.
-
-    Returns:
-        The exit code.
+    The JSON file has the ``job`` (:meth:`fakedist.options.Job.to_dict`) and the run's ``directory``.
+    Returns the exit code.
     """
     template = RankTemplate.from_environment()
     values = json.loads(Path(path).read_text())

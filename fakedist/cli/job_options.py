@@ -1,4 +1,7 @@
-"""The job's options as click's, and commands whose ``--help`` has them in groups."""
+"""The job's options as click's, and commands whose ``--help`` has them in groups.
+
+Options with an invalid value, or that make no job, raise JobError.
+"""
 
 from __future__ import annotations
 
@@ -158,11 +161,7 @@ def count_options(metavar: str = "") -> list[click.Parameter]:
 
 
 def pricing_of(values: Mapping[str, object]) -> tuple[str | None, PricingOptions]:
-    """The GPU to price for, and the other settings.
-
-    Raises:
-        JobError: A value is invalid.
-    """
+    """The GPU to price for, and the other settings."""
     stored = {
         option.name: _stored(option, values) for option in PRICING_OPTIONS if values[option.name] not in (None, ())
     }
@@ -173,11 +172,7 @@ def pricing_of(values: Mapping[str, object]) -> tuple[str | None, PricingOptions
 
 
 def counts_of(values: Mapping[str, object]) -> dict[str, int]:
-    """Tokens and micro-batches of a step, as far as they were given.
-
-    Raises:
-        JobError: A value is invalid.
-    """
+    """Tokens and micro-batches of a step, as far as they were given."""
     return {
         option.name: _stored(option, values)
         for option in (TOKENS_PER_STEP, MICRO_BATCHES)
@@ -203,7 +198,7 @@ def _as_click(option: Option) -> click.Option:
 
 
 def _default(option: Option) -> str:
-    """The default, where it is worth a word: not for what is simply off or empty."""
+    """The default, unless it is simply off or empty."""
     texts = {
         "world_size": "$WORLD_SIZE",
         "rank": "$RANK",
@@ -228,11 +223,7 @@ def ignored(ctx: click.Context) -> list[str]:
 
 
 def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str, object]) -> tuple[Job, ...]:
-    """The job of every rank that the command line names.
-
-    Raises:
-        JobError: The options make no job.
-    """
+    """The job of every rank that the command line names."""
     if module is None and not arguments:
         raise JobError("no script was given", "fakedist profile [options] SCRIPT [ARGS]...")
     plain = {option.name: _plain(option, values[option.name]) for option in OPTIONS}

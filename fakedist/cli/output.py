@@ -1,4 +1,4 @@
-"""Where a command's result goes and in which format: ``--format``, ``--json`` and ``-o FILE``, the same everywhere."""
+"""Destination and format of a command's result: ``--format``, ``--json`` and ``-o FILE``, the same everywhere."""
 
 from __future__ import annotations
 
@@ -26,18 +26,14 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 
 @dataclass(frozen=True)
 class Output:
-    """Where a command's result goes.
-
-    Attributes:
-        file: The file to write. None prints the result.
-    """
+    """Destination and format of a command's result. Without a file it is printed."""
 
     format: str = TEXT
     file: Path | None = None
 
     @property
     def prints_text(self) -> bool:
-        """Whether the result is on the terminal, for people."""
+        """True if the result is on the terminal, for people."""
         return self.format == TEXT and self.file is None
 
     def write(self, text: str) -> None:
@@ -76,11 +72,7 @@ class Output:
 
 
 def _one(ctx: click.Context, param: click.Parameter, value: tuple[object, ...]) -> object:
-    """The one value of an option; None if it was not given.
-
-    Raises:
-        UsageError: It was given more than once.
-    """
+    """The one value of an option; None if it was not given. Raises UsageError if it was given more than once."""
     if len(value) > 1:
         raise click.UsageError(f"{param.opts[-1]} was given {len(value)} times, and takes one value", ctx)
     return value[0] if value else None

@@ -67,7 +67,6 @@ def reading(*paths: Path) -> Iterator[None]:
 
 
 def _innermost_line(error: Exception) -> str:
-    """The innermost line of fakedist, as a bug report needs it."""
     position = "fakedist"
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)

@@ -46,7 +46,7 @@ def view(run: Path, port: int | None) -> int:
 
 
 def _page_path(run: Path) -> Path:
-    """Where the page of a run goes: into its directory, or into a temporary one if that is not possible."""
+    """A file in the run's own directory, or in a temporary one if that is not possible."""
     from fakedist.rundir.directory import PAGE_NAME
 
     path = run / PAGE_NAME

@@ -16,9 +16,6 @@ _ELSEWHERE = "choose another place"
 def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> None:
     """Check before the work that a file can be written: its directory exists or can be created, and is writable.
 
-    Args:
-        path: The file. An existing one will be replaced.
-
     Raises:
         JobError: It cannot be written.
     """

@@ -1,6 +1,8 @@
 """The command of a point: its placeholders filled, its files, and the GPU and fabric that its step is priced for.
 
 ``{{tp}}`` is the text ``{tp}`` itself. Braces around anything but a name, as in JSON, are left as they are.
+
+A file that cannot be read, or a value that is not valid, raises SweepError.
 """
 
 from __future__ import annotations
@@ -36,22 +38,14 @@ _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts of the command line for one option, read once its placeholders have values.
-
-    Attributes:
-        texts: A text for each time that the option was given.
-    """
+    """Texts of the command line for one option, one for each time given, read once their placeholders have values."""
 
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Filling:
-    """Values of the placeholders at one point.
-
-    Attributes:
-        arguments: What stands for a name if that is several words, or none.
-    """
+    """Values of the placeholders at one point. ``arguments`` replaces a name by several words, or none."""
 
     values: Mapping[str, Scalar]
     arguments: Mapping[str, tuple[str, ...]]
@@ -124,11 +118,7 @@ _MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class PointFile:
-    """A file that is written for each point.
-
-    Attributes:
-        changes: Plain values to set, by their place: the keys from the outside inwards.
-    """
+    """A file that is written for each point. ``changes`` maps keys, from the outside inwards, to plain values."""
 
     name: str
     file_name: str
@@ -157,14 +147,7 @@ class PointFile:
 
 
 def read_point_file(name: str, section: Section, directory: Path) -> PointFile:
-    """A file's description in a sweep file.
-
-    Args:
-        section: Its table: ``from``, ``set`` and, without ``from``, ``name``.
-
-    Raises:
-        SweepError: The description is not valid, or the file that it is made from cannot be read.
-    """
+    """A file's description in a sweep file: a table of ``from``, ``set`` and, without ``from``, ``name``."""
     source, called = section.take("from", str), section.take("name", str)
     changes = section.take_table("set").items()
     section.end()
@@ -178,11 +161,7 @@ def read_point_file(name: str, section: Section, directory: Path) -> PointFile:
 
 
 def read_plain(path: Path) -> Mapping[str, object]:
-    """Read the plain values of a TOML, YAML or JSON file.
-
-    Raises:
-        SweepError: It cannot be read, or is not a table.
-    """
+    """Read the plain values of a TOML, YAML or JSON file."""
     try:
         text = read_bytes(path, _MOST_BYTES).decode()
         if path.suffix == ".toml":
@@ -290,12 +269,7 @@ class PricedFor:
 
 @dataclass(frozen=True)
 class PointRun:
-    """The job, pricing and files of a point.
-
-    Attributes:
-        job: The job of rank 0. The paths of its files are still placeholders.
-        files: The text of each file by its placeholder and name.
-    """
+    """The job of rank 0, with placeholders for files, its pricing, and the files' texts by placeholder and name."""
 
     point: Point
     job: Job
@@ -324,12 +298,11 @@ class PointRun:
 
 @dataclass(frozen=True)
 class SweptCommand:
-    """The command of every point, with placeholders.
+    """The command of every point, with placeholders. Paths are relative to ``directory``.
 
     Attributes:
         options: Plain values of the job's options by name, or what the command line gave for them.
-        price: What the step is priced for, by the names of ``PRICES``.
-        directory: The directory to which paths are relative.
+        price: Plain values by the names of ``PRICES``.
     """
 
     program: JobProgram
@@ -371,11 +344,7 @@ class SweptCommand:
                 )
 
     def at(self, space: Space, point: Point) -> PointRun:
-        """The job, pricing and files of a point.
-
-        Raises:
-            SweepError: A value is not valid there.
-        """
+        """The job, pricing and files of a point."""
         words = {axis.name: axis.arguments[str(value)] for axis, (_, value) in _pairs(space, point) if axis.arguments}
         filling = Filling(space.named_values(point), words)
         files = tuple((file, file.text(filling)) for file in self.files)

@@ -19,12 +19,7 @@ from fakedist.temporary import replacing
 
 
 class Sweep:
-    """A sweep, finished or not.
-
-    Attributes:
-        rows: Its rows, in the order of the points.
-        ranking: Which points fit, which is fastest, and how much each axis matters.
-    """
+    """A sweep, finished or not. Rows are in the order of the points."""
 
     def __init__(self, path: Path, about: About, rows: Sequence[Row]) -> None:
         self.path, self.about, self.rows = path, about, list(rows)

@@ -1,4 +1,7 @@
-"""A sweep as asked for, read from a file or a command line: its space, its command, and its points' identities."""
+"""A sweep as asked for, read from a file or a command line: its space, its command, and its points' identities.
+
+Reading a file, an option or a value that is missing or not valid raises SweepError.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ _COUNTED = re.compile(r"(?P<word>stages|best):(?P<number>\d{1,6}|all)")
 
 @dataclass(frozen=True)
 class RankChoice:
-    """Which ranks of a point run.
+    """The ranks of a point that run.
 
     Attributes:
         which: "ends": the first and the last pipeline stage. "stages": those, and every stage of the best points.
@@ -87,9 +90,8 @@ class SweepPlan:
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         tokens: Tokens of a step, of all ranks; None to find them in the runs.
         micro_batches: Micro-batches of a step; None for those that run.
-        context_bytes: Memory of the CUDA context; None for what is published.
-        num_trials: How many points a sampler chooses; None runs all.
-        sampler: Who chooses them: "tpe" or "random".
+        context_bytes: Memory of the CUDA context; None for the published figure.
+        num_trials: Points that a sampler, "tpe" or "random", chooses; None runs all.
     """
 
     name: str
@@ -131,11 +133,7 @@ class SweepPlan:
 
 
 def read_ranks(plain: object) -> RankChoice:
-    """Which ranks run, from a plain value: "ends", "stages", "stages:5", "stages:all", or ranks.
-
-    Raises:
-        SweepError: It is none of these.
-    """
+    """The ranks that run, from a plain value: "ends", "stages", "stages:5", "stages:all", or ranks."""
     if plain is None or plain == "ends":
         return RankChoice()
     if plain == "stages":
@@ -154,11 +152,7 @@ def read_ranks(plain: object) -> RankChoice:
 
 
 def read_keep(plain: object) -> int | None:
-    """How many of the best points keep their run directories, from "all", "none" or "best:10".
-
-    Raises:
-        SweepError: It is none of these.
-    """
+    """The number of best points that keep their run directories, from "all", "none" or "best:10"."""
     if plain in (None, "all"):
         return None
     if plain == "none":
@@ -170,11 +164,7 @@ def read_keep(plain: object) -> int | None:
 
 
 def read_headroom(plain: object) -> float:
-    """A share of the GPU's memory from "5%".
-
-    Raises:
-        SweepError: It is none.
-    """
+    """A share of the GPU's memory from "5%"."""
     if plain is None:
         return HEADROOM
     try:
@@ -202,10 +192,9 @@ _NOT_OURS = {"site-packages", "node_modules", "__pycache__"}
 
 @dataclass(frozen=True)
 class Ground:
-    """The environment that all points of a sweep share: versions, script and variables.
+    """The environment that all points of a sweep share, as digests by part: versions, script and variables.
 
-    Attributes:
-        parts: A digest by part: "versions", each Python file as its path, each inherited variable as "variable HOME".
+    Parts are "versions", each Python file as its path, and each inherited variable as "variable HOME".
     """
 
     parts: Mapping[str, str]
@@ -298,12 +287,8 @@ class CommandLineSettings:
     """Settings of the command line as texts. They override those of the sweep file.
 
     Attributes:
-        axes: ``--axis``.
-        monotone: ``--monotone``.
         derived: ``--let``.
         conditions: ``--where``.
-        prices: ``--price``.
-        options: Options of the job that were given, by name.
         settings: ``ranks``, ``keep``, ``headroom`` and the other keys of a sweep file that are about the sweep.
     """
 
@@ -332,11 +317,7 @@ class _SweepParts:
 
 
 def sweep_of_file(path: Path, settings: CommandLineSettings) -> SweepPlan:
-    """The sweep that a file describes, with what the command line changes.
-
-    Raises:
-        SweepError: The file is missing, is not TOML, or something in it is not valid.
-    """
+    """The sweep that a file describes, with what the command line changes."""
     try:
         values, _ = read_toml(path)
     except OSError as error:
@@ -352,11 +333,7 @@ def sweep_of_file(path: Path, settings: CommandLineSettings) -> SweepPlan:
 
 
 def sweep_of_command(program: JobProgram, settings: CommandLineSettings) -> SweepPlan:
-    """The sweep that a command line describes without a file.
-
-    Raises:
-        SweepError: Something in it is not valid.
-    """
+    """The sweep that a command line describes without a file."""
     stem = program.target.rpartition(".")[2] if program.is_module else Path(program.target).stem
     return _plan(_SweepParts(stem, program, Door.COMMAND_LINE), settings)
 

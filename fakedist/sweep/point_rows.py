@@ -44,12 +44,12 @@ class Status(StrEnum):
 
     @property
     def ran(self) -> bool:
-        """Whether its steps ran to the end, or the memory did."""
+        """True if its steps ran to the end, or the memory did."""
         return self in (Status.FITS, Status.MAY_NOT_FIT, Status.DOES_NOT_FIT)
 
 
 class RankKind(StrEnum):
-    """How a rank's run counts."""
+    """The way in which a rank's run counts."""
 
     RAN = "ran"
     OUT_OF_MEMORY = "out of memory"
@@ -59,18 +59,18 @@ class RankKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """How one rank of a point ended.
+    """The end of one rank of a point. Texts that are not known are empty.
 
     Attributes:
         reason: Why it did not end well, one line.
-        line: The script's line that this happened at; empty if it is not known.
+        line: The script's line that this happened at.
         output: The end of what it printed, if it failed.
         directory: Its run directory, relative to the sweep's.
         pipeline: One rank of each stage of its pipeline, in order; empty without one.
-        worker: The process on it that ran it for the executor.
+        worker: The executor's process on ``host`` that ran it.
         wall_s: Seconds that it took there.
         peak_rss_bytes: The most host memory that its processes held.
-        first_try: Why it ran a second time: how a signal killed it that was not the job's own. Empty if it ran once.
+        first_try: Failure of its first run, which a signal not the job's own killed. Empty if it ran once.
     """
 
     rank: int
@@ -102,15 +102,15 @@ class RankResult:
 
 @dataclass(frozen=True, kw_only=True)
 class StepEstimate:
-    """The step of a point, estimated.
+    """The estimated step of a point. None is unknown.
 
     Attributes:
-        low_us: The least of its 90 % interval; None if that is not known.
-        bubble_us: Of that, the slowest rank waits for others.
+        low_us: The least of its 90 % interval.
+        bubble_us: The part of the step in which the slowest rank waits for others.
         bubble_from: "placed" (every stage that exchanges with others was placed), "formula", or "not known".
         communication_us: Communication that nothing hides, of the slowest rank.
-        tokens_per_step: Tokens of all ranks; None if they are not known.
-        samples_per_step: Samples of all ranks; None if they are not known.
+        tokens_per_step: Tokens of all ranks.
+        samples_per_step: Samples of all ranks.
         sample_shape: Shape of a sample; empty if the samples are not known.
         tflops_per_gpu: The model's TFLOP/s per GPU as Megatron-LM counts; None without a run of every stage.
         mfu: Share of the dense bf16 peak as Megatron-LM counts; None without a run of every stage.
@@ -138,13 +138,11 @@ class StepEstimate:
 class Row:
     """One point of a sweep.
 
+    ``id`` tells it from other points: the run, its pricing and what the sweep asks of it. ``key`` tells runs apart.
+
     Attributes:
-        id: What tells it from all other points: the run, its pricing and what the sweep asks of it.
-        key: What tells its run from all other runs.
         reason: Why, one line; empty if it fits.
-        ranks: The ranks that ran, in order.
-        has_every_stage: Whether every stage of its pipeline ran.
-        step: Its step; None if it did not end well, or no step was timed.
+        step: None if it did not end well, or no step was timed.
         is_check: Whether it ran to check an axis that was declared monotone.
     """
 
@@ -198,11 +196,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def judge(result: TaskResult, rank: int, run_directory: Path, sweep: Path, context_bytes: int | None) -> RankResult:
-    """How a rank ended.
-
-    Args:
-        context_bytes: Memory of the CUDA context; None for what is published.
-    """
+    """Judge the end of a rank. ``context_bytes`` is the CUDA context's memory; None for the published figure."""
     judged = RankResult(
         rank=rank,
         kind=RankKind.FAILED,
@@ -295,11 +289,10 @@ def estimate_step(
 ) -> tuple[StepEstimate | None, str]:
     """The step of a point, or why there is none.
 
-    Args:
-        micro_batches: Micro-batches of a step; None for those that ran.
+    Micro-batches are those of a step; None for those that ran.
 
     Raises:
-        JobError: What to price for is not valid.
+        JobError: The pricing is not valid.
     """
     try:
         job = time_job(directories, **asdict(pricing), tokens_per_step=tokens_per_step, micro_batches=micro_batches)
@@ -376,7 +369,7 @@ def _slowed(rate: float | None, scale: float) -> float | None:
 
 
 def _chunks(run: Run, stages: Sequence[int]) -> int | None:
-    """Model chunks of each stage: how often the first sends a micro-batch to the second. None if it is not seen."""
+    """Model chunks of each stage: how often the first sends a micro-batch to the second. None if unseen."""
     groups, calls, launches = run.table("groups"), run.table("calls"), run.table("launches")
     ran = tokens_of(launches, run.table("work")).num_micro_batches
     own = [number for number, ranks in enumerate(groups["ranks"]) if ranks and parse_rank_list(ranks) == tuple(stages)]
@@ -418,7 +411,6 @@ def make_row(
 
 
 def _fit(row: Row) -> tuple[Status, str]:
-    """Whether the fullest rank fits: what is reserved, NCCL and the context together."""
     fullest = row.fullest
     if fullest is None or not fullest.capacity_bytes:
         return Status.FITS, ""

@@ -26,14 +26,14 @@ class Wait(enum.Enum):
 
 
 class Source(Protocol):
-    """Where points come from."""
+    """The source of points."""
 
     def next(self) -> PointRun | Wait:
         """The next point to run."""
         ...
 
     def done(self, run: PointRun, row: Row) -> None:
-        """Take in what came of a point."""
+        """Take in the result of a point."""
         ...
 
 
@@ -54,10 +54,7 @@ class ListedPoints:
 class MonotonePoints:
     """The points of a space with monotone axes. A point waits for the one before it on each such axis.
 
-    Points beyond one that did not fit are not run.
-
-    Attributes:
-        skipped: What was not run, each with the point that did not fit.
+    Points beyond one that did not fit go to ``skipped``, each with the point that did not fit.
     """
 
     def __init__(self, space: Space, runs: Sequence[PointRun]) -> None:

@@ -1,4 +1,4 @@
-"""Which point is fastest of those that fit, what each point trades, and how much each axis matters."""
+"""The fastest point of those that fit, the trade-off of each point, and the effect of each axis."""
 
 from __future__ import annotations
 
@@ -28,29 +28,20 @@ def rate_in(unit: str, step: StepEstimate) -> float | None:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a point is, estimated.
-
-    Attributes:
-        value: What it gets done in the ranking's unit.
-        low: The least of its 90 % interval; the value itself if that is not known.
-    """
+    """The estimated speed of a point in the ranking's unit. ``low`` is the least of its 90 % interval, or the value."""
 
     value: float
     low: float
     high: float
 
     def differs_from(self, other: Speed) -> bool:
-        """Whether neither of two lies within the interval of the other."""
+        """True if neither of two lies within the interval of the other."""
         return not (self.low <= other.value <= self.high or other.low <= self.value <= other.high)
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A point in the ranking.
-
-    Attributes:
-        place: 1 and the number of points that are significantly faster.
-    """
+    """A point in the ranking. Its ``place`` is 1 plus the number of points that are significantly faster."""
 
     row: Row
     speed: Speed
@@ -59,7 +50,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class AxisEffect:
-    """How much an axis matters, from points that differ in it alone.
+    """The effect of an axis, from points that differ in it alone.
 
     Attributes:
         speed_ratio: The fastest of such points over the slowest, in the median; None if no two have a step.
@@ -77,17 +68,17 @@ class AxisEffect:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The answer of a sweep.
+    """The answer of a sweep. Points are known by their IDs.
 
     Attributes:
         ranked: The points that fit with the headroom that was asked for, fastest first.
-        speeds: How fast each point with a step is, by its ID.
-        unit: What speeds are, one of ``UNITS``; empty if none is known at any point, so that nothing is ranked.
-        front: The IDs of the points that no other beats in both memory and speed.
+        speeds: Speeds of points that have a step.
+        unit: One of ``UNITS``; empty if none is known at any point, so that nothing is ranked.
+        front: The points that no other beats in both memory and speed.
         headroom: Free memory that was asked for, as a share.
         num_too_full: Points that fit, but not with the headroom.
         num_without_step: Points that fit, but whose step is not known.
-        num_without_speed: Points that fit and have a step, but not what it gets done in the unit.
+        num_without_speed: Points that fit and have a step, but no speed in the unit.
         num_without_bubble: Points whose step lacks the bubble of their pipeline.
     """
 
@@ -231,7 +222,7 @@ def sentences(ranking: Ranking) -> Iterator[str]:
 
 
 def counts_text(ranking: Ranking) -> str:
-    """How many points came to what: "48 points: 30 fit, 10 do not fit, 8 invalid layout"."""
+    """The number of points of each status: "48 points: 30 fit, 10 do not fit, 8 invalid layout"."""
     number = sum(ranking.counts.values())
     several = {Status.FITS: "fit", Status.DOES_NOT_FIT: "do not fit"}
     parts = [

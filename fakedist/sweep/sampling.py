@@ -34,11 +34,7 @@ _MOST_IN_VAIN = 500
 
 
 class SampledPoints:
-    """Points as a sampler suggests them.
-
-    Args:
-        directory: Its directory, which gets Optuna's storage. Trials of an earlier session count.
-    """
+    """Points as a sampler suggests them. Optuna's storage is in ``directory``; trials of an earlier session count."""
 
     def __init__(self, plan: SweepPlan, directory: Path) -> None:
         self._plan = plan
@@ -80,7 +76,7 @@ class SampledPoints:
         return Wait.NO_MORE
 
     def done(self, run: PointRun, row: Row) -> None:
-        """Tell the sampler what came of a point."""
+        """Report the result of a point to the sampler."""
         trial = self._running.pop(run.point, None)
         if trial is None:
             return

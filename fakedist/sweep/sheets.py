@@ -114,7 +114,7 @@ def effects_of(effects: Sequence[AxisEffect]) -> list[SheetColumn]:
 
 
 def reasons(rows: Sequence[Row]) -> Iterator[str]:
-    """Why points are invalid or failed, the most frequent reasons first."""
+    """Reasons why points are invalid or failed, the most frequent first."""
     for status in (Status.INVALID, Status.FAILED):
         counted = Counter((row.reason, row.line) for row in rows if row.status is status)
         for (reason, line), number in counted.most_common(_NUM_REASONS):
@@ -190,11 +190,9 @@ _RANKS = {
 
 @dataclass(frozen=True)
 class DryRun:
-    """The points and runs of a sweep that does not run.
+    """The points and runs of a sweep that does not run. ``points`` is empty if a sampler chooses them.
 
-    Attributes:
-        points: What each point would run, in order; empty if a sampler chooses the points.
-        num_runs: Different runs: points that differ only in what they are priced for share one.
+    Points that differ only in what they are priced for share one of the ``num_runs``.
     """
 
     plan: SweepPlan
@@ -248,7 +246,7 @@ def command_of(run: PointRun, directory: Path) -> str:
 
 
 def ranks_text(ranks: RankChoice) -> str:
-    """Which ranks of a point run, in words."""
+    """The ranks of a point that run, in words."""
     if ranks.which == "listed":
         return ", ".join(map(str, ranks.ranks))
     return _RANKS[ranks.which].format(best="all points" if ranks.num_best is None else f"the best {ranks.num_best}")

@@ -2,6 +2,8 @@
 
 An expression can compute and compare. It has no attributes, subscripts, comprehensions and imports, and only the
 functions listed here, so that a sweep file from elsewhere cannot run anything by it.
+
+Reading what is not a name, a range or an axis raises SweepError.
 """
 
 from __future__ import annotations
@@ -45,13 +47,12 @@ _AXIS_EXAMPLE = "tp = [1, 2, 4, 8]"
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a space.
+    """One axis of a space, values in order.
 
     Attributes:
-        name: Its name: a letter, then letters, digits and underscores.
-        values: The values that it takes, in order.
-        arguments: What a value with several words, or none, puts in place of its placeholder; by value.
-        is_monotone: Whether a later value always takes more memory than an earlier one.
+        name: A letter, then letters, digits and underscores.
+        arguments: By value: several words, or none, that replace its placeholder.
+        is_monotone: A later value always takes more memory than an earlier one.
     """
 
     name: str
@@ -61,11 +62,7 @@ class Axis:
 
 
 def check_name(name: str, where: str) -> str:
-    """A name that placeholders and conditions can use.
-
-    Raises:
-        SweepError: It is not one.
-    """
+    """A name that placeholders and conditions can use."""
     if not _NAME.fullmatch(name) or name in ("and", "or", "not", "in", "is", "if", "else", "true", "false"):
         raise SweepError(
             f"{where}: {name!r} cannot be a name: it is a letter, then letters, digits and underscores", _AXIS_EXAMPLE
@@ -83,18 +80,14 @@ def read_scalar(text: str) -> Scalar:
 
 
 def text_of(value: Scalar) -> str:
-    """A value as text: what a placeholder becomes."""
+    """The text that a placeholder becomes."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
 
 
 def read_values(text: str, where: str) -> list[Scalar]:
-    """The values in a text: ``1,2,4``, ``1..8``, ``0..100+10`` and ``1..64*2``.
-
-    Raises:
-        SweepError: A range has no end.
-    """
+    """The values in a text: ``1,2,4``, ``1..8``, ``0..100+10`` and ``1..64*2``."""
     values: list[Scalar] = []
     for piece in text.split(","):
         if (range_ := _RANGE.fullmatch(piece.strip())) is None:
@@ -107,11 +100,7 @@ def read_values(text: str, where: str) -> list[Scalar]:
 
 
 def axis_of_text(text: str, monotone: Sequence[str] = ()) -> Axis:
-    """An axis from a command line: ``tp=1,2,4,8``.
-
-    Raises:
-        SweepError: It is not an axis.
-    """
+    """An axis from a command line: ``tp=1,2,4,8``."""
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise SweepError(f"--axis {text!r} has no values", "--axis tp=1,2,4,8")
@@ -120,14 +109,9 @@ def axis_of_text(text: str, monotone: Sequence[str] = ()) -> Axis:
 
 
 def axis_of_toml(name: str, plain: object, where: str) -> Axis:
-    """An axis from a sweep file.
+    """An axis from a sweep file: a list of values; a text as on the command line; or a table.
 
-    Args:
-        plain: A list of values; a text as on the command line; or a table with ``values``, with ``from`` and ``to``
-            (and ``step`` or ``factor``), or with ``named``, and with ``monotone``.
-
-    Raises:
-        SweepError: It is not an axis.
+    A table has ``values``, ``from`` and ``to`` (and ``step`` or ``factor``), or ``named``, and may have ``monotone``.
     """
     check_name(name, where)
     where = f"{where}, axis {name}"
@@ -286,7 +270,7 @@ _MISTAKES = (simpleeval.InvalidExpression, ArithmeticError, TypeError, ValueErro
 
 
 class Expression:
-    """One expression.
+    """An expression that only computes and compares.
 
     Raises:
         SweepError: It is not an expression, or does more than compute and compare.
@@ -364,11 +348,7 @@ _MAX_LOOKED_AT = 200_000
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a space.
-
-    Attributes:
-        values: The value of each axis, in the order of the axes.
-    """
+    """One point of a space, with its values in the order of the axes."""
 
     values: tuple[tuple[str, Scalar], ...]
 
@@ -380,11 +360,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Space:
-    """A space of points.
+    """A space of points. Derived values follow from those of the axes; each may use those before it.
 
-    Attributes:
-        derived: Values that follow from those of the axes, by name. Each may use those before it.
-        constants: Names with one value, such as the world size.
+    Constants are names with one value, such as the world size.
 
     Raises:
         SweepError: An expression uses a name that does not exist, or two things have one name.
@@ -436,7 +414,7 @@ class Space:
         return values
 
     def allows(self, point: Point) -> bool:
-        """Whether a point meets every condition."""
+        """True if a point meets every condition."""
         return not self.broken_condition(point)
 
     def broken_condition(self, point: Point) -> str:
@@ -469,7 +447,7 @@ class Space:
             yield from self._below([*values, (axis.name, value)], looked_at)
 
     def _possible(self, values: list[tuple[str, Scalar]]) -> bool:
-        """Whether the values of the first axes meet the conditions that need the last of them and no further axis."""
+        """True if the values of the first axes meet the conditions that need the last of them and no further axis."""
         known = {**self.constants, **dict(values)}
         newest = {values[-1][0]} if values else set()
         for name, expression in self.derived:

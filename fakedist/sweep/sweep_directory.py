@@ -1,6 +1,8 @@
 """The directory of a sweep: its lock, what it was asked for, its runs, and the journal of its points.
 
 A sweep that is killed leaves at most one incomplete line at the end. It is cut off when the sweep goes on.
+
+A directory that is not a sweep's, or a file in it that is damaged, raises SweepError.
 """
 
 from __future__ import annotations
@@ -30,11 +32,9 @@ _DAMAGED = "run the sweep again with --fresh, or into another directory with -o"
 
 @dataclass
 class JournalContent:
-    """The ranks and rows of a journal. A later line replaces an earlier one.
+    """The ranks of a journal by key and rank, and its rows by ID in the order in which they first came.
 
-    Attributes:
-        ranks: How ranks ended, by the key of the run and the rank.
-        rows: Rows by their IDs, in the order in which they first came.
+    A later line replaces an earlier one.
     """
 
     ranks: dict[str, dict[int, RankResult]] = field(default_factory=dict)
@@ -42,11 +42,7 @@ class JournalContent:
 
 
 class SweepJournal:
-    """A journal that is being written.
-
-    Raises:
-        SweepError: It is damaged.
-    """
+    """A journal that is being written."""
 
     def __init__(self, path: Path) -> None:
         self.known, end = _read(path)
@@ -85,11 +81,7 @@ class SweepJournal:
 
 
 def read_known(path: Path) -> JournalContent:
-    """Read a journal.
-
-    Raises:
-        SweepError: It is damaged.
-    """
+    """Read a journal."""
     return _read(path)[0]
 
 
@@ -146,7 +138,6 @@ class About:
     """The last request of a sweep: its command, axes and points.
 
     Attributes:
-        program: The command of each point, with its placeholders.
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         points: The IDs of the points' rows; None if a sampler chooses the points.
         ground: Digests of what all points have in common.
@@ -202,21 +193,17 @@ def check_directory(directory: Path) -> None:
 
 
 def is_sweep(directory: Path) -> bool:
-    """Whether a directory is a sweep's."""
+    """True if a directory is a sweep's."""
     return (directory / ABOUT_NAME).is_file()
 
 
 def write_about(directory: Path, about: About) -> None:
-    """Write what the sweep is asked for, in place of what it was."""
+    """Write the request of the sweep, in place of an earlier one."""
     replace_file(directory / ABOUT_NAME, json.dumps(to_plain(about), indent=1) + "\n")
 
 
 def read_about(directory: Path) -> About:
-    """Read the last request of a sweep.
-
-    Raises:
-        SweepError: The directory is not a sweep's, or is damaged.
-    """
+    """Read the last request of a sweep."""
     path = directory / ABOUT_NAME
     try:
         return from_plain(About, read_json(path))
@@ -246,7 +233,7 @@ def rank_directory(sweep: Path, key: str, rank: int) -> Path:
 
 
 def files_directory(sweep: Path, key: str) -> Path:
-    """Where the files of a run's point are."""
+    """The directory of the files of a run's point."""
     return sweep / FILES_NAME / key
 
 

@@ -50,11 +50,7 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class SweepListener:
-    """Callbacks while a sweep runs.
-
-    Attributes:
-        finished: Each row, and whether it was known before.
-    """
+    """Callbacks while a sweep runs. ``finished`` gets each row, and whether it was known before."""
 
     begins: Callable[[int], None]
     finished: Callable[[Row, bool], None]
@@ -70,11 +66,9 @@ def run_sweep(
     fresh: bool = False,
     limit_bytes: int | None = None,
 ) -> Sweep:
-    """Run a sweep.
+    """Run a sweep. The executor is closed in the end.
 
-    Args:
-        executor: Where its ranks run. It is closed in the end.
-        limit_bytes: Host memory of one rank's processes that ends it; None for no limit.
+    ``limit_bytes`` of host memory end one rank's processes; None for no limit.
 
     Raises:
         FakedistError: The sweep cannot run: a point is not valid, the directory is in use, the machine lacks something.
@@ -202,11 +196,9 @@ class _Run:
 
 
 class SweepRunner:
-    """Runs points and writes down what comes of them.
+    """Runs points and writes down their results.
 
-    Args:
-        finished: Called with each row as it comes, and whether it was known before.
-        limit_bytes: Host memory of one rank's processes that ends it; None for no limit.
+    ``finished`` gets each row as it comes, and whether it was known before. ``limit_bytes``: see :func:`run_sweep`.
     """
 
     def __init__(
@@ -243,8 +235,7 @@ class SweepRunner:
     def run_points(self, runs: Sequence[PointRun]) -> str:
         """Run points, those beyond a point that did not fit left out, and a sample of these to check.
 
-        Returns:
-            What the check found wrong, in words; empty if nothing.
+        Returns what the check found wrong, in words; empty if nothing.
         """
         self._ids |= {self.id_of(run) for run in runs}
         if not any(axis.is_monotone for axis in self._plan.space.axes):
@@ -428,5 +419,5 @@ def next_rank(plan: SweepPlan, results: dict[int, RankResult], *, every_stage: b
 
 
 def _stands(row: Row) -> bool:
-    """Whether a row of an earlier session stands: its point was run, and could start."""
+    """True if a row of an earlier session is valid: its point was run, and could start."""
     return row.status is not Status.SKIPPED and not any(result.outcome is Outcome.ERROR for result in row.ranks)

@@ -1,4 +1,4 @@
-"""Who may import what: the tables of test_architecture.py."""
+"""Allowed imports: the tables of test_architecture.py."""
 
 from __future__ import annotations
 

@@ -33,8 +33,6 @@ MAX_POSITIONAL_PARAMETERS = 5
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, as written in a file."""
-
     path: Path
     line: int
     module: str

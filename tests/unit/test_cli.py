@@ -44,7 +44,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
 
 def profiled(launched: Launched, *arguments: str) -> Job:
-    """The job that the command line makes."""
     assert cli.main(["profile", "--world-size", "8", "--rank", "1", *arguments]) == 0
     assert launched.job is not None
     return launched.job

@@ -1,5 +1,3 @@
-"""Replacing something of torch for a while."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

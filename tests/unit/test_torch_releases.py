@@ -1,5 +1,3 @@
-"""The table of what releases of torch lack."""
-
 from __future__ import annotations
 
 from pathlib import Path

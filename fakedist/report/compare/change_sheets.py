@@ -185,11 +185,7 @@ def _family_columns(rows: pd.DataFrame) -> list[SheetColumn]:
 
 
 def group_columns(rows: pd.DataFrame) -> list[SheetColumn]:
-    """The columns of exposed communication by group.
-
-    Args:
-        rows: Rows of ``changed_times.group_changes``.
-    """
+    """The columns of exposed communication by group, from rows of ``changed_times.group_changes``."""
     whole = zip(rows["whole_a_us"].tolist(), rows["whole_b_us"].tolist(), strict=True)
     texts = [(us_or_dash(a), us_or_dash(b)) for a, b in whole]
     return [

@@ -1,4 +1,7 @@
-"""A comparison of two runs, or of memory snapshots: every table of changes, and one line with the reason."""
+"""A comparison of two runs, or of memory snapshots: every table of changes, and one line with the reason.
+
+Access to a table that is missing or damaged raises RunDirectoryError.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,7 @@ from fakedist.units import format_bytes, format_us
 
 
 class TimeComparison:
-    """The changes of the timed step from one run to another.
-
-    Args:
-        runs: Both runs. Each has a timed step.
-        paths: For each run, the names of its layers in the comparison.
-
-    Raises:
-        RunDirectoryError: On access to a table that is missing or damaged.
-    """
+    """The changes of the timed step between two runs that have one. ``paths`` name each run's layers."""
 
     def __init__(self, runs: tuple[Run, Run], paths: tuple[dict[int, str], dict[int, str]]) -> None:
         self.runs, self._paths = runs, paths
@@ -76,7 +71,7 @@ class TimeComparison:
 
     @property
     def of(self) -> str:
-        """Whether these times are measured or estimated, for each run if they differ."""
+        """Source of these times: "measured" or "estimated", for each run if they differ."""
         a, b = self.words
         return a if a == b else f"A {a}, B {b}"
 
@@ -131,10 +126,7 @@ _CATEGORY_WORDS = {
 
 
 class Comparison:
-    """The changes from one run to another.
-
-    Args:
-        b: Directory of the run in question. Changes are from ``a`` to ``b``.
+    """The changes from run directory ``a`` to ``b``.
 
     Raises:
         RunDirectoryError: One of them is not a run directory, or is damaged.
@@ -168,7 +160,7 @@ class Comparison:
 
     @property
     def look_first(self) -> list[str]:
-        """Where to look first, beyond the headline: nothing, since the tables say it by layer."""
+        """Hints beyond the headline: none, since the tables name the layers."""
         return []
 
     @cached_property
@@ -188,7 +180,7 @@ class Comparison:
 
     @cached_property
     def matches(self) -> pd.DataFrame:
-        """Which layer of one run is which layer of the other."""
+        """Pairs of layers: which layer of one run is which layer of the other."""
         return layer_matching.match_layers(*self._tables("layers"))
 
     @cached_property
@@ -335,17 +327,12 @@ LACKS = ("differences", "phases", "categories", "layers", "collectives", "time")
 
 
 class SnapshotComparison:
-    """The changes of memory from one run to another, as far as a snapshot of torch knows them.
+    """The changes of memory from ``a`` to ``b``, each a snapshot or a run, as far as a snapshot of torch knows them.
 
-    Args:
-        a: The reference: a snapshot or a run.
-        b: The one in question. Changes are from ``a`` to ``b``.
+    ``changed`` is empty: a snapshot has no settings.
 
     Raises:
         RunDirectoryError: One of them has no memory: it was imported from an Nsight report.
-
-    Attributes:
-        changed: Empty: a snapshot has no settings.
     """
 
     changed = ""
@@ -435,11 +422,10 @@ class SnapshotComparison:
 
     @cached_property
     def look_first(self) -> list[str]:
-        """Where to look first, beyond the headline, one sentence each."""
+        """Hints beyond the headline, one sentence each."""
         return [text for text in (self._unused(), self._expandable(), self._without_line()) if text]
 
     def _unused(self) -> str:
-        """The part of reserved memory that holds no tensor, if it changed more than a little."""
         changes = self.reserved.set_index("name")["change_bytes"]
         largest = max(summary.peak_reserved_bytes for summary in self.summaries)
         unused = int(changes.get("reserved", 0) - changes.get("allocated", 0))
@@ -505,10 +491,7 @@ Compared = Comparison | SnapshotComparison
 
 
 def open_comparison(a: Path, b: Path) -> Compared:
-    """Compare two run directories; or by what snapshots know, if one of them is a snapshot.
-
-    Args:
-        b: The one in question. Changes are from ``a`` to ``b``.
+    """Compare two run directories; or by what snapshots know, if one of them is a snapshot. Changes are from a to b.
 
     Raises:
         RunDirectoryError: One of them is neither, or is damaged; or a snapshot is compared with a run without memory.

@@ -153,11 +153,7 @@ _NUM_COLUMNS = 8_000  # enough to zoom into one of several steps
 
 
 def comparison_page(comparison: Compared, *, plotly_file: str = "") -> str:
-    """The page as text.
-
-    Args:
-        plotly_file: Name of a file next to the page that has plotly.js; empty to have it in the page.
-    """
+    """The page as text. ``plotly_file``, next to the page, has plotly.js; empty to have it in the page."""
     peaks = [summary.peak_allocated_bytes for summary in comparison.summaries]
     sheets = comparison_sheets(comparison, all_rows=True)
     context: dict[str, object] = {

@@ -138,11 +138,7 @@ def stacked_rows(figure: go.Figure, num_rows: int) -> int:
 
 
 def framed(figure: go.Figure, title: str, *, x: str = "", y: str = "", height: int = 420) -> go.Figure:
-    """Give a figure the common look.
-
-    Args:
-        height: In pixels.
-    """
+    """Give a figure the common look. ``height`` is in pixels."""
     figure.update_layout(
         title={"text": title, "x": 0, "xanchor": "left"},
         height=height,

@@ -1,4 +1,7 @@
-"""Charts of memory: over time, of two runs, at the peak by layer and category, and segment by segment."""
+"""Charts of memory: over time, of two runs, at the peak by layer and category, and segment by segment.
+
+Reading a table that is missing or damaged raises RunDirectoryError.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,7 @@ BLOCK_COLUMNS = (
 
 @dataclass(frozen=True)
 class Colouring:
-    """The meaning of the timeline's colours.
-
-    Attributes:
-        of_block: For each block, the index of its name.
-        colours: For each name, the category whose colour it uses.
-    """
+    """The timeline's colours: each block's index into ``names``, and the category whose colour each name has."""
 
     of_block: Array
     names: tuple[str, ...]
@@ -65,7 +63,7 @@ class MemoryCurve:
         made: For each block, the move that allocates it.
         freed: For each block, the move that frees it; of one that is never freed, the number of moves.
         reserved: Bytes that the allocator has taken from the GPU at each row of ``events``.
-        time_us: When each row of ``events`` was recorded.
+        time_us: Time of recording of each row of ``events``.
     """
 
     blocks: pd.DataFrame
@@ -81,7 +79,7 @@ class MemoryCurve:
 
     @property
     def num_moves(self) -> int:
-        """How many allocations and frees there are."""
+        """Number of allocations and frees."""
         return len(self.events)
 
     def move_at(self, events: Array) -> Array:
@@ -90,11 +88,7 @@ class MemoryCurve:
 
 
 def read_curve(run: Run) -> MemoryCurve:
-    """Read a run's memory.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-    """
+    """Read a run's memory."""
     blocks = run.table("blocks", BLOCK_COLUMNS)
     lines = job_lines(run, run.manifest.cwd)
     table = run.table("events", ["allocated_bytes", "reserved_bytes", "time_us"])
@@ -160,7 +154,7 @@ def least_between(allocated: Array, chosen: Array) -> Array:
 
 
 def held_by_colour(curve: MemoryCurve, chosen: Array) -> Array:
-    """Bytes by colour after each chosen move: one row per name of the colouring, one column per chosen move."""
+    """Bytes after each chosen move: one row per name of the colouring, one column per chosen move."""
     num, width = len(curve.colouring.names), len(chosen) + 1
     size = curve.blocks["bytes"].to_numpy("i8")
     row = curve.colouring.of_block * width
@@ -197,12 +191,10 @@ _AXES = {
 def memory_timeline(run: Run, *, axis: str = "event", num_points: int = NUM_POINTS) -> go.Figure:
     """Allocated bytes over the run by category, reserved bytes, phases and steps, and the peak.
 
-    Args:
-        axis: "event" for allocations and frees in order, or "time" for seconds since the first.
+    The axis is "event" (allocations and frees in order) or "time" (seconds since the first).
 
     Raises:
-        ValueError: The axis is neither "event" nor "time", or the run has no memory.
-        RunDirectoryError: A table is missing or damaged.
+        ValueError: The axis is neither, or the run has no memory.
     """
     if axis not in _AXES:
         raise ValueError(f'axis is "event" or "time", not {axis!r}')
@@ -276,9 +268,6 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
     """Allocated bytes of two runs, the same phase of the same step at the same place.
 
     If one of them is a snapshot, both histories have the same width.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
     """
     curves, pieces = curves_on_axis(before, after)
     figure = new_figure()
@@ -317,7 +306,7 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
 
 
 def have_steps(before: Run, after: Run) -> bool:
-    """Whether both runs know their steps. A snapshot does not."""
+    """True if both runs know their steps. A snapshot does not."""
     return before.has("spans") and after.has("spans")
 
 
@@ -334,12 +323,8 @@ def peak_by_layer(run: Run, *, kind: str = "icicle") -> go.Figure:
 
     A layer's own bytes are boxes of their own, one for each category, in its colour.
 
-    Args:
-        kind: "icicle" or "treemap".
-
     Raises:
-        ValueError: The kind is neither.
-        RunDirectoryError: A table is missing or damaged.
+        ValueError: The kind is neither "icicle" nor "treemap".
     """
     if kind not in ("icicle", "treemap"):
         raise ValueError(f'kind is "icicle" or "treemap", not {kind!r}')
@@ -364,7 +349,7 @@ def peak_by_layer(run: Run, *, kind: str = "icicle") -> go.Figure:
 
 
 def _peak_boxes(run: Run) -> pd.DataFrame:
-    """The boxes of :func:`peak_by_layer`: the whole, layers, and below each layer its own bytes by category."""
+    """The whole, layers, and below each layer its own bytes by category."""
     peak = run.peak_allocated_bytes
     table = run.layers()
     parents = _parents(table["depth"].tolist())
@@ -398,11 +383,7 @@ def _own_bytes(with_children: Array, parents: list[str]) -> Array:
 
 
 def layer_bars(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
-    """Bytes at the peak by layer and category, largest layers first; repeated layers are one row.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-    """
+    """Bytes at the peak by layer and category, largest layers first; repeated layers are one row."""
     table = run.layers()
     table = table[table["peak_own_bytes"] > 0].sort_values("peak_total_bytes", ascending=False).head(most)
     names = layer_labels(table["name"])
@@ -457,7 +438,6 @@ def _mark_spans(figure: go.Figure, run: Run, curve: MemoryCurve, axis: str) -> N
 
 
 def _stretch(at: tuple[float, float], phase: str, text: str, width: float) -> list[dict[str, object]]:
-    """The shapes that colour a stretch of the x axis, and name it if it is wide enough."""
     colour = PHASE_COLOURS.get(phase, LINE)
     both: dict[str, object] = {"type": "rect", "x0": at[0], "x1": at[1], "yref": "paper", "layer": "below"}
     both |= {"fillcolor": colour, "line": {"width": 0}}
@@ -487,12 +467,8 @@ _BELOW = 56  # pixels from the plot to its legend
 def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROWS) -> go.Figure:
     """Segments with the most free memory first; each row is a segment from its first byte to its last.
 
-    Args:
-        moment: "peak_reserved" or "peak_allocated".
-
     Raises:
-        ValueError: There is no such moment, or the run has no memory.
-        RunDirectoryError: A table is missing or damaged.
+        ValueError: The moment is neither "peak_reserved" nor "peak_allocated", or the run has no memory.
     """
     if run.memory is None:
         raise ValueError(f"{run.path} has no memory: it was imported from a tool that does not record it")
@@ -519,21 +495,17 @@ def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROW
 
 
 def has_segments(run: Run) -> bool:
-    """Whether a chart of segments has anything to show: free memory in them, at known addresses."""
+    """True if segments at known addresses have free memory, so that their chart shows something."""
     if run.memory is None or not any(moment.unused for moment in run.summary.reserved):
         return False
     return bool(run.table("segments", ["address"])["address"].any())
 
 
 def drawn_blocks(blocks: pd.DataFrame, longest: int) -> pd.DataFrame:
-    """The bars of blocks: one for each block, or one for narrow neighbours, which it counts.
+    """The bars of ``run.memory.segment_blocks()``: one for each block, or one for narrow neighbours, which it counts.
 
-    Args:
-        blocks: The result of ``run.memory.segment_blocks()``.
-
-    Returns:
-        Columns segment, start, end, bytes, num_blocks, kind (category, or what says that it waits), and layer, phase,
-        step, operation, line of the largest block in each bar.
+    Columns segment, start, end, bytes, num_blocks, kind (category, or what says that it waits), and layer, phase, step,
+    operation, line of the largest block in each bar.
     """
     pixel = max(int(longest * _NARROWEST), 1)
     kind = blocks["category"].astype(str).where(~blocks["is_waiting"], _WAITING)

@@ -1,4 +1,7 @@
-"""``run.figures``: the charts of a run, and those of its calls on process groups."""
+"""``run.figures``: the charts of a run, and those of its calls on process groups.
+
+Reading a table that is missing or damaged raises RunDirectoryError.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,7 @@ class Calls:
 
 
 def read_calls(run: Run, curve: MemoryCurve) -> Calls:
-    """Read the calls of a run, each at its place among allocations and frees.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-    """
+    """Read the calls of a run, each at its place among allocations and frees."""
     calls = run.table("calls", ["op", "operation", "group", "bytes_in", "bytes_out"])
     if not len(calls):
         none = np.zeros(0, "i8")
@@ -69,9 +68,6 @@ def calls_over_time(run: Run) -> go.Figure:
 
     A call is a line at the next allocation or free after it, as long as the cube root of its bytes: so calls of 16 KiB
     and of 1 GiB are both visible.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
     """
     curve = read_curve(run)
     return calls_of(read_calls(run, curve), curve.num_moves)
@@ -111,11 +107,8 @@ def calls_of(calls: Calls, num_moves: int) -> go.Figure:
 def calls_by_group(run: Run, *, unit: str = "bytes") -> go.Figure:
     """Bytes, or numbers, of this rank's calls by group and operation.
 
-    Args:
-        unit: "bytes" or "calls".
-
     Raises:
-        ValueError: The unit is neither.
+        ValueError: The unit is neither "bytes" nor "calls".
     """
     if unit not in ("bytes", "calls"):
         raise ValueError(f'unit is "bytes" or "calls", not {unit!r}')

@@ -1,4 +1,7 @@
-"""Charts of the timed step: by layer, by family, the roofline, each kernel, and the ranks of a job side by side."""
+"""Charts of the timed step: by layer, by family, the roofline, each kernel, and the ranks of a job side by side.
+
+Those of a run raise ValueError if no step was timed, and RunDirectoryError if a table is missing or damaged.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,7 @@ _LEAST_APART = 1.3
 
 
 def time_by_layer(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
-    """Kernel time by layer and what it is for, longest first; repeated layers are one row.
-
-    Raises:
-        ValueError: No step was timed.
-        RunDirectoryError: A table is missing or damaged.
-    """
+    """Kernel time by layer and purpose, longest first; repeated layers are one row."""
     time = time_of(run)
     table = time.layers()
     table = table[table["own_us"] > 0].sort_values("total_us", ascending=False).head(most)
@@ -69,11 +67,7 @@ def time_by_layer(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
 
 
 def time_by_family(run: Run) -> go.Figure:
-    """Kernel time by family.
-
-    Raises:
-        ValueError: No step was timed.
-    """
+    """Kernel time by family."""
     time = time_of(run)
     table = time.families().sort_values("time_us", ascending=False)
     figure = new_figure(
@@ -94,7 +88,6 @@ def roofline(run: Run) -> go.Figure:
 
     Raises:
         ValueError: No step was timed, or no kernel's FLOPs and bytes are known.
-        RunDirectoryError: A table is missing or damaged.
     """
     time = time_of(run)
     known = _known_kernels(time).head(MOST_KERNELS)
@@ -140,7 +133,7 @@ def roofline(run: Run) -> go.Figure:
 
 
 def _add_roofs(figure: go.Figure, peaks: Peaks, reached: tuple[float, float]) -> None:
-    """Draw the GPU's limits: its memory's bandwidth up to the highest peak, and each type's peak, named at its end."""
+    """Draw the memory's bandwidth up to the highest peak, and each type's peak, named at its end."""
     highest = max(peaks.flops.values())
     ridge = highest / peaks.bytes_per_s
     left, right = min(ridge / 30, reached[0] / 2), max(ridge * 10, reached[1] * 2)
@@ -163,7 +156,7 @@ def _add_roofs(figure: go.Figure, peaks: Peaks, reached: tuple[float, float]) ->
 
 
 def has_roofline(run: Run) -> bool:
-    """Whether a roofline has anything to show: kernels with known FLOPs, bytes and time."""
+    """True if some kernel's FLOPs, bytes and time are known."""
     return run.time is not None and len(_known_kernels(run.time)) > 0
 
 
@@ -174,11 +167,7 @@ def _known_kernels(time: RunTime) -> pd.DataFrame:
 
 
 def time_of(run: Run) -> RunTime:
-    """The times of a run.
-
-    Raises:
-        ValueError: No step was timed.
-    """
+    """The times of a run."""
     if run.time is None:
         raise ValueError(f"{run.path} has no timed step: profile it without --no-kernels")
     return run.time
@@ -199,11 +188,7 @@ _ROW_HEIGHT = 22
 
 
 def read_kernels(run: Run) -> pd.DataFrame:
-    """The table ``kernels`` in the form that the charts need.
-
-    Raises:
-        RunDirectoryError: It is missing or damaged.
-    """
+    """The table ``kernels`` in the form that the charts need."""
     return timed(run.table("kernels", _COLUMNS))
 
 
@@ -211,14 +196,7 @@ def kernel_lanes(run: Run, *, most: int = MOST_BARS) -> go.Figure:
     """The kernels of the timed step by stream over time, below the phases and layers of the stream that computes most.
 
     The script's own ranges (NVTX, ``record_function``) lie between them, from their first kernel to their last.
-    Collectives are faded where something computes at the same time.
-
-    Args:
-        most: Bars to draw, about; of more kernels, neighbours share a bar.
-
-    Raises:
-        ValueError: No step was timed.
-        RunDirectoryError: A table is missing or damaged.
+    Collectives are faded where something computes at the same time. Above about ``most`` bars, neighbours share one.
     """
     time_of(run)  # an error without one
     return lanes_of(run, read_kernels(run), most=most)
@@ -379,11 +357,7 @@ Figure: TypeAlias = go.Figure
 
 
 def stage_lanes(step: JobStep, lanes: pd.DataFrame) -> Figure:
-    """The job's step by rank: forward, backward, optimizer, communication and bubble over time.
-
-    Args:
-        lanes: What each rank does when: ``JobTime.lanes``.
-    """
+    """The job's step by rank: forward, backward, optimizer, communication and bubble over time (``JobTime.lanes``)."""
     figure = new_figure()
     labels = {stage.rank: _label(stage) for stage in step.stages}
     for lane in _ORDER:

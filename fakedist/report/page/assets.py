@@ -35,12 +35,7 @@ _EMPTY = hashlib.sha256(b"")
 
 @dataclass(frozen=True)
 class PageScripts:
-    """The scripts and the policy of a page.
-
-    Attributes:
-        plotly: plotly.js, compressed, as base64 text; empty if it is in a file.
-        plotly_file: The name of that file; empty if it is in the page.
-    """
+    """The scripts and the policy of a page: plotly.js in it, compressed, as base64 text, or the name of its file."""
 
     own: str
     policy: str
@@ -49,11 +44,7 @@ class PageScripts:
 
 
 def page_scripts(entry: str, style: str, plotly_file: str = "") -> PageScripts:
-    """The scripts of a page.
-
-    Args:
-        plotly_file: Name of a file next to the page that has plotly.js; empty to have it in the page.
-    """
+    """The scripts of a page. ``plotly_file``, next to the page, has plotly.js; empty to have it in the page."""
     own = joined(entry)
     compressed = _PLOTLY.read_bytes()
     # Chromium does not load a script by its hash from a file, so pages that share one allow what lies next to them.
@@ -87,7 +78,7 @@ def plotly_text() -> bytes:
 
 @lru_cache
 def joined(entry: str) -> str:
-    """One script from a module and all that it imports. Each module stays a scope of its own.
+    """One script from a module and all that it imports, each in a scope of its own.
 
     Raises:
         ValueError: Modules import each other, or one is written in a form that this cannot join.

@@ -31,11 +31,7 @@ _LEVEL = 6  # gzip; 9 takes three times as long for 2 % less
 
 
 class Pack:
-    """Named arrays and one JSON object.
-
-    Attributes:
-        meta: Everything that is not an array. The page reads it from the header.
-    """
+    """Named arrays, and ``meta``: one JSON object with everything else, which the page reads from the header."""
 
     def __init__(self) -> None:
         self.meta: dict[str, object] = {}
@@ -75,13 +71,12 @@ _NUM_BLOCKS = 50
 
 @dataclass(frozen=True, slots=True)
 class PeakBlock:
-    """One of the largest blocks at the peak.
+    """One of the largest blocks at the peak. Texts that a snapshot does not have are empty.
 
     Attributes:
         number: Its row in the table ``blocks``.
-        category: What it is for; empty for a snapshot.
         layer: The layer that owns it; of several, how many.
-        made_in: Step and phase that allocated it; empty for a snapshot.
+        made_in: Step and phase that allocated it.
         line: The job's line that allocated it; empty without one.
         stack: Its stack, innermost first, each line with whether it is ``line``.
     """
@@ -98,12 +93,7 @@ class PeakBlock:
 
 @dataclass(frozen=True, slots=True)
 class PeakLine:
-    """All blocks at the peak that one line allocated.
-
-    Attributes:
-        line: The line; of blocks without one, their operation.
-        categories: What they are for, most bytes first.
-    """
+    """All blocks at the peak of one line, or of one operation without a line. Categories have most bytes first."""
 
     line: str
     bytes: int
@@ -247,7 +237,7 @@ def add_reserved(pack: Pack, curve: MemoryCurve) -> None:
 
 
 def add_spans(pack: Pack, run: Run, curve: MemoryCurve) -> None:
-    """Add where phases begin, in moves."""
+    """Add the moves at which phases begin."""
     if not run.has("spans"):
         return
     spans = run.table("spans")

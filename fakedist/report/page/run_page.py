@@ -33,10 +33,7 @@ _LONG = 40  # letters of one part of a name, which is then broken anywhere
 
 
 def signs(text: str) -> str:
-    """A text whose negative amounts have a minus sign, and whose arrows are arrows: "-3.00 MiB", "2 -> 4".
-
-    For texts of ours: in a command a minus is what is typed.
-    """
+    """Our own text with minus signs and arrows: "-3.00 MiB", "2 -> 4". Not for commands, where a minus is typed."""
     for typed, arrow in _ARROWS:
         text = text.replace(f" {typed} ", f" {arrow} ")
     return _MINUS.sub("\u2212", text)
@@ -95,12 +92,9 @@ def write_page(run: Run, path: Path) -> None:
 
 
 def page(run: Run, folder: Path | None = None, *, plotly_file: str = "") -> str:
-    """The page as text.
+    """The page as text. It links to the run's files if ``folder``, where the page goes, is the run's own directory.
 
-    Args:
-        folder: The directory that the page is for. If it is the run's own, the page links to the files in it.
-        plotly_file: Name of a file next to the page that has plotly.js, for pages that share it; empty to have it in
-            the page.
+    ``plotly_file``, next to the page, has plotly.js for pages that share it; empty to have it in the page.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
@@ -109,11 +103,7 @@ def page(run: Run, folder: Path | None = None, *, plotly_file: str = "") -> str:
 
 
 def template_text(template: str, entry: str, context: dict[str, object], plotly_file: str = "") -> str:
-    """Render a page as text, with its style and its scripts inline.
-
-    Args:
-        plotly_file: As in :func:`page`.
-    """
+    """Render a page as text, with its style and its scripts inline. ``plotly_file`` is as in :func:`page`."""
     style = (_TEMPLATES / "style.css").read_text("utf-8")
     own = {"scripts": page_scripts(entry, style, plotly_file), "style": style}
     return _environment().get_template(template).render(schema_version=SCHEMA_VERSION, **own, **context)
@@ -133,7 +123,7 @@ def _environment() -> jinja2.Environment:
 
 
 def load_page() -> None:
-    """Load what the first page needs: templates are compiled, and plotly imports what figures are made of."""
+    """Compile templates and import what plotly makes figures of, as the first page needs them."""
     environment = _environment()
     for name in environment.list_templates(extensions=["j2"]):
         environment.get_template(name)

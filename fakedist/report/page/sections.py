@@ -92,7 +92,7 @@ _HEADINGS = ("generation", "forward", "recompute", "backward", "optimizer", "oth
 
 
 def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, object]:
-    """Where the time of the timed step goes."""
+    """The time of the timed step, by what it is spent on."""
     assert run.summary.timed is not None
     time, source = run.summary.timed
     word = source_word(source)
@@ -361,10 +361,9 @@ def _part(name: str, bytes_: int, whole: int) -> dict[str, str]:
 
 
 def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]) -> list[dict[str, object]]:
-    """Who holds most at the peak: the layer, without its children, and the line.
+    """The layer, without its children, and the line that hold most at the peak.
 
-    Args:
-        layers: The result of :func:`fakedist.analysis.layer_table.fold_table`; None for a snapshot.
+    ``layers`` is the result of :func:`fakedist.analysis.layer_table.fold_table`; None for a snapshot.
     """
     rows = []
     if layers is not None and len(layers):
@@ -387,8 +386,7 @@ def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]
 def facts_section(run: Run, summary: Summary, folder: Path | None) -> dict[str, object]:
     """The job that ran: command, world, rank and its number in each group, versions, GPU.
 
-    Args:
-        folder: The directory that the page is for; None if that is not known.
+    ``folder`` is the directory that the page is for; None if that is not known.
     """
     manifest, job = run.manifest, run.manifest.job
     if job is None:  # another program recorded it
@@ -498,8 +496,7 @@ def peak_section(summary: Summary, largest: list[PeakBlock], lines: list[PeakLin
 def layers_section(summary: Summary, folded: pd.DataFrame, times: dict[str, object] | None) -> dict[str, object]:
     """Every layer with the memory it holds. Repeated layers share a row that can be expanded.
 
-    Args:
-        times: The columns of times; None if no step was timed.
+    ``times`` has the columns of times; None if no step was timed.
     """
     folds = folded.to_dict("records")
     sizes = [max(fold["peak_total_bytes"], fold["most_total_bytes"]) for fold in folds]
@@ -533,11 +530,7 @@ def layers_section(summary: Summary, folded: pd.DataFrame, times: dict[str, obje
 
 
 class _LayerColumn(NamedTuple):
-    """A column of the table of layers.
-
-    Attributes:
-        kind: What the page adds up for one layer of a folded row: sum (with children), own or most.
-    """
+    """A column of the table of layers. The page sums for one layer by ``kind``: sum (with children), own or most."""
 
     name: str
     kind: str

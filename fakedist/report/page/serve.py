@@ -22,10 +22,7 @@ _HEADERS = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one page until it is shut down.
-
-    Args:
-        port: The port to listen on; 0 takes a free one.
+    """Serves one page until it is shut down. Port 0 takes a free one.
 
     Raises:
         SetupError: The port is taken, or may not be used.

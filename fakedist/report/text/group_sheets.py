@@ -76,7 +76,7 @@ class RunTopology:
         return sheets
 
     def rows(self) -> list[CallsText]:
-        """A row for each group, operation and stream."""
+        """Rows by group, operation and stream."""
         return [
             CallsText(
                 group=self._label(row),

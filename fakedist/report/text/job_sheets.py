@@ -37,11 +37,7 @@ from fakedist.units import format_bytes, format_us
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank that has run.
-
-    Attributes:
-        wall_s: Seconds that its run took, including recording and tables.
-    """
+    """One rank that has run. Its seconds ``wall_s`` include recording and tables."""
 
     rank: int
     run_directory: Path | None

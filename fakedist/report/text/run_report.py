@@ -1,4 +1,7 @@
-"""A run as tables on a terminal, as Markdown for a review, and as the object that ``--json`` prints."""
+"""A run as tables on a terminal, as Markdown for a review, and as the object that ``--json`` prints.
+
+A directory that is not a run directory, or is damaged, raises RunDirectoryError.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,7 @@ from fakedist.units import format_bytes
 
 
 def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, object]:
-    """One object with the run's figures: the keys of :class:`fakedist.rundir.summary.Summary`, and ``run_directory``.
-
-    Raises:
-        RunDirectoryError: It is not a run directory, or is damaged.
-    """
+    """The run's figures as one object: keys of :class:`fakedist.rundir.summary.Summary`, and ``run_directory``."""
     run = open_run(run_directory)
     summary = run.summary
     if all_layers:
@@ -55,11 +54,7 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
 
 
 def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
-    """Print every table of a run.
-
-    Raises:
-        RunDirectoryError: It is not a run directory, or is damaged.
-    """
+    """Print every table of a run."""
     run = open_run(run_directory)
     summary = run.summary
     print_facts(console, run_facts(run))
@@ -117,11 +112,7 @@ MAX_CHARACTERS = 60_000
 
 
 def run_markdown(run: Run, *, all_layers: bool = False) -> str:
-    """The verdict, and every table collapsed under its title.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-    """
+    """The verdict, and every table collapsed under its title."""
     summary = run.summary
     lines = _verdict(run, summary)
     pieces = ["\n".join(lines)]

@@ -92,7 +92,7 @@ def print_table(console: Console, title: str, columns: Sequence[SheetColumn]) ->
 
 
 def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_right: bool = False) -> None:
-    """Print lines of a name, a figure and what is said about it."""
+    """Print lines of a name, a figure and its details."""
     if not rows:
         return
     rows = [(visible(name), visible(figure), visible(more, MOST_OF_A_TEXT)) for name, figure, more in rows]
@@ -154,11 +154,7 @@ def print_items(console: Console, texts: Sequence[str]) -> None:
 
 
 def print_lines(console: Console, renderable: RenderableType, *, width: int | None = None) -> None:
-    """Print without padding each line to the full width.
-
-    Args:
-        width: Its width, if that may be more than the terminal's.
-    """
+    """Print without padding each line to the full width, which may be more than the terminal's."""
     options = console.options if width is None else console.options.update(width=max(width, 1))
     for line in console.render_lines(renderable, options, pad=False):
         text = Text.assemble(*((part.text, part.style or "") for part in line))
@@ -243,14 +239,10 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
-    """One table.
-
-    Args:
-        name: A name in ``run.schema.TABLES``. Rows of ``layers`` and ``layer_times`` are the report's: folded, with
-            children.
+    """One table. Rows of ``layers`` and ``layer_times`` are the report's: folded, with children.
 
     Raises:
-        JobError: No table has this name.
+        JobError: ``run.schema.TABLES`` has no such name.
         RunDirectoryError: It is missing or damaged.
     """
     if name not in TABLES:

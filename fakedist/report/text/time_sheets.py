@@ -1,4 +1,7 @@
-"""A step's time as text, Markdown and an object: its tables, its interval and its what-ifs."""
+"""A step's time as text, Markdown and an object: its tables, its interval and its what-ifs.
+
+Reading a table that is missing or damaged raises RunDirectoryError.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +58,7 @@ _NUM_PATH = 8
 
 
 def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
-    """Tables of the timed step's kernels; empty if nothing was timed.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-    """
+    """Tables of the timed step's kernels; empty if nothing was timed."""
     if run.summary.timed is None:
         return []
     time, source = run.summary.timed
@@ -250,7 +249,7 @@ def range_sheet(time: StepTime, word: str) -> Sheet:
 
 
 def print_time(console: Console, time: StepTime, source: KernelSource) -> None:
-    """The step's time and how it is spent."""
+    """Print the step's time and how it is spent."""
     print_heading(console, f"Time of step {source.step}, {source_word(source)}")
     print_figures(console, time_figures(time), is_right=True)
     for text in (*(note.text for note in source.notes), accuracy_text(source)):
@@ -313,11 +312,7 @@ def _measurement(part: UncertainPart) -> str:
 
 @dataclass(frozen=True)
 class WhatIfStep:
-    """A step with a change.
-
-    Attributes:
-        what_if: The change, as ``--what-if`` takes it.
-    """
+    """A step with a change, which ``--what-if`` takes as ``what_if``."""
 
     what_if: str
     before: StepTime
@@ -325,7 +320,7 @@ class WhatIfStep:
 
     @property
     def change_us(self) -> float:
-        """By how much the step gets longer; negative if it gets shorter."""
+        """Change of the step in microseconds; negative if it gets shorter."""
         return self.after.step_us - self.before.step_us
 
 
@@ -377,11 +372,7 @@ def _change_sheet(step: WhatIfStep) -> Sheet:
 
 
 def render_priced(run: Run, console: Console, *, all_layers: bool, what_ifs: Sequence[WhatIfStep] = ()) -> None:
-    """Print the step's time and its tables.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-    """
+    """Print the step's time and its tables."""
     time, source = _timed(run)
     print_facts(console, _facts(run, source))
     print_time(console, time, source)

@@ -36,12 +36,11 @@ MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the f
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the rank fits.
+    """The verdict on a rank's memory.
 
     Attributes:
-        fits: Whether it fits.
         word: "fits", "fits so far" (the rank broke off, or was stopped), "may not fit" or "does not fit".
-        is_sure: Whether it depends neither on where in its span an estimate lies nor on why the rank broke off.
+        is_sure: True if it depends neither on where in its span an estimate lies nor on why the rank broke off.
     """
 
     fits: bool
@@ -51,7 +50,7 @@ class Verdict:
 
 
 def verdict(summary: Summary, cwd: str) -> Verdict | None:
-    """Whether the rank fits the GPU; None if it never used one."""
+    """The verdict on whether the rank fits the GPU; None if it never used one."""
     reserved, capacity = summary.peak_reserved_bytes, summary.capacity_bytes
     if failed := summary.out_of_memory:
         who = short_operation(failed.operation) or "an allocation"
@@ -68,7 +67,7 @@ def verdict(summary: Summary, cwd: str) -> Verdict | None:
 
 
 def _beside_outside(summary: Summary) -> Verdict:
-    """Whether reserved memory fits together with what PyTorch does not see, and how much of the GPU is left."""
+    """The verdict on reserved memory together with what PyTorch does not see, and the rest of the GPU."""
     left, outside = summary.capacity_bytes - summary.peak_reserved_bytes, summary.estimated_outside
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
     if not summary.fits or high > left:
@@ -82,7 +81,7 @@ def _beside_outside(summary: Summary) -> Verdict:
 
 
 def broke_off(summary: Summary) -> bool:
-    """Whether the rank ended before its figures were complete."""
+    """True if the rank ended before its figures were complete."""
     is_complete = summary.exit.ended_well or summary.exit.outcome in (Outcome.RUNNING, Outcome.OUT_OF_MEMORY)
     return not is_complete and summary.left_during_init is None
 
@@ -125,7 +124,7 @@ def command_line(command: list[str]) -> str:
 
 
 def ending(summary: Summary, cwd: str) -> str:
-    """How the run ended, and after how many steps."""
+    """The run's end, and the number of its steps."""
     exit_, num_steps = summary.exit, len(summary.steps)
     if exit_.ended_by_itself and not num_steps:
         left = summary.left_during_init
@@ -235,7 +234,7 @@ def source_word(source: KernelSource) -> str:
 
 
 def step_word(source: KernelSource) -> str:
-    """Where a step's length comes from: estimated once its collectives are, even between measured kernels."""
+    """Source of a step's length: estimated once its collectives are, even between measured kernels."""
     return "estimated" if source.source == "measured" and source.fabric else source.source
 
 
@@ -335,7 +334,7 @@ def utilisation(time: StepTime) -> tuple[str, str] | None:
 
 
 def accuracy_text(source: KernelSource) -> str:
-    """How close estimates of the step's main families are; empty if that is not known."""
+    """Accuracy of estimates of the step's main families; empty if that is not known."""
     rows = source.accuracy[:_NUM_FAMILIES]
     if not rows:
         return ""
@@ -353,7 +352,7 @@ def _gpu(name: str) -> str:
 
 
 def communication_word(time: StepTime) -> str:
-    """Where the time of collectives comes from: the model's, or that of the copies that stand for them."""
+    """Source of the time of collectives: the model, or the copies that stand for them."""
     return "estimated" if time.by_group else "simulated"
 
 

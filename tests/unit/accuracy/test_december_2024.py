@@ -10,8 +10,6 @@ from tests.accuracy.december_2024.composite_norm import rms_norm
 
 
 class _Names(TorchDispatchMode):
-    """Writes down the operations."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []

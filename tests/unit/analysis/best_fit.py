@@ -14,13 +14,9 @@ Event = tuple[str, int, int]  # action, address, bytes as the history tells them
 
 @dataclass
 class BestFit:
-    """An allocator that writes its history.
+    """An allocator that writes its history, as torch's would. Blocks larger than ``max_split_bytes`` are not split.
 
-    Attributes:
-        max_split_bytes: Larger blocks are not split.
-        history: What the allocator would record.
-        given: Bytes of each block, in the order of allocation.
-        allocated: Bytes that are held, after each event.
+    ``given`` has the bytes of each block, in the order of allocation; ``allocated`` those held after each event.
     """
 
     max_split_bytes: int = 1 << 62

@@ -108,7 +108,6 @@ class HandMade:
         self.record("stats", device=0, num_ooms=0, peaks_were_reset=peaks_were_reset, **peaks)
 
     def records(self) -> list[Record]:
-        """The journal that the rank would have written."""
         written: list[Record] = [self.gpu] if self.gpu else []
         written.append(LayersRecord(self.layers))
         written.append(ScopesRecord([ScopeRow(number, *scope) for scope, number in self.scopes.items()]))
@@ -125,7 +124,6 @@ class HandMade:
         return written + self.others
 
     def write(self, directory: Path) -> Path:
-        """Write the journal alone."""
         directory.mkdir(exist_ok=True)
         journal = JournalWriter(directory / JOURNAL_NAME)
         for record in self.records():
@@ -134,7 +132,6 @@ class HandMade:
         return directory
 
     def read(self, directory: Path) -> Recording:
-        """Write the journal and read it again."""
         return read_recording(self.write(directory))
 
 

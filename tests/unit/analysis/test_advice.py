@@ -10,7 +10,6 @@ from tests.unit.analysis.recorded import MIB, HandMade, new_run
 
 
 def advice(made: HandMade, directory: Path) -> dict[str, dict[str, Any]]:
-    """Pieces of advice by rule."""
     made.ended()
     run = made.write(new_run(directory / "run"))
     build_tables(run)

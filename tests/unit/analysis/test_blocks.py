@@ -1,5 +1,3 @@
-"""The category and owner of each block."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The rank's communication, by group and operation."""
-
 from __future__ import annotations
 
 from pathlib import Path

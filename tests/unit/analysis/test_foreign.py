@@ -42,7 +42,6 @@ def history() -> list[dict[str, Any]]:
 
 
 def at_the_end() -> list[dict[str, Any]]:
-    """The segments that such a history leaves."""
     base = 1 << 30
     blocks = [held(4 * MIB, address=base), free(4 * MIB, address=base + 4 * MIB)]
     blocks += [held(4 * MIB, address=base + at * 4 * MIB) for at in (2, 3)]

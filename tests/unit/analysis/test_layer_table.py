@@ -1,5 +1,3 @@
-"""Memory by layer, and repeated layers in one row."""
-
 from __future__ import annotations
 
 from pathlib import Path

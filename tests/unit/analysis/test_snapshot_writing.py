@@ -1,5 +1,3 @@
-"""The snapshot in torch's own format."""
-
 from __future__ import annotations
 
 import pickle

@@ -1,5 +1,3 @@
-"""``fakedist time`` from its command line."""
-
 from __future__ import annotations
 
 import json

@@ -41,11 +41,9 @@ class Shape:
 
     @property
     def num_stages(self) -> int:
-        """Stages of all ranks."""
         return self.num_ranks * self.num_chunks
 
     def rank_of(self, stage: int) -> int:
-        """The rank that a stage is on."""
         if "V" in self.schedule and stage >= self.num_ranks:
             return 2 * self.num_ranks - 1 - stage
         return stage % self.num_ranks

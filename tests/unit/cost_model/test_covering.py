@@ -1,5 +1,3 @@
-"""The parts of collectives that compute hides."""
-
 from __future__ import annotations
 
 import pandas as pd

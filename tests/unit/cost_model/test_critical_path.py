@@ -33,7 +33,6 @@ def path_of(rows: list[dict[str, Any]], took: list[float], queues: list[int] | N
 
 
 def parts(path: CriticalPath) -> list[tuple[int, int, float]]:
-    """The parts in the order of time."""
     return [(int(row), int(what), float(us)) for row, what, us in zip(path.row, path.what, path.us, strict=True)][::-1]
 
 

@@ -1,5 +1,3 @@
-"""Exposed communication: intervals less what covers them."""
-
 from __future__ import annotations
 
 import numpy as np

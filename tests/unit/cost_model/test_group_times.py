@@ -1,5 +1,3 @@
-"""Communication by group: what is hidden, what is exposed."""
-
 from __future__ import annotations
 
 import numpy as np

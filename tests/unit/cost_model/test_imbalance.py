@@ -1,5 +1,3 @@
-"""Experts of unequal load."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Launches come back from the journal and from the tables as it was written."""
-
 from __future__ import annotations
 
 from pathlib import Path

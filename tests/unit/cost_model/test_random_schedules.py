@@ -50,8 +50,6 @@ def deeds() -> st.SearchStrategy[Deed]:
 
 
 class Launches:
-    """The launches of one rank."""
-
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, int]] = []
         self.durations: list[float] = []
@@ -169,11 +167,11 @@ def test_the_order_in_which_ranks_are_given_makes_no_difference(schedule: list[D
 
 
 def test_with_interference_a_faster_collective_can_move_another_next_to_a_kernel_that_suffers() -> None:
-    """Why the fabric's rule holds for placing alone.
+    """The fabric's rule holds for placing alone.
 
     Kernels of 100, 100 and 100 us run one after another; only the second one suffers from collectives. The second
-    collective follows the first. Once the first takes 100 us instead of 200, the second runs next to that kernel. So
-    the step is longer by what the kernel loses, and no more.
+    collective follows the first. Once the first takes 100 us instead of 200, the second runs next to that kernel, and
+    the step is longer by what the kernel loses.
     """
     calls = np.array([False, False, False, True, True])
     rates = np.array([1.0, 0.5, 1.0, 1.0, 1.0])

@@ -1,5 +1,3 @@
-"""The times of the script's ranges follow from their launches."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Names of pieces of work."""
-
 from __future__ import annotations
 
 import pandas as pd

@@ -1,5 +1,3 @@
-"""How a rank spends the job's step."""
-
 from __future__ import annotations
 
 from dataclasses import astuple

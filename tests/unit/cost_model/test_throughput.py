@@ -1,5 +1,3 @@
-"""Tokens and FLOPs of a step, from its launches."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""When launches begin: after their stream, after their host, after their events."""
+"""The start of launches: after their stream, after their host, after their events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Host(NamedTuple):
 
 
 def placed(*rows: dict[str, Any], took: float = 100.0, host: Host | None = None) -> Placed:
-    """Where the rows stand if each with work takes ``took``."""
+    """The rows' positions if each with work takes ``took``."""
     launches = launch_table(record(rows))
     duration = np.where(launches["work"] >= 0, took, 0.0)
     return Timeline(launches).place(duration, host or Host())

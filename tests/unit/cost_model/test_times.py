@@ -1,4 +1,4 @@
-"""Where the time goes: every question's answer on kernels whose sums are known by hand."""
+"""The breakdown of time: every question's answer on kernels whose sums are known by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def times(*kernels: dict[str, Any], step_us: float = 0.0, **more: Any) -> StepTi
 
 
 def summary(*kernels: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Where the time goes, as ``--json`` prints it."""
     found = times(*kernels, **more).summary
     assert found is not None
     plain: dict[str, Any] = to_plain(found)

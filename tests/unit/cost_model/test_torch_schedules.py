@@ -34,7 +34,6 @@ def step_us(shape: Shape, send_us: float = 0.0) -> float:
 
 
 def bubble(shape: Shape) -> float:
-    """The idle share of the step."""
     return 1 - 3 * PRODUCT_US * shape.num_chunks * shape.micro_batches / step_us(shape)
 
 

@@ -1,5 +1,3 @@
-"""Which estimates make a step's interval wide."""
-
 from __future__ import annotations
 
 from dataclasses import replace

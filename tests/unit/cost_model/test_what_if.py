@@ -43,7 +43,7 @@ def waits(number: int) -> tuple[str, int, int, int, int]:
 
 
 def end_us(rows: list[tuple[str, int, int, int, int]], what_if: str = "", link_share: float | None = None) -> float:
-    """When the step ends with a change. Calls interfere if they keep the links busy for a share of their time."""
+    """The end of the step with a change. Calls interfere if they keep the links busy for a share of their time."""
     launches = pd.DataFrame(rows, columns=COLUMNS).assign(num_operations=0, graph=0, device=0)
     table = pd.DataFrame(CALLS, columns=["call", "kind", "queue", "time_us"]).set_index("call")
     table = table.assign(low_us=table["time_us"], high_us=table["time_us"], num_nodes=1, moved_bytes=0.0)

@@ -28,14 +28,12 @@ def kernel(start_us: float, duration_us: float, family: str = "gemm", **more: An
 
 
 def table(*kernels: dict[str, Any]) -> pd.DataFrame:
-    """The table ``kernels`` of these rows."""
     found = pd.DataFrame(kernels, columns=list(kernel(0, 0)))
     types = {"stream": "uint64", "layer": "int32", "recompute": "bool", "call": "int64"}
     return found.astype(types | dict.fromkeys(FIGURES, "f8"))
 
 
 def record(*kernels: dict[str, Any], **source: Any) -> KernelsRecord:
-    """The journal's record of these rows."""
     columns, texts = Columns(KernelsRecord), {"": 0}
     places = {"family": FAMILIES, "phase": PHASES, "bound": BOUNDS}
     for row in kernels:

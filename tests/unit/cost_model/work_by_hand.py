@@ -1,5 +1,3 @@
-"""Tables ``work`` made by hand."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +8,6 @@ from fakedist.rundir.launch_records import WorkRow
 
 
 def work(*rows: WorkRow) -> pd.DataFrame:
-    """The table."""
     return pd.DataFrame(rows, columns=list(WorkRow._fields))
 
 

@@ -66,7 +66,6 @@ def traced(rank: int = 5) -> TracedRank:
 
 
 def read(path: Path) -> tuple[Any, list[Any]]:
-    """The head and the nodes of a trace."""
     classes = message_classes()
     data, made = path.read_bytes(), [classes["GlobalMetadata"]()]
     at = 0

@@ -1,5 +1,3 @@
-"""Runs exported from the command line and in Python."""
-
 from __future__ import annotations
 
 import json

@@ -35,12 +35,9 @@ with virtual_gpu(find_gpu("h100-80g"), {devices}, {memory}) as gpu:
 
 
 def on_driver(body: str, devices: int = 2, memory_bytes: int = 200 << 30) -> dict[str, Any]:
-    """Run ``body``, which fills the dict ``found``; ``driver``, ``gpu`` and ``make`` are defined.
+    """Run ``body``, Python that fills the dict ``found``; ``driver``, ``gpu`` and ``make`` are defined.
 
-    Args:
-        body: Python.
-        devices: Virtual GPUs.
-        memory_bytes: Memory of each.
+    Each of the virtual GPUs has ``memory_bytes``.
     """
     indented = textwrap.indent(textwrap.dedent(body), "    ")
     finished = subprocess.run(

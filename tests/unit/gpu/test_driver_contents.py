@@ -1,4 +1,4 @@
-"""Which bytes of device memory hold a value, as the driver keeps it, and what the host reads of all others."""
+"""Bytes of device memory that hold a value, as the driver keeps it, and what the host reads of all others."""
 
 from __future__ import annotations
 

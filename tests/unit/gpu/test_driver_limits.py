@@ -1,4 +1,4 @@
-"""Where the driver draws its lines: which memory holds data, and how much of everything there is."""
+"""The driver's limits: the memory that holds data, and the amount of everything."""
 
 from __future__ import annotations
 

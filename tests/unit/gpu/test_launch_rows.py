@@ -30,8 +30,6 @@ def test_whole_numbers_of_flops_and_bytes_are_read_back() -> None:
 
 
 class Log:
-    """A log of launches that only counts."""
-
     def __init__(self) -> None:
         self.count = 0
         self.ranges = StepRanges(lambda: self.count)

@@ -15,7 +15,6 @@ from fakedist.gpu.native import build_directory, cache_directory
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A home directory, and a directory for temporary files."""
     monkeypatch.delenv("FAKEDIST_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name in ("home", "tmp"):

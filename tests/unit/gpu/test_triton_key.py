@@ -1,5 +1,3 @@
-"""Triton's key, computed once per installation."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,4 +1,4 @@
-"""Where a real GPU would be tuned for, the first configuration is taken; here in stand-ins for Inductor and Triton."""
+"""The first configuration is taken where a real GPU would be tuned for; here in stand-ins for Inductor and Triton."""
 
 from __future__ import annotations
 

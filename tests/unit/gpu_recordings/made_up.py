@@ -1,5 +1,3 @@
-"""Recordings made by hand."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -29,5 +27,4 @@ def job(name: str = "train", events: tuple[Event, ...] = EVENTS, **statistics: i
 
 
 def recording(*jobs: JobRecord, **head: str) -> Recording:
-    """A recording of those jobs."""
     return Recording(dataclasses.replace(HEAD, **head), {each.name: each for each in jobs})  # type: ignore[arg-type]

@@ -1,5 +1,3 @@
-"""The comparison of two recordings, on recordings made by hand."""
-
 from __future__ import annotations
 
 from pathlib import Path

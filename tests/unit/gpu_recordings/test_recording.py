@@ -1,5 +1,3 @@
-"""The file of a recording."""
-
 from __future__ import annotations
 
 import gzip

@@ -1,5 +1,3 @@
-"""The comparison of kernel times, on times made by hand."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -23,7 +23,6 @@ JOB = Job(world_size=16, rank=0, target="train.py")
 
 
 def made_run(path: Path) -> None:
-    """A run of one rank."""
     with create_run_directory(path, force=False) as made:
         new_manifest(made, JOB)
 
@@ -87,9 +86,7 @@ def test_ranks_replace_the_run_of_one_rank_if_they_may(asked: list[Job], tmp_pat
 class Stages:
     """Two ranks with stages by turns, each of which waits for the one before it: ``launching.profile`` of such a job.
 
-    Args:
-        num_stages: Of both ranks together.
-        first: Stages from this one on wait; 0 waits for a message that no rank ever sends.
+    There are ``num_stages`` of both ranks together. Stages from ``first`` on wait; 0 waits for a message never sent.
     """
 
     def __init__(self, num_stages: int, first: int) -> None:
@@ -115,7 +112,7 @@ class Stages:
 
 
 def run_stages(stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[int, str], list[str]]:
-    """How each of two ranks ended, and what was said meanwhile."""
+    """The end of each of two ranks, and the messages meanwhile."""
     monkeypatch.setattr(launching, "profile", stages.profile)
     monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     said: list[str] = []
@@ -166,9 +163,7 @@ def test_a_rank_that_waits_for_two_things_by_turns_is_not_run_for_ever(
 class Pipeline:
     """Stages in a row, each of which waits for the one before: ``launching.profile`` of such a job.
 
-    Args:
-        guesses: Whether a stage without what it waits for fails after a guess, not for want of it.
-        never: A rank that never sends anything.
+    With ``guesses``, a stage without its input fails after a guess. The rank ``never`` sends nothing.
     """
 
     def __init__(self, guesses: bool = False, never: int = -1) -> None:
@@ -197,7 +192,7 @@ class Pipeline:
 def run_peers(
     pipeline: Pipeline, rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[Ending, list[str]]:
-    """How a rank ended that runs with its peers, and what was said meanwhile."""
+    """The end of a rank that runs with its peers, and the messages meanwhile."""
     monkeypatch.setattr(launching, "profile", pipeline.profile)
     monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     said: list[str] = []

@@ -21,10 +21,8 @@ JOB = Job(world_size=16, rank=0, target="train.py")
 class Executor:
     """Begins all tasks that are ready, then ends the last of them: ``LocalExecutor`` with enough cores.
 
-    Attributes:
-        log: What it did, and how often no task was ready.
-        slow: Ranks that begin their tape only after a task was asked for twice.
-        broken: Ranks that cannot start.
+    ``slow`` ranks begin their tape only after a task was asked for twice; ``broken`` ones cannot start. ``log`` has its
+    actions, and the times that no task was ready.
     """
 
     def __init__(self) -> None:

@@ -55,13 +55,11 @@ NEEDS: dict[str, dict[str, object]] = {"nnodes": {"gpus_per_node": 8}, "nsys_arg
 
 
 def given(option: Option) -> dict[str, object]:
-    """The plain values of a job with the option's example."""
     always = {key: value for key, value in ALWAYS.items() if not (option.name == "nnodes" and key == "world_size")}
     return {**always, **NEEDS.get(option.name, {}), option.name: option.example}
 
 
 def typed(arguments: list[str]) -> Job:
-    """The job of a command line."""
     with profile_command_line.make_context("profile", arguments) as context:
         params = dict(context.params)
         (job,) = jobs_of(params.pop("arguments"), params.pop("module"), params)

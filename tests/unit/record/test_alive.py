@@ -1,5 +1,3 @@
-"""Searches among all live objects."""
-
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,3 @@
-"""The allocator's history, drained from a snapshot."""
-
 from __future__ import annotations
 
 from typing import Any

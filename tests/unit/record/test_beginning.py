@@ -1,4 +1,4 @@
-"""When CUDA begins; what torch does at that moment is imitated, because no test process has a GPU."""
+"""The moment at which CUDA begins; what torch does at that moment is imitated, because no test process has a GPU."""
 
 from __future__ import annotations
 

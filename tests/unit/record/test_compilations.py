@@ -1,5 +1,3 @@
-"""When torch compiles."""
-
 from __future__ import annotations
 
 import torch

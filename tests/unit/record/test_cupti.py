@@ -32,8 +32,6 @@ class Event:
 
 
 class Events(list[Any]):
-    """A profile, made by hand."""
-
     def operation(self, name: str, start: int, end: int, thread: int = MAIN, sequence: int = -1, **more: int) -> int:
         """An operation on the host; its id."""
         number = len(self) + 1

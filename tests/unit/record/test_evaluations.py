@@ -1,5 +1,3 @@
-"""Evaluations are distinguished from training."""
-
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,4 @@
-"""Which line of generated code works for which module, and which buffer reuses which."""
+"""The module of each line of generated code, and the buffer that each buffer reuses."""
 
 from __future__ import annotations
 

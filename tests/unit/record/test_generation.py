@@ -1,4 +1,4 @@
-"""Which forwards without gradients generate tokens."""
+"""Forwards without gradients that generate tokens."""
 
 from __future__ import annotations
 

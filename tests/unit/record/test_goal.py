@@ -1,4 +1,4 @@
-"""How long a run is recorded."""
+"""The length of the recording."""
 
 from __future__ import annotations
 

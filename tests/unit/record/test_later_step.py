@@ -19,8 +19,6 @@ TRACED = Note("traced", "traced")
 
 
 class Written:
-    """A tracer that lists its calls."""
-
     def __init__(self, refuses: str = "") -> None:
         self.calls: list[str] = []
         self._refuses = refuses

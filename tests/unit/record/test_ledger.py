@@ -11,8 +11,6 @@ from tests.unit.record.on_device import on_device
 
 
 class Kept:
-    """The records and marks of a ledger."""
-
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.marked: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Which DataLoaders feed the steps, and where they are."""
+"""The DataLoaders that feed the steps, and their locations."""
 
 from __future__ import annotations
 

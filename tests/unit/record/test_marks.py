@@ -1,4 +1,4 @@
-"""Who owns what, where an optimizer updates something else than the parameters that modules have."""
+"""Owners, if an optimizer updates something else than the parameters that modules have."""
 
 from __future__ import annotations
 

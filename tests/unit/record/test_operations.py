@@ -1,5 +1,3 @@
-"""Operations are recorded, and reported to a tracer."""
-
 from __future__ import annotations
 
 from typing import Any

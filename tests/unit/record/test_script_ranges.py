@@ -13,8 +13,6 @@ from fakedist.record import timed_step as followed
 
 
 class Told:
-    """A tracer that lists ranges."""
-
     def __init__(self) -> None:
         self.seen: list[str] = []
 

@@ -15,7 +15,6 @@ from fakedist.record.device_memory import take_snapshot
 
 @pytest.fixture
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has not imported Inductor."""
     monkeypatch.delitem(sys.modules, "torch._inductor", raising=False)
     monkeypatch.delitem(torch.__dict__, "_inductor", raising=False)
 

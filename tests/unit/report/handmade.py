@@ -57,7 +57,6 @@ def recorded() -> HandMade:
 
 
 def talking(made: HandMade) -> HandMade:
-    """Add collectives, a note and an ending."""
     made.record(
         "groups", rows=[(0, "0", "default_pg", tuple(range(8)), 0, 1, "nccl"), (1, "3", "tp", (0, 1), 0, 1, "nccl")]
     )
@@ -72,7 +71,6 @@ def talking(made: HandMade) -> HandMade:
 
 
 def ended_well(directory: Path) -> Path:
-    """The run, reported."""
     run = talking(recorded()).write(new_run(directory, arguments=("--layers", "3")))
     build_tables(run)
     return run
@@ -120,7 +118,6 @@ def timed(directory: Path, source: str = "estimated") -> Path:
 
 
 def measured(directory: Path) -> Path:
-    """The same run, timed on a GPU."""
     return timed(directory, "measured")
 
 

@@ -15,11 +15,10 @@ class PageText(HTMLParser):
     Attributes:
         tables: Rows of each table that has an id, each a list of cell texts.
         figures: Text of the elements with ``data-figure``.
-        scripts: What stands in script elements.
+        scripts: Contents of script elements.
         fetched: Addresses that a browser would fetch.
         handlers: Attributes that would run something.
         title: The first heading.
-        words: All text that is shown.
     """
 
     tables: dict[str, list[list[str]]] = field(default_factory=dict)

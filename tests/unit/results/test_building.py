@@ -42,7 +42,6 @@ def one_step() -> HandMade:
 
 
 def built(directory: Path) -> dict[str, Any]:
-    """The manifest after the tables were made."""
     build_tables(directory)
     manifest = json.loads((directory / "run.json").read_text())
     assert isinstance(manifest, dict)
@@ -50,7 +49,6 @@ def built(directory: Path) -> dict[str, Any]:
 
 
 def texts(found: dict[str, Any]) -> list[str]:
-    """The notes of a manifest or a summary."""
     return [note["text"] for note in found["notes"]]
 
 

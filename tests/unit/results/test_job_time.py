@@ -1,5 +1,3 @@
-"""Runs of several ranks are priced together."""
-
 from __future__ import annotations
 
 import json

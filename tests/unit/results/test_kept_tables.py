@@ -1,5 +1,3 @@
-"""Tables of a run that are kept while a report is made."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -28,15 +28,7 @@ RAN, OUT_OF_MEMORY, REFUSED, RAISED, LOST, INTERRUPTED, CRASHED, KILLED_ITSELF =
 
 
 class FakeExecutor:
-    """Ends each task as a test wants.
-
-    Args:
-        made: A directory with the runs ``rank0`` and ``rank4``, which are copied.
-        outcome: What a task comes to.
-
-    Attributes:
-        tasks: Every task that ran.
-    """
+    """Ends each task with ``outcome``, and copies its run from the directory ``made``: ``rank0`` or ``rank4``."""
 
     def __init__(self, made: Path, outcome: Callable[[Task], str] = lambda task: RAN) -> None:
         self._made, self._outcome = made, outcome

@@ -1,5 +1,3 @@
-"""Rows of a sweep, written by hand."""
-
 from __future__ import annotations
 
 from fakedist.rundir.outcome import Outcome

@@ -18,7 +18,7 @@ MESSAGE = "WorldError: recv_object_list waits for an object from rank 4, which d
 
 
 def judged(place: Path, message: str, line: str) -> RankResult:
-    """How a rank that ended with this error before its first step is judged."""
+    """The judgement of a rank that ended with this error before its first step."""
     task = Task(key="k", job=Job(world_size=8, rank=6, target="train.py"), directory=place / "runs" / "k" / "rank6")
     task.directory.parent.mkdir(parents=True)
     make_failed(task.directory, 6, (Outcome.EXCEPTION, message, 0), line)

@@ -40,8 +40,6 @@ mbs = [1, 2]
 
 
 class Told:
-    """The calls of a listener."""
-
     def __init__(self) -> None:
         self.rows: list[tuple[Row, bool]] = []
         self.remarks: list[str] = []
@@ -417,7 +415,7 @@ def test_a_space_that_is_used_up_ends_the_sampler(tmp_path: Path) -> None:
 
 
 def ended(*ranks: int) -> dict[int, RankResult]:
-    """How ranks of a pipeline of four ended: well. Rank 0 knows the pipeline."""
+    """Ranks of a pipeline of four that ended well. Rank 0 knows the pipeline."""
     found = {}
     for rank in ranks:
         pipeline = () if rank else (0, 2, 4, 6)

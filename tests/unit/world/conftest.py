@@ -15,8 +15,6 @@ from fakedist.world.reroute import fake_world
 
 
 class Notes:
-    """A ledger that keeps its records."""
-
     def __init__(self) -> None:
         self.groups: list[tuple[str, str, list[int], int, str]] = []
         self.bound: list[int] = []
@@ -51,7 +49,7 @@ Enter = Callable[..., Notes]
 
 @pytest.fixture
 def enter_world() -> Iterator[Enter]:
-    """RunningCall it to be a rank with its default group; the world ends with the test."""
+    """Call it to be a rank with its default group; the world ends with the test."""
     with ExitStack() as stack:
 
         def enter(world_size: int = 8, rank: int = 0, backend: str | None = "gloo", **job: Any) -> Notes:

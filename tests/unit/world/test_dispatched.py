@@ -27,8 +27,6 @@ reductions_are_operations = pytest.mark.skipif(
 
 
 class Watch(TorchDispatchMode):
-    """Keeps the names of what it sees."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.seen: list[str] = []
@@ -61,7 +59,7 @@ def gathered_at_me() -> list[Any]:
 
 
 def into(call: Callable[[torch.Tensor], Any], count: int = 2) -> Callable[[], list[Any]]:
-    """RunningCall with a tensor of ones; what is in it afterwards."""
+    """Call with a tensor of ones; its contents afterwards."""
 
     def called() -> list[Any]:
         call(tensor := ones(count))

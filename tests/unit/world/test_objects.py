@@ -1,5 +1,3 @@
-"""Python objects from ranks that do not exist."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

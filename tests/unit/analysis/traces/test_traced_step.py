@@ -1,4 +1,4 @@
-"""Where a launch belongs, from ranges made by hand; times are numbers, rows are numbered from the top."""
+"""The place of a launch, from ranges made by hand; times are numbers, rows are numbered from the top."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Times of the calls of a run."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Fabrics: presets, and files that are checked."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -108,7 +108,6 @@ def gpipe(num_stages: int, num_batches: int) -> list[RankStep]:
 
 
 def bubble(steps: list[RankStep], num_batches: int) -> float:
-    """The idle share of the step."""
     placed = place_together(steps, Free()).placed
     whole = max(each.end_us for each in placed.values())
     return 1 - num_batches * (FORWARD_US + BACKWARD_US) / whole

@@ -1,4 +1,4 @@
-"""Which calls make which connections, and what the environment changes."""
+"""The connections that calls make, and the effect of the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which collective a call is."""
+"""The collective of a call."""
 
 from __future__ import annotations
 

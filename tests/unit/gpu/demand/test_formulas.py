@@ -92,7 +92,6 @@ def test_each_gradient_of_a_depthwise_convolution_reads_that_of_the_result_and_d
 
 @pytest.fixture
 def precisions() -> Iterator[None]:
-    """Put back what a test sets."""
     if installed() < (2, 9):
         pytest.skip("torch 2.8 has no precision of each operation")
     kept = torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision
@@ -275,7 +274,6 @@ INT8, BNB = torch.int8, torch.ops.bitsandbytes
 
 @pytest.fixture(scope="module", autouse=True)
 def bitsandbytes() -> Iterator[torch.library.Library]:
-    """The operators, without kernels."""
     made_here = torch.library.Library("bitsandbytes", "FRAGMENT")
     for schema in SCHEMAS:
         made_here.define(schema)

@@ -148,8 +148,6 @@ def test_a_function_that_was_not_inlined_makes_products_unknown() -> None:
 
 
 class Compiled:
-    """The result of a launch by Triton."""
-
     def __init__(self, text: str) -> None:
         self.asm, self.hash = {"ttir": text}, text
 

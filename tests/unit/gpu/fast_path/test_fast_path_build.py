@@ -15,7 +15,6 @@ from fakedist.gpu.fast_path.compiled import make_fast_path
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache of its own, whatever torch is installed."""
     monkeypatch.setattr("fakedist.torch_releases.installed", lambda: (2, 15))
     monkeypatch.setenv("FAKEDIST_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"

@@ -1,5 +1,3 @@
-"""GPU files: what they say, and what is wrong with them."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""The GPU models: figures that fit each other, and names."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Which storages hold values; storages of the host are tracked as those of a device are."""
+"""Storages that hold values; storages of the host are tracked as those of a device are."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Made-up values, and their reports."""
-
 from __future__ import annotations
 
 import pytest

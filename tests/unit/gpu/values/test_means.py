@@ -1,5 +1,3 @@
-"""Facts about tensors that hold no values."""
-
 from __future__ import annotations
 
 from typing import Any

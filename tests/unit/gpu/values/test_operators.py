@@ -1,5 +1,3 @@
-"""Facts about an operator from its schema."""
-
 from __future__ import annotations
 
 import torch

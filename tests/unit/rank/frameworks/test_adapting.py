@@ -26,8 +26,6 @@ def validate_uneven_dtensor(tensor):
 
 @dataclass
 class Shard:
-    """A rank's rows of a parameter."""
-
     rows: int
     shape: tuple[int, ...] = (8,)
 

@@ -35,7 +35,7 @@ needs_first_size = pytest.mark.skipif(
 
 @contextmanager
 def counted(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """How often torch's own function is called."""
+    """The number of calls of torch's own function."""
     calls: Counter[str] = Counter()
     original = getattr(owner, name)
 
@@ -102,7 +102,6 @@ def test_the_first_shards_size_is_torchs_and_is_worked_out_once(
 
 
 def meta(shape: tuple[int, ...]) -> Any:
-    """A spec's description of a tensor."""
     from torch.distributed.tensor._dtensor_spec import TensorMeta
 
     return TensorMeta(torch.Size(shape), torch.empty(shape).stride(), torch.float32)

@@ -122,6 +122,6 @@ def test_the_colours_of_charts_are_those_of_the_page() -> None:
 
 
 def same_colour(css: str, colour: str) -> bool:
-    """Whether two ways of writing a colour mean one: "rgb(255 255 255 / .38)" is "rgba(255, 255, 255, 0.38)"."""
+    """True if two ways of writing a colour mean one: "rgb(255 255 255 / .38)" is "rgba(255, 255, 255, 0.38)"."""
     numbers = [[float(each) for each in re.findall(r"[\d.]+", text)] for text in (css, colour)]
     return css == colour or (css.startswith("rgb") and numbers[0] == numbers[1])

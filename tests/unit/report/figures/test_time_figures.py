@@ -1,5 +1,3 @@
-"""Charts of the timed step: their numbers are the tables'."""
-
 from __future__ import annotations
 
 import dataclasses

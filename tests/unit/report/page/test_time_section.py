@@ -27,8 +27,6 @@ HOSTILE = '<script>alert("k")</script>'
 
 
 class Kept(Pack):
-    """A pack whose arrays can be read."""
-
     def __init__(self) -> None:
         super().__init__()
         self.arrays: dict[str, list[float]] = {}

@@ -1,5 +1,3 @@
-"""Figures and names as the page sets them."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The text about memory outside of the caching allocator."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Tables of any width."""
-
 from __future__ import annotations
 
 import io

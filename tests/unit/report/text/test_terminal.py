@@ -1,6 +1,6 @@
-"""The text of a report, to the letter. To renew the expected texts after a change that is meant, and read them:
+"""The text of a report, to the letter. To renew the expected texts after an intended change:
 
-python -m tests.unit.report.test_terminal
+python -m tests.unit.report.text.test_terminal
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ CASES += [(timed, 80), (timed, 120), (measured, 120)]
 
 
 def text(run: Path, width: int = 160, *, all_layers: bool = False) -> str:
-    """The output on a terminal of this width."""
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
     render(run, all_layers=all_layers, console=console)
     assert isinstance(console.file, io.StringIO)

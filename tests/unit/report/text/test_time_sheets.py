@@ -1,4 +1,4 @@
-"""Where the time goes, in every form that is not a page: DataFrames, JSON, CSV, Markdown."""
+"""The breakdown of time, in every form that is not a page: DataFrames, JSON, CSV, Markdown."""
 
 from __future__ import annotations
 

@@ -74,7 +74,6 @@ def step(num_layers: int = 6) -> list[Launched]:
 
 
 def tables(launched: list[Launched]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables ``launches`` and ``work`` of a recorded step."""
     places: dict[WorkRow, int] = {}
     rows = [
         {"what": each.work.kind, "work": places.setdefault(each.work, len(places)), "grid": each.grid}
@@ -92,10 +91,9 @@ class Tracing:
 
     Attributes:
         changed: Changes a launch, or drops it (None), by its place in the trace.
-        with_inputs: Whether the sizes of operands are traced (``record_shapes=True``).
-        with_operations: Whether the host's operations are traced.
+        with_inputs: Traces the sizes of operands (``record_shapes=True``).
+        with_operations: Traces the host's operations.
         nccl_every: A kernel of NCCL follows every so many launches.
-        pid: The process.
     """
 
     changed: Callable[[int, Launched], Launched | None] = lambda place, launch: launch
@@ -154,5 +152,4 @@ class Tracing:
 
 
 def renamed(launch: Launched, name: str, **changes: object) -> Launched:
-    """The launch under another name."""
     return dataclasses.replace(launch, name=name, **changes)  # type: ignore[arg-type]

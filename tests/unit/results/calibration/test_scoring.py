@@ -1,4 +1,4 @@
-"""Which kernels fit: names across versions of torch, families of a library's calls, grids, bytes and sizes."""
+"""Kernels that fit: names across versions of torch, families of a library's calls, grids, bytes and sizes."""
 
 from __future__ import annotations
 

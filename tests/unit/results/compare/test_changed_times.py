@@ -1,5 +1,3 @@
-"""How the communication of two steps differs."""
-
 from __future__ import annotations
 
 from dataclasses import replace

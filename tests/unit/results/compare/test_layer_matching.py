@@ -29,7 +29,6 @@ def table(layers: Layers) -> pd.DataFrame:
 
 
 def blocks(numbers: range | list[int], mlp: str = "mlp", mlp_class: str = "MLP", classes: str = "") -> Layers:
-    """A transformer with blocks of an attention and a feed-forward."""
     found: Layers = [("(Net)", "Net", 0), ("layers", "ModuleList", 0)]
     for place, number in enumerate(numbers):
         of_class = {"": "Block", "m": "Mamba", "d": "Block"}[classes[place] if classes else ""]

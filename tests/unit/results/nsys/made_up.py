@@ -16,7 +16,7 @@ class MadeUp:
     """A report's contents; ``write`` makes it a file.
 
     Attributes:
-        old: Whether it has the tables' names and columns of nsys 2022.
+        old: Has the tables' names and columns of nsys 2022.
         without: Columns that the version does not have.
         ranges: start, end, text or number of a string, thread, type, domain.
         calls: start, correlation, thread.
@@ -25,7 +25,7 @@ class MadeUp:
         graphs: start, end, correlation.
         nodes: graph node, original node, thread, start.
         waits: start, end, stream, correlation, type, event.
-        events: stream, correlation, event: where each was recorded.
+        events: stream, correlation, event: one for each recorded.
     """
 
     old: bool = False
@@ -41,7 +41,6 @@ class MadeUp:
     strings: dict[str, int] = field(default_factory=dict)
 
     def range(self, start: int, end: int | None, text: str, thread: int = MAIN, kind: int = PUSH_POP) -> None:
-        """A range of the program."""
         self.ranges.append((start, end, text, thread, kind, 0))
 
     def kernel(self, launched: int, name: str = "kernel", thread: int = MAIN, node: int | None = None) -> None:
@@ -51,7 +50,6 @@ class MadeUp:
         self.kernels.append((launched + 100, launched + 105, correlation, name, node, thread >> 24 << 24))
 
     def write(self, path: Path) -> Path:
-        """The file."""
         connection = sqlite3.connect(path)
         rows = [(number, text) for text, number in self.strings.items()]
         numbered = {name: 1000 + place for place, name in enumerate(dict.fromkeys(row[3] for row in self.kernels))}

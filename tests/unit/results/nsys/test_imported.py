@@ -13,7 +13,6 @@ STEP_3 = StepChoice(step=3)
 
 
 def texts(found: pd.DataFrame) -> list[str]:
-    """The notes on the kernels of a run."""
     return [note["text"] for note in found.attrs["notes"]]
 
 
