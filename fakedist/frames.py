@@ -1,7 +1,7 @@
 """Finds the script's running line: the innermost frame of this thread outside torch and this package.
 
-Code that Inductor generated for a compiled graph counts as torch's, and so do the methods by which a tensor subclass
-passes an operation on, and what warns that a function of torch is deprecated before it calls it.
+Inductor's generated code counts as torch's, as do a tensor subclass's methods that pass an operation on, and the code
+that warns of a deprecated function of torch.
 """
 
 from __future__ import annotations

@@ -25,10 +25,9 @@ class MachineCheck:
     """The result of one check.
 
     Attributes:
-        name: What was checked, e.g. "C compiler".
         state: "ok", "missing" (something does not work without it) or "optional" (everything works without it).
-        text: What was found, in one line.
-        hint: What to type. Empty if nothing is missing.
+        text: The finding, in one line.
+        hint: The command to type. Empty if nothing is missing.
     """
 
     name: str

@@ -42,9 +42,7 @@ class OwnChild:
 class ForkedChild:
     """A process that a template forked, and whose end the template reports.
 
-    Args:
-        pid: Its process ID, which stays taken until :meth:`wait` has returned.
-        answers: The socket over which the template answers.
+    Its ``pid`` stays taken until :meth:`wait` has returned. The template answers over the socket ``answers``.
     """
 
     #: The exit code of a process whose template was killed, and the process with it.
@@ -57,7 +55,7 @@ class ForkedChild:
 
     @classmethod
     def ask(cls, door: int, request: Mapping[str, Any], files: Sequence[int]) -> ForkedChild | None:
-        """Ask a template for a process. None if it makes none.
+        """Request a process from a template. None if it makes none.
 
         Args:
             door: The descriptor of the door.
@@ -173,7 +171,7 @@ class TemplateKeeper(TemplateProcess):
     def open_door(self, key: str) -> int | None:
         """The descriptor of the door to a template for a script.
 
-        None if it is not known yet what the script imports, or if no template fits its ranks: a rank that starts again
+        None until it is known what the script imports, or if no template fits its ranks: a rank that starts again
         writes once more what it imports.
         """
         try:
@@ -194,14 +192,14 @@ class TemplateKeeper(TemplateProcess):
         return None if self._door is None else self._door.fileno()
 
     def _is_same(self, learned: dict[str, Any]) -> bool:
-        """Whether nothing was learned since. A template may have left some modules out."""
+        """Return whether nothing was learned since. A template may have left some modules out."""
         return {**learned, "modules": None} == {**self._learned, "modules": None}
 
 
 class TaskTemplate(TemplateProcess):
     """A process that has imported what makes tables, and from which the processes of tasks fork.
 
-    There is one, from the second task on: the first may be the only one. If it ends, tasks start on their own.
+    It starts with the second task: the first may be the only one. If it ends, tasks start on their own.
     """
 
     def __init__(self) -> None:
@@ -214,9 +212,9 @@ class TaskTemplate(TemplateProcess):
 
         Args:
             program: The template's program and arguments, to which the descriptor of its door is added.
-            task: The ``arguments`` of its program, its ``environment`` and ``cwd``, and ``learned``: the file of the
-                template of its ranks, empty if they start on their own.
-            files: The descriptors for its streams; that of the door to a template of ranks, if there is one.
+            task: The ``arguments`` of its program, its ``environment`` and ``cwd``, and ``learned``: the file of its
+                ranks' template, empty if they start on their own.
+            files: The descriptors for its streams, then of the door to a template of ranks, if there is one.
         """
         self._num_tasks += 1
         if self._num_tasks == 2:

@@ -59,12 +59,7 @@ def profile_command(
 ) -> list[str]:
     """The command prefix that runs a program under nsys and captures the timed step.
 
-    Args:
-        nsys: The nsys program.
-        report: The report to write, without its suffix.
-        traces_cuda: Whether to trace CUDA on a real GPU.
-        arguments: More arguments. They override the ones set here.
-        has_events: Whether it can trace events (:func:`traces_events`).
+    ``report`` has no suffix. ``arguments`` override the ones set here; ``has_events`` needs :func:`traces_events`.
     """
     return [
         os.fspath(nsys),
@@ -87,13 +82,8 @@ def profile_command(
 def finished_report(nsys: Path, report: Path, timeout_s: float) -> Path:
     """The report that ``nsys profile`` wrote. Older packages leave a stream, which this converts to a report.
 
-    Args:
-        nsys: The nsys program.
-        report: As for :func:`profile_command`.
-        timeout_s: Seconds that the conversion may take.
-
     Raises:
-        ReportError: nsys wrote no report, or its stream cannot be converted.
+        ReportError: nsys wrote no report, or its stream cannot be converted within ``timeout_s``.
     """
     made, stream = report.with_name(f"{report.name}.nsys-rep"), report.with_name(f"{report.name}.qdstrm")
     if made.exists():
@@ -133,7 +123,7 @@ def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
 
 
 def _importer(nsys: Path) -> Path:
-    """Find QdstrmImporter. The packages install it in a host directory next to nsys's target directory."""
+    """Find QdstrmImporter, which the packages install in a host directory next to nsys's target directory."""
     # Debian: /usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys, /usr/lib/nsight-systems/host-linux-x64
     for above in nsys.resolve().parents:
         for pattern in ("host-linux-*/QdstrmImporter", "nsight-systems/host-linux-*/QdstrmImporter"):
@@ -185,9 +175,9 @@ def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tup
 
 
 def code_of_rank(code: int, told: Ended | None) -> int:
-    """The rank's exit code, from its own message or from nsys's code, where 128 + n means signal n.
+    """The rank's exit code, from its own message or else from nsys's code, where 128 + n means signal n.
 
-    nsys may have failed itself, so the rank's message wins.
+    The rank's message wins because nsys itself may have failed.
     """
     if told is not None:
         return told.code

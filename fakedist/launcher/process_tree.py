@@ -19,9 +19,8 @@ _END_S = 10.0
 class ProcessTree:
     """The descendants of a process, without the process itself.
 
-    Args:
-        root: Process ID of their ancestor. As a subreaper it also adopts those whose parents have ended.
-        besides: Returns descendants to leave out. What descends from them counts.
+    As a subreaper, ``root`` also adopts those whose parents have ended. ``besides`` returns descendants to leave out,
+    though not what descends from them.
     """
 
     def __init__(self, root: int, besides: Callable[[], Collection[int | None]] = tuple) -> None:

@@ -42,9 +42,8 @@ class RanksTogether:
     Args:
         job: The job. Its own rank is ignored.
         directory: The directory of the run directories ``rank0``, ``rank4``, ... Runs of these ranks are replaced.
-        ranks: The ranks.
         tapes: The tapes of other ranks, which all of them have.
-        executor: What runs them. It is closed afterwards.
+        executor: Runs the ranks. It is closed afterwards.
 
     Raises:
         RunDirectoryError: A run directory cannot be replaced.
@@ -65,7 +64,7 @@ class RanksTogether:
         self._results = _run(executor, self._tasks(tuple(ranks)))
 
     def __contains__(self, rank: int) -> bool:
-        """Whether the rank's result has not been taken."""
+        """Return whether the rank's result is still to be taken."""
         return str(rank) in self._left
 
     def result(self, rank: int) -> TaskResult:
@@ -111,7 +110,7 @@ def _run(executor: Executor, tasks: Iterator[Task | None]) -> Generator[TaskResu
 
 
 def _has_begun(run_directory: Path) -> bool:
-    """Whether a rank has written the first record of its tape."""
+    """Return whether a rank has written the first record of its tape."""
     tape = run_directory / TAPE_NAME
     if not (tape.exists() and (run_directory / MANIFEST_NAME).exists()):
         return False
@@ -127,9 +126,8 @@ class RankRun:
     """One rank that has run.
 
     Attributes:
-        rank: The rank's number.
         run_directory: Its run. None if it could not start.
-        ending: How it ended. The outcome is ``ERROR`` if it could not start.
+        ending: Its outcome is ``ERROR`` if the rank could not start.
         wall_s: Seconds that all of its runs took, including recording and tables.
     """
 
@@ -150,24 +148,20 @@ def profile_ranks(
     jobs: int = 1,
     cold: bool = False,
 ) -> Iterator[RankRun]:
-    """Run ranks of a job in the given order. Each gets the tapes of the ranks before it, and those of ``job.tapes``.
+    """Run ranks of a job in the given order, and yield each one's last run, once.
 
-    A rank that fails does not stop the others: its tape holds what it sent until then. A rank may end because it waits
-    for something that a later rank sends. It runs again once that rank's tape has it. A Ctrl-C ends all of them.
+    Each gets the tapes of the ranks before it, and those of ``job.tapes``. A rank that fails does not stop the others:
+    its tape holds what it sent until then. A rank that ends because it waits for what a later rank sends runs again
+    once that rank's tape has it. A Ctrl-C ends all of them.
 
     Args:
-        job: The job to run. Its own rank is ignored. The caller has called :func:`fakedist.launcher.launching.check`.
-        ranks: The ranks to run.
+        job: The job, which has passed :func:`fakedist.launcher.launching.check`. Its own rank is ignored.
         output: A directory for the run directories ``rank0``, ``rank4``, ... None names one after the script.
         force: Whether existing runs of these ranks in it may be overwritten, and the run of one rank that it holds.
-        streams: Where output goes while ranks run.
         more: Returns further ranks to run, from the first run of the first rank.
-        jobs: How many run at once. A rank begins when those before it have begun, and waits for their tapes when it
-            receives from them. So it receives what it would if they ran in turn.
+        jobs: Ranks that run at once. A rank begins when those before it have begun, and waits for their tapes when it
+            receives from them, so it receives what it would if they ran in turn.
         cold: Whether each rank starts on its own. Otherwise ranks fork from a template, from the second on.
-
-    Yields:
-        Each rank's last run, once.
 
     Raises:
         RunDirectoryError: The directory cannot hold the runs, or already has runs of these ranks.
@@ -224,10 +218,9 @@ def profile_with_peers(job: Job, output: Path | None, force: bool, streams: laun
     in the same way. ``streams.say`` names each rank before it runs.
 
     Args:
-        job: The job to run. The caller has called :func:`fakedist.launcher.launching.check`.
+        job: The job, which has passed :func:`fakedist.launcher.launching.check`.
         output: A directory for the run directories ``rank31``, ``rank0``, ... None names one after script and rank.
         force: Whether existing runs of these ranks in it may be overwritten.
-        streams: Where output goes while ranks run.
 
     Returns:
         The rank's run, and how it ended: "interrupted" if a peer was interrupted.
@@ -280,9 +273,7 @@ def _whom(awaited: Sequence[Awaited]) -> str:
 class _Waiting:
     """Ranks that ended because they need something that another rank's tape may hold later.
 
-    Args:
-        runner: Runs the ranks.
-        after_guesses: Whether a rank that failed after a guess waits for what it guessed.
+    With ``after_guesses``, a rank that failed after a guess waits for what it guessed.
     """
 
     def __init__(self, runner: _Runner, after_guesses: bool = False) -> None:
@@ -294,7 +285,7 @@ class _Waiting:
     def run(self, rank: int, raises: bool = False) -> tuple[RankRun, list[Awaited]]:
         """Run a rank, and return its run and what it waits for.
 
-        A request that was already answered is dropped: the rank would ask for it forever.
+        A request that was already answered is dropped: the rank would repeat it forever.
         """
         run = self._runner.run(rank, raises)
         asked = self._runner.awaited(run, self._after_guesses)
@@ -343,11 +334,7 @@ class _Runner:
         self._together: RanksTogether | None = None
 
     def prepare_directory(self, ranks: Sequence[int]) -> None:
-        """Check that runs of these ranks can be written, see :func:`profile_ranks`.
-
-        Raises:
-            RunDirectoryError: They cannot.
-        """
+        """Check that runs of these ranks can be written, see :func:`profile_ranks`; RunDirectoryError if not."""
         _prepare_directory(self._directory, ranks, self._force)
 
     def start_together(self, ranks: Sequence[int], jobs: int) -> None:
@@ -382,7 +369,7 @@ class _Runner:
         return RankRun(rank, run_directory, ending, self._wall_s[rank])
 
     def _run_of(self, result: TaskResult, rank: int) -> RankRun:
-        """The run of a rank that ran with others. The end of its output was kept, and is shown now."""
+        """The run of a rank that ran with others. Shows the end of its output, which was kept."""
         run_directory, ending = ending_of(result, self._directory / f"rank{rank}")
         if run_directory is not None:
             self._tapes[rank] = Tape(run_directory, rank)
@@ -423,7 +410,7 @@ def exit_code(runs: Sequence[RankRun]) -> int:
 
 
 def _prepare_directory(directory: Path, ranks: Sequence[int], force: bool) -> None:
-    """Check that the runs can be written, before the first rank runs. Remove the run of one rank that they replace."""
+    """Check that the runs can be written. Remove the run of one rank that they replace."""
     if directory.exists() and not directory.is_dir():
         raise RunDirectoryError(f"{directory} is a file", "choose another place with -o")
     for rank in ranks:

@@ -37,14 +37,9 @@ class RankTemplate:
     def fork(
         self, job: Job, run_directory: Path, environment: Mapping[str, str], *, stdout: int | None, pipe: int
     ) -> ForkedChild | None:
-        """Fork a rank. None if the template was not made for such a rank, or makes none.
+        """Fork a rank. None if the template does not fit such a rank, or makes none.
 
-        Args:
-            job: The job.
-            run_directory: The rank's run directory.
-            environment: Its environment.
-            stdout: Where its stdout goes. None for this process's own.
-            pipe: The descriptor for its messages.
+        A ``stdout`` of None is this process's own; ``pipe`` is the descriptor for the rank's messages.
         """
         learned = None if self._door is None else Learned.read(self._path)
         if self._door is None or learned is None or not _is_for(learned, job, environment):
@@ -59,16 +54,14 @@ class RankTemplate:
         return ForkedChild.ask(self._door, request, (0, 1 if stdout is None else stdout, 2, pipe))
 
     def learning(self, restarted: str) -> dict[str, str]:
-        """The variable of a rank that starts on its own.
+        """The variable that has a rank that starts on its own write down what its script imports.
 
-        It writes down what its script imports if it has no template. After a restart it does so too, because a new
-        template may fit the ranks after it.
+        It is set without a template, and after a restart, because a new template may fit the ranks after it.
         """
         return start_variable(self._path if self._door is None or restarted else None, restarted)
 
 
 def _is_for(learned: Learned, job: Job, environment: Mapping[str, str]) -> bool:
-    """Whether a template was made for such a rank: the same script, directory and environment."""
     if job.device != "virtual" or job.nsys or learned.key != key_of(job) or learned.cwd != os.getcwd():
         return False
     return not differing_variable(environment, learned.started)

@@ -351,8 +351,7 @@ _ALWAYS = ("world_size", "rank", "device", "steps")
 def profile_arguments(job: Job, ranks: Sequence[int] = ()) -> list[str]:
     """Arguments of ``fakedist profile`` that run the job, or these ranks of it.
 
-    They include every option of the job that differs from its default. The run's directory and the form of the result
-    are not part of the job.
+    They include every option that differs from its default, but not the run's directory or the form of the result.
     """
     arguments = []
     for option in JOB_OPTIONS:

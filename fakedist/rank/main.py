@@ -1,6 +1,6 @@
 """The child process: becomes the rank, runs the script as ``__main__`` and records how it ended.
 
-Order matters. The virtual GPU must be loaded before torch is imported. The script imports torch, and at that moment
+Order matters. The virtual GPU must be loaded before torch. When the script imports torch,
 :mod:`fakedist.rank.surroundings` installs the recorder and the faked world. Our exit handler is registered before
 torch's, so it runs after those of torch and of the script. The recorder is closed while the frames of an error still
 live, because they hold the tensors that were alive.
@@ -104,8 +104,7 @@ class SetupFailed(BaseException):
 class Rank:
     """Turns this process into the rank: the GPU before torch, its surroundings once the script imports torch.
 
-    Attributes:
-        has_failed: Whether the surroundings could not be set up.
+    ``has_failed``: the surroundings could not be set up.
     """
 
     def __init__(self, job: Job, run_directory: Path, reporter: Reporter, start: Start) -> None:
@@ -228,7 +227,7 @@ class Rank:
             _in_main_thread(surroundings.record_this_thread)
 
     def _restart(self, reason: str) -> None:
-        """End this process, whatever the script catches. The parent starts the rank again, without a template."""
+        """End this process, whatever the script catches. The parent starts the rank anew, without a template."""
         if os.getpid() == self._pid:
             self._reporter.send(Restarted(reason))
             _exit(0)
@@ -266,14 +265,9 @@ class Rank:
 
 
 def main(run_directory: str, start: Start | None = None) -> int | str | None:
-    """Run the job of ``run_directory`` in this process.
+    """Run the job of ``run_directory`` in this process, and return the argument for ``sys.exit``.
 
-    Args:
-        run_directory: Its run directory.
-        start: How a fork of a template starts. None for a process of its own.
-
-    Returns:
-        The argument for ``sys.exit``.
+    ``start`` says how a fork of a template starts; None for a process of its own.
     """
     reporter = Reporter.from_environment()
     start = start or Start.from_environment()
@@ -329,7 +323,6 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
 
 
 def _report_error(reporter: Reporter, message: str, hint: str, before_start: bool) -> None:
-    """Send an error of fakedist's own to the parent, which prints it."""
     reporter.send(Failed(message, hint, before_start))
 
 

@@ -19,8 +19,7 @@ _MAX_LINE = 4000  # below PIPE_BUF, so a line is written whole or not at all
 class Started:
     """The rank is set up, and the script begins.
 
-    Attributes:
-        pid: The rank's process. Under nsys it is not the parent's child.
+    Under nsys, the process ``pid`` is not the parent's child.
     """
 
     pid: int
@@ -28,13 +27,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the script is.
+    """The script's progress.
 
     Attributes:
-        phase: Phase.
-        step: Step.
-        steps: Steps that were asked for: a number or "auto".
-        allocated_bytes: Most that was allocated until now.
+        steps: Requested steps: a number or "auto".
+        allocated_bytes: The most allocated until now.
     """
 
     phase: str
@@ -45,12 +42,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How and where the script ended.
+    """The end of the script.
 
     Attributes:
-        outcome: How it ended.
-        code: The exit code.
-        message: More about it, one line; may be empty.
+        message: Details, one line; may be empty.
         line: Where it ended, as ``file:line (function)``; may be empty.
     """
 
@@ -64,8 +59,7 @@ class Ended:
 class Restarted:
     """The rank forked from a template that differs from it, and has to be started on its own.
 
-    Attributes:
-        what: What differs: an environment variable, "sys.path" or an import.
+    ``what`` names the difference: an environment variable, "sys.path" or an import.
     """
 
     what: str
@@ -73,11 +67,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The script sends a signal to its own process.
-
-    Attributes:
-        number: The signal.
-    """
+    """The script sends a signal to its own process."""
 
     number: int
 
@@ -86,10 +76,7 @@ class Signals:
 class Failed:
     """An error of fakedist's own ended the run.
 
-    Attributes:
-        error: What happened.
-        hint: What to type next.
-        before_start: Whether the rank could not be set up, so that no run is left.
+    ``hint`` is what to type next. With ``before_start`` the rank could not be set up, so that no run is left.
     """
 
     error: str
@@ -101,11 +88,7 @@ Message = Started | Progress | Ended | Restarted | Signals | Failed
 
 
 class Reporter:
-    """The child's end of the pipe. It never disturbs the script: a full or closed pipe drops messages.
-
-    Args:
-        descriptor: The pipe's descriptor. -1 sends nothing.
-    """
+    """The child's end of the pipe; -1 sends nothing. It drops messages to a full or closed pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

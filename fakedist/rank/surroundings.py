@@ -1,7 +1,7 @@
 """The recorder, the other ranks and the values around the script's torch, installed when torch is imported.
 
-This module imports no more of torch than torch imports itself, and it does not initialise CUDA. So whatever the script
-sets before it initialises CUDA works as if it were set outside.
+This module imports no more of torch than torch imports itself, and does not initialise CUDA, so whatever the script
+sets before it does so works as if it were set outside.
 """
 
 from __future__ import annotations
@@ -67,10 +67,7 @@ class Process:
     """The parts of the rank's process that exist before torch.
 
     Attributes:
-        job: The job to run.
-        journal: Receives the records.
         tape: Receives what the rank sends to other ranks.
-        reporter: Sends messages to the parent.
         gpu: The virtual GPU. None on a real GPU.
         own_ranks: The ranks that the script itself starts.
         cuda_begins: Called when CUDA is initialised, before anything is allocated.
@@ -88,9 +85,7 @@ class Process:
 class Surroundings:
     """The recorder and the faked world around the script's torch.
 
-    Args:
-        process: What exists before torch.
-        guarded: Runs setup work, and ends the run if it fails.
+    ``guarded`` runs setup work, and ends the run if it fails.
     """
 
     def __init__(self, process: Process, guarded: Callable[[Callable[[], None]], None]) -> None:
@@ -199,7 +194,6 @@ class Surroundings:
         self._write_gpu()
 
     def _make_tapes(self) -> Tapes:
-        """Make this rank's tape, and find the tapes it receives from."""
         job, known = self._job, None
         if self._values is not None:
             known = self._values.settled
@@ -264,7 +258,7 @@ class Surroundings:
         self._journal.append(found)
 
     def _device_index(self) -> int:
-        """Index of the rank's device among those the process sees, which CUDA_VISIBLE_DEVICES may restrict."""
+        """The rank's device among those the process sees, which CUDA_VISIBLE_DEVICES may restrict."""
         wanted = self._job.device_index
         visible = [] if self._gpu is None else self._gpu.visible()
         if not visible or wanted < len(visible):
@@ -325,13 +319,11 @@ def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _peaks(product: str) -> Peaks | None:
-    """A GPU's peak rates. None for an unknown model."""
     spec = gpu_of_product(product)
     return None if spec is None else Peaks(dict(spec.peak_flops), spec.memory_bandwidth)
 
 
 def _later_tracer(job: Job) -> Tracer | None:
-    """The tracer for the step that follows the recorded ones, or None."""
     if job.nsys:
         return NsysTracer()
     if not job.kernels or (job.device == "virtual" and not _rehearses()):
@@ -340,5 +332,5 @@ def _later_tracer(job: Job) -> Tracer | None:
 
 
 def _rehearses() -> bool:
-    """Whether a step on the virtual GPU is timed as on a real one. Everything but the times is then the same."""
+    """Return whether a step on the virtual GPU is timed as on a real one. Everything but the times is then the same."""
     return os.environ.get("FAKEDIST_REHEARSE") == "cupti"

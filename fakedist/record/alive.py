@@ -51,7 +51,7 @@ def find_types_with(finder: TypeFinder | None) -> None:
 
 
 class Alive:
-    """The objects that were alive at a time. A large job has a million, and each type is asked for once.
+    """The objects that were alive at a time, with each type requested once: a large job has a million objects.
 
     ``objects`` must not contain this object: a cycle would keep them all alive.
     """

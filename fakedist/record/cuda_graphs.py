@@ -28,11 +28,7 @@ class Captured:
 
 
 class Graphs(GraphObserver):
-    """Tracks the contents of each CUDA graph.
-
-    Attributes:
-        capturing: The contents of the graph that is being captured. None outside a capture.
-    """
+    """Tracks the contents of each CUDA graph; ``capturing`` is the one being captured, None outside a capture."""
 
     def __init__(self) -> None:
         self.capturing: Captured | None = None

@@ -1,8 +1,7 @@
 """Device memory: the caching allocator's settings and history, drained before it overflows, and what is outside it.
 
-fakedist must not initialise CUDA itself, because scripts and torch check whether it is initialised
-(``init_device_mesh`` chooses the rank's device only if it is not). Until then the allocator's history cannot be
-switched on.
+fakedist must not initialise CUDA itself, because scripts and torch check for it (``init_device_mesh`` chooses the
+rank's device only if CUDA is uninitialised). Until then the allocator's history cannot be switched on.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def without_inductor() -> Iterator[None]:
 
 
 class _NotImported:
-    """Stands for ``torch._inductor``, and imports it for whoever asks but the snapshot.
+    """Stands for ``torch._inductor``, and imports it for all but the snapshot.
 
     To name the frames of a stack, torch looks for ``torch._inductor.codecache`` (``py_symbolize`` in
     torch/csrc/profiler/python/combined_traceback.cpp). Looking alone imports Inductor, which takes 2 s.
@@ -103,11 +102,7 @@ _QUEUE = "_queued_calls"
 
 
 class Beginning:
-    """Reports CUDA's initialisation, once.
-
-    Attributes:
-        is_past: Whether CUDA is initialised.
-    """
+    """Reports CUDA's initialisation, once; ``is_past`` from then on."""
 
     def __init__(self) -> None:
         self.is_past = False
@@ -145,7 +140,7 @@ class Beginning:
     def before(self, kwargs: dict[str, object]) -> None:
         """Initialise CUDA if the operation that is about to run, with these keywords, needs it.
 
-        If C++ or ``torch.ops`` asks for a tensor on a device, torch initialises CUDA without ``torch.cuda``, whose
+        If C++ or ``torch.ops`` wants a tensor on a device, torch initialises CUDA without ``torch.cuda``, whose
         ``is_initialized()`` stays False. The same happens here.
         """
         device = kwargs.get("device")
@@ -215,8 +210,6 @@ class _Entry(TypedDict, total=False):
 
 
 class _Segment(TypedDict):
-    """A segment in torch's snapshot, as far as it is read."""
-
     device: int
     address: int
     total_size: int
@@ -224,7 +217,7 @@ class _Segment(TypedDict):
 
 
 class _PoolRange(NamedTuple):
-    """Addresses of a private pool: from ``start`` up to ``end``."""
+    """Addresses of a private pool, without ``end``."""
 
     start: int
     end: int
@@ -253,17 +246,15 @@ class AllocatorHistory:
     """Reads the allocator's history into journal records.
 
     Args:
-        append: Receives the records.
         take_gemms: Returns the matrix products since the last call.
         make_tracker: Numbers the events if the history keeps no metadata. Called once CUDA is initialised.
         reader: Reads the history instead of :meth:`AllocatorHistory.read`, unless its events must be numbered.
         on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated in addition to its output, or
-            that a library allocated for its own GEMMs. It is cuBLAS's workspace, kept or for that one call.
+            that a library allocated for its own GEMMs: cuBLAS's workspace, kept or for that one call.
 
     Attributes:
-        is_on: Whether allocations are recorded.
         peaks_were_reset: Whether the script reset the allocator's peak statistics, so that they miss the run's peak.
-        requests_ignored: How often the script tried to record the history itself.
+        requests_ignored: Attempts of the script to record the history itself.
     """
 
     def __init__(
@@ -440,7 +431,7 @@ class AllocatorHistory:
 
 
 class _OperationNumbers(dict[str | None, int]):
-    """The operation that an entry's metadata names. -1 for none."""
+    """The operation that an entry's metadata names; -1 for none."""
 
     def __missing__(self, metadata: str | None) -> int:
         number = self[metadata] = int(metadata) if metadata and metadata.isdecimal() else -1
@@ -493,7 +484,7 @@ def _stacks_of(trace: list[_Entry]) -> tuple[array[int], list[tuple[int, ...]], 
 
 
 def _without_ours(rows: list[FrameRow]) -> list[FrameRow]:
-    """The frames of a stack that are there without us: not this package's, nor torch's by which we call an operator."""
+    """A stack's frames without this package's, and without torch's by which we call an operator."""
     callers = [*(row.filename for row in rows), ""][1:]
     return [
         row
@@ -503,7 +494,7 @@ def _without_ours(rows: list[FrameRow]) -> list[FrameRow]:
 
 
 def _private_pools(segments: list[_Segment], device: int) -> list[_PoolRange]:
-    """The segments of private pools that are held now, by address: older versions of torch name no pool in events."""
+    """The segments of private pools held now, by address: older versions of torch name no pool in events."""
     return sorted(
         _PoolRange(segment["address"], segment["address"] + segment["total_size"], segment["segment_pool_id"])
         for segment in segments

@@ -32,7 +32,7 @@ class Generation:
     - if it gets a cache of keys and values, or of states, as transformers' ``generate()`` does from the prompt on;
     - if it goes on where the module's forward before ended: with one token for each sequence after a longer input (a
       cache inside the model), or with one token more than before (no cache), or after that with as many (the context
-      is full). Of such a loop, the first forward, of the prompt, is an ordinary one: its successors are not known yet.
+      is full). The first forward of such a loop, of the prompt, is an ordinary one: its successors are not known yet.
 
     Tokens are the first tensor of integers among the arguments that has two dimensions. An evaluation and the
     log-probabilities of a reference model do neither.
@@ -57,7 +57,7 @@ class Generation:
 
     @staticmethod
     def _goes_on(last: _TokenForward | None, shape: tuple[int, int] | None) -> tuple[bool, bool]:
-        """Whether a forward goes on where the last one ended, and whether without a cache."""
+        """Return whether a forward goes on where the last one ended, and whether without a cache."""
         if last is None or shape is None or last.sequences != shape[0]:
             return False, False
         tokens = shape[1]

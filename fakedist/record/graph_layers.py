@@ -28,8 +28,6 @@ class PlacedGraph:
     Attributes:
         code: Number of its generated code.
         placing: Number of its list of layers.
-        filename: The file of its code.
-        generated: What is known about its code.
         layers: The layer of each module that the code numbers. The last one, index -1, is the calling layer.
         may_reuse_inputs: Whether its code runs whenever the graph does, so that it reuses memory of its inputs.
     """

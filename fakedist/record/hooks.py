@@ -28,7 +28,7 @@ _get_trace, _set_trace = present(torch._C, "_get_tracing_state"), present(torch.
 def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Iterator[Callable[[], None]]:
     """Call ``observe(device, requested, total, free)`` when the allocator runs out of memory.
 
-    Torch has no way to detach the observer, so leaving the context only silences it.
+    Torch cannot detach the observer, so leaving the context only silences it.
 
     Yields:
         A function that attaches the observer. Call it once CUDA is initialised, because attaching initialises CUDA.
@@ -60,9 +60,9 @@ class _beside_trace:  # noqa: N801 (a generator would cost every module 2 us)
 
 
 def keyword_arguments(module: nn.Module) -> dict[str, object]:
-    """The keyword arguments of the call of a module that is about to run: torch gives hooks of all modules none.
+    """The keyword arguments of the running call of a module, which torch does not give to hooks of all modules.
 
-    They are in a frame of ``nn.Module._call_impl`` above. Empty if it is not there.
+    They come from a frame of ``nn.Module._call_impl`` above. Empty without one.
     """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
@@ -82,7 +82,7 @@ def module_hooks(
 ) -> Iterator[None]:
     """Call ``begins`` (with the positional arguments) before and ``ended`` after every forward, even one that raises.
 
-    ``torch.compile`` does not see these hooks, so that it compiles the same graphs, which do not call them.
+    ``torch.compile`` does not see these hooks, so it compiles the same graphs, which do not call them.
     ``module.compile()`` compiles the hooks with the module, so its calls are reported from outside the compiled code.
     """
     watching = True
@@ -127,8 +127,8 @@ def module_hooks(
 def backward_hook(begins: Callable[[bool], bool], ended: Callable[[], None]) -> Iterator[None]:
     """Call ``begins(creates_graph)`` before and ``ended`` after every run of the autograd engine that Python starts.
 
-    ``ended`` is not called for a run of which ``begins`` returns False. The hook is on the engine itself, because some
-    callers (Megatron) bypass ``torch.autograd``.
+    ``ended`` is not called if ``begins`` returned False. The hook is on the engine itself, because some callers
+    (Megatron) bypass ``torch.autograd``.
     """
     engine: Any = type(present(Variable, _ENGINE))  # a class that only this torch knows
 

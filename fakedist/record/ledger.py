@@ -19,14 +19,12 @@ class Ledger:
     """Records each call cheaply: as a tuple at once, in the journal in batches.
 
     Args:
-        append: Receives the records.
         where: Returns the number of the next operation and the scope.
         mark: Called with (address, bytes) of each block of device memory that a call uses.
         gathered: Called with (this rank's part, the whole, this rank's position) for each all_gather of device memory
             into one tensor.
 
     Attributes:
-        is_on: Whether calls are recorded.
         on_call: Called with the number of each recorded call, before it runs.
         around: While a step is timed, returns the context for a call on a device, given (sequence number, operation).
     """
@@ -85,7 +83,6 @@ class Ledger:
 
         Args:
             operation: all_reduce, all_gather_into_tensor, ...
-            group: Number of its group.
             inputs: Tensors that this rank sends.
             outputs: Tensors that this rank receives.
             is_async: Whether the call returns before it is done.

@@ -28,7 +28,7 @@ _MOST_WAITS = 1000
 
 @dataclass
 class _DataLoader:
-    """A DataLoader: where the script takes its batches, what it loads, and how long each batch took."""
+    """A DataLoader: the line that takes its batches, what it loads, and how long each batch took."""
 
     line: str
     dataset: str

@@ -45,7 +45,7 @@ class _Gather(NamedTuple):
 
 
 def _is_bare(parameter: torch.Tensor) -> bool:
-    """Whether no framework has set attributes of a parameter, in which it may keep further tensors."""
+    """Return whether no framework has set attributes of a parameter, in which it may keep further tensors."""
     return type(parameter) in PLAIN and not parameter.__dict__
 
 
@@ -188,7 +188,7 @@ class Marks:
     def compiled_backward(self) -> Callable[[], None]:
         """Take our hooks off, as a backward begins that torch compiles with the hooks of its parameters.
 
-        Returns a function to call when it has ended. It marks the gradients.
+        The function that this returns, to be called when the backward has ended, marks the gradients.
         """
         taken = take(self._handles)
 
@@ -214,9 +214,7 @@ class Marks:
 
     @contextmanager
     def released(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Hold no weak reference to these tensors while their contents are swapped. Then their gradients' hooks are
-        gone, too: those went with the contents.
-        """
+        """Hold no weak reference to these tensors while their contents, and so their gradients' hooks, are swapped."""
         layers = [self.owners.owner(tensor) for tensor in tensors]
         for tensor in tensors:
             self.owners.forget(tensor)
@@ -295,7 +293,7 @@ class Marks:
     def _kept_elsewhere(
         self, optimizer: torch.optim.Optimizer, known: _OwnedMemory
     ) -> Iterator[tuple[torch.Tensor, int]]:
-        """An optimizer's tensors outside ``state``, in attributes and groups of its own, each with its layer.
+        """An optimizer's tensors in attributes and groups of its own, outside ``state``, each with its layer.
 
         Tensors in the memory of parameters or gradients, such as flat buffers of both, are not among them.
         """
@@ -425,7 +423,7 @@ def _with_parameters(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
     """The tensors in an attribute of an optimizer, each with its parameter: a dictionary's key, or by its position.
 
-    Positions count only in a list of as many tensors as there are parameters, of the same shapes.
+    Positions count only in a list of as many tensors as parameters, of the same shapes.
     """
     if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
         for key, state in value.items():

@@ -23,8 +23,8 @@ _next_node = torch._C._autograd._get_sequence_nr
 class _Thread:
     """A thread's stack of running modules, and which layer created which autograd nodes, by sequence number.
 
-    Autograd numbers the nodes of a thread in the order of their creation. ``bounds[i]`` is the first number created
-    while ``layers[i]`` was the innermost layer. ``with_grad[i]`` is whether grad was enabled when ``stack[i]`` began.
+    Autograd numbers a thread's nodes in order of creation. ``bounds[i]`` is the first number created while
+    ``layers[i]`` was the innermost layer. ``with_grad[i]`` is whether grad was enabled when ``stack[i]`` began.
     """
 
     stack: list[int] = field(default_factory=list)
@@ -332,7 +332,7 @@ class Position:
         return again[0].stack[-1] if again else None
 
     def _runs_again(self) -> bool:
-        """Whether a module runs again with grad; an autograd function of its own computes without, in its forward."""
+        """Return whether a module runs again with grad. Its own autograd function computes without, in its forward."""
         again = self._running_again()
         return again is not None and again[0].with_grad[again[1]]
 

@@ -44,8 +44,10 @@ WHOLE_BATCH = 0.9
 
 
 class LiveBytes(NamedTuple):
-    """Live bytes of a device: requested in large blocks of the allocator (over 1 MiB) and in small ones, and the large
-    blocks themselves, which are larger where the allocator does not split a cached block.
+    """Live bytes of a device.
+
+    They were requested in large blocks of the allocator (over 1 MiB) and in small ones. The large blocks themselves are
+    larger than requested where the allocator does not split a cached block.
     """
 
     large: int
@@ -59,8 +61,10 @@ _NOTHING = LiveBytes(0, 0, 0)
 
 
 class StepSize(NamedTuple):
-    """The inputs of the model that a step trained: rows of the first input, as a rule the batch, and elements of all,
-    summed over the step's forwards, and the most rows of a forward.
+    """The inputs of the model that a step trained.
+
+    Rows of the first input, as a rule the batch, and elements of all, summed over the step's forwards; and the most
+    rows of a forward.
     """
 
     rows: int
@@ -94,10 +98,10 @@ class After:
 class Steady:
     """Steps until one ends with as much live memory as the step before, so that the next one would be the same.
 
-    Live memory is what was requested of the caching allocator and is still allocated. On each device, requests for
-    large blocks must match to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If
-    the large blocks themselves differ, one more step must request the same: the allocator may still reserve more.
-    No optimizer may wait for its first step, and the batch must be whole. Each step from step 2 on is timed until then.
+    Live memory was requested of the caching allocator and is still allocated. On each device, requests for large blocks
+    must match to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If the large
+    blocks themselves differ, one more step must request the same: the allocator may still reserve more. No optimizer
+    may wait for its first step, and the batch must be whole. Each step from step 2 on is timed until then.
     """
 
     def __init__(
@@ -207,20 +211,20 @@ class Steps:
     """Counts training steps.
 
     A sign of work is a root module's forward, a backward or the replay of a CUDA graph. Step 0 (``init``) is everything
-    before the first one. Work before any optimizer is made (a probe of shapes, a count of FLOPs) is ``init``, too: once
-    the first optimizer is made, step 1 begins again with the next sign of work. It goes on if the optimizer was made in
-    the middle of it: for gradients that this work left (the optimizer's parameters have them then, and still at the
-    next sign of work or when it steps), or between a forward and its backward. Without any optimizer, the job is in
-    step 1 from its first work on.
+    before the first one, and before any optimizer is made (a probe of shapes, a count of FLOPs): once the first
+    optimizer is made, step 1 begins again with the next sign of work. It goes on if the optimizer was made in the
+    middle of it: for gradients that this work left (the optimizer's parameters have them then, and still at the next
+    sign of work or when it steps), or between a forward and its backward. A job without any optimizer is in step 1 from
+    its first work on.
 
-    A step ends at the first sign of work after an ``optimizer.step()``. Gradient accumulation has
-    no optimizer step in between, so it does not count. Where a job shows no sign of work, or works only in closures
-    inside ``optimizer.step()``, a step ends when its first optimizer steps again. Jobs without an optimizer call
-    ``fakedist.step()``, which switches the search off. An optimizer that steps before any work only creates its state
-    (torch's distributed checkpoints, Megatron-FSDP), and that is ``init``.
+    A step ends at the first sign of work after an ``optimizer.step()``, so gradient accumulation does not count. Where
+    a job shows no sign of work, or works only in closures inside ``optimizer.step()``, a step ends when its first
+    optimizer steps again. Jobs without an optimizer call ``fakedist.step()``, which switches the search off. An
+    optimizer that steps before any work only creates its state (torch's distributed checkpoints, Megatron-FSDP), which
+    is ``init``.
 
     Where several optimizers step in turn (a GAN's), a step ends where the work for its first optimizer begins again: at
-    the last sign of work before that optimizer steps. This is known only afterwards. So each sign of work after an
+    the last sign of work before that optimizer steps. This is known only afterwards, so each sign of work after an
     optimizer's step begins a new step until the next optimizer steps. If that is not the first one, ``merged`` is
     called: the new step is still the old one. A step ends at once, as with one optimizer, when every optimizer has
     stepped as often as in the step before; in the first step, when every optimizer has stepped (``waits``). One that
@@ -229,10 +233,8 @@ class Steps:
     Args:
         goal: Decides which step is the last. :class:`StopRun` is raised where the next one would begin.
         ended: Called with (step, start_us, end_us) when a step ends. Unix time in microseconds.
-        merged: Called with a step that went on, even if ``ended`` was already called for it. Called with 0 where step 1
-            begins again.
+        merged: Called with a step that went on, even if ``ended`` was called for it; with 0 where step 1 begins again.
         waits: Whether an optimizer exists that has never stepped, given the ``id`` of those that have.
-        stop_error: Makes the exception to raise.
         num_more: Steps to run after the last recorded one. ``ended`` is called for them too.
 
     Attributes:
@@ -241,7 +243,7 @@ class Steps:
         stopped: Whether :class:`StopRun` was raised.
         is_cut_short: Whether the step that ends now ends with the run, so that what follows its last optimizer step may
             be the script's own end: a checkpoint, an evaluation by hand.
-        optimizer_steps: How often any optimizer stepped.
+        optimizer_steps: Steps of all optimizers together.
     """
 
     def __init__(
@@ -412,7 +414,7 @@ class Steps:
             self._stop_if_done()
 
     def _is_whole(self, step: _Step) -> bool:
-        """Whether every optimizer that belongs to the step has stepped, as far as is known."""
+        """Return whether every optimizer that belongs to the step has stepped, as far as is known."""
         if self._usual is None:
             return not self.waits()
         return all(step.stepped[key] >= times for key, times in self._usual.items() if self._is_alive(key))
@@ -453,13 +455,11 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 class Evaluations:
     """Distinguishes evaluation from training by the forwards of root modules.
 
-    It is an evaluation if, after an optimizer has stepped, a trainable model runs without grad, or in ``eval()``
-    although it trained in ``train()``. A model that ran without grad in ``train()`` before the first optimizer stepped
-    does so in training too (a GAN's generator for its critic, a rollout).
+    In an evaluation, after an optimizer has stepped, a trainable model runs without grad, or in ``eval()`` although it
+    trained in ``train()``. A model that ran without grad in ``train()`` before the first optimizer stepped does so in
+    training too (a GAN's generator for its critic, a rollout).
 
-    Attributes:
-        num_ended: Evaluations that ended because training went on.
-        running: Whether an evaluation is running.
+    ``num_ended`` counts evaluations that ended because training went on.
     """
 
     def __init__(self) -> None:
@@ -498,7 +498,7 @@ class Evaluations:
 
 
 def any_waits(stepped: Container[int]) -> bool:
-    """Whether an optimizer that has not stepped has parameters that none with an ``id`` in ``stepped`` has.
+    """Return whether an optimizer that has not stepped has parameters that none with an ``id`` in ``stepped`` has.
 
     An optimizer that shares its parameters with another wraps it, or is wrapped by it. This searches all Python
     objects, once or twice a run, because no torch hook reports the creation of every class of optimizer.
@@ -570,9 +570,8 @@ class Samples(NamedTuple):
 class _Samples:
     """Counts the samples of a step: first dimensions of the inputs of the first model that runs with gradients.
 
-    Attributes:
-        samples: The samples, by positional arguments.
-        size: The rows of the first tensor among all arguments, and the elements of all of them.
+    ``samples`` counts positional arguments; ``size`` the rows of the first tensor among all arguments, and the elements
+    of all.
     """
 
     def __init__(self, model: int) -> None:
@@ -618,11 +617,9 @@ class Training(GraphObserver):
     """Follows the steps, updates the position's step, and ends the run when enough is recorded.
 
     Args:
-        position: Where the rank is.
         steps: Steps to record, or "auto".
         until: A step, "validation", "save" or "end" (the script's own end), which ends the recording instead.
         graphs: The CUDA graphs that hold work and optimizers.
-        listener: Called as steps go by.
         num_more: Steps to run after the last recorded one.
     """
 
@@ -667,7 +664,7 @@ class Training(GraphObserver):
     def root_forward(self, module: nn.Module, args: tuple[object, ...]) -> bool:
         """Take note of a forward that is about to run, of a module that no other module called.
 
-        Returns whether it generates tokens.
+        Return whether it generates tokens.
         """
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()

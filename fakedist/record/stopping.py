@@ -63,7 +63,7 @@ class Stopping:
 
 
 def _handles_stop() -> bool:
-    """Whether an ``except`` or ``finally`` that the stop runs through trains on."""
+    """Return whether an ``except`` or ``finally`` that the stop runs through trains on."""
     return any(isinstance(link, StopRun) for link in chain_of(sys.exception() or Exception()))
 
 
@@ -87,7 +87,7 @@ def _pytest_stop(exit_error: type) -> StopRun:
 
 
 def _runs(filename: str) -> bool:
-    """Whether code in a file whose name ends like this called us."""
+    """Return whether code in a file whose name ends like this called us."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.endswith(filename):

@@ -1,11 +1,11 @@
 """The timed step: reports to a tracer where the rank is and what runs, in a recorded step or in a later one.
 
-torch opens ranges of its own, such as FSDP's and the optimizers'. Those are not the script's.
+Ranges that torch opens, such as FSDP's and the optimizers', are not the script's.
 
-After the last recorded step, the allocator's history and the numbering of operations are switched off. One step warms
-up: torch.compile finds that its tensors' dispatch keys have changed, and compiles again. The next step is traced, by
-CUPTI through torch.profiler or by Nsight Systems around this process. Its operations come from torch's own observers,
-its layers from ranges that the module hooks open. Phases are not a stack, because they may overlap the script's ranges.
+After the last recorded step, the allocator's history and the numbering of operations are off. One step warms up:
+torch.compile finds that its tensors' dispatch keys have changed, and compiles again. The next step is traced, by CUPTI
+through torch.profiler or by Nsight Systems around this process. Its operations come from torch's own observers, its
+layers from ranges that the module hooks open. Phases are not a stack, because they may overlap the script's ranges.
 """
 
 from __future__ import annotations
@@ -144,9 +144,7 @@ _Event = AbstractContextManager[None]
 class LaterStep:
     """The step that a tracer traces after the recorded ones, and the warm-up step before it.
 
-    Attributes:
-        num_steps: Steps to run for it after the recorded ones.
-        is_on: Whether the traced step is running.
+    ``num_steps`` are run for it after the recorded ones; ``is_on`` while the traced step runs.
     """
 
     def __init__(self, name: Callable[[int], str], tracer: Tracer | None = None) -> None:
@@ -281,9 +279,6 @@ class RecordedStep(GraphObserver):
         tracer: Traces the steps. None times no step.
         wanted: Whether to time a step that begins.
         size: Returns the elements of a step's input.
-        position: Where the rank is.
-        operations: The operations that it runs.
-        ledger: The calls that it makes on process groups.
     """
 
     def __init__(

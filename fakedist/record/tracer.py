@@ -44,8 +44,7 @@ class OperationTracer(Tracer, Protocol):
 
     Attributes:
         inside: Returns the place of what a compiled graph launches now in this thread. None outside one.
-        place_of: Returns the place of a scope.
-        known_in_graph: Returns the values of a buffer of the compiled graph that runs; None if they are not known.
+        known_in_graph: Returns the values of a buffer of the compiled graph that runs; None if unknown.
         is_compiled: Whether the fast path reports the operations that it runs.
     """
 

@@ -391,7 +391,7 @@ class TapeFollower:
         self.is_over = is_over
 
     def _has_ended(self) -> bool:
-        """Whether the tape's rank has ended. A parent that was killed leaves no lock."""
+        """Return whether the tape's rank has ended. A parent that was killed leaves no lock."""
         if not is_in_use(self._tape.run_directory):
             return True
         try:

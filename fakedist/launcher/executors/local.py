@@ -17,9 +17,8 @@ class LocalExecutor:
     """Runs tasks in processes of this machine.
 
     Args:
-        jobs: How many to run at once, whatever they need. None chooses by the cores and by the free memory: a task that
-            does not say what it needs is taken to need what those before it held. Tasks on a real GPU run one by one,
-            because they would take each other's memory and time.
+        jobs: Tasks that run at once. None chooses by cores and free memory, with earlier tasks' peak for a task that
+            names no need. Tasks on a real GPU run one by one, because they would take each other's memory and time.
         cold: Whether each rank starts on its own. Otherwise ranks fork from a template, from the second on.
     """
 

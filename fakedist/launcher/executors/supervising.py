@@ -1,8 +1,8 @@
 """The supervisor: a small process between an executor and the processes of tasks, one task after the other.
 
-It adopts every process that a task leaves behind, samples how much memory they hold together, and ends all of them at
-a limit, when the task is over, and when the executor closes the pipe or dies. It keeps the templates that its tasks and
-their ranks fork from. It needs the standard library alone.
+It adopts every process that a task leaves behind, samples their resident memory, and ends all of them at a limit, at
+the task's end, and when the executor closes the pipe or dies. It keeps the templates of tasks and ranks, and needs the
+standard library alone.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ class Order:
     """A program to run.
 
     Attributes:
-        command: The program and its arguments.
         environment: Its complete environment.
-        cwd: The directory in which it runs.
         log: The file that takes its output.
         memory_limit_bytes, timeout_s: As for :class:`fakedist.launcher.executors.task.Task`.
         script: The script of its ranks, which chooses their fork server. Empty if they do not fork from a template.
@@ -58,12 +56,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Supervised:
-    """How it ended.
+    """The end of an ordered program.
 
     Attributes:
-        ended: What ended it: "itself", or the supervisor for this reason.
+        ended: "itself", or the supervisor's reason for ending it.
         code: Its exit code; -n if signal n killed it.
-        wall_s: Seconds that it took.
         peak_rss_bytes: The most resident memory that its processes held together.
     """
 
@@ -74,10 +71,9 @@ class Supervised:
 
 
 def main(learned: str) -> int:
-    """Run the orders on stdin, one a line. Print how each ended, one a line. A child of this process does it all.
+    """Run the orders on stdin, one a line, in a child of this process. Print how each ended, one a line.
 
-    Args:
-        learned: The file for what the first rank's script imports.
+    ``learned`` is the file for what the first rank's script imports.
     """
     shield = _shield()
     adopt_orphans()
@@ -101,7 +97,7 @@ def _shield() -> int:
     """Go on in a child: Ray kills the children of a worker that leaves, and nothing would end the tasks then.
 
     Returns:
-        A descriptor that is at its end once the process that was this one is gone.
+        A descriptor at its end once the original process is gone.
     """
     reader, writer = os.pipe()
     if child := os.fork():
@@ -117,12 +113,7 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 @dataclass(frozen=True)
 class Templates:
-    """The templates of a supervisor's tasks.
-
-    Attributes:
-        ranks: Keeps the one that ranks fork from.
-        tasks: The one that the tasks' own processes fork from.
-    """
+    """The templates from which a supervisor's tasks, and their ranks, fork."""
 
     ranks: TemplateKeeper
     tasks: TaskTemplate
@@ -172,8 +163,6 @@ def start(order: Order, templates: Templates) -> subprocess.Popen[bytes] | Forke
 
 
 class _Supervision:
-    """One program that is being watched."""
-
     def __init__(self, order: Order, owners: tuple[int, ...], child_ends: int, templates: Templates) -> None:
         self._order = order
         self._templates = templates
@@ -197,7 +186,6 @@ class _Supervision:
         return Supervised(self._ended, code, wall_s, max(self._peak_bytes, self._templates.most_bytes()))
 
     def _wait(self) -> None:
-        """Wait for a sample's time, for a process that ends, or for the executor."""
         forked = [self._program.fileno()] if isinstance(self._program, ForkedChild) else []
         for reader in select.select([self._child_ends, *self._owners, *forked], [], [], _SAMPLE_S)[0]:
             if reader not in forked and not os.read(reader, 4096):  # an owner is gone
@@ -224,14 +212,14 @@ class _Supervision:
             os.kill(self._pid, signal.SIGTERM)
 
     def _code(self) -> int | None:
-        """The program's exit code, once it has ended; -n if signal n killed it."""
+        """The program's exit code; -n if signal n killed it, None while it runs."""
         status = self._reap()
         if isinstance(self._program, ForkedChild):
             return self._program.wait() if self._program.has_ended() else None
         return None if status is None else os.waitstatus_to_exitcode(status)
 
     def _reap(self) -> int | None:
-        """Reap every process that has ended. Returns the program's wait status if it is among them."""
+        """Reap every ended process. Return the program's wait status if it is among them."""
         status_of_program = None
         while True:
             try:
