@@ -31,7 +31,7 @@ def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
 
 
 def is_the_scripts(filename: str) -> bool:
-    """Whether a file's code is neither torch's nor this package's."""
+    """Return whether a file's code is neither torch's nor this package's."""
     if filename.startswith((OURS, TORCH, "<")) or filename.endswith(WRAPPERS):
         return False
     return not INDUCTOR_FILE.search(filename)

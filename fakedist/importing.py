@@ -21,10 +21,7 @@ Around = Callable[[ModuleType], AbstractContextManager[None]]
 
 @contextmanager
 def when_imported(wanted: Callable[[str], bool], imported: Told) -> Iterator[None]:
-    """Call ``imported(module)`` after each module whose full name is ``wanted`` has been imported.
-
-    If ``imported`` raises, the import raises. Modules that are already imported do not trigger it.
-    """
+    """Call ``imported(module)`` after each ``wanted`` module's first import, which fails if the call raises."""
 
     @contextmanager
     def around(module: ModuleType) -> Iterator[None]:
@@ -64,7 +61,6 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._around = around
 
     def stop(self) -> None:
-        """Stop watching."""
         self._wanted = _nothing
 
     def find_spec(
@@ -101,12 +97,10 @@ class _Loader(importlib.abc.Loader):
         self._around = around
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Same as the wrapped loader."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module inside the context."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -115,7 +115,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_open_to_all(mode: int) -> bool:
-    """Whether everybody may rename what is in a directory of this mode."""
+    """Return whether everybody may rename what is in a directory of this mode."""
     return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 
 

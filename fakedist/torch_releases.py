@@ -23,7 +23,7 @@ class Difference:
     instead: str
 
     def is_missing(self) -> bool:
-        """Whether the installed torch is older than the release that has it."""
+        """Return whether the installed torch is older than the release that has it."""
         return installed() < self.since
 
 

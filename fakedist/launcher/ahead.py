@@ -46,11 +46,8 @@ def priced_gpu(job: Job) -> str:
 class Ahead:
     """A thread that imports and loads while the rank runs, and computes the tables once all of it is recorded.
 
-    A rank that has written its last record needs a while to end: a large job has a gigabyte to free.
-
-    Attributes:
-        computed: The tables, known at the end of the ``with`` block. None if the rank's process ended before it
-            reported that all is recorded.
+    A rank that has written its last record needs a while to end: a large job has a gigabyte to free. ``computed`` is
+    known at the end of the ``with`` block: None if the rank's process ended before all was recorded.
     """
 
     def __init__(self, job: Job, run_directory: Path) -> None:

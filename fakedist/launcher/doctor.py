@@ -22,13 +22,7 @@ State = Literal["ok", "missing", "optional"]
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """The result of one check.
-
-    Attributes:
-        state: "ok", "missing" (something does not work without it) or "optional" (everything works without it).
-        text: The finding, in one line.
-        hint: The command to type. Empty if nothing is missing.
-    """
+    """The result of one check; ``state`` is "ok", "missing" (something needs it) or "optional"."""
 
     name: str
     state: State

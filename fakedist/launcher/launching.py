@@ -139,7 +139,6 @@ class _Running:
         self._listener = Listener()
 
     def run(self, environment: dict[str, str], recorded: Callable[[], None]) -> Ending:
-        """Run it. Raises as :func:`run_child`, and :class:`_DiffersError`."""
         listener, streams = self._listener, self._streams
         child = self._start(environment)
         listener.close_writer()
@@ -223,10 +222,7 @@ def child_environment(job: Job) -> dict[str, str]:
 
 
 class _Watch:
-    """Watches the child's process group, forwards signals to it and ends it in time.
-
-    Under nsys the child is nsys itself; the rank, in a group of its own, sends its PID when it starts.
-    """
+    """Watches the child's process group, or under nsys the rank's own, forwards signals to it and ends it in time."""
 
     def __init__(self, child: Child, timeout_s: float | None, say: Callable[[str], None] = _say_nothing) -> None:
         self._child, self._say = child, say
@@ -250,7 +246,6 @@ class _Watch:
             self._kill_at = time.monotonic() + nsight.FINISH_S
 
     def ended(self) -> bool:
-        """Whether the child has ended. Its process group keeps its number."""
         now = time.monotonic()
         if self._timeout_at is not None and now > self._timeout_at:
             self.timed_out, self._timeout_at = True, None

@@ -46,7 +46,7 @@ def find_nsys() -> Path:
 
 
 def traces_events(nsys: Path) -> bool:
-    """Whether this version can trace where CUDA events are recorded, which tells what streams wait for."""
+    """Return whether this version can trace where CUDA events are recorded, which tells what streams wait for."""
     try:
         done = subprocess.run([nsys, "profile", "--help"], capture_output=True, timeout=_HELP_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -136,11 +136,7 @@ def _importer(nsys: Path) -> Path:
 
 
 def _run(command: list[str], timeout_s: float, more: dict[str, str], what: str, hint: str) -> None:
-    """Run one of nsys's programs with extra environment variables. ``what`` and ``hint`` go into an error.
-
-    Raises:
-        ReportError: The program failed, or took too long and was killed.
-    """
+    """Run one of nsys's programs, or raise ReportError with ``what`` and ``hint`` if it fails or takes too long."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **more}
     ) as process:
@@ -175,10 +171,7 @@ def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tup
 
 
 def code_of_rank(code: int, told: Ended | None) -> int:
-    """The rank's exit code, from its own message or else from nsys's code, where 128 + n means signal n.
-
-    The rank's message wins because nsys itself may have failed.
-    """
+    """The rank's exit code, from its own message or else from nsys's code, where 128 + n means signal n."""
     if told is not None:
         return told.code
     return 128 - code if code > 128 else code

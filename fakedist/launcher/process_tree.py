@@ -17,11 +17,7 @@ _END_S = 10.0
 
 
 class ProcessTree:
-    """The descendants of a process, without the process itself.
-
-    As a subreaper, ``root`` also adopts those whose parents have ended. ``besides`` returns descendants to leave out,
-    though not what descends from them.
-    """
+    """The descendants of ``root``, which as a subreaper adopts orphans, without those that ``besides`` returns."""
 
     def __init__(self, root: int, besides: Callable[[], Collection[int | None]] = tuple) -> None:
         self._root = root

@@ -18,10 +18,7 @@ _MESSAGES: dict[str, type[Message]] = {
 
 
 class Listener:
-    """The parent's end of the pipe, with the last message of each kind; None for those that have not come.
-
-    ``own_signal`` is the last signal that the script sent to its own process; 0 without one.
-    """
+    """The parent's end of the pipe, with the last message of each kind; ``own_signal`` is 0 without one."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()

@@ -271,10 +271,7 @@ def _whom(awaited: Sequence[Awaited]) -> str:
 
 
 class _Waiting:
-    """Ranks that ended because they need something that another rank's tape may hold later.
-
-    With ``after_guesses``, a rank that failed after a guess waits for what it guessed.
-    """
+    """Ranks that ended because they need what a later tape may hold, or with ``after_guesses`` failed after a guess."""
 
     def __init__(self, runner: _Runner, after_guesses: bool = False) -> None:
         self._runner = runner
@@ -283,10 +280,7 @@ class _Waiting:
         self._answered: set[tuple[int, Awaited]] = set()
 
     def run(self, rank: int, raises: bool = False) -> tuple[RankRun, list[Awaited]]:
-        """Run a rank, and return its run and what it waits for.
-
-        A request that was already answered is dropped: the rank would repeat it forever.
-        """
+        """Run a rank, and return its run and what it waits for, without what was already answered."""
         run = self._runner.run(rank, raises)
         asked = self._runner.awaited(run, self._after_guesses)
         awaited = [wanted for wanted in asked if (rank, wanted) not in self._answered]
@@ -305,11 +299,9 @@ class _Waiting:
         return None
 
     def over(self, rank: int) -> None:
-        """Stop waiting for this rank."""
         self._waiting.pop(rank, None)
 
     def runs(self) -> Iterator[RankRun]:
-        """The last runs of the ranks that still wait."""
         return (run for run, _ in self._waiting.values())
 
 
@@ -344,7 +336,6 @@ class _Runner:
             self._together = RanksTogether(self._job, self._directory, ranks, self._tapes, executor=executor)
 
     def close(self) -> None:
-        """End the ranks that run side by side."""
         if self._together is not None:
             self._together.close()
 
@@ -388,15 +379,12 @@ class _Runner:
         return [guess.awaited for guess in tape.guesses()] if after_guesses else []
 
     def say(self, text: str) -> None:
-        """Report which rank runs next."""
         self._streams.say(text)
 
     def has_tape(self, rank: int) -> bool:
-        """Whether a rank has run or its tape was given."""
         return rank in self._tapes
 
     def has(self, awaited: Awaited, rank: int) -> bool:
-        """Whether a tape has what a rank waited for."""
         return any(
             tape.has(awaited, rank)
             for tape in self._tapes.values()

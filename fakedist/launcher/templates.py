@@ -14,12 +14,7 @@ from fakedist.rank.starting import start_variable
 
 
 class RankTemplate:
-    """A template, as a process that runs ranks has it.
-
-    Args:
-        learned: The file with what a template imports, or that takes it.
-        door: The descriptor of the door to a template. None if there is none yet.
-    """
+    """A template, as a process that runs ranks has it: the file of its imports, and its door's descriptor or None."""
 
     def __init__(self, learned: Path, door: int | None) -> None:
         self._path, self._door = learned, door
@@ -54,10 +49,7 @@ class RankTemplate:
         return ForkedChild.ask(self._door, request, (0, 1 if stdout is None else stdout, 2, pipe))
 
     def learning(self, restarted: str) -> dict[str, str]:
-        """The variable that has a rank that starts on its own write down what its script imports.
-
-        It is set without a template, and after a restart, because a new template may fit the ranks after it.
-        """
+        """The variable that has a rank without a template, or one that restarts, write down what its script imports."""
         return start_variable(self._path if self._door is None or restarted else None, restarted)
 
 

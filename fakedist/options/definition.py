@@ -349,10 +349,7 @@ _ALWAYS = ("world_size", "rank", "device", "steps")
 
 
 def profile_arguments(job: Job, ranks: Sequence[int] = ()) -> list[str]:
-    """Arguments of ``fakedist profile`` that run the job, or these ranks of it.
-
-    They include every option that differs from its default, but not the run's directory or the form of the result.
-    """
+    """Arguments of ``fakedist profile`` that run the job, or these ranks of it: options that differ from defaults."""
     arguments = []
     for option in JOB_OPTIONS:
         value = getattr(job, option.field)

@@ -105,7 +105,7 @@ def _is_of_library(filename: str) -> bool:
 
 
 def other_threads() -> bool:
-    """Whether the interpreter will wait for threads that the script started."""
+    """Return whether the interpreter will wait for threads that the script started."""
     return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
 
 
@@ -132,10 +132,7 @@ def terminate(number: int, frame: FrameType | None) -> None:
 
 
 def terminate_with_parent(wanted_by: int | None = None) -> None:
-    """Have the kernel send this process SIGTERM when its parent dies.
-
-    If another process asked for this one, as ``wanted_by``, the parent watches it.
-    """
+    """Have the kernel send this process SIGTERM when its parent dies, which watches ``wanted_by``, if given."""
     if wanted_by is not None:
         _lineage.is_of(wanted_by)
     end_with_parent(signal.SIGTERM)
@@ -229,10 +226,7 @@ def watched_signals(sends: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def quiet_stop_in_threads(stopped: Callable[[], None], failed: type[BaseException]) -> Iterator[None]:
-    """Suppress the traceback of a training thread that was stopped, or that an error of type ``failed`` ended.
-
-    The code that raises ``failed`` has already reported it to the parent.
-    """
+    """Suppress the traceback of a training thread that was stopped, or that a reported ``failed`` error ended."""
     original = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:

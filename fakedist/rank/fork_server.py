@@ -56,7 +56,7 @@ def end_with_parent(number: int, parent: int | None = None) -> None:
 
 
 def can_fork() -> bool:
-    """Whether a fork would lack no thread of a library. OpenBLAS ends its own before each fork."""
+    """Return whether a fork would lack no thread of a library. OpenBLAS ends its own before each fork."""
     if not (child := os.fork()):
         os._exit(0)
     os.waitpid(child, 0)

@@ -102,10 +102,7 @@ class SetupFailed(BaseException):
 
 
 class Rank:
-    """Turns this process into the rank: the GPU before torch, its surroundings once the script imports torch.
-
-    ``has_failed``: the surroundings could not be set up.
-    """
+    """Turns this process into the rank: the GPU before torch, its surroundings once the script imports torch."""
 
     def __init__(self, job: Job, run_directory: Path, reporter: Reporter, start: Start) -> None:
         self._job = job
@@ -233,11 +230,7 @@ class Rank:
             _exit(0)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run setup work. If it fails, the run ends, whatever the script catches.
-
-        Raises:
-            SetupFailed: The work failed. The parent has been sent the reason.
-        """
+        """Run setup work. If it fails, send the parent the reason and end the run with SetupFailed."""
         try:
             work()
         except FakedistError as error:
@@ -265,9 +258,9 @@ class Rank:
 
 
 def main(run_directory: str, start: Start | None = None) -> int | str | None:
-    """Run the job of ``run_directory`` in this process, and return the argument for ``sys.exit``.
+    """Run the job of ``run_directory``, and return the argument for ``sys.exit``.
 
-    ``start`` says how a fork of a template starts; None for a process of its own.
+    ``start`` is how a fork of a template starts; None in a process of its own.
     """
     reporter = Reporter.from_environment()
     start = start or Start.from_environment()
@@ -300,11 +293,7 @@ def main(run_directory: str, start: Start | None = None) -> int | str | None:
 
 
 def _ended(rank: Rank, error: BaseException) -> int | str | None:
-    """Close the recording after the script raised ``error``, while its frames are alive.
-
-    Returns:
-        The argument for ``sys.exit``.
-    """
+    """Close the recording after ``error``, while its frames are alive. Return the argument for ``sys.exit``."""
     error.__traceback__ = without_our_frames(error)
     if isinstance(error, JournalFailed):
         rank.give_up(error)

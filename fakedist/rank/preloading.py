@@ -107,10 +107,7 @@ def differing_variable(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 class Learner:
-    """Writes what the script of this process imports of torch's to ``path``.
-
-    ``started`` is the environment with which this process started.
-    """
+    """Writes what this process's script imports of torch's; ``started`` is the environment at its start."""
 
     def __init__(self, path: Path, job: Job, started: dict[str, str]) -> None:
         gpu = job.gpu, job.gpus_per_node, job.gpu_memory_bytes
@@ -143,10 +140,7 @@ class Learner:
 
 
 class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Torch's modules in a process that forked from a template, until the script imports one of them.
-
-    ``early`` are the names of the modules that ``import torch`` brought.
-    """
+    """Torch's modules in a fork of a template, until the script imports one; ``early`` came with ``import torch``."""
 
     def __init__(self, learned: Learned, early: Collection[str], modules: dict[str, ModuleType]) -> None:
         self._learned = learned

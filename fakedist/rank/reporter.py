@@ -17,22 +17,14 @@ _MAX_LINE = 4000  # below PIPE_BUF, so a line is written whole or not at all
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The rank is set up, and the script begins.
-
-    Under nsys, the process ``pid`` is not the parent's child.
-    """
+    """The rank is set up, and the script begins. Under nsys, the process ``pid`` is not the parent's child."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The script's progress.
-
-    Attributes:
-        steps: Requested steps: a number or "auto".
-        allocated_bytes: The most allocated until now.
-    """
+    """The script's progress; ``steps`` is the requested number or "auto", ``allocated_bytes`` the peak until now."""
 
     phase: str
     step: int
@@ -42,12 +34,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of the script.
-
-    Attributes:
-        message: Details, one line; may be empty.
-        line: Where it ended, as ``file:line (function)``; may be empty.
-    """
+    """The end of the script, with a message of one line and the ``file:line (function)``; both may be empty."""
 
     outcome: Outcome
     code: int
@@ -57,10 +44,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The rank forked from a template that differs from it, and has to be started on its own.
-
-    ``what`` names the difference: an environment variable, "sys.path" or an import.
-    """
+    """The rank differs from its template (an environment variable, "sys.path" or an import) and must start anew."""
 
     what: str
 
@@ -74,10 +58,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An error of fakedist's own ended the run.
-
-    ``hint`` is what to type next. With ``before_start`` the rank could not be set up, so that no run is left.
-    """
+    """An error of fakedist's own ended the run; with ``before_start`` the rank was not set up, and leaves no run."""
 
     error: str
     hint: str

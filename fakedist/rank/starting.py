@@ -60,10 +60,7 @@ class Start:
 
     @contextmanager
     def watched(self, job: Job, restart: Callable[[str], None]) -> Iterator[None]:
-        """Watch the script's imports of torch's.
-
-        ``restart`` ends this process, for the reason it is given, and starts the rank on its own.
-        """
+        """Watch the script's imports of torch's; ``restart``, given a reason, starts the rank on its own."""
         if self._preloaded is not None:
             self._preloaded.restart = restart
         if self._learn is None:
@@ -99,10 +96,7 @@ def start_variable(learn: Path | None, restarted: str) -> dict[str, str]:
 
 
 def forked_rank(learned: str, door: str) -> tuple[str, Start]:
-    """Be a template of ranks. This returns in each rank, with its run directory and start, and never in the template.
-
-    ``learned`` is the file with what to import, ``door`` the descriptor of the socket that takes requests for ranks.
-    """
+    """Be a template of ranks. Return only in each rank, with its run directory and start."""
     global _is_last
     end_with_parent(signal.SIGKILL)
     _is_last = _register_last(_run_last)  # before any import registers a handler

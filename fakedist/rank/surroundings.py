@@ -83,10 +83,7 @@ class Process:
 
 
 class Surroundings:
-    """The recorder and the faked world around the script's torch.
-
-    ``guarded`` runs setup work, and ends the run if it fails.
-    """
+    """The recorder and the faked world around the script's torch; ``guarded`` runs setup work."""
 
     def __init__(self, process: Process, guarded: Callable[[Callable[[], None]], None]) -> None:
         self._process = process
@@ -164,7 +161,7 @@ class Surroundings:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was ended after its last step."""
+        """Return whether the run was ended after its last step."""
         return self._recorder.stopped
 
     def _make_recorder(self) -> Recorder:
@@ -271,7 +268,6 @@ class Surroundings:
             self._write_facts()
 
     def _write_facts(self) -> None:
-        """Write what the virtual GPU made up or could not answer since the last call."""
         self._facts_at = time.monotonic()
         if invented := self._inventions.take():
             self._journal.append(InventedRecord(invented))
@@ -303,7 +299,6 @@ class Surroundings:
             self._journal.append(NoteRecord(notes.values_off()))
 
     def _write_outside_torch(self) -> None:
-        """Write NCCL's environment as the script left it and, on a real GPU, the memory outside the allocator."""
         self._journal.append(nccl_record())
         if (
             self._gpu is None

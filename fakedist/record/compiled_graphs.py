@@ -55,7 +55,6 @@ class IntegerPart:
         nodes: The name of each, its operation, its arguments and keyword arguments. A dict stands for what JSON lacks:
             another node (``n``), a type (``d``), a memory format (``f``), a device (``c``).
         inputs: The index of each input among the graph's.
-        outputs: The names of results, by index.
         buffers: The name of the node whose values each buffer of the generated code holds.
     """
 
@@ -171,7 +170,6 @@ class _GraphReader:
 
 
 def _constant(node: fx.Node) -> tuple[str, str, list[object], dict[str, object]] | None:
-    """A small tensor of the host that is part of a graph; None for another node."""
     value = getattr(node.graph.owning_module, str(node.target), None)
     if type(value) is not torch.Tensor or value.device.type != "cpu" or value.numel() > _CONSTANTS:
         return None
@@ -192,7 +190,6 @@ def _may_view(target: object) -> bool:
 
 
 def _target_name(target: object) -> str | None:
-    """The operation's name if the host can run it; None of random ones and those of other libraries."""
     if isinstance(target, OpOverload):
         if target.namespace not in _NAMESPACES or torch.Tag.nondeterministic_seeded in target.tags:
             return None
@@ -202,7 +199,6 @@ def _target_name(target: object) -> str | None:
 
 
 def _is_wanted(node: fx.Node) -> bool:
-    """Return whether a node's value is a number, integers or a mask, or a few floats."""
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else (value,)
     if node.op == "call_function" and value is None and isinstance(node.target, OpOverload):
@@ -226,7 +222,6 @@ def _hint(size: object) -> int:
 
 
 def _as_text(value: object) -> object:
-    """An argument as JSON; ``_UNKNOWN`` for one that is not text."""
     if isinstance(value, fx.Node):
         return {"n": value.name}
     if isinstance(value, (list, tuple)):
@@ -254,13 +249,7 @@ _FUNCTIONS = ("call", "partition_", "subgraph_")
 
 @dataclass
 class Generated:
-    """Facts about generated code.
-
-    Attributes:
-        lines: Line -> number of the module that it works for.
-        holders: Changes of what memory holds.
-        integers: The part of the graph that computes integers, if it has one.
-    """
+    """Facts about generated code: the module's number by line, changes of what memory holds, and its integers' part."""
 
     lines: dict[int, int] = field(default_factory=dict)
     holders: list[HolderRow] = field(default_factory=list)
@@ -384,14 +373,10 @@ _Lowering = Any
 
 
 class Modules:
-    """The numbered modules of the nodes of a Dynamo graph.
+    """The numbered modules of a Dynamo graph's nodes, and each one's layer, -1 if unknown.
 
-    Args:
-        calling: The layer that calls the graph when it is compiled.
-
-    Attributes:
-        stacks: The modules of each number.
-        layers: The layer of each number, -1 if unknown. See :func:`~fakedist.record.graph_layers.find_layers`.
+    ``calling`` is the layer that calls the graph when it is compiled. See
+    :func:`~fakedist.record.graph_layers.find_layers`.
     """
 
     def __init__(self, graph: fx.GraphModule, calling: int) -> None:
@@ -443,7 +428,7 @@ def _stack(node: fx.Node) -> Stack:
 class Compilations:
     """Follows compilations, and knows the modules behind the numbers in a compiled graph's code.
 
-    ``begun`` is called with the modules of a graph that is about to be compiled; ``calling`` returns the running layer.
+    ``begun`` gets a graph's modules before it is compiled; ``calling`` returns the running layer.
     """
 
     def __init__(self, begun: Callable[[Modules], None], calling: Callable[[], int]) -> None:
@@ -549,12 +534,12 @@ _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispa
 
 
 def is_tracing() -> bool:
-    """Whether torch runs with shapes alone in this thread. It compiles then, and nothing that runs is the job's."""
+    """Return whether torch runs with shapes alone in this thread. It compiles then, and nothing that runs is the job's."""
     return _get_mode(_FAKE) is not None
 
 
 def is_followed() -> bool:
-    """Whether torch records or rewrites what runs in this thread with real tensors, as ``make_fx`` does."""
+    """Return whether torch records or rewrites what runs in this thread with real tensors, as ``make_fx`` does."""
     return _get_mode(_PROXY) is not None or _get_mode(_FUNCTIONAL) is not None
 
 

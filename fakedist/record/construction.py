@@ -47,7 +47,7 @@ class _Noted(NamedTuple):
 class Construction:
     """The memory of models that have not run.
 
-    ``report_results``, given a function, has it called with the result of each operation; given None, no longer.
+    A function given to ``report_results`` gets the result of each operation; None ends that.
     """
 
     def __init__(

@@ -63,7 +63,6 @@ def _keys(holder: object, held: object) -> Iterator[str]:
 
 
 def _owner(holder: object) -> object:
-    """The instance whose ``__dict__`` a holder is, or the holder itself."""
     if isinstance(holder, dict):
         for referrer in gc.get_referrers(holder):
             if not isinstance(referrer, (dict, ModuleType)) and getattr(referrer, "__dict__", None) is holder:
@@ -126,10 +125,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Copies:
-    """Finds copies of models and marks their memory. Each copy has its own layer.
-
-    ``modules`` has the copies, with all below them.
-    """
+    """Finds copies of models, with all below them, and marks their memory. Each copy has its own layer."""
 
     def __init__(self, layers: LayerTable, marks: Marks) -> None:
         self._layers = layers
@@ -242,7 +238,6 @@ def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
 
 
 def _made(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """All but those of lazy modules that have not run: they have no shape yet."""
     return [tensor for tensor in tensors if not is_lazy(tensor)]
 
 

@@ -14,9 +14,7 @@ from fakedist.graph_captures import GraphObserver
 class Captured:
     """The contents of a CUDA graph.
 
-    Attributes:
-        works: Whether it holds a forward or a backward, or nothing known.
-        optimizers: The optimizers whose ``step()`` it holds, in order.
+    ``works``: a forward, a backward or nothing known. ``optimizers`` are in the order in which they step.
     """
 
     works: bool = False

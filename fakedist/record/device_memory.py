@@ -166,9 +166,8 @@ def nccl_record() -> NcclRecord:
 
 
 def outside_record(device: int) -> OutsideRecord | None:
-    """Bytes in use on the real GPU, and bytes that the caching allocator reserved. None if CUDA no longer answers.
-
-    The bytes in use include other processes on the same GPU.
+    """Bytes in use on the real GPU, by other processes, too, and the allocator's reserved bytes; None without an
+    answer.
     """
     try:
         free, total = torch.cuda.mem_get_info(device)
@@ -238,7 +237,7 @@ class EventNumbers(Protocol):
 
 
 def keeps_metadata() -> bool:
-    """Whether the allocator's history can carry the number of the operation, which torch 2.8 and 2.9 cannot."""
+    """Return whether the allocator's history can carry the number of the operation, which torch 2.8 and 2.9 cannot."""
     return hasattr(torch._C, _SET_METADATA)
 
 
@@ -431,8 +430,6 @@ class AllocatorHistory:
 
 
 class _OperationNumbers(dict[str | None, int]):
-    """The operation that an entry's metadata names; -1 for none."""
-
     def __missing__(self, metadata: str | None) -> int:
         number = self[metadata] = int(metadata) if metadata and metadata.isdecimal() else -1
         return number

@@ -340,9 +340,9 @@ def _run_by_mode(operator_: HigherOrderOperator, mode: _Beneath, *args: object, 
 
 @contextmanager
 def _numbers_in_constructors(key: DispatchKey, above: torch._C.DispatchKeySet, run: Run) -> Iterator[None]:
-    """Run the reads of ``torch.tensor([scalar, ...])`` of scalars on a device, which torch does with the key off.
+    """Run the reads of scalars by ``torch.tensor([scalar, ...])``, during which torch turns the key off.
 
-    torch/csrc/utils/tensor_new.cpp excludes the key together with "Python". Each read is an operation like any other.
+    torch/csrc/utils/tensor_new.cpp excludes the key together with "Python".
     """
     is_on, guard = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._ExcludeDispatchKeyGuard
     one_value = torch.ops.aten._local_scalar_dense.default
@@ -368,10 +368,7 @@ def _numbers_in_constructors(key: DispatchKey, above: torch._C.DispatchKeySet, r
 
 @contextmanager
 def warnings_at_the_script() -> Iterator[None]:
-    """Show a warning at the script's running line, not at a line of this package.
-
-    torch's C++ gives a warning to the innermost Python frame, and that is the recorder's dispatch mode.
-    """
+    """Show a warning at the script's running line, not in the recorder's dispatch mode, where torch's C++ puts it."""
     original: Callable[..., None] = warnings.showwarning
 
     def showwarning(message: Any, category: Any, filename: str, lineno: int, *more: Any, **named: Any) -> None:

@@ -28,10 +28,8 @@ _get_trace, _set_trace = present(torch._C, "_get_tracing_state"), present(torch.
 def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Iterator[Callable[[], None]]:
     """Call ``observe(device, requested, total, free)`` when the allocator runs out of memory.
 
+    Yields a function that attaches the observer, to be called once CUDA is initialised because it initialises CUDA.
     Torch cannot detach the observer, so leaving the context only silences it.
-
-    Yields:
-        A function that attaches the observer. Call it once CUDA is initialised, because attaching initialises CUDA.
     """
     watching = True
     attach = present(torch._C, "_cuda_attach_out_of_memory_observer")
@@ -60,10 +58,7 @@ class _beside_trace:  # noqa: N801 (a generator would cost every module 2 us)
 
 
 def keyword_arguments(module: nn.Module) -> dict[str, object]:
-    """The keyword arguments of the running call of a module, which torch does not give to hooks of all modules.
-
-    They come from a frame of ``nn.Module._call_impl`` above. Empty without one.
-    """
+    """The keyword arguments of the running call of a module, from a frame of ``nn.Module._call_impl``, else empty."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
         if frame is None:
@@ -191,9 +186,9 @@ def made_optimizers(made: Callable[[torch.optim.Optimizer], None]) -> Iterator[N
 
 @contextmanager
 def tensor_swaps(released: Callable[[torch.Tensor, torch.Tensor], AbstractContextManager[None]]) -> Iterator[None]:
-    """Swap the contents of two tensors in ``released(first, second)``: ``swap_tensors`` refuses weak references.
+    """Swap the contents of two tensors, as ``nn.Module.to()`` does DTensors', in ``released(first, second)``.
 
-    ``nn.Module.to()`` swaps if the parameters are DTensors.
+    ``swap_tensors`` refuses weak references.
     """
 
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
@@ -208,7 +203,7 @@ FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
 def fsdp_is_loaded() -> bool:
-    """Whether the script has imported FSDP2."""
+    """Return whether the script has imported FSDP2."""
     return FSDP_PARAM in sys.modules
 
 

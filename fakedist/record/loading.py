@@ -40,8 +40,7 @@ class _DataLoader:
 class Loading:
     """The DataLoaders that the script takes batches from.
 
-    A DataLoader feeds the steps if a forward with gradients or a backward follows one of its batches, before any
-    forward without.
+    One feeds the steps if a forward with gradients or a backward follows its batch before any forward without.
     """
 
     def __init__(self) -> None:

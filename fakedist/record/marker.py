@@ -112,10 +112,7 @@ class Marker(Protocol):
 
 
 class Cells(ctypes.Structure):
-    """Numbers that compiled code shares with Python.
-
-    ``op`` is the next operation's; ``version`` changes whenever the position does.
-    """
+    """Numbers shared with compiled code: the next operation's, and a version that changes with the position."""
 
     _fields_ = [("op", ctypes.c_int64), ("version", ctypes.c_int64)]
     op: int

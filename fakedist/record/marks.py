@@ -130,7 +130,6 @@ class Marks:
             self._locate(tensor, wanted)
 
     def _locate(self, tensor: torch.Tensor, wanted: int) -> None:
-        """Mark one tensor as wanted, as compiled code does where it can."""
         kind, layer = wanted & (1 << WHAT_BITS) - 1, wanted >> WHAT_BITS
         if kind in (What.PARAMETER, What.PARAMETER_AND_ITS_GRADIENT):
             self.mark_tensor(tensor, "parameter", layer)
@@ -186,7 +185,7 @@ class Marks:
         return layer
 
     def compiled_backward(self) -> Callable[[], None]:
-        """Take our hooks off, as a backward begins that torch compiles with the hooks of its parameters.
+        """Take our hooks off as a backward begins, because torch compiles it with the hooks of its parameters.
 
         The function that this returns, to be called when the backward has ended, marks the gradients.
         """
@@ -236,7 +235,6 @@ class Marks:
             self._flush()
 
     def _where_it_is(self, parameter: torch.Tensor, layer: int) -> None:
-        """Have a parameter and its gradients marked at the next flush."""
         if _is_bare(parameter):
             self._tensors.append(parameter)
             self._wanted.append(layer << WHAT_BITS | _BOTH)
@@ -375,14 +373,12 @@ class Marks:
 
 
 def _gradients(parameter: torch.Tensor) -> Sequence[object]:
-    """The tensors, or None, in the attributes of a parameter for gradients."""
     if _is_bare(parameter):
         return (parameter.grad,)
     return [getattr(parameter, name, None) for name in _GRADIENTS]
 
 
 def _shared(whole: Piece, width: int, parts: Iterable[OwnedPart]) -> list[tuple[int, Piece]]:
-    """The piece of each part's layer. An element has ``width`` bytes."""
     address, start, _ = whole
     return [(layer, Piece(address, start + first * width, number * width)) for layer, first, number in parts]
 

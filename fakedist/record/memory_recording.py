@@ -32,10 +32,7 @@ Append = Callable[[Record], None]
 
 
 class MemoryRecording:
-    """Operations, blocks of memory and the calls on process groups. See :class:`~fakedist.record.recorder.Recorder`.
-
-    The allocator's history starts when ``cuda`` reports that CUDA is initialised.
-    """
+    """Operations, blocks of memory and the calls on process groups. See :class:`~fakedist.record.recorder.Recorder`."""
 
     def __init__(
         self,

@@ -87,15 +87,14 @@ class Owners:
 class LayerTable:
     """Numbers layers and knows each module's name.
 
-    Layer 0 is outside any module. A root module is called ``(ClassName)``; its children's names are relative to it.
-    Names below a second root start with that root's name, so no two layers share one. The model that trains takes the
-    short names from one that ran before (``name_first``). A model that ran alone and then as a part of another is named
-    there: ``(Backbone).0`` becomes ``backbone.0``. A layer keeps its number when its name or parent changes. Of a
-    module's several registered names, the one under the calling layer is used. A module that no other module registers,
-    and that was made inside another's forward or has no parameters, is named under the module that calls it:
-    ``layers.0.(Softmax)``. All modules of one class made there, step after step, are one layer.
+    Layer 0 is outside any module. A root module is called ``(ClassName)``; its children's names are relative to it, and
+    below a second root start with its name, so no two layers share one. The model that trains takes the short names
+    from one that ran before (``name_first``). A model that ran alone and then as a part of another is renamed:
+    ``(Backbone).0`` becomes ``backbone.0``. A layer keeps its number. Of a module's several names, the one under the
+    calling layer is used.
 
-    ``owners`` has the layer that owns each parameter.
+    An unregistered module made inside another's forward, or without parameters, is named under its caller:
+    ``layers.0.(Softmax)``. All modules of one class made there, step after step, are one layer.
     """
 
     def __init__(self) -> None:
@@ -218,7 +217,7 @@ class LayerTable:
         self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
 
     def knows(self, module: nn.Module) -> bool:
-        """Whether a module ran or is part of one that did."""
+        """Return whether a module ran or is part of one that did."""
         known = self._of_module.get(id(module))
         return known is not None and known[0]() is module
 
@@ -290,7 +289,6 @@ class LayerTable:
         self._roots[id(root)] = weakref.ref(root)
 
     def _is_root(self, module: nn.Module) -> bool:
-        """Return whether a module ran as the root of a model, without wrappers."""
         label = self._labels.get(self._names[self._of_module[id(module)][1][0]]) if self.knows(module) else None
         return label is not None and label() is module
 
@@ -304,7 +302,6 @@ class LayerTable:
         return layer
 
     def _label_of(self, root: nn.Module) -> str:
-        """The name of a root: its class, numbered if another model already has that name."""
         label = self._free_label(class_name(root), root)
         self._labels[label] = weakref.ref(root)
         self._first_label = self._first_label or label

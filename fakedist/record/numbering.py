@@ -77,7 +77,7 @@ class FastPath(Numbering, Protocol):
         """The history has ended."""
 
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
-        """The history of each device that has any; None if torch cannot give it. Read it once, then begin it anew.
+        """The history of each device that has any, to be read once and begun anew; None if torch cannot give it.
 
         ``gemms`` are the operations that are products of matrices, ``highest`` the highest operation so far.
         """

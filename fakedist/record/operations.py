@@ -48,10 +48,6 @@ class Operations:
         tick: Called every 256 operations.
         number_allocations: Sets the text that the allocator's history keeps with this thread's next allocations.
         fast_path: Runs operations that do not need Python. None runs all of them here.
-
-    Attributes:
-        names: Operations seen for the first time.
-        tracer: Receives each operation. None while no recorded step is timed.
     """
 
     def __init__(

@@ -62,11 +62,9 @@ class Recorder(StepListener):
         steps: Steps to record, or "auto". After them :class:`~fakedist.errors.StopRun` is raised in the script.
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``. None lets torch run it.
         progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
-        tracer: Traces the last of the steps. None traces no recorded step.
-        later_tracer: Traces one more step after the recorded ones. None traces none.
+        tracer: Traces the last of the steps; ``later_tracer`` one more step after them.
         until: Ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
         fast_path: Runs operations that do not need Python. None runs all of them in Python.
-        integers: Gives compiled graphs their integers. None leaves them without.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
 
@@ -156,7 +154,7 @@ class Recorder(StepListener):
 
     @property
     def stopped(self) -> bool:
-        """Whether :class:`~fakedist.errors.StopRun` ended the run."""
+        """Return whether :class:`~fakedist.errors.StopRun` ended the run."""
         return self._training.steps.stopped
 
     def record_this_thread(self) -> None:

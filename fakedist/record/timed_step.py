@@ -142,10 +142,7 @@ _Event = AbstractContextManager[None]
 
 
 class LaterStep:
-    """The step that a tracer traces after the recorded ones, and the warm-up step before it.
-
-    ``num_steps`` are run for it after the recorded ones; ``is_on`` while the traced step runs.
-    """
+    """The step that a tracer traces after the recorded ones, and the warm-up step before it."""
 
     def __init__(self, name: Callable[[int], str], tracer: Tracer | None = None) -> None:
         self.num_steps = 0 if tracer is None else _NUM_STEPS
@@ -171,7 +168,7 @@ class LaterStep:
             yield
 
     def begins_after(self, step: int) -> bool:
-        """Whether recording may stop after this step, the last recorded one, so that a later one can be timed."""
+        """Return whether recording may stop after this step, the last recorded one, so that a later one can be timed."""
         if self._tracer is None:
             return False
         self._step = step + _NUM_STEPS
@@ -270,15 +267,10 @@ class LaterStep:
 
 
 class RecordedStep(GraphObserver):
-    """Has recorded steps timed. Of several, the last one with the largest input counts.
+    """Has recorded steps timed. Of several, the last one with the largest input (``size`` in elements) counts.
 
     A step that ends with the run counts only if none did before, and as far as its last optimizer step: nothing
     distinguishes what follows it in the step (averages of parameters) from the script's own end (a checkpoint).
-
-    Args:
-        tracer: Traces the steps. None times no step.
-        wanted: Whether to time a step that begins.
-        size: Returns the elements of a step's input.
     """
 
     def __init__(

@@ -76,10 +76,7 @@ class Unseen:
                 self._replaced.remove(entry)
 
     def is_reported(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether compiled code has reported the step that this optimizer is in. Its hooks need not report it again.
-
-        Dynamo leaves some of a step's frames to Python, which calls the hooks.
-        """
+        """Return whether compiled code has reported this optimizer's step: it leaves some frames to Python's hooks."""
         return any(optimizer is running for running in self._running)
 
     @property
@@ -193,7 +190,7 @@ def put_back(taken: Sequence[Taken]) -> None:
 
 
 def compiles_backwards() -> bool:
-    """Whether torch compiles the backwards that begin now, with the hooks of their parameters."""
+    """Return whether torch compiles the backwards that begin now, with the hooks of their parameters."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and bool(present(module, "compiled_autograd_enabled"))
 

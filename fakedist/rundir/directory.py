@@ -190,7 +190,7 @@ def _remove(path: Path) -> None:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a run is writing to the directory now."""
+    """Return whether a run is writing to the directory now."""
     try:
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -284,7 +284,7 @@ def ranks_key(ranks: Sequence[int]) -> RanksKey:
 
 
 def is_member(rank: int, key: RanksKey) -> bool:
-    """Whether a rank is among those of a :func:`ranks_key`."""
+    """Return whether a rank is among those of a :func:`ranks_key`."""
     return rank in (range(*map(int, key[1:])) if key[:1] == ("range",) else key)
 
 

@@ -106,7 +106,6 @@ class TaskProcesses:
 
     @contextmanager
     def _supervisor(self) -> Iterator[_Supervisor | None]:
-        """Yield an idle supervisor; None if tasks were cancelled."""
         with self._lock:
             if self._is_over:
                 supervisor = None
@@ -126,11 +125,7 @@ class TaskProcesses:
                     supervisor.end()
 
     def _wait_for_earlier_attempt(self, task: Task) -> None:
-        """Wait until nothing writes to the task's directory.
-
-        If a cluster's worker dies, another that shares the directory may run the task while the first attempt still
-        ends.
-        """
+        """Wait until nothing writes to the directory: a cluster may restart a task while its first attempt ends."""
         until = time.monotonic() + _EARLIER_S
         runs = [task.directory, *task.directory.glob("rank*")]
         while any(map(is_in_use, runs)) and not self._is_over and time.monotonic() < until:
@@ -149,19 +144,16 @@ class _Supervisor:
         self.can_go_on = True
 
     def ask(self, order: Order) -> bytes:
-        """Give it an order, and wait for its account of the end. It is empty if it was killed, or was never asked."""
         said = _ask(self._process, order)
         self.can_go_on = bool(said)
         return said
 
     def cancel(self) -> None:
-        """Let it end its task, as it does when the pipe closes."""
         assert self._process.stdin is not None
         with suppress(OSError, ValueError):
             self._process.stdin.close()
 
     def end(self) -> None:
-        """Let it end its task, and wait for it."""
         assert self._process.stdout is not None
         self.cancel()
         self._process.wait()
@@ -170,10 +162,7 @@ class _Supervisor:
 
 
 def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:
-    """Start the process that starts and watches tasks' processes, in its own session, out of Ctrl-C's reach.
-
-    It keeps its files, and its errors as "log", in ``scratch``.
-    """
+    """Start the process that starts and watches tasks' processes, in its own session. It logs to ``scratch``."""
     with (scratch / "log").open("wb") as errors:
         return subprocess.Popen(
             [sys.executable, "-S", _SUPERVISOR, os.fspath(scratch / "learned.json")],
@@ -201,7 +190,6 @@ def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
 
 
 def _ending(task: Task, supervised: Supervised, log: Path) -> Ending:
-    """Take the supervisor's account of the end, or else the run directory's."""
     if supervised.ended == "memory":
         limit, most = (format_bytes(size or 0) for size in (task.memory_limit_bytes, supervised.peak_rss_bytes))
         message = f"its processes held {most} of host memory, and {limit} is the limit"

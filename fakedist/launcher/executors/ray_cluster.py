@@ -150,7 +150,6 @@ def _environment_of_node() -> dict[str, str]:
 
 
 def _environment_of(pid: int) -> dict[str, str]:
-    """The environment with which a process started; empty if it cannot be read."""
     with suppress(OSError):
         entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
         return {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
@@ -158,11 +157,7 @@ def _environment_of(pid: int) -> dict[str, str]:
 
 
 def _connected(address: str, stack: ExitStack) -> Any:
-    """The module ``ray``, connected until the stack is closed.
-
-    Raises:
-        SetupError: Ray is not installed, or no cluster answers.
-    """
+    """The module ``ray``, connected until the stack is closed; SetupError without Ray or an answering cluster."""
     try:
         import ray
     except ImportError:
@@ -216,11 +211,7 @@ def _remarks_of_ray(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _see_that_it_answers(address: str) -> None:
-    """Check that a gRPC server answers. Ray itself waits for one for two minutes, then ends the process.
-
-    Raises:
-        SetupError: The address is none, or nothing answers in time.
-    """
+    """Raise SetupError unless a gRPC server answers. Ray waits for one for two minutes, then ends the process."""
     import grpc
 
     if (match := _ADDRESS.fullmatch(address)) is None:

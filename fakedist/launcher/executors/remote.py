@@ -41,11 +41,7 @@ class Handed:
 
 
 def run_there(handed: Handed, environment: Mapping[str, str]) -> tuple[TaskResult, bytes]:
-    """Run a task on this machine for a driver elsewhere.
-
-    Returns:
-        The result, and the packed contents of the task's directory: empty if it lies on a shared path.
-    """
+    """Run a task for a driver elsewhere. Return the result and, unless the path is shared, its packed directory."""
     task = handed.task
     if handed.version != __version__:
         told = f"{platform.node()} has fakedist {__version__}, and the tasks come from {handed.version}"

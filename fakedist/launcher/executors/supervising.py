@@ -58,10 +58,8 @@ class Order:
 class Supervised:
     """The end of an ordered program.
 
-    Attributes:
-        ended: "itself", or the supervisor's reason for ending it.
-        code: Its exit code; -n if signal n killed it.
-        peak_rss_bytes: The most resident memory that its processes held together.
+    ``ended`` is "itself" or the supervisor's reason; ``code`` is -n if signal n killed it; ``peak_rss_bytes`` is the
+    peak of all its processes together.
     """
 
     ended: Ended
@@ -94,7 +92,7 @@ def main(learned: str) -> int:
 
 
 def _shield() -> int:
-    """Go on in a child: Ray kills the children of a worker that leaves, and nothing would end the tasks then.
+    """Go on in a child, as Ray kills the children of a worker that leaves, and nothing would end the tasks then.
 
     Returns:
         A descriptor at its end once the original process is gone.
@@ -219,7 +217,6 @@ class _Supervision:
         return None if status is None else os.waitstatus_to_exitcode(status)
 
     def _reap(self) -> int | None:
-        """Reap every ended process. Return the program's wait status if it is among them."""
         status_of_program = None
         while True:
             try:

@@ -19,10 +19,7 @@ _MARGIN = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """The resources that a task books. A booking limits nothing: see ``memory_limit_bytes`` of a task.
-
-    ``memory_bytes`` is None if unknown: the executor goes by the tasks that ran before.
-    """
+    """The resources that a task books, without limiting it; ``memory_bytes`` is None to go by earlier tasks."""
 
     cpus: int = 1
     memory_bytes: int | None = None
@@ -92,7 +89,7 @@ class TaskResult:
 
     @property
     def ended_well(self) -> bool:
-        """Whether the script ended without an error, at its end or after its last step."""
+        """Return whether the script ended without an error, at its end or after its last step."""
         return not self.failure
 
 

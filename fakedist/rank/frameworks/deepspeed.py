@@ -29,7 +29,7 @@ _PARTS = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
 
 
 def keeps_tensors(parameter: torch.Tensor) -> bool:
-    """Whether it keeps anything for a parameter."""
+    """Return whether it keeps anything for a parameter."""
     return not _ATTRIBUTES.isdisjoint(parameter.__dict__)
 
 

@@ -33,8 +33,7 @@ _MANY = 8
 def first_shard_sizes_once(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.tensor._random``, which asks for the first shard's size before each random operation.
 
-    If FSDP2 and tensor parallelism shard the same dim, torch cuts a list of indices for every rank.
-    Torch 2.8 has another function.
+    If FSDP2 and tensor parallelism shard the same dim, torch cuts a list of indices for every rank (not in 2.8).
     """
     name = "_calc_first_shard_size"
     if not hasattr(module, name):
@@ -71,10 +70,7 @@ def chunks_when_asked(module: ModuleType) -> dict[str, object]:
 
 
 class Chunks(Sequence[Tensor]):
-    """The views that ``torch.chunk`` gives, then empty tensors up to ``num_chunks``, made on demand.
-
-    ``tensor`` is a plain tensor that has elements, cut along ``dim``.
-    """
+    """The views that ``torch.chunk`` gives along ``dim``, then empty tensors up to ``num_chunks``, made on demand."""
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._num_chunks, self._dim = tensor, num_chunks, dim
@@ -109,13 +105,7 @@ class _Specs:
 
 @dataclass
 class _Propagation:
-    """The facts known while the shardings of one operation are worked out.
-
-    Attributes:
-        strategies: Strategies by what they were made from.
-        flags: The schemas whose flag was read.
-        kept: Objects by ``id``, so that nothing else can get the same one.
-    """
+    """The facts known while the shardings of one operation are worked out; ``kept`` objects keep their ``id``."""
 
     strategies: dict[Hashable, OpStrategy] = field(default_factory=dict)
     flags: dict[int, _Specs] = field(default_factory=dict)
