@@ -54,7 +54,6 @@ class Streams:
         child_stdout: Descriptor for the script's output. None inherits the parent's.
         progress: Terminal for the progress line. None shows no line.
         say: When several ranks run, called with a line that names the next one.
-        template: The fork server of ranks. None starts each on its own.
     """
 
     child_stdout: int | None = None
@@ -162,7 +161,7 @@ class _Running:
         return self._ended(returncode, watch)
 
     def _start(self, environment: dict[str, str]) -> Child:
-        """Start it in its own session: a Ctrl-C on the terminal reaches only this process, which forwards it."""
+        """Start it in its own session: this process forwards a Ctrl-C on the terminal."""
         stdout, pipe = self._streams.child_stdout, self._listener.writer
         sys.stdout.flush()
         if self._template is not None:
@@ -318,7 +317,6 @@ class _Watch:
 
 
 def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
-    """Take this process's account of the end, or else the rank's own."""
     ended = listener.ended
     if watch.timed_out:
         at = f", at {ended.line}" if ended is not None and ended.line else ""

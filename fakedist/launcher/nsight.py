@@ -59,7 +59,7 @@ def profile_command(
 ) -> list[str]:
     """The command prefix that runs a program under nsys and captures the timed step.
 
-    ``report`` has no suffix. ``arguments`` override the ones set here; ``has_events`` needs :func:`traces_events`.
+    ``report`` has no suffix. ``arguments`` override the ones set here. ``has_events`` needs :func:`traces_events`.
     """
     return [
         os.fspath(nsys),
@@ -123,7 +123,7 @@ def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
 
 
 def _importer(nsys: Path) -> Path:
-    """Find QdstrmImporter, which the packages install in a host directory next to nsys's target directory."""
+    """Find QdstrmImporter, in a host directory next to nsys's target directory."""
     # Debian: /usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys, /usr/lib/nsight-systems/host-linux-x64
     for above in nsys.resolve().parents:
         for pattern in ("host-linux-*/QdstrmImporter", "nsight-systems/host-linux-*/QdstrmImporter"):

@@ -37,13 +37,8 @@ class RanksTogether:
     """Ranks of one job that run side by side, begun in the given order.
 
     A rank begins when the one before it has begun its tape. From then on it can wait for that tape, and nothing waits
-    for a rank that has not begun.
-
-    Args:
-        job: The job. Its own rank is ignored.
-        directory: The directory of the run directories ``rank0``, ``rank4``, ... Runs of these ranks are replaced.
-        tapes: The tapes of other ranks, which all of them have.
-        executor: Runs the ranks. It is closed afterwards.
+    for a rank that has not begun. Runs of these ranks in ``directory`` are replaced, and the executor is closed
+    afterwards.
 
     Raises:
         RunDirectoryError: A run directory cannot be replaced.
@@ -110,7 +105,6 @@ def _run(executor: Executor, tasks: Iterator[Task | None]) -> Generator[TaskResu
 
 
 def _has_begun(run_directory: Path) -> bool:
-    """Return whether a rank has written the first record of its tape."""
     tape = run_directory / TAPE_NAME
     if not (tape.exists() and (run_directory / MANIFEST_NAME).exists()):
         return False
@@ -123,12 +117,9 @@ MAX_PEERS = 32
 
 @dataclass(frozen=True)
 class RankRun:
-    """One rank that has run.
+    """One rank that has run, all of its runs taking ``wall_s`` with recording and tables.
 
-    Attributes:
-        run_directory: Its run. None if it could not start.
-        ending: Its outcome is ``ERROR`` if the rank could not start.
-        wall_s: Seconds that all of its runs took, including recording and tables.
+    If it could not start, there is no ``run_directory`` and its outcome is ``ERROR``.
     """
 
     rank: int
@@ -156,11 +147,10 @@ def profile_ranks(
 
     Args:
         job: The job, which has passed :func:`fakedist.launcher.launching.check`. Its own rank is ignored.
-        output: A directory for the run directories ``rank0``, ``rank4``, ... None names one after the script.
-        force: Whether existing runs of these ranks in it may be overwritten, and the run of one rank that it holds.
+        output: The parent of the run directories ``rank0``, ``rank4``, ... None names one after the script.
+        force: Whether existing runs of these ranks in it, or of one rank that it holds, may be overwritten.
         more: Returns further ranks to run, from the first run of the first rank.
-        jobs: Ranks that run at once. A rank begins when those before it have begun, and waits for their tapes when it
-            receives from them, so it receives what it would if they ran in turn.
+        jobs: Ranks that run at once. Each waits for earlier ranks' tapes, so it receives what it would in turn.
         cold: Whether each rank starts on its own. Otherwise ranks fork from a template, from the second on.
 
     Raises:
@@ -181,7 +171,7 @@ def profile_ranks(
 def _in_order(
     runner: _Runner, ranks: list[int], more: Callable[[RankRun], Sequence[int]] | None, jobs: int
 ) -> Iterator[RankRun]:
-    """The last runs of ranks: those that wait for nothing in the given order, then those that run again."""
+    """Yield the last runs: in the given order those that wait for nothing, then those that run again."""
     waiting = _Waiting(runner)
     if more is None:
         runner.start_together(ranks, jobs)
@@ -214,13 +204,8 @@ def _in_order(
 def profile_with_peers(job: Job, output: Path | None, force: bool, streams: launching.Streams) -> tuple[Path, Ending]:
     """Run a rank. If it needs what only another rank's tape has, run that peer, then run the rank again.
 
-    A peer that waits for another rank gets the same treatment, and so on. A rank that failed after a guess runs again
-    in the same way. ``streams.say`` names each rank before it runs.
-
-    Args:
-        job: The job, which has passed :func:`fakedist.launcher.launching.check`.
-        output: A directory for the run directories ``rank31``, ``rank0``, ... None names one after script and rank.
-        force: Whether existing runs of these ranks in it may be overwritten.
+    A peer that waits for another rank gets the same treatment, and so on, as does a rank that failed after a guess.
+    ``streams.say`` names each rank before it runs. ``output`` and ``force`` are as for :func:`profile_ranks`.
 
     Returns:
         The rank's run, and how it ended: "interrupted" if a peer was interrupted.
@@ -326,11 +311,10 @@ class _Runner:
         self._together: RanksTogether | None = None
 
     def prepare_directory(self, ranks: Sequence[int]) -> None:
-        """Check that runs of these ranks can be written, see :func:`profile_ranks`; RunDirectoryError if not."""
         _prepare_directory(self._directory, ranks, self._force)
 
     def start_together(self, ranks: Sequence[int], jobs: int) -> None:
-        """Let the first runs of these ranks take place side by side. With one job at once they run in turn."""
+        """Let the first runs of these ranks take place side by side, or with one job in turn."""
         if jobs > 1:
             executor = LocalExecutor(jobs, cold=self._keeper is None)
             self._together = RanksTogether(self._job, self._directory, ranks, self._tapes, executor=executor)

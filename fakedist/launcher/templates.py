@@ -32,10 +32,7 @@ class RankTemplate:
     def fork(
         self, job: Job, run_directory: Path, environment: Mapping[str, str], *, stdout: int | None, pipe: int
     ) -> ForkedChild | None:
-        """Fork a rank. None if the template does not fit such a rank, or makes none.
-
-        A ``stdout`` of None is this process's own; ``pipe`` is the descriptor for the rank's messages.
-        """
+        """Fork a rank. None if the template does not fit it, or makes none. A ``stdout`` of None is this process's."""
         learned = None if self._door is None else Learned.read(self._path)
         if self._door is None or learned is None or not _is_for(learned, job, environment):
             return None

@@ -26,7 +26,7 @@ class OptionGroup(Enum):
 
 
 class Door(Enum):
-    """Where options are given."""
+    """A source of options."""
 
     COMMAND_LINE = "command line"
     TOML = "configuration of check"

@@ -1,4 +1,4 @@
-"""How the script ends: its outcome, signals, ``os._exit``, threads and the parent's death."""
+"""The script's end: its outcome, signals, ``os._exit``, threads and the parent's death."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Terminated(SystemExit):
 
 
 def how_it_ended(error: BaseException) -> Ending:
-    """How the script ended, by the error that it raised."""
+    """The script's end, by the error that it raised."""
     chain = list(chain_of(error))
     text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
     if isinstance(error, Terminated) and parent_is_gone():

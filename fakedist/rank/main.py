@@ -245,7 +245,6 @@ class Rank:
         raise SetupFailed(message) from None
 
     def _write_without_torch(self, ending: Ending, line: str) -> None:
-        """Write the outcome of a script that never imported torch, or imported it past our import hook."""
         note = notes.torch_import_not_seen() if "torch" in sys.modules else notes.torch_not_imported()
         self._journal.append(NoteRecord(note))
         self._journal.append(OutcomeRecord(ending.outcome, ending.code, ending.message, line))

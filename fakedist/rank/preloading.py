@@ -64,8 +64,7 @@ class Learned:
         key: The script, see :func:`key_of`.
         gpu: The GPU model of its job, how many GPUs, and their bytes; None for the model's own.
         started: The environment with which the rank's process started, in ``cwd``.
-        environment: The environment in which it imported torch.
-        path: ``sys.path`` at that time.
+        environment, path: The environment, and ``sys.path``, when it imported torch.
         ended: The environment at the end of the script.
         modules: The imports that nothing in torch asked for, in order.
         counts: The cycle collector's counts when CUDA was initialised. None if it was not.

@@ -1,7 +1,7 @@
 """The recorder, the other ranks and the values around the script's torch, installed when torch is imported.
 
 This module imports no more of torch than torch imports itself, and does not initialise CUDA, so whatever the script
-sets before it does so works as if it were set outside.
+sets before it initialises CUDA works as if it were set outside.
 """
 
 from __future__ import annotations
@@ -66,11 +66,8 @@ class Appends(Protocol):
 class Process:
     """The parts of the rank's process that exist before torch.
 
-    Attributes:
-        tape: Receives what the rank sends to other ranks.
-        gpu: The virtual GPU. None on a real GPU.
-        own_ranks: The ranks that the script itself starts.
-        cuda_begins: Called when CUDA is initialised, before anything is allocated.
+    ``gpu`` is None on a real GPU. ``own_ranks`` are those that the script itself starts. ``cuda_begins`` is called when
+    CUDA is initialised, before anything is allocated.
     """
 
     job: Job
@@ -214,7 +211,6 @@ class Surroundings:
             self._journal.append(NoteRecord(note))
 
     def _model_tracer(self, fast_path: CompiledFastPath | None) -> OperationTracer | None:
-        """The tracer for a recorded step, or None if the job wants no estimated times."""
         if not self._job.kernels or self._gpu is None or _rehearses():
             return None
         from fakedist.gpu.model_tracer import ModelTracer

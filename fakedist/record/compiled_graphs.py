@@ -249,7 +249,7 @@ _FUNCTIONS = ("call", "partition_", "subgraph_")
 
 @dataclass
 class Generated:
-    """Facts about generated code: the module's number by line, changes of what memory holds, and its integers' part."""
+    """Facts about generated code: modules by line, changes of what memory holds, and its part on integers."""
 
     lines: dict[int, int] = field(default_factory=dict)
     holders: list[HolderRow] = field(default_factory=list)
@@ -373,10 +373,9 @@ _Lowering = Any
 
 
 class Modules:
-    """The numbered modules of a Dynamo graph's nodes, and each one's layer, -1 if unknown.
+    """The numbered modules of a Dynamo graph's nodes, each with its layer, -1 if unknown.
 
-    ``calling`` is the layer that calls the graph when it is compiled. See
-    :func:`~fakedist.record.graph_layers.find_layers`.
+    ``calling`` is the layer that calls the graph when it is compiled.
     """
 
     def __init__(self, graph: fx.GraphModule, calling: int) -> None:
@@ -534,7 +533,7 @@ _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispa
 
 
 def is_tracing() -> bool:
-    """Return whether torch runs with shapes alone in this thread. It compiles then, and nothing that runs is the job's."""
+    """Return whether torch compiles in this thread, with shapes alone, so that nothing that runs is the job's."""
     return _get_mode(_FAKE) is not None
 
 

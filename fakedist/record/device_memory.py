@@ -76,7 +76,7 @@ class _NotImported:
 
 
 def check_allocator() -> None:
-    """Check that the allocator keeps a history. CUDA need not be initialised.
+    """Check that the allocator keeps a history, without initialising CUDA.
 
     Raises:
         RecordingError: It keeps none.
@@ -121,9 +121,7 @@ class Beginning:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch for the initialisation.
-
-        Every path to CUDA through Python leads to ``torch.cuda._lazy_init``, which makes the calls queued until then.
+        """Watch for the initialisation: all Python reaches CUDA by ``torch.cuda._lazy_init``, which runs queued calls.
 
         Raises:
             RecordingError: This version of torch has no such queue.
@@ -140,8 +138,7 @@ class Beginning:
     def before(self, kwargs: dict[str, object]) -> None:
         """Initialise CUDA if the operation that is about to run, with these keywords, needs it.
 
-        If C++ or ``torch.ops`` wants a tensor on a device, torch initialises CUDA without ``torch.cuda``, whose
-        ``is_initialized()`` stays False. The same happens here.
+        As in C++ and ``torch.ops``, this bypasses ``torch.cuda``, whose ``is_initialized()`` stays False.
         """
         device = kwargs.get("device")
         if self.is_past or not isinstance(device, (torch.device, str, int)):
@@ -166,9 +163,7 @@ def nccl_record() -> NcclRecord:
 
 
 def outside_record(device: int) -> OutsideRecord | None:
-    """Bytes in use on the real GPU, by other processes, too, and the allocator's reserved bytes; None without an
-    answer.
-    """
+    """Bytes in use on the real GPU, by all processes, and the allocator's reserved bytes; None without an answer."""
     try:
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
@@ -216,7 +211,7 @@ class _Segment(TypedDict):
 
 
 class _PoolRange(NamedTuple):
-    """Addresses of a private pool, without ``end``."""
+    """Addresses of a private pool: from ``start`` up to ``end``."""
 
     start: int
     end: int
@@ -253,7 +248,6 @@ class AllocatorHistory:
 
     Attributes:
         peaks_were_reset: Whether the script reset the allocator's peak statistics, so that they miss the run's peak.
-        requests_ignored: Attempts of the script to record the history itself.
     """
 
     def __init__(
@@ -323,7 +317,6 @@ class AllocatorHistory:
             self._append(record)
 
     def _read_compiled(self) -> list[Read] | None:
-        """The history as compiled code reads and numbers it. None if it cannot."""
         if self._reader is None or self._tracker is not None:
             return None
         with without_inductor():

@@ -307,9 +307,9 @@ def _unused_key() -> DispatchKey:
 
 @contextmanager
 def _higher_order_operators_without(key: DispatchKey) -> Iterator[None]:
-    """Hide our key from higher-order operators. They choose their kernel in Python, where the key has none.
+    """Hide our key from higher-order operators, which choose kernels in Python and have none for it.
 
-    Each keeps the keys that it has a kernel for. Nothing is patched that Dynamo would trace.
+    Nothing is patched that Dynamo would trace.
 
     Raises:
         RecordingError: In this version of torch they choose it in another way.

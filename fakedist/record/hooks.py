@@ -26,10 +26,10 @@ _get_trace, _set_trace = present(torch._C, "_get_tracing_state"), present(torch.
 
 @contextmanager
 def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Iterator[Callable[[], None]]:
-    """Call ``observe(device, requested, total, free)`` when the allocator runs out of memory.
+    """Yield a function that attaches ``observe(device, requested, total, free)`` to out-of-memory errors.
 
-    Yields a function that attaches the observer, to be called once CUDA is initialised because it initialises CUDA.
-    Torch cannot detach the observer, so leaving the context only silences it.
+    Attaching initialises CUDA, so call it once CUDA is initialised. Torch cannot detach the observer: leaving the
+    context only silences it.
     """
     watching = True
     attach = present(torch._C, "_cuda_attach_out_of_memory_observer")
@@ -120,10 +120,9 @@ def module_hooks(
 
 @contextmanager
 def backward_hook(begins: Callable[[bool], bool], ended: Callable[[], None]) -> Iterator[None]:
-    """Call ``begins(creates_graph)`` before and ``ended`` after every run of the autograd engine that Python starts.
+    """Call ``begins(creates_graph)`` before, and if that is true ``ended`` after, every backward that Python starts.
 
-    ``ended`` is not called if ``begins`` returned False. The hook is on the engine itself, because some callers
-    (Megatron) bypass ``torch.autograd``.
+    The hook is on the autograd engine, because some callers (Megatron) bypass ``torch.autograd``.
     """
     engine: Any = type(present(Variable, _ENGINE))  # a class that only this torch knows
 

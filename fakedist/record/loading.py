@@ -28,8 +28,6 @@ _MOST_WAITS = 1000
 
 @dataclass
 class _DataLoader:
-    """A DataLoader: the line that takes its batches, what it loads, and how long each batch took."""
-
     line: str
     dataset: str
     num_workers: int

@@ -398,7 +398,7 @@ class _OwnedMemory:
         return [first for first, _, _ in self._ranges]
 
     def parts(self, tensor: object) -> list[OwnedPart]:
-        """The elements of a tensor that lie in each layer's memory. Empty if it is not one piece on a device."""
+        """The elements of a tensor in each layer's memory. Empty if it is not one piece on a device."""
         pieces = list(device_pieces(tensor))
         if not isinstance(tensor, torch.Tensor) or len(pieces) != 1:
             return []

@@ -293,7 +293,7 @@ class LayerTable:
         return label is not None and label() is module
 
     def _take_label(self, part: nn.Module) -> int:
-        """Remove a root that turned out to be a part of another model, and return its layer."""
+        """Release the label of a root that turned out to be a part of another model, and return its layer."""
         layer = self._of_module[id(part)][1][0]
         self._labels.pop(self._names[layer], None)
         if self._names[layer] == self._first_label:

@@ -23,8 +23,7 @@ class Whereabouts(NamedTuple):
     Attributes:
         version: That of the position. -1 if the scope holds for this operation alone.
         needs: 0, or 1 if it also depends on the grad mode, or 2 if it depends on the autograd node too.
-        low: The lowest sequence number of the node.
-        high: The number above its highest.
+        low, high: The lowest sequence number of the node, and the number above its highest.
     """
 
     scope: int

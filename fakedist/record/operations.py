@@ -41,7 +41,7 @@ class _Kind:
 class Operations:
     """Numbers each operation, records its kind and scope, and passes its number to the allocator's history.
 
-    A context manager: entering begins the numbering, leaving ends it.
+    Numbering lasts as long as the context.
 
     Args:
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``.

@@ -291,7 +291,7 @@ class Position:
             self._phase_changed(phase)
 
     def _rest(self) -> None:
-        """Return to the resting phase after a backward or an optimizer's step. Reported even if it does not change."""
+        """Return to the resting phase, even if it does not change, after a backward or an optimizer's step."""
         self._phase = self._resting
         self._changed()
         self._phase_changed(self.phase)

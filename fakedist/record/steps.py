@@ -44,7 +44,7 @@ WHOLE_BATCH = 0.9
 
 
 class LiveBytes(NamedTuple):
-    """Live bytes of a device: requested in large blocks (over 1 MiB) and small ones, and the large blocks'."""
+    """Live bytes of a device: requested in large (over 1 MiB) and in small blocks, and the sizes of the large blocks."""
 
     large: int
     small: int
@@ -190,8 +190,6 @@ def _now_us() -> int:
 
 @dataclass
 class _Step:
-    """A step: when it began, how often each optimizer stepped in it, which of them first; whether it was reported."""
-
     start_us: int = field(default_factory=_now_us)
     end_us: int = 0
     stepped: Counter[int] = field(default_factory=Counter)
@@ -434,13 +432,10 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Evaluations:
-    """Distinguishes evaluation from training by the forwards of root modules.
+    """Distinguishes evaluation from training by the forwards of root modules, after an optimizer has stepped.
 
-    In an evaluation, after an optimizer has stepped, a trainable model runs without grad, or in ``eval()`` although it
-    trained in ``train()``. A model that ran without grad in ``train()`` before the first optimizer stepped does so in
-    training too (a GAN's generator for its critic, a rollout).
-
-    ``num_ended`` counts evaluations that ended because training went on.
+    In an evaluation, a trainable model runs without grad, or in ``eval()`` although it trained in ``train()``. A model
+    that ran without grad in ``train()`` before then does so in training too (a GAN's generator, a rollout).
     """
 
     def __init__(self) -> None:
@@ -481,8 +476,8 @@ class Evaluations:
 def any_waits(stepped: Container[int]) -> bool:
     """Return whether an optimizer that has not stepped has parameters that none with an ``id`` in ``stepped`` has.
 
-    An optimizer that shares its parameters with another wraps it, or is wrapped by it. This searches all Python
-    objects, once or twice a run, because no torch hook reports the creation of every class of optimizer.
+    One that shares its parameters with another wraps it, or is wrapped by it. This searches all Python objects, once or
+    twice a run, because no torch hook reports the creation of every class of optimizer.
     """
     living = alive(lambda kind: issubclass(kind, torch.optim.Optimizer))
     optimizers = [known for known in living if isinstance(known, torch.optim.Optimizer)]
@@ -507,9 +502,9 @@ _SAVE = (
 
 @contextmanager
 def saves(saved: Callable[[], None]) -> Iterator[None]:
-    """Call ``saved`` whenever a checkpoint has been written. What it raises propagates into the script.
+    """Call ``saved``, which may raise, whenever a checkpoint has been written.
 
-    This imports the modules to patch, so that a script that imports a function from one gets the patched function.
+    The modules to patch are imported now, so that a script that imports a function from one gets the patched function.
 
     Raises:
         RecordingError: This version of torch saves in another way.
@@ -557,7 +552,6 @@ class _Samples:
         self._model = model
 
     def take(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Count the input of one forward."""
         if id(module) != self._model:
             return
         inputs, others = _tensors(args), _tensors(kwargs)
@@ -593,8 +587,7 @@ class StepListener:
 class Training(GraphObserver):
     """Follows the steps, updates the position's step, and ends the run when enough is recorded.
 
-    ``steps`` are those to record, or "auto"; ``until`` ends the recording instead: a step, "validation", "save" or
-    "end" (the script's own end). ``num_more`` steps follow.
+    ``until`` ends it instead of ``steps`` or "auto": a step, "validation", "save" or "end" (the script's own end).
     """
 
     def __init__(

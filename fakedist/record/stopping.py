@@ -20,18 +20,13 @@ _REPORTS = {"addError": 2, "addFailure": 2, "addSubTest": 3}
 
 
 class Stopping:
-    """Makes the exception that is raised inside the script to end the run.
+    """Makes the exception that is raised inside the script to end the run; a context manager that undoes its patches.
 
     - unittest catches whatever a test raises. Its results are made to stop there, without a failure.
     - pytest catches everything but its own ``Exit``. So the exception is also an ``Exit``, with exit code 0.
     - IPython prints a traceback and goes on with the next cell. Here it prints none.
     - A bare ``except:`` around a training step swallows it, and the next step raises it again. After the third time the
-      process ends instead.
-
-    A context manager: leaving it removes its patches.
-
-    Attributes:
-        num_swallowed: How often the script went on after the stop was raised.
+      process ends instead. ``num_swallowed`` counts them.
     """
 
     def __init__(self) -> None:

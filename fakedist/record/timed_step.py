@@ -168,7 +168,7 @@ class LaterStep:
             yield
 
     def begins_after(self, step: int) -> bool:
-        """Return whether recording may stop after this step, the last recorded one, so that a later one can be timed."""
+        """Return whether recording may stop after this step, the last recorded one, to time a later one."""
         if self._tracer is None:
             return False
         self._step = step + _NUM_STEPS

@@ -16,7 +16,7 @@ def make_executor(on: str, jobs: int | None, say: Callable[[str], None], *, cold
     """Make an executor.
 
     Args:
-        on: "local", "ray" (the cluster of RAY_ADDRESS, or the one that this machine is part of) or "ray://HOST:PORT".
+        on: "local", "ray" (the cluster of RAY_ADDRESS or of this machine) or "ray://HOST:PORT".
         jobs: Tasks that run at once on this machine. None chooses by cores and memory.
         cold: Whether each rank starts on its own, as always on a cluster.
 

@@ -16,10 +16,9 @@ _ASK_AGAIN_S = 0.2
 class LocalExecutor:
     """Runs tasks in processes of this machine.
 
-    Args:
-        jobs: Tasks that run at once. None chooses by cores and free memory, with earlier tasks' peak for a task that
-            names no need. Tasks on a real GPU run one by one, because they would take each other's memory and time.
-        cold: Whether each rank starts on its own. Otherwise ranks fork from a template, from the second on.
+    ``jobs`` run at once; None chooses by cores and free memory, taking unknown needs from earlier tasks. Tasks on a
+    real GPU run one by one, because they would take each other's memory and time. Unless ``cold``, ranks fork from a
+    template, from the second on.
     """
 
     def __init__(self, jobs: int | None = None, *, cold: bool = False) -> None:

@@ -42,10 +42,8 @@ _TASK = (sys.executable, _PROGRAM, "run")
 class TaskProcesses:
     """Runs tasks in processes of this machine. Threads may share one.
 
-    Args:
-        environment: The tasks' environment. None for this process's own.
-        templates: Whether tasks fork from a template that has imported what they need, and their ranks from one that
-            has imported what the first one imported.
+    With ``templates``, tasks fork from a template that has imported what they need, and their ranks from one that has
+    imported what the first one imported.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, templates: bool = False) -> None:
@@ -174,7 +172,6 @@ def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:
 
 
 def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
-    """Send the order and wait for the supervisor's account of the end; empty if the supervisor was killed."""
     assert supervisor.stdin is not None
     assert supervisor.stdout is not None
     with suppress(OSError, ValueError):  # it was cancelled, or killed, before it had the order

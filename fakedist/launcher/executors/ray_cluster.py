@@ -38,10 +38,8 @@ def _say_nothing(text: str) -> None:
 class RayExecutor:
     """Runs tasks on a Ray cluster that is already up.
 
-    Args:
-        address: HOST:PORT, ray://HOST:PORT, or "auto" for a cluster that this machine is part of. None takes
-            RAY_ADDRESS, or else "auto".
-        say: Called with a remark, such as that no node is large enough.
+    ``address`` is HOST:PORT, ray://HOST:PORT, or "auto" for a cluster that this machine is part of; None takes
+    RAY_ADDRESS, or else "auto". ``say`` is called with remarks, such as that no node is large enough.
 
     Raises:
         SetupError: Ray is not installed, or no cluster answers at the address.
@@ -96,7 +94,6 @@ class RayExecutor:
             self._say(f"no node of the cluster has {cores} and {format_bytes(memory_bytes)}: waiting for one that has")
 
     def _has_room(self, task: Task) -> bool:
-        """Queue as many tasks as there are cores, and as many again, by which clusters grow."""
         cores = self._ray.cluster_resources().get("CPU", 0.0)
         return len(self._pending) < 2 * max(1, int(cores / task.need.cpus))
 
@@ -176,7 +173,7 @@ def _connected(address: str, stack: ExitStack) -> Any:
 
 @contextmanager
 def _as_before() -> Iterator[None]:
-    """Undo Ray's changes to this process on connecting: its SIGTERM handler and its ``breakpoint()``."""
+    """Undo Ray's SIGTERM handler and its ``breakpoint()``."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler, hook = signal.getsignal(signal.SIGTERM), os.environ.get("PYTHONBREAKPOINT")
     try:

@@ -28,10 +28,8 @@ _MARK_PREFIX = ".fakedist-shared-"
 class Handed:
     """A task on its way to a worker.
 
-    Attributes:
-        mark: Name of a file next to the task's directory. A worker that finds it there shares this path.
-        inode: The file's inode. A copy of it, as rsync makes one, has another.
-        version: The version of fakedist that hands the task over.
+    ``mark`` names a file next to the task's directory: a worker that finds it, with the same ``inode``, shares the
+    path. A copy, as rsync makes one, has another inode.
     """
 
     task: Task

@@ -32,13 +32,11 @@ _SAMPLE_S = 0.2
 
 @dataclass(frozen=True)
 class Order:
-    """A program to run.
+    """A program to run in a complete environment, with its output in ``log``.
 
     Attributes:
-        environment: Its complete environment.
-        log: The file that takes its output.
         memory_limit_bytes, timeout_s: As for :class:`fakedist.launcher.executors.task.Task`.
-        script: The script of its ranks, which chooses their fork server. Empty if they do not fork from a template.
+        script: The script of its ranks, which chooses their fork server. Empty if they do not fork.
         arguments: Further arguments, which a fork of the template gets.
         template: The command of a template that forks processes like it. Empty if each starts on its own.
     """
@@ -69,10 +67,7 @@ class Supervised:
 
 
 def main(learned: str) -> int:
-    """Run the orders on stdin, one a line, in a child of this process. Print how each ended, one a line.
-
-    ``learned`` is the file for what the first rank's script imports.
-    """
+    """Run the orders on stdin, one a line, in a child of this process. Print how each ended, one a line."""
     shield = _shield()
     adopt_orphans()
     child_ends, wake = os.pipe()
@@ -210,7 +205,6 @@ class _Supervision:
             os.kill(self._pid, signal.SIGTERM)
 
     def _code(self) -> int | None:
-        """The program's exit code; -n if signal n killed it, None while it runs."""
         status = self._reap()
         if isinstance(self._program, ForkedChild):
             return self._program.wait() if self._program.has_ended() else None

@@ -33,12 +33,11 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One run of a job.
+    """One run of a job, named uniquely among the tasks of one executor by ``key``.
 
     Attributes:
-        key: Its name, unique among the tasks of one executor.
-        directory: The run directory, or the parent of all ranks' run directories if the job runs with its peers. An
-            existing one is replaced.
+        directory: The run directory, or the parent of all ranks' if the job runs with its peers. An existing one is
+            replaced.
         memory_limit_bytes: Resident host memory of all of its processes together that ends it. None for no limit.
         timeout_s: Seconds after which it is ended. None for no limit.
     """
@@ -62,15 +61,13 @@ class TaskResult:
     """The end of a task. Every task has one: a task that fails raises nothing.
 
     Attributes:
-        outcome: The rank's own outcome, or what ended the rank. ``HOST_MEMORY``: it reached its memory limit.
-            ``TIMEOUT``: it did not end in time. ``KILLED``: a signal. ``ERROR``: it could not start, or its workers
-            were lost. ``INTERRUPTED``: it was cancelled.
+        outcome: The rank's own, or ``HOST_MEMORY`` or ``TIMEOUT`` (its limits), ``KILLED`` (a signal), ``ERROR`` (it
+            could not start, or its workers were lost) or ``INTERRUPTED`` (cancelled).
         code: The exit code of its process, as a shell has it: 128 + n for signal n.
         failure: The reason of a failure, one line; else empty.
         output: The end of what it printed.
         directory: Its directory on this machine. It may lack what a run that failed did not write.
         worker: ID of the process on ``host`` that ran it for the executor.
-        wall_s: Seconds on ``host``.
         peak_rss_bytes: The most resident host memory of its processes together, sampled a few times a second.
         is_accident: Whether a signal killed it that neither the job nor a limit had sent.
     """

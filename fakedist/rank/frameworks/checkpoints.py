@@ -137,7 +137,6 @@ def _without_others_parts(all_data: Sequence[object], rank: int) -> list[object]
 
 
 def _without_items(plan: object) -> object:
-    """Return a frozen plan's copy without its items, or anything else unchanged."""
     if not hasattr(plan, "items") or not dataclasses.is_dataclass(plan) or isinstance(plan, type):
         return plan
     return dataclasses.replace(plan, items=[])

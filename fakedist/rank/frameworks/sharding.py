@@ -105,7 +105,7 @@ class _Specs:
 
 @dataclass
 class _Propagation:
-    """The facts known while the shardings of one operation are worked out; ``kept`` objects keep their ``id``."""
+    """The facts known while the shardings of one operation are worked out; ``kept`` keeps each ``id`` unique."""
 
     strategies: dict[Hashable, OpStrategy] = field(default_factory=dict)
     flags: dict[int, _Specs] = field(default_factory=dict)
