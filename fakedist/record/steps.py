@@ -44,7 +44,7 @@ WHOLE_BATCH = 0.9
 
 
 class LiveBytes(NamedTuple):
-    """Live bytes of a device: requested in large (over 1 MiB) and in small blocks, and the sizes of the large blocks."""
+    """Live bytes of a device: requested in large (over 1 MiB) and small blocks, and the sizes of the large blocks."""
 
     large: int
     small: int
