@@ -60,11 +60,7 @@ def make_job(program: JobProgram, options: Mapping[str, object]) -> Job:
 
 
 def run_job(job: Job, name: str, run_directory: Path, cwd: Path) -> Run:
-    """Run a job in a child process.
-
-    Raises:
-        FakedistError: See :func:`profile`.
-    """
+    """Run a job in a child process. Raises as :func:`profile` does."""
     see_that_it_can_run(job)
     rank = RankToRun(name, job, run_directory.resolve())
     run_rank(rank, cwd)

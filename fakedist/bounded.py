@@ -1,6 +1,6 @@
 """Reads files that anyone may have written: regular files only, a bounded number of bytes, builtins and nothing else.
 
-A pipe is not waited for, a device is not read, and no file runs code or takes more memory than its size justifies.
+It waits for no pipe, reads no device, runs no file's code and takes no more memory than a file's size justifies.
 """
 
 from __future__ import annotations
@@ -37,11 +37,7 @@ class UnreadableError(Exception):
 
 
 class ForeignCodeError(UnreadableError):
-    """A pickle names something to import and call. Nothing was run.
-
-    Args:
-        name: What it names: ``os.system``.
-    """
+    """A pickle names something to import and call, such as ``os.system``. Nothing was run."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"it wants to load {name}")
@@ -121,10 +117,7 @@ class _BuiltinsOnly(pickle.Unpickler):
 
 
 def load_builtins(file: IO[bytes], size: int) -> object:
-    """Unpickle numbers, texts, lists and dicts.
-
-    Args:
-        size: Its bytes, which bound the memory that loading may take.
+    """Unpickle numbers, texts, lists and dicts; ``size``, the file's bytes, bounds the memory that loading may take.
 
     Raises:
         ForeignCodeError: It names something to import.
@@ -144,9 +137,9 @@ def load_builtins(file: IO[bytes], size: int) -> object:
 
 @contextmanager
 def _bounded_memory(most: int) -> Iterator[None]:
-    """Let this process take at most so many bytes more. A pickle of 14 bytes can ask for an index of 32 GB.
+    """Let this process take at most so many bytes more: a pickle of 14 bytes can ask for an index of 32 GB.
 
-    Where torch is loaded there is no bound: its threads may take memory at the same time, and must get it.
+    There is no bound once torch is loaded, because its threads may need memory at the same time.
     """
     if "torch" in sys.modules:
         yield

@@ -45,12 +45,7 @@ class ExitCode(IntEnum):
 
 
 class FakedistError(Exception):
-    """An error: one line says what happened, another what to type next.
-
-    Args:
-        message: What happened and what was expected, one line.
-        hint: What to type next; empty if there is nothing to type.
-    """
+    """An error: one line states what happened and what was expected; ``hint``, if not empty, what to type next."""
 
     exit_code = ExitCode.ERROR
 
@@ -133,8 +128,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 class StopRun(BaseException):
     """Raised inside the script after the last wanted step.
 
-    A ``BaseException``, so ``except Exception`` around a training step does not swallow it, while ``finally`` and
-    ``atexit`` still run.
+    ``except Exception`` around a training step does not catch it; ``finally`` and ``atexit`` still run.
     """
 
     def __str__(self) -> str:

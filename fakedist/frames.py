@@ -1,7 +1,7 @@
 """Finds the script's running line: the innermost frame of this thread outside torch and this package.
 
-Code that Inductor generated for a compiled graph counts as torch's, and so do the methods by which a tensor subclass
-passes an operation on, and what warns that a function of torch is deprecated before it calls it.
+Inductor's generated code counts as torch's, as do a tensor subclass's methods that pass an operation on, and the code
+that warns of a deprecated function of torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
 
 
 def is_the_scripts(filename: str) -> bool:
-    """Whether a file's code is neither torch's nor this package's."""
+    """Return whether a file's code is neither torch's nor this package's."""
     if filename.startswith((OURS, TORCH, "<")) or filename.endswith(WRAPPERS):
         return False
     return not INDUCTOR_FILE.search(filename)

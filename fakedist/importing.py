@@ -1,9 +1,8 @@
-"""Runs a callback when the script imports a module, anywhere: right after the module's own code has run.
+"""Runs a callback when the script imports a module, right after the module's own code has run.
 
-Python finds a module through ``sys.meta_path`` and runs it through its spec's loader. A finder at the head of that
-list returns what the finders behind it find, with a loader that runs the module and then calls the callback. The module
-looks unwatched: its ``__loader__`` and its spec are the real ones. Other threads that import the module wait for the
-callback, because the importing thread still holds the module's lock.
+A finder at the head of ``sys.meta_path`` returns what the finders behind it find, with a loader that runs the module
+and then calls the callback. The module looks unwatched: its ``__loader__`` and spec are the real ones. Other threads
+that import the module wait for the callback, because the importing thread holds the module's lock.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ Around = Callable[[ModuleType], AbstractContextManager[None]]
 
 @contextmanager
 def when_imported(wanted: Callable[[str], bool], imported: Told) -> Iterator[None]:
-    """Call ``imported(module)`` after each module whose full name is ``wanted`` has been imported.
-
-    If ``imported`` raises, the import raises. Modules that are already imported do not trigger it.
-    """
+    """Call ``imported(module)`` after each ``wanted`` module's first import, which fails if the call raises."""
 
     @contextmanager
     def around(module: ModuleType) -> Iterator[None]:
@@ -60,14 +56,11 @@ def imported_within(wanted: Callable[[str], bool], around: Around) -> Iterator[N
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the finders behind it find, and adds the watching loader."""
-
     def __init__(self, wanted: Callable[[str], bool], around: Around) -> None:
         self._wanted = wanted
         self._around = around
 
     def stop(self) -> None:
-        """Stop watching."""
         self._wanted = _nothing
 
     def find_spec(
@@ -99,19 +92,15 @@ def find_watched(
 
 
 class _Loader(importlib.abc.Loader):
-    """Wraps a loader: runs each module inside a context, and forwards everything else. The module looks unwatched."""
-
     def __init__(self, loader: importlib.abc.Loader, around: Around) -> None:
         self._loader = loader
         self._around = around
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Same as the wrapped loader."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module inside the context."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -1,9 +1,8 @@
 """Temporary directories and files. Those of a process that was killed go when fakedist starts next.
 
-A process holds a lock (flock) on each of its temporary directories, and the kernel releases it when the process ends,
-however it ends. The lock is good in every container and PID namespace of a machine. On a network file system it may
-not reach other machines, so a directory's name has the boot ID of the kernel, and only directories of this boot are
-removed. No age is guessed, and no process ID, which another process may have by now.
+A process holds a lock (flock) on each of its temporary directories; the kernel releases it when the process ends. The
+lock works across the containers and PID namespaces of a machine, but perhaps not across machines on a network file
+system: so a directory's name has the kernel's boot ID, and only directories of this boot are removed.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ _PREFIX = "fakedist"
 def scratch_directory(of: str, within: Path | None = None) -> Iterator[Path]:
     """A temporary directory that exists as long as the context. What killed processes left next to it goes first.
 
-    Args:
-        of: What it is for, one word of its name.
-        within: The directory to create it in. None for the directory for temporary files.
+    Its name contains ``of``, one word. A missing ``within`` is the directory for temporary files.
 
     Raises:
         SetupError: It cannot be written.
@@ -66,11 +63,7 @@ def _locked_directory(prefix: str, within: Path | None) -> tuple[Path, int]:
 
 
 def remove_left_over(within: Path | None = None) -> None:
-    """Remove the temporary directories of this user's processes that were killed.
-
-    Args:
-        within: The directory to look in. None for the directory for temporary files.
-    """
+    """Remove what this user's killed processes left in a directory, by default in that for temporary files."""
     ours = re.compile(rf"{_PREFIX}-\w+-{_boot()}-\w+")
     with suppress(OSError):
         folder = within or Path(tempfile.gettempdir())
@@ -96,8 +89,7 @@ def _remove_if_left_over(path: Path) -> None:
 def kept_directory(of: str, seconds: float) -> Path:
     """A temporary directory that outlives this process. Earlier ones go once they are older than so many seconds.
 
-    Args:
-        of: What it is for, one word of its name.
+    Its name contains ``of``, one word.
     """
     folder = Path(tempfile.gettempdir())
     for old in folder.glob(f"{_PREFIX}-{of}-*"):
@@ -109,9 +101,9 @@ def kept_directory(of: str, seconds: float) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The path of a new file that takes the place of another, in one step, when the context exits without an error.
+    """The path of a new file that atomically replaces another when the context exits without an error.
 
-    Its name cannot be guessed: where others may write, or in a directory that others made, a link could wait there.
+    Its name cannot be guessed: in a directory that others can write to, a link could wait there.
     """
     fresh = path.with_name(f"{FRESH_PREFIX}{os.urandom(8).hex()}")
     try:
@@ -123,7 +115,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_open_to_all(mode: int) -> bool:
-    """Whether everybody may rename what is in a directory of this mode."""
+    """Return whether everybody may rename what is in a directory of this mode."""
     return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 
 

@@ -1,7 +1,7 @@
 """Features that releases of torch lack, and the replacement of each: one table, which docs/versions.md shows.
 
-Code that has to know asks a row of it: ``ALLOCATOR_METADATA.is_missing()``. Where an attribute can be looked for in
-torch, the code does that instead, so that it works with builds between two releases.
+Code asks a row of it, ``ALLOCATOR_METADATA.is_missing()``, unless it can look for an attribute in torch: that also
+works with builds between two releases.
 """
 
 from __future__ import annotations
@@ -16,20 +16,14 @@ OLDEST = (2, 8)
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that older releases lack.
-
-    Attributes:
-        since: The first release that has it: (2, 10).
-        what: What it is.
-        instead: What fakedist does without it.
-    """
+    """One feature that releases before ``since``, such as (2, 10), lack, and what fakedist does ``instead``."""
 
     since: tuple[int, int]
     what: str
     instead: str
 
     def is_missing(self) -> bool:
-        """Whether the installed torch is older than the release that has it."""
+        """Return whether the installed torch is older than the release that has it."""
         return installed() < self.since
 
 

@@ -19,8 +19,7 @@ _CONTROLS_WITHIN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
 def visible(text: str, most: int = MOST_OF_A_NAME) -> str:
     """A text of one line with its control characters written out, each by its hexadecimal number after a backslash.
 
-    Args:
-        most: The most characters to show. A longer text is cut, and says how long it was.
+    A text of more than ``most`` characters is cut, and says how long it was.
     """
     text = shortened(text, most)
     return _CONTROLS.sub(_written_out, text) if _CONTROLS.search(text) else text

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 
 def import_ahead(page: bool, gpu: str) -> None:
-    """Import what makes the tables, and the page if there is one, and load what they need at first use.
+    """Import what makes the tables and, if wanted, the page, and load what they need at first use.
 
-    Args:
-        page: Whether there is a page.
-        gpu: The GPU model for which the tables price a step. Empty if they price none.
+    ``gpu`` is the model for which the tables price a step; empty if they price none.
     """
     with suppress(ImportError, FakedistError):  # raised again where it is needed
         import fakedist.report.text.run_report
@@ -48,15 +46,8 @@ def priced_gpu(job: Job) -> str:
 class Ahead:
     """A thread that imports and loads while the rank runs, and computes the tables once all of it is recorded.
 
-    A rank that has written its last record needs a while to end: a large job has a gigabyte to free.
-
-    Args:
-        job: The job.
-        run_directory: The run directory.
-
-    Attributes:
-        computed: The tables. None if the rank's process ended before it told that all is recorded. Known at the end of
-            the ``with`` block.
+    A rank that has written its last record needs a while to end: a large job has a gigabyte to free. ``computed`` is
+    known at the end of the ``with`` block: None if the rank's process ended before all was recorded.
     """
 
     def __init__(self, job: Job, run_directory: Path) -> None:

@@ -58,7 +58,7 @@ def _script_source(target: str) -> Path | None:
 
 
 def _module_source(name: str) -> Path | None:
-    """Find the source of the module that ``python -m name`` would run, without importing its packages."""
+    """Find the source of ``python -m name`` without importing its packages."""
     spec: ModuleSpec | None = None
     search: list[str] | None = [os.getcwd(), *sys.path]
     parts = name.split(".")

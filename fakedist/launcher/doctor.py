@@ -22,14 +22,7 @@ State = Literal["ok", "missing", "optional"]
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """The result of one check.
-
-    Attributes:
-        name: What was checked, e.g. "C compiler".
-        state: "ok", "missing" (something does not work without it) or "optional" (everything works without it).
-        text: What was found, in one line.
-        hint: What to type. Empty if nothing is missing.
-    """
+    """The result of one check; ``state`` is "ok", "missing" (something needs it) or "optional"."""
 
     name: str
     state: State

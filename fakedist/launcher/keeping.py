@@ -31,7 +31,7 @@ class OwnChild:
         self.pid = process.pid
 
     def has_ended(self) -> bool:
-        """Whether it has ended. It is not reaped, so its process group keeps its number."""
+        """Return whether it has ended. It is not reaped, so its process group keeps its number."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def wait(self) -> int:
@@ -40,12 +40,7 @@ class OwnChild:
 
 
 class ForkedChild:
-    """A process that a template forked, and whose end the template reports.
-
-    Args:
-        pid: Its process ID, which stays taken until :meth:`wait` has returned.
-        answers: The socket over which the template answers.
-    """
+    """A process that a template forked, and whose end it reports. ``pid`` stays taken until :meth:`wait` returns."""
 
     #: The exit code of a process whose template was killed, and the process with it.
     LOST = -9
@@ -57,12 +52,10 @@ class ForkedChild:
 
     @classmethod
     def ask(cls, door: int, request: Mapping[str, Any], files: Sequence[int]) -> ForkedChild | None:
-        """Ask a template for a process. None if it makes none.
+        """Request a process from a template through its ``door``. None if it makes none.
 
-        Args:
-            door: The descriptor of the door.
-            request: Its ``environment`` and ``cwd``, and more for the template's program.
-            files: The descriptors for its stdin, stdout and stderr, and further ones.
+        ``request`` has ``environment``, ``cwd`` and more for the template's program; ``files`` are stdin, stdout,
+        stderr and further descriptors.
         """
         ours, theirs = socket_pair()
         with suppress(OSError):  # the template was killed
@@ -79,7 +72,7 @@ class ForkedChild:
         return self._answers.fileno()
 
     def has_ended(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         if self._code is None and select.select([self._answers], [], [], 0.0)[0]:
             self._hear()
         return self._code is not None
@@ -159,9 +152,8 @@ class TemplateProcess:
 class TemplateKeeper(TemplateProcess):
     """Starts a template of ranks once it is known what to import, and a new one when that changes.
 
-    Args:
-        learned: The file that takes what a rank's script imported (:mod:`fakedist.rank.preloading`).
-        output: The descriptor for what the template prints. None for this process's stdout and stderr.
+    ``learned`` takes a rank's imports (:mod:`fakedist.rank.preloading`); an ``output`` of None is this process's stdout
+    and stderr.
     """
 
     def __init__(self, learned: Path, output: int | None = None) -> None:
@@ -171,11 +163,7 @@ class TemplateKeeper(TemplateProcess):
         self._num_started = 0
 
     def open_door(self, key: str) -> int | None:
-        """The descriptor of the door to a template for a script.
-
-        None if it is not known yet what the script imports, or if no template fits its ranks: a rank that starts again
-        writes once more what it imports.
-        """
+        """The descriptor of the door to a template for a script; None before its imports are known, or if none fits."""
         try:
             learned = json.loads(self.learned.read_text())
         except (OSError, ValueError):
@@ -194,15 +182,12 @@ class TemplateKeeper(TemplateProcess):
         return None if self._door is None else self._door.fileno()
 
     def _is_same(self, learned: dict[str, Any]) -> bool:
-        """Whether nothing was learned since. A template may have left some modules out."""
+        """Return whether nothing was learned since. A template may have left some modules out."""
         return {**learned, "modules": None} == {**self._learned, "modules": None}
 
 
 class TaskTemplate(TemplateProcess):
-    """A process that has imported what makes tables, and from which the processes of tasks fork.
-
-    There is one, from the second task on: the first may be the only one. If it ends, tasks start on their own.
-    """
+    """A process that has imported what makes tables, and from which tasks fork, from the second on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,9 +199,9 @@ class TaskTemplate(TemplateProcess):
 
         Args:
             program: The template's program and arguments, to which the descriptor of its door is added.
-            task: The ``arguments`` of its program, its ``environment`` and ``cwd``, and ``learned``: the file of the
-                template of its ranks, empty if they start on their own.
-            files: The descriptors for its streams; that of the door to a template of ranks, if there is one.
+            task: The ``arguments`` of its program, its ``environment`` and ``cwd``, and ``learned``: the file of its
+                ranks' template, empty if they start on their own.
+            files: The descriptors for its streams, then of the door to a template of ranks, if there is one.
         """
         self._num_tasks += 1
         if self._num_tasks == 2:

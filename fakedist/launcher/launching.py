@@ -48,13 +48,12 @@ def _say_nothing(text: str) -> None:
 
 @dataclass(frozen=True)
 class Streams:
-    """Where output goes while the child runs.
+    """The destinations of output while the child runs.
 
     Attributes:
         child_stdout: Descriptor for the script's output. None inherits the parent's.
         progress: Terminal for the progress line. None shows no line.
         say: When several ranks run, called with a line that names the next one.
-        template: What ranks fork from. None starts each on its own.
     """
 
     child_stdout: int | None = None
@@ -110,15 +109,10 @@ def check(job: Job) -> None:
 
 
 def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callable[[], None] = lambda: None) -> Ending:
-    """Run the rank in a child process until it ends. No process of it is left running.
+    """Run the rank in a child process until it ends, and leave none of its processes running.
 
     A rank forks from a template if there is one for it. If it then turns out to differ, it runs again on its own.
-
-    Args:
-        job: The job.
-        run_directory: The run directory.
-        streams: Where output goes.
-        recorded: Called once the rank has written its last record. Its process may run on for a while.
+    ``recorded`` is called once the rank has written its last record; its process may run on for a while.
 
     Raises:
         RecordingError: The child could not set itself up (the run directory is then empty) or could not write.
@@ -139,14 +133,11 @@ class _DiffersError(Exception):
 
 
 class _Running:
-    """One child process from its start to its end."""
-
     def __init__(self, job: Job, run_directory: Path, streams: Streams, template: RankTemplate | None = None) -> None:
         self._job, self._run_directory, self._streams, self._template = job, run_directory, streams, template
         self._listener = Listener()
 
     def run(self, environment: dict[str, str], recorded: Callable[[], None]) -> Ending:
-        """Run it. Raises as :func:`run_child`, and :class:`_DiffersError`."""
         listener, streams = self._listener, self._streams
         child = self._start(environment)
         listener.close_writer()
@@ -170,7 +161,7 @@ class _Running:
         return self._ended(returncode, watch)
 
     def _start(self, environment: dict[str, str]) -> Child:
-        """Start it. It gets its own session: a Ctrl-C on the terminal reaches only this process, which forwards it."""
+        """Start it in its own session: this process forwards a Ctrl-C on the terminal."""
         stdout, pipe = self._streams.child_stdout, self._listener.writer
         sys.stdout.flush()
         if self._template is not None:
@@ -194,7 +185,6 @@ class _Running:
         return OwnChild(process)
 
     def _ended(self, returncode: int, watch: _Watch) -> Ending:
-        """How it ended, once nothing of it runs."""
         listener, run_directory = self._listener, self._run_directory
         if failed := listener.failed:
             if failed.before_start:
@@ -231,11 +221,7 @@ def child_environment(job: Job) -> dict[str, str]:
 
 
 class _Watch:
-    """Watches the child's process group, forwards signals to it and ends it in time.
-
-    Under nsys the child is nsys itself. The rank is then a separate process in its own group, and sends its PID when it
-    starts.
-    """
+    """Watches the child's process group, or under nsys the rank's own, forwards signals to it and ends it in time."""
 
     def __init__(self, child: Child, timeout_s: float | None, say: Callable[[str], None] = _say_nothing) -> None:
         self._child, self._say = child, say
@@ -259,7 +245,6 @@ class _Watch:
             self._kill_at = time.monotonic() + nsight.FINISH_S
 
     def ended(self) -> bool:
-        """Whether the child has ended. Its process group keeps its number."""
         now = time.monotonic()
         if self._timeout_at is not None and now > self._timeout_at:
             self.timed_out, self._timeout_at = True, None
@@ -323,7 +308,6 @@ class _Watch:
                 os.killpg(group, number)
 
     def _others_run(self) -> bool:
-        """Whether other processes of the ended child's group still run."""
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 state, _, group = path.read_text().rpartition(") ")[2].split()[:3]  # proc(5): state, parent, group
@@ -333,7 +317,6 @@ class _Watch:
 
 
 def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
-    """How the rank ended: as this process saw it, else as the rank said itself."""
     ended = listener.ended
     if watch.timed_out:
         at = f", at {ended.line}" if ended is not None and ended.line else ""
@@ -353,13 +336,9 @@ def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
 
 
 def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tuple[Path, Ending]:
-    """Run the job and leave a finished run directory, however the script ended.
+    """Run the job, which has passed :func:`check`, and leave a finished run directory, however the script ended.
 
-    Args:
-        job: The job to run. The caller has already called :func:`check`.
-        output: The run directory. None names it after the script and the rank.
-        force: Whether an existing run directory may be overwritten.
-        streams: Where output goes while the child runs.
+    A missing ``output`` is named after the script and the rank; ``force`` overwrites an existing run.
 
     Raises:
         FakedistError: The run directory cannot be written, or the child could not be set up.

@@ -46,7 +46,7 @@ def find_nsys() -> Path:
 
 
 def traces_events(nsys: Path) -> bool:
-    """Whether this version can trace where CUDA events are recorded, which tells what streams wait for."""
+    """Return whether this version can trace where CUDA events are recorded, which tells what streams wait for."""
     try:
         done = subprocess.run([nsys, "profile", "--help"], capture_output=True, timeout=_HELP_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -59,12 +59,7 @@ def profile_command(
 ) -> list[str]:
     """The command prefix that runs a program under nsys and captures the timed step.
 
-    Args:
-        nsys: The nsys program.
-        report: The report to write, without its suffix.
-        traces_cuda: Whether to trace CUDA on a real GPU.
-        arguments: More arguments. They override the ones set here.
-        has_events: Whether it can trace events (:func:`traces_events`).
+    ``report`` has no suffix. ``arguments`` override the ones set here. ``has_events`` needs :func:`traces_events`.
     """
     return [
         os.fspath(nsys),
@@ -87,13 +82,8 @@ def profile_command(
 def finished_report(nsys: Path, report: Path, timeout_s: float) -> Path:
     """The report that ``nsys profile`` wrote. Older packages leave a stream, which this converts to a report.
 
-    Args:
-        nsys: The nsys program.
-        report: As for :func:`profile_command`.
-        timeout_s: Seconds that the conversion may take.
-
     Raises:
-        ReportError: nsys wrote no report, or its stream cannot be converted.
+        ReportError: nsys wrote no report, or its stream cannot be converted within ``timeout_s``.
     """
     made, stream = report.with_name(f"{report.name}.nsys-rep"), report.with_name(f"{report.name}.qdstrm")
     if made.exists():
@@ -133,7 +123,7 @@ def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
 
 
 def _importer(nsys: Path) -> Path:
-    """Find QdstrmImporter. The packages install it in a host directory next to nsys's target directory."""
+    """Find QdstrmImporter, in a host directory next to nsys's target directory."""
     # Debian: /usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys, /usr/lib/nsight-systems/host-linux-x64
     for above in nsys.resolve().parents:
         for pattern in ("host-linux-*/QdstrmImporter", "nsight-systems/host-linux-*/QdstrmImporter"):
@@ -146,11 +136,7 @@ def _importer(nsys: Path) -> Path:
 
 
 def _run(command: list[str], timeout_s: float, more: dict[str, str], what: str, hint: str) -> None:
-    """Run one of nsys's programs with extra environment variables. ``what`` and ``hint`` go into an error.
-
-    Raises:
-        ReportError: The program failed, or took too long and was killed.
-    """
+    """Run one of nsys's programs, or raise ReportError with ``what`` and ``hint`` if it fails or takes too long."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **more}
     ) as process:
@@ -185,10 +171,7 @@ def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tup
 
 
 def code_of_rank(code: int, told: Ended | None) -> int:
-    """The rank's exit code, from its own message or from nsys's code, where 128 + n means signal n.
-
-    nsys may have failed itself, so the rank's message wins.
-    """
+    """The rank's exit code, from its own message or else from nsys's code, where 128 + n means signal n."""
     if told is not None:
         return told.code
     return 128 - code if code > 128 else code

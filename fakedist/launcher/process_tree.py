@@ -17,12 +17,7 @@ _END_S = 10.0
 
 
 class ProcessTree:
-    """The descendants of a process, without the process itself.
-
-    Args:
-        root: Process ID of their ancestor. As a subreaper it also adopts those whose parents have ended.
-        besides: Returns descendants to leave out. What descends from them counts.
-    """
+    """The descendants of ``root``, which as a subreaper adopts orphans, without those that ``besides`` returns."""
 
     def __init__(self, root: int, besides: Callable[[], Collection[int | None]] = tuple) -> None:
         self._root = root

@@ -18,16 +18,7 @@ _MESSAGES: dict[str, type[Message]] = {
 
 
 class Listener:
-    """The parent's end of the pipe, with the last message of each kind; None for those that have not come.
-
-    Attributes:
-        started: The rank is set up.
-        progress: Where the script is.
-        ended: How the script ended.
-        restarted: The rank has to be started again, on its own.
-        own_signal: The last signal that the script sent to its own process; 0 without one.
-        failed: The error of fakedist's own that ended the run.
-    """
+    """The parent's end of the pipe, with the last message of each kind; ``own_signal`` is 0 without one."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
@@ -96,8 +87,8 @@ class Listener:
 class ProgressLine:
     """Phase, step and peak at the right edge of the terminal's current line.
 
-    The script writes to the same terminal without our knowledge. So the cursor goes back to where it was (ESC 7,
-    ESC 8), and the script's lines start at the left edge, whole, whatever the right edge shows.
+    The script writes to the same terminal, so the cursor returns to where it was (ESC 7, ESC 8): the script's lines
+    start at the left edge, whole, whatever the right edge shows.
     """
 
     def __init__(self, stream: TextIO) -> None:

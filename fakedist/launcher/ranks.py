@@ -37,14 +37,8 @@ class RanksTogether:
     """Ranks of one job that run side by side, begun in the given order.
 
     A rank begins when the one before it has begun its tape. From then on it can wait for that tape, and nothing waits
-    for a rank that has not begun.
-
-    Args:
-        job: The job. Its own rank is ignored.
-        directory: The directory of the run directories ``rank0``, ``rank4``, ... Runs of these ranks are replaced.
-        ranks: The ranks.
-        tapes: The tapes of other ranks, which all of them have.
-        executor: What runs them. It is closed afterwards.
+    for a rank that has not begun. Runs of these ranks in ``directory`` are replaced, and the executor is closed
+    afterwards.
 
     Raises:
         RunDirectoryError: A run directory cannot be replaced.
@@ -65,7 +59,7 @@ class RanksTogether:
         self._results = _run(executor, self._tasks(tuple(ranks)))
 
     def __contains__(self, rank: int) -> bool:
-        """Whether the rank's result has not been taken."""
+        """Return whether the rank's result is still to be taken."""
         return str(rank) in self._left
 
     def result(self, rank: int) -> TaskResult:
@@ -111,7 +105,6 @@ def _run(executor: Executor, tasks: Iterator[Task | None]) -> Generator[TaskResu
 
 
 def _has_begun(run_directory: Path) -> bool:
-    """Whether a rank has written the first record of its tape."""
     tape = run_directory / TAPE_NAME
     if not (tape.exists() and (run_directory / MANIFEST_NAME).exists()):
         return False
@@ -124,13 +117,9 @@ MAX_PEERS = 32
 
 @dataclass(frozen=True)
 class RankRun:
-    """One rank that has run.
+    """One rank that has run, all of its runs taking ``wall_s`` with recording and tables.
 
-    Attributes:
-        rank: The rank's number.
-        run_directory: Its run. None if it could not start.
-        ending: How it ended. The outcome is ``ERROR`` if it could not start.
-        wall_s: Seconds that all of its runs took, including recording and tables.
+    If it could not start, there is no ``run_directory`` and its outcome is ``ERROR``.
     """
 
     rank: int
@@ -150,24 +139,19 @@ def profile_ranks(
     jobs: int = 1,
     cold: bool = False,
 ) -> Iterator[RankRun]:
-    """Run ranks of a job in the given order. Each gets the tapes of the ranks before it, and those of ``job.tapes``.
+    """Run ranks of a job in the given order, and yield each one's last run, once.
 
-    A rank that fails does not stop the others: its tape holds what it sent until then. A rank may end because it waits
-    for something that a later rank sends. It runs again once that rank's tape has it. A Ctrl-C ends all of them.
+    Each gets the tapes of the ranks before it, and those of ``job.tapes``. A rank that fails does not stop the others:
+    its tape holds what it sent until then. A rank that ends because it waits for what a later rank sends runs again
+    once that rank's tape has it. A Ctrl-C ends all of them.
 
     Args:
-        job: The job to run. Its own rank is ignored. The caller has called :func:`fakedist.launcher.launching.check`.
-        ranks: The ranks to run.
-        output: A directory for the run directories ``rank0``, ``rank4``, ... None names one after the script.
-        force: Whether existing runs of these ranks in it may be overwritten, and the run of one rank that it holds.
-        streams: Where output goes while ranks run.
+        job: The job, which has passed :func:`fakedist.launcher.launching.check`. Its own rank is ignored.
+        output: The parent of the run directories ``rank0``, ``rank4``, ... None names one after the script.
+        force: Whether existing runs of these ranks in it, or of one rank that it holds, may be overwritten.
         more: Returns further ranks to run, from the first run of the first rank.
-        jobs: How many run at once. A rank begins when those before it have begun, and waits for their tapes when it
-            receives from them. So it receives what it would if they ran in turn.
+        jobs: Ranks that run at once. Each waits for earlier ranks' tapes, so it receives what it would in turn.
         cold: Whether each rank starts on its own. Otherwise ranks fork from a template, from the second on.
-
-    Yields:
-        Each rank's last run, once.
 
     Raises:
         RunDirectoryError: The directory cannot hold the runs, or already has runs of these ranks.
@@ -187,7 +171,7 @@ def profile_ranks(
 def _in_order(
     runner: _Runner, ranks: list[int], more: Callable[[RankRun], Sequence[int]] | None, jobs: int
 ) -> Iterator[RankRun]:
-    """The last runs of ranks: those that wait for nothing in the given order, then those that run again."""
+    """Yield the last runs: in the given order those that wait for nothing, then those that run again."""
     waiting = _Waiting(runner)
     if more is None:
         runner.start_together(ranks, jobs)
@@ -220,14 +204,8 @@ def _in_order(
 def profile_with_peers(job: Job, output: Path | None, force: bool, streams: launching.Streams) -> tuple[Path, Ending]:
     """Run a rank. If it needs what only another rank's tape has, run that peer, then run the rank again.
 
-    A peer that waits for another rank gets the same treatment, and so on. A rank that failed after a guess runs again
-    in the same way. ``streams.say`` names each rank before it runs.
-
-    Args:
-        job: The job to run. The caller has called :func:`fakedist.launcher.launching.check`.
-        output: A directory for the run directories ``rank31``, ``rank0``, ... None names one after script and rank.
-        force: Whether existing runs of these ranks in it may be overwritten.
-        streams: Where output goes while ranks run.
+    A peer that waits for another rank gets the same treatment, and so on, as does a rank that failed after a guess.
+    ``streams.say`` names each rank before it runs. ``output`` and ``force`` are as for :func:`profile_ranks`.
 
     Returns:
         The rank's run, and how it ended: "interrupted" if a peer was interrupted.
@@ -278,12 +256,7 @@ def _whom(awaited: Sequence[Awaited]) -> str:
 
 
 class _Waiting:
-    """Ranks that ended because they need something that another rank's tape may hold later.
-
-    Args:
-        runner: Runs the ranks.
-        after_guesses: Whether a rank that failed after a guess waits for what it guessed.
-    """
+    """Ranks that ended because they need what a later tape may hold, or with ``after_guesses`` failed after a guess."""
 
     def __init__(self, runner: _Runner, after_guesses: bool = False) -> None:
         self._runner = runner
@@ -292,10 +265,7 @@ class _Waiting:
         self._answered: set[tuple[int, Awaited]] = set()
 
     def run(self, rank: int, raises: bool = False) -> tuple[RankRun, list[Awaited]]:
-        """Run a rank, and return its run and what it waits for.
-
-        A request that was already answered is dropped: the rank would ask for it forever.
-        """
+        """Run a rank, and return its run and what it waits for, without what was already answered."""
         run = self._runner.run(rank, raises)
         asked = self._runner.awaited(run, self._after_guesses)
         awaited = [wanted for wanted in asked if (rank, wanted) not in self._answered]
@@ -314,11 +284,9 @@ class _Waiting:
         return None
 
     def over(self, rank: int) -> None:
-        """Stop waiting for this rank."""
         self._waiting.pop(rank, None)
 
     def runs(self) -> Iterator[RankRun]:
-        """The last runs of the ranks that still wait."""
         return (run for run, _ in self._waiting.values())
 
 
@@ -343,21 +311,15 @@ class _Runner:
         self._together: RanksTogether | None = None
 
     def prepare_directory(self, ranks: Sequence[int]) -> None:
-        """Check that runs of these ranks can be written, see :func:`profile_ranks`.
-
-        Raises:
-            RunDirectoryError: They cannot.
-        """
         _prepare_directory(self._directory, ranks, self._force)
 
     def start_together(self, ranks: Sequence[int], jobs: int) -> None:
-        """Let the first runs of these ranks take place side by side. With one job at once they run in turn."""
+        """Let the first runs of these ranks take place side by side, or with one job in turn."""
         if jobs > 1:
             executor = LocalExecutor(jobs, cold=self._keeper is None)
             self._together = RanksTogether(self._job, self._directory, ranks, self._tapes, executor=executor)
 
     def close(self) -> None:
-        """End the ranks that run side by side."""
         if self._together is not None:
             self._together.close()
 
@@ -382,7 +344,7 @@ class _Runner:
         return RankRun(rank, run_directory, ending, self._wall_s[rank])
 
     def _run_of(self, result: TaskResult, rank: int) -> RankRun:
-        """The run of a rank that ran with others. The end of its output was kept, and is shown now."""
+        """The run of a rank that ran with others. Shows the end of its output, which was kept."""
         run_directory, ending = ending_of(result, self._directory / f"rank{rank}")
         if run_directory is not None:
             self._tapes[rank] = Tape(run_directory, rank)
@@ -401,15 +363,12 @@ class _Runner:
         return [guess.awaited for guess in tape.guesses()] if after_guesses else []
 
     def say(self, text: str) -> None:
-        """Report which rank runs next."""
         self._streams.say(text)
 
     def has_tape(self, rank: int) -> bool:
-        """Whether a rank has run or its tape was given."""
         return rank in self._tapes
 
     def has(self, awaited: Awaited, rank: int) -> bool:
-        """Whether a tape has what a rank waited for."""
         return any(
             tape.has(awaited, rank)
             for tape in self._tapes.values()
@@ -423,7 +382,7 @@ def exit_code(runs: Sequence[RankRun]) -> int:
 
 
 def _prepare_directory(directory: Path, ranks: Sequence[int], force: bool) -> None:
-    """Check that the runs can be written, before the first rank runs. Remove the run of one rank that they replace."""
+    """Check that the runs can be written. Remove the run of one rank that they replace."""
     if directory.exists() and not directory.is_dir():
         raise RunDirectoryError(f"{directory} is a file", "choose another place with -o")
     for rank in ranks:

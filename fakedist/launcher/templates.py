@@ -14,12 +14,7 @@ from fakedist.rank.starting import start_variable
 
 
 class RankTemplate:
-    """A template, as a process that runs ranks has it.
-
-    Args:
-        learned: The file with what a template imports, or that takes it.
-        door: The descriptor of the door to a template. None if there is none yet.
-    """
+    """A template, as a process that runs ranks has it: the file of its imports, and its door's descriptor or None."""
 
     def __init__(self, learned: Path, door: int | None) -> None:
         self._path, self._door = learned, door
@@ -37,15 +32,7 @@ class RankTemplate:
     def fork(
         self, job: Job, run_directory: Path, environment: Mapping[str, str], *, stdout: int | None, pipe: int
     ) -> ForkedChild | None:
-        """Fork a rank. None if the template was not made for such a rank, or makes none.
-
-        Args:
-            job: The job.
-            run_directory: The rank's run directory.
-            environment: Its environment.
-            stdout: Where its stdout goes. None for this process's own.
-            pipe: The descriptor for its messages.
-        """
+        """Fork a rank. None if the template does not fit it, or makes none. A ``stdout`` of None is this process's."""
         learned = None if self._door is None else Learned.read(self._path)
         if self._door is None or learned is None or not _is_for(learned, job, environment):
             return None
@@ -59,16 +46,11 @@ class RankTemplate:
         return ForkedChild.ask(self._door, request, (0, 1 if stdout is None else stdout, 2, pipe))
 
     def learning(self, restarted: str) -> dict[str, str]:
-        """The variable of a rank that starts on its own.
-
-        It writes down what its script imports if it has no template. After a restart it does so too, because a new
-        template may fit the ranks after it.
-        """
+        """The variable that has a rank without a template, or one that restarts, write down what its script imports."""
         return start_variable(self._path if self._door is None or restarted else None, restarted)
 
 
 def _is_for(learned: Learned, job: Job, environment: Mapping[str, str]) -> bool:
-    """Whether a template was made for such a rank: the same script, directory and environment."""
     if job.device != "virtual" or job.nsys or learned.key != key_of(job) or learned.cwd != os.getcwd():
         return False
     return not differing_variable(environment, learned.started)

@@ -349,11 +349,7 @@ _ALWAYS = ("world_size", "rank", "device", "steps")
 
 
 def profile_arguments(job: Job, ranks: Sequence[int] = ()) -> list[str]:
-    """Arguments of ``fakedist profile`` that run the job, or these ranks of it.
-
-    They include every option of the job that differs from its default. The run's directory and the form of the result
-    are not part of the job.
-    """
+    """Arguments of ``fakedist profile`` that run the job, or these ranks of it: options that differ from defaults."""
     arguments = []
     for option in JOB_OPTIONS:
         value = getattr(job, option.field)

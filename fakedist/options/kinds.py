@@ -20,8 +20,7 @@ from fakedist.visible import visible
 class RefusedError(Exception):
     """A value is not of its kind.
 
-    Args:
-        predicate: The rest of a sentence that begins with the option's name: "must be 1 or more, not 0".
+    ``predicate`` ends a sentence that begins with the option's name: "must be 1 or more, not 0".
     """
 
     def __init__(self, predicate: str) -> None:
@@ -113,9 +112,7 @@ def rank_list() -> ValueKind:
 def number(*, least: float, most: float, metavar: str, unit: str = "", suffix: str = "") -> ValueKind:
     """A number with bounds, stored as a float.
 
-    Args:
-        unit: Its unit in words: "watts".
-        suffix: The unit's symbol, which may follow the number on a command line: 500W.
+    ``unit`` is in words: "watts". ``suffix`` is its symbol, which may follow the number on a command line: 500W.
     """
     called = f"a number of {unit}" if unit else "a number"
 

@@ -64,7 +64,7 @@ def make_jobs(program: JobProgram, plain: Mapping[str, object], door: Door, dire
 
     Args:
         plain: Plain values by the options' names. None means that the option was not given.
-        door: Where they were given. Errors use its names.
+        door: The source of the options. Errors use its names.
         directory: The directory to which paths of runs are relative. Empty for the current one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""An option of a job: what it is called at each door, which values it takes, and what it means.
+"""An option of a job: its name at each door, its values and its meaning.
 
 A field of :class:`~fakedist.options.definition.Job` declares its option once. The command line, the configuration of
 ``check``, ``fakedist.profile`` and docs/options.md are made from these declarations.
@@ -26,7 +26,7 @@ class OptionGroup(Enum):
 
 
 class Door(Enum):
-    """Where options are given."""
+    """A source of options."""
 
     COMMAND_LINE = "command line"
     TOML = "configuration of check"

@@ -1,7 +1,7 @@
 """The program of a rank's process. Its arguments: a run directory; of a template, its file and its door's descriptor.
 
-It is started by its path. So it imports the same fakedist as its parent, even from a bare clone, no module next to the
-script can shadow one of ours, and afterwards the directory that contains fakedist is searched last.
+It is started by its path, so it imports its parent's fakedist even from a bare clone, and no module next to the script
+can shadow one of ours. Afterwards the directory that contains fakedist is searched last.
 """
 
 from __future__ import annotations

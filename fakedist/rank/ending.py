@@ -1,4 +1,4 @@
-"""How the script ends: its outcome, signals, ``os._exit``, threads and the parent's death."""
+"""The script's end: its outcome, signals, ``os._exit``, threads and the parent's death."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Terminated(SystemExit):
 
 
 def how_it_ended(error: BaseException) -> Ending:
-    """How the script ended, by the error that it raised."""
+    """The script's end, by the error that it raised."""
     chain = list(chain_of(error))
     text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
     if isinstance(error, Terminated) and parent_is_gone():
@@ -61,8 +61,8 @@ def how_it_ended(error: BaseException) -> Ending:
 def fault_of(error: BaseException) -> str:
     """The line of this package at which it failed by itself, as ``fakedist/file.py:line (function)``.
 
-    Empty for an error of the script or of torch on its behalf: one that code of the script raised below our frames, one
-    that we raise on purpose, as torch would, and one of a call that we pass on: with its ``*args``, or to ``original``.
+    Empty for an error of the script, or of torch on its behalf: raised by the script's code below our frames, raised by
+    us on purpose, as torch would, or by a call that we pass on, with its ``*args`` or to ``original``.
     """
     torch = sys.modules.get("torch")
     if torch is None or isinstance(error, (FakedistError, MemoryError)):
@@ -91,7 +91,7 @@ def line_of(error: BaseException) -> str:
 
 
 def _is_meant(link: TracebackType) -> bool:
-    """Whether our frame raises, or passes a call of the script on."""
+    """Return whether our frame raises, or passes a call of the script on."""
     code = link.tb_frame.f_code
     if code.co_code[link.tb_lasti] in _MEANT:
         return True
@@ -100,13 +100,12 @@ def _is_meant(link: TracebackType) -> bool:
 
 
 def _is_of_library(filename: str) -> bool:
-    """Whether code is the standard library's."""
     library = sysconfig.get_path("stdlib")
     return filename.startswith(library) and not filename.startswith(f"{library}/site-packages")
 
 
 def other_threads() -> bool:
-    """Whether the interpreter will wait for threads that the script started."""
+    """Return whether the interpreter will wait for threads that the script started."""
     return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
 
 
@@ -133,11 +132,7 @@ def terminate(number: int, frame: FrameType | None) -> None:
 
 
 def terminate_with_parent(wanted_by: int | None = None) -> None:
-    """Have the kernel send this process SIGTERM when its parent dies.
-
-    Args:
-        wanted_by: The process that asked for this one, if that is not its parent. The parent watches it.
-    """
+    """Have the kernel send this process SIGTERM when its parent dies, which watches ``wanted_by``, if given."""
     if wanted_by is not None:
         _lineage.is_of(wanted_by)
     end_with_parent(signal.SIGTERM)
@@ -146,10 +141,9 @@ def terminate_with_parent(wanted_by: int | None = None) -> None:
 
 
 def parent_is_gone() -> bool:
-    """Whether the process that wants this one has ended or is ending.
+    """Return whether the process that wants this one has ended or is ending.
 
-    The parent's main thread dies first, and its death sends SIGTERM here. The process stays the parent until its last
-    thread is gone.
+    The parent's main thread dies first, which sends SIGTERM here; it stays the parent until its last thread is gone.
     """
     if os.getppid() != _lineage.parent:
         return True
@@ -232,10 +226,7 @@ def watched_signals(sends: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def quiet_stop_in_threads(stopped: Callable[[], None], failed: type[BaseException]) -> Iterator[None]:
-    """Suppress the traceback of a training thread that was stopped, or that an error of type ``failed`` ended.
-
-    The code that raises ``failed`` has already reported it to the parent.
-    """
+    """Suppress the traceback of a training thread that was stopped, or that a reported ``failed`` error ended."""
     original = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:

@@ -1,7 +1,7 @@
-"""A template: a process that has done its imports, and forks a process each time it is asked for one.
+"""A template: a process that has done its imports and forks a process on each request.
 
-A request is a packet of JSON on a Unix socket, the *door*, with descriptors along: those for stdin, stdout and stderr,
-further ones, and last a socket for the answers. This needs the standard library alone.
+A request is a packet of JSON on a Unix socket, the *door*, with descriptors: for stdin, stdout and stderr, further
+ones, and last a socket for the answers. This needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -49,19 +49,14 @@ def receive(end: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 
 def end_with_parent(number: int, parent: int | None = None) -> None:
-    """Have the kernel send this process a signal when its parent ends.
-
-    Args:
-        number: The signal.
-        parent: The parent's process ID. None for the present one.
-    """
+    """Have the kernel send this process a signal when its parent ends; ``parent`` is None for the present one."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if parent is not None and os.getppid() != parent:  # it ended before the prctl call
         os.kill(os.getpid(), number)
 
 
 def can_fork() -> bool:
-    """Whether a fork would lack no thread of a library. OpenBLAS ends its own before each fork."""
+    """Return whether a fork would lack no thread of a library. OpenBLAS ends its own before each fork."""
     if not (child := os.fork()):
         os._exit(0)
     os.waitpid(child, 0)
@@ -69,13 +64,10 @@ def can_fork() -> bool:
 
 
 def serve(door: socket.socket, *, serves: bool = True) -> tuple[dict[str, Any], list[int]]:
-    """Fork the processes that are asked for, one after the other, until nothing can ask any more.
+    """Fork a process for each request, one after the other, until no process can send any more.
 
-    This returns in each of them, once it is as if it had been started, and never in the template itself.
-
-    Args:
-        door: The template's end.
-        serves: Whether processes may fork. If not, each request is refused.
+    This returns in each fork, once it is as if it had been started, and never in the template itself. Without
+    ``serves``, each request is refused.
 
     Returns:
         The request, and its further descriptors.
@@ -103,7 +95,7 @@ def serve(door: socket.socket, *, serves: bool = True) -> tuple[dict[str, Any], 
 
 
 def _follow(pid: int, answers: socket.socket, door: socket.socket) -> None:
-    """Report how a process ends to whoever asked for it. If that one is gone, the process is asked to leave."""
+    """Report the end of a process to the requester. If that one is gone, ask the process to leave."""
     ended = os.pidfd_open(pid)
     with suppress(OSError):
         send(answers, {"pid": pid})
@@ -123,7 +115,6 @@ def _follow(pid: int, answers: socket.socket, door: socket.socket) -> None:
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int], template: int) -> None:
-    """Make this fork a process as if it had been started."""
     os.setsid()
     end_with_parent(signal.SIGTERM, template)
     for number, descriptor in enumerate(streams):

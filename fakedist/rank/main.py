@@ -1,6 +1,6 @@
 """The child process: becomes the rank, runs the script as ``__main__`` and records how it ended.
 
-Order matters. The virtual GPU must be loaded before torch is imported. The script imports torch, and at that moment
+Order matters. The virtual GPU must be loaded before torch. When the script imports torch,
 :mod:`fakedist.rank.surroundings` installs the recorder and the faked world. Our exit handler is registered before
 torch's, so it runs after those of torch and of the script. The recorder is closed while the frames of an error still
 live, because they hold the tensors that were alive.
@@ -102,11 +102,7 @@ class SetupFailed(BaseException):
 
 
 class Rank:
-    """Turns this process into the rank: the GPU before torch, its surroundings once the script imports torch.
-
-    Attributes:
-        has_failed: Whether the surroundings could not be set up.
-    """
+    """Turns this process into the rank: the GPU before torch, its surroundings once the script imports torch."""
 
     def __init__(self, job: Job, run_directory: Path, reporter: Reporter, start: Start) -> None:
         self._job = job
@@ -228,17 +224,13 @@ class Rank:
             _in_main_thread(surroundings.record_this_thread)
 
     def _restart(self, reason: str) -> None:
-        """End this process, whatever the script catches. The parent starts the rank again, without a template."""
+        """End this process, whatever the script catches. The parent starts the rank anew, without a template."""
         if os.getpid() == self._pid:
             self._reporter.send(Restarted(reason))
             _exit(0)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run setup work. If it fails, the run ends, whatever the script catches.
-
-        Raises:
-            SetupFailed: The work failed. The parent has been sent the reason.
-        """
+        """Run setup work. If it fails, send the parent the reason and end the run with SetupFailed."""
         try:
             work()
         except FakedistError as error:
@@ -253,7 +245,6 @@ class Rank:
         raise SetupFailed(message) from None
 
     def _write_without_torch(self, ending: Ending, line: str) -> None:
-        """Write the outcome of a script that never imported torch, or imported it past our import hook."""
         note = notes.torch_import_not_seen() if "torch" in sys.modules else notes.torch_not_imported()
         self._journal.append(NoteRecord(note))
         self._journal.append(OutcomeRecord(ending.outcome, ending.code, ending.message, line))
@@ -266,14 +257,9 @@ class Rank:
 
 
 def main(run_directory: str, start: Start | None = None) -> int | str | None:
-    """Run the job of ``run_directory`` in this process.
+    """Run the job of ``run_directory``, and return the argument for ``sys.exit``.
 
-    Args:
-        run_directory: Its run directory.
-        start: How a fork of a template starts. None for a process of its own.
-
-    Returns:
-        The argument for ``sys.exit``.
+    ``start`` is how a fork of a template starts; None in a process of its own.
     """
     reporter = Reporter.from_environment()
     start = start or Start.from_environment()
@@ -306,11 +292,7 @@ def main(run_directory: str, start: Start | None = None) -> int | str | None:
 
 
 def _ended(rank: Rank, error: BaseException) -> int | str | None:
-    """Close the recording after the script raised ``error``, while its frames are alive.
-
-    Returns:
-        The argument for ``sys.exit``.
-    """
+    """Close the recording after ``error``, while its frames are alive. Return the argument for ``sys.exit``."""
     error.__traceback__ = without_our_frames(error)
     if isinstance(error, JournalFailed):
         rank.give_up(error)
@@ -329,7 +311,6 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
 
 
 def _report_error(reporter: Reporter, message: str, hint: str, before_start: bool) -> None:
-    """Send an error of fakedist's own to the parent, which prints it."""
     reporter.send(Failed(message, hint, before_start))
 
 

@@ -1,8 +1,8 @@
 """Torch in a template of ranks: imported once as the first rank of a script did, and given to each rank that asks.
 
 Torch's modules stay out of ``sys.modules`` until the rank's script imports one of them; then all of them are there. A
-rank that finds another environment than the first rank's is started again, on its own. Every rank imports other
-packages itself: they may change torch, and nothing would show whether the script had imported them.
+rank with another environment than the first rank's starts anew, on its own. Every rank imports other packages itself:
+they may change torch, and nothing would show whether the script had imported them.
 """
 
 from __future__ import annotations
@@ -63,10 +63,8 @@ class Learned:
     Attributes:
         key: The script, see :func:`key_of`.
         gpu: The GPU model of its job, how many GPUs, and their bytes; None for the model's own.
-        started: The environment with which the rank's process started.
-        cwd: The directory in which it started.
-        environment: The environment in which it imported torch.
-        path: ``sys.path`` at that time.
+        started: The environment with which the rank's process started, in ``cwd``.
+        environment, path: The environment, and ``sys.path``, when it imported torch.
         ended: The environment at the end of the script.
         modules: The imports that nothing in torch asked for, in order.
         counts: The cycle collector's counts when CUDA was initialised. None if it was not.
@@ -108,13 +106,7 @@ def differing_variable(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 class Learner:
-    """Watches what the script of this process imports of torch's.
-
-    Args:
-        path: The file that takes it.
-        job: The job.
-        started: The environment with which this process started.
-    """
+    """Writes what this process's script imports of torch's; ``started`` is the environment at its start."""
 
     def __init__(self, path: Path, job: Job, started: dict[str, str]) -> None:
         gpu = job.gpu, job.gpus_per_node, job.gpu_memory_bytes
@@ -147,13 +139,7 @@ class Learner:
 
 
 class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Torch's modules in a process that forked from a template, until the script imports one of them.
-
-    Args:
-        learned: The first rank's imports.
-        early: Names of the modules that ``import torch`` brought.
-        modules: Torch's modules.
-    """
+    """Torch's modules in a fork of a template, until the script imports one; ``early`` came with ``import torch``."""
 
     def __init__(self, learned: Learned, early: Collection[str], modules: dict[str, ModuleType]) -> None:
         self._learned = learned
@@ -236,9 +222,9 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def cuda_begins(self) -> None:
         """Order modules, and set the cycle collector's counts, as in the first rank.
 
-        Pickle, and so a key of Inductor's cache, names a memory format by the first module that has it. The
-        collector runs after a number of allocations, of which imports make many. It would free a tensor in a reference
-        cycle at another event.
+        Pickle, and so a key of Inductor's cache, names a memory format by the first module that has it. The collector
+        runs after a number of allocations, many of them by imports, and would free a tensor in a reference cycle at
+        another event.
         """
         for name in dict.fromkeys([*self._order, *sys.modules]):
             if name in sys.modules:
@@ -263,7 +249,7 @@ def _ignore(name: str) -> None:
 def preload(path: Path) -> Preloaded | None:
     """Import what a file of :class:`Learned` names. None if ranks could not fork from this process.
 
-    If an import asks CUDA for its devices, starts a thread or fails, this process starts again without it.
+    If an import asks CUDA for its devices, starts a thread or fails, this process restarts without it.
     """
     if (learned := Learned.read(path)) is None:
         return None
@@ -305,7 +291,7 @@ def _top(name: str) -> str:
 
 
 def _uses_torch(module: ModuleType) -> bool:
-    """Whether a module has something of torch's: without torch it cannot have been imported."""
+    """Return whether a module has something of torch's: without torch it cannot have been imported."""
     values = list(getattr(module, "__dict__", {}).values())
     names = (one.__name__ if isinstance(one, ModuleType) else getattr(one, "__module__", "") for one in values)
     return any(_top(name) in TORCH for name in names if isinstance(name, str))

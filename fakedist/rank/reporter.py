@@ -17,25 +17,14 @@ _MAX_LINE = 4000  # below PIPE_BUF, so a line is written whole or not at all
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The rank is set up, and the script begins.
-
-    Attributes:
-        pid: The rank's process. Under nsys it is not the parent's child.
-    """
+    """The rank is set up, and the script begins. Under nsys, the process ``pid`` is not the parent's child."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the script is.
-
-    Attributes:
-        phase: Phase.
-        step: Step.
-        steps: Steps that were asked for: a number or "auto".
-        allocated_bytes: Most that was allocated until now.
-    """
+    """The script's progress; ``steps`` is the requested number or "auto", ``allocated_bytes`` the peak until now."""
 
     phase: str
     step: int
@@ -45,14 +34,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How and where the script ended.
-
-    Attributes:
-        outcome: How it ended.
-        code: The exit code.
-        message: More about it, one line; may be empty.
-        line: Where it ended, as ``file:line (function)``; may be empty.
-    """
+    """The end of the script, with a message of one line and the ``file:line (function)``; both may be empty."""
 
     outcome: Outcome
     code: int
@@ -62,35 +44,21 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The rank forked from a template that differs from it, and has to be started on its own.
-
-    Attributes:
-        what: What differs: an environment variable, "sys.path" or an import.
-    """
+    """The rank differs from its template (an environment variable, "sys.path" or an import) and must start anew."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The script sends a signal to its own process.
-
-    Attributes:
-        number: The signal.
-    """
+    """The script sends a signal to its own process."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An error of fakedist's own ended the run.
-
-    Attributes:
-        error: What happened.
-        hint: What to type next.
-        before_start: Whether the rank could not be set up, so that no run is left.
-    """
+    """An error of fakedist's own ended the run; with ``before_start`` the rank was not set up, and leaves no run."""
 
     error: str
     hint: str
@@ -101,11 +69,7 @@ Message = Started | Progress | Ended | Restarted | Signals | Failed
 
 
 class Reporter:
-    """The child's end of the pipe. It never disturbs the script: a full or closed pipe drops messages.
-
-    Args:
-        descriptor: The pipe's descriptor. -1 sends nothing.
-    """
+    """The child's end of the pipe; -1 sends nothing. It drops messages to a full or closed pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

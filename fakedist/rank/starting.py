@@ -25,9 +25,9 @@ START_VARIABLE = "FAKEDIST_START"
 class Start:
     """The start of a rank.
 
-    Args:
+    Attributes:
         learn: The file that takes what its script imports of torch. None for none.
-        restarted: How it differed from a template, so that it starts again on its own. Empty if it did not.
+        restarted: Its difference from a template, so that it restarts on its own. Empty without one.
         preloaded: Torch's modules, if it forked from a template.
         parent: The process that asked for it, if that is not its parent.
     """
@@ -60,12 +60,7 @@ class Start:
 
     @contextmanager
     def watched(self, job: Job, restart: Callable[[str], None]) -> Iterator[None]:
-        """Watch the script's imports of torch's.
-
-        Args:
-            job: The job.
-            restart: Ends this process, and starts the rank on its own, because of what it names.
-        """
+        """Watch the script's imports of torch's; ``restart``, given a reason, starts the rank on its own."""
         if self._preloaded is not None:
             self._preloaded.restart = restart
         if self._learn is None:
@@ -101,15 +96,7 @@ def start_variable(learn: Path | None, restarted: str) -> dict[str, str]:
 
 
 def forked_rank(learned: str, door: str) -> tuple[str, Start]:
-    """Be a template of ranks. This returns in each rank, and never in the template itself.
-
-    Args:
-        learned: The file with what to import.
-        door: The descriptor of the socket over which ranks are asked for.
-
-    Returns:
-        The rank's run directory, and how it starts.
-    """
+    """Be a template of ranks. Return only in each rank, with its run directory and start."""
     global _is_last
     end_with_parent(signal.SIGKILL)
     _is_last = _register_last(_run_last)  # before any import registers a handler
@@ -132,7 +119,7 @@ def _run_last() -> None:
 
 
 def _register_last(leave: Callable[[], None]) -> bool:
-    """Call this when the process ends. Returns whether nothing follows: ``sitecustomize`` may come before us."""
+    """Call this when the process ends. Return whether nothing follows: ``sitecustomize`` may come before us."""
     is_last = not atexit._ncallbacks()
     atexit.register(leave)
     return is_last

@@ -1,6 +1,6 @@
 """The recorder, the other ranks and the values around the script's torch, installed when torch is imported.
 
-This module imports no more of torch than torch imports itself, and it does not initialise CUDA. So whatever the script
+This module imports no more of torch than torch imports itself, and does not initialise CUDA, so whatever the script
 sets before it initialises CUDA works as if it were set outside.
 """
 
@@ -66,14 +66,8 @@ class Appends(Protocol):
 class Process:
     """The parts of the rank's process that exist before torch.
 
-    Attributes:
-        job: The job to run.
-        journal: Receives the records.
-        tape: Receives what the rank sends to other ranks.
-        reporter: Sends messages to the parent.
-        gpu: The virtual GPU. None on a real GPU.
-        own_ranks: The ranks that the script itself starts.
-        cuda_begins: Called when CUDA is initialised, before anything is allocated.
+    ``gpu`` is None on a real GPU. ``own_ranks`` are those that the script itself starts. ``cuda_begins`` is called when
+    CUDA is initialised, before anything is allocated.
     """
 
     job: Job
@@ -86,12 +80,7 @@ class Process:
 
 
 class Surroundings:
-    """The recorder and the faked world around the script's torch.
-
-    Args:
-        process: What exists before torch.
-        guarded: Runs setup work, and ends the run if it fails.
-    """
+    """The recorder and the faked world around the script's torch; ``guarded`` runs setup work."""
 
     def __init__(self, process: Process, guarded: Callable[[Callable[[], None]], None]) -> None:
         self._process = process
@@ -169,7 +158,7 @@ class Surroundings:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was ended after its last step."""
+        """Return whether the run was ended after its last step."""
         return self._recorder.stopped
 
     def _make_recorder(self) -> Recorder:
@@ -199,7 +188,6 @@ class Surroundings:
         self._write_gpu()
 
     def _make_tapes(self) -> Tapes:
-        """Make this rank's tape, and find the tapes it receives from."""
         job, known = self._job, None
         if self._values is not None:
             known = self._values.settled
@@ -223,7 +211,6 @@ class Surroundings:
             self._journal.append(NoteRecord(note))
 
     def _model_tracer(self, fast_path: CompiledFastPath | None) -> OperationTracer | None:
-        """The tracer for a recorded step, or None if the job wants no estimated times."""
         if not self._job.kernels or self._gpu is None or _rehearses():
             return None
         from fakedist.gpu.model_tracer import ModelTracer
@@ -264,7 +251,7 @@ class Surroundings:
         self._journal.append(found)
 
     def _device_index(self) -> int:
-        """Index of the rank's device among those the process sees, which CUDA_VISIBLE_DEVICES may restrict."""
+        """The rank's device among those the process sees, which CUDA_VISIBLE_DEVICES may restrict."""
         wanted = self._job.device_index
         visible = [] if self._gpu is None else self._gpu.visible()
         if not visible or wanted < len(visible):
@@ -277,7 +264,6 @@ class Surroundings:
             self._write_facts()
 
     def _write_facts(self) -> None:
-        """Write what the virtual GPU made up or could not answer since the last call."""
         self._facts_at = time.monotonic()
         if invented := self._inventions.take():
             self._journal.append(InventedRecord(invented))
@@ -309,7 +295,6 @@ class Surroundings:
             self._journal.append(NoteRecord(notes.values_off()))
 
     def _write_outside_torch(self) -> None:
-        """Write NCCL's environment as the script left it and, on a real GPU, the memory outside the allocator."""
         self._journal.append(nccl_record())
         if (
             self._gpu is None
@@ -325,13 +310,11 @@ def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _peaks(product: str) -> Peaks | None:
-    """A GPU's peak rates. None for an unknown model."""
     spec = gpu_of_product(product)
     return None if spec is None else Peaks(dict(spec.peak_flops), spec.memory_bandwidth)
 
 
 def _later_tracer(job: Job) -> Tracer | None:
-    """The tracer for the step that follows the recorded ones, or None."""
     if job.nsys:
         return NsysTracer()
     if not job.kernels or (job.device == "virtual" and not _rehearses()):
@@ -340,5 +323,5 @@ def _later_tracer(job: Job) -> Tracer | None:
 
 
 def _rehearses() -> bool:
-    """Whether a step on the virtual GPU is timed as on a real one. Everything but the times is then the same."""
+    """Return whether a step on the virtual GPU is timed as on a real one. Everything but the times is then the same."""
     return os.environ.get("FAKEDIST_REHEARSE") == "cupti"

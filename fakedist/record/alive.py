@@ -9,10 +9,7 @@ from typing import Protocol, cast
 
 
 class TypeFinder(Protocol):
-    """Finds objects by their types. Compiled code is faster (gpu/fast_path/compiled.py).
-
-    Types are compared by ``id``: comparing or hashing them may run the script's code.
-    """
+    """Finds objects by their types' ``id``: comparing or hashing types may run the script's code."""
 
     def types(self, objects: list[object]) -> list[type]:
         """The distinct types of objects."""
@@ -51,7 +48,7 @@ def find_types_with(finder: TypeFinder | None) -> None:
 
 
 class Alive:
-    """The objects that were alive at a time. A large job has a million, and each type is asked for once.
+    """The objects that were alive at a time, a million in a large job, with each type requested once.
 
     ``objects`` must not contain this object: a cycle would keep them all alive.
     """

@@ -4,11 +4,11 @@ Kernels of compiled graphs do not run. Most of what a graph computes is large fl
 of a block mask, offsets of packed sequences and flags are different: kernels do as much as these say. They follow from
 a few small operations, which :mod:`fakedist.gpu.values.graph_values` runs on the host.
 
-Dynamo notes the modules in which the nodes of its graph ran (``nn_module_stack``). AOTAutograd and Inductor copy this,
-to the nodes of the backward as ``fwd_nn_module_stack``. Generated code names modules by number, in the order in which
-Dynamo's graph first mentions them. Caches keep the code, and the same code serves identical graphs of other modules.
-Dynamo itself runs in every process, so its graph gives the meaning of the numbers. How a graph's nodes are divided
-among modules is part of the caches' keys.
+Dynamo notes the modules in which its nodes ran (``nn_module_stack``). AOTAutograd and Inductor copy this, to backward
+nodes as ``fwd_nn_module_stack``. Generated code names modules by number, in the order in which Dynamo's graph first
+mentions them. Caches keep the code, which serves identical graphs of other modules, too. Dynamo itself runs in every
+process, so its graph gives the numbers' meaning. How a graph's nodes are divided among modules is part of the caches'
+keys.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class IntegerPart:
         nodes: The name of each, its operation, its arguments and keyword arguments. A dict stands for what JSON lacks:
             another node (``n``), a type (``d``), a memory format (``f``), a device (``c``).
         inputs: The index of each input among the graph's.
-        outputs: The names of results, by index.
         buffers: The name of the node whose values each buffer of the generated code holds.
     """
 
@@ -135,7 +134,7 @@ class _GraphReader:
         return needed
 
     def _is_target(self, node: fx.Node) -> bool:
-        """Whether a node is a computed tensor of integers or a mask."""
+        """Return whether a node is a computed tensor of integers or a mask."""
         value = node.meta.get("val")
         is_whole = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
         return is_whole and node in self._texts and self._roots.get(node, node) not in self._lost
@@ -171,7 +170,6 @@ class _GraphReader:
 
 
 def _constant(node: fx.Node) -> tuple[str, str, list[object], dict[str, object]] | None:
-    """A small tensor of the host that is part of a graph; None if the node is another."""
     value = getattr(node.graph.owning_module, str(node.target), None)
     if type(value) is not torch.Tensor or value.device.type != "cpu" or value.numel() > _CONSTANTS:
         return None
@@ -187,12 +185,11 @@ def _outputs(node: fx.Node) -> tuple[object, ...]:
 
 
 def _may_view(target: object) -> bool:
-    """Whether an operation's result may show its first argument's memory."""
+    """Return whether an operation's result may show its first argument's memory."""
     return isinstance(target, OpOverload) and (target.is_view or target._schema.name == "aten::reshape")
 
 
 def _target_name(target: object) -> str | None:
-    """The name of an operation that the host can run; None of others: random ones, and those of other libraries."""
     if isinstance(target, OpOverload):
         if target.namespace not in _NAMESPACES or torch.Tag.nondeterministic_seeded in target.tags:
             return None
@@ -202,7 +199,6 @@ def _target_name(target: object) -> str | None:
 
 
 def _is_wanted(node: fx.Node) -> bool:
-    """Whether a node's value is a number, integers or a mask, or a few floats."""
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else (value,)
     if node.op == "call_function" and value is None and isinstance(node.target, OpOverload):
@@ -226,7 +222,6 @@ def _hint(size: object) -> int:
 
 
 def _as_text(value: object) -> object:
-    """An argument as JSON; ``_UNKNOWN`` for one that is not text."""
     if isinstance(value, fx.Node):
         return {"n": value.name}
     if isinstance(value, (list, tuple)):
@@ -254,13 +249,7 @@ _FUNCTIONS = ("call", "partition_", "subgraph_")
 
 @dataclass
 class Generated:
-    """Facts about generated code.
-
-    Attributes:
-        lines: Line -> number of the module that it works for.
-        holders: Where memory changes hands.
-        integers: The part of the graph that computes integers, if it has one.
-    """
+    """Facts about generated code: modules by line, changes of what memory holds, and its part on integers."""
 
     lines: dict[int, int] = field(default_factory=dict)
     holders: list[HolderRow] = field(default_factory=list)
@@ -384,15 +373,9 @@ _Lowering = Any
 
 
 class Modules:
-    """The numbered modules of the nodes of a Dynamo graph.
+    """The numbered modules of a Dynamo graph's nodes, each with its layer, -1 if unknown.
 
-    Args:
-        graph: Dynamo's graph.
-        calling: The layer that calls the graph when it is compiled.
-
-    Attributes:
-        stacks: The modules of each number.
-        layers: The layer of each number, -1 if it is not known. See :func:`~fakedist.record.graph_layers.find_layers`.
+    ``calling`` is the layer that calls the graph when it is compiled.
     """
 
     def __init__(self, graph: fx.GraphModule, calling: int) -> None:
@@ -444,9 +427,7 @@ def _stack(node: fx.Node) -> Stack:
 class Compilations:
     """Follows compilations, and knows the modules behind the numbers in a compiled graph's code.
 
-    Args:
-        begun: Called with the modules of a graph that is about to be compiled.
-        calling: Returns the layer that runs now.
+    ``begun`` gets a graph's modules before it is compiled; ``calling`` returns the running layer.
     """
 
     def __init__(self, begun: Callable[[Modules], None], calling: Callable[[], int]) -> None:
@@ -552,12 +533,12 @@ _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispa
 
 
 def is_tracing() -> bool:
-    """Whether torch runs with shapes alone in this thread. It compiles then, and nothing that runs is the job's."""
+    """Return whether torch compiles in this thread, with shapes alone, so that nothing that runs is the job's."""
     return _get_mode(_FAKE) is not None
 
 
 def is_followed() -> bool:
-    """Whether torch records or rewrites what runs in this thread with real tensors, as ``make_fx`` does."""
+    """Return whether torch records or rewrites what runs in this thread with real tensors, as ``make_fx`` does."""
     return _get_mode(_PROXY) is not None or _get_mode(_FUNCTIONAL) is not None
 
 
@@ -603,9 +584,8 @@ def compilations(report: Callable[[bool], None]) -> Iterator[None]:
 def compiled_graphs(graph: Around, made: Compilations) -> Iterator[None]:
     """Run every graph that Inductor compiled inside ``graph(compiled, inputs)``, and follow its compilation.
 
-    That context gives a function, which is called with the results.
-
-    Inductor takes seconds to import, so it is patched when the script first calls ``torch.compile``.
+    That context gives a function, which is called with the results. Inductor, which takes seconds to import, is patched
+    when the script first calls ``torch.compile``.
 
     Raises:
         RecordingError: This version's Inductor runs its graphs in another way.

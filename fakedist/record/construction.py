@@ -1,8 +1,8 @@
 """Notes the memory of parameters and buffers before a model first runs: while it is built, moved, loaded and wrapped.
 
-A peak may lie there, and most of that memory is gone when the first forward shows which tensors the model has: the old
-copies of weights that were moved or cast, the tensors of a checkpoint, the whole of what FSDP then shards. So each
-block is noted with its module as it comes, and marked once the module has a name.
+A peak may lie there, and most of that memory is gone when the first forward shows the model's tensors: old copies of
+moved or cast weights, a checkpoint's tensors, the whole of what FSDP then shards. So each block is noted with its
+module as it comes, and marked once the module has a name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Noted(NamedTuple):
 class Construction:
     """The memory of models that have not run.
 
-    ``report_results``, given a function, has it called with the result of each operation; given None, no longer.
+    A function given to ``report_results`` gets the result of each operation; None ends that.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Construction:
 
     @property
     def _is_on(self) -> bool:
-        """Whether the script builds models now: before the first step, outside any forward and any trace."""
+        """Return whether the script builds models now: before the first step, outside any forward and any trace."""
         position = self._position
         return position.step == 0 and position.calling() is None and not is_tracing()
 
@@ -117,7 +117,6 @@ class Construction:
                 self._note(tensor, module)
 
     def _first_with(self, tensor: torch.Tensor, module: nn.Module) -> nn.Module:
-        """The module that registered a tensor first and still has it, or else this one."""
         known = self._owners.get(id(tensor))
         first = None if known is None else known()
         if first is not None and any(tensor is own for own in (*first._parameters.values(), *first._buffers.values())):
@@ -130,7 +129,6 @@ class Construction:
             self._note(tensor, module)
 
     def _made(self, result: object) -> None:
-        """Note what an operation made while a module moves its tensors."""
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
             self._note(tensor, self._moving[-1])
 
@@ -160,8 +158,6 @@ class Construction:
 
     @contextmanager
     def _watch_loading(self, unseen: Unseen) -> Iterator[None]:
-        """Note the tensors of a checkpoint that are on the device."""
-
         def load_state_dict(self_: nn.Module, state_dict: object, *args: Any, **kwargs: Any) -> Any:
             if isinstance(state_dict, Mapping) and self._is_on:
                 modules = dict(self_.named_modules())
@@ -175,7 +171,7 @@ class Construction:
 
     @contextmanager
     def _watch_fsdp1(self, flat_param: ModuleType) -> Iterator[None]:
-        """Note the parameters that FSDP1 makes a flat one of, the flat one, and this rank's shard of it."""
+        """Note the parameters that FSDP1 flattens, the flat one, and this rank's shard of it."""
         handle_class = present(flat_param, "FlatParamHandle")
 
         def init(handle: Any, params: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -201,8 +197,6 @@ class Construction:
 
     @contextmanager
     def _watch_fsdp2(self, fsdp_param: ModuleType) -> Iterator[None]:
-        """Note each parameter that FSDP2 shards, and this rank's shard of it."""
-
         def init(param: Any, tensor: nn.Parameter, module_info: Any, *args: Any, **kwargs: Any) -> None:
             if self._is_on:
                 self._note(tensor, module_info.module)

@@ -63,7 +63,6 @@ def _keys(holder: object, held: object) -> Iterator[str]:
 
 
 def _owner(holder: object) -> object:
-    """The instance whose ``__dict__`` a holder is, or the holder itself."""
     if isinstance(holder, dict):
         for referrer in gc.get_referrers(holder):
             if not isinstance(referrer, (dict, ModuleType)) and getattr(referrer, "__dict__", None) is holder:
@@ -84,10 +83,10 @@ def _local_name(addresses: set[int]) -> str:
 
 
 def _locals(frame: FrameType) -> Iterator[tuple[str, int]]:
-    """Names and addresses of a running function's variables.
+    """Names and addresses of a running function's variables, read from the frame itself.
 
     Before Python 3.13, ``f_locals`` is a copy that stays with the frame and keeps everything in it alive, which would
-    change the peak. So this reads the frame itself.
+    change the peak.
     """
     if sys.version_info >= (3, 13):
         yield from ((name, id(value)) for name, value in frame.f_locals.items())
@@ -126,11 +125,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Copies:
-    """Finds copies of models and marks their memory. Each copy has its own layer.
-
-    Attributes:
-        modules: The copies, with all below them.
-    """
+    """Finds copies of models, with all below them, and marks their memory. Each copy has its own layer."""
 
     def __init__(self, layers: LayerTable, marks: Marks) -> None:
         self._layers = layers
@@ -199,7 +194,7 @@ class Copies:
 
 
 def _leaves_any(known: int | None) -> bool:
-    """Whether enough memory is allocated besides the known bytes. True as long as those are not known."""
+    """Return whether enough memory is allocated besides the known bytes; True while those are unknown."""
     if known is None:
         return True
     allocated = 0
@@ -214,7 +209,7 @@ def _is_a_copys(of_class: str) -> bool:
 
 
 def _is_like_one_of(module: nn.Module, trained: list[nn.Module]) -> bool:
-    """Whether a module has the class and the shapes of a trained one, or of a submodule that has submodules itself."""
+    """Return whether a module has the class and shapes of a trained one, or of a submodule with submodules."""
     inner = unwrapped(module)
     shapes = _shapes(inner)
     for root in trained:
@@ -243,7 +238,6 @@ def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
 
 
 def _made(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """All but those of lazy modules that have not run: they have no shape yet."""
     return [tensor for tensor in tensors if not is_lazy(tensor)]
 
 

@@ -14,9 +14,7 @@ from fakedist.graph_captures import GraphObserver
 class Captured:
     """The contents of a CUDA graph.
 
-    Attributes:
-        works: Whether it holds a forward or a backward, or nothing known.
-        optimizers: The optimizers whose ``step()`` it holds, in order.
+    ``works``: a forward, a backward or nothing known. ``optimizers`` are in the order in which they step.
     """
 
     works: bool = False
@@ -28,11 +26,7 @@ class Captured:
 
 
 class Graphs(GraphObserver):
-    """Tracks the contents of each CUDA graph.
-
-    Attributes:
-        capturing: The contents of the graph that is being captured. None outside a capture.
-    """
+    """Tracks the contents of each CUDA graph; ``capturing`` is the one being captured, None outside a capture."""
 
     def __init__(self) -> None:
         self.capturing: Captured | None = None

@@ -1,8 +1,7 @@
 """Device memory: the caching allocator's settings and history, drained before it overflows, and what is outside it.
 
-fakedist must not initialise CUDA itself, because scripts and torch check whether it is initialised
-(``init_device_mesh`` chooses the rank's device only if it is not). Until then the allocator's history cannot be
-switched on.
+fakedist must not initialise CUDA itself, because scripts and torch check for it (``init_device_mesh`` chooses the
+rank's device only if CUDA is uninitialised). Until then the allocator's history cannot be switched on.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def without_inductor() -> Iterator[None]:
 
 
 class _NotImported:
-    """Stands for ``torch._inductor``, and imports it for whoever asks but the snapshot.
+    """Stands for ``torch._inductor``, and imports it for all but the snapshot.
 
     To name the frames of a stack, torch looks for ``torch._inductor.codecache`` (``py_symbolize`` in
     torch/csrc/profiler/python/combined_traceback.cpp). Looking alone imports Inductor, which takes 2 s.
@@ -77,7 +76,7 @@ class _NotImported:
 
 
 def check_allocator() -> None:
-    """Check that the allocator keeps a history. CUDA need not be initialised.
+    """Check that the allocator keeps a history, without initialising CUDA.
 
     Raises:
         RecordingError: It keeps none.
@@ -103,11 +102,7 @@ _QUEUE = "_queued_calls"
 
 
 class Beginning:
-    """Reports CUDA's initialisation, once.
-
-    Attributes:
-        is_past: Whether CUDA is initialised.
-    """
+    """Reports CUDA's initialisation, once; ``is_past`` from then on."""
 
     def __init__(self) -> None:
         self.is_past = False
@@ -126,9 +121,7 @@ class Beginning:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch for the initialisation.
-
-        Every path to CUDA through Python leads to ``torch.cuda._lazy_init``, which makes the calls queued until then.
+        """Watch for the initialisation: all Python reaches CUDA by ``torch.cuda._lazy_init``, which runs queued calls.
 
         Raises:
             RecordingError: This version of torch has no such queue.
@@ -145,8 +138,7 @@ class Beginning:
     def before(self, kwargs: dict[str, object]) -> None:
         """Initialise CUDA if the operation that is about to run, with these keywords, needs it.
 
-        If C++ or ``torch.ops`` asks for a tensor on a device, torch initialises CUDA without ``torch.cuda``, whose
-        ``is_initialized()`` stays False. The same happens here.
+        As in C++ and ``torch.ops``, this bypasses ``torch.cuda``, whose ``is_initialized()`` stays False.
         """
         device = kwargs.get("device")
         if self.is_past or not isinstance(device, (torch.device, str, int)):
@@ -171,10 +163,7 @@ def nccl_record() -> NcclRecord:
 
 
 def outside_record(device: int) -> OutsideRecord | None:
-    """Bytes in use on the real GPU, and bytes that the caching allocator reserved. None if CUDA no longer answers.
-
-    The bytes in use include other processes on the same GPU.
-    """
+    """Bytes in use on the real GPU, by all processes, and the allocator's reserved bytes; None without an answer."""
     try:
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
@@ -215,8 +204,6 @@ class _Entry(TypedDict, total=False):
 
 
 class _Segment(TypedDict):
-    """A segment in torch's snapshot, as far as it is read."""
-
     device: int
     address: int
     total_size: int
@@ -245,7 +232,7 @@ class EventNumbers(Protocol):
 
 
 def keeps_metadata() -> bool:
-    """Whether the allocator's history can carry the number of the operation, which torch 2.8 and 2.9 cannot."""
+    """Return whether the allocator's history can carry the number of the operation, which torch 2.8 and 2.9 cannot."""
     return hasattr(torch._C, _SET_METADATA)
 
 
@@ -253,17 +240,14 @@ class AllocatorHistory:
     """Reads the allocator's history into journal records.
 
     Args:
-        append: Receives the records.
         take_gemms: Returns the matrix products since the last call.
         make_tracker: Numbers the events if the history keeps no metadata. Called once CUDA is initialised.
         reader: Reads the history instead of :meth:`AllocatorHistory.read`, unless its events must be numbered.
         on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated in addition to its output, or
-            that a library allocated for its own GEMMs. It is cuBLAS's workspace, kept or for that one call.
+            that a library allocated for its own GEMMs: cuBLAS's workspace, kept or for that one call.
 
     Attributes:
-        is_on: Whether allocations are recorded.
         peaks_were_reset: Whether the script reset the allocator's peak statistics, so that they miss the run's peak.
-        requests_ignored: How often the script tried to record the history itself.
     """
 
     def __init__(
@@ -333,7 +317,6 @@ class AllocatorHistory:
             self._append(record)
 
     def _read_compiled(self) -> list[Read] | None:
-        """The history as compiled code reads and numbers it. None if it cannot."""
         if self._reader is None or self._tracker is not None:
             return None
         with without_inductor():
@@ -440,8 +423,6 @@ class AllocatorHistory:
 
 
 class _OperationNumbers(dict[str | None, int]):
-    """The operation that an entry's metadata names. -1 for none."""
-
     def __missing__(self, metadata: str | None) -> int:
         number = self[metadata] = int(metadata) if metadata and metadata.isdecimal() else -1
         return number
@@ -493,7 +474,7 @@ def _stacks_of(trace: list[_Entry]) -> tuple[array[int], list[tuple[int, ...]], 
 
 
 def _without_ours(rows: list[FrameRow]) -> list[FrameRow]:
-    """The frames of a stack that are there without us: not this package's, nor torch's by which we call an operator."""
+    """A stack's frames without this package's, and without torch's by which we call an operator."""
     callers = [*(row.filename for row in rows), ""][1:]
     return [
         row
@@ -503,7 +484,7 @@ def _without_ours(rows: list[FrameRow]) -> list[FrameRow]:
 
 
 def _private_pools(segments: list[_Segment], device: int) -> list[_PoolRange]:
-    """The segments of private pools that are held now, by address: older versions of torch name no pool in events."""
+    """The segments of private pools held now, by address: older versions of torch name no pool in events."""
     return sorted(
         _PoolRange(segment["address"], segment["address"] + segment["total_size"], segment["segment_pool_id"])
         for segment in segments

@@ -1,15 +1,15 @@
 """Routes every operation below autograd through one function, without changing what torch does.
 
 A ``TorchDispatchMode`` would see the same operations. But while a mode is on, ``at::isTensorSubclassLike`` takes every
-tensor for a subclass, and torch allocates differently: it computes the derivatives of indexing, masks and extremes, the
-sum of two gradients, a bias and the mask of an attention out of place, with one more tensor each. So our function is
-the fallback of "Fake" (c10/core/DispatchKey.h), a dispatch key next to "Python" that torch has but does not use. The
-key is switched on for this thread, and autograd's threads inherit it.
+tensor for a subclass, and torch computes the derivatives of indexing, masks and extremes, the sum of two gradients, a
+bias and an attention mask out of place, with one more tensor each. So our function is the fallback of "Fake"
+(c10/core/DispatchKey.h), a dispatch key next to "Python" that torch has but does not use. The key is switched on for
+this thread, and autograd's threads inherit it.
 
-Torch 2.11 has that key above "Python", later versions have it below. Where it is above, it does not see the operations
-that a tensor subclass turns an operation into. No version of torch can run such a fallback while a mode is active
-(``PythonKernelHolder`` in torch/csrc/utils/python_dispatch.cpp). During that time the key is off, and a mode of ours
-lies beneath the others.
+Torch 2.11 has that key above "Python", later versions below it. Above it, the key does not see the operations that a
+tensor subclass turns an operation into. No version of torch can run such a fallback while a mode is active
+(``PythonKernelHolder`` in torch/csrc/utils/python_dispatch.cpp): then the key is off, and a mode of ours lies beneath
+the others.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Interception:
             _destroy([*self._libraries, *self._of_views])
 
     def _of_all(self, key: str) -> list[torch.library.Library]:
-        """Make the fallback a key's kernel for all operations but views: ours, or the one that the fast path uses.
+        """Make our fallback, or the fast path's, a key's kernel for all operations but views.
 
         Each existing operation gets its own kernel. Torch finds kernels by name alone where an argument is a tensor
         subclass whose dispatch is off (a compiler asks it for shapes), or where the key comes before tensor subclasses.
@@ -251,10 +251,10 @@ class _Beneath(TorchDispatchMode):
     def _as_without_modes(
         func: OpOverload | HigherOrderOperator, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
-        """Run one operation by the key, as where no mode is active.
+        """Run one operation by the key, as without an active mode.
 
         Torch's own modes that record operations, such as ``make_fx``, are below this one. What they leave of it comes
-        by the key. An operator that runs operators is none itself: those inside come by the key.
+        by the key, as do the operations inside an operator that runs operators.
         """
         key = _unused_key()
         torch._C._dispatch_tls_set_dispatch_key_included(key, True)
@@ -307,9 +307,9 @@ def _unused_key() -> DispatchKey:
 
 @contextmanager
 def _higher_order_operators_without(key: DispatchKey) -> Iterator[None]:
-    """Hide our key from higher-order operators. They choose their kernel in Python, where the key has none.
+    """Hide our key from higher-order operators, which choose kernels in Python and have none for it.
 
-    Each keeps the keys that it has a kernel for. Nothing is patched that Dynamo would trace.
+    Nothing is patched that Dynamo would trace.
 
     Raises:
         RecordingError: In this version of torch they choose it in another way.
@@ -328,7 +328,7 @@ def _higher_order_operators_without(key: DispatchKey) -> Iterator[None]:
 
 
 def _allow_in_higher_order_operators() -> None:
-    """Have higher-order operators of torch 2.8 come to ``_Beneath``. They look each mode up in a table of their own."""
+    """Let higher-order operators of torch 2.8, which keep a table of modes, come to ``_Beneath``."""
     for operator_ in present(_ops, "_higher_order_ops").values():
         if _Beneath not in operator_.python_key_table:
             operator_.python_key_table[_Beneath] = partial(_run_by_mode, operator_)
@@ -340,9 +340,9 @@ def _run_by_mode(operator_: HigherOrderOperator, mode: _Beneath, *args: object, 
 
 @contextmanager
 def _numbers_in_constructors(key: DispatchKey, above: torch._C.DispatchKeySet, run: Run) -> Iterator[None]:
-    """Run the reads of ``torch.tensor([scalar, ...])`` of scalars on a device, which torch does with the key off.
+    """Run the reads of scalars by ``torch.tensor([scalar, ...])``, during which torch turns the key off.
 
-    torch/csrc/utils/tensor_new.cpp excludes the key together with "Python". Each read is an operation like any other.
+    torch/csrc/utils/tensor_new.cpp excludes the key together with "Python".
     """
     is_on, guard = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._ExcludeDispatchKeyGuard
     one_value = torch.ops.aten._local_scalar_dense.default
@@ -368,10 +368,7 @@ def _numbers_in_constructors(key: DispatchKey, above: torch._C.DispatchKeySet, r
 
 @contextmanager
 def warnings_at_the_script() -> Iterator[None]:
-    """Show a warning at the script's running line, not at a line of this package.
-
-    torch's C++ gives a warning to the innermost Python frame, and that is the recorder's dispatch mode.
-    """
+    """Show a warning at the script's running line, not in the recorder's dispatch mode, where torch's C++ puts it."""
     original: Callable[..., None] = warnings.showwarning
 
     def showwarning(message: Any, category: Any, filename: str, lineno: int, *more: Any, **named: Any) -> None:

@@ -24,10 +24,7 @@ PROGRESS_EVERY_S = 0.1
 
 
 class Drain:
-    """Empties everything that holds records into the journal.
-
-    ``progress`` is called with (phase, step, allocated peak in bytes), at most ten times a second.
-    """
+    """Empties record holders into the journal; ``progress(phase, step, peak_bytes)`` is at most ten calls a second."""
 
     def __init__(
         self,

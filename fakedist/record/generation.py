@@ -16,8 +16,6 @@ _CACHES = (
 
 
 class _TokenForward(NamedTuple):
-    """A forward without gradients: the shape of its tokens, and how it was one of several that generate."""
-
     sequences: int
     tokens: int
     generates: bool
@@ -32,10 +30,9 @@ class Generation:
     - if it gets a cache of keys and values, or of states, as transformers' ``generate()`` does from the prompt on;
     - if it goes on where the module's forward before ended: with one token for each sequence after a longer input (a
       cache inside the model), or with one token more than before (no cache), or after that with as many (the context
-      is full). Of such a loop, the first forward, of the prompt, is an ordinary one: its successors are not known yet.
+      is full). The first forward, of the prompt, is an ordinary one: its successors are not known yet.
 
-    Tokens are the first tensor of integers among the arguments that has two dimensions. An evaluation and the
-    log-probabilities of a reference model do neither.
+    Tokens are the first tensor of integers among the arguments that has two dimensions.
     """
 
     def __init__(self) -> None:
@@ -57,7 +54,7 @@ class Generation:
 
     @staticmethod
     def _goes_on(last: _TokenForward | None, shape: tuple[int, int] | None) -> tuple[bool, bool]:
-        """Whether a forward goes on where the last one ended, and whether without a cache."""
+        """Return whether a forward goes on where the last one ended, and whether without a cache."""
         if last is None or shape is None or last.sequences != shape[0]:
             return False, False
         tokens = shape[1]
@@ -67,7 +64,7 @@ class Generation:
 
 
 def _tokens(arguments: Iterable[object]) -> tuple[int, int] | None:
-    """Number of sequences, and of tokens in each; None without a tensor of tokens."""
+    """Number of sequences, and of tokens in each."""
     for value in arguments:
         if not isinstance(value, torch.Tensor) or value.is_nested or value.dim() != 2:
             continue

@@ -23,13 +23,9 @@ _MOST_FRAMES = 16
 
 @dataclass(frozen=True)
 class PlacedGraph:
-    """A compiled graph that a layer calls.
+    """A compiled graph that a layer calls, with the numbers of its code and of its list of layers.
 
     Attributes:
-        code: Number of its generated code.
-        placing: Number of its list of layers.
-        filename: The file of its code.
-        generated: What is known about its code.
         layers: The layer of each module that the code numbers. The last one, index -1, is the calling layer.
         may_reuse_inputs: Whether its code runs whenever the graph does, so that it reuses memory of its inputs.
     """
@@ -163,7 +159,7 @@ def _filename(compiled: object) -> str:
 
 
 def is_dynamos(module: torch.nn.Module) -> bool:
-    """Whether Dynamo made a module. The pieces into which it cuts a graph (DDP's buckets) run as modules."""
+    """Return whether Dynamo made a module. The pieces into which it cuts a graph (DDP's buckets) run as modules."""
     name = type(module).__module__
     if name == "torch._dynamo.eval_frame":  # an OptimizedModule: the script's own model, or such a graph
         inner = module._modules.get("_orig_mod")

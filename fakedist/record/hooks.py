@@ -26,12 +26,10 @@ _get_trace, _set_trace = present(torch._C, "_get_tracing_state"), present(torch.
 
 @contextmanager
 def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Iterator[Callable[[], None]]:
-    """Call ``observe(device, requested, total, free)`` when the allocator runs out of memory.
+    """Yield a function that attaches ``observe(device, requested, total, free)`` to out-of-memory errors.
 
-    Torch has no way to detach the observer, so leaving the context only silences it.
-
-    Yields:
-        A function that attaches the observer. Call it once CUDA is initialised, because attaching initialises CUDA.
+    Attaching initialises CUDA, so call it once CUDA is initialised. Torch cannot detach the observer: leaving the
+    context only silences it.
     """
     watching = True
     attach = present(torch._C, "_cuda_attach_out_of_memory_observer")
@@ -60,10 +58,7 @@ class _beside_trace:  # noqa: N801 (a generator would cost every module 2 us)
 
 
 def keyword_arguments(module: nn.Module) -> dict[str, object]:
-    """The keyword arguments of the call of a module that is about to run: torch gives hooks of all modules none.
-
-    They are in a frame of ``nn.Module._call_impl`` above. Empty if it is not there.
-    """
+    """The keyword arguments of the running call of a module, from a frame of ``nn.Module._call_impl``, else empty."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
         if frame is None:
@@ -82,7 +77,7 @@ def module_hooks(
 ) -> Iterator[None]:
     """Call ``begins`` (with the positional arguments) before and ``ended`` after every forward, even one that raises.
 
-    ``torch.compile`` does not see these hooks, so that it compiles the same graphs, which do not call them.
+    ``torch.compile`` does not see these hooks, so it compiles the same graphs, which do not call them.
     ``module.compile()`` compiles the hooks with the module, so its calls are reported from outside the compiled code.
     """
     watching = True
@@ -125,10 +120,9 @@ def module_hooks(
 
 @contextmanager
 def backward_hook(begins: Callable[[bool], bool], ended: Callable[[], None]) -> Iterator[None]:
-    """Call ``begins(creates_graph)`` before and ``ended`` after every run of the autograd engine that Python starts.
+    """Call ``begins(creates_graph)`` before, and if that is true ``ended`` after, every backward that Python starts.
 
-    ``ended`` is not called for a run of which ``begins`` returns False. The hook is on the engine itself, because some
-    callers (Megatron) bypass ``torch.autograd``.
+    The hook is on the autograd engine, because some callers (Megatron) bypass ``torch.autograd``.
     """
     engine: Any = type(present(Variable, _ENGINE))  # a class that only this torch knows
 
@@ -191,9 +185,9 @@ def made_optimizers(made: Callable[[torch.optim.Optimizer], None]) -> Iterator[N
 
 @contextmanager
 def tensor_swaps(released: Callable[[torch.Tensor, torch.Tensor], AbstractContextManager[None]]) -> Iterator[None]:
-    """Swap the contents of two tensors in ``released(first, second)``: ``swap_tensors`` refuses weak references.
+    """Swap the contents of two tensors, as ``nn.Module.to()`` does DTensors', in ``released(first, second)``.
 
-    ``nn.Module.to()`` swaps if the parameters are DTensors.
+    ``swap_tensors`` refuses weak references.
     """
 
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
@@ -208,7 +202,7 @@ FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
 def fsdp_is_loaded() -> bool:
-    """Whether the script has imported FSDP2."""
+    """Return whether the script has imported FSDP2."""
     return FSDP_PARAM in sys.modules
 
 

@@ -19,14 +19,12 @@ class Ledger:
     """Records each call cheaply: as a tuple at once, in the journal in batches.
 
     Args:
-        append: Receives the records.
         where: Returns the number of the next operation and the scope.
         mark: Called with (address, bytes) of each block of device memory that a call uses.
         gathered: Called with (this rank's part, the whole, this rank's position) for each all_gather of device memory
             into one tensor.
 
     Attributes:
-        is_on: Whether calls are recorded.
         on_call: Called with the number of each recorded call, before it runs.
         around: While a step is timed, returns the context for a call on a device, given (sequence number, operation).
     """
@@ -52,12 +50,8 @@ class Ledger:
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
         """Record a process group and return its number.
 
-        Args:
-            name: Its name in torch.distributed.
-            description: The name that the code that made it gave it.
-            ranks: Global ranks in it.
-            group_rank: This rank's position in it.
-            backend: The backend that the script asked for.
+        ``description`` comes from the code that made the group, ``backend`` from the script. ``ranks`` are global;
+        ``group_rank`` is this rank's position.
         """
         number = len(self._group_ranks)
         self._group_ranks.append(group_rank)
@@ -81,16 +75,10 @@ class Ledger:
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
     ) -> None:
-        """Record one call.
+        """Record one call, such as all_reduce, with the tensors that this rank sends and receives.
 
-        Args:
-            operation: all_reduce, all_gather_into_tensor, ...
-            group: Number of its group.
-            inputs: Tensors that this rank sends.
-            outputs: Tensors that this rank receives.
-            is_async: Whether the call returns before it is done.
-            peer: The peer's group rank; -1 for collectives.
-            exchanged: Bytes of an all_to_all to other ranks or from them: the largest part, and all parts.
+        ``peer`` is a group rank, -1 for collectives; ``exchanged`` the bytes of an all_to_all to or from other ranks:
+        the largest part, and all parts.
         """
         if not self.is_on:
             return

@@ -28,8 +28,6 @@ _MOST_WAITS = 1000
 
 @dataclass
 class _DataLoader:
-    """A DataLoader: where the script takes its batches, what it loads, and how long each batch took."""
-
     line: str
     dataset: str
     num_workers: int
@@ -40,8 +38,7 @@ class _DataLoader:
 class Loading:
     """The DataLoaders that the script takes batches from.
 
-    A DataLoader feeds the steps if a forward with gradients or a backward follows one of its batches, before any
-    forward without.
+    One feeds the steps if a forward with gradients or a backward follows its batch before any forward without.
     """
 
     def __init__(self) -> None:

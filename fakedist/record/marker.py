@@ -105,22 +105,14 @@ class Marker(Protocol):
         """Mark tensors where they are now, in order; ``locate`` does so for those that cannot be located here."""
 
     def bytes_of(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int]) -> int | None:
-        """Bytes of these tensors, and of gradients where those are wanted. No piece counts twice.
-
-        None if one of them cannot be located here.
-        """
+        """Bytes of these tensors, and of gradients where wanted, each piece once; None if one cannot be located."""
 
     def take_marks(self) -> MarksRecord:
         """The marks since the last call."""
 
 
 class Cells(ctypes.Structure):
-    """Numbers that compiled code shares with Python.
-
-    Attributes:
-        op: Number of the next operation.
-        version: Changes whenever the position does.
-    """
+    """Numbers shared with compiled code: the next operation's, and a version that changes with the position."""
 
     _fields_ = [("op", ctypes.c_int64), ("version", ctypes.c_int64)]
     op: int

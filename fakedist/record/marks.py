@@ -45,7 +45,7 @@ class _Gather(NamedTuple):
 
 
 def _is_bare(parameter: torch.Tensor) -> bool:
-    """Whether no framework has set attributes of a parameter, in which it may keep further tensors."""
+    """Return whether no framework has set attributes of a parameter, in which it may keep further tensors."""
     return type(parameter) in PLAIN and not parameter.__dict__
 
 
@@ -130,7 +130,6 @@ class Marks:
             self._locate(tensor, wanted)
 
     def _locate(self, tensor: torch.Tensor, wanted: int) -> None:
-        """Mark one tensor as wanted, as compiled code does where it can."""
         kind, layer = wanted & (1 << WHAT_BITS) - 1, wanted >> WHAT_BITS
         if kind in (What.PARAMETER, What.PARAMETER_AND_ITS_GRADIENT):
             self.mark_tensor(tensor, "parameter", layer)
@@ -186,9 +185,9 @@ class Marks:
         return layer
 
     def compiled_backward(self) -> Callable[[], None]:
-        """Take our hooks off, as a backward begins that torch compiles with the hooks of its parameters.
+        """Take our hooks off as a backward begins, because torch compiles it with the hooks of its parameters.
 
-        Returns a function to call when it has ended. It marks the gradients.
+        The function that this returns, to be called when the backward has ended, marks the gradients.
         """
         taken = take(self._handles)
 
@@ -214,9 +213,7 @@ class Marks:
 
     @contextmanager
     def released(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Hold no weak reference to these tensors while their contents are swapped. Then their gradients' hooks are
-        gone, too: those went with the contents.
-        """
+        """Hold no weak reference to these tensors while their contents, and so their gradients' hooks, are swapped."""
         layers = [self.owners.owner(tensor) for tensor in tensors]
         for tensor in tensors:
             self.owners.forget(tensor)
@@ -238,7 +235,6 @@ class Marks:
             self._flush()
 
     def _where_it_is(self, parameter: torch.Tensor, layer: int) -> None:
-        """Have a parameter and its gradients marked at the next flush."""
         if _is_bare(parameter):
             self._tensors.append(parameter)
             self._wanted.append(layer << WHAT_BITS | _BOTH)
@@ -295,7 +291,7 @@ class Marks:
     def _kept_elsewhere(
         self, optimizer: torch.optim.Optimizer, known: _OwnedMemory
     ) -> Iterator[tuple[torch.Tensor, int]]:
-        """An optimizer's tensors outside ``state``, in attributes and groups of its own, each with its layer.
+        """An optimizer's tensors in attributes and groups of its own, outside ``state``, each with its layer.
 
         Tensors in the memory of parameters or gradients, such as flat buffers of both, are not among them.
         """
@@ -377,14 +373,12 @@ class Marks:
 
 
 def _gradients(parameter: torch.Tensor) -> Sequence[object]:
-    """The tensors, or None, in the attributes of a parameter for gradients."""
     if _is_bare(parameter):
         return (parameter.grad,)
     return [getattr(parameter, name, None) for name in _GRADIENTS]
 
 
 def _shared(whole: Piece, width: int, parts: Iterable[OwnedPart]) -> list[tuple[int, Piece]]:
-    """The piece of each part's layer. An element has ``width`` bytes."""
     address, start, _ = whole
     return [(layer, Piece(address, start + first * width, number * width)) for layer, first, number in parts]
 
@@ -404,7 +398,7 @@ class _OwnedMemory:
         return [first for first, _, _ in self._ranges]
 
     def parts(self, tensor: object) -> list[OwnedPart]:
-        """The elements of a tensor that lie in each layer's memory. Empty if it is not one piece on a device."""
+        """The elements of a tensor in each layer's memory. Empty if it is not one piece on a device."""
         pieces = list(device_pieces(tensor))
         if not isinstance(tensor, torch.Tensor) or len(pieces) != 1:
             return []
@@ -425,7 +419,7 @@ def _with_parameters(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
     """The tensors in an attribute of an optimizer, each with its parameter: a dictionary's key, or by its position.
 
-    Positions count only in a list of as many tensors as there are parameters, of the same shapes.
+    Positions count only in a list of as many tensors as parameters, of the same shapes.
     """
     if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
         for key, state in value.items():

@@ -32,17 +32,7 @@ Append = Callable[[Record], None]
 
 
 class MemoryRecording:
-    """Operations, blocks of memory and the calls on process groups. See :class:`~fakedist.record.recorder.Recorder`.
-
-    Attributes:
-        is_on: Whether operations and memory are recorded.
-        cuda: Reports when CUDA is initialised. The allocator's history starts at that moment.
-        operations: Numbers the operations, and runs them.
-        ledger: Records the calls on process groups.
-        history: The allocator's history.
-        graphs: The compiled graphs that run.
-        drain: Moves what is in memory to the journal.
-    """
+    """Operations, blocks of memory and the calls on process groups. See :class:`~fakedist.record.recorder.Recorder`."""
 
     def __init__(
         self,

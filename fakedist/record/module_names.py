@@ -62,7 +62,6 @@ class Owners:
         self._layers: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Each live parameter with its layer."""
         for reference, layer in list(self._layers.values()):
             if (parameter := reference()) is not None:
                 yield parameter, layer
@@ -88,18 +87,14 @@ class Owners:
 class LayerTable:
     """Numbers layers and knows each module's name.
 
-    Layer 0 is outside any module. A root module is called ``(ClassName)``, and its children have their names relative
-    to it. Names below a second root start with that root's name, so that no two layers share one. The model that trains
-    takes the short names from one that ran before (``name_first``). A model that ran alone and then as a part of
-    another is named there: ``(Backbone).0`` becomes ``backbone.0``. A layer keeps its number when its name or
-    parent changes.
-    A module that is registered several times has several names. The one under the calling layer is used.
-    A module that no other module registers, and that was made inside another's forward or has no parameters, is named
-    under the module that calls it: ``layers.0.(Softmax)``. All modules of one class made there, step after step, are
-    one layer.
+    Layer 0 is outside any module. A root module is called ``(ClassName)``; its children's names are relative to it, and
+    below a second root start with its name, so no two layers share one. The model that trains takes the short names
+    from one that ran before (``name_first``). A model that ran alone and then as a part of another is renamed:
+    ``(Backbone).0`` becomes ``backbone.0``. A layer keeps its number. Of a module's several names, the one under the
+    calling layer is used.
 
-    Attributes:
-        owners: The layer that owns each parameter.
+    An unregistered module made inside another's forward, or without parameters, is named under its caller:
+    ``layers.0.(Softmax)``. All modules of one class made there, step after step, are one layer.
     """
 
     def __init__(self) -> None:
@@ -206,10 +201,7 @@ class LayerTable:
         return None
 
     def moved(self, layer: int, origin: int, target: int) -> int:
-        """The layer with the same relative name below ``target`` as ``layer`` has below ``origin``.
-
-        A layer that is not below ``origin`` is returned unchanged.
-        """
+        """The layer with the relative name below ``target`` that ``layer`` has below ``origin``, or else ``layer``."""
         below: list[str] = []
         at = layer
         while at not in (origin, OUTSIDE):
@@ -225,7 +217,7 @@ class LayerTable:
         self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
 
     def knows(self, module: nn.Module) -> bool:
-        """Whether a module ran or is part of one that did."""
+        """Return whether a module ran or is part of one that did."""
         known = self._of_module.get(id(module))
         return known is not None and known[0]() is module
 
@@ -238,7 +230,7 @@ class LayerTable:
         self._made[id(module)] = weakref.ref(module)
 
     def _is_callers(self, top: nn.Module) -> bool:
-        """Whether an unregistered module belongs to its caller: made there, or without parameters."""
+        """Return whether an unregistered module belongs to its caller: made there, or without parameters."""
         known, made = self._of_module.get(id(top)), self._made.get(id(top))
         if known is not None and known[0]() is top:
             return False
@@ -297,12 +289,11 @@ class LayerTable:
         self._roots[id(root)] = weakref.ref(root)
 
     def _is_root(self, module: nn.Module) -> bool:
-        """Whether a module ran as the root of a model, without wrappers."""
         label = self._labels.get(self._names[self._of_module[id(module)][1][0]]) if self.knows(module) else None
         return label is not None and label() is module
 
     def _take_label(self, part: nn.Module) -> int:
-        """The layer of a root that turned out to be a part of another model, which replaces it among the roots."""
+        """Release the label of a root that turned out to be a part of another model, and return its layer."""
         layer = self._of_module[id(part)][1][0]
         self._labels.pop(self._names[layer], None)
         if self._names[layer] == self._first_label:
@@ -311,7 +302,6 @@ class LayerTable:
         return layer
 
     def _label_of(self, root: nn.Module) -> str:
-        """The name of a root: its class, numbered if another model already has that name."""
         label = self._free_label(class_name(root), root)
         self._labels[label] = weakref.ref(root)
         self._first_label = self._first_label or label

@@ -18,15 +18,12 @@ Gemms = dict[int, tuple[int, ...]]
 
 
 class Whereabouts(NamedTuple):
-    """The scope of what runs now in a thread, and how long it holds.
+    """The scope of what runs now in a thread, and its validity.
 
     Attributes:
-        scope: The scope's number.
         version: That of the position. -1 if the scope holds for this operation alone.
         needs: 0, or 1 if it also depends on the grad mode, or 2 if it depends on the autograd node too.
-        grad: The grad mode.
-        low: The lowest sequence number of the node.
-        high: The number above its highest.
+        low, high: The lowest sequence number of the node, and the number above its highest.
     """
 
     scope: int
@@ -59,10 +56,7 @@ Read = tuple[EventsRecord, list[tuple[int, int]], int]
 
 
 class FastPath(Numbering, Protocol):
-    """Runs operations in compiled code if nothing about them needs Python, and reads the allocator's history.
-
-    gpu/fast_path implements it.
-    """
+    """Compiled code (gpu/fast_path) that runs operations that do not need Python, and reads the allocator's history."""
 
     #: The dispatch key under which it expects the Python function that runs the others.
     python_key: str
@@ -82,7 +76,7 @@ class FastPath(Numbering, Protocol):
         """The history has ended."""
 
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
-        """The history of each device that has any; None if torch cannot give it. Read it once, then begin it again.
+        """The history of each device that has any, to be read once and begun anew; None if torch cannot give it.
 
         ``gemms`` are the operations that are products of matrices, ``highest`` the highest operation so far.
         """

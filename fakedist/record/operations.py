@@ -28,8 +28,6 @@ GRAPH = "inductor::graph"
 
 
 class _Kind:
-    """One kind of operation: its number and how to treat it."""
-
     __slots__ = ("is_gemm", "is_view", "name", "number")
 
     def __init__(self, number: int, func: OpOverload | str) -> None:
@@ -43,19 +41,13 @@ class _Kind:
 class Operations:
     """Numbers each operation, records its kind and scope, and passes its number to the allocator's history.
 
-    A context manager: entering begins the numbering, leaving ends it.
+    Numbering lasts as long as the context.
 
     Args:
-        position: Where the rank is.
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``.
         tick: Called every 256 operations.
         number_allocations: Sets the text that the allocator's history keeps with this thread's next allocations.
         fast_path: Runs operations that do not need Python. None runs all of them here.
-
-    Attributes:
-        names: Operations seen for the first time.
-        numbering: Numbers the operations.
-        tracer: Receives each operation. None while no recorded step is timed.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ _next_node = torch._C._autograd._get_sequence_nr
 class _Thread:
     """A thread's stack of running modules, and which layer created which autograd nodes, by sequence number.
 
-    Autograd numbers the nodes of a thread in the order of their creation. ``bounds[i]`` is the first number created
-    while ``layers[i]`` was the innermost layer. ``with_grad[i]`` is whether grad was enabled when ``stack[i]`` began.
+    Autograd numbers a thread's nodes in order of creation. ``bounds[i]`` is the first number created while
+    ``layers[i]`` was the innermost layer. ``with_grad[i]`` is whether grad was enabled when ``stack[i]`` began.
     """
 
     stack: list[int] = field(default_factory=list)
@@ -33,7 +33,6 @@ class _Thread:
     layers: list[int] = field(default_factory=list)
 
     def entered(self, layer: int) -> None:
-        """Make ``layer`` the innermost layer from the next autograd node on."""
         sequence = _next_node()
         if self.bounds and self.bounds[-1] == sequence:
             self.layers[-1] = layer
@@ -55,15 +54,9 @@ class _Engine:
 class Position:
     """Step, phase and layer of the operation that runs now.
 
-    Args:
-        phase_changed: Called with the phase when one begins.
-        owner_of_node: Returns the layer of the parameter to which an AccumulateGrad node adds.
-
-    Attributes:
-        cells: The number of the next operation, and a version that changes whenever the position does.
-        places: The place of each scope, by its number.
-        new_scopes: Scopes since the list was last taken.
-        regions: Ranges of operations that saved activations, and that ended since the list was last taken.
+    ``owner_of_node`` returns the layer of the parameter to which an AccumulateGrad node adds. ``cells`` has the next
+    operation's number, and a version that changes whenever the position does. ``new_scopes``, and ``regions`` of
+    operations that saved activations, have those since they were last taken.
     """
 
     def __init__(
@@ -107,10 +100,7 @@ class Position:
     # ---- read by every operation
 
     def scope(self, inside: int | None = None) -> int:
-        """Number of the scope (step, phase, layer, recompute) of the operation that runs now in this thread.
-
-        ``inside`` is the layer that a compiled graph works for, which the position cannot know; None outside a graph.
-        """
+        """Number of the scope of the running operation; ``inside`` is a compiled graph's layer, None outside one."""
         if self._engines:
             recompute = not self._engines[-1].creates_graph and (torch.is_grad_enabled() or self._runs_again())
             layer = self._layer_in_backward() if inside is None else inside
@@ -171,7 +161,7 @@ class Position:
         return Place(self.step, self.phase, self.layer, recompute=self._recompute_from >= 0)
 
     def in_backward(self) -> bool:
-        """Whether a backward is running."""
+        """Return whether a backward is running."""
         return bool(self._engines)
 
     # ---- called by hooks
@@ -201,7 +191,7 @@ class Position:
         self._set_phase("forward" if self._forward_from >= 0 else self._resting)
 
     def is_root_call(self) -> bool:
-        """Whether a module that starts now is called by no other module and outside any backward."""
+        """Return whether a module that starts now is called by no other module and outside any backward."""
         return self.calling() is None
 
     def root_forward(self, *, generates: bool = False) -> None:
@@ -254,7 +244,7 @@ class Position:
 
     @property
     def has_loss(self) -> bool:
-        """Whether a forward with grad has run that no backward has used yet."""
+        """Return whether a forward with grad has run that no backward has used yet."""
         return self._forward_from >= 0
 
     def step_went_on(self, step: int) -> None:
@@ -301,7 +291,7 @@ class Position:
             self._phase_changed(phase)
 
     def _rest(self) -> None:
-        """Return to the resting phase after a backward or an optimizer's step. Reported even if it does not change."""
+        """Return to the resting phase, even if it does not change, after a backward or an optimizer's step."""
         self._phase = self._resting
         self._changed()
         self._phase_changed(self.phase)
@@ -332,7 +322,7 @@ class Position:
         return again[0].stack[-1] if again else None
 
     def _runs_again(self) -> bool:
-        """Whether a module runs again with grad; an autograd function of its own computes without, in its forward."""
+        """Return whether a module runs again with grad. Its own autograd function computes without, in its forward."""
         again = self._running_again()
         return again is not None and again[0].with_grad[again[1]]
 

@@ -43,7 +43,7 @@ def active() -> Recorder | None:
 
 
 def _forked() -> None:
-    """Drop the recorder in a forked process (a DataLoader's worker). It is not the rank and must not touch CUDA."""
+    """Drop the recorder in a forked process (a DataLoader's worker), which must not touch CUDA."""
     global _active
     if _active is not None:
         recorder, _active = _active, None
@@ -59,17 +59,13 @@ class Recorder(StepListener):
     A context manager: entering it hooks torch, leaving it removes every hook.
 
     Args:
-        append: Receives the records.
         steps: Steps to record, or "auto". After them :class:`~fakedist.errors.StopRun` is raised in the script.
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``. None lets torch run it.
         progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
-        tracer: Traces the last of the steps. None traces no recorded step.
-        later_tracer: Traces one more step after the recorded ones. None traces none.
-        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
+        tracer: Traces the last of the steps; ``later_tracer`` one more step after them.
+        until: Ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
         fast_path: Runs operations that do not need Python. None runs all of them in Python.
-        integers: Gives compiled graphs their integers. None leaves them without.
-        make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is
-            false.
+        make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
 
     def __init__(
@@ -158,7 +154,7 @@ class Recorder(StepListener):
 
     @property
     def stopped(self) -> bool:
-        """Whether :class:`~fakedist.errors.StopRun` ended the run."""
+        """Return whether :class:`~fakedist.errors.StopRun` ended the run."""
         return self._training.steps.stopped
 
     def record_this_thread(self) -> None:

@@ -44,9 +44,7 @@ WHOLE_BATCH = 0.9
 
 
 class LiveBytes(NamedTuple):
-    """Live bytes of a device: requested in large blocks of the allocator (over 1 MiB) and in small ones, and the large
-    blocks themselves, which are larger where the allocator does not split a cached block.
-    """
+    """Live bytes of a device: requested in large (over 1 MiB) and small blocks, and the sizes of the large blocks."""
 
     large: int
     small: int
@@ -59,9 +57,7 @@ _NOTHING = LiveBytes(0, 0, 0)
 
 
 class StepSize(NamedTuple):
-    """The inputs of the model that a step trained: rows of the first input, as a rule the batch, and elements of all,
-    summed over the step's forwards, and the most rows of a forward.
-    """
+    """A step's inputs: rows of the first (the batch), elements of all, and the most rows of a forward."""
 
     rows: int
     elements: int
@@ -79,11 +75,11 @@ class After:
         """Note that a step may have ended here. A later event decides."""
 
     def is_last(self, step: int) -> bool:
-        """Whether the step, which ended where :meth:`may_end` was last called, is the last one to record."""
+        """Return whether the step, which ended where :meth:`may_end` was last called, is the last one to record."""
         return self._stops and step >= self._limit
 
     def is_timed(self, step: int) -> bool:
-        """Whether to time the step that begins. See :class:`~fakedist.record.timed_step.RecordedStep`."""
+        """Return whether to time the step that begins. See :class:`~fakedist.record.timed_step.RecordedStep`."""
         return step == self._limit
 
     def notes(self) -> list[Note]:
@@ -94,10 +90,10 @@ class After:
 class Steady:
     """Steps until one ends with as much live memory as the step before, so that the next one would be the same.
 
-    Live memory is what was requested of the caching allocator and is still allocated. On each device, requests for
-    large blocks must match to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If
-    the large blocks themselves differ, one more step must request the same: the allocator may still reserve more.
-    No optimizer may wait for its first step, and the batch must be whole. Each step from step 2 on is timed until then.
+    Live memory is what the caching allocator holds for requests. On each device, requests for large blocks must match
+    to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If only the large blocks
+    themselves differ, one more step must request the same: the allocator may still reserve more. No optimizer may wait
+    for its first step, and the batch must be whole. Each step from step 2 on is timed until then.
     """
 
     def __init__(
@@ -122,7 +118,7 @@ class Steady:
             self._now = self._live()
 
     def is_last(self, step: int) -> bool:
-        """Whether the step is steady, or the last to try."""
+        """Return whether the step is steady, or the last to try."""
         if not self.is_steady:
             before, self._before = self._before, self._now
             self._most = max(self._most, self._size(step).most)
@@ -134,7 +130,7 @@ class Steady:
         return self._stops and (self.is_steady or step >= MOST_STEPS)
 
     def is_timed(self, step: int) -> bool:
-        """Whether the step may be the steady one."""
+        """Return whether the step may be the steady one."""
         return LEAST_STEPS <= step <= MOST_STEPS and not self.is_steady
 
     def notes(self) -> list[Note]:
@@ -194,8 +190,6 @@ def _now_us() -> int:
 
 @dataclass
 class _Step:
-    """A step: when it began, how often each optimizer stepped in it, which of them first; whether it was reported."""
-
     start_us: int = field(default_factory=_now_us)
     end_us: int = 0
     stepped: Counter[int] = field(default_factory=Counter)
@@ -206,42 +200,36 @@ class _Step:
 class Steps:
     """Counts training steps.
 
-    A sign of work is a root module's forward, a backward or the replay of a CUDA graph. Step 0 (``init``) is everything
-    before the first one. Work before any optimizer is made (a probe of shapes, a count of FLOPs) is ``init``, too: once
-    the first optimizer is made, step 1 begins again with the next sign of work. It goes on if the optimizer was made in
-    the middle of it: for gradients that this work left (the optimizer's parameters have them then, and still at the
-    next sign of work or when it steps), or between a forward and its backward. Without any optimizer, the job is in
-    step 1 from its first work on.
+    A sign of work is a root module's forward, a backward or a CUDA graph's replay. Step 0 (``init``) is everything
+    before the first one, and before any optimizer is made (a probe of shapes, a count of FLOPs): step 1 begins again
+    with the next sign of work once the first optimizer is made. It goes on if the optimizer was made amid its work: for
+    gradients that the work left (the optimizer's parameters still have them at the next sign of work or when it steps),
+    or between a forward and its backward. A job without any optimizer is in step 1 from its first work on.
 
-    A step ends at the first sign of work after an ``optimizer.step()``. Gradient accumulation has
-    no optimizer step in between, so it does not count. Where a job shows no sign of work, or works only in closures
-    inside ``optimizer.step()``, a step ends when its first optimizer steps again. Jobs without an optimizer call
-    ``fakedist.step()``, which switches the search off. An optimizer that steps before any work only creates its state
-    (torch's distributed checkpoints, Megatron-FSDP), and that is ``init``.
+    A step ends at the first sign of work after an ``optimizer.step()``, so gradient accumulation does not count.
+    Without signs of work, or with work only in closures inside ``optimizer.step()``, a step ends when its first
+    optimizer steps again. Jobs without an optimizer call ``fakedist.step()``, which switches the search off. An
+    optimizer that steps before any work only creates its state (torch's distributed checkpoints, Megatron-FSDP):
+    ``init``.
 
-    Where several optimizers step in turn (a GAN's), a step ends where the work for its first optimizer begins again: at
-    the last sign of work before that optimizer steps. This is known only afterwards. So each sign of work after an
-    optimizer's step begins a new step until the next optimizer steps. If that is not the first one, ``merged`` is
-    called: the new step is still the old one. A step ends at once, as with one optimizer, when every optimizer has
-    stepped as often as in the step before; in the first step, when every optimizer has stepped (``waits``). One that
-    steps only every k-th time (a generator after each fifth critic) belongs to the step in which it steps.
+    With several optimizers (a GAN's), a step ends at the last sign of work before its first optimizer steps again. This
+    is known only afterwards, so each sign of work after an optimizer's step begins a new step until the next optimizer
+    steps. If that is not the first one, ``merged`` is called: the new step is still the old one. A step ends at once
+    when every optimizer has stepped as often as in the step before, or in the first step has stepped at all
+    (``waits``). One that steps every k-th time (a generator after each fifth critic) belongs to the step in which it
+    steps.
 
     Args:
         goal: Decides which step is the last. :class:`StopRun` is raised where the next one would begin.
         ended: Called with (step, start_us, end_us) when a step ends. Unix time in microseconds.
-        merged: Called with a step that went on, even if ``ended`` was already called for it. Called with 0 where step 1
-            begins again.
+        merged: Called with a step that went on, even if ``ended`` was called for it; with 0 where step 1 begins again.
         waits: Whether an optimizer exists that has never stepped, given the ``id`` of those that have.
-        stop_error: Makes the exception to raise.
         num_more: Steps to run after the last recorded one. ``ended`` is called for them too.
 
     Attributes:
-        number: Number of the current step.
         done: The last recorded step. None until it has ended.
-        stopped: Whether :class:`StopRun` was raised.
         is_cut_short: Whether the step that ends now ends with the run, so that what follows its last optimizer step may
             be the script's own end: a checkpoint, an evaluation by hand.
-        optimizer_steps: How often any optimizer stepped.
     """
 
     def __init__(
@@ -278,11 +266,11 @@ class Steps:
 
     @property
     def is_manual(self) -> bool:
-        """Whether the script itself marks where steps end."""
+        """Return whether the script itself marks where steps end."""
         return self._manual
 
     def waits(self) -> bool:
-        """Whether an optimizer exists that has never stepped."""
+        """Return whether an optimizer exists that has never stepped."""
         return self._waits(self._references)
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
@@ -292,10 +280,7 @@ class Steps:
             self._with_gradients.append(weakref.ref(optimizer))
 
     def work(self, *, continues: bool = False) -> None:
-        """Take a sign of work: a root module's forward, a ``backward()`` or a CUDA graph's replay is about to run.
-
-        ``continues``: it is the backward of the forward that was taken last.
-        """
+        """Take a sign of work that is about to run; ``continues`` is the backward of the forward taken last."""
         if continues and self._num_made:
             self._may_be_init = False
         self.decide_on_init()
@@ -332,10 +317,7 @@ class Steps:
             self.optimizer_steps += 1
 
     def manual(self) -> None:
-        """End a step here, at the script's request (``fakedist.step()``).
-
-        The first step then began with the first module's forward or, if no module ran, with the recording.
-        """
+        """End a step here, at ``fakedist.step()``. The first one began with the first forward or the recording."""
         self._manual, self._before, self._may_be_init = True, None, False
         if self.number == 0:
             self.number = 1
@@ -400,7 +382,6 @@ class Steps:
             self._stop_if_done()
 
     def _may_end(self) -> None:
-        """Note that a step may have ended here, and end it if that is certain."""
         self._goal.may_end()
         before, number = self._step, self.number
         before.end_us = _now_us()
@@ -412,7 +393,7 @@ class Steps:
             self._stop_if_done()
 
     def _is_whole(self, step: _Step) -> bool:
-        """Whether every optimizer that belongs to the step has stepped, as far as is known."""
+        """Return whether every optimizer that belongs to the step has stepped, as far as is known."""
         if self._usual is None:
             return not self.waits()
         return all(step.stepped[key] >= times for key, times in self._usual.items() if self._is_alive(key))
@@ -451,15 +432,10 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Evaluations:
-    """Distinguishes evaluation from training by the forwards of root modules.
+    """Distinguishes evaluation from training by the forwards of root modules, after an optimizer has stepped.
 
-    It is an evaluation if, after an optimizer has stepped, a trainable model runs without grad, or in ``eval()``
-    although it trained in ``train()``. A model that ran without grad in ``train()`` before the first optimizer stepped
-    does so in training too (a GAN's generator for its critic, a rollout).
-
-    Attributes:
-        num_ended: Evaluations that ended because training went on.
-        running: Whether an evaluation is running.
+    In an evaluation, a trainable model runs without grad, or in ``eval()`` although it trained in ``train()``. A model
+    that ran without grad in ``train()`` before then does so in training too (a GAN's generator, a rollout).
     """
 
     def __init__(self) -> None:
@@ -470,7 +446,7 @@ class Evaluations:
 
     @property
     def seen(self) -> bool:
-        """Whether any evaluation has run or is running."""
+        """Return whether any evaluation has run or is running."""
         return self.running or self.num_ended > 0
 
     def root_forward(self, module: nn.Module, has_stepped: bool) -> None:
@@ -498,10 +474,10 @@ class Evaluations:
 
 
 def any_waits(stepped: Container[int]) -> bool:
-    """Whether an optimizer that has not stepped has parameters that none with an ``id`` in ``stepped`` has.
+    """Return whether an optimizer that has not stepped has parameters that none with an ``id`` in ``stepped`` has.
 
-    An optimizer that shares its parameters with another wraps it, or is wrapped by it. This searches all Python
-    objects, once or twice a run, because no torch hook reports the creation of every class of optimizer.
+    One that shares its parameters with another wraps it, or is wrapped by it. This searches all Python objects, once or
+    twice a run, because no torch hook reports the creation of every class of optimizer.
     """
     living = alive(lambda kind: issubclass(kind, torch.optim.Optimizer))
     optimizers = [known for known in living if isinstance(known, torch.optim.Optimizer)]
@@ -526,9 +502,9 @@ _SAVE = (
 
 @contextmanager
 def saves(saved: Callable[[], None]) -> Iterator[None]:
-    """Call ``saved`` whenever a checkpoint has been written. What it raises propagates into the script.
+    """Call ``saved``, which may raise, whenever a checkpoint has been written.
 
-    This imports the modules to patch, so that a script that imports a function from one gets the patched function.
+    The modules to patch are imported now, so that a script that imports a function from one gets the patched function.
 
     Raises:
         RecordingError: This version of torch saves in another way.
@@ -568,12 +544,7 @@ class Samples(NamedTuple):
 
 
 class _Samples:
-    """Counts the samples of a step: first dimensions of the inputs of the first model that runs with gradients.
-
-    Attributes:
-        samples: The samples, by positional arguments.
-        size: The rows of the first tensor among all arguments, and the elements of all of them.
-    """
+    """Counts a step's samples, by position: first dimensions of inputs of the first model that runs with gradients."""
 
     def __init__(self, model: int) -> None:
         self.samples = Samples(0, "")
@@ -581,7 +552,6 @@ class _Samples:
         self._model = model
 
     def take(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Count the input of one forward."""
         if id(module) != self._model:
             return
         inputs, others = _tensors(args), _tensors(kwargs)
@@ -617,13 +587,7 @@ class StepListener:
 class Training(GraphObserver):
     """Follows the steps, updates the position's step, and ends the run when enough is recorded.
 
-    Args:
-        position: Where the rank is.
-        steps: Steps to record, or "auto".
-        until: A step, "validation", "save" or "end" (the script's own end), which ends the recording instead.
-        graphs: The CUDA graphs that hold work and optimizers.
-        listener: Called as steps go by.
-        num_more: Steps to run after the last recorded one.
+    ``until`` ends it instead of ``steps`` or "auto": a step, "validation", "save" or "end" (the script's own end).
     """
 
     def __init__(
@@ -665,10 +629,7 @@ class Training(GraphObserver):
             yield
 
     def root_forward(self, module: nn.Module, args: tuple[object, ...]) -> bool:
-        """Take note of a forward that is about to run, of a module that no other module called.
-
-        Returns whether it generates tokens.
-        """
+        """Take note of a forward of an uncalled module that is about to run. Return whether it generates tokens."""
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
         self._loading.used(in_training=torch.is_grad_enabled())
@@ -714,7 +675,7 @@ class Training(GraphObserver):
 
     @property
     def is_counted(self) -> bool:
-        """Whether anything ends steps: an optimizer or the script."""
+        """Return whether anything ends steps: an optimizer or the script."""
         return self.steps.optimizer_steps > 0 or self.steps.is_manual
 
     def facts(self) -> TrainingFacts:

@@ -20,18 +20,13 @@ _REPORTS = {"addError": 2, "addFailure": 2, "addSubTest": 3}
 
 
 class Stopping:
-    """Makes the exception that is raised inside the script to end the run.
+    """Makes the exception that is raised inside the script to end the run; a context manager that undoes its patches.
 
     - unittest catches whatever a test raises. Its results are made to stop there, without a failure.
     - pytest catches everything but its own ``Exit``. So the exception is also an ``Exit``, with exit code 0.
     - IPython prints a traceback and goes on with the next cell. Here it prints none.
     - A bare ``except:`` around a training step swallows it, and the next step raises it again. After the third time the
-      process ends instead.
-
-    A context manager: leaving it removes its patches.
-
-    Attributes:
-        num_swallowed: How often the script went on after the stop was raised.
+      process ends instead. ``num_swallowed`` counts them.
     """
 
     def __init__(self) -> None:
@@ -63,7 +58,7 @@ class Stopping:
 
 
 def _handles_stop() -> bool:
-    """Whether an ``except`` or ``finally`` that the stop runs through trains on."""
+    """Return whether an ``except`` or ``finally`` that the stop runs through trains on."""
     return any(isinstance(link, StopRun) for link in chain_of(sys.exception() or Exception()))
 
 
@@ -87,7 +82,7 @@ def _pytest_stop(exit_error: type) -> StopRun:
 
 
 def _runs(filename: str) -> bool:
-    """Whether code in a file whose name ends like this called us."""
+    """Return whether code in a file whose name ends like this called us."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.endswith(filename):

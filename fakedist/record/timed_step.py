@@ -1,11 +1,11 @@
 """The timed step: reports to a tracer where the rank is and what runs, in a recorded step or in a later one.
 
-torch opens ranges of its own, such as FSDP's and the optimizers'. Those are not the script's.
+Ranges that torch opens, such as FSDP's and the optimizers', are not the script's.
 
-After the last recorded step, the allocator's history and the numbering of operations are switched off. One step warms
-up: torch.compile finds that its tensors' dispatch keys have changed, and compiles again. The next step is traced, by
-CUPTI through torch.profiler or by Nsight Systems around this process. Its operations come from torch's own observers,
-its layers from ranges that the module hooks open. Phases are not a stack, because they may overlap the script's ranges.
+After the last recorded step, the allocator's history and the numbering of operations are off. One step warms up:
+torch.compile finds that its tensors' dispatch keys have changed, and compiles again. The next step is traced, by CUPTI
+through torch.profiler or by Nsight Systems around this process. Its operations come from torch's own observers, its
+layers from ranges that the module hooks open. Phases are not a stack, because they may overlap the script's ranges.
 """
 
 from __future__ import annotations
@@ -142,12 +142,7 @@ _Event = AbstractContextManager[None]
 
 
 class LaterStep:
-    """The step that a tracer traces after the recorded ones, and the warm-up step before it.
-
-    Attributes:
-        num_steps: Steps to run for it after the recorded ones.
-        is_on: Whether the traced step is running.
-    """
+    """The step that a tracer traces after the recorded ones, and the warm-up step before it."""
 
     def __init__(self, name: Callable[[int], str], tracer: Tracer | None = None) -> None:
         self.num_steps = 0 if tracer is None else _NUM_STEPS
@@ -173,7 +168,7 @@ class LaterStep:
             yield
 
     def begins_after(self, step: int) -> bool:
-        """Whether recording may stop after this step, the last recorded one, so that a later one can be timed."""
+        """Return whether recording may stop after this step, the last recorded one, to time a later one."""
         if self._tracer is None:
             return False
         self._step = step + _NUM_STEPS
@@ -272,18 +267,10 @@ class LaterStep:
 
 
 class RecordedStep(GraphObserver):
-    """Has recorded steps timed. Of several, the last one with the largest input counts.
+    """Has recorded steps timed. Of several, the last one with the largest input (``size`` in elements) counts.
 
     A step that ends with the run counts only if none did before, and as far as its last optimizer step: nothing
     distinguishes what follows it in the step (averages of parameters) from the script's own end (a checkpoint).
-
-    Args:
-        tracer: Traces the steps. None times no step.
-        wanted: Whether to time a step that begins.
-        size: Returns the elements of a step's input.
-        position: Where the rank is.
-        operations: The operations that it runs.
-        ledger: The calls that it makes on process groups.
     """
 
     def __init__(

@@ -42,11 +42,8 @@ class Tracer(Protocol):
 class OperationTracer(Tracer, Protocol):
     """A tracer that receives what runs, because its device knows nothing of torch: the virtual GPU's model.
 
-    Attributes:
-        inside: Returns the place of what a compiled graph launches now in this thread. None outside one.
-        place_of: Returns the place of a scope.
-        known_in_graph: Returns the values of a buffer of the compiled graph that runs; None if they are not known.
-        is_compiled: Whether the fast path reports the operations that it runs.
+    ``inside`` returns the place of a launch by this thread's compiled graph, ``known_in_graph`` a buffer's values
+    there; both may be None. With ``is_compiled``, the fast path reports the operations that it runs.
     """
 
     inside: Callable[[], Place | None]

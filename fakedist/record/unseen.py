@@ -1,12 +1,12 @@
 """Keeps the recorder's hooks out of what Dynamo traces, so that it makes the same graphs as without them.
 
-The hooks are global: of every module, of every optimizer. Dynamo traces ``Module.__call__`` and ``Optimizer.step`` in
-place of running them, and hooks change what it makes of both: it no longer takes the short way to ``Module.forward``,
-which ``torch.export`` needs, and it traces the hooks themselves. So they are gone while it traces a frame. They are
-back when it makes the frame's guards, which count the hooks. Guards are checked where the script runs.
+The hooks are global: of every module and optimizer. Dynamo traces ``Module.__call__`` and ``Optimizer.step`` in place
+of running them. Hooks make it skip the short way to ``Module.forward``, which ``torch.export`` needs, and it traces
+them, too. So they are gone while it traces a frame, and back when it makes the frame's guards, which count the hooks
+and are checked where the script runs.
 
-Modules inside compiled code report nothing. An optimizer's step does: the code that Dynamo makes of its frame runs
-between two calls of ours, or else the graph into which Dynamo traced the step with the function that called it.
+Modules inside compiled code report nothing. An optimizer's step does: its compiled frame runs between two calls of
+ours, or else the graph into which Dynamo traced the step with the function that called it.
 """
 
 from __future__ import annotations
@@ -76,10 +76,7 @@ class Unseen:
                 self._replaced.remove(entry)
 
     def is_reported(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether compiled code has reported the step that this optimizer is in. Its hooks need not report it again.
-
-        Dynamo leaves some of a step's frames to Python, which calls the hooks.
-        """
+        """Return whether compiled code has reported this optimizer's step: it leaves some frames to Python's hooks."""
         return any(optimizer is running for running in self._running)
 
     @property
@@ -193,7 +190,7 @@ def put_back(taken: Sequence[Taken]) -> None:
 
 
 def compiles_backwards() -> bool:
-    """Whether torch compiles the backwards that begin now, with the hooks of their parameters."""
+    """Return whether torch compiles the backwards that begin now, with the hooks of their parameters."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and bool(present(module, "compiled_autograd_enabled"))
 
@@ -217,8 +214,6 @@ def _traced_steps(translator: Any) -> Iterator[None]:
 
 @contextmanager
 def _graphs_with_steps(module: ModuleType, begins: Stepped, ended: Stepped) -> Iterator[None]:
-    """Call these around each run of a graph that has steps of optimizers in it."""
-
     def call_user_compiler(output: object, *args: object) -> object:
         compiled = original(output, *args)
         optimizers: list[torch.optim.Optimizer] = vars(output).pop(_STEPS, [])

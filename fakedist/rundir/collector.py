@@ -12,10 +12,7 @@ _RARE = (50_000, 20, 100)
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Turn the cycle collector off while a recording is read, a step's launches are written, or a snapshot is made.
-
-    All make one object per row, in no cycles. The collector would walk them again and again: half of the time.
-    """
+    """Turn the cycle collector off while one object per row is made, in no cycles: it would take half of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -27,10 +24,7 @@ def no_collector() -> Iterator[None]:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect cycles rarely while modules are imported, which takes a fifth less time. Their objects stay anyway.
-
-    The collector stays on or off as the modules leave it, and so do thresholds that they set.
-    """
+    """Collect cycles rarely during imports, which takes a fifth less time. Settings that the modules make stay."""
     before = gc.get_threshold()
     gc.set_threshold(*_RARE)
     try:

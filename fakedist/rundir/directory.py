@@ -47,10 +47,7 @@ _LEFT_OVER = re.compile(rf"(?:{re.escape(SCRATCH_PREFIX)}|{re.escape(FRESH_PREFI
 
 
 def default_name(job: Job, ranks: Sequence[int] = (), *, which: str = "") -> Path:
-    """An unused name for a run directory or a directory of several runs: the script's, with rank and world size.
-
-    ``which`` stands in place of the ranks of several runs.
-    """
+    """An unused name for a directory of one run or several: script, ranks (or ``which``) and world size."""
     stem = job.target.rpartition(".")[2] if job.is_module else Path(job.target).stem
     which = which or (f"ranks{min(ranks)}-{max(ranks)}" if ranks else f"rank{job.rank}")
     return free_name(f"fakedist-{stem}-{which}of{job.world_size}")
@@ -94,11 +91,7 @@ def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
 
 
 def _locked(path: Path) -> int:
-    """The descriptor of a directory's lock, which is held until it is closed.
-
-    Raises:
-        RunDirectoryError: Another run holds it.
-    """
+    """The descriptor of a directory's lock, held until it is closed; RunDirectoryError if another run holds it."""
     while True:
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -118,7 +111,7 @@ def in_use(path: Path) -> RunDirectoryError:
 
 
 def clear(path: Path, but: Collection[str] = ()) -> None:
-    """Remove what a run has written from its locked directory, but for the lock and the names in ``but``.
+    """Remove a run's files from its locked directory, but for the lock and the names in ``but``.
 
     The manifest goes last: until then this is a run directory.
     """
@@ -130,10 +123,7 @@ def clear(path: Path, but: Collection[str] = ()) -> None:
 
 
 def check_replaceable(path: Path, force: bool) -> list[str]:
-    """Check that a run may be written to a path, in place of the run or the runs of several ranks that it holds.
-
-    Returns:
-        The names of the ranks' run directories in it.
+    """Check that a run may replace what a path holds, and return the names of the ranks' run directories in it.
 
     Raises:
         RunDirectoryError: It holds something that fakedist did not write, or runs that may not be replaced.
@@ -148,10 +138,7 @@ def check_replaceable(path: Path, force: bool) -> list[str]:
 
 
 def check_ours(path: Path) -> list[str]:
-    """Check that a path is free, or a directory with nothing in it but a run, or runs of several ranks.
-
-    Returns:
-        The names of the ranks' run directories in it.
+    """Check that a path is free or holds only a run or ranks' runs, and return the names of these ranks' directories.
 
     Raises:
         RunDirectoryError: It is something else.
@@ -186,11 +173,7 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _remove_ranks(path: Path, ranks: Sequence[str]) -> None:
-    """Remove ranks' run directories from a directory, once none of them is in use.
-
-    Raises:
-        RunDirectoryError: One is in use.
-    """
+    """Remove ranks' run directories, once none of them is in use; RunDirectoryError if one is."""
     for name in ranks:
         if is_in_use(path / name):
             raise in_use(path / name)
@@ -207,7 +190,7 @@ def _remove(path: Path) -> None:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a run is writing to the directory now."""
+    """Return whether a run is writing to the directory now."""
     try:
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -54,12 +54,10 @@ _BY_OPERATION = tuple(
 
 
 def kernel_family(name: str, operation: str = "", phase: str = "") -> str:
-    """The family of a kernel.
+    """The family of a kernel, by its demangled name.
 
-    Args:
-        name: The kernel's demangled name.
-        operation: Its operation, as ``aten.mm.default`` or ``aten::mm``; empty if unknown.
-        phase: Its phase. Elementwise work in phase ``optimizer`` belongs to the family ``optimizer``.
+    ``operation`` is ``aten.mm.default`` or ``aten::mm``; empty if unknown. Elementwise work in phase ``optimizer``
+    belongs to the family ``optimizer``.
     """
     matched = next((family for family, words in _BY_NAME if words.search(name)), "")
     if matched in ("", "elementwise"):

@@ -128,7 +128,7 @@ class JournalReader:
 
 
 def _has_record(data: bytes) -> bool:
-    """Whether a whole record begins anywhere in the bytes after a broken one."""
+    """Return whether a whole record begins anywhere in the bytes after a broken one."""
     view, at, num_checked = memoryview(data), data.find(_PICKLE), 0
     while at >= 0 and num_checked <= _MOST_CHECKS * len(data):
         if at >= _HEAD.size:

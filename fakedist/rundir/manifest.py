@@ -168,7 +168,7 @@ def write_manifest(run_directory: Path, manifest: Manifest) -> None:
 
 
 def _git_commit() -> str:
-    """Commit of the working directory's repository, with "+" appended if tracked files are modified."""
+    """The commit, with "+" appended if tracked files are modified."""
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         if head.returncode:

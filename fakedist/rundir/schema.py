@@ -74,7 +74,6 @@ _TYPES = {str: "string", int: "int64", float: "double", float | None: "double", 
 
 
 def _columns_of(row: type, **meanings: str) -> tuple[Column, ...]:
-    """A column for each attribute of a row, with its meaning there, unless another is given."""
     known = attributes(row) | meanings
     hints = typing.get_type_hints(row)
     return tuple(Column(name, _TYPES[hint], known[name].replace("``", "`")) for name, hint in hints.items())

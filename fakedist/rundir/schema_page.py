@@ -112,7 +112,6 @@ def _type_text(hint: object) -> str:
 
 
 def _as_json(text: str) -> str:
-    """A docstring's words for a reader of JSON."""
     for word, in_json in (("``", "`"), ("None", "null"), ("False", "false"), ("True", "true")):
         text = text.replace(word, in_json)
     return text

@@ -1,4 +1,4 @@
-"""Where the time of the timed step goes: the times of a run's summary. Microseconds throughout."""
+"""The times of a run's summary: where the timed step goes. Microseconds throughout."""
 
 from __future__ import annotations
 

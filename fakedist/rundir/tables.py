@@ -23,7 +23,7 @@ _MOST_ROWS, _ROWS_OF_A_BYTE = 1_000, 20
 
 @contextmanager
 def new_tables(run_directory: Path) -> Iterator[Path]:
-    """A directory to write all tables into with :func:`write_table`. On exit they become the run's tables.
+    """A directory to write all tables into with :func:`write_table`. On exit they replace the run's tables.
 
     The old tables are replaced together. If writing the new ones fails, the old ones stay.
 
@@ -66,7 +66,7 @@ def import_parquet() -> None:
 
 
 def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -> None:
-    """Write one table of ``schema.TABLES``, with values (arrays or lists) for exactly the schema's columns.
+    """Write one table of ``schema.TABLES``, with arrays or lists for exactly the schema's columns.
 
     ``run_directory`` may also be a directory from :func:`new_tables`.
     """
@@ -97,7 +97,7 @@ def count_rows(run_directory: Path, name: str) -> int:
 def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = None) -> Any:  # pyarrow is untyped
     """Read one table, or some of its columns, as a ``pyarrow.Table``.
 
-    What the schema says of a column is checked: its type, its words, and that it has a value in each row. Rows of other
+    Each column is checked against the schema: its type, its words, and that it has a value in each row. Rows of other
     tables that it names exist.
 
     Raises:
@@ -120,7 +120,7 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
 
 @contextmanager
 def _opened(run_directory: Path, name: str) -> Iterator[Any]:  # pyarrow is untyped
-    """A table's file, open.
+    """Open a table's file.
 
     Raises:
         RunDirectoryError: It is missing or damaged; reading it raises this too.
@@ -161,7 +161,6 @@ def _type(column: Column) -> Any:
 
 
 def _check_values(run_directory: Path, path: Path, column: Column, values: Any) -> None:
-    """Check the values of a column against the schema. A million take a millisecond."""
     import pyarrow.compute
 
     if values.null_count and column.type != "double":  # there it is NaN: not known
@@ -193,7 +192,7 @@ def _check_values(run_directory: Path, path: Path, column: Column, values: Any) 
 
 
 def _encoding(table: Table) -> dict[str, object]:
-    """How columns are encoded: deltas for 64-bit numbers, dictionaries for the rest.
+    """Encode 64-bit numbers as deltas and the rest as dictionaries.
 
     For 1,000,000 events this takes half the time and a tenth of the space of pyarrow's defaults.
     """

@@ -284,7 +284,7 @@ def ranks_key(ranks: Sequence[int]) -> RanksKey:
 
 
 def is_member(rank: int, key: RanksKey) -> bool:
-    """Whether a rank is among those of a :func:`ranks_key`."""
+    """Return whether a rank is among those of a :func:`ranks_key`."""
     return rank in (range(*map(int, key[1:])) if key[:1] == ("range",) else key)
 
 
@@ -391,7 +391,7 @@ class TapeFollower:
         self.is_over = is_over
 
     def _has_ended(self) -> bool:
-        """Whether the tape's rank has ended. A parent that was killed leaves no lock."""
+        """Return whether the tape's rank has ended. A parent that was killed leaves no lock."""
         if not is_in_use(self._tape.run_directory):
             return True
         try:

@@ -16,10 +16,9 @@ def make_executor(on: str, jobs: int | None, say: Callable[[str], None], *, cold
     """Make an executor.
 
     Args:
-        on: "local", "ray" (the cluster of RAY_ADDRESS, or the one that this machine is part of) or "ray://HOST:PORT".
-        jobs: How many tasks run at once on this machine. None chooses by cores and memory.
-        say: Called with remarks while tasks run.
-        cold: Whether each rank starts on its own. On a cluster they always do.
+        on: "local", "ray" (the cluster of RAY_ADDRESS or of this machine) or "ray://HOST:PORT".
+        jobs: Tasks that run at once on this machine. None chooses by cores and memory.
+        cold: Whether each rank starts on its own, as always on a cluster.
 
     Raises:
         JobError: There is no such place, or ``jobs`` is given for a cluster.

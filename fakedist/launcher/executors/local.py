@@ -16,11 +16,9 @@ _ASK_AGAIN_S = 0.2
 class LocalExecutor:
     """Runs tasks in processes of this machine.
 
-    Args:
-        jobs: How many to run at once, whatever they need. None chooses by the cores and by the free memory: a task that
-            does not say what it needs is taken to need what those before it held. Tasks on a real GPU run one by one,
-            because they would take each other's memory and time.
-        cold: Whether each rank starts on its own. Otherwise ranks fork from a template, from the second on.
+    ``jobs`` run at once; None chooses by cores and free memory, taking unknown needs from earlier tasks. Tasks on a
+    real GPU run one by one, because they would take each other's memory and time. Unless ``cold``, ranks fork from a
+    template, from the second on.
     """
 
     def __init__(self, jobs: int | None = None, *, cold: bool = False) -> None:

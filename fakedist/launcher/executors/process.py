@@ -42,10 +42,8 @@ _TASK = (sys.executable, _PROGRAM, "run")
 class TaskProcesses:
     """Runs tasks in processes of this machine. Threads may share one.
 
-    Args:
-        environment: The environment of the tasks. None for this process's own.
-        templates: Whether tasks fork from a template that has imported what they need, and their ranks from one that
-            has imported what the first one imported.
+    With ``templates``, tasks fork from a template that has imported what they need, and their ranks from one that has
+    imported what the first one imported.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, templates: bool = False) -> None:
@@ -106,7 +104,6 @@ class TaskProcesses:
 
     @contextmanager
     def _supervisor(self) -> Iterator[_Supervisor | None]:
-        """A supervisor that has nothing to do. None if tasks were cancelled."""
         with self._lock:
             if self._is_over:
                 supervisor = None
@@ -126,45 +123,35 @@ class TaskProcesses:
                     supervisor.end()
 
     def _wait_for_earlier_attempt(self, task: Task) -> None:
-        """Wait until nothing writes to the task's directory.
-
-        If a worker of a cluster dies, the task runs again at once where another worker shares its directory. What the
-        first attempt left behind ends on its own, but may still be in the midst of that.
-        """
+        """Wait until nothing writes to the directory: a cluster may restart a task while its first attempt ends."""
         until = time.monotonic() + _EARLIER_S
         runs = [task.directory, *task.directory.glob("rank*")]
         while any(map(is_in_use, runs)) and not self._is_over and time.monotonic() < until:
             time.sleep(_POLL_S)
 
     def _unsupervised(self) -> Ending:
-        """How a task ended whose supervisor said nothing."""
         if self._is_over:
             return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "it was cancelled")
         return Ending(Outcome.ERROR, ExitCode.ERROR, "the process that supervises it was killed")
 
 
 class _Supervisor:
-    """A supervisor's process."""
-
     def __init__(self) -> None:
         self._scratch = ExitStack()
         self._process = start_supervisor(self._scratch.enter_context(scratch_directory("supervisor")))
         self.can_go_on = True
 
     def ask(self, order: Order) -> bytes:
-        """Give it an order, and wait for its account of the end. It is empty if it was killed, or was never asked."""
         said = _ask(self._process, order)
         self.can_go_on = bool(said)
         return said
 
     def cancel(self) -> None:
-        """Let it end its task, as it does when the pipe closes."""
         assert self._process.stdin is not None
         with suppress(OSError, ValueError):
             self._process.stdin.close()
 
     def end(self) -> None:
-        """Let it end its task, and wait for it."""
         assert self._process.stdout is not None
         self.cancel()
         self._process.wait()
@@ -173,11 +160,7 @@ class _Supervisor:
 
 
 def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:
-    """Start the process that starts and watches tasks' processes. It has its own session, as Ctrl-C is not for it.
-
-    Args:
-        scratch: A directory for what it keeps while it runs, and for its errors, which are in "log".
-    """
+    """Start the process that starts and watches tasks' processes, in its own session. It logs to ``scratch``."""
     with (scratch / "log").open("wb") as errors:
         return subprocess.Popen(
             [sys.executable, "-S", _SUPERVISOR, os.fspath(scratch / "learned.json")],
@@ -189,7 +172,6 @@ def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:
 
 
 def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
-    """Give the supervisor its order, and wait for its account of the end. It is empty if the supervisor was killed."""
     assert supervisor.stdin is not None
     assert supervisor.stdout is not None
     with suppress(OSError, ValueError):  # it was cancelled, or killed, before it had the order
@@ -205,7 +187,6 @@ def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
 
 
 def _ending(task: Task, supervised: Supervised, log: Path) -> Ending:
-    """How a task ended: as its supervisor saw it, else as its run directory has it."""
     if supervised.ended == "memory":
         limit, most = (format_bytes(size or 0) for size in (task.memory_limit_bytes, supervised.peak_rss_bytes))
         message = f"its processes held {most} of host memory, and {limit} is the limit"
@@ -251,7 +232,6 @@ def _failure(ending: Ending) -> str:
 
 
 def _tail(log: Path) -> str:
-    """The end of what a task printed."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _OUTPUT_BYTES))
@@ -261,7 +241,7 @@ def _tail(log: Path) -> str:
 
 
 def _error(log: Path) -> str:
-    """The error that a task printed: fakedist's own, or else its last line."""
+    """Return fakedist's own error among what a task printed, or else the last line."""
     lines = _tail(log).splitlines()
     ours = [line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)]
     return (ours or lines or [""])[-1].strip()

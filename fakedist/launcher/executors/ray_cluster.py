@@ -38,10 +38,8 @@ def _say_nothing(text: str) -> None:
 class RayExecutor:
     """Runs tasks on a Ray cluster that is already up.
 
-    Args:
-        address: Its address: HOST:PORT, ray://HOST:PORT, or "auto" for a cluster that this machine is part of. None
-            takes RAY_ADDRESS, or else "auto".
-        say: Called with a remark, such as that no node is large enough.
+    ``address`` is HOST:PORT, ray://HOST:PORT, or "auto" for a cluster that this machine is part of; None takes
+    RAY_ADDRESS, or else "auto". ``say`` is called with remarks, such as that no node is large enough.
 
     Raises:
         SetupError: Ray is not installed, or no cluster answers at the address.
@@ -96,7 +94,6 @@ class RayExecutor:
             self._say(f"no node of the cluster has {cores} and {format_bytes(memory_bytes)}: waiting for one that has")
 
     def _has_room(self, task: Task) -> bool:
-        """Whether to queue a task: as many as there are cores, and as many again, by which clusters grow."""
         cores = self._ray.cluster_resources().get("CPU", 0.0)
         return len(self._pending) < 2 * max(1, int(cores / task.need.cpus))
 
@@ -122,7 +119,6 @@ class RayExecutor:
         return result
 
     def _cancel(self) -> None:
-        """Cancel what is queued or runs, and wait until it is over."""
         from ray.exceptions import RayError
 
         for ref in self._pending:
@@ -138,7 +134,7 @@ def _run_on_worker(handed: Handed) -> tuple[TaskResult, bytes]:
 
 
 def _environment_of_node() -> dict[str, str]:
-    """The environment that the cluster's node was started with, and what the user's ``runtime_env`` adds to it.
+    """The environment of the cluster's node plus the user's ``runtime_env``.
 
     A worker's own has more: Ray sets OMP_NUM_THREADS to the booked cores, and variables of its own.
     """
@@ -151,7 +147,6 @@ def _environment_of_node() -> dict[str, str]:
 
 
 def _environment_of(pid: int) -> dict[str, str]:
-    """The environment with which a process of this user was started. Empty if it cannot be read."""
     with suppress(OSError):
         entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
         return {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
@@ -159,11 +154,7 @@ def _environment_of(pid: int) -> dict[str, str]:
 
 
 def _connected(address: str, stack: ExitStack) -> Any:
-    """The module ``ray``, connected to the cluster at an address until the stack is closed.
-
-    Raises:
-        SetupError: Ray is not installed, or no cluster answers.
-    """
+    """The module ``ray``, connected until the stack is closed; SetupError without Ray or an answering cluster."""
     try:
         import ray
     except ImportError:
@@ -182,7 +173,7 @@ def _connected(address: str, stack: ExitStack) -> Any:
 
 @contextmanager
 def _as_before() -> Iterator[None]:
-    """Undo what Ray changes in this process when it connects: it handles SIGTERM itself, and ``breakpoint()``."""
+    """Undo Ray's SIGTERM handler and its ``breakpoint()``."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler, hook = signal.getsignal(signal.SIGTERM), os.environ.get("PYTHONBREAKPOINT")
     try:
@@ -197,7 +188,7 @@ def _as_before() -> Iterator[None]:
 
 @contextmanager
 def _remarks_of_ray(say: Callable[[str], None]) -> Iterator[None]:
-    """Pass on what Ray reports of lost workers: the first line, once. Ray prints 20 lines of its log on stdout."""
+    """Pass on the first line of Ray's report of lost workers, once. Ray prints 20 lines of its log on stdout."""
     from ray._private import worker
 
     said: set[str] = set()
@@ -217,11 +208,7 @@ def _remarks_of_ray(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _see_that_it_answers(address: str) -> None:
-    """Check that a gRPC server answers at an address. Ray itself waits for one for two minutes, then ends the process.
-
-    Raises:
-        SetupError: The address is none, or nothing answers in time.
-    """
+    """Raise SetupError unless a gRPC server answers. Ray waits for one for two minutes, then ends the process."""
     import grpc
 
     if (match := _ADDRESS.fullmatch(address)) is None:

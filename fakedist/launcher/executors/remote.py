@@ -28,11 +28,8 @@ _MARK_PREFIX = ".fakedist-shared-"
 class Handed:
     """A task on its way to a worker.
 
-    Attributes:
-        task: The task.
-        mark: Name of a file next to the task's directory. A worker that finds it there shares this path.
-        inode: The file's inode. A copy of it, as rsync makes one, has another.
-        version: The version of fakedist that hands the task over.
+    ``mark`` names a file next to the task's directory: a worker that finds it, with the same ``inode``, shares the
+    path. A copy, as rsync makes one, has another inode.
     """
 
     task: Task
@@ -42,15 +39,7 @@ class Handed:
 
 
 def run_there(handed: Handed, environment: Mapping[str, str]) -> tuple[TaskResult, bytes]:
-    """Run a task on this machine for a driver elsewhere.
-
-    Args:
-        handed: The task.
-        environment: The environment of the task's processes.
-
-    Returns:
-        The result, and the packed contents of the task's directory: empty if it lies on a shared path.
-    """
+    """Run a task for a driver elsewhere. Return the result and, unless the path is shared, its packed directory."""
     task = handed.task
     if handed.version != __version__:
         told = f"{platform.node()} has fakedist {__version__}, and the tasks come from {handed.version}"
@@ -89,7 +78,7 @@ class SharedMarks:
         self._inodes: dict[Path, int] = {}
 
     def hand(self, task: Task) -> Handed:
-        """Mark the place of a task's directory.
+        """Mark the location of a task's directory.
 
         Raises:
             RunDirectoryError: It cannot be written.
@@ -103,7 +92,6 @@ class SharedMarks:
 
 @contextmanager
 def _marked(mark: Path) -> Iterator[int]:
-    """The inode of a mark that exists as long as the context."""
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()

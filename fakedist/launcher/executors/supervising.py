@@ -1,8 +1,8 @@
 """The supervisor: a small process between an executor and the processes of tasks, one task after the other.
 
-It adopts every process that a task leaves behind, samples how much memory they hold together, and ends all of them at
-a limit, when the task is over, and when the executor closes the pipe or dies. It keeps the templates that its tasks and
-their ranks fork from. It needs the standard library alone.
+It adopts every process that a task leaves behind, samples their resident memory, and ends all of them at a limit, at
+the task's end, and when the executor closes the pipe or dies. It keeps the templates of tasks and ranks, and needs the
+standard library alone.
 """
 
 from __future__ import annotations
@@ -32,15 +32,11 @@ _SAMPLE_S = 0.2
 
 @dataclass(frozen=True)
 class Order:
-    """A program to run.
+    """A program to run in a complete environment, with its output in ``log``.
 
     Attributes:
-        command: The program and its arguments.
-        environment: Its complete environment.
-        cwd: The directory in which it runs.
-        log: The file that takes its output.
         memory_limit_bytes, timeout_s: As for :class:`fakedist.launcher.executors.task.Task`.
-        script: The script of its ranks, which chooses their fork server. Empty if they do not fork from a template.
+        script: The script of its ranks, which chooses their fork server. Empty if they do not fork.
         arguments: Further arguments, which a fork of the template gets.
         template: The command of a template that forks processes like it. Empty if each starts on its own.
     """
@@ -58,13 +54,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Supervised:
-    """How it ended.
+    """The end of an ordered program.
 
-    Attributes:
-        ended: What ended it: "itself", or the supervisor for this reason.
-        code: Its exit code; -n if signal n killed it.
-        wall_s: Seconds that it took.
-        peak_rss_bytes: The most resident memory that its processes held together.
+    ``ended`` is "itself" or the supervisor's reason; ``code`` is -n if signal n killed it; ``peak_rss_bytes`` is the
+    peak of all its processes together.
     """
 
     ended: Ended
@@ -74,11 +67,7 @@ class Supervised:
 
 
 def main(learned: str) -> int:
-    """Run the orders on stdin, one a line. Print how each ended, one a line. A child of this process does it all.
-
-    Args:
-        learned: The file for what the first rank's script imports.
-    """
+    """Run the orders on stdin, one a line, in a child of this process. Print how each ended, one a line."""
     shield = _shield()
     adopt_orphans()
     child_ends, wake = os.pipe()
@@ -98,10 +87,10 @@ def main(learned: str) -> int:
 
 
 def _shield() -> int:
-    """Go on in a child: Ray kills the children of a worker that leaves, and nothing would end the tasks then.
+    """Go on in a child, as Ray kills the children of a worker that leaves, and nothing would end the tasks then.
 
     Returns:
-        A descriptor that is at its end once the process that was this one is gone.
+        A descriptor at its end once the original process is gone.
     """
     reader, writer = os.pipe()
     if child := os.fork():
@@ -117,12 +106,7 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 @dataclass(frozen=True)
 class Templates:
-    """The templates of a supervisor's tasks.
-
-    Attributes:
-        ranks: Keeps the one that ranks fork from.
-        tasks: The one that the tasks' own processes fork from.
-    """
+    """The templates from which a supervisor's tasks, and their ranks, fork."""
 
     ranks: TemplateKeeper
     tasks: TaskTemplate
@@ -172,8 +156,6 @@ def start(order: Order, templates: Templates) -> subprocess.Popen[bytes] | Forke
 
 
 class _Supervision:
-    """One program that is being watched."""
-
     def __init__(self, order: Order, owners: tuple[int, ...], child_ends: int, templates: Templates) -> None:
         self._order = order
         self._templates = templates
@@ -197,7 +179,6 @@ class _Supervision:
         return Supervised(self._ended, code, wall_s, max(self._peak_bytes, self._templates.most_bytes()))
 
     def _wait(self) -> None:
-        """Wait for a sample's time, for a process that ends, or for the executor."""
         forked = [self._program.fileno()] if isinstance(self._program, ForkedChild) else []
         for reader in select.select([self._child_ends, *self._owners, *forked], [], [], _SAMPLE_S)[0]:
             if reader not in forked and not os.read(reader, 4096):  # an owner is gone
@@ -224,14 +205,12 @@ class _Supervision:
             os.kill(self._pid, signal.SIGTERM)
 
     def _code(self) -> int | None:
-        """The program's exit code, once it has ended; -n if signal n killed it."""
         status = self._reap()
         if isinstance(self._program, ForkedChild):
             return self._program.wait() if self._program.has_ended() else None
         return None if status is None else os.waitstatus_to_exitcode(status)
 
     def _reap(self) -> int | None:
-        """Reap every process that has ended. Returns the program's wait status if it is among them."""
         status_of_program = None
         while True:
             try:

@@ -19,22 +19,13 @@ _MARGIN = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """The resources that a task books before it runs. A booking limits nothing: see ``memory_limit_bytes`` of a task.
-
-    Attributes:
-        cpus: Cores.
-        memory_bytes: Host memory. None if it is not known: the executor goes by the tasks that ran before.
-    """
+    """The resources that a task books, without limiting it; ``memory_bytes`` is None to go by earlier tasks."""
 
     cpus: int = 1
     memory_bytes: int | None = None
 
     def booked_bytes(self, most_bytes: int | None) -> int:
-        """Host memory to book.
-
-        Args:
-            most_bytes: The most that an earlier task held. None if none has run.
-        """
+        """Host memory to book, given the most that an earlier task held, or None before the first."""
         if self.memory_bytes is not None:
             return self.memory_bytes
         return ASSUMED_MEMORY_BYTES if most_bytes is None else int(_MARGIN * most_bytes)
@@ -42,15 +33,11 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One run of a job.
+    """One run of a job, named uniquely among the tasks of one executor by ``key``.
 
     Attributes:
-        key: Its name, unique among the tasks of one executor.
-        job: The job to run.
-        directory: The run directory, or the directory of all ranks' run directories if the job runs with its peers.
-            It is replaced if it exists.
-        cwd: The directory in which the script runs.
-        need: What it books.
+        directory: The run directory, or the parent of all ranks' if the job runs with its peers. An existing one is
+            replaced.
         memory_limit_bytes: Resident host memory of all of its processes together that ends it. None for no limit.
         timeout_s: Seconds after which it is ended. None for no limit.
     """
@@ -71,21 +58,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """How a task ended. Every task has one: a task that fails raises nothing.
+    """The end of a task. Every task has one: a task that fails raises nothing.
 
     Attributes:
-        key: The task's name.
-        outcome: How it ended: the rank's own outcome, or what ended the rank. ``HOST_MEMORY``: it reached its memory
-            limit. ``TIMEOUT``: it did not end in time. ``KILLED``: a signal. ``ERROR``: it could not start, or the
-            workers that ran it were lost. ``INTERRUPTED``: it was cancelled.
+        outcome: The rank's own, or ``HOST_MEMORY`` or ``TIMEOUT`` (its limits), ``KILLED`` (a signal), ``ERROR`` (it
+            could not start, or its workers were lost) or ``INTERRUPTED`` (cancelled).
         code: The exit code of its process, as a shell has it: 128 + n for signal n.
-        failure: Why it failed, one line. Empty if it ended well.
+        failure: The reason of a failure, one line; else empty.
         output: The end of what it printed.
         directory: Its directory on this machine. It may lack what a run that failed did not write.
-        host: Name of the machine that ran it.
-        worker: ID of the process on that machine that ran it for the executor.
-        wall_s: Seconds that it took there.
-        peak_rss_bytes: The most resident host memory that its processes held together, sampled a few times a second.
+        worker: ID of the process on ``host`` that ran it for the executor.
+        peak_rss_bytes: The most resident host memory of its processes together, sampled a few times a second.
         is_accident: Whether a signal killed it that neither the job nor a limit had sent.
     """
 
@@ -103,7 +86,7 @@ class TaskResult:
 
     @property
     def ended_well(self) -> bool:
-        """Whether the script ended without an error, at its end or after its last step."""
+        """Return whether the script ended without an error, at its end or after its last step."""
         return not self.failure
 
 
@@ -113,12 +96,11 @@ class Executor(Protocol):
     def run(self, tasks: Iterable[Task | None]) -> Iterator[TaskResult]:
         """Run tasks and yield the result of each as it ends.
 
-        Args:
-            tasks: The tasks. The next is asked for only when there is room for it. None says that the next task is not
-                ready: it is asked for again when a result has come, and every second meanwhile.
+        The next task is requested only when there is room for it. None means that it is not ready: it is requested
+        again after each result, and every second meanwhile.
 
         Raises:
-            FakedistError: The place where tasks run cannot be used.
+            FakedistError: The tasks cannot run here.
         """
         ...
 
@@ -128,11 +110,7 @@ class Executor(Protocol):
 
 
 class Coming:
-    """The tasks that an executor still has to start. The next one is asked for once, and kept until it is taken.
-
-    Args:
-        tasks: As for :meth:`Executor.run`.
-    """
+    """The tasks that an executor still has to start. Each is requested once and kept until it is taken."""
 
     def __init__(self, tasks: Iterable[Task | None]) -> None:
         self._tasks = iter(tasks)

@@ -1,10 +1,9 @@
 """Checkpoints of one rank: plans of torch.distributed.checkpoint, and optimizer states that only other ranks hold.
 
-The coordinator of torch.distributed.checkpoint makes one plan of all ranks' plans. A plan lists the parts of tensors
-that a rank saves or loads. "Every rank is like me" would give every rank the same parts. The coordinator would divide
-them among the faked ranks, and together they would not make up the whole. So the other ranks' plans are like mine but
-without parts. The coordinator's answer to this rank then follows from this rank's own plan, whichever rank it is. A
-tape could not do better, because the coordinator's run did not have this rank's plan either.
+The coordinator of torch.distributed.checkpoint merges all ranks' plans, which list the parts of tensors that each rank
+saves or loads. If every rank had the same parts, it would divide them among the faked ranks, and they would not make up
+the whole. So the other ranks' plans are like mine without parts. The answer to this rank then follows from its own
+plan, whichever rank it is. A tape could not do better: the coordinator's run did not have this rank's plan either.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ def plans_of_one(module: ModuleType) -> dict[str, object]:
 def parts_of_one(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.checkpoint.default_planner``: one rank's parts need not make up the whole.
 
-    Torch itself requires it only when there is more than one plan; its other checks stay. A tensor of which this rank
-    has no part is still in the checkpoint, because other ranks save it, so the metadata has its name and size.
+    Torch itself requires it only for several plans; its other checks stay. The metadata still names a tensor of which
+    this rank has no part, with its size, because other ranks save it.
     """
     validate, create = module._validate_global_plan, module.DefaultSavePlanner.create_global_plan
 
@@ -138,7 +137,6 @@ def _without_others_parts(all_data: Sequence[object], rank: int) -> list[object]
 
 
 def _without_items(plan: object) -> object:
-    """A frozen plan's copy without its items; anything else unchanged."""
     if not hasattr(plan, "items") or not dataclasses.is_dataclass(plan) or isinstance(plan, type):
         return plan
     return dataclasses.replace(plan, items=[])
@@ -193,7 +191,6 @@ def parts_of_others(module: ModuleType) -> dict[str, object]:
 
 
 def _lacks_states(call: str, group: dist.ProcessGroup | None) -> WorldError:
-    """The error of a call that needs the optimizer states of all other ranks of a group."""
     rank = dist.get_rank()
     others = format_rank_list([each for each in dist.get_process_group_ranks(group) if each != rank])
     return WorldError(

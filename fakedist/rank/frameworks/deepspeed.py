@@ -29,7 +29,7 @@ _PARTS = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
 
 
 def keeps_tensors(parameter: torch.Tensor) -> bool:
-    """Whether it keeps anything for a parameter."""
+    """Return whether it keeps anything for a parameter."""
     return not _ATTRIBUTES.isdisjoint(parameter.__dict__)
 
 
@@ -75,8 +75,8 @@ def gradient_buffers(parameter: torch.Tensor) -> Iterator[object]:
 def lists_of_rank_0(module: ModuleType) -> dict[str, object]:
     """For ``deepspeed.runtime.zero.utils``: if rank 0's list did not arrive, take it to be like mine.
 
-    ZeRO-3 compares its lists of modules and parameters with rank 0's. The other ranks receive rank 0's in a buffer of
-    -1, which stays -1 without a tape. A list from a tape is compared as usual.
+    ZeRO-3 compares its lists of modules and parameters with rank 0's, received in a buffer of -1 that stays -1 without
+    a tape. A list from a tape is compared as usual.
     """
     replacements: dict[str, object] = {}
     if same_length := getattr(module, "assert_lst_len_same_as_other_ranks", None):

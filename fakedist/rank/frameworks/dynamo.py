@@ -1,9 +1,9 @@
 """Dynamo: keeps ``torch.compile`` out of fakedist's code, so that our groups and works are like C++ ones.
 
 A call on a C++ group breaks the graph and runs uncompiled. Dynamo would trace into a Python group, with every tape and
-value behind it. Two things keep it out, and neither adds any cost to a call: Dynamo's list of files to skip, and a mark
-on each of our functions. Without the mark, Dynamo compiles a frame of ours that starts between two graphs of the
-script. Below our functions nothing at all is compiled, except where they run the script's own.
+value behind it. Two things keep it out, at no cost per call: Dynamo's list of files to skip, and a mark on each of our
+functions, without which it compiles a frame of ours that starts between two graphs of the script. Nothing below our
+functions is compiled, except where they run the script's own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def nothing_of_ours(module: ModuleType) -> dict[str, object]:
 
 
 def _mark_frames() -> None:
-    """Run frames of our functions uncompiled, and everything that they call, unless they run the script's own code."""
+    """Run our functions' frames, and all that they call, uncompiled, unless they run the script's own code."""
     dynamo = torch._C._dynamo.eval_frame
     action = dynamo._FrameAction
     for code, name in codes_of_ours():

@@ -27,7 +27,7 @@ def flags_of_rank_0(module: ModuleType) -> dict[str, object]:
     """For ``megatron.training.training``: whether to train, validate and test.
 
     Only tensor parallel rank 0 loads data. It broadcasts the three flags, which follow from the arguments
-    (``build_train_valid_test_data_loaders``), to the ranks that do not.
+    (``build_train_valid_test_data_loaders``).
     """
     build = getattr(module, _LOADERS, None)
     if build is None:

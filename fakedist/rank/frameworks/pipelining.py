@@ -1,8 +1,8 @@
-"""torch.distributed.pipelining: what a stage learns from its neighbours before the first step.
+"""torch.distributed.pipelining: a stage's knowledge of its neighbours before the first step.
 
-The previous stage announces the shapes of its outputs, and the next stage those of its gradients. Only the previous
-stage knows the shapes of its outputs, so they come from its tape. Gradients have the shapes of the outputs that this
-stage has just announced (``_derive_grad_metas`` in torch/distributed/pipelining/_utils.py), so they need no tape.
+The previous stage announces the shapes of its outputs, which come from its tape: only it knows them. The next stage
+announces those of its gradients, which are those of the outputs that this stage has just announced
+(``_derive_grad_metas`` in torch/distributed/pipelining/_utils.py), so they need no tape.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _votes_alike(module: ModuleType) -> dict[str, object]:
 
 
 def _gradients_like_outputs(module: ModuleType) -> dict[str, object]:
-    """Not in torch 2.11 and older, which do not announce gradients."""
+    """Absent from torch 2.11 and older, which do not announce gradients."""
     if not hasattr(module.PipelineStage, "_recv_meta"):
         return {}
     receive = module.PipelineStage._recv_meta

@@ -1,11 +1,11 @@
 """DTensor and FSDP2: the same answers about shards, without Python's work for each of thousands of ranks.
 
-For each parameter, torch asks questions that it answers by going through every rank of the mesh, or through every other
-parameter. Nothing here allocates on the device, so memory stays the same. The host needs less time for the first step,
-so a rank on a real GPU, whose steps are measured, keeps torch's own functions.
+For each parameter, torch goes through every rank of the mesh, or through every other parameter. Nothing here allocates
+on the device, so memory stays the same. The host needs less time for the first step, so a rank on a real GPU, whose
+steps are measured, keeps torch's own functions.
 
 A replacement calls the original and keeps its answer, or gives it less to go through. Only FSDP2's list of chunks is
-our own: it makes a chunk when it is asked for one. A torch without one of these functions runs without its replacement.
+our own: it makes each chunk on demand. A torch without one of these functions runs without its replacement.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _MANY = 8
 def first_shard_sizes_once(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.tensor._random``, which asks for the first shard's size before each random operation.
 
-    If FSDP2 and tensor parallelism shard the same dim, torch cuts a list of indices for every rank.
-    Torch 2.8 has another function.
+    If FSDP2 and tensor parallelism shard the same dim, torch cuts a list of indices for every rank (not in 2.8).
     """
     name = "_calc_first_shard_size"
     if not hasattr(module, name):
@@ -71,20 +70,13 @@ def chunks_when_asked(module: ModuleType) -> dict[str, object]:
 
 
 class Chunks(Sequence[Tensor]):
-    """The views that ``torch.chunk`` gives, followed by empty tensors if those are too few. Made when asked for.
-
-    Args:
-        tensor: A plain tensor that has elements.
-        num_chunks: How many tensors there are.
-        dim: The dim that is cut.
-    """
+    """The views that ``torch.chunk`` gives along ``dim``, then empty tensors up to ``num_chunks``, made on demand."""
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._num_chunks, self._dim = tensor, num_chunks, dim
         self._size = -(-tensor.size(dim) // num_chunks)
 
     def __len__(self) -> int:
-        """How many tensors there are."""
         return self._num_chunks
 
     @overload
@@ -94,7 +86,7 @@ class Chunks(Sequence[Tensor]):
     def __getitem__(self, index: slice) -> list[Tensor]: ...
 
     def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
-        """A new view, or an empty tensor of one dim, as FSDP2 appends them."""
+        """Make a new view, or an empty tensor of one dim, as FSDP2 appends them."""
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         start = range(self._num_chunks)[index] * self._size
@@ -113,13 +105,7 @@ class _Specs:
 
 @dataclass
 class _Propagation:
-    """The facts known while the shardings of one operation are worked out.
-
-    Attributes:
-        strategies: Strategies by what they were made from.
-        flags: The schemas whose flag was read.
-        kept: What is known by its ``id``, so that nothing else can get the same one.
-    """
+    """The facts known while the shardings of one operation are worked out; ``kept`` keeps each ``id`` unique."""
 
     strategies: dict[Hashable, OpStrategy] = field(default_factory=dict)
     flags: dict[int, _Specs] = field(default_factory=dict)
@@ -163,7 +149,7 @@ def flags_once(module: ModuleType) -> dict[str, object]:
 
 
 def _telling(specs: Sequence[DTensorSpec], strided_shard: type) -> tuple[DTensorSpec, ...]:
-    """The specs that tell torch the flag: it combines them in order, and equal neighbours tell no more than one."""
+    """The specs that determine the flag: torch combines them in order, and equal neighbours add nothing."""
     strided = [spec for spec in specs if any(isinstance(each, strided_shard) for each in spec.placements)]
     return tuple(next(equal) for _, equal in groupby(strided, lambda spec: spec.use_strided_shard_as_shard_order))
 
@@ -195,7 +181,7 @@ def strategies_once(module: ModuleType) -> dict[str, object]:
 
 
 def fakes_once(module: ModuleType) -> dict[str, object]:
-    """For ``torch.distributed.tensor._op_schema``: the fake tensors with which an operation is asked for its shapes.
+    """For ``torch.distributed.tensor._op_schema``: the fake tensors with which an operation infers its shapes.
 
     Torch makes one for each tensor. Those of a long list that are alike become one, passed several times.
     """
