@@ -39,7 +39,6 @@ class Pipeline:
     """A pipeline that a rank is in.
 
     Attributes:
-        group: The label of its group.
         ranks: One rank of each stage, in the group's order.
     """
 
@@ -50,10 +49,10 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Replicas:
-    """How many ranks of a job read tokens of their own.
+    """Ranks of a job that read tokens of their own.
 
     Attributes:
-        number: How many; 0 if the groups do not show it.
+        number: 0 if the groups do not show it.
         text: The arithmetic: "8 ranks / (2 tensor x 2 pipeline)"; or why it is not known.
     """
 
@@ -91,7 +90,6 @@ def find_pipeline(groups: pd.DataFrame, calls: pd.DataFrame, rank: int) -> Pipel
 
 
 def _peers(rows: list[tuple[int, ProcessGroup]], calls: pd.DataFrame) -> set[int]:
-    """The ranks that a rank sends to or receives from."""
     ranks = {number: parse_rank_list(group.ranks) for number, group in rows if "context" not in axes_of(group.label)}
     pairs = calls[calls["operation"].astype(str).str.startswith(_POINT_TO_POINT) & (calls["peer"] >= 0)]
     distinct = set(zip(pairs["group"].tolist(), pairs["peer"].tolist(), strict=True))
@@ -114,13 +112,10 @@ def axes_of(label: str) -> set[str]:
 
 
 def find_replicas(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int) -> Replicas:
-    """How many ranks of a job read tokens of their own: all but those that share work on the same tokens.
+    """The ranks of a job that read tokens of their own, from the groups and the timed step's ``calls``.
 
-    Ranks of one tensor or pipeline group share the same tokens. Data parallel ranks read different sequences, and
-    context parallel ranks different parts of a sequence.
-
-    Args:
-        calls: The calls of the timed step, rows of the table ``calls``.
+    Ranks of one tensor or pipeline group share tokens. Data parallel ranks read different sequences, and context
+    parallel ranks different parts of a sequence.
     """
     rows = [group for group in read_groups(groups) if group.size > 1]
     used = set(calls["group"].tolist())

@@ -20,9 +20,9 @@ _TRAINED_BY = tuple(CATEGORIES.index(name) for name in ("optimizer_state", "grad
 
 
 def trained_first(recording: Recording) -> None:
-    """Number layers anew: first those of models that an optimizer trains, then those of others, else in their order.
+    """Number the layers of models that an optimizer trains first. Parents come before children.
 
-    A parent comes before its children. The layers of the first model are named without it, so names change, too.
+    The layers of the first model are named without it, so names change, too.
     """
     if len(recording.layers) < 2:
         return
@@ -62,7 +62,6 @@ def trained_first(recording: Recording) -> None:
 
 
 def _roots(parents: list[int]) -> list[int]:
-    """The root above each layer. Layer 0 is above no other."""
     roots = list(range(len(parents)))
     for layer in roots:
         while parents[roots[layer]] > 0:
@@ -71,7 +70,6 @@ def _roots(parents: list[int]) -> list[int]:
 
 
 def _parents_first(order: list[int], parents: list[int]) -> list[int]:
-    """This order, with each layer's parents before it."""
     ordered: dict[int, None] = {}
     for layer in order:
         above = [layer]
@@ -82,10 +80,7 @@ def _parents_first(order: list[int], parents: list[int]) -> list[int]:
 
 
 def _names(names: list[str], roots: list[int], short: int, first: int) -> dict[str, str]:
-    """The new name of each layer by its old one, once ``first`` has the short names, which the root ``short`` had.
-
-    See ``record/module_names.py``.
-    """
+    """Old names to new once ``first`` has the short names, which root ``short`` had (``record/module_names.py``)."""
     new_names = {}
     for name, root in zip(names, roots, strict=True):
         below = name.removeprefix(f"{names[first]}.")
@@ -108,5 +103,4 @@ def _trained(marks: dict[str, Array], roots: list[int]) -> set[int]:
 
 
 def _renumbered(layers: Array, new: Array) -> Array:
-    """Layers by their new numbers. -1 stays."""
     return np.where(layers >= 0, new[layers], layers).astype(layers.dtype)

@@ -1,8 +1,7 @@
 """The allocator's segments at a moment: how much of each is allocated, its holes, and its largest block.
 
-What is reserved but not allocated is free memory in these segments, or memory of blocks that were freed while another
-stream still used them. The table ``segments`` documents the columns. The sizes of a moment's segments add up to what is
-reserved, and the blocks in them to what is allocated, to the byte.
+Reserved but not allocated is free memory in segments, or memory of freed blocks that another stream still used. The
+segments of a moment add up to what is reserved, and their blocks to what is allocated, to the byte.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def segments_after(recording: Recording, end: int) -> list[Segment]:
 def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
     """The events after which ``rundir.schema.MOMENTS`` are, by moment.
 
-    The reserved peak is reached when a segment is taken from the GPU. The block that it was taken for, the next event,
+    The reserved peak is reached when a segment is taken from the GPU; the block that it was taken for, the next event,
     counts as allocated.
     """
     action, reserved = recording.device_events["action"], blocks.replay.reserved_bytes
@@ -73,10 +72,9 @@ class _Inside:
     """Blocks that hold memory at a moment, sorted by address.
 
     Attributes:
-        number: Their rows in the table ``blocks``.
-        requested: Bytes that were asked for.
-        is_allocated: Whether a tensor holds them. The others were freed, but another stream may still use them.
-        segment: The row of the segment that begins at or before each; -1 if none does.
+        number: Rows in the table ``blocks``.
+        is_allocated: A tensor holds it. Others were freed, but another stream may still use them.
+        segment: Row of the segment that begins at or before each; -1 if none does.
     """
 
     number: Array
@@ -140,9 +138,9 @@ def segments_at(recording: Recording, blocks: Blocks, event: int) -> pd.DataFram
 
 
 def _is_consistent(table: pd.DataFrame, inside: _Inside, reserved: int) -> bool:
-    """Whether the segments are all that is reserved, and every block lies in one of them, without overlap.
+    """True if the segments are all that is reserved, and every block lies in one of them, without overlap.
 
-    They are for every history that begins with the allocator. That of a foreign snapshot may begin later.
+    A foreign snapshot's history may begin after the allocator, and then they are not.
     """
     start, end = (table["address"].to_numpy(), (table["address"] + table["bytes"]).to_numpy())
     if table["bytes"].sum() != reserved or (end[:-1] > start[1:]).any() or (inside.segment < 0).any():
@@ -151,10 +149,9 @@ def _is_consistent(table: pd.DataFrame, inside: _Inside, reserved: int) -> bool:
 
 
 def _pools(table: pd.DataFrame, blocks: Blocks, event: int) -> Array:
-    """The pool of each segment, by its largest block: the small pool has no larger ones than 1 MiB.
+    """The pool of each segment, by its largest block: the small pool has none above 1 MiB.
 
-    An empty segment has the pool of the last block at its address, or that of its size if the history has no such
-    block.
+    An empty segment has the pool of the last block at its address, else of its own size.
     """
     sizes, largest = blocks.frame["bytes"].to_numpy(), table["block"].to_numpy().copy()
     empty = table.loc[largest < 0, "address"].astype("uint64")

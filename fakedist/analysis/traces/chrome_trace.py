@@ -34,11 +34,10 @@ _EXPORT = "profiler.export_chrome_trace(FILE) writes one"
 class JsonEvents:
     """The objects in the list ``traceEvents`` of a trace, or of a trace that is only the list.
 
-    Attributes:
-        header: The trace's other values; complete after the events were read.
+    ``header``, the trace's other values, is complete after the events were read. Iterating raises ReportError, too.
 
     Raises:
-        ReportError: The file cannot be read. Iterating raises it if the file is cut off or no JSON.
+        ReportError: The file cannot be read, is cut off or not JSON.
     """
 
     def __init__(self, path: Path) -> None:
@@ -262,10 +261,7 @@ class _TraceEvents:
 
 
 def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
-    """Read a trace.
-
-    Args:
-        process: The process's number; None for the one that launched the most kernels.
+    """Read a trace: of ``process``, or of the one that launched the most kernels.
 
     Raises:
         ReportError: The file is not a trace, is damaged, or has no kernels of such a process.
@@ -313,8 +309,8 @@ def _chosen(
 ) -> tuple[int, int]:
     """The GPU and the process that launched most of its kernels, as numbers.
 
-    Correlations are unique within a process only. So of several processes, a GPU's is the one whose calls have most of
-    its correlations at an earlier time, and of those the one whose calls are closest.
+    Correlations are unique within a process only. A GPU's process is the one whose calls have most of its correlations
+    at an earlier time; among equals, the closest.
     """
     names = list(events.processes)
     hosts = np.unique(calls["process"]).tolist()
@@ -345,7 +341,6 @@ def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: In
 
 
 def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, Ints]:
-    """The ranges, and the rows that they come from."""
     wanted = {text: meaning(texts[text]) for text in np.unique(operations["text"]).tolist()}
     row_of = {text: number for number, text in enumerate(wanted)}
     meanings = list(wanted.values())
@@ -369,7 +364,7 @@ def _launches(calls: dict[str, Ints], operations: dict[str, Ints], device: dict[
 
 
 def _rows(keys: Ints, asked: Ints) -> Ints:
-    """For each positive number, its first row of ``keys``; -1 if it is missing."""
+    """The first row of ``keys`` of each positive number; -1 if it is missing."""
     return np.where(asked > 0, find_rows(keys, asked), -1)
 
 
