@@ -34,9 +34,8 @@ class WhatIf:
 
     Attributes:
         groups: Names of the groups that it is about.
-        nic: What the NICs' bandwidth is multiplied by.
-        nvlink: The same for NVLink's.
-        fabric: Another fabric; empty for the same.
+        nic, nvlink: Factors of their bandwidths.
+        fabric: Empty for the same.
         gpus_per_node: GPUs in one NVLink domain; None for the same number.
     """
 
@@ -76,10 +75,7 @@ def read_what_if(text: str) -> WhatIf:
 
 
 def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> Fabric:
-    """The fabric with the bandwidth of a what-if.
-
-    Args:
-        nvlink_bandwidth: NVLink bandwidth of the GPU model, bytes per second one way; 0 without NVLink.
+    """The fabric with the bandwidth of a what-if; the GPU model's NVLink has bytes per second one way, or 0.
 
     Raises:
         JobError: NVLink changes, and the GPU has none.
@@ -152,13 +148,10 @@ def _separated(
 
 
 def _own_streams(launches: pd.DataFrame, kind: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """The stream of each launch, with a stream for each kind of collective.
+    """The stream of each launch, with a stream for each kind of collective (-1 for other rows).
 
-    A stream is taken apart only if nothing but collectives runs on it: the calls of a script's own stream wait for its
-    kernels. The waits before a call and the events after it go with it.
-
-    Args:
-        kind: The kind of each row that is such a call, from 0; -1 for other rows.
+    Only streams of nothing but collectives are taken apart: the calls of a script's own stream wait for its kernels.
+    The waits before a call and the events after it go with it.
     """
     streams: npt.NDArray[np.uint64] = launches["stream"].to_numpy("u8", copy=True)
     device, kinds = launches["device"].to_numpy(), launches["what"].astype(str).to_numpy(str)
