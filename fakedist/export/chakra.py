@@ -1,14 +1,14 @@
 """Writes a rank's timed step as an MLCommons Chakra execution trace, which ASTRA-sim and other simulators read.
 
-Source: mlcommons/chakra, schema/protobuf/et_def.proto @6dc63e14 (proto3, package ChakraProtoMsg). Only the fields that
-a trace needs are declared.
+Source: mlcommons/chakra, schema/protobuf/et_def.proto @6dc63e14 (proto3, package ChakraProtoMsg), without the fields
+that a trace does not need.
 
-A node is a launch: a kernel, a copy, a fill, a collective, a send or a receive. Its data dependencies are the launch
-before it on its stream, and the launches that an event made its stream wait for. What the host waited for is a control
-dependency of each stream's next launch. Sends and receives that run at once do not depend on each other.
+A node is a launch. Its data dependencies are the launch before it on its stream, and those whose events its stream
+waited for; its control dependencies, what the host waited for. Sends and receives that run at once do not depend on
+each other.
 
-ASTRA-sim (astra-sim/workload/Workload.cc, CommunicatorGroup.cc @0383c203) reads groups as positive whole numbers, and
-the bytes of a collective as those of one rank's input.
+ASTRA-sim (astra-sim/workload/Workload.cc, CommunicatorGroup.cc @0383c203) reads groups as positive integers, and the
+bytes of a collective as those of one rank's input.
 """
 
 from __future__ import annotations
@@ -68,11 +68,7 @@ class Message(Protocol):
 
 @cache
 def message_classes() -> dict[str, type]:
-    """The classes GlobalMetadata, Node, IOInfo and AttributeProto.
-
-    Raises:
-        SetupError: The protobuf library is not installed.
-    """
+    """The classes GlobalMetadata, Node, IOInfo and AttributeProto; SetupError if protobuf is not installed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
@@ -144,8 +140,8 @@ class TracedGroup:
     """A process group in a trace.
 
     Attributes:
-        number: What nodes have as ``pg_name`` and ``comm_tag``, the same in the traces of all ranks, from 1 on.
-        ranks: Its ranks; empty if they are not known.
+        number: ``pg_name`` and ``comm_tag`` of nodes, the same in the traces of all ranks, from 1 on.
+        ranks: Empty if unknown.
     """
 
     number: int
@@ -158,8 +154,8 @@ class TracedRank:
     """The tables that a trace is written from.
 
     Attributes:
-        groups: Its groups, in the order of the table ``groups``.
-        duration_us: How long each launch takes, by row; NaN if that is not known.
+        groups: In the order of the table ``groups``.
+        duration_us: By row; NaN if unknown.
     """
 
     rank: int
@@ -172,11 +168,9 @@ class TracedRank:
 
 @dataclass(frozen=True)
 class WrittenTrace:
-    """A trace that was written.
+    """A trace that was written, with its number of kernels, collectives, sends, receives and unknown nodes.
 
-    Attributes:
-        num_nodes: Nodes by what they are: kernels, collectives, sends, receives, unknown. An unknown node is a call
-            whose operation or ranks are not known: it keeps its dependencies and does nothing.
+    An unknown node is a call of unknown operation or ranks: it keeps its dependencies and does nothing.
     """
 
     path: Path
@@ -209,11 +203,7 @@ def groups_path(directory: Path, name: str) -> Path:
 
 
 def write_chakra(traced: TracedRank, directory: Path, name: str) -> WrittenTrace:
-    """Write ``NAME.RANK.et``.
-
-    Raises:
-        SetupError: The protobuf library is not installed.
-    """
+    """Write ``NAME.RANK.et``; SetupError if the protobuf library is not installed."""
     path = trace_path(directory, name, traced.rank)
     classes = message_classes()
     with path.open("wb") as file:
@@ -233,10 +223,9 @@ def write_groups(groups: Mapping[int, Sequence[int]], directory: Path, name: str
 
 
 def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Prerequisites]:
-    """The launches that each launch waits for, by its row. Rows without work are left out.
+    """The launches that each launch with work waits for, by its row.
 
-    Args:
-        together: Rows that run at once: they all wait for what the first of them waits for.
+    Rows in ``together`` run at once: they all wait for what the first of them waits for.
     """
     batch = {row: number for number, rows in enumerate(together) for row in rows}
     before: dict[int, Prerequisites] = {}
@@ -307,7 +296,6 @@ class _CallRow(NamedTuple):
 
 
 def _calls(table: pd.DataFrame) -> dict[int, _CallRow]:
-    """The calls by sequence number."""
     columns = [table[name].tolist() for name in _CallRow._fields]
     return dict(zip(table["sequence"].tolist(), map(_CallRow, *columns), strict=True))
 

@@ -22,7 +22,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run directory, or any torch memory snapshot.
 
     Args:
-        path: The directory that ``fakedist profile`` made, or the file that torch.cuda.memory._dump_snapshot() wrote.
+        path: What ``fakedist profile`` or torch.cuda.memory._dump_snapshot() made.
 
     Raises:
         RunDirectoryError: The path is neither, or cannot be read.

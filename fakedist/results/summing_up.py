@@ -46,8 +46,7 @@ _SEGMENT_FIELDS = [field.name for field in dataclasses.fields(HeldSegment) if fi
 def reserved_moments(tables: dict[str, pd.DataFrame]) -> list[ReservedMoment]:
     """The memory that was reserved but not allocated, at the moments of the table ``segments``.
 
-    Args:
-        tables: Tables by name: segments, blocks, shares, layers, stacks, spans.
+    ``tables`` has segments, blocks, shares, layers, stacks, spans.
     """
     return [_moment(str(name), rows, tables) for name, rows in tables["segments"].groupby("moment", sort=False)]
 
@@ -108,12 +107,10 @@ def summarize(
     """The figures of a run.
 
     Args:
-        job: The job; None for a snapshot or an imported report.
-        tables, folds: Its tables, and its layers folded.
-        ending, left: The results of :func:`run_ending` and :func:`left_during_init`.
-        times: The times of its timed step; None for a snapshot.
+        job: None for a snapshot or an imported report.
+        times: None for a snapshot.
         notes: Everything that limits what the figures mean.
-        has_steps: Whether steps, phases and layers are known, as they are not in a snapshot.
+        has_steps: Steps, phases and layers are known, as they are not in a snapshot.
     """
     gpu = recording.gpu or GpuRecord()
     capacity = gpu.capacity_bytes
@@ -263,10 +260,8 @@ def _out_of_memory(recording: Recording, ending: Ending, events: pd.DataFrame) -
 
 
 def coverage_notes(recording: Recording, outcome: Outcome, until: int | Until | None) -> list[Note]:
-    """Notes on what the recording does not cover.
-
-    Args:
-        until: What was to stop the script; None if nothing but a number of steps was.
+    """Notes on what the recording does not cover. ``until`` is what was to stop the script, other than a number of
+    steps.
     """
     training = None if recording.outcome is None else recording.outcome.training
     if outcome is Outcome.STOPPED:
@@ -340,7 +335,6 @@ def _invention_notes(rows: list[InventedRow]) -> list[Note]:
 
 
 def _first_line(rows: list[InventedRow]) -> str:
-    """The first line of the script; empty if all rows are of a backward."""
     return next((f"{row.filename}:{row.line}" for row in rows if row.filename), "")
 
 
@@ -353,13 +347,7 @@ def run_notes(
     left: LeftDuringInit | None,
     of_times: list[Note],
 ) -> list[Note]:
-    """The notes of a run: its own, and those that its recording calls for.
-
-    Args:
-        job: The job; None for an imported report.
-        left: The result of :func:`left_during_init`.
-        of_times: Notes on its times.
-    """
+    """The notes of a run: its own, those on its times, and those that its recording calls for."""
     all_notes = [*recording.notes, *of_times, *differences(recording, blocks)]
     if left is not None and job is not None:
         all_notes.append(_left_note(recording))

@@ -27,12 +27,7 @@ from fakedist.rundir.trace_records import HostRecord, KernelsRecord
 
 @dataclass(frozen=True)
 class StepChoice:
-    """Which part of a report to read.
-
-    Attributes:
-        step: Number of the step; None for the last complete one.
-        process: The process; None for the one that ran the most kernels.
-    """
+    """The part of a report to read: by default the last complete step of the process that ran the most kernels."""
 
     step: int | None = None
     process: int | None = None
@@ -86,10 +81,7 @@ def tool_version(database: Database) -> str:
 
 
 def read_process(database: Database, process: int | None = None) -> ProcessTrace:
-    """All that a report has of one process on one GPU.
-
-    Args:
-        process: The process; None for the one that ran the most kernels.
+    """Everything of one process on one GPU, by default the one that ran the most kernels.
 
     Raises:
         ReportError: The report has no kernels, or no such process.
@@ -179,7 +171,6 @@ def _captures(database: Database, activity: Activity, process: int) -> tuple[Int
 def _window(
     ranges: Ranges, activity: Activity, thread: Ints, choice: StepChoice, notes: list[Note]
 ) -> tuple[int, int, int]:
-    """Start, end and number of the chosen step."""
     steps = ranges.where(ranges.kind == STEP)
     if not len(steps.start):
         if choice.step is not None:
@@ -216,8 +207,7 @@ def _grouped(threads: Ints, launching: Ints) -> tuple[Ints, Ints]:
 def recorded_step(run_directory: Path, exported: Path, report: Path) -> tuple[KernelsRecord, HostRecord]:
     """The journal's records of the timed step of a recorded run: its kernels, and what else the host did.
 
-    Args:
-        exported: The report of the run's timed step, as SQLite.
+    ``exported`` is the report of that step as SQLite.
 
     Raises:
         ReportError: The report cannot be read, or has no kernels.
@@ -230,11 +220,7 @@ def recorded_step(run_directory: Path, exported: Path, report: Path) -> tuple[Ke
 
 @dataclass(frozen=True)
 class ImportedReport:
-    """The contents of a report that does not belong to a recorded run.
-
-    Attributes:
-        layers: The journal's rows of the layers that its ranges name.
-    """
+    """A report that does not belong to a recorded run, with the journal's rows of the layers that its ranges name."""
 
     report: Path
     kernels: KernelsRecord
@@ -242,10 +228,7 @@ class ImportedReport:
 
 
 def read_report(report: Path, exported: Path, choice: StepChoice) -> ImportedReport:
-    """Read a report.
-
-    Args:
-        exported: The report as SQLite.
+    """Read a report, which was exported as SQLite.
 
     Raises:
         ReportError: The report cannot be read, or has no such kernels.
