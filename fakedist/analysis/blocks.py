@@ -306,10 +306,7 @@ def _kept_shards(marked: pd.DataFrame, phase: pd.Series) -> pd.DataFrame:
 
 
 def _kept_copies(marked: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Turn marks of tensors with parameters' shapes into marks of copies.
-
-    Tensors created as zeros (a momentum), in a forward, or in a backward (gradients in a list) lose theirs.
-    """
+    """Turn marks of tensors with parameters' shapes into marks of copies, unless made as zeros or in backward."""
     is_alike = (marked["category"] == ALIKE_CODE).to_numpy()
     is_filled = frame["operation"].astype(str).str.contains(_FILLS)
     is_none = (is_filled | frame["phase"].isin(_RUNS)).to_numpy()[marked["block"]]

@@ -222,7 +222,7 @@ def _settings(snapshot: Entry) -> str:
 
 
 def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, int, object]]:
-    """Blocks that were alive before the history began: (address, bytes, frames)."""
+    """Blocks from before the history: (address, bytes, frames)."""
     alive: set[int] = set()
     before: list[tuple[int, int, object]] = []
     for entry in trace:

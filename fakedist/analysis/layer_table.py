@@ -19,10 +19,7 @@ _BYTES = [f"peak_{name}_bytes" for name in CATEGORIES]
 
 
 def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -> pd.DataFrame:
-    """The table ``layers``: one row per layer, parents before children.
-
-    Columns ``most_...`` cover the events of ``window``: the first of a step, and the first after it.
-    """
+    """The table ``layers``, parents before children; columns ``most_...`` cover the events of ``window``."""
     rows = recording.layers or [LayerRow(0, "", "", -1)]
     table = pd.DataFrame(rows, columns=LayerRow._fields)[["name", "class_name", "parent"]]
     parts = _parts(blocks)
@@ -88,7 +85,6 @@ def _owners_text(layers: tuple[int, ...], names: list[str], parents: list[int]) 
 
 
 def _ancestors(layer: int, parents: list[int]) -> list[int]:
-    """The path to a layer, from the root down to the layer itself."""
     chain = [layer]
     while parents[chain[0]] > 0:
         chain.insert(0, parents[chain[0]])

@@ -228,10 +228,7 @@ class _Events:
 
 
 def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, settings: AllocatorSettings) -> Replay:
-    """Replay one device's history, given as one action (of ``rundir.schema.ACTIONS``), address and size per event.
-
-    Sizes are the requested bytes of a block, or the bytes of a segment.
-    """
+    """Replay one device's history of actions (``rundir.schema.ACTIONS``), addresses, and requested or segment bytes."""
     history = _Events(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))
     num_events = len(history.action)
     made = history.at(_ALLOC)
@@ -260,9 +257,8 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
 
 
 def _ends(history: _Events) -> tuple[Ints, Ints]:
-    """The events that requested each block's free, and at which every stream was done, by the event that made it.
-
-    Both are the number of events if there was no such event.
+    """The events of each block's requested and completed free (the number of events if none), by the event that made
+    it.
     """
     moves = history.at(_ALLOC, _REQUESTED, _COMPLETED)
     moves = moves[np.argsort(history.address[moves], kind="stable")]
@@ -280,9 +276,8 @@ def _ends(history: _Events) -> tuple[Ints, Ints]:
 
 
 def _neighbours(history: _Events, events: Ints, first: int, second: int) -> tuple[Ints, Ints]:
-    """Pairs of events: of action ``first``, directly followed at its address by one of ``second``.
-
-    ``events`` are sorted by address, then in order.
+    """Pairs of events, ``first`` directly followed at its address by ``second``; ``events`` are by address, then in
+    order.
     """
     action, address = history.action[events], history.address[events]
     follows = (action[:-1] == first) & (action[1:] == second) & (address[:-1] == address[1:])

@@ -20,10 +20,7 @@ _TRAINED_BY = tuple(CATEGORIES.index(name) for name in ("optimizer_state", "grad
 
 
 def trained_first(recording: Recording) -> None:
-    """Number the layers of models that an optimizer trains first. Parents come before children.
-
-    The layers of the first model are named without it, so names change, too.
-    """
+    """Number the layers of trained models first, parents before children. The first model's names lose its own."""
     if len(recording.layers) < 2:
         return
     parents = [row.parent for row in recording.layers]
@@ -94,7 +91,7 @@ def _names(names: list[str], roots: list[int], short: int, first: int) -> dict[s
 
 
 def _trained(marks: dict[str, Array], roots: list[int]) -> set[int]:
-    """The roots that an optimizer has state for; if it has none, those with gradients."""
+    """The roots with optimizer state; without any, those with gradients."""
     for category in _TRAINED_BY:
         layers = np.unique(marks["layer"][(marks["category"] == category) & (marks["layer"] > 0)])
         if len(layers):

@@ -106,9 +106,8 @@ def _inside(blocks: Blocks, event: int, starts: Array) -> _Inside:
 
 
 def segments_at(recording: Recording, blocks: Blocks, event: int) -> pd.DataFrame:
-    """The segments after an event, with the columns of the table ``segments`` except ``moment``.
-
-    One row of unknown address stands for all of them if the history contradicts itself.
+    """The table ``segments`` after an event, without ``moment``; one row of unknown address for a contradictory
+    history.
     """
     table = pd.DataFrame(segments_after(recording, event + 1), columns=Segment._fields)
     table = table.astype({"address": "int64", "bytes": "int64", "is_expandable": bool})
@@ -138,9 +137,8 @@ def segments_at(recording: Recording, blocks: Blocks, event: int) -> pd.DataFram
 
 
 def _is_consistent(table: pd.DataFrame, inside: _Inside, reserved: int) -> bool:
-    """True if the segments are all that is reserved, and every block lies in one of them, without overlap.
-
-    A foreign snapshot's history may begin after the allocator, and then they are not.
+    """True if the segments are all that is reserved and hold every block without overlap, as a foreign snapshot's may
+    not.
     """
     start, end = (table["address"].to_numpy(), (table["address"] + table["bytes"]).to_numpy())
     if table["bytes"].sum() != reserved or (end[:-1] > start[1:]).any() or (inside.segment < 0).any():
@@ -149,10 +147,7 @@ def _is_consistent(table: pd.DataFrame, inside: _Inside, reserved: int) -> bool:
 
 
 def _pools(table: pd.DataFrame, blocks: Blocks, event: int) -> Array:
-    """The pool of each segment, by its largest block: the small pool has none above 1 MiB.
-
-    An empty segment has the pool of the last block at its address, else of its own size.
-    """
+    """The pool of each segment by its largest block (small: at most 1 MiB), last block at its address, or size."""
     sizes, largest = blocks.frame["bytes"].to_numpy(), table["block"].to_numpy().copy()
     empty = table.loc[largest < 0, "address"].astype("uint64")
     before = blocks.frame.loc[blocks.frame["address"].isin(empty), ["address", "alloc_event"]]

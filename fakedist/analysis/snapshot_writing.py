@@ -63,7 +63,6 @@ def pickled(
 
 
 def _reference(memo: Array) -> Array:
-    """References to earlier objects, one per row."""
     return _opcode(pickle.LONG_BINGET, memo.astype("<u4").view("u1").reshape(-1, 4))
 
 
@@ -76,7 +75,6 @@ def _number(values: Array) -> Array:
 
 
 def _opcode(opcode: bytes, argument: Array) -> Array:
-    """The opcode before each row of arguments."""
     first = np.tile(np.frombuffer(opcode, "u1"), (len(argument), 1))
     return np.concatenate([first, argument], axis=1)
 

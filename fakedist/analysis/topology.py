@@ -152,7 +152,7 @@ def _block(name: str) -> str:
 
 
 def _when(calls: pd.DataFrame, read: Read, step: int) -> list[str]:
-    """Each call's phase. For ``other``, the phase that it came after."""
+    """Each call's phase, or for ``other``, the phase that it came after."""
     spans = read("spans", None).astype({"phase": str})
     spans = spans[(spans["step"] == step) & spans["phase"].isin(_WORKING)]
     if not len(spans) or not len(calls):

@@ -159,9 +159,8 @@ class ErrorIntervals:
         self._widths = {(row.gpu, row.family): row.half_widths for row in accuracy_rows()}
 
     def half_width(self, family: str, time_us: Floats, octaves: Floats | None = None, gpu: str = "") -> Floats:
-        """Half the width of each interval, of the logarithm, by this GPU's table or that of another.
-
-        ``octaves`` is the distance from the nearest measured sizes, in powers of two.
+        """Half the interval of each logarithm, by this GPU's table or another; ``octaves`` from the nearest measured
+        sizes.
         """
         widths = self._widths.get((gpu or self._name, family))
         if widths is None:
@@ -176,10 +175,7 @@ def half_widths_at(widths: list[list[float]], time_us: Floats, octaves: Floats) 
 
 
 def widths_by_bin(estimated_us: Floats, errors: Floats, octaves: Floats) -> list[list[float]]:
-    """The 90 % quantiles of errors, by time and distance; a bin of few errors takes those of all.
-
-    Errors are logarithms of estimate over measurement; octaves, the distance from the nearest measured sizes.
-    """
+    """The 90 % quantiles of logarithmic errors by time and distance; a bin of few errors takes those of all."""
     size = np.abs(errors)
     every = float(np.quantile(size, 0.9))
     longer, further = _bins(estimated_us, octaves)

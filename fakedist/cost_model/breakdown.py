@@ -1,6 +1,4 @@
-"""Where the time of the timed step goes: by activity, family, kernel, layer, range and group; its critical path; and
-the widest estimates in it.
-"""
+"""Where the step's time goes: by activity, family, kernel, layer, range and group; critical path; widest estimates."""
 
 from __future__ import annotations
 
@@ -81,10 +79,7 @@ def kind_family_us(kernels: pd.DataFrame) -> Array:
 
 
 def generation_us(kernels: pd.DataFrame) -> float:
-    """Microseconds of generation: from the first kernel of each one to the end of its last.
-
-    Time between its kernels counts (sampling, the host), unless a forward, backward or optimizer step separates them.
-    """
+    """Microseconds from the first to the last kernel of each generation, unless training separates them."""
     generation, other = KINDS.index("generation"), KINDS.index("other")
     tells = kernels[kernels["kind"] != other].sort_values("start_us", kind="stable")
     is_one = (tells["kind"] == generation).to_numpy(bool)
@@ -149,10 +144,7 @@ _SUMS = ("num_kernels", "num_unknown", "time_us", "flops", "flops_us", "moved_by
 
 
 def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Every family that ran, most time first.
-
-    Columns: those of ``_SUMS``, and the time that each bound limits: ``compute_us``, ``memory_us``, ``launch_us``.
-    """
+    """Every family that ran, most time first: columns of ``_SUMS``; compute_us, memory_us, launch_us (by bound)."""
     rows = _counted(kernels)
     bound = rows["bound"].astype(str).to_numpy()
     for name in filter(None, BOUNDS):
@@ -191,7 +183,7 @@ def by_name(names: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shapes(kernels: pd.DataFrame) -> pd.Series:
-    """The shape of each kernel's work; where it is not known, as in a trace of a GPU, its grid: it follows the size."""
+    """The shape of each kernel's work, or the grid of a traced one, which follows the size."""
     shape, grid = (kernels[name].astype("category") for name in ("shape", "grid"))
     grid = grid.cat.rename_categories({text: f"grid {text}" for text in grid.cat.categories if text})
     known = sorted({*map(str, shape.cat.categories), *map(str, grid.cat.categories)})
@@ -356,10 +348,7 @@ _SAME_US = 1e-3
 def group_times(
     kernels: pd.DataFrame, tables: Mapping[str, pd.DataFrame], communication: Communication | None
 ) -> list[GroupTime]:
-    """The step's communication by group and operation, most exposed first.
-
-    With communication, ``tables`` has ``calls`` and ``groups``. Without, calls take no time.
-    """
+    """The step's communication by group and operation, most exposed first; ``tables`` has ``calls`` and ``groups``."""
     if communication is None:
         return []
     calls = tables["calls"]
@@ -418,10 +407,7 @@ def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
 
 
 def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Disjoint times at which nothing computes and the step waits for a call.
-
-    Columns row (of ``kernels``), start_us, end_us, in the order of time.
-    """
+    """Disjoint waits for calls while nothing computes: columns row (of ``kernels``), start_us, end_us, by time."""
     rows = np.flatnonzero((kernels["is_call"] & kernels["is_known"]).to_numpy(bool))
     calls, compute = kernels.iloc[rows], kernels[kernels["is_compute"]]
     start, kernel = calls["start_us"].to_numpy("f8"), compute["start_us"].to_numpy("f8")

@@ -115,10 +115,7 @@ class Models:
 
 
 def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | None) -> tuple[Models | None, list[Note]]:
-    """The models to price a recorded step with, and notes on them; None if nothing of it can be priced.
-
-    If a tool traced the kernels, only the collectives are priced. An imported trace has no job.
-    """
+    """The models (None: nothing to price) and notes on them. Of traced kernels, only the collectives are priced."""
     gpu, source, host = recorded_gpu(recording), recording.kernel_source, recording.host
     if gpu is None or (source is None and not len(launches)) or (source and not (host and host.has_events)):
         return None, []

@@ -85,9 +85,8 @@ _WORK = ["name", "kind", "family", "operation", "flops", "moved_bytes"]
 
 
 def traced_tables(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The tables launches, work, ranges and kernels of a traced step, as of one on the virtual GPU.
-
-    ``launch`` of a kernel is its row in ``launches``; of a copy that stands for a collective, the collective's row.
+    """Tables launches, work, ranges and kernels of a traced step; the ``launch`` of a collective's copy is the call's
+    row.
     """
     at_us = kernels["launch_us"].to_numpy("f8")
     at_us = np.where(np.isnan(at_us), kernels["start_us"].to_numpy("f8"), at_us)
@@ -209,10 +208,7 @@ def _main_stream(launched: pd.DataFrame) -> int:
 
 
 def _held_up(called: pd.DataFrame, launched: pd.DataFrame) -> pd.DataFrame:
-    """Events of calls that copy nothing: what was launched before them.
-
-    torch.profiler does not report CUPTI's waits on streams without work.
-    """
+    """Events of calls that copy nothing, by the launch before; torch.profiler lacks waits on streams without work."""
     main = _main_stream(launched)
     calls = called[(called["stream"] != main) & ~called["copies"].astype(bool)]
     event = _HELD_UP + calls["call"]
@@ -266,7 +262,6 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _host_us(rows: pd.DataFrame) -> Array:
-    """Host time before each row, without its waits."""
     at_us, until_us = (np.maximum(rows[name].to_numpy("f8"), 0.0) for name in ("at_us", "until_us"))
     reached = np.maximum.accumulate(np.concatenate([[0.0], np.maximum(at_us, until_us)]))[:-1]
     return np.asarray(np.maximum(at_us - reached, 0.0))

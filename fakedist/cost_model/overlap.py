@@ -92,9 +92,8 @@ class Contender:
 
 
 def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: float, other: Contender) -> Floats:
-    """The rate that each kernel keeps while a collective runs: 1 is undisturbed.
-
-    ``work`` has columns kind, m, n, batch; ``bounds`` is 1 where memory limits a row, else 0.
+    """The rate (1: undisturbed) of kernels (kind, m, n, batch) during a collective; ``bounds`` is 1 for
+    memory, else 0.
     """
     left = max(sms - other.sms, 1)
     m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
@@ -161,7 +160,6 @@ def settle(
 
 
 def _lost_rates(starts: Floats, durations: Floats, groups: list[SharedLinks]) -> Floats:
-    """The part of its rate that each launch loses on average over its time."""
     ends = starts + durations
     lost = np.zeros(len(starts))
     every_call = np.logical_or.reduce([shared.members for shared in groups]) if groups else np.zeros(len(starts), bool)

@@ -146,7 +146,6 @@ class StepLaunches:
         return durations
 
     def _shared_links(self, rows: Array, communication: Communication) -> list[SharedLinks]:
-        """The collectives among some rows, by whether they leave the node."""
         work = self._of_work[rows]
         memory_bound = self._memory_bound().astype("f8")
         over_nodes = np.zeros(len(rows), bool)

@@ -90,7 +90,7 @@ class Prices(Protocol):
         """The GPU that it was calibrated on; None without calibration."""
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
-        """Price rows of work: time_us, low_us, high_us, bound, basis; NaN and "" if unknown; a model's also ``filled``
+        """Price rows of work: time_us, low_us, high_us, bound, basis (NaN, "" if unknown); a model's also ``filled``
         SMs.
         """
 
@@ -195,7 +195,6 @@ def _kernels(
 
 
 def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataFrame:
-    """The table ``kernels`` with the intervals of its collectives, and what runs them."""
     is_call = (kernels["call"] >= 0).to_numpy(bool)
     call = kernels["call"].to_numpy("i8")[is_call]
     bounds = {name: kernels[name].to_numpy("f8", copy=True) for name in ("low_us", "high_us")}
@@ -273,9 +272,7 @@ class ImbalancedPrices:
 
 
 class MeasuredPrices:
-    """Takes all kernel times from the table ``launches``; ``host`` is for what was not measured. It implements
-    :class:`Prices`.
-    """
+    """Takes kernel times from ``launches``, and ``host`` where that was not measured. It implements :class:`Prices`."""
 
     def __init__(self, product: str, launches: pd.DataFrame) -> None:
         self.product = product

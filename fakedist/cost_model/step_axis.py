@@ -35,9 +35,8 @@ def hidden_us(bars: pd.DataFrame, kernels: pd.DataFrame) -> Array:
 
 
 def hidden_parts(kernels: pd.DataFrame, least_us: float) -> pd.DataFrame:
-    """The parts of collectives during which something computes: stream, start_us, end_us, in that order.
-
-    Shorter parts than ``least_us`` are left out, and shorter pauses of compute count as compute.
+    """Computed-over parts of collectives by stream, start_us, end_us; parts and pauses below ``least_us``
+    are ignored.
     """
     begins, until = union(*_computing(kernels))
     if len(begins):
@@ -129,7 +128,6 @@ def _after(rows: Array) -> Array:
 
 
 def _reached(end: Array, new_stream: Array) -> Array:
-    """The latest end so far on each row's stream."""
     group = np.cumsum(new_stream) - 1
     reached: Array = pd.Series(end).groupby(group).cummax().to_numpy()
     return reached
@@ -225,9 +223,8 @@ _FIRST_THREAD = 1_000_000
 def write_trace(
     run_directory: Path, tables: dict[str, pd.DataFrame], source: KernelSource | None, job: Job | None
 ) -> list[Note]:
-    """Write the trace of a run, and return notes on what it leaves out, which it also contains.
-
-    An imported report has no job.
+    """Write the trace of a run or an imported report (no job); return notes on what it leaves out, which
+    it has, too.
     """
     left_out: list[Note] = []
     with replacing(run_directory / TRACE_NAME) as path, gzip.open(path, "wb", compresslevel=4) as file:
@@ -249,10 +246,7 @@ def _about(job: Job | None, source: KernelSource | None, left_out: list[Note]) -
 
 
 def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, left_out: list[Note]) -> Iterator[str]:
-    """Every event as JSON, of the tables kernels, ranges, layers, calls, groups, events, spans.
-
-    ``left_out`` receives a note for everything that is left out.
-    """
+    """Every event of the run's tables as JSON; ``left_out`` receives a note for everything that is left out."""
     kernels = tables["kernels"]
     if len(kernels):
         ready = timed(kernels)
@@ -320,7 +314,6 @@ def call_texts(calls: pd.DataFrame, groups: pd.DataFrame) -> dict[int, str]:
 
 
 def _exposed(kernels: pd.DataFrame, calls: dict[int, str]) -> Iterator[str]:
-    """A track of what the step waits for: a collective while nothing computes."""
     parts = exposed_parts(kernels)
     if not len(parts):
         return

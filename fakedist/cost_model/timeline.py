@@ -266,7 +266,6 @@ class Timeline:
         return grown
 
     def _host_us(self, host: HostCosts) -> Array:
-        """Host time before each row: of its operations, and of its launch."""
         alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)
         host_us: Array = self._num_operations * host.operation_us + alone * host.launch_us
         in_graphs = np.flatnonzero(self.has_work & (self._graph != 0))
@@ -387,7 +386,6 @@ class _WayBack:
 
 
 def _before(lanes: Array) -> list[int]:
-    """The launch before each in its lane; -1 for the first."""
     order = np.argsort(lanes, kind="stable")
     before_of = np.full(len(lanes), -1)
     same = lanes[order][1:] == lanes[order][:-1]

@@ -117,7 +117,6 @@ def changed_launches(
 
 
 def _members(what_if: WhatIf, name: str, queue: npt.NDArray[np.int64], groups: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """The groups of a name or description that have calls."""
     used = np.unique(queue[queue >= 0])
     names = groups["name"].astype(str).to_numpy(str)
     labels = groups["description"].astype(str).to_numpy(str)

@@ -223,9 +223,8 @@ def write_groups(groups: Mapping[int, Sequence[int]], directory: Path, name: str
 
 
 def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Prerequisites]:
-    """The launches that each launch with work waits for, by its row.
-
-    Rows in ``together`` run at once: they all wait for what the first of them waits for.
+    """The launches that each launch with work waits for, by row; rows ``together`` wait for what the first
+    waits for.
     """
     batch = {row: number for number, rows in enumerate(together) for row in rows}
     before: dict[int, Prerequisites] = {}
@@ -335,7 +334,6 @@ def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> tuple
 
 
 def _batches(launches: pd.DataFrame, calls: Mapping[int, _CallRow]) -> list[list[int]]:
-    """Rows of sends and receives that run at once."""
     known = {
         sequence: Transfer(0, call.operation.startswith("send"), call.peer, str(call.group), 0.0)
         for sequence, call in calls.items()

@@ -196,7 +196,6 @@ def _tables(runs: Mapping[int, Run]) -> Iterator[tuple[int, dict[str, pd.DataFra
 
 
 def _pipeline(run: Run, rank: int) -> Pipeline | None:
-    """The pipeline of the first run; None if it has none, or that is not certain."""
     try:
         return find_pipeline(run.table("groups"), run.table("calls"), rank)
     except JobError:
@@ -297,7 +296,6 @@ def _tokens(times: JobTimes) -> tuple[int | None, str, str]:
 
 
 def _rates(times: JobTimes, gpu: GpuSpec, pipeline: Pipeline | None) -> tuple[list[FlopsRate], str]:
-    """FLOP/s by convention, or why they are not known."""
     ranks = {rank.rank for rank in times.ranks}
     expected = set(pipeline.ranks) if pipeline else ranks
     if expected != ranks or (pipeline is None and len(ranks) > 1):

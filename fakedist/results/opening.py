@@ -90,7 +90,6 @@ def open_snapshot(path: Path) -> Run:
 
 
 def _manifest_of_snapshot(notes: list[Note]) -> Manifest:
-    """A run.json for a snapshot, which has none."""
     return Manifest(
         command=[],
         cwd="",

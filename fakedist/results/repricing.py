@@ -109,7 +109,6 @@ def tables_to_price(
 
 
 def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:
-    """Why a run has no launches; empty if it has them."""
     if manifest.imported is not None:
         return f"it was imported from {manifest.imported.tool}, which measured its kernels"
     if manifest.job is None:

@@ -167,9 +167,8 @@ class RunMemory:
         return self._tables.table("phases")
 
     def timeline(self) -> pd.DataFrame:
-        """The allocator's memory after each event: action, time_us, allocated_bytes, reserved_bytes, step, phase.
-
-        A snapshot has no step and no phase.
+        """Memory after each event: action, time_us, allocated_bytes, reserved_bytes, and unless a snapshot, step,
+        phase.
         """
         curve = self._tables.table("events")[["action", "time_us", "allocated_bytes", "reserved_bytes"]].copy()
         if self._tables.has("spans") and len(curve):

@@ -44,9 +44,8 @@ _SEGMENT_FIELDS = [field.name for field in dataclasses.fields(HeldSegment) if fi
 
 
 def reserved_moments(tables: dict[str, pd.DataFrame]) -> list[ReservedMoment]:
-    """The memory that was reserved but not allocated, at the moments of the table ``segments``.
-
-    ``tables`` has segments, blocks, shares, layers, stacks, spans.
+    """Reserved but not allocated memory at the moments of ``segments``; also reads blocks, shares, layers, stacks,
+    spans.
     """
     return [_moment(str(name), rows, tables) for name, rows in tables["segments"].groupby("moment", sort=False)]
 
@@ -82,7 +81,6 @@ def _moment(name: str, rows: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> R
 
 
 def _described(numbers: list[int], tables: dict[str, pd.DataFrame]) -> list[LargeBlock]:
-    """Blocks by their rows in the table ``blocks``: category, operation, layer and line."""
     layers = tables["layers"]
     lines = tables["stacks"]["line"].tolist()
     described = described_blocks(
@@ -260,9 +258,7 @@ def _out_of_memory(recording: Recording, ending: Ending, events: pd.DataFrame) -
 
 
 def coverage_notes(recording: Recording, outcome: Outcome, until: int | Until | None) -> list[Note]:
-    """Notes on what the recording does not cover. ``until`` is what was to stop the script, other than a number of
-    steps.
-    """
+    """Notes on what the recording does not cover; ``until`` was to stop the script, other than a number of steps."""
     training = None if recording.outcome is None else recording.outcome.training
     if outcome is Outcome.STOPPED:
         missing = [] if training is not None and training.evaluated else ["validation"]
@@ -298,7 +294,6 @@ def _not_sent_notes(recording: Recording, *, is_cause: bool) -> list[Note]:
 
 
 def _failure_notes(recording: Recording) -> list[Note]:
-    """Notes on requests that the allocator could not serve but that did not end the script."""
     failed, ended = recording.failed_request, recording.outcome
     if failed is None or (ended is not None and ended.outcome is Outcome.OUT_OF_MEMORY):
         return []

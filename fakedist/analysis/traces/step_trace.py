@@ -280,10 +280,7 @@ class Waits:
 
     @classmethod
     def of(cls, waits: TracedWaitColumns, records: Mapping[int, int]) -> Waits:
-        """The waits, and the events that they wait for; ``records`` is when the host recorded each, by correlation.
-
-        Waiting for an event that was recorded before the trace began takes no time.
-        """
+        """The waits and their events, by when each was recorded; one from before the trace takes no time."""
         stream, event, start = waits["stream"], np.maximum(waits["record"], 0), waits["start"]
         record, first = np.unique(event, return_index=True)
         at = np.array([records.get(number, -1) for number in record.tolist()], np.int64)

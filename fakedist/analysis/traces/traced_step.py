@@ -454,7 +454,6 @@ def _flops(ranges: Ranges, sites: LaunchSites, family: npt.NDArray[np.uint8], ti
 
 
 def _operation(name: str) -> str:
-    """``aten::mm`` as the recorder writes it."""
     return name.replace("::", ".", 1) if name.startswith("aten::") else name
 
 
@@ -583,10 +582,7 @@ def _columns(table: TracedOperations | TracedCalls | TracedActivity | TracedWait
 
 
 def _launches(operations: dict[str, Ints], calls: dict[str, Ints], device: dict[str, Ints]) -> tuple[Ints, Ints]:
-    """The thread and time of each GPU activity's launch: from its CUDA call, else from its operation.
-
-    A call has CUPTI's thread number; the operation around it torch's, which the ranges use too.
-    """
+    """The thread (CUPTI's number) and time of each activity's CUDA call, else of its operation (torch's number)."""
     call = find_rows(calls["correlation"], device["correlation"])
     linked = np.where(call >= 0, taken(calls["operation"], call), device["operation"])
     linked = np.where(linked > 0, linked, device["operation"])

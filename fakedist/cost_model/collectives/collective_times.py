@@ -165,7 +165,6 @@ class CollectiveTimes:
         return CollectiveTime(time_us, chosen.algorithm, chosen.protocol, spread, share, basis)
 
     def _transfer_us(self, name: str, num_bytes: float, shape: GroupShape) -> float:
-        """Microseconds that the links alone take for the bytes."""
         if shape.num_nodes > 1 and name in ("send", "all_to_all"):
             remote = num_bytes if name == "send" else num_bytes * (shape.size - shape.local) / shape.size
             return remote / (self._own_nic() * self.fabric.achieved) * 1e6
@@ -220,7 +219,6 @@ class CollectiveTimes:
         return sum(parts) - self._in_domain("reduce_scatter", _LEAST_BYTES, size)[0]
 
     def _between(self, name: str, num_bytes: float, shape: GroupShape) -> float:
-        """Microseconds over nodes with NCCL's own choice."""
         fabric = self.fabric
         if name == "send":
             return fabric.send_us + num_bytes / self._send_bandwidth() * 1e6
@@ -337,6 +335,5 @@ def _nearest(gpu: GpuSpec, measured: Sequence[str]) -> str:
 
 
 def _interconnect(gpu: GpuSpec, nvlink_bandwidth: float = 0.0) -> Interconnect:
-    """The links between the GPUs of a node, with another NVLink bandwidth if one is given."""
     bandwidth = nvlink_bandwidth or gpu.nvlink_bandwidth
     return interconnect_like(gpu.product, gpu.compute_capability[0], bandwidth, gpu.host_bandwidth)

@@ -49,9 +49,7 @@ class Communication:
     def slowed(
         self, work: pd.DataFrame, bounds: npt.NDArray[np.float64], *, over_nodes: bool
     ) -> npt.NDArray[np.float64]:
-        """The rate of each row of work during a collective of one kind; ``bounds`` is 1 where memory limits
-        it, else 0.
-        """
+        """The rate of each row of work during a collective; ``bounds`` is 1 where memory limits it, else 0."""
         own = self.calls[(self.calls["num_nodes"] > 1) == over_nodes]
         whole = own["time_us"].sum()
         bandwidth = own["moved_bytes"].sum() / whole * 1e6 if whole else 0.0

@@ -83,10 +83,7 @@ def tokens_of(launches: pd.DataFrame, work: pd.DataFrame) -> StepTokens:
 
 
 def _num_runs(operations: pd.Series) -> int:
-    """Runs of a product, by the operation of each launch.
-
-    Transformer Engine launches products outside of torch operations; each such launch is a run.
-    """
+    """Runs of a product by operation. Transformer Engine's launches are outside of one: each is a run."""
     inside = operations[operations >= 0]
     return int(inside.nunique()) + len(operations) - len(inside)
 

@@ -69,10 +69,7 @@ class Step:
 
 
 def find_steady(step: Step) -> SteadyBatches | None:
-    """Find what a further micro-batch would repeat; None if that is not certain.
-
-    A stretch must come twice at least and have as much of each part as its micro-batches.
-    """
+    """Find what a further micro-batch would repeat, at least twice and with all parts; None if that is uncertain."""
     if step.num_micro_batches < 1:
         return None
     wanted = _of_rows(step, slice(None))
@@ -307,10 +304,7 @@ def _order(length: int, repeats: Sequence[Repeat], number: int) -> tuple[Numbers
 
 
 def _events(launches: pd.DataFrame, tokens: Numbers, repeats: Sequence[Repeat], order: Numbers) -> Numbers:
-    """The event of each row: each record has its own; a wait has that of the record it now stands for.
-
-    The n-th wait of its kind waits for the n-th record of its kind, as in the recorded step.
-    """
+    """The event of each row: the n-th wait of its kind waits for the n-th record of its kind, as recorded."""
     kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
     recorded_at = _recorded_at(kind, event)
     occurrence, occurrence_now = _occurrences(tokens), _occurrences(tokens[order])
@@ -352,7 +346,6 @@ def _recorded_at(kind: npt.NDArray[np.str_], event: npt.NDArray[np.uint64]) -> N
 
 
 def _occurrences(tokens: Numbers) -> Numbers:
-    """How many rows before each do the same."""
     return np.asarray(pd.Series(tokens).groupby(tokens).cumcount(), np.int64)
 
 

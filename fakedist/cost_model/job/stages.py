@@ -79,8 +79,8 @@ _Walk = Generator[Rendezvous, "Sequence[float] | None", Placed]
 
 
 class _Met(NamedTuple):
-    """A rendezvous that has begun. ``needs`` has the channels that each transfer waits for, and positions among their
-    calls.
+    """A rendezvous that has begun; ``needs`` has the channels that transfers wait for, and positions among
+    their calls.
     """
 
     start_us: float
@@ -137,7 +137,6 @@ class _Together:
         return PlacedTogether(self._placed, self._unmatched)
 
     def _advance(self, walker: _Walker, ends: Sequence[float] | None) -> None:
-        """Walk on until the rank must wait for another rank, or to its end."""
         while True:
             try:
                 rendezvous = walker.walk.send(ends)
@@ -272,7 +271,6 @@ def dependencies_of(
 
 
 def _known(calls: pd.DataFrame, groups: pd.DataFrame, rank: int, ranks: Set[int]) -> dict[int, Transfer]:
-    """The calls that depend on other ranks, by sequence number."""
     members = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
     names = _names(groups)
     columns = [calls[name].tolist() for name in ("sequence", "operation", "group", "peer")]

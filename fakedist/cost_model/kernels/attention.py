@@ -209,7 +209,6 @@ class AttentionTimes:
         return np.asarray(np.where(np.abs(np.log(width / measured)) > _SAME_WIDTH, np.exp(slower), 1.0))
 
     def _few_heads(self, shapes: AttentionShapes) -> Floats:
-        """How much slower a FLOP is than with many heads."""
         heads, tokens = (shapes.batch * shapes.heads).astype(float), shapes.like_tokens()
         few, width = np.minimum(heads, _MANY_HEADS), shapes.mean_width()
         slower = self._inference.at(width, [tokens, few])
@@ -222,9 +221,7 @@ def _reference_us(shapes: AttentionShapes, roof: AttentionRoof) -> Floats:
 
 
 class _Grids:
-    """Grids of the column ``quotient`` over one or two logarithmic axes, one for each value of ``by``; the nearest
-    answers.
-    """
+    """Grids of the column ``quotient`` over one or two logarithmic axes; the nearest value of ``by`` answers."""
 
     def __init__(self, table: pd.DataFrame, by: str, axes: list[str]) -> None:
         self._keys = np.log(np.sort(table[by].unique()).astype(np.float64))

@@ -135,9 +135,7 @@ def _times(priced: pd.DataFrame) -> WorkTimes:
 def apply_calibration(
     work: pd.DataFrame, estimated: WorkTimes, table: CalibrationTable, estimated_table: WorkTimes
 ) -> CalibratedTimes:
-    """Replace and scale estimates of ``work`` by a table's times; ``estimated_table`` are the same model's estimates of
-    them.
-    """
+    """Replace and scale estimates by a table's times; ``estimated_table`` are the same model's for its work."""
     rows = [WorkRow(*values) for values in work[list(WorkRow._fields)].itertuples(index=False, name=None)]
     row_of = {work_key(row.work): number for number, row in enumerate(table.rows)}
     own = np.array([row_of.get(work_key(row), -1) for row in rows], np.int64)

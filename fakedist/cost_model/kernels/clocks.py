@@ -58,9 +58,7 @@ class SustainedClock:
 
 
 class PowerModel:
-    """The power that a GPU draws: as the chip of ``measured_on``, whose measurements estimate it. ``heat`` replaces
-    HEAT.
-    """
+    """The power that a GPU with the chip of ``measured_on`` draws; ``heat`` replaces HEAT."""
 
     def __init__(self, gpu: GpuSpec, measured_on: GpuSpec, name: str, *, heat: float = HEAT) -> None:
         # Half as many SMs draw half as much.

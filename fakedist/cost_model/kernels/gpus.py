@@ -63,7 +63,6 @@ def attention_roof(spec: GpuSpec) -> AttentionRoof:
 
 
 def _limits(spec: GpuSpec) -> tuple[object, ...]:
-    """The limits that kernel times depend on, apart from the power limit."""
     return spec.sms, spec.clock_khz, spec.memory_bandwidth, spec.compute_capability, sorted(spec.peak_flops.items())
 
 

@@ -119,10 +119,7 @@ class KernelTimes:
         return estimates
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
-        """The 90 % interval of the sum of all launches, in microseconds, by ``fakedist.cost_model.accuracy``.
-
-        Kernels of unknown work add all that they may take.
-        """
+        """The 90 % interval of all launches' microseconds, with all that unknown work may take."""
         known = priced["time_us"].notna().to_numpy()
         times = counts[known].astype(np.float64)
         total = float((priced["time_us"].to_numpy()[known] * times).sum())
@@ -195,8 +192,8 @@ class KernelTimes:
         return Estimates(time_us, assumed.spread(0 * time_us), bound, np.full(len(rows), "", object), basis)
 
     def _most_us(self, work: pd.DataFrame, time_us: Floats) -> Floats:
-        """The most that work of unknown arithmetic is assumed to take: as a product of all its bytes, or its bytes
-        several times; without known bytes, as long as the longest kernel.
+        """Unknown arithmetic at most: as a product of all its bytes, or its bytes several times, or the
+        longest kernel.
         """
         moved, peak = work["moved_bytes"].to_numpy("f8"), self._gpu.peak("bf16") or np.inf
         elements = moved / _PRODUCT_ELEMENT_BYTES / 3

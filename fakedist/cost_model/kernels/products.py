@@ -57,9 +57,7 @@ class ProductSizes:
 
 @dataclass(frozen=True)
 class ProductRoof:
-    """A GPU's limits for products of one type: dense FLOP/s, bytes per second, bytes of an operand's and result's
-    element.
-    """
+    """Limits for products of one type: dense FLOP/s, bytes per second, bytes of an operand's and a result's element."""
 
     sms: int
     peak_flops: float
@@ -121,10 +119,7 @@ class ProductTimes:
         return (roof or self._roof).limits_us(sizes, smooth=self._smooth)
 
     def octaves_away(self, sizes: ProductSizes) -> tuple[Floats, Floats]:
-        """Distances from the table's nearest sizes, in powers of two: within the table, and outside.
-
-        The first is the largest of the sides' distances, the second the sum of what the sides reach beyond the table.
-        """
+        """Octaves from the nearest measured sizes: the largest of the sides within the table, the sum outside."""
         within, beyond = np.zeros(len(sizes.m)), np.zeros(len(sizes.m))
         for size, axis in zip((sizes.m * sizes.batch, sizes.n, sizes.k), self._axes, strict=True):
             point = np.log(size)

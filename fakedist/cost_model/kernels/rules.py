@@ -193,7 +193,7 @@ def _measured_times(name: str) -> AttentionTimes:
 
 
 def _training_table(name: str) -> str:
-    """Where training was measured on this generation (cuDNN's kernels follow the first number of the capability)."""
+    """Where training was measured on this generation, by the first number of the capability, as cuDNN's kernels."""
     generation = measured_spec(name).compute_capability[0]
     same = [name_of for name_of in _TRAINING if measured_spec(name_of).compute_capability[0] == generation]
     return same[0] if same and name in MEASURED_GPUS else ""
@@ -513,10 +513,7 @@ def _grouped_times(name: str) -> GroupedTimes:
 
 
 def _sizes(rows: WorkArrays) -> ProductSizes:
-    """Sizes of products, with the bytes that they move; at least 1 each, as a single one has a batch of 0.
-
-    A complex product counts as a real one with twice the rows and twice the sums.
-    """
+    """Sizes of products with their bytes, at least 1 each; a complex one counts with twice the rows and sums."""
     m, n, k, batch = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "batch"))
     operands = m * k * rows.numbers("a_bytes") + k * n * rows.numbers("b_bytes")
     result = m * n * rows.numbers("d_bytes") * np.where(rows.flags("accumulates"), 2.0, 1.0)

@@ -1,3 +1,1 @@
-"""A model of NCCL, from its sources and published logs: the channels and algorithm of a call, and the
-memory they take.
-"""
+"""A model of NCCL, from its sources and published logs: a call's channels, algorithm and memory."""

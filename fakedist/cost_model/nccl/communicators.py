@@ -180,9 +180,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class CommunicatorMemory:
-    """The memory of one communicator by part, without empty ones: channels, rings, trees, NVLink SHARP, send and
-    receive.
-    """
+    """The memory of one communicator by part that has any: channels, rings, trees, NVLink SHARP, send and receive."""
 
     channels: Span
     parts: dict[str, Span]
@@ -196,10 +194,7 @@ class CommunicatorMemory:
 def communicator_memory(
     shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings, network: Network | None = None
 ) -> CommunicatorMemory | None:
-    """The memory of a group's communicator; None if the group has none.
-
-    NCCL's choice of algorithms depends on the network, by default a NIC of 400 Gb/s for each GPU.
-    """
+    """The memory of a group's communicator, or None; the network, by default 400 Gb/s per GPU, decides algorithms."""
     if not usage.operations and not usage.is_bound:
         return None
     parts = {"channels": channel_bytes(shape, interconnect, settings)}

@@ -140,10 +140,7 @@ def find_interconnect(gpu_name: str) -> Interconnect | None:
 
 
 def interconnect_like(gpu_name: str, capability: int, nvlink_bandwidth: float, host_bandwidth: float) -> Interconnect:
-    """The interconnect of a GPU: its own, or that of its generation (``capability``), at the bandwidth of its links.
-
-    Bandwidths are bytes per second one way, of NVLink (0 without) and PCIe.
-    """
+    """A GPU's interconnect, or its generation's at the bandwidth of its links, in bytes per second one way."""
     same = {8: AMPERE, 9: HOPPER}.get(capability, BLACKWELL if capability > 9 else AMPERE)
     base = find_interconnect(gpu_name) or (same if nvlink_bandwidth else PCIE)
     return replace(base, capability=capability, bandwidth=nvlink_bandwidth or host_bandwidth)

@@ -160,9 +160,7 @@ _KINDS = (
 
 
 def collective_of(operation: str, bytes_in: int, bytes_out: int) -> tuple[str, int]:
-    """The collective of an operation such as all_gather_into_tensor_coalesced ("" if unknown), and its whole buffer's
-    bytes.
-    """
+    """The collective of an operation such as all_gather_into_tensor_coalesced ("": unknown), and its buffer's bytes."""
     sizes = {"bytes_in": bytes_in, "bytes_out": bytes_out, "largest": max(bytes_in, bytes_out)}
     return next(
         ((kind, sizes[side]) for prefix, kind, side in _KINDS if operation.startswith(prefix)),

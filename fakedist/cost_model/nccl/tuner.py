@@ -88,9 +88,7 @@ class Tuner:
         self._generation = {8: 0, 9: 1}.get(interconnect.capability, 2 if interconnect.capability > 9 else 0)
 
     def choose(self, kind: str, num_bytes: float, shape: GroupShape) -> Candidate:
-        """The cheapest candidate for all_reduce, all_gather, reduce_scatter, broadcast, reduce, barrier, all_to_all,
-        gather, scatter or send, of so many bytes in the whole buffer.
-        """
+        """The cheapest candidate for a kind of collective (or send), of so many bytes in the whole buffer."""
         return min(self.candidates(kind, num_bytes, shape), key=lambda candidate: candidate.time_us)
 
     def likely(self, kind: str, num_bytes: float, shape: GroupShape) -> set[str]:

@@ -177,7 +177,6 @@ def _refuse_little(step: RecordedLaunches, traced: Traced, pairs: Matched, file:
 def _too_fast(
     step: RecordedLaunches, matched: Matched, peak_flops: dict[str, float]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Pairs whose kernel took less than its arithmetic takes at the GPU's peak."""
     least = np.array(
         [work.flops / peak_flops[work.dtype] * 1e6 if work.dtype in peak_flops else 0.0 for work in step.works] or [0.0]
     )
@@ -199,7 +198,7 @@ def _unmatched(sequence: Sequence, rows: Ints, duration_us: Floats | None = None
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run whose step can be priced, with ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and
+    """A run whose step can be priced: ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls``,
     ``groups``.
     """
 

@@ -294,7 +294,6 @@ def _ring(scores: Scores, recorded: Ints, traced: Ints) -> Ints:
 
 
 def _band(scores: Scores, recorded: Ints, traced: Ints, centre: Ints) -> Ints:
-    """Align within ``_REACH`` positions of where each traced launch is expected."""
     count, width = len(recorded), 2 * _REACH + 1
     first = np.maximum.accumulate(centre - _REACH)
     offsets = np.arange(width)
@@ -437,9 +436,7 @@ def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
 
 
 def _of_whole_steps(position: Ints, count: int) -> tuple[Ints, int]:
-    """Positions in repetitions of which most is traced, and their number. Initialisation may have kernels like a
-    step's.
-    """
+    """Positions in mostly traced repetitions, and their number. Initialisation may have kernels like a step's."""
     of_step = np.where(position >= 0, position // count, -1)
     repetitions, which, number = np.unique(of_step, return_inverse=True, return_counts=True)
     is_step = repetitions >= 0

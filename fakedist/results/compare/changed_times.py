@@ -78,10 +78,7 @@ def group_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
 
 
 def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
-    """Own time of layers by family: columns path (shared by repeated layers), category (the family), us.
-
-    It adds up to the time of all kernels.
-    """
+    """Own time of layers: columns path (shared by repeats), category (the family), us. It adds up to all kernels'."""
     path = pd.Series([paths.get(row, "") or OUTSIDE for row in range(len(times))], index=times.index, dtype=object)
     frames = [
         pd.DataFrame({"path": path, "category": family, "us": times[f"family_{family}_us"]})

@@ -27,10 +27,7 @@ class Stretch:
 
 
 def common_axis(spans: tuple[pd.DataFrame, pd.DataFrame], num_events: tuple[int, int]) -> list[Stretch]:
-    """The pieces of an axis that two runs share, in order, each as wide as the run with more events in it.
-
-    A run without rows in its table ``spans`` is one piece.
-    """
+    """The pieces of an axis that two runs share, in order, each as wide as the run with more events in it."""
     steps = [_by_step(table, total) for table, total in zip(spans, num_events, strict=True)]
     pieces: list[Stretch] = []
     for step in sorted(set(steps[0]) | set(steps[1])):

@@ -65,10 +65,7 @@ def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def renamed_layers(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> list[dict[str, str]]:
-    """Layers with another name in the second run, without those below them: objects with ``was``, ``name``, ``how``.
-
-    Repeated layers are listed once, with ``*``.
-    """
+    """Topmost layers with another name in the second run, repeats once: ``was``, ``name`` (with ``*``), ``how``."""
     names = [str(name) for name in a["name"]], [str(name) for name in b["name"]]
     patterns = layer_patterns(a), layer_patterns(b)
     other = matches[(matches["a"] >= 0) & (matches["b"] >= 0) & (matches["how"] != "same")]
@@ -174,7 +171,6 @@ class _Matcher:
         return pairs
 
     def _alike(self, left: list[int], right: list[int]) -> list[Pair]:
-        """Pair the remaining siblings, most alike first."""
         scores = [
             (score, -abs(row - spot), -row, one, other)
             for row, one in enumerate(left)
@@ -201,7 +197,7 @@ class _Matcher:
 
 
 def _have_gaps(names: list[str]) -> bool:
-    """Whether the numbers are not 0, 1, 2, ...: then they are names chosen by the script, and nothing is renumbered."""
+    """True if the numbers are not 0, 1, 2, ...: names chosen by the script, which are never renumbered."""
     return [int(name) for name in names] != list(range(len(names)))
 
 
@@ -278,10 +274,7 @@ def paths_of_matches(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) ->
 
 
 def layers_bytes(layers: pd.DataFrame, pattern: str) -> int | None:
-    """Bytes at the peak, with children, of all layers that match ``layers.*.mlp``; None if none does.
-
-    ``*`` matches any part between two dots.
-    """
+    """Bytes at the peak, with children, of the layers that match ``layers.*.mlp``; ``*`` is any part between dots."""
     named = [names_layer(pattern, str(name) or OUTSIDE) for name in layers["name"]]
     return int(layers["peak_own_bytes"][named].sum()) if any(named) else None
 

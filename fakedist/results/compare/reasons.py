@@ -238,9 +238,8 @@ class AllocationSite:
 
 
 def origin_of(cause: Cause, blocks: pd.DataFrame) -> AllocationSite:
-    """Where most of a cause comes from.
-
-    ``blocks`` at the peak have columns path, category, line, operation, phase, change_bytes.
+    """The origin of most of a cause, from path, category, line, operation, phase, change_bytes of blocks
+    at the peak.
     """
     way = 1 if cause.part > 0 else -1
     responsible = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]

@@ -118,9 +118,7 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
 
 
 class _Bound:
-    """Counts what SQLite does, and stops a query that takes longer than any table of this size: a view can
-    be endless.
-    """
+    """Counts SQLite's steps, and stops a query beyond any table of this size: a view can be endless."""
 
     def __init__(self, most: int) -> None:
         self.most, self.is_over = most, False
@@ -206,10 +204,7 @@ def read_ranges(database: Database, process: int) -> Ranges:
 
 
 def _without_numbers(text: str) -> tuple[str, str]:
-    """SQL for ``names.without_numbers`` of a text, and for autograd's number.
-
-    For ten million texts this takes a tenth of the time of Python.
-    """
+    """SQL for ``names.without_numbers`` and autograd's number: a tenth of Python's time for ten million texts."""
     name = "".join(
         f"WHEN instr({text}, '{tail}') THEN substr({text}, 1, instr({text}, '{tail}') - 1) " for tail in TAILS
     )
@@ -366,10 +361,7 @@ _WITH_EVENT = (1, 2)
 
 
 def read_waits(database: Database, process: int, step: tuple[int, int]) -> Waits | None:
-    """The waits of a step of a process (upper bits of its ``globalPid``).
-
-    None if the report lacks where events were recorded (``--cuda-event-trace``).
-    """
+    """The waits of a process (``globalPid``'s upper bits) in a step; None without ``--cuda-event-trace``."""
     columns = ("start", "end", "streamId", "correlationId", "globalPid", "syncType", "eventId")
     wanted = ("streamId", "correlationId", "globalPid", "eventId")
     if not set(wanted) <= database.columns(_EVENTS) or not set(columns) <= database.columns(_SYNCHRONISATIONS):

@@ -199,7 +199,6 @@ def _window(
 
 
 def _grouped(threads: Ints, launching: Ints) -> tuple[Ints, Ints]:
-    """The threads with ranges, and the launches' threads, limited to those."""
     having = np.unique(threads)
     return having, launching[np.isin(launching, having)]
 
