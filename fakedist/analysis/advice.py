@@ -129,8 +129,7 @@ def _owners(layers: pd.DataFrame, fold: Fold) -> Array:
 def _without_saving(evidence: Evidence, inside: Array, owner: Array) -> tuple[Array, Array, Array]:
     """For each block, the bytes that a checkpoint drops and the first and last event of that time.
 
-    A repeat's forward pass is a run of its blocks in order of allocation. From its end until its backward begins
-    (before its first free), only the last block, its output, stays. In backward all its blocks exist again.
+    Between a repeat's forward (a run of blocks) and backward (its first free), only its last block, the output, stays.
     """
     made, freed = (evidence.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
     gone = np.zeros(len(evidence.blocks))

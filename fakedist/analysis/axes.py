@@ -1,7 +1,6 @@
-"""Which groups of a rank are its axes of parallelism, from what the groups are called and what they are used for.
+"""A rank's axes of parallelism, from its groups' names and use; nothing is assumed of unclear ones.
 
-Megatron and DeepSpeed describe their groups, and the groups of a DeviceMesh have the names of its axes. Where that does
-not say what a group is for, nothing is assumed.
+Megatron and DeepSpeed describe their groups, and the groups of a DeviceMesh have the names of its axes.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ _DATA_FORWARD_CALLS = ("all_gather", "allgather", "broadcast", "barrier")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline that a rank is in.
-
-    Attributes:
-        ranks: One rank of each stage, in the group's order.
-    """
+    """A pipeline that a rank is in: one rank of each stage, in its group's order."""
 
     group: str
     ranks: tuple[int, ...]
@@ -61,11 +56,7 @@ class Replicas:
 
 
 def find_pipeline(groups: pd.DataFrame, calls: pd.DataFrame, rank: int) -> Pipeline | None:
-    """The pipeline of a rank; None if its groups show none.
-
-    Raises:
-        JobError: Several of its groups could be one.
-    """
+    """The pipeline of a rank, or None; JobError if several of its groups could be one."""
     rows = [(number, group) for number, group in enumerate(read_groups(groups)) if group.size > 1 and group.ranks]
     named = {parse_rank_list(group.ranks): group.label for _, group in rows if axes_of(group.label) == {"pipeline"}}
     if named:
@@ -114,8 +105,8 @@ def axes_of(label: str) -> set[str]:
 def find_replicas(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int) -> Replicas:
     """The ranks of a job that read tokens of their own, from the groups and the timed step's ``calls``.
 
-    Ranks of one tensor or pipeline group share tokens. Data parallel ranks read different sequences, and context
-    parallel ranks different parts of a sequence.
+    Tensor and pipeline groups share tokens; data parallel ranks read other sequences, context parallel ones parts of
+    one.
     """
     rows = [group for group in read_groups(groups) if group.size > 1]
     used = set(calls["group"].tolist())

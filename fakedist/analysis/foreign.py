@@ -165,10 +165,8 @@ class _Stacks:
 
 
 def read_foreign(snapshot: Entry) -> ForeignSnapshot:
-    """Read the device with the longest history; without any history, the device with the most memory.
-
-    Raises:
-        NoSnapshotError: It holds what torch never writes.
+    """Read the device with the longest history, or without any, the most memory; NoSnapshotError if it is
+    no snapshot.
     """
     traces = [listed(trace, "a history") for trace in listed(snapshot["device_traces"], "device_traces")]
     segments = entries(snapshot["segments"], "a segment")

@@ -155,8 +155,7 @@ def described_blocks(
 ) -> pd.DataFrame:
     """Blocks in words, with the columns of the table ``largest``.
 
-    ``chosen`` are rows of the table ``blocks``; ``names`` and ``parents`` columns of ``layers``; ``lines`` of
-    ``stacks``.
+    ``chosen`` are of the table ``blocks``; ``names`` and ``parents`` columns of ``layers``; ``lines`` of ``stacks``.
     """
     table = chosen[["bytes", "category", "phase", "step", "operation"]].astype({"category": str, "phase": str})
     table["operation"] = table["operation"].astype(str)
@@ -180,8 +179,7 @@ def layer_names(recording: Recording) -> list[str]:
 def stack_lines(recording: Recording) -> list[str]:
     """The innermost line of each stack outside of torch as ``file:line (function)``; empty without one.
 
-    Inductor's generated code counts as torch's; so do methods that pass an operation on and wrappers of deprecated
-    functions.
+    Inductor's generated code, methods that pass an operation on and wrappers of deprecated functions count as torch's.
     """
     lines = [
         ""

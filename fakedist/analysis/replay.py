@@ -313,10 +313,9 @@ def _play(
     completed: Ints,
     is_asked: npt.NDArray[np.bool_],
 ) -> dict[int, int]:
-    """Bytes given to the blocks in question (``is_asked``), by the events that made them.
+    """Bytes of the blocks in question (``is_asked``, with ``rounded`` requests), by the events that made them.
 
-    ``rounded`` are their rounded requests; ``completed``, by the event that made a block, when its memory could be
-    reused.
+    ``completed`` is when a block's memory could be reused, by the event that made it.
     """
     if not is_asked.any():
         return {}

@@ -44,10 +44,8 @@ def segments_after(recording: Recording, end: int) -> list[Segment]:
 
 
 def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
-    """The events after which ``rundir.schema.MOMENTS`` are, by moment.
-
-    The reserved peak is reached when a segment is taken from the GPU; the block that it was taken for, the next event,
-    counts as allocated.
+    """The events after which ``rundir.schema.MOMENTS`` are. At the reserved peak, the block that made it grow is
+    included.
     """
     action, reserved = recording.device_events["action"], blocks.replay.reserved_bytes
     if not len(action):

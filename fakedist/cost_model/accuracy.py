@@ -1,7 +1,6 @@
 """Errors of estimates against measurements that were left out, and the 90 % intervals that follow.
 
-The files come from ``make accuracy-times`` (bench/accuracy_times.py) and ``make accuracy-steps``
-(bench/accuracy_steps.py).
+Written by ``make accuracy-times`` (bench/accuracy_times.py) and ``make accuracy-steps`` (bench/accuracy_steps.py).
 """
 
 from __future__ import annotations
@@ -54,11 +53,7 @@ class AccuracyRow:
 
 @cache
 def accuracy_rows(path: Path = DATA / "accuracy.json") -> tuple[AccuracyRow, ...]:
-    """Every row.
-
-    Raises:
-        SetupError: The file is missing or damaged.
-    """
+    """Every row; SetupError if the file is missing or damaged."""
     try:
         return tuple(from_plain(list[AccuracyRow], json.loads(path.read_text())))
     except FileNotFoundError:
@@ -132,11 +127,7 @@ class StepAccuracy:
 
 @cache
 def step_accuracy(path: Path = DATA / "accuracy_steps.json") -> StepAccuracy:
-    """The contents of the file.
-
-    Raises:
-        SetupError: The file is missing or damaged.
-    """
+    """The contents of the file; SetupError if it is missing or damaged."""
     try:
         return from_plain(StepAccuracy, json.loads(path.read_text()))
     except FileNotFoundError:
@@ -206,8 +197,7 @@ def half_width(priced: pd.DataFrame, counts: Array, side: str) -> float:
 def variances(priced: pd.DataFrame, counts: Array, side: str = "high_us") -> dict[str, float]:
     """The square of that, by family of ``accuracy.json``, or else by what the estimate rests on.
 
-    Half of the variance of a family's errors is common to all of its rows; the rest is each row's own, common to its
-    launches. Families err independently.
+    Half of it is common to a family's rows, the rest to the launches of a row. Families err independently.
     """
     known = priced["time_us"].notna().to_numpy()
     off: Floats = np.abs((priced[side] - priced["time_us"]).to_numpy("f8"))[known] * counts[known]

@@ -34,10 +34,8 @@ from fakedist.rundir.step_time import FamilyAccuracy, KernelSource, Peaks, StepT
 
 
 def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
-    """The model of a GPU's kernel times; ``times`` is a file of the user's own measurements, which replace the model's.
-
-    Raises:
-        SetupError: The file cannot be read, or is of another GPU.
+    """The model of a GPU's kernel times, some replaced by the user's own; SetupError if their file is not
+    of this GPU.
     """
     model = KernelTimes(gpu)
     return calibrated_prices_of(model, Path(times)) if times else model
@@ -147,8 +145,7 @@ class StepTimes:
 
 
 def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedStep:
-    """Price the collectives and kernels of ``launches`` (not empty), ``work``, ``calls`` and ``groups``, and place
-    them.
+    """Price the collectives and kernels of ``launches`` (not empty), ``work``, ``calls``, ``groups``; place them.
 
     Raises:
         RunDirectoryError: The tables are damaged.

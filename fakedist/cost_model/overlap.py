@@ -109,10 +109,9 @@ def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: f
 
 @dataclass(frozen=True)
 class SharedLinks:
-    """Collectives that share links, and what they do to kernels.
+    """Collectives (``members``) that share links, and what they do to kernels.
 
     Attributes:
-        members: Which launches they are.
         rates: The rate that every launch keeps while one of them runs; their own are ignored.
         shares: The fraction of its time for which each launch keeps the links busy; others' are ignored.
     """

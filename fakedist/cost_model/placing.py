@@ -96,10 +96,10 @@ class StepLaunches:
         return StepInterval(*interval_of(end, ends), kernels_us, calls_us, abs(ends[1][-1] - end))
 
     def varied(self, step: PlacedStep, of_kernels: _KernelInterval) -> list[list[Array]] | None:
-        """Durations of the rows at the least and at the most of their 90 % intervals; None if those are unknown.
+        """Durations of the rows at both ends of their 90 % intervals; None if those are unknown.
 
-        Kernels are faster or slower together, by the interval of their sum, and so are collectives. Each side has first
-        kernels, then collectives if there are any.
+        Kernels vary together, by the interval of their sum; so do collectives. Each side has kernels, then any
+        collectives.
         """
         durations = np.nan_to_num(step.time_us)
         whole = float(np.nansum(np.where(self._is_call, 0.0, self._alone_us)))

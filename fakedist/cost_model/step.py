@@ -135,10 +135,9 @@ class PricedStep:
 def price_step(
     launches: pd.DataFrame, work: pd.DataFrame, prices: Prices, communication: Communication | None = None
 ) -> PricedStep:
-    """Price the kernels of ``launches`` (not empty), and place them and the collectives; None: they take no time.
+    """Price the kernels of ``launches`` (not empty), and place them and the collectives.
 
-    Raises:
-        RunDirectoryError: The tables are damaged.
+    Without communication, collectives take no time. Raises RunDirectoryError for damaged tables.
     """
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
@@ -236,8 +235,7 @@ def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int
 
 
 class ImbalancedPrices:
-    """Kernel times with grouped products of the busiest rank, whose load is ``imbalance`` (1 or more) times the even
-    one.
+    """Kernel times with the busiest rank's grouped products, ``imbalance`` (1 or more) times the even load.
 
     A virtual run makes up its routing, so the real load is not known. It implements :class:`Prices`.
     """

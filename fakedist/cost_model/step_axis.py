@@ -35,9 +35,7 @@ def hidden_us(bars: pd.DataFrame, kernels: pd.DataFrame) -> Array:
 
 
 def hidden_parts(kernels: pd.DataFrame, least_us: float) -> pd.DataFrame:
-    """Computed-over parts of collectives by stream, start_us, end_us; parts and pauses below ``least_us``
-    are ignored.
-    """
+    """Parts of collectives under compute: stream, start_us, end_us; parts and pauses below ``least_us`` are ignored."""
     begins, until = union(*_computing(kernels))
     if len(begins):
         apart = np.concatenate([[True], begins[1:] - until[:-1] > least_us])
@@ -134,11 +132,9 @@ def _reached(end: Array, new_stream: Array) -> Array:
 
 
 def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
-    """The intervals of each layer on the stream that computes most, nested like the tree of layers.
+    """The intervals of each layer on the stream that computes most, parents first, nested like the tree of layers.
 
-    Returns:
-        Columns layer, kind, depth, start_us, end_us. Parents come before their children, and rows of the same depth do
-        not overlap.
+    Columns layer, kind, depth, start_us, end_us. Rows of the same depth do not overlap.
     """
     rows = main_stream(kernels)
     columns = ["layer", "kind", "depth", "start_us", "end_us"]

@@ -49,11 +49,7 @@ class WhatIf:
 
 
 def read_what_if(text: str) -> WhatIf:
-    """Read a change as it is written on the command line.
-
-    Raises:
-        JobError: It is none.
-    """
+    """Read a change as it is written on the command line; JobError if it is not one."""
     name, _, value = (part.strip() for part in text.partition("="))
     groups = tuple(part.strip() for part in value.split(",") if part.strip())
     if name == "merge" and len(set(groups)) > 1:
@@ -75,11 +71,7 @@ def read_what_if(text: str) -> WhatIf:
 
 
 def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> Fabric:
-    """The fabric with the bandwidth of a what-if; the GPU model's NVLink has bytes per second one way, or 0.
-
-    Raises:
-        JobError: NVLink changes, and the GPU has none.
-    """
+    """The fabric with a what-if's bandwidth; JobError if it changes NVLink and the GPU model has none (0 bytes/s)."""
     if what_if.nic != 1:
         return replace(
             fabric,
@@ -99,7 +91,7 @@ def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> 
 def changed_launches(
     what_if: WhatIf, launches: pd.DataFrame, communication: Communication, groups: pd.DataFrame
 ) -> tuple[pd.DataFrame, Communication]:
-    """The launches of a step and its communication with the streams and communicators of a what-if.
+    """The launches and communication of a step with the streams and communicators of a what-if.
 
     Raises:
         JobError: The step has no calls on such a group, or the change changes nothing.

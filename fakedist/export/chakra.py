@@ -151,11 +151,8 @@ class TracedGroup:
 
 @dataclass(frozen=True)
 class TracedRank:
-    """The tables that a trace is written from.
-
-    Attributes:
-        groups: In the order of the table ``groups``.
-        duration_us: By row; NaN if unknown.
+    """The tables that a trace is written from: groups in their table's order; ``duration_us`` by row, NaN
+    if unknown.
     """
 
     rank: int

@@ -35,7 +35,7 @@ def stages_of_job(path: Path) -> Pipeline:
     """The pipeline that a run's rank is in.
 
     Raises:
-        JobError: Its groups show no pipeline, or several groups could be one.
+        JobError: Its groups show none, or several could be one.
         RunDirectoryError: It is not a run directory, or is damaged.
     """
     run = open_run_directory(path)

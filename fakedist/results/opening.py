@@ -50,11 +50,7 @@ def open_run_directory(path: Path) -> Run:
 
 
 def open_snapshot(path: Path) -> Run:
-    """Open a torch memory snapshot as a run of one rank with unknown steps.
-
-    Raises:
-        RunDirectoryError: It is not a snapshot, or tries to run code.
-    """
+    """Open a torch memory snapshot as a run of one rank without steps; RunDirectoryError if it is not safe to read."""
     from fakedist.analysis.blocks import build_blocks, event_places
     from fakedist.analysis.foreign import NoSnapshotError, read_foreign
     from fakedist.analysis.layer_table import fold_layers
@@ -104,11 +100,7 @@ def _manifest_of_snapshot(notes: list[Note]) -> Manifest:
 
 
 def open_timed_run(path: Path) -> TimedRun:
-    """Open a run directory for calibration.
-
-    Raises:
-        RunDirectoryError: It is not a run directory, is damaged, or its run has no launches to price.
-    """
+    """Open a run for calibration; RunDirectoryError if it is not a run, damaged, or has no launches to price."""
     run = open_run_directory(path)
     tables = tables_to_price(run.manifest, run.summary, run.table)
     return TimedRun(tables, gpu_of(run.manifest, None, None), run.manifest.job, nccl_of(run.summary))

@@ -28,7 +28,7 @@ _HINT = "fakedist profile --device virtual -o RUN ... makes a run whose step any
 
 
 def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> GpuSpec:
-    """The GPU model to price for: a known one or a GPU file, by default the run's own, perhaps with another power
+    """The GPU model to price for: a known one or a GPU file, by default the run's own; ``power_watts`` replaces its
     limit.
 
     Raises:
@@ -43,11 +43,7 @@ def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> G
 
 
 def check_measured(summary: Summary, gpu: str | None, power_watts: float | None, times: str | None) -> None:
-    """Refuse to price measured kernels for another GPU.
-
-    Raises:
-        RunDirectoryError: The run's kernels were measured, and another GPU, power limit or table of times is wanted.
-    """
+    """Raise RunDirectoryError if another GPU, power limit or table of times is wanted for measured kernels."""
     if is_traced(summary) and any(choice is not None for choice in (gpu, power_watts, times)):
         raise RunDirectoryError(
             "the run's kernels were measured on a GPU, so only its collectives can be priced again",
@@ -91,7 +87,7 @@ def nccl_of(summary: Summary) -> dict[str, str]:
 def tables_to_price(
     manifest: Manifest, summary: Summary, table: ReadTable, *, measured: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """The tables that pricing a run's step needs; kernels may be measured only if ``measured``.
+    """The tables that pricing a step needs; its kernels may be measured only if ``measured``.
 
     Raises:
         RunDirectoryError: The run has no launches to price, or is damaged.

@@ -289,11 +289,7 @@ class Run:
         return self.summary.fits
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
-        """The memory of layers at the peak, with children. Columns: see ``analysis.layer_table.fold_table``.
-
-        Raises:
-            RunDirectoryError: The table is missing or damaged.
-        """
+        """The memory of layers at the peak, with children; columns as of ``analysis.layer_table.fold_table``."""
         table = self.table("layers")
         return fold_table(table, fold_layers(table) if fold else unfolded(table))
 
@@ -333,11 +329,7 @@ class Run:
         return self._tables.num_rows(name)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """One table, or some of its columns, whose strings are then categoricals.
-
-        Raises:
-            RunDirectoryError: It is missing or damaged.
-        """
+        """One table, or some columns with categorical strings; RunDirectoryError if it is missing or damaged."""
         return self._tables.table(name, columns)
 
     def __repr__(self) -> str:

@@ -34,10 +34,8 @@ _EXPORT = "profiler.export_chrome_trace(FILE) writes one"
 class JsonEvents:
     """The objects in the list ``traceEvents`` of a trace, or of a trace that is only the list.
 
-    ``header``, the trace's other values, is complete after the events were read. Iterating raises ReportError, too.
-
-    Raises:
-        ReportError: The file cannot be read, is cut off or not JSON.
+    ``header`` has the trace's other values once all are read. Opening and iterating raise ReportError for a damaged
+    file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -261,7 +259,7 @@ class _TraceEvents:
 
 
 def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
-    """Read a trace: of ``process``, or of the one that launched the most kernels.
+    """Read a trace, by default of the process that launched the most kernels.
 
     Raises:
         ReportError: The file is not a trace, is damaged, or has no kernels of such a process.

@@ -248,11 +248,7 @@ OUTSIDE = 0
 
 
 class LayerNumbers:
-    """Rows of the table ``layers`` by name.
-
-    ``known`` is a recording's layers, whose ranges have these names. Without it, a layer is named after all the ranges
-    around it.
-    """
+    """Rows of the table ``layers`` by name; without those ``known`` of a recording, by all the ranges around them."""
 
     def __init__(self, known: list[LayerRow] | None = None) -> None:
         self.rows = known if known is not None else [LayerRow(OUTSIDE, "", "", -1)]

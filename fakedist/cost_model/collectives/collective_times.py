@@ -133,11 +133,10 @@ class CollectiveTimes:
         self._measured = Tuner(measured, network, Settings())
 
     def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
-        """The time of one call of all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, barrier,
-        gather, scatter or send.
+        """The time of one call of an operation or collective.
 
-        ``num_bytes`` are those of the whole buffer: all_gather's result, reduce_scatter's input; for all_to_all what
-        one rank sends.
+        ``num_bytes`` are the whole buffer's: all_gather's result, reduce_scatter's input, one rank's part of
+        all_to_all.
         """
         if shape.size == 1:
             return CollectiveTime(0.0, "none", "", 0.0, 0.0, "")
@@ -280,8 +279,7 @@ class _MessageCurve:
     def time_us(self, num_bytes: float, size: int, tuner_us: Callable[[int], float]) -> float:
         """Microseconds of a message between ``size`` GPUs, measured or interpolated between numbers of GPUs.
 
-        More GPUs than were measured are as far from ``tuner_us``, the tuner's estimate for a number of GPUs, as the
-        most measured.
+        Beyond the most that were measured, ``tuner_us`` (the tuner's estimate by number of GPUs) scales those.
         """
         most = self._sizes[-1]
         if size > most:

@@ -140,8 +140,7 @@ def _optional(calls: pd.DataFrame, column: str) -> npt.NDArray[np.int64]:
 def _even_load(part: int, exchanged: int, shape: GroupShape) -> float:
     """Bytes of an even all_to_all that loads the links as one of uneven splits does.
 
-    Over nodes, as much as possible crosses them: as many parts as large as the largest as ``exchanged`` (0: not
-    recorded) allows.
+    Over nodes, parts as large as the largest cross them, as many as ``exchanged`` (0: not recorded) allows.
     """
     others = shape.size - (shape.local if shape.num_nodes > 1 else 1)
     return shape.size * (min(exchanged / others, part) if exchanged else part)

@@ -118,12 +118,9 @@ def default_fabric(gpu: str) -> Fabric:
 
 
 def find_fabric(name: str, gpus_per_node: int | None = None) -> Fabric:
-    """A preset of FABRICS by name, or a TOML file by path (:func:`read_fabric`).
+    """A preset of FABRICS by name, or a TOML file by path (:func:`read_fabric`); JobError if it is neither.
 
     With ``gpus_per_node``, the size of an NVLink domain, the NICs change in proportion.
-
-    Raises:
-        JobError: There is no such preset, or the file is not valid.
     """
     if name in FABRICS:
         fabric = FABRICS[name]
@@ -154,11 +151,7 @@ _KEYS = {
 
 
 def read_fabric(path: Path) -> Fabric:
-    """Read a fabric file: TOML with ``like``, a preset that fills what is missing, and the keys of ``_KEYS``.
-
-    Raises:
-        JobError: The file is missing, is not TOML, or has an unknown key or an absurd value.
-    """
+    """Read a TOML file with ``_KEYS`` and ``like``, a preset for the others; JobError if it is missing or invalid."""
     try:
         text, _ = read_toml(path)
     except OSError as error:

@@ -46,11 +46,11 @@ class StepTokens:
 
 @dataclass(frozen=True)
 class CountedFlops:
-    """The FLOPs of a rank's step as frameworks count them: three times those of the forward pass, none computed twice.
+    """A rank's FLOPs as frameworks count them: three times those of the forward pass, none computed twice.
 
     Attributes:
-        megatron: Each query meets half of the keys, as Megatron-LM counts.
-        torchtitan: Each query meets all keys, as torchtitan counts.
+        megatron: Each query meets half of the keys.
+        torchtitan: Each query meets all keys.
         num_lacking: Products and attention of the forward pass without known FLOPs.
     """
 

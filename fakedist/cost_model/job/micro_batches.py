@@ -202,10 +202,9 @@ def count_micro_batches(launches: pd.DataFrame, work: pd.DataFrame) -> int:
 
 
 def _without_idle_records(launches: pd.DataFrame) -> pd.DataFrame:
-    """The launches without records of events that nothing waits for. They take no time.
+    """The launches without records of events that nothing waits for, which take no time.
 
-    The allocator records one where a tensor of several streams is freed, and Python's time of freeing differs between
-    micro-batches that are otherwise the same.
+    The allocator makes one when a tensor of several streams is freed, which differs between micro-batches.
     """
     kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
     recorded_at = _recorded_at(kind, event)

@@ -299,8 +299,7 @@ def _names(groups: pd.DataFrame) -> list[str]:
 def from_first_transfer(launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
     """The launches of a step, beginning with those that begin an iteration.
 
-    A later pipeline stage's timed step ends with the first receive of the next iteration, and lacks its own. So what
-    follows the optimizer from the first send or receive on is put in front.
+    A later stage's timed step ends with the next first receive. So transfers after the optimizer are put in front.
     """
     in_optimizer = np.flatnonzero((launches["phase"].astype(str) == "optimizer").to_numpy(bool))
     pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]

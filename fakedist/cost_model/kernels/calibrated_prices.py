@@ -119,11 +119,7 @@ class CalibratedPrices:
 
 
 def calibrated_prices_of(prices: Prices, path: Path) -> CalibratedPrices:
-    """A model with a calibration table from a file.
-
-    Raises:
-        SetupError: The file cannot be read, or is of another GPU.
-    """
+    """A model with a calibration table; SetupError if the file cannot be read, or is of another GPU."""
     return CalibratedPrices(prices, check_calibration_table(path, prices.product))
 
 

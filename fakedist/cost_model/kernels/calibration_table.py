@@ -127,11 +127,7 @@ def calibration_table_text(table: CalibrationTable) -> str:
 
 
 def read_calibration_table(path: Path) -> CalibrationTable:
-    """Read a table.
-
-    Raises:
-        SetupError: The file is missing, no such table, damaged, or from a rehearsal.
-    """
+    """Read a table; SetupError if it is missing, not such a table, damaged, or from a rehearsal."""
     try:
         content = read_json(path, _MAX_BYTES)
     except OSError as error:
@@ -152,11 +148,7 @@ def read_calibration_table(path: Path) -> CalibrationTable:
 
 
 def check_calibration_table(path: Path, gpu: str) -> CalibrationTable:
-    """Read a table of a certain GPU.
-
-    Raises:
-        SetupError: As :func:`read_calibration_table`, or it is of another GPU.
-    """
+    """Read a table of a certain GPU; SetupError as in :func:`read_calibration_table`, or if it is of another GPU."""
     table = read_calibration_table(path)
     if table.origin.gpu.casefold() != gpu.casefold():
         raise SetupError(

@@ -42,9 +42,7 @@ _Rule = Callable[[WorkArrays], Estimates]
 
 
 class KernelTimes:
-    """Kernel times on one GPU. It implements ``fakedist.cost_model.step.Prices``.
-
-    A calibration table is applied outside (:mod:`.calibrated_prices`), so ``calibrated_on`` is None.
+    """Kernel times on one GPU, without a calibration table. It implements ``fakedist.cost_model.step.Prices``.
 
     Raises:
         SetupError: The measured tables are missing or damaged.
@@ -192,8 +190,9 @@ class KernelTimes:
         return Estimates(time_us, assumed.spread(0 * time_us), bound, np.full(len(rows), "", object), basis)
 
     def _most_us(self, work: pd.DataFrame, time_us: Floats) -> Floats:
-        """Unknown arithmetic at most: as a product of all its bytes, or its bytes several times, or the
-        longest kernel.
+        """The longest assumed time of work of unknown arithmetic.
+
+        It is that of a product of all its bytes, or its bytes several times; without known bytes, the longest kernel's.
         """
         moved, peak = work["moved_bytes"].to_numpy("f8"), self._gpu.peak("bf16") or np.inf
         elements = moved / _PRODUCT_ELEMENT_BYTES / 3

@@ -90,11 +90,7 @@ def measured_names() -> list[str]:
 
 @cache
 def load_measured(name: str, directory: Path = DATA) -> Measured:
-    """Read the measurements of a GPU model.
-
-    Raises:
-        SetupError: The table is missing or damaged.
-    """
+    """Read the measurements of a GPU model; SetupError if the table is missing or damaged."""
     path = directory / f"{name}.npz"
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:

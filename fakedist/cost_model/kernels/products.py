@@ -197,8 +197,7 @@ class GroupedTimes:
     ) -> tuple[Floats, Floats, Floats]:
         """Microseconds of grouped products, and the least of their tiles and of their bytes.
 
-        All ``rows`` are evenly shared by the groups, one for each expert. ``roof`` is the measured GPU's, or of its
-        architecture.
+        Groups, one for each expert, evenly share ``rows``. ``roof`` is of the measured GPU or its architecture.
         """
         # Whether it is a layer's first product (k hidden, n gate and up) or its second (n hidden) is not known: the
         # one that is closer to what was measured.

@@ -40,8 +40,7 @@ def up(size: int, step: int = STEP_BYTES) -> int:
 class Pipes:
     """This rank's memory for one connection: ``p2pSendSetup``, ``p2pRecvSetup``, ``sendProxyConnect``.
 
-    ``send`` and ``recv`` are for GPUs on this node; ``net``, to or from another, is 0 without GPUDirect RDMA (a host
-    buffer).
+    ``send`` and ``recv`` are on this node; ``net``, over nodes, is 0 without GPUDirect RDMA (a host buffer).
     """
 
     send: Span

@@ -273,11 +273,7 @@ def calibrate_run(
 
 
 def read_trace_file(exported: Path, called: Path, process: int | None = None) -> ProcessTrace:
-    """Read a Chrome trace, or an SQLite export of Nsight Systems.
-
-    Raises:
-        ReportError: It is neither, is damaged, or has no kernels of that process.
-    """
+    """Read a Chrome trace or an SQLite export of nsys; ReportError if it is not one or lacks kernels of the process."""
     if is_sqlite(exported):
         with open_database(exported, called) as database:
             return read_process(database, process)

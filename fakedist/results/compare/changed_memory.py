@@ -100,8 +100,7 @@ def layer_changes(parts: pd.DataFrame) -> pd.DataFrame:
 
 
 def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
-    """The most that one layer held in the last step, with children, largest change first. Of repeated layers, the
-    largest.
+    """The most that one layer held in the last step, with children, largest change first; the largest of repeats.
 
     Columns name, num_a, num_b, a_bytes, b_bytes, change_bytes, what.
     """
@@ -187,10 +186,9 @@ def peak_blocks(
 
 
 def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Changes of :func:`peak_blocks` by layer, category, operation and place, greatest first. They add up to the
-    peak's.
+    """Changes of :func:`peak_blocks` by layer, category, operation and place, greatest first, which add up.
 
-    Columns path, category, phase, operation, line (the first in b; in a if b has none), num_a, num_b, a_bytes, b_bytes,
+    Columns path, category, phase, operation, line (the first in b, else in a), num_a, num_b, a_bytes, b_bytes,
     change_bytes, what.
     """
     keys = ["path", "category", "phase", "operation", "place"]

@@ -56,9 +56,8 @@ def name_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 def group_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
     """Exposed communication by group and operation, largest change first; 0 if only one has calls of unknown duration.
 
-    Columns group, operation, num_a, num_b (calls), unknown_a, unknown_b (of unknown duration), whole_a_us, whole_b_us
-    (all of their time), a_us, b_us (the exposed part), change_us, what. No rows unless both steps have communication by
-    group.
+    Columns group, operation, num_a, num_b (calls), unknown_a, unknown_b (of unknown duration), whole_a_us, whole_b_us,
+    a_us, b_us (exposed), change_us, what. Empty unless both steps have communication by group.
     """
     keys = ["group", "operation"]
     names = {"num_calls": "num_kernels", "num_unknown": "num_unknown", "exposed_us": "time_us", "time_us": "whole_us"}

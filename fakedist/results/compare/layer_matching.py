@@ -48,11 +48,9 @@ def layer_patterns(table: pd.DataFrame) -> list[str]:
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Pair the layers of two tables ``layers``.
+    """Pair the layers of two tables ``layers``: every layer of both runs once.
 
-    Returns:
-        Every layer of both runs once: columns ``a`` and ``b`` (rows; -1 without a counterpart) and ``how``: same,
-        renumbered, renamed, moved, gone, appeared.
+    Columns ``a`` and ``b`` (rows; -1 without a counterpart), ``how``: same, renumbered, renamed, moved, gone, appeared.
     """
     trees = _Tree(a), _Tree(b)
     matcher = _Matcher(*trees)

@@ -34,11 +34,7 @@ class StepChoice:
 
 
 def read_trace(database: Database, choice: StepChoice) -> Trace:
-    """One step of one process of a report.
-
-    Raises:
-        ReportError: The report has no kernels, no such process, or no such step.
-    """
+    """One step of one process of a report; ReportError if it lacks kernels, the process, or the step."""
     activity = _activity(database)
     notes: list[Note] = []
     process = _process(database, activity, choice, notes)
@@ -81,11 +77,7 @@ def tool_version(database: Database) -> str:
 
 
 def read_process(database: Database, process: int | None = None) -> ProcessTrace:
-    """Everything of one process on one GPU, by default the one that ran the most kernels.
-
-    Raises:
-        ReportError: The report has no kernels, or no such process.
-    """
+    """One process on one GPU, by default the one with the most kernels; ReportError without kernels or the process."""
     everything = _activity(database)
     chosen = _process(database, everything, StepChoice(process=process), [])
     activity = everything.where(everything.columns["globalPid"] >> THREAD_BITS == chosen)
@@ -227,11 +219,7 @@ class ImportedReport:
 
 
 def read_report(report: Path, exported: Path, choice: StepChoice) -> ImportedReport:
-    """Read a report, which was exported as SQLite.
-
-    Raises:
-        ReportError: The report cannot be read, or has no such kernels.
-    """
+    """Read a report, exported as SQLite; ReportError if it cannot be read, or has no such kernels."""
     layers = LayerNumbers()
     with no_collector(), open_database(exported, report) as database:
         kernels = kernel_record(read_trace(database, choice), layers, _tool(database, str(report.resolve())))
