@@ -362,7 +362,7 @@ def _give_to_owners(frame: pd.DataFrame, owners: pd.DataFrame) -> pd.DataFrame:
 def _divide(block: int, bytes_: int, own_layer: int, parts: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """Shares of one block: what each owner's tensors use; overlapping ones (tied weights, views) share in proportion.
 
-    The rest goes to the layer that allocated it; if layer 0 is an owner (a bucket of every layer's gradients), outside.
+    The rest goes to the layer that allocated it, or if layer 0 is an owner (a bucket of gradients), outside of modules.
     """
     total = sum(part for _, part in parts)
     bytes_of = {layer: part * bytes_ // total if total > bytes_ else part for layer, part in parts}

@@ -165,9 +165,7 @@ class _Stacks:
 
 
 def read_foreign(snapshot: Entry) -> ForeignSnapshot:
-    """Read the device with the longest history, or without any, the most memory; NoSnapshotError if it is
-    no snapshot.
-    """
+    """Read the device with the longest history, or without any, the most memory; NoSnapshotError if not a snapshot."""
     traces = [listed(trace, "a history") for trace in listed(snapshot["device_traces"], "device_traces")]
     segments = entries(snapshot["segments"], "a segment")
     device = _device(traces, segments)

@@ -145,7 +145,7 @@ def _is_consistent(table: pd.DataFrame, inside: _Inside, reserved: int) -> bool:
 
 
 def _pools(table: pd.DataFrame, blocks: Blocks, event: int) -> Array:
-    """The pool of each segment by its largest block (small: at most 1 MiB), last block at its address, or size."""
+    """The pool of each segment: of its largest block (small up to 1 MiB), or last block at its address, or size."""
     sizes, largest = blocks.frame["bytes"].to_numpy(), table["block"].to_numpy().copy()
     empty = table.loc[largest < 0, "address"].astype("uint64")
     before = blocks.frame.loc[blocks.frame["address"].isin(empty), ["address", "alloc_event"]]

@@ -118,11 +118,9 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The groups of a rank and its calls in one step.
+    """The groups of a rank and its calls in one step, by group, operation and stream, in order of first call.
 
-    Attributes:
-        step: The last step that ended; if none did, 0, everything before the first step.
-        calls: By group, operation and stream, in order of first call.
+    The step is the last one that ended; if none did, 0, everything before the first step.
     """
 
     step: int

@@ -43,10 +43,7 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
 
 @dataclass(frozen=True)
 class JobNetwork:
-    """The network between the GPUs of the job, and how the job uses it.
-
-    ``moe_imbalance`` is the busiest rank's load of an all_to_all and of grouped products over the even load.
-    """
+    """The job's network; ``moe_imbalance`` is the busiest rank's load of an all_to_all or grouped product over even."""
 
     fabric: Fabric
     interferes: bool = True

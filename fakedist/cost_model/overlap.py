@@ -92,8 +92,9 @@ class Contender:
 
 
 def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: float, other: Contender) -> Floats:
-    """The rate (1: undisturbed) of kernels (kind, m, n, batch) during a collective; ``bounds`` is 1 for
-    memory, else 0.
+    """The rate that each kernel keeps while a collective runs: 1 is undisturbed.
+
+    ``work`` has columns kind, m, n, batch; ``bounds`` is 1 where memory limits a row, else 0.
     """
     left = max(sms - other.sms, 1)
     m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")

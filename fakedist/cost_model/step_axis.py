@@ -35,7 +35,7 @@ def hidden_us(bars: pd.DataFrame, kernels: pd.DataFrame) -> Array:
 
 
 def hidden_parts(kernels: pd.DataFrame, least_us: float) -> pd.DataFrame:
-    """Parts of collectives under compute: stream, start_us, end_us; parts and pauses below ``least_us`` are ignored."""
+    """Parts of collectives under compute: stream, start_us, end_us. Parts and pauses below ``least_us`` are ignored."""
     begins, until = union(*_computing(kernels))
     if len(begins):
         apart = np.concatenate([[True], begins[1:] - until[:-1] > least_us])

@@ -76,12 +76,9 @@ class Placed:
 
 
 class Rendezvous(NamedTuple):
-    """Calls of one rank that run at once, and that may wait for other ranks.
+    """Calls of one rank (rows of ``launches``) that run at once, and that may wait for other ranks.
 
-    Attributes:
-        rows: Indices in the table ``launches``.
-        start_us: When this rank begins them.
-        is_due: This rank can do nothing more before it knows when they end.
+    ``is_due`` means that this rank can do nothing more before it knows when they end.
     """
 
     rows: Sequence[int]

@@ -137,11 +137,9 @@ VERSION = "0.0.4"
 
 @dataclass(frozen=True)
 class TracedGroup:
-    """A process group in a trace.
+    """A process group in a trace: its ranks, empty if unknown, and its number.
 
-    Attributes:
-        number: ``pg_name`` and ``comm_tag`` of nodes, the same in the traces of all ranks, from 1 on.
-        ranks: Empty if unknown.
+    The number, from 1 on, is ``pg_name`` and ``comm_tag`` of nodes in the traces of all ranks.
     """
 
     number: int

@@ -29,12 +29,9 @@ ASTRA_SIM_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "
 
 @dataclass(frozen=True)
 class Exported:
-    """Traces that were written, one of each rank.
+    """Traces that were written, one of each rank, with files that begin with ``prefix`` (with their directory).
 
-    Attributes:
-        prefix: The directory and the beginning of the files' names.
-        groups: The file with the ranks of each group.
-        names: By the group's number there.
+    The file ``groups`` has the ranks of each group; ``names`` are by the group's number there.
     """
 
     prefix: Path

@@ -63,9 +63,8 @@ _IN_COMMON = {
 class JobTime:
     """The step of a job, from runs in the order of their ranks. ``fakedist.time_job`` returns one.
 
-    Attributes:
-        lanes: ``rank``, ``lane`` (forward, recompute, backward, optimizer, other, communication, bubble), ``start_us``,
-            ``end_us``. Stretches of different lanes may overlap.
+    ``lanes`` has columns ``rank``, ``lane`` (forward, recompute, backward, optimizer, other, communication, bubble),
+    ``start_us``, ``end_us``. Stretches of different lanes may overlap.
     """
 
     def __init__(self, summary: JobStep, runs: Sequence[Run], lanes: pd.DataFrame) -> None:

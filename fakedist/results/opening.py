@@ -50,7 +50,11 @@ def open_run_directory(path: Path) -> Run:
 
 
 def open_snapshot(path: Path) -> Run:
-    """Open a torch memory snapshot as a run of one rank without steps; RunDirectoryError if it is not safe to read."""
+    """Open a torch memory snapshot as a run of one rank without steps.
+
+    Raises:
+        RunDirectoryError: It is not a snapshot, or tries to run code.
+    """
     from fakedist.analysis.blocks import build_blocks, event_places
     from fakedist.analysis.foreign import NoSnapshotError, read_foreign
     from fakedist.analysis.layer_table import fold_layers

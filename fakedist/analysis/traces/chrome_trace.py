@@ -34,8 +34,8 @@ _EXPORT = "profiler.export_chrome_trace(FILE) writes one"
 class JsonEvents:
     """The objects in the list ``traceEvents`` of a trace, or of a trace that is only the list.
 
-    ``header`` has the trace's other values once all are read. Opening and iterating raise ReportError for a damaged
-    file.
+    ``header`` has the trace's other values once all are read. Iterating raises ReportError if it is cut off or not
+    JSON.
     """
 
     def __init__(self, path: Path) -> None:

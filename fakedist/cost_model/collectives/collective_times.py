@@ -133,9 +133,10 @@ class CollectiveTimes:
         self._measured = Tuner(measured, network, Settings())
 
     def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
-        """The time of one call of an operation or collective.
+        """The time of one call.
 
-        ``num_bytes`` are the whole buffer's: all_gather's result, reduce_scatter's input, one rank's part of
+        Operations: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, barrier, gather, scatter,
+        send. ``num_bytes`` are the whole buffer's: all_gather's result, reduce_scatter's input, one rank's part of
         all_to_all.
         """
         if shape.size == 1:

@@ -357,7 +357,7 @@ def _changed(
 
 
 def _check(ranks: Mapping[int, _Alone], micro_batches: int | None) -> None:
-    """Raise JobError unless a change changes something and all ranks recorded equally many micro-batches."""
+    """Raise JobError if the change changes nothing, or if ranks recorded different numbers of micro-batches."""
     lacking = [priced.lacks for priced in ranks.values() if priced.lacks is not None]
     if len(lacking) == len(ranks):
         raise lacking[0]

@@ -299,7 +299,8 @@ def _names(groups: pd.DataFrame) -> list[str]:
 def from_first_transfer(launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
     """The launches of a step, beginning with those that begin an iteration.
 
-    A later stage's timed step ends with the next first receive. So transfers after the optimizer are put in front.
+    A later stage's timed step ends with the next iteration's first receive. So everything from the first transfer after
+    the optimizer is put in front.
     """
     in_optimizer = np.flatnonzero((launches["phase"].astype(str) == "optimizer").to_numpy(bool))
     pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]

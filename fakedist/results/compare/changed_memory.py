@@ -147,7 +147,6 @@ def _taken(table: pd.DataFrame, rows: pd.Series, column: str) -> Ints:
 
 
 def _former(group: pd.DataFrame, was: str) -> str:
-    """A row's former name; empty if it is unchanged."""
     if len(group) == 1:
         former = str(group["was"].iloc[0])
         return "" if former == group["name"].iloc[0] else former

@@ -196,9 +196,7 @@ def _grouped(threads: Ints, launching: Ints) -> tuple[Ints, Ints]:
 
 
 def recorded_step(run_directory: Path, exported: Path, report: Path) -> tuple[KernelsRecord, HostRecord]:
-    """The journal's records of the timed step of a recorded run: its kernels, and what else the host did.
-
-    ``exported`` is the report of that step as SQLite.
+    """The journal's records of a recorded run's timed step, from its report as SQLite (``exported``).
 
     Raises:
         ReportError: The report cannot be read, or has no kernels.
