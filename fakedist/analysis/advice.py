@@ -46,11 +46,11 @@ class Evidence:
         return self.peak - int((self.allocated - np.cumsum(change)[:num_events]).max(initial=0))
 
     def category(self, wanted: str) -> Array:
-        """Which blocks have this category."""
+        """Mask of the blocks of a category."""
         return _is(self.blocks["category"], lambda name: name == wanted)
 
     def operation(self, pattern: str) -> Array:
-        """Which blocks were allocated by an operation whose name matches the pattern."""
+        """Mask of the blocks allocated by an operation whose name matches the pattern."""
         matcher = re.compile(pattern)
         return _is(self.blocks["operation"], lambda name: matcher.search(name) is not None)
 

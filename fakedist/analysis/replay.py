@@ -257,9 +257,7 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
 
 
 def _ends(history: _Events) -> tuple[Ints, Ints]:
-    """The events of each block's requested and completed free (the number of events if none), by the event that made
-    it.
-    """
+    """The events of each block's requested and completed free (the number of events if none), by its making event."""
     moves = history.at(_ALLOC, _REQUESTED, _COMPLETED)
     moves = moves[np.argsort(history.address[moves], kind="stable")]
     requested, completed = (np.full(len(history.action), len(history.action)) for _ in range(2))
@@ -276,9 +274,7 @@ def _ends(history: _Events) -> tuple[Ints, Ints]:
 
 
 def _neighbours(history: _Events, events: Ints, first: int, second: int) -> tuple[Ints, Ints]:
-    """Pairs of events, ``first`` directly followed at its address by ``second``; ``events`` are by address, then in
-    order.
-    """
+    """Pairs of events, ``first`` directly followed at its address by ``second``, of ``events`` sorted by address."""
     action, address = history.action[events], history.address[events]
     follows = (action[:-1] == first) & (action[1:] == second) & (address[:-1] == address[1:])
     return events[:-1][follows], events[1:][follows]

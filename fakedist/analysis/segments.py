@@ -44,9 +44,7 @@ def segments_after(recording: Recording, end: int) -> list[Segment]:
 
 
 def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
-    """The events after which ``rundir.schema.MOMENTS`` are. At the reserved peak, the block that made it grow is
-    included.
-    """
+    """The events after which ``rundir.schema.MOMENTS`` are; the block that a new segment is for counts."""
     action, reserved = recording.device_events["action"], blocks.replay.reserved_bytes
     if not len(action):
         return {}
@@ -104,9 +102,7 @@ def _inside(blocks: Blocks, event: int, starts: Array) -> _Inside:
 
 
 def segments_at(recording: Recording, blocks: Blocks, event: int) -> pd.DataFrame:
-    """The table ``segments`` after an event, without ``moment``; one row of unknown address for a contradictory
-    history.
-    """
+    """The table ``segments`` after an event, without ``moment``; one row if the history contradicts itself."""
     table = pd.DataFrame(segments_after(recording, event + 1), columns=Segment._fields)
     table = table.astype({"address": "int64", "bytes": "int64", "is_expandable": bool})
     inside = _inside(blocks, event, table["address"].to_numpy())
@@ -135,9 +131,7 @@ def segments_at(recording: Recording, blocks: Blocks, event: int) -> pd.DataFram
 
 
 def _is_consistent(table: pd.DataFrame, inside: _Inside, reserved: int) -> bool:
-    """True if the segments are all that is reserved and hold every block without overlap, as a foreign snapshot's may
-    not.
-    """
+    """True if the segments are all that is reserved and hold every block without overlap."""
     start, end = (table["address"].to_numpy(), (table["address"] + table["bytes"]).to_numpy())
     if table["bytes"].sum() != reserved or (end[:-1] > start[1:]).any() or (inside.segment < 0).any():
         return False

@@ -150,9 +150,7 @@ class ErrorIntervals:
         self._widths = {(row.gpu, row.family): row.half_widths for row in accuracy_rows()}
 
     def half_width(self, family: str, time_us: Floats, octaves: Floats | None = None, gpu: str = "") -> Floats:
-        """Half the interval of each time's logarithm, by this GPU's table or another; ``octaves`` from
-        measured sizes.
-        """
+        """Half the interval of each time's logarithm; ``octaves`` is the distance from the measured sizes."""
         widths = self._widths.get((gpu or self._name, family))
         if widths is None:
             return np.full(len(time_us), UNKNOWN)

@@ -1,4 +1,4 @@
-"""Where the step's time goes: by activity, family, kernel, layer, range and group; critical path; widest estimates."""
+"""The step's time by activity, family, kernel, layer, range and group; critical path; widest estimates."""
 
 from __future__ import annotations
 

@@ -34,9 +34,7 @@ from fakedist.rundir.step_time import FamilyAccuracy, KernelSource, Peaks, StepT
 
 
 def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
-    """The model of a GPU's kernel times, some replaced by the user's own; SetupError if their file is not
-    of this GPU.
-    """
+    """The model of a GPU's kernel times; SetupError if the user's own cannot be read, or are of another GPU."""
     model = KernelTimes(gpu)
     return calibrated_prices_of(model, Path(times)) if times else model
 
@@ -193,7 +191,7 @@ def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], fol
 def _source(
     priced: PricedStep, models: Models, uncertain: list[UncertainPart], traced: KernelSource | None
 ) -> KernelSource:
-    """Where the times of a priced step come from; of a traced one, only its collectives are estimated."""
+    """Source of a priced step's times; of a traced one, only its collectives are estimated."""
     network = models.network
     variables = {name: network.nccl[name] for name in TIME_VARIABLES if name in network.nccl}
     notes = [*priced.notes, *([time_notes.nccl_environment(variables)] if variables else [])]

@@ -85,9 +85,7 @@ _WORK = ["name", "kind", "family", "operation", "flops", "moved_bytes"]
 
 
 def traced_tables(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Tables launches, work, ranges and kernels of a traced step; the ``launch`` of a collective's copy is the call's
-    row.
-    """
+    """Tables launches, work, ranges and kernels of a traced step; copies have their collective's ``launch``."""
     at_us = kernels["launch_us"].to_numpy("f8")
     at_us = np.where(np.isnan(at_us), kernels["start_us"].to_numpy("f8"), at_us)
     stands_in = (kernels["family"].astype(str) == "communication") & kernels["call"].isin(calls["sequence"])
@@ -130,7 +128,7 @@ def _launched(kernels: pd.DataFrame, at_us: Array) -> pd.DataFrame:
 
 
 class _Position(NamedTuple):
-    """Where a collective call is: when the host launched it, on which stream, and whether it copies anything."""
+    """A collective call: when the host launched it, on which stream, and if it copies anything."""
 
     at_us: float
     stream: int

@@ -94,7 +94,7 @@ def _network(gpu_name: str, fabric: str | None) -> Network:
 
 
 def _shape(group: ProcessGroup, per_node: int) -> tuple[GroupShape, list[bool]]:
-    """Where the group's ranks are, and which of them are on this rank's node."""
+    """The shape of the group, and the mask of its ranks on this rank's node."""
     ranks = ranks_of(group.ranks)
     if not ranks:  # another rank made it: it fills as few nodes as it can
         return GroupShape.of(range(group.size), per_node), []

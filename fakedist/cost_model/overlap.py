@@ -35,7 +35,7 @@ def exposed_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Flo
 
 
 def shared_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Floats) -> Floats:
-    """How long each of some intervals overlaps others, in microseconds; arguments as for :func:`exposed_us`."""
+    """Microseconds for which each interval overlaps others; arguments as for :func:`exposed_us`."""
     return (ends - starts) - exposed_us(starts, ends, busy_starts, busy_ends)
 
 

@@ -29,7 +29,7 @@ from fakedist.temporary import replacing
 
 
 def hidden_us(bars: pd.DataFrame, kernels: pd.DataFrame) -> Array:
-    """How long something computes during each of some bars, in microseconds."""
+    """Microseconds for which something computes during each of some bars."""
     starts, ends = _computing(kernels)
     return shared_us(bars["start_us"].to_numpy("f8"), bars["end_us"].to_numpy("f8"), starts, ends)
 
@@ -219,9 +219,7 @@ _FIRST_THREAD = 1_000_000
 def write_trace(
     run_directory: Path, tables: dict[str, pd.DataFrame], source: KernelSource | None, job: Job | None
 ) -> list[Note]:
-    """Write the trace of a run or an imported report (no job); return notes on what it leaves out, which
-    it has, too.
-    """
+    """Write the trace of a run or an imported report (no job); return notes on what it leaves out."""
     left_out: list[Note] = []
     with replacing(run_directory / TRACE_NAME) as path, gzip.open(path, "wb", compresslevel=4) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')

@@ -149,9 +149,7 @@ class TracedGroup:
 
 @dataclass(frozen=True)
 class TracedRank:
-    """The tables that a trace is written from: groups in their table's order; ``duration_us`` by row, NaN
-    if unknown.
-    """
+    """The tables that a trace is written from; ``duration_us`` is by row, NaN if unknown."""
 
     rank: int
     launches: pd.DataFrame
@@ -188,12 +186,12 @@ class Prerequisites:
 
 
 def trace_path(directory: Path, name: str, rank: int) -> Path:
-    """Where the trace of a rank is written."""
+    """Path of a rank's trace."""
     return directory / f"{name}.{rank}.et"
 
 
 def groups_path(directory: Path, name: str) -> Path:
-    """Where the groups are written."""
+    """Path of the groups' file."""
     return directory / f"{name}.groups.json"
 
 
@@ -218,9 +216,7 @@ def write_groups(groups: Mapping[int, Sequence[int]], directory: Path, name: str
 
 
 def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Prerequisites]:
-    """The launches that each launch with work waits for, by row; rows ``together`` wait for what the first
-    waits for.
-    """
+    """The launches that each launch with work waits for, by row; those ``together`` wait as the first does."""
     batch = {row: number for number, rows in enumerate(together) for row in rows}
     before: dict[int, Prerequisites] = {}
     last: dict[tuple[int, int], tuple[int, ...]] = {}

@@ -167,9 +167,7 @@ class RunMemory:
         return self._tables.table("phases")
 
     def timeline(self) -> pd.DataFrame:
-        """Memory after each event: action, time_us, allocated_bytes, reserved_bytes, and unless a snapshot, step,
-        phase.
-        """
+        """Memory after each event: action, time_us, allocated_bytes, reserved_bytes; of a run step, phase, too."""
         curve = self._tables.table("events")[["action", "time_us", "allocated_bytes", "reserved_bytes"]].copy()
         if self._tables.has("spans") and len(curve):
             spans = self._tables.table("spans").set_index("first_event").reindex(range(len(curve)), method="ffill")

@@ -44,9 +44,7 @@ _SEGMENT_FIELDS = [field.name for field in dataclasses.fields(HeldSegment) if fi
 
 
 def reserved_moments(tables: dict[str, pd.DataFrame]) -> list[ReservedMoment]:
-    """Reserved but not allocated memory at the moments of ``segments``; also reads blocks, shares, layers, stacks,
-    spans.
-    """
+    """Reserved but not allocated memory at the moments of ``segments``, with blocks, layers and lines."""
     return [_moment(str(name), rows, tables) for name, rows in tables["segments"].groupby("moment", sort=False)]
 
 
@@ -173,7 +171,7 @@ def _by_category(row: Mapping[Hashable, int], prefix: str) -> dict[str, int]:
 
 
 def run_ending(recording: Recording, seen: Ending) -> Ending:
-    """How the run ended: as the parent saw it, unless the rank itself knows better."""
+    """The end of the run as the parent saw it, unless the rank itself knows better."""
     outcome = recording.outcome
     if outcome is None:
         if seen.outcome is Outcome.RUNNING:  # neither the rank nor its parent lived long enough to record more
@@ -185,7 +183,7 @@ def run_ending(recording: Recording, seen: Ending) -> Ending:
 
 
 def left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | None:
-    """Where the script ended by itself before its first step; None if it did not or never imported torch."""
+    """The line at which the script ended before its first step; None if it did not or never imported torch."""
     outcome = recording.outcome
     if not ending.ended_by_itself or outcome is None or outcome.last_step or recording.gpu is None:
         return None

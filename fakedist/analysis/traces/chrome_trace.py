@@ -330,7 +330,7 @@ def _chosen(
 
 
 def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: Ints) -> tuple[int, float, int]:
-    """How many of these kernels a process may have launched, minus how long before they began, and the process."""
+    """The number of kernels that a process may have launched, minus their delay, and the process."""
     of_host = calls["process"] == host
     row = _rows(calls["correlation"][of_host], correlation)
     delay = start - taken(calls["start"][of_host], row)

@@ -57,11 +57,9 @@ _UNKNOWN = -2
 
 @dataclass
 class LaunchSites:
-    """Where launches happened: rows of ranges, -1 without one.
+    """Origins of launches: rows of ranges, -1 without one.
 
     Attributes:
-        layer: The innermost layer's range.
-        operation: The innermost operation's or node's range.
         phase: The range that gives the phase. Inside a node the phase is backward in any case.
         in_node: Autograd was running a node.
         recompute: It belongs to a forward that is recomputed inside a node.
@@ -97,7 +95,7 @@ class _Chosen:
         return np.where(index >= 0, self.rows[index], -1)
 
     def is_inside(self) -> Bools:
-        """Whether each chosen range is inside another chosen range."""
+        """Mask of the chosen ranges inside another chosen range."""
         return self._intervals.parents() >= 0
 
     def before(self, lane: Ints, time: Ints) -> Ints:
@@ -342,7 +340,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Tool:
-    """Where a trace comes from: ``name`` is cupti or nsys, ``source`` measured or simulated."""
+    """Source of a trace: ``name`` is cupti or nsys, ``source`` measured or simulated."""
 
     name: str
     gpu: str

@@ -290,7 +290,7 @@ class _MessageCurve:
         return math.exp(float(np.interp(math.log(size), sizes, times)))
 
     def reaches(self, size: int) -> bool:
-        """Whether as many GPUs were measured."""
+        """True if as many GPUs were measured."""
         return size <= self._sizes[-1]
 
     def spread(self, size: int) -> float:

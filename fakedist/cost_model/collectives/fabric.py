@@ -16,7 +16,7 @@ _SPECIFICATION_SPREAD = 0.5
 
 @dataclass(frozen=True)
 class Fabric:
-    """How the GPUs of a cluster are connected.
+    """The connections between the GPUs of a cluster.
 
     Attributes:
         spread: The 90 % interval of a collective over several nodes, as the size of the logarithm of truth over

@@ -31,7 +31,7 @@ class Repeat:
 
     @property
     def number(self) -> int:
-        """How often it repeats."""
+        """Number of repetitions."""
         return (self.end - self.start) // self.period
 
     @property
@@ -190,7 +190,7 @@ def with_micro_batches(step: Recorded, wanted: int) -> pd.DataFrame:
 
 
 def count_micro_batches(launches: pd.DataFrame, work: pd.DataFrame) -> int:
-    """How many micro-batches a step has, by how often most layers run their products forward; 0 if none does."""
+    """Micro-batches of a step, by how often most layers run their products forward; 0 if none does."""
     is_product = (work["family"].astype(str) == "gemm").to_numpy(bool)
     of_work = launches["work"].to_numpy("i8")
     is_forward = (launches["phase"].astype(str) == "forward").to_numpy(bool) & ~launches["recompute"].to_numpy(bool)

@@ -79,9 +79,7 @@ _Walk = Generator[Rendezvous, "Sequence[float] | None", Placed]
 
 
 class _Met(NamedTuple):
-    """A rendezvous that has begun; ``needs`` has the channels that transfers wait for, and positions among
-    their calls.
-    """
+    """A rendezvous that has begun; ``needs`` has the channels that transfers wait for, and positions in each."""
 
     start_us: float
     transfers: Sequence[Transfer]

@@ -105,7 +105,7 @@ class AttentionShapes:
         return np.asarray(np.where(self.causal, causal, limit))
 
     def slowed_by_window(self) -> Floats:
-        """How much slower a FLOP is, because tiles that a narrow window cuts are visited whole."""
+        """Slowdown of a FLOP, because tiles that a narrow window cuts are visited whole."""
         narrow = (self.window > 0) & (self.window < self.keys) & ~self.in_blocks
         window = np.where(narrow, self.window, _WIDE_WINDOW)
         return np.asarray(np.maximum((_WIDE_WINDOW / window) ** _WINDOW_POWER, 1.0))
@@ -163,7 +163,7 @@ class AttentionTimes:
 
     @property
     def has_training(self) -> bool:
-        """Whether forward and backward of training were measured."""
+        """True if forward and backward of training were measured."""
         return self._cudnn is not None
 
     def forward_us(self, shapes: AttentionShapes, kernel: AttentionKernel, roof: AttentionRoof | None = None) -> Floats:
@@ -202,7 +202,7 @@ class AttentionTimes:
         return np.maximum(flops * shapes.slowed_by_window() / rate * 1e6 * self._few_heads(shapes), memory)
 
     def _narrower(self, grids: _Grids, width: Floats, tokens: Floats) -> Floats:
-        """How much slower a FLOP is with these heads than with the nearest width that cuDNN was measured with."""
+        """Slowdown of a FLOP with these heads against the nearest width that cuDNN was measured with."""
         measured = grids.nearest(width)
         heads = np.full_like(tokens, _MANY_HEADS)
         slower = self._inference.at(width, [tokens, heads]) - self._inference.at(measured, [tokens, heads])

@@ -60,7 +60,7 @@ class CalibrationRow(NamedTuple):
 
 @dataclass(frozen=True)
 class CalibrationOrigin:
-    """Where a table's times come from; empty texts are unknown.
+    """Source of a table's times; empty texts are unknown.
 
     Attributes:
         gpu: As CUDA reports it.

@@ -104,7 +104,7 @@ class KernelTimes:
         )
 
     def burst(self, work: pd.DataFrame) -> Estimates:
-        """How long each row of work takes alone, at the clocks of a burst."""
+        """Price each row of work alone, at the clocks of a burst."""
         rows = WorkArrays(work)
         estimates = Estimates.unknown(len(rows))
         for chosen, rule in self._rules(rows):

@@ -113,7 +113,7 @@ def measured_moves(measured: Measured, spec: GpuSpec) -> Moved:
 
 
 def beyond_cache(moved_bytes: Floats, cache_bytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Whether kernels move so much that the L2 cache does not matter."""
+    """Mask of the kernels that move so much that the L2 cache does not matter."""
     return np.asarray(moved_bytes >= _BEYOND_CACHE * cache_bytes)
 
 

@@ -227,7 +227,7 @@ _MEMORY_OTHER_GPU = 0.10
 
 @dataclass(frozen=True)
 class MemoryRule:
-    """How a kernel that is limited by memory is priced.
+    """The price of a kernel that is limited by memory.
 
     Attributes:
         kind: The measured kind whose bandwidth counts (``MovingTimes.kinds``).

@@ -198,9 +198,7 @@ def _unmatched(sequence: Sequence, rows: Ints, duration_us: Floats | None = None
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run whose step can be priced: ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls``,
-    ``groups``.
-    """
+    """A run whose step can be priced: launches (not empty), work, ranges, layers, calls, groups."""
 
     tables: Mapping[str, pd.DataFrame]
     model: GpuSpec

@@ -61,12 +61,12 @@ class Signature(NamedTuple):
 
     @property
     def is_tuned(self) -> bool:
-        """Whether its grid depends on tuning, and not on its work alone."""
+        """True if its grid depends on tuning, and not on its work alone."""
         return self.name.startswith("triton_")
 
     @property
     def is_auxiliary(self) -> bool:
-        """Whether it completes a product of a library, such as the sum over parts of k."""
+        """True if it completes a product of a library, such as the sum over parts of k."""
         return self.kind == "kernel" and _AUXILIARY_NAMES.search(self.name) is not None
 
 

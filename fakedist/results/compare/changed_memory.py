@@ -1,4 +1,4 @@
-"""How peak, phases, categories, layers, blocks, lines and segments changed between two runs or snapshots."""
+"""Changes of peak, phases, categories, layers, blocks, lines and segments between two runs or snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a step's time changed: its parts, kernels, layers, and collectives."""
+"""Changes of a step's time: its parts, kernels, layers, and collectives."""
 
 from __future__ import annotations
 

@@ -278,6 +278,6 @@ def layers_bytes(layers: pd.DataFrame, pattern: str) -> int | None:
 
 
 def names_layer(pattern: str, name: str) -> bool:
-    """Whether a pattern matches a layer or one above it."""
+    """True if a pattern matches a layer or one above it."""
     wanted, parts = pattern.split("."), name.split(".")
     return len(wanted) <= len(parts) and all(fnmatchcase(part, want) for part, want in zip(parts, wanted, strict=False))

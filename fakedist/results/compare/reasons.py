@@ -76,7 +76,7 @@ def _times(summary: Summary) -> str:
 
 
 def incomplete(summary: Summary) -> str:
-    """How a run ended early, in one phrase; empty if it did not."""
+    """A run's early end in one phrase; empty if it was complete."""
     ending = summary.exit
     if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
         return ""
@@ -191,7 +191,7 @@ def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | Non
 
 
 def is_below(paths: pd.Series, path: str) -> pd.Series:
-    """Which paths are ``path`` or below it; all of them if it is empty."""
+    """Mask of the paths at or below ``path``; all of them if it is empty."""
     return (paths == path) | paths.str.startswith(path + ".") | (not path)
 
 
@@ -238,9 +238,7 @@ class AllocationSite:
 
 
 def origin_of(cause: Cause, blocks: pd.DataFrame) -> AllocationSite:
-    """The origin of most of a cause, from path, category, line, operation, phase, change_bytes of blocks
-    at the peak.
-    """
+    """Origin of most of a cause, from path, category, line, operation, phase, change_bytes of peak blocks."""
     way = 1 if cause.part > 0 else -1
     responsible = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]
     responsible = responsible[responsible["change_bytes"] * way > 0]
