@@ -41,7 +41,7 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
 
 @dataclass(frozen=True)
 class JobNetwork:
-    """The job's network; ``moe_imbalance`` is the busiest rank's load of an all_to_all or grouped product over even."""
+    """The job's network; ``moe_imbalance`` is the busiest rank's load of all_to_all and experts over the even load."""
 
     fabric: Fabric
     interferes: bool = True

@@ -90,9 +90,7 @@ class Prices(Protocol):
         """The GPU that it was calibrated on; None without calibration."""
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
-        """Price rows of work: time_us, low_us, high_us, bound, basis (NaN, "" if unknown); a model's also
-        ``filled``.
-        """
+        """Price rows of work: time_us, low_us, high_us, bound, basis (NaN, "" if unknown); models add ``filled``."""
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
         """The interval of the sum over all launches, as two sums; NaN if it is not known."""

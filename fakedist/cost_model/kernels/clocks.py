@@ -84,7 +84,7 @@ class PowerModel:
         return SustainedClock(low, self._watts)
 
     def slower(self, time_us: Floats, computes: Flags, clock: SustainedClock) -> Floats:
-        """Factor of each piece of work's time over its time in a burst."""
+        """Factor by which each piece of work takes longer than in a burst."""
         # Long products were measured at the sustained clock already.
         shorter = np.interp(np.log(np.maximum(np.nan_to_num(time_us), 1.0)), np.log(_BURST_US), (1.0, self._long))
         return np.where(computes, np.maximum(shorter / clock.fraction, 1.0), 1.0)

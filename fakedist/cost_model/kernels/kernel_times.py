@@ -117,7 +117,7 @@ class KernelTimes:
         return estimates
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
-        """The 90 % interval of all launches' microseconds, with all that unknown work may take."""
+        """The 90 % interval of the sum of all launches in microseconds; unknown work adds all that it may take."""
         known = priced["time_us"].notna().to_numpy()
         times = counts[known].astype(np.float64)
         total = float((priced["time_us"].to_numpy()[known] * times).sum())
