@@ -24,12 +24,7 @@ _NUM_CHECKPOINTS = 2  # at most this many stacks of layers get advice
 
 
 class Evidence:
-    """The tables of a run, in the form that the rules use.
-
-    Args:
-        tables: Tables by name: blocks, layers, stacks, events, spans, calls, groups.
-        folds: The folded layers.
-    """
+    """The tables of a run, in the form that the rules use."""
 
     def __init__(self, tables: dict[str, pd.DataFrame], folds: list[Fold]) -> None:
         self.folds = folds
@@ -42,13 +37,7 @@ class Evidence:
         self.lines = [*map(str, tables["stacks"]["line"]), ""]  # stack -1 (none) indexes the empty line at the end
 
     def saved(self, bytes_: Array, starts: Array | None = None, ends: Array | None = None) -> int:
-        """How much lower the peak would be with ``bytes_`` fewer bytes in each block.
-
-        Args:
-            bytes_: For each block, the bytes that would be saved.
-            starts: First event at which they are saved. Default: the block's allocation.
-            ends: First event at which they would be gone anyway. Default: the block's free.
-        """
+        """Bytes by which the peak falls if blocks have fewer between events (default: all of their lifetimes)."""
         num_events = len(self.allocated)
         first = self.blocks["alloc_event"].to_numpy() if starts is None else starts
         end = self.blocks["free_event"].to_numpy() if ends is None else ends
@@ -57,11 +46,11 @@ class Evidence:
         return self.peak - int((self.allocated - np.cumsum(change)[:num_events]).max(initial=0))
 
     def category(self, wanted: str) -> Array:
-        """Which blocks have this category."""
+        """Mask of the blocks of a category."""
         return _is(self.blocks["category"], lambda name: name == wanted)
 
     def operation(self, pattern: str) -> Array:
-        """Which blocks were allocated by an operation whose name matches the pattern."""
+        """Mask of the blocks allocated by an operation whose name matches the pattern."""
         matcher = re.compile(pattern)
         return _is(self.blocks["operation"], lambda name: matcher.search(name) is not None)
 
@@ -78,18 +67,13 @@ class Evidence:
 
 
 def _is(values: pd.Series, test: Callable[[str], bool]) -> Array:
-    """Which values pass the test. Each distinct value is tested once, since there are millions of blocks."""
+    """Values that pass the test, which runs once per distinct value, since there are millions of blocks."""
     categories = values.astype("category").cat
     return np.array([*map(test, categories.categories.astype(str)), False], bool)[categories.codes.to_numpy()]
 
 
 def find_advice(tables: dict[str, pd.DataFrame], folds: list[Fold]) -> list[Advice]:
-    """Advice for a run, largest saving first; those of which only a limit is known come last.
-
-    Args:
-        tables: See :class:`Evidence`.
-        folds: The folded layers.
-    """
+    """Advice for a run, largest saving first; those of which only a limit is known come last."""
     if not len(tables["blocks"]):
         return []
     evidence = Evidence(tables, folds)
@@ -133,7 +117,7 @@ def _outermost(folds: list[Fold]) -> list[Fold]:
 
 
 def _owners(layers: pd.DataFrame, fold: Fold) -> Array:
-    """For each layer, the repeat of the fold that contains it; -1 outside of the fold."""
+    """The repeat of the fold that contains each layer; -1 outside of the fold."""
     owner = np.full(len(layers), -1)
     owner[list(fold.layers)] = np.arange(len(fold.layers))
     for layer, parent in enumerate(layers["parent"].tolist()):
@@ -145,8 +129,7 @@ def _owners(layers: pd.DataFrame, fold: Fold) -> Array:
 def _without_saving(evidence: Evidence, inside: Array, owner: Array) -> tuple[Array, Array, Array]:
     """For each block, the bytes that a checkpoint drops and the first and last event of that time.
 
-    A repeat's forward pass is a run of its blocks in order of allocation. From its end until its backward begins
-    (before its first free), only the last block, its output, stays. In backward all its blocks exist again.
+    Between a repeat's forward (a run of blocks) and backward (its first free), only its last block, the output, stays.
     """
     made, freed = (evidence.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
     gone = np.zeros(len(evidence.blocks))
@@ -211,7 +194,6 @@ def _fuse_loss(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _short(line: str) -> str:
-    """File and line without the folders."""
     return line.partition(" (")[0].rpartition("/")[2]
 
 

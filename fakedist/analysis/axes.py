@@ -1,7 +1,6 @@
-"""Which groups of a rank are its axes of parallelism, from what the groups are called and what they are used for.
+"""A rank's axes of parallelism, from its groups' names and use; nothing is assumed of unclear ones.
 
-Megatron and DeepSpeed describe their groups, and the groups of a DeviceMesh have the names of its axes. Where that does
-not say what a group is for, nothing is assumed.
+Megatron and DeepSpeed describe their groups, and the groups of a DeviceMesh have the names of its axes.
 """
 
 from __future__ import annotations
@@ -36,12 +35,7 @@ _DATA_FORWARD_CALLS = ("all_gather", "allgather", "broadcast", "barrier")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline that a rank is in.
-
-    Attributes:
-        group: The label of its group.
-        ranks: One rank of each stage, in the group's order.
-    """
+    """A pipeline that a rank is in: one rank of each stage, in its group's order."""
 
     group: str
     ranks: tuple[int, ...]
@@ -50,10 +44,10 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Replicas:
-    """How many ranks of a job read tokens of their own.
+    """Ranks of a job that read tokens of their own.
 
     Attributes:
-        number: How many; 0 if the groups do not show it.
+        number: 0 if the groups do not show it.
         text: The arithmetic: "8 ranks / (2 tensor x 2 pipeline)"; or why it is not known.
     """
 
@@ -62,11 +56,7 @@ class Replicas:
 
 
 def find_pipeline(groups: pd.DataFrame, calls: pd.DataFrame, rank: int) -> Pipeline | None:
-    """The pipeline of a rank; None if its groups show none.
-
-    Raises:
-        JobError: Several of its groups could be one.
-    """
+    """The pipeline of a rank, or None; JobError if several of its groups could be one."""
     rows = [(number, group) for number, group in enumerate(read_groups(groups)) if group.size > 1 and group.ranks]
     named = {parse_rank_list(group.ranks): group.label for _, group in rows if axes_of(group.label) == {"pipeline"}}
     if named:
@@ -91,7 +81,6 @@ def find_pipeline(groups: pd.DataFrame, calls: pd.DataFrame, rank: int) -> Pipel
 
 
 def _peers(rows: list[tuple[int, ProcessGroup]], calls: pd.DataFrame) -> set[int]:
-    """The ranks that a rank sends to or receives from."""
     ranks = {number: parse_rank_list(group.ranks) for number, group in rows if "context" not in axes_of(group.label)}
     pairs = calls[calls["operation"].astype(str).str.startswith(_POINT_TO_POINT) & (calls["peer"] >= 0)]
     distinct = set(zip(pairs["group"].tolist(), pairs["peer"].tolist(), strict=True))
@@ -114,13 +103,10 @@ def axes_of(label: str) -> set[str]:
 
 
 def find_replicas(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int) -> Replicas:
-    """How many ranks of a job read tokens of their own: all but those that share work on the same tokens.
+    """The ranks of a job that read tokens of their own, from the groups and the timed step's ``calls``.
 
-    Ranks of one tensor or pipeline group share the same tokens. Data parallel ranks read different sequences, and
-    context parallel ranks different parts of a sequence.
-
-    Args:
-        calls: The calls of the timed step, rows of the table ``calls``.
+    Tensor and pipeline groups share tokens; data parallel ranks read other sequences, context parallel ones parts of
+    one.
     """
     rows = [group for group in read_groups(groups) if group.size > 1]
     used = set(calls["group"].tolist())

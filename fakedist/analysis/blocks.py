@@ -1,8 +1,8 @@
 """Every block of memory: its size, its lifetime, what allocated it and what it is for.
 
-Inductor reuses a buffer that is no longer needed for the next one of its size. To the allocator that is one block, but
-several layers held it in turn. The generated code shows at which line a block changes hands
-(``record/compiled_graphs.py``). The line that ran at the peak is in the stack of the peak's allocation.
+Inductor reuses a buffer for the next one of its size: one block to the allocator, held by several layers in turn. The
+generated code shows at which line it changes hands (``record/compiled_graphs.py``); the stack of the peak's allocation,
+which line ran at the peak.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ _NEVER = 1 << 40
 
 @dataclass
 class Held:
-    """A block as compiled graphs show it.
+    """A block as compiled graphs show it, at the peak or when the graph that allocated it ended.
 
     Attributes:
-        layer: The layer that the block was for, at the peak or when the graph that allocated it ended; -1 if no graph
-            shows it.
-        is_saved: Whether the block's contents then are what it held when the graph that allocated it ended.
-        is_last: Whether they are the last thing it held.
+        layer: The layer that the block was for; -1 if no graph shows it.
+        is_saved: Its contents are those that it held when the graph that allocated it ended.
+        is_last: They are the last thing it held.
     """
 
     layer: Array
@@ -46,11 +45,11 @@ class _Point:
 
 
 def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> Held:
-    """Which layer each block was for.
+    """The layer that each block was for, as compiled graphs show it.
 
     Args:
         frame: Columns op, stack, address, alloc_event, free_event of the blocks, in order of allocation.
-        peak_event: Event of the peak; -1 without events.
+        peak_event: -1 without events.
     """
     num = len(frame)
     held = Held(np.full(num, -1, "i8"), np.ones(num, bool), np.ones(num, bool))
@@ -163,7 +162,6 @@ class Blocks:
     Attributes:
         frame: One row per block, columns of the table ``blocks`` without ``at_peak``, plus ``scope``.
         shares: Columns block, layer, bytes: a layer's part of a block that several layers own.
-        replay: The replayed history of the allocator.
         peak_event: Index of the first event at which the most bytes were allocated; -1 without events.
     """
 
@@ -206,11 +204,7 @@ def build_blocks(recording: Recording) -> Blocks:
 
 
 def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
-    """Step, phase, layer and recompute of operations.
-
-    Args:
-        op: Numbers of operations. -1 and numbers that were never recorded get step 0, layer 0 and phase ``other``.
-    """
+    """Step, phase, layer and recompute of operations; unknown ones (-1) get step 0, layer 0, ``other``."""
     none = ScopeRow(-1, 0, "other", 0, recompute=False)
     table = pd.DataFrame([none, *recording.scopes], columns=ScopeRow._fields)
     table = table.astype({"step": "int32", "layer": "int32", "phase": pd.CategoricalDtype()})
@@ -293,10 +287,7 @@ def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.Dat
 
 
 def _covered(marks: pd.DataFrame) -> pd.DataFrame:
-    """Columns block, layer, bytes: how much of a block a layer's tensors cover together.
-
-    A tensor is marked every time it is seen, and it may be a view of another tensor (part of a gradient).
-    """
+    """Columns block, layer, bytes: what a layer's tensors, some marked twice or overlapping, cover of a block."""
     owner = ["block", "layer"]
     parts = marks.groupby([*owner, "start"])["bytes"].max().reset_index()
     parts["end"] = parts["start"] + parts["bytes"]
@@ -315,11 +306,7 @@ def _kept_shards(marked: pd.DataFrame, phase: pd.Series) -> pd.DataFrame:
 
 
 def _kept_copies(marked: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Turn marks of tensors with parameters' shapes into marks of copies.
-
-    The mark is dropped if the tensor was created as zeros (a momentum), in a forward, or in a backward (gradients in a
-    list).
-    """
+    """Turn marks of tensors with parameters' shapes into marks of copies, unless made as zeros or in backward."""
     is_alike = (marked["category"] == ALIKE_CODE).to_numpy()
     is_filled = frame["operation"].astype(str).str.contains(_FILLS)
     is_none = (is_filled | frame["phase"].isin(_RUNS)).to_numpy()[marked["block"]]
@@ -373,10 +360,9 @@ def _give_to_owners(frame: pd.DataFrame, owners: pd.DataFrame) -> pd.DataFrame:
 
 
 def _divide(block: int, bytes_: int, own_layer: int, parts: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Shares of one block: what each owner's tensors use. The rest goes to the layer that allocated it.
+    """Shares of one block: what each owner's tensors use; overlapping ones (tied weights, views) share in proportion.
 
-    If layer 0 is an owner, as for a bucket that holds every layer's gradients, the rest counts as outside of modules.
-    Tensors that overlap (tied weights, views) can use more than the block has. They then share it in proportion.
+    The rest goes to the layer that allocated it, or if layer 0 is an owner (a bucket of gradients), outside of modules.
     """
     total = sum(part for _, part in parts)
     bytes_of = {layer: part * bytes_ // total if total > bytes_ else part for layer, part in parts}

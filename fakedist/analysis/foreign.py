@@ -1,11 +1,10 @@
 """Reads any torch memory snapshot as a recording: blocks, history and stacks, without layers or phases.
 
 The history is a ring buffer: once it is full, torch drops its beginning. Blocks that were alive before are added in
-front of it. They are known from frees without an allocation, and from blocks that are alive at the end although the
-history never allocates them.
+front of it: those freed without an allocation, and those alive at the end that were never allocated.
 
-Any program may have written the file. Missing values count as 0, as older versions of torch leave some out. A value
-that torch never writes, such as a text for a size, makes it no snapshot (:mod:`fakedist.analysis.foreign`).
+Missing values count as 0, as older versions of torch leave some out. A value that torch never writes, such as a text
+for a size, makes the file no snapshot.
 """
 
 from __future__ import annotations
@@ -132,11 +131,7 @@ Values = Mapping[str, Sequence[object] | Array]
 
 @dataclass
 class ForeignSnapshot:
-    """A snapshot, read.
-
-    Attributes:
-        num_before: Blocks that were alive before its history began.
-    """
+    """A snapshot's recording, and the number of blocks that were alive before its history began."""
 
     recording: Recording
     notes: list[Note]
@@ -170,14 +165,7 @@ class _Stacks:
 
 
 def read_foreign(snapshot: Entry) -> ForeignSnapshot:
-    """Read the device of a snapshot with the longest history; without any history, the device with the most memory.
-
-    Args:
-        snapshot: The result of :func:`fakedist.rundir.snapshot.read_snapshot`.
-
-    Raises:
-        NoSnapshotError: It holds what torch never writes.
-    """
+    """Read the device with the longest history, or without any, the most memory; NoSnapshotError if not a snapshot."""
     traces = [listed(trace, "a history") for trace in listed(snapshot["device_traces"], "device_traces")]
     segments = entries(snapshot["segments"], "a segment")
     device = _device(traces, segments)
@@ -222,7 +210,6 @@ def _device(traces: list[list[object]], segments: list[Entry]) -> int:
 
 
 def _settings(snapshot: Entry) -> str:
-    """PYTORCH_CUDA_ALLOC_CONF, if the snapshot has it."""
     settings = snapshot.get("allocator_settings")
     if not isinstance(settings, dict):
         return ""
@@ -231,7 +218,7 @@ def _settings(snapshot: Entry) -> str:
 
 
 def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, int, object]]:
-    """Blocks that were alive before the history began: (address, bytes, frames)."""
+    """Blocks from before the history: (address, bytes, frames)."""
     alive: set[int] = set()
     before: list[tuple[int, int, object]] = []
     for entry in trace:

@@ -19,11 +19,7 @@ _BYTES = [f"peak_{name}_bytes" for name in CATEGORIES]
 
 
 def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -> pd.DataFrame:
-    """The table ``layers``: one row per layer, parents before children.
-
-    Args:
-        window: First event of the step for the columns ``most_...``, and first event after it.
-    """
+    """The table ``layers``, parents before children; columns ``most_...`` cover the events of ``window``."""
     rows = recording.layers or [LayerRow(0, "", "", -1)]
     table = pd.DataFrame(rows, columns=LayerRow._fields)[["name", "class_name", "parent"]]
     parts = _parts(blocks)
@@ -68,12 +64,9 @@ def _parts(blocks: Blocks) -> pd.DataFrame:
 
 
 def owner_names(shares: pd.DataFrame, names: list[str], parents: list[int]) -> dict[int, str]:
-    """Owners of each block that several layers own: how many, and their common parent ("12 layers of layers.3").
+    """Owners of blocks that several layers own: how many, and their common parent ("12 layers of layers.3").
 
-    Args:
-        shares: The table ``shares``, or the rows of some of its blocks.
-        names: Column ``name`` of the table ``layers``.
-        parents: Column ``parent`` of the table ``layers``.
+    ``shares`` may be some rows of that table; ``names`` and ``parents`` are columns of ``layers``.
     """
     owners: dict[int, list[int]] = {}
     for block, layer in zip(shares["block"].tolist(), shares["layer"].tolist(), strict=True):
@@ -92,7 +85,6 @@ def _owners_text(layers: tuple[int, ...], names: list[str], parents: list[int]) 
 
 
 def _ancestors(layer: int, parents: list[int]) -> list[int]:
-    """The path to a layer, from the root down to the layer itself."""
     chain = [layer]
     while parents[chain[0]] > 0:
         chain.insert(0, parents[chain[0]])
@@ -128,11 +120,7 @@ def _most(parts: pd.DataFrame, window: tuple[int, int], keys: list[str]) -> pd.D
 
 @dataclass(frozen=True)
 class Fold:
-    """One row of a list of layers: a single layer, or several repeated ones.
-
-    Attributes:
-        name: The layers' name, with ``0-79`` in place of their numbers.
-    """
+    """A row of a list of layers: one layer, or several repeated ones, named with ``0-79`` in place of their numbers."""
 
     name: str
     class_name: str
@@ -143,8 +131,7 @@ class Fold:
 def fold_layers(table: pd.DataFrame) -> list[Fold]:
     """Layers in depth-first order, with runs of repeated layers as one row.
 
-    Siblings count as repeated if their names are consecutive numbers and the trees below them have the same names and
-    classes.
+    Repeated are siblings with consecutive numbers as names and equal trees of names and classes below them.
     """
     children: dict[int, list[int]] = {}
     for layer, parent in enumerate(table["parent"].tolist()):
@@ -217,9 +204,9 @@ def fold_sums(folds: list[Fold], sums: Mapping[str, Array], whole: tuple[str, Ar
     """Figures of folds: one row per fold, in their order.
 
     Args:
-        sums: By column, a value for each layer, to be summed over the repeats.
-        whole: The column that is summed and also compared between repeats, and its value for each layer.
-        unit: The end of the names of ``least_``, ``median_`` and ``largest_``, the figures of one repeat.
+        sums: By column, a value for each layer, summed over the repeats.
+        whole: The column that is also compared between repeats, and its values.
+        unit: The end of ``least_``, ``median_`` and ``largest_``, the figures of one repeat.
     """
     column, values = whole
     rows = []
@@ -245,9 +232,9 @@ def fold_sums(folds: list[Fold], sums: Mapping[str, Array], whole: tuple[str, Ar
 def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
     """The memory of folds: one row per fold, in their order.
 
-    Columns: name, class_name, depth, num_repeats; ``peak_<category>_bytes`` and ``peak_total_bytes`` (with children),
-    ``peak_own_bytes``: sums over the repeats; ``least_peak_bytes``, ``median_peak_bytes``, ``largest_peak_bytes``:
-    figures of one repeat, with children; ``most_...``: the largest figure of any one repeat.
+    Columns: name, class_name, depth, num_repeats; sums over the repeats: ``peak_<category>_bytes`` and
+    ``peak_total_bytes`` with children, ``peak_own_bytes``; of one repeat with children: ``least_peak_bytes``,
+    ``median_peak_bytes``, ``largest_peak_bytes``; ``most_...``: the largest of any repeat.
     """
     sums = {name: with_children(table, table[name].to_numpy()) for name in _BYTES}
     sums["peak_own_bytes"] = table["peak_own_bytes"].to_numpy()

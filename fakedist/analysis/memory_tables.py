@@ -39,10 +39,7 @@ def phase_table(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -
 
 
 def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of ``table`` for phases in which operations ran, but none that changed the device's memory.
-
-    What ran before training without any, such as a probe on the CPU, is ``init``.
-    """
+    """Rows for phases that ran operations without changing the device's memory; before training, ``init``."""
     last = np.inf if recording.outcome is None else recording.outcome.last_step
     known = set(zip(table["step"].tolist(), table["phase"].astype(str).tolist(), strict=True))
     missing: dict[tuple[int, str], list[int]] = {}
@@ -108,11 +105,7 @@ def by_category(blocks: Blocks) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Peak:
-    """The peaks of a run.
-
-    Attributes:
-        by_category: Bytes at the allocated peak by category. They add up to it.
-    """
+    """The peaks of a run. ``by_category`` has the bytes at the allocated peak, which they add up to."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -162,11 +155,7 @@ def described_blocks(
 ) -> pd.DataFrame:
     """Blocks in words, with the columns of the table ``largest``.
 
-    Args:
-        chosen: Rows of the table ``blocks``.
-        names: Column ``name`` of the table ``layers``.
-        parents: Column ``parent`` of the table ``layers``.
-        lines: Column ``line`` of the table ``stacks``.
+    ``chosen`` are of the table ``blocks``; ``names`` and ``parents`` columns of ``layers``; ``lines`` of ``stacks``.
     """
     table = chosen[["bytes", "category", "phase", "step", "operation"]].astype({"category": str, "phase": str})
     table["operation"] = table["operation"].astype(str)
@@ -188,10 +177,9 @@ def layer_names(recording: Recording) -> list[str]:
 
 
 def stack_lines(recording: Recording) -> list[str]:
-    """For each stack, the innermost line outside of torch as ``file:line (function)``; empty without one.
+    """The innermost line of each stack outside of torch as ``file:line (function)``; empty without one.
 
-    Code that Inductor generated for a compiled graph counts as torch's, and so do methods that pass an operation on and
-    wrappers of deprecated functions.
+    Inductor's generated code, methods that pass an operation on and wrappers of deprecated functions count as torch's.
     """
     lines = [
         ""

@@ -89,32 +89,27 @@ class Recording:
     Attributes:
         gpu: The GPU and the software; None if the rank died before they were known.
         regions: Ranges of operations that saved activations.
-        generated: The generated code of compiled graphs.
         placings: Lists of layers for the modules of compiled graphs.
-        graphs: Calls of compiled graphs.
         held: Inputs whose memory compiled graphs use again.
-        op_operation: Number of each operation's name.
-        op_scope: Number of each operation's scope.
         marks: Columns of ``MarksRecord``.
         events: By device, columns of ``EventsRecord``.
-        pools: By device: the private pools of segments, by the event that made the segment or mapped its pages.
+        pools: By device: private pools of segments, by the event that made the segment or mapped its pages.
         segments_before: Of a foreign snapshot, the segments before its history.
-        num_events_before: Of a foreign snapshot, how many events stand for what was alive before its history.
-        stacks: Places in ``frames``, innermost first.
+        num_events_before: Of a foreign snapshot, the events that stand for what was alive before its history.
+        stacks: Rows of ``frames``, innermost first.
         kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
-        kernel_source: Where those come from; None without kernels.
-        launches: What the timed step launched on the virtual GPU; None on a real one, or if none was timed.
-        profiled: What torch.profiler saw of the timed step; None if it did not run.
-        host: What the host did in a timed step that a tool traced; None if none was, or the trace was imported.
+        launches: The timed step's launches on the virtual GPU; None on a real one, or if none was timed.
+        profiled: torch.profiler's trace of the timed step; None if it did not run.
+        host: The host in a timed step that a tool traced; None if none was, or the trace was imported.
         timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
-        failed_request: The last request that the allocator could not serve; None if it served all.
+        failed_request: The last request that the allocator could not serve.
         nccl: NCCL's version and environment; None if the rank died before they were known.
         bound: Numbers of groups that were bound to a device.
         outside: Memory of the real GPU at the end; None on a virtual GPU.
         outcome: How the rank ended; None if it was killed.
         not_sent: Lines that read integers or flags that another rank should have sent.
         unanswered: Number of calls of each CUDA function that was refused.
-        truncated: Whether the journal ends in the middle of a record.
+        truncated: The journal ends in the middle of a record.
     """
 
     gpu: GpuRecord | None = None
@@ -174,8 +169,7 @@ class Recording:
 def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recording:
     """Read the journal of a run directory. A cut-off journal yields the records it has.
 
-    Args:
-        may_be_empty: Whether a rank that was killed before its first record yields an empty recording.
+    With ``may_be_empty``, a rank that was killed before its first record yields an empty recording.
 
     Raises:
         RunDirectoryError: The journal is missing, damaged, or not fakedist's.
@@ -231,11 +225,7 @@ _ROWS: dict[type[Record], str] = {
 
 
 class _Reading:
-    """Takes a journal's records one by one.
-
-    Attributes:
-        recording: What they tell. Its columns are complete after :meth:`join`.
-    """
+    """Takes a journal's records one by one. The recording's columns are complete after :meth:`join`."""
 
     def __init__(self) -> None:
         self.recording = Recording()
@@ -338,7 +328,6 @@ class _Reading:
 
 
 def _joined(kind: type[Record], records: Sequence[Record]) -> dict[str, Array]:
-    """The columns of several records of one kind, one after the other."""
     return {
         name: np.frombuffer(b"".join([getattr(record, name) for record in records]), NUMPY_TYPES[code])
         for name, code in columns_of(kind).items()

@@ -1,10 +1,10 @@
 """Replays the caching allocator's history to find the size of each block, which the history does not contain.
 
-The history has the bytes *requested*; the allocator's statistics count the bytes *given*. The rule is in
-c10/cuda/CUDACachingAllocator.cpp: a block is the request rounded up to 512 bytes, or the whole free block it is taken
-from if the remainder would be too small for a block of its own (``should_split``). That depends on the size of the free
-block, so the replay tracks free blocks event by event, but only around the few blocks that may have been given whole.
-The result of :func:`replay` is checked against the allocator's own statistics in every run that has them.
+The history has the bytes *requested*; the allocator's statistics count the bytes *given*. By
+c10/cuda/CUDACachingAllocator.cpp, a block is the request rounded up to 512 bytes, or the whole free block it is taken
+from if the remainder would be too small (``should_split``). So the replay tracks free blocks event by event, but only
+around the few blocks that may have been given whole. Every run that has the allocator's own statistics checks
+:func:`replay` against them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ COMMON_POOL: Pool = (0, 0)
 
 
 class AddressRanges:
-    """Address ranges that do not overlap, indexed by start and by end. Neighbours in the same segment are merged.
+    """Address ranges, indexed by start and by end. Neighbours in the same segment are merged.
 
-    Ranges of a foreign snapshot may overlap, if it contradicts itself. What is listed is then wrong, but nothing fails.
+    Ranges of a foreign snapshot that contradicts itself may overlap. The lists are then wrong, but nothing fails.
     """
 
     def __init__(self) -> None:
@@ -75,9 +75,7 @@ class AddressRanges:
 class Segment(NamedTuple):
     """Memory that the allocator holds in one piece: a segment, or mapped pages of an expandable one without a gap.
 
-    Attributes:
-        is_expandable: Whether pages can be added to it and taken from it.
-        pool_id: Id of its private pool; ``COMMON_POOL`` outside of private pools.
+    ``pool_id`` is ``COMMON_POOL`` outside of private pools.
     """
 
     address: int
@@ -138,13 +136,12 @@ _MAP, _UNMAP = _CODES["segment_map"], _CODES["segment_unmap"]
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """The settings in PYTORCH_CUDA_ALLOC_CONF that change the size of a block.
+    """Settings in PYTORCH_CUDA_ALLOC_CONF that change the size of a block.
 
     Attributes:
         max_split_bytes: Larger blocks are not split (``max_split_size_mb``).
-        power2_divisions: ``roundup_power2_divisions``: the number of steps between two powers of two when requests are
-            rounded up, for requests below 2 MiB, 4 MiB, ..., 64 GiB and above. Empty if unset.
-        expandable: ``expandable_segments:True``.
+        power2_divisions: ``roundup_power2_divisions``: steps between powers of two for rounding up requests below 2
+            MiB, 4 MiB, ..., 64 GiB and above. Empty if unset.
     """
 
     max_split_bytes: int = 1 << 62
@@ -201,14 +198,11 @@ class Replay:
     """The result of a replay. Blocks are in order of allocation. Curves have one element per event.
 
     Attributes:
-        alloc_event: Index of each block's ``alloc`` event.
         free_event: Index of its ``free_requested`` event, or the number of events if it was never freed.
         reuse_event: Index of its ``free_completed`` event, from which on its memory can be given again; the number of
             events if there was none.
-        block_bytes: Bytes that the allocator gave.
         allocated_bytes: Bytes in blocks that tensors hold, after each event.
         reserved_bytes: Bytes in segments, after each event.
-        unknown_frees: Frees of blocks that were allocated before the history began.
     """
 
     alloc_event: Ints
@@ -234,12 +228,7 @@ class _Events:
 
 
 def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, settings: AllocatorSettings) -> Replay:
-    """Replay one device's history.
-
-    Args:
-        action: Codes of ``rundir.schema.ACTIONS``, one per event, in order.
-        size: Requested bytes of a block, bytes of a segment.
-    """
+    """Replay one device's history of actions (``rundir.schema.ACTIONS``), addresses, and requested or segment bytes."""
     history = _Events(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))
     num_events = len(history.action)
     made = history.at(_ALLOC)
@@ -268,10 +257,7 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
 
 
 def _ends(history: _Events) -> tuple[Ints, Ints]:
-    """By the event that made a block: the event that requested its free, and the event at which every stream was done.
-
-    Both are the number of events if there was no such event. A block's next event is the next one at its address.
-    """
+    """The events of each block's requested and completed free (the number of events if none), by its making event."""
     moves = history.at(_ALLOC, _REQUESTED, _COMPLETED)
     moves = moves[np.argsort(history.address[moves], kind="stable")]
     requested, completed = (np.full(len(history.action), len(history.action)) for _ in range(2))
@@ -288,11 +274,7 @@ def _ends(history: _Events) -> tuple[Ints, Ints]:
 
 
 def _neighbours(history: _Events, events: Ints, first: int, second: int) -> tuple[Ints, Ints]:
-    """Pairs of events: each of the first action that is directly followed, at its address, by one of the second.
-
-    Args:
-        events: Some of its events, sorted by address, then in order.
-    """
+    """Pairs of events, ``first`` directly followed at its address by ``second``, of ``events`` sorted by address."""
     action, address = history.action[events], history.address[events]
     follows = (action[:-1] == first) & (action[1:] == second) & (address[:-1] == address[1:])
     return events[:-1][follows], events[1:][follows]
@@ -302,8 +284,8 @@ def _may_be_whole(history: _Events, made: Ints, rounded: Ints, settings: Allocat
     """Blocks that may have been given more than their rounded request.
 
     The remainder of a free block is a multiple of 512 bytes. Where 512 bytes are enough for a block (small blocks,
-    expandable segments), no remainder is too small. A large free block is given whole if at most 1 MiB would remain. In
-    that case, at some time, another block began or the segment ended within that distance behind the block.
+    expandable segments), no remainder is too small. A large free block is given whole if at most 1 MiB would remain:
+    another block began, or the segment ended, within that distance behind it.
     """
     mapped = history.at(_MAP)  # the script may have switched expandable segments on itself
     end = 0 if settings.expandable else int(mapped[0]) if len(mapped) else len(history.action)
@@ -327,12 +309,9 @@ def _play(
     completed: Ints,
     is_asked: npt.NDArray[np.bool_],
 ) -> dict[int, int]:
-    """Bytes given to the blocks in question, by the events that made them.
+    """Bytes of the blocks in question (``is_asked``, with ``rounded`` requests), by the events that made them.
 
-    Args:
-        rounded: Their rounded requests.
-        completed: By the event that made a block, when its memory could be reused.
-        is_asked: Which blocks may have been given more than their rounded request.
+    ``completed`` is when a block's memory could be reused, by the event that made it.
     """
     if not is_asked.any():
         return {}
@@ -367,8 +346,7 @@ def _region_starts(history: _Events) -> Ints:
 def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: int) -> dict[int, int]:
     """Bytes of the blocks in question, by event.
 
-    Args:
-        moves: Event, action, address, bytes (of a block: its rounded request), and whether the block is in question.
+    ``moves`` has event, action, address, bytes (of a block: its rounded request), and whether the block is in question.
     """
     free = AddressRanges()
     held: dict[int, tuple[int, int]] = {}  # by address: bytes, segment

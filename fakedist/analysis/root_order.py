@@ -20,10 +20,7 @@ _TRAINED_BY = tuple(CATEGORIES.index(name) for name in ("optimizer_state", "grad
 
 
 def trained_first(recording: Recording) -> None:
-    """Number layers anew: first those of models that an optimizer trains, then those of others, else in their order.
-
-    A parent comes before its children. The layers of the first model are named without it, so names change, too.
-    """
+    """Number the layers of trained models first, parents before children. The first model's names lose its own."""
     if len(recording.layers) < 2:
         return
     parents = [row.parent for row in recording.layers]
@@ -62,7 +59,6 @@ def trained_first(recording: Recording) -> None:
 
 
 def _roots(parents: list[int]) -> list[int]:
-    """The root above each layer. Layer 0 is above no other."""
     roots = list(range(len(parents)))
     for layer in roots:
         while parents[roots[layer]] > 0:
@@ -71,7 +67,6 @@ def _roots(parents: list[int]) -> list[int]:
 
 
 def _parents_first(order: list[int], parents: list[int]) -> list[int]:
-    """This order, with each layer's parents before it."""
     ordered: dict[int, None] = {}
     for layer in order:
         above = [layer]
@@ -82,10 +77,7 @@ def _parents_first(order: list[int], parents: list[int]) -> list[int]:
 
 
 def _names(names: list[str], roots: list[int], short: int, first: int) -> dict[str, str]:
-    """The new name of each layer by its old one, once ``first`` has the short names, which the root ``short`` had.
-
-    See ``record/module_names.py``.
-    """
+    """Old names to new once ``first`` has the short names, which root ``short`` had (``record/module_names.py``)."""
     new_names = {}
     for name, root in zip(names, roots, strict=True):
         below = name.removeprefix(f"{names[first]}.")
@@ -99,7 +91,7 @@ def _names(names: list[str], roots: list[int], short: int, first: int) -> dict[s
 
 
 def _trained(marks: dict[str, Array], roots: list[int]) -> set[int]:
-    """The roots that an optimizer has state for; if it has none, those with gradients."""
+    """The roots with optimizer state; without any, those with gradients."""
     for category in _TRAINED_BY:
         layers = np.unique(marks["layer"][(marks["category"] == category) & (marks["layer"] > 0)])
         if len(layers):
@@ -108,5 +100,4 @@ def _trained(marks: dict[str, Array], roots: list[int]) -> set[int]:
 
 
 def _renumbered(layers: Array, new: Array) -> Array:
-    """Layers by their new numbers. -1 stays."""
     return np.where(layers >= 0, new[layers], layers).astype(layers.dtype)

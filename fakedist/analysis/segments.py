@@ -1,8 +1,7 @@
 """The allocator's segments at a moment: how much of each is allocated, its holes, and its largest block.
 
-What is reserved but not allocated is free memory in these segments, or memory of blocks that were freed while another
-stream still used them. The table ``segments`` documents the columns. The sizes of a moment's segments add up to what is
-reserved, and the blocks in them to what is allocated, to the byte.
+Reserved but not allocated is free memory in segments, or memory of freed blocks that another stream still used. The
+segments of a moment add up to what is reserved, and their blocks to what is allocated, to the byte.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ def segments_after(recording: Recording, end: int) -> list[Segment]:
 
 
 def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
-    """The events after which ``rundir.schema.MOMENTS`` are, by moment.
-
-    The reserved peak is reached when a segment is taken from the GPU. The block that it was taken for, the next event,
-    counts as allocated.
-    """
+    """The events after which ``rundir.schema.MOMENTS`` are; the block that a new segment is for counts."""
     action, reserved = recording.device_events["action"], blocks.replay.reserved_bytes
     if not len(action):
         return {}
@@ -73,10 +68,9 @@ class _Inside:
     """Blocks that hold memory at a moment, sorted by address.
 
     Attributes:
-        number: Their rows in the table ``blocks``.
-        requested: Bytes that were asked for.
-        is_allocated: Whether a tensor holds them. The others were freed, but another stream may still use them.
-        segment: The row of the segment that begins at or before each; -1 if none does.
+        number: Rows in the table ``blocks``.
+        is_allocated: A tensor holds it. Others were freed, but another stream may still use them.
+        segment: Row of the segment that begins at or before each; -1 if none does.
     """
 
     number: Array
@@ -108,10 +102,7 @@ def _inside(blocks: Blocks, event: int, starts: Array) -> _Inside:
 
 
 def segments_at(recording: Recording, blocks: Blocks, event: int) -> pd.DataFrame:
-    """The segments after an event, with the columns of the table ``segments`` except ``moment``.
-
-    One row of unknown address stands for all of them if the history contradicts itself.
-    """
+    """The table ``segments`` after an event, without ``moment``; one row if the history contradicts itself."""
     table = pd.DataFrame(segments_after(recording, event + 1), columns=Segment._fields)
     table = table.astype({"address": "int64", "bytes": "int64", "is_expandable": bool})
     inside = _inside(blocks, event, table["address"].to_numpy())
@@ -140,10 +131,7 @@ def segments_at(recording: Recording, blocks: Blocks, event: int) -> pd.DataFram
 
 
 def _is_consistent(table: pd.DataFrame, inside: _Inside, reserved: int) -> bool:
-    """Whether the segments are all that is reserved, and every block lies in one of them, without overlap.
-
-    They are for every history that begins with the allocator. That of a foreign snapshot may begin later.
-    """
+    """True if the segments are all that is reserved and hold every block without overlap."""
     start, end = (table["address"].to_numpy(), (table["address"] + table["bytes"]).to_numpy())
     if table["bytes"].sum() != reserved or (end[:-1] > start[1:]).any() or (inside.segment < 0).any():
         return False
@@ -151,11 +139,7 @@ def _is_consistent(table: pd.DataFrame, inside: _Inside, reserved: int) -> bool:
 
 
 def _pools(table: pd.DataFrame, blocks: Blocks, event: int) -> Array:
-    """The pool of each segment, by its largest block: the small pool has no larger ones than 1 MiB.
-
-    An empty segment has the pool of the last block at its address, or that of its size if the history has no such
-    block.
-    """
+    """The pool of each segment: of its largest block (small up to 1 MiB), or last block at its address, or size."""
     sizes, largest = blocks.frame["bytes"].to_numpy(), table["block"].to_numpy().copy()
     empty = table.loc[largest < 0, "address"].astype("uint64")
     before = blocks.frame.loc[blocks.frame["address"].isin(empty), ["address", "alloc_event"]]

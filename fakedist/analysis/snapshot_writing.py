@@ -1,9 +1,8 @@
 """Writes the recording as a torch memory snapshot.
 
-A history has one dict per event. Creating a million of them for ``pickle.dump`` takes a second and half a GB. Pickled
-dicts with the same keys differ only in their values, so together they form a matrix of bytes with one event per row.
-What a row refers to (keys, actions, stacks) must come before it in the pickle. It is the first value of
-``device_traces``, which the histories then replace.
+A million dicts of events for ``pickle.dump`` take a second and half a GB. Pickled dicts with the same keys differ only
+in their values, so together they form a matrix of bytes, one event per row. What rows refer to (keys, actions, stacks)
+must come before them in the pickle: it is the first value of ``device_traces``, which the histories then replace.
 """
 
 from __future__ import annotations
@@ -33,13 +32,10 @@ _ROWS_AT_ONCE = 200_000
 def pickled(
     segments: Sequence[Mapping[str, object]], histories: Sequence[Columns], stacks: Sequence[list[Frame]]
 ) -> Iterator[bytes]:
-    """The pickle of ``{"device_traces": ..., "segments": ...}``, in pieces.
+    """The pickle of ``{"device_traces": ..., "segments": ...}``, in pieces. Segments and stacks have torch's format.
 
-    Args:
-        segments: Segments in torch's format.
-        histories: Events of each device, with columns action, address, size, stream, time_us and stack (a row of
-            `stacks`; -1 for none).
-        stacks: Frames in torch's format. `segments` may hold the same objects.
+    ``histories`` has, for each device, columns action, address, size, stream, time_us and stack (a row of ``stacks``;
+    -1 for none). ``segments`` may hold the same frames as ``stacks``.
     """
     parts, nothing = _PickleParts(), list[Frame]()
     yield pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK
@@ -67,7 +63,6 @@ def pickled(
 
 
 def _reference(memo: Array) -> Array:
-    """References to earlier objects, one per row."""
     return _opcode(pickle.LONG_BINGET, memo.astype("<u4").view("u1").reshape(-1, 4))
 
 
@@ -80,17 +75,12 @@ def _number(values: Array) -> Array:
 
 
 def _opcode(opcode: bytes, argument: Array) -> Array:
-    """The opcode before each row of arguments."""
     first = np.tile(np.frombuffer(opcode, "u1"), (len(argument), 1))
     return np.concatenate([first, argument], axis=1)
 
 
 def _dicts(items: list[tuple[Array, Array]]) -> bytes:
-    """Dicts that are appended to the list before them.
-
-    Args:
-        items: Keys and values of all dicts, with one row per dict. A key that is the same in all dicts has one row.
-    """
+    """Dicts to append to a list, from keys and values with a row per dict; a common key has one row."""
     begin, end = pickle.EMPTY_DICT + pickle.MARK, pickle.SETITEMS + pickle.APPEND
     parts = [np.frombuffer(begin, "u1")[None], *(part for item in items for part in item)]
     parts.append(np.frombuffer(end, "u1")[None])
@@ -152,11 +142,7 @@ def _segments(recording: Recording, blocks: Blocks, stacks: list[list[Frame]]) -
 
 
 def _segment(segment: Segment, *, held: list[tuple[int, ...]], stacks: list[list[Frame]]) -> dict[str, object]:
-    """One segment.
-
-    Args:
-        held: Address, bytes, requested bytes and stack of its blocks, sorted by address.
-    """
+    """One segment; ``held`` has address, bytes, requested bytes and stack of its blocks, sorted by address."""
     address, size = segment.address, segment.bytes
     parts: list[dict[str, object]] = []
     at = address

@@ -1,8 +1,7 @@
 """The rank's position in its groups, its calls on each in one step, and which of them can run at the same time.
 
-Two calls can run at once if they are on different groups and on different streams: the calls of one group run in the
-order in which they are made, and so does the work of one stream. Sends to and receives from different ranks have
-separate streams. Dependencies between calls are not considered, so this is the most that can run at once.
+Calls can run at once if they are on different groups and different streams. Sends to and receives from different ranks
+have separate streams. Dependencies between calls are not considered: this is the most that can run at once.
 """
 
 from __future__ import annotations
@@ -91,10 +90,8 @@ class GroupCalls:
     """The calls of one operation on one group and one stream.
 
     Attributes:
-        operation: all_reduce, all_gather_into_tensor, ...
         when: forward, backward, optimizer, "after backward" and so on, most calls first.
-        num_layers: Repeated blocks of the model that make them.
-        of_layers: Such blocks in total.
+        num_layers: Repeated blocks of the model that make them, out of ``of_layers``.
         peers: Group ranks of sends and receives, sorted.
         stream: ``own``: the group's; ``compute``: the forward's; ``host``; else the stream's number.
     """
@@ -113,12 +110,7 @@ class GroupCalls:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Phases and calls that can run at the same time as some calls.
-
-    Attributes:
-        compute: Whether forward, backward and optimizer can.
-        calls: Rows of ``Topology.calls``.
-    """
+    """The compute and the calls (rows of ``Topology.calls``) that can run at the same time as some calls."""
 
     compute: bool
     calls: list[int]
@@ -126,12 +118,9 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The groups of a rank and its calls in one step.
+    """The groups of a rank and its calls in one step, by group, operation and stream, in order of first call.
 
-    Attributes:
-        step: The last step that ended; if none did, 0, which is everything before the first step.
-        calls: The calls by group, operation and stream, in order of first call.
-        overlaps: What can run at the same time as each of them.
+    The step is the last one that ended; if none did, 0, everything before the first step.
     """
 
     step: int
@@ -141,11 +130,7 @@ class Topology:
 
 
 def find_topology(read: Read) -> Topology:
-    """The topology of a run.
-
-    Args:
-        read: Returns a table of the run: ``read(name, columns)``.
-    """
+    """The topology of a run, whose tables ``read(name, columns)`` returns."""
     steps, groups = read("steps", ("step",)), read_groups(read("groups", None))
     step = int(steps["step"].max()) if len(steps) else 0
     calls = read("calls", None).astype({"operation": str, "phase": str})
@@ -165,7 +150,7 @@ def _block(name: str) -> str:
 
 
 def _when(calls: pd.DataFrame, read: Read, step: int) -> list[str]:
-    """Each call's phase. For ``other``, the phase that it came after."""
+    """Each call's phase, or for ``other``, the phase that it came after."""
     spans = read("spans", None).astype({"phase": str})
     spans = spans[(spans["step"] == step) & spans["phase"].isin(_WORKING)]
     if not len(spans) or not len(calls):
@@ -189,7 +174,6 @@ def _compute_stream(read: Read, step: int) -> int:
 
 
 def _lanes(calls: pd.DataFrame, groups: list[ProcessGroup], compute: int) -> list[str]:
-    """The value of ``stream`` for each call."""
     numbers: dict[int, str] = {compute: COMPUTE}
     on_host = [set(group.backend.split(",")) <= {"gloo", "mpi", "cpu:gloo"} for group in groups]
     lanes = []

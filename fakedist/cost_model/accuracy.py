@@ -1,8 +1,6 @@
-"""How close estimates are to measurements that were left out, and the 90 % intervals that follow from it.
+"""Errors of estimates against measurements that were left out, and the 90 % intervals that follow.
 
-``make accuracy-times`` (bench/accuracy_times.py) writes the file with the estimators of this package.
-
-``make accuracy-steps`` (bench/accuracy_steps.py) runs the jobs and writes the file.
+Written by ``make accuracy-times`` (bench/accuracy_times.py) and ``make accuracy-steps`` (bench/accuracy_steps.py).
 """
 
 from __future__ import annotations
@@ -32,12 +30,11 @@ OCTAVE_EDGES = (0.2, 0.5)
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """How close the estimates of one family are on one GPU.
+    """Errors of the estimates of one family on one measured GPU model.
 
     Attributes:
-        gpu: The measured GPU model, a name of ``cost_model.kernels.gpus.MEASURED_GPUS``.
         median: Median of the relative error's size.
-        half_widths: Half the width of the 90 % interval, of the logarithm of estimate over measurement: by the bins of
+        half_widths: Half the 90 % interval, of the logarithm of estimate over measurement: by the bins of
             ``TIME_EDGES_US``, and in each by those of ``OCTAVE_EDGES``.
         inside: The fraction of left-out kernels within an interval that the others gave.
         noise: 5 % and 95 % quantiles of the logarithm of one collector's time over the median of all, on the same
@@ -56,11 +53,7 @@ class AccuracyRow:
 
 @cache
 def accuracy_rows(path: Path = DATA / "accuracy.json") -> tuple[AccuracyRow, ...]:
-    """Every row.
-
-    Raises:
-        SetupError: The file is missing or damaged.
-    """
+    """Every row; SetupError if the file is missing or damaged."""
     try:
         return tuple(from_plain(list[AccuracyRow], json.loads(path.read_text())))
     except FileNotFoundError:
@@ -70,11 +63,7 @@ def accuracy_rows(path: Path = DATA / "accuracy.json") -> tuple[AccuracyRow, ...
 
 
 def closest(gpu: GpuSpec, families: Iterable[str]) -> list[AccuracyRow]:
-    """The rows that say how close a job's estimates are: those of these families, on the GPU most like its own.
-
-    Args:
-        families: Families, as the column ``accuracy`` of priced work has them.
-    """
+    """The rows of a job's families (column ``accuracy`` of priced work), on the GPU most like its own."""
     wanted, name = dict.fromkeys(families), nearest_table(gpu).name
     closest_rows = []
     for family in wanted:
@@ -86,16 +75,15 @@ def closest(gpu: GpuSpec, families: Iterable[str]) -> list[AccuracyRow]:
 
 @dataclass(frozen=True)
 class StepRow:
-    """A published step, and what is estimated for the same job. Times are in seconds.
+    """A published step, and the estimate of the same job. Times are in seconds.
 
     Attributes:
-        job: What ran, and on how many GPUs.
         gpu: The GPU model, or the name of the GPU file in bench/jobs.
         source: Who published the step.
-        note: What the source leaves open, or differs in ours; empty if nothing.
-        is_fitted: Whether the power model's parameter was fitted on this row among others.
-        left_out_s: The estimate with the parameter fitted on the other rows only; None for a row that is not fitted.
-        kernels_s: The estimate if communication took no time; None for stages of a pipeline, which wait for each other.
+        note: What the source leaves open, or differs in ours.
+        is_fitted: The power model's parameter was fitted on this row among others.
+        left_out_s: The estimate with the parameter fitted on the other rows; None for a row that is not fitted.
+        kernels_s: The estimate without communication; None for stages of a pipeline, which wait for each other.
     """
 
     name: str
@@ -126,11 +114,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class StepAccuracy:
-    """Every published step, and the fit.
-
-    Attributes:
-        heat: The power model's parameter as fitted on all rows that count.
-    """
+    """Every published step, and the power model's parameter as fitted on all rows that count."""
 
     heat: float
     rows: list[StepRow]
@@ -143,11 +127,7 @@ class StepAccuracy:
 
 @cache
 def step_accuracy(path: Path = DATA / "accuracy_steps.json") -> StepAccuracy:
-    """The contents of the file.
-
-    Raises:
-        SetupError: The file is missing or damaged.
-    """
+    """The contents of the file; SetupError if it is missing or damaged."""
     try:
         return from_plain(StepAccuracy, json.loads(path.read_text()))
     except FileNotFoundError:
@@ -170,13 +150,7 @@ class ErrorIntervals:
         self._widths = {(row.gpu, row.family): row.half_widths for row in accuracy_rows()}
 
     def half_width(self, family: str, time_us: Floats, octaves: Floats | None = None, gpu: str = "") -> Floats:
-        """Half the width of each interval, of the logarithm.
-
-        Args:
-            family: A family of ``accuracy.json``.
-            octaves: Distance from the nearest measured sizes, in powers of two.
-            gpu: The table that the estimates are from; by default this GPU's own.
-        """
+        """Half the interval of each time's logarithm; ``octaves`` is the distance from the measured sizes."""
         widths = self._widths.get((gpu or self._name, family))
         if widths is None:
             return np.full(len(time_us), UNKNOWN)
@@ -190,12 +164,7 @@ def half_widths_at(widths: list[list[float]], time_us: Floats, octaves: Floats) 
 
 
 def widths_by_bin(estimated_us: Floats, errors: Floats, octaves: Floats) -> list[list[float]]:
-    """The 90 % quantiles of errors (logarithms), by time and distance; a bin of few errors takes those of all.
-
-    Args:
-        errors: Logarithms of estimate over measurement.
-        octaves: Distance from the nearest measured sizes.
-    """
+    """The 90 % quantiles of logarithmic errors by time and distance; a bin of few errors takes those of all."""
     size = np.abs(errors)
     every = float(np.quantile(size, 0.9))
     longer, further = _bins(estimated_us, octaves)
@@ -219,20 +188,14 @@ _COMMON = 0.5
 
 
 def half_width(priced: pd.DataFrame, counts: Array, side: str) -> float:
-    """Half the width of the interval of the sum of all launches, in microseconds.
-
-    Args:
-        priced: A result of ``fakedist.cost_model.step.Prices.price``.
-        side: The bound: low_us or high_us.
-    """
+    """Half the interval of the sum of all launches, in microseconds, on the ``side`` low_us or high_us."""
     return float(np.sqrt(sum(variances(priced, counts, side).values())))
 
 
 def variances(priced: pd.DataFrame, counts: Array, side: str = "high_us") -> dict[str, float]:
-    """The square of that, by family: a family of ``accuracy.json``, or else what the estimate rests on.
+    """The square of that, by family of ``accuracy.json``, or else by what the estimate rests on.
 
-    Launches of one row of work err alike. Half of the variance of a family's errors is common to all of its rows, the
-    rest is each row's own; families err independently.
+    Half of it is common to a family's rows, the rest to the launches of a row. Families err independently.
     """
     known = priced["time_us"].notna().to_numpy()
     off: Floats = np.abs((priced[side] - priced["time_us"]).to_numpy("f8"))[known] * counts[known]

@@ -1,6 +1,4 @@
-"""Where the time of the timed step goes: by what the GPU does, by family and name of kernels, by layer, range and group
-of ranks; what makes it as long as it is: the critical path; and the widest estimates in it.
-"""
+"""The step's time by activity, family, kernel, layer, range and group; critical path; widest estimates."""
 
 from __future__ import annotations
 
@@ -41,11 +39,7 @@ _COUNTED = ("gemm", "attention")
 
 
 def indices(values: pd.Series, known: tuple[str, ...]) -> Array:
-    """Texts as indices into ``known``.
-
-    Raises:
-        ValueError: A text is not in ``known``.
-    """
+    """Texts as indices into ``known``; ValueError if one is not in it."""
     categories = values.astype("category")
     of_category = np.array([known.index(str(name)) for name in categories.cat.categories], "i8")
     return of_category[categories.cat.codes.to_numpy()] if len(values) else np.zeros(0, "i8")
@@ -54,9 +48,9 @@ def indices(values: pd.Series, known: tuple[str, ...]) -> Array:
 def timed(kernels: pd.DataFrame) -> pd.DataFrame:
     """The table ``kernels`` with the columns that all tables of times need.
 
-    Added columns: ``kind`` and ``family`` as indices into ``KINDS`` and ``FAMILIES``; ``is_compute``; ``is_call`` (a
-    collective's only or first kernel); ``is_known`` (the duration is known); ``known_us`` (the duration, 0 if unknown);
-    ``lacks_flops`` (a matrix product or attention whose operations are not counted).
+    ``kind`` and ``family`` (indices into ``KINDS`` and ``FAMILIES``); ``is_compute``; ``is_call`` (a collective's only
+    or first kernel); ``is_known``; ``known_us`` (0 if unknown); ``lacks_flops`` (a product or attention without a
+    count).
     """
     phase = kernels["phase"].astype(str)
     kind = phase.where(phase.isin(KINDS), "other").where(~kernels["recompute"].astype(bool), "recompute")
@@ -85,11 +79,7 @@ def kind_family_us(kernels: pd.DataFrame) -> Array:
 
 
 def generation_us(kernels: pd.DataFrame) -> float:
-    """How long the step generates, in microseconds: from the first kernel of each generation to the end of its last.
-
-    What is between its kernels belongs to it (sampling, waits for the host), unless a forward, a backward or an
-    optimizer's step separates them.
-    """
+    """Microseconds from the first to the last kernel of each generation, unless training separates them."""
     generation, other = KINDS.index("generation"), KINDS.index("other")
     tells = kernels[kernels["kind"] != other].sort_values("start_us", kind="stable")
     is_one = (tells["kind"] == generation).to_numpy(bool)
@@ -104,10 +94,10 @@ _ROUNDING_US = 1e-3
 
 @dataclass(frozen=True)
 class Busy:
-    """How a step's time is spent. The four parts add up to the step.
+    """A step's time in four parts that add up to it.
 
     Attributes:
-        step_us: From the start of the step to the end of everything that it launched.
+        step_us: To the end of everything that the step launched.
         busy_us: At least one stream computes.
         communication_us: Nothing computes, and a collective of known duration runs.
         launch_gap_us: Nothing runs, and the next kernel was launched after the gap began: the host is late.
@@ -124,11 +114,7 @@ class Busy:
 
 
 def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
-    """Divide a step's time into its parts.
-
-    Args:
-        step_us: The step's time. Kernels that end later make it longer.
-    """
+    """Divide a step's time into its parts. Kernels that end after ``step_us`` make it longer."""
     known = kernels["is_known"].to_numpy(bool)
     start = np.maximum(kernels["start_us"].to_numpy("f8")[known], 0.0)
     end = np.maximum(kernels["start_us"].to_numpy("f8")[known] + kernels["known_us"].to_numpy()[known], start)
@@ -158,11 +144,7 @@ _SUMS = ("num_kernels", "num_unknown", "time_us", "flops", "flops_us", "moved_by
 
 
 def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Every family that ran, most time first.
-
-    Columns: those of ``_SUMS``, as in :func:`name_table`, and ``compute_us``, ``memory_us``, ``launch_us``: the time
-    that each bound limits.
-    """
+    """Every family that ran, most time first: columns of ``_SUMS``; compute_us, memory_us, launch_us (by bound)."""
     rows = _counted(kernels)
     bound = rows["bound"].astype(str).to_numpy()
     for name in filter(None, BOUNDS):
@@ -201,7 +183,7 @@ def by_name(names: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shapes(kernels: pd.DataFrame) -> pd.Series:
-    """The shape of each kernel's work; where it is not known, as in a trace of a GPU, its grid: it follows the size."""
+    """The shape of each kernel's work, or the grid of a traced one, which follows the size."""
     shape, grid = (kernels[name].astype("category") for name in ("shape", "grid"))
     grid = grid.cat.rename_categories({text: f"grid {text}" for text in grid.cat.categories if text})
     known = sorted({*map(str, shape.cat.categories), *map(str, grid.cat.categories)})
@@ -220,7 +202,6 @@ def _folded_names(layer: npt.NDArray[np.int64], folds: list[Fold]) -> pd.Categor
 
 
 def _main_bound(rows: pd.DataFrame, keys: list[str]) -> pd.Series:
-    """The bound that limits most of each group's time."""
     bounded = rows[rows["bound"].astype(str) != ""]
     sums = bounded.astype({"bound": str}).groupby([*keys, "bound"], sort=False, observed=True)["time_us"].sum()
     most = sums.reset_index().sort_values("time_us", ascending=False, kind="stable").drop_duplicates(keys)
@@ -250,11 +231,7 @@ _CALLS = ["num_calls", "num_unknown_calls", "communication_us"]
 
 
 def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array) -> pd.DataFrame:
-    """The table ``layer_times``: one row for each row of ``layers``. Every kernel counts in exactly one.
-
-    Args:
-        gap_us: For each kernel, the time that the GPU waited for its launch.
-    """
+    """The table ``layer_times``, one row per layer; each kernel, with its launch gap, counts in exactly one."""
     num, layer = len(layers), kernels["layer"].to_numpy("i8")
     compute = kernels["is_compute"].to_numpy(bool)
     known_us = kernels["known_us"].to_numpy()
@@ -287,15 +264,12 @@ def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array)
 
 
 def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
-    """Times of folds: one row per fold, in their order.
+    """Times of folds (of ``fold_layers`` or ``unfolded``): one row per fold, in their order.
 
     Columns: name, class_name, depth, num_repeats; sums over the repeats with children: forward_us, recompute_us,
     backward_us, optimizer_us, other_us, total_us, bound_compute_us, bound_memory_us, bound_launch_us, num_kernels,
     flops, moved_bytes, num_lacking_flops, launch_gap_us, num_calls, num_unknown_calls, communication_us; own_us without
     children; least_us, median_us, largest_us: total of one repeat, with children.
-
-    Args:
-        folds: The result of :func:`fakedist.analysis.layer_table.fold_layers` or ``unfolded``.
     """
     sums = {name: with_children(layers, times[name].to_numpy()) for name in (*_SUMMED, *_CALLS)}
     sums["own_us"] = times["own_us"].to_numpy()
@@ -303,11 +277,7 @@ def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> 
 
 
 def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
-    """The table ``ranges``.
-
-    Args:
-        ranges: Columns ``RangeRow._fields``.
-    """
+    """The table ``ranges``, of columns ``RangeRow._fields``."""
     ordered = kernels[kernels["launch"] >= 0].sort_values("launch", kind="stable")
     launch = ordered["launch"].to_numpy()
     first, end = (np.searchsorted(launch, ranges[name].to_numpy()) for name in ("first_launch", "end_launch"))
@@ -333,14 +303,9 @@ def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
-    """The ranges as bars on the GPU, those that overlap below each other: outer ones above those that they contain.
+    """The longest ``most`` ranges with kernels as bars on the GPU, outer ones above those that they contain.
 
-    Args:
-        most: Rows to keep, the longest.
-
-    Returns:
-        Columns name, lane, start_us, end_us, num_kernels, kernel_us, num_calls, by start. Ranges without kernels are
-        left out.
+    Columns name, lane, start_us, end_us, num_kernels, kernel_us, num_calls, by start.
     """
     table = ranges.assign(start_us=ranges["gpu_begin_us"], end_us=ranges["gpu_end_us"])
     table["long_us"] = table["end_us"] - table["start_us"]
@@ -383,12 +348,7 @@ _SAME_US = 1e-3
 def group_times(
     kernels: pd.DataFrame, tables: Mapping[str, pd.DataFrame], communication: Communication | None
 ) -> list[GroupTime]:
-    """The step's communication by group and operation, most exposed first.
-
-    Args:
-        tables: With communication, the tables ``calls`` and ``groups``.
-        communication: The times of the calls; None if they take none.
-    """
+    """The step's communication by group and operation, most exposed first; ``tables`` has ``calls`` and ``groups``."""
     if communication is None:
         return []
     calls = tables["calls"]
@@ -431,11 +391,10 @@ def group_times(
 
 
 def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
-    """How long the step waits for each call, in microseconds: nothing computes, and this is the call it waits for.
+    """Microseconds for which nothing computes and the step waits for each call.
 
-    Of several calls that run in a gap between kernels, it is the one whose end lets the next kernel begin: the last to
-    end before the gap does. If none of them ends by then, it is the first that began. The parts add up to the time in
-    which nothing computes and a call runs.
+    Of several calls in a gap between kernels, it is the last to end before the gap does, or else the first that began.
+    The parts add up to the time in which nothing computes and a call runs.
     """
     start = calls["start_us"].to_numpy("f8")
     end = start + calls["known_us"].to_numpy("f8")
@@ -448,11 +407,7 @@ def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
 
 
 def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
-    """When the step waits for each call: nothing computes then, and the calls' parts do not overlap.
-
-    Returns:
-        Columns row (of ``kernels``), start_us, end_us, in the order of time.
-    """
+    """Disjoint waits for calls while nothing computes: columns row (of ``kernels``), start_us, end_us, by time."""
     rows = np.flatnonzero((kernels["is_call"] & kernels["is_known"]).to_numpy(bool))
     calls, compute = kernels.iloc[rows], kernels[kernels["is_compute"]]
     start, kernel = calls["start_us"].to_numpy("f8"), compute["start_us"].to_numpy("f8")
@@ -463,10 +418,7 @@ def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def _exposed(start: Array, end: Array, busy_starts: Array, busy_ends: Array) -> Iterator[tuple[int, float, float]]:
-    """The call that the step waits for, from when and until when, as long as nothing computes.
-
-    Nothing waits for a call without a time: NCCL does nothing in a group of one rank.
-    """
+    """The call that the step waits for, from when and until when; calls without a time are waited for by nothing."""
     takes_time = np.flatnonzero(end > start).tolist()
     changes = sorted(
         [(float(start[number]), 1, number) for number in takes_time]
@@ -489,7 +441,6 @@ def _exposed(start: Array, end: Array, busy_starts: Array, busy_ends: Array) -> 
 
 
 def _waited_for(running: set[int], start: Array, end: Array, gap_end: float) -> int:
-    """The running call that the kernel at the end of a gap waits for."""
     in_time = [number for number in running if end[number] <= gap_end + _SAME_US]
     if in_time:
         return max(in_time, key=lambda number: (end[number], -start[number]))
@@ -563,10 +514,7 @@ def uncertain_parts(
     """The largest parts of a step's variance.
 
     Kernels divide theirs as the families' errors do. Collectives, whose errors go together, divide theirs by what each
-    group and operation could add to the exposed time.
-
-    Args:
-        tables: With communication, the tables ``calls`` and ``groups``.
+    group and operation could add to the exposed time. ``tables`` then has ``calls`` and ``groups``.
     """
     spreads = {}
     if by_group and priced.communication is not None:
@@ -606,9 +554,8 @@ def break_down(
     """The tables layer_times, kernel_names and ranges of a step, and where its time goes (None without kernels).
 
     Args:
-        tables: The tables layers, ranges (without times), and of a priced step calls and groups.
-        step: The priced step, or where the kernels of a traced one come from; None without kernels.
-        peaks: The GPU's peak rates; None if they are unknown.
+        tables: layers, ranges (without times), and of a priced step calls and groups.
+        step: The priced step, or the source of traced kernels; None without kernels.
     """
     layers, ready = tables["layers"], timed(kernels)
     busy = find_busy(ready, 0.0 if step is None else step.step_us)

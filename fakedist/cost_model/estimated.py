@@ -1,4 +1,4 @@
-"""The times of a step: estimated by a model of a GPU, or measured and its collectives estimated, or as a tool saw it.
+"""The times of a step: estimated, or measured with estimated collectives, or as a tool saw it.
 
 :func:`estimate_times` prices the launches, places them in time and breaks the step down.
 """
@@ -34,26 +34,14 @@ from fakedist.rundir.step_time import FamilyAccuracy, KernelSource, Peaks, StepT
 
 
 def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
-    """The model of a GPU's kernel times.
-
-    Args:
-        times: A file of times of the user's own GPU, which replace the model's; None without them.
-
-    Raises:
-        SetupError: The file cannot be read, or is of another GPU.
-    """
+    """The model of a GPU's kernel times; SetupError if the user's own cannot be read, or are of another GPU."""
     model = KernelTimes(gpu)
     return calibrated_prices_of(model, Path(times)) if times else model
 
 
 @dataclass(frozen=True)
 class JobNetwork:
-    """The network between the GPUs of the job, and how the job uses it.
-
-    Attributes:
-        moe_imbalance: The busiest rank's load of an all_to_all and of grouped products over the even load.
-        what_if: A change to price; None for the step as it is.
-    """
+    """The job's network; ``moe_imbalance`` is the busiest rank's load of all_to_all and experts over the even load."""
 
     fabric: Fabric
     interferes: bool = True
@@ -64,14 +52,14 @@ class JobNetwork:
 
 @dataclass(frozen=True)
 class NetworkChoice:
-    """A user's choices about the network. None and True keep the usual.
+    """A user's choices about the network; None and True keep the usual.
 
     Attributes:
         fabric: A preset or a fabric file.
         gpus_per_node: GPUs in one NVLink domain.
-        nccl: NCCL's variables, which replace the run's own.
-        moe_imbalance: The busiest rank's load of an all_to_all and of grouped products over the even load.
-        what_if: A change to price, as ``fakedist.cost_model.what_if`` reads it.
+        nccl: Variables, which replace the run's own.
+        moe_imbalance: As in :class:`JobNetwork`.
+        what_if: As ``fakedist.cost_model.what_if`` reads it.
     """
 
     fabric: str | None = None
@@ -88,13 +76,9 @@ def network_of(
     chosen: NetworkChoice | None = None,
     nccl: Mapping[str, str] = MappingProxyType({}),
 ) -> JobNetwork:
-    """The network of a job.
+    """The network of a job: the user's choices, else the GPU model's usual fabric and the run's own ``nccl`` variables.
 
-    Args:
-        gpu: The GPU model, which has a usual fabric.
-        job: The job; its nodes are NVLink domains unless the fabric's domains span hosts.
-        chosen: The user's choices, which take precedence.
-        nccl: NCCL's variables as the run recorded them.
+    The job's nodes are NVLink domains unless the fabric's domains span hosts.
 
     Raises:
         JobError: There is no such fabric or what-if, the file is not valid, or the GPU lacks the link that a what-if
@@ -116,11 +100,7 @@ def network_of(
 
 @dataclass(frozen=True)
 class Models:
-    """The models that a step is priced with.
-
-    Attributes:
-        network: The network of the job, and a change of it to price.
-    """
+    """The models that a step is priced with."""
 
     gpu: GpuSpec
     prices: Prices
@@ -128,13 +108,7 @@ class Models:
 
 
 def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | None) -> tuple[Models | None, list[Note]]:
-    """The models to price a recorded step with, and notes on them; None if nothing of it can be priced.
-
-    A step of the virtual GPU is priced as a whole. If a tool traced the kernels, only the collectives are.
-
-    Args:
-        job: The job; None for an imported trace.
-    """
+    """The models (None: nothing to price) and notes on them. Of traced kernels, only the collectives are priced."""
     gpu, source, host = recorded_gpu(recording), recording.kernel_source, recording.host
     if gpu is None or (source is None and not len(launches)) or (source and not (host and host.has_events)):
         return None, []
@@ -158,12 +132,7 @@ def recorded_gpu(recording: Recording) -> GpuSpec | None:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The times of a step.
-
-    Attributes:
-        tables: The tables kernels, layer_times, kernel_names and ranges.
-        summary: Where the time goes; None if no step was timed.
-    """
+    """The tables kernels, layer_times, kernel_names and ranges of a step, and its summary (None if none was timed)."""
 
     tables: dict[str, pd.DataFrame]
     summary: StepTime | None
@@ -171,10 +140,7 @@ class StepTimes:
 
 
 def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedStep:
-    """Price the collectives and the kernels of a step, and place them in time.
-
-    Args:
-        tables: The tables ``launches`` (not empty), ``work``, ``calls`` and ``groups``.
+    """Price the collectives and kernels of ``launches`` (not empty), ``work``, ``calls``, ``groups``; place them.
 
     Raises:
         RunDirectoryError: The tables are damaged.
@@ -194,7 +160,7 @@ def estimate_times(
     """Estimate the times of a step: price it, and break it down.
 
     Args:
-        tables: The tables ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
+        tables: ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
         traced: Where the kernels come from, if a tool traced them; None if they are estimated.
 
     Raises:
@@ -210,11 +176,7 @@ def estimate_times(
 
 
 def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> StepTimes:
-    """The times of a recorded step as a tool saw them; none if no step was timed.
-
-    Args:
-        tables: The tables ``kernels``, ``launches``, ``ranges`` and ``layers``.
-    """
+    """The times of a recorded step as a tool saw them, from ``kernels``, ``launches``, ``ranges`` and ``layers``."""
     source = recording.kernel_source
     if source is not None and recording.host is not None and (tables["launches"]["call"] >= 0).any():
         why = "" if recorded_gpu(recording) is None else "where events were recorded was not traced"
@@ -229,7 +191,7 @@ def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], fol
 def _source(
     priced: PricedStep, models: Models, uncertain: list[UncertainPart], traced: KernelSource | None
 ) -> KernelSource:
-    """Where the times of a priced step come from; of a traced one, only its collectives are estimated."""
+    """Source of a priced step's times; of a traced one, only its collectives are estimated."""
     network = models.network
     variables = {name: network.nccl[name] for name in TIME_VARIABLES if name in network.nccl}
     notes = [*priced.notes, *([time_notes.nccl_environment(variables)] if variables else [])]

@@ -1,7 +1,6 @@
 """The launches of a recorded step: as the virtual GPU recorded them, or made of what a tool traced.
 
-A traced step lacks the copies that stand for collectives. Each call is one launch instead, as on the virtual GPU, so
-that it can be priced and everything placed again.
+A traced step has one launch for each call instead of the copies that stand for it, so that it can be priced and placed.
 """
 
 from __future__ import annotations
@@ -86,13 +85,7 @@ _WORK = ["name", "kind", "family", "operation", "flops", "moved_bytes"]
 
 
 def traced_tables(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The tables of a traced step, as of a step on the virtual GPU: launches, work, ranges, kernels.
-
-    Args:
-        kernels: The table ``kernels`` as the tool saw it. In the result ``launch`` is the row of each kernel in
-            ``launches``; of a copy that stands for a collective, the collective's row.
-        host: The host's calls, waits and ranges.
-    """
+    """Tables launches, work, ranges and kernels of a traced step; copies have their collective's ``launch``."""
     at_us = kernels["launch_us"].to_numpy("f8")
     at_us = np.where(np.isnan(at_us), kernels["start_us"].to_numpy("f8"), at_us)
     stands_in = (kernels["family"].astype(str) == "communication") & kernels["call"].isin(calls["sequence"])
@@ -115,7 +108,6 @@ def traced_tables(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) 
 
 
 def _launched(kernels: pd.DataFrame, at_us: Array) -> pd.DataFrame:
-    """Rows of kernels, copies and fills."""
     names, families = kernels["name"].astype(str), kernels["family"].astype(str)
     kind = np.select(
         [names.str.contains(_TO_PAGEABLE, regex=False), names.str.startswith(_COPY), names.str.startswith(_FILL)],
@@ -136,7 +128,7 @@ def _launched(kernels: pd.DataFrame, at_us: Array) -> pd.DataFrame:
 
 
 class _Position(NamedTuple):
-    """Where a collective call is: when the host launched it, on which stream, and whether it copies anything."""
+    """A collective call: when the host launched it, on which stream, and if it copies anything."""
 
     at_us: float
     stream: int
@@ -148,9 +140,9 @@ def _positions(
 ) -> dict[int, _Position]:
     """The position of each call: where the first of the copies that stand for it was launched.
 
-    Some calls copy nothing, such as a send. Sends and asynchronous calls have a stream of their own: such a call is
-    before the event that was then recorded on it; if nothing waits for that event, it is where it was made, on the
-    stream of the other calls of its group. Any other call is on the stream that computes most, where it was made.
+    Sends and others that copy nothing, and asynchronous calls, have a stream of their own: such a call is before the
+    event then recorded on it; if nothing waits for that event, where it was made, on the stream of its group's other
+    calls. Any other call is on the stream that computes most, where it was made.
     """
     positions: dict[int, _Position] = {}
     for call, rows in stand_ins.groupby("call"):
@@ -179,7 +171,6 @@ def _positions(
 
 
 def _called(positions: dict[int, _Position], calls: pd.DataFrame) -> pd.DataFrame:
-    """A row for each collective call."""
     rows = calls.set_index("sequence").loc[list(positions)]
     at_us = np.array([position.at_us for position in positions.values()], "f8")
     nothing = np.full(len(rows), np.nan)
@@ -210,16 +201,12 @@ def _called(positions: dict[int, _Position], calls: pd.DataFrame) -> pd.DataFram
 
 
 def _main_stream(launched: pd.DataFrame) -> int:
-    """The stream that computes most."""
     sums = launched.groupby("stream")["measured_us"].sum()
     return int(str(sums.idxmax())) if len(sums) else 0
 
 
 def _held_up(called: pd.DataFrame, launched: pd.DataFrame) -> pd.DataFrame:
-    """Events that calls wait for which copy nothing: what was launched before them.
-
-    torch.profiler does not report CUPTI's waits on streams without work.
-    """
+    """Events of calls that copy nothing, by the launch before; torch.profiler lacks waits on streams without work."""
     main = _main_stream(launched)
     calls = called[(called["stream"] != main) & ~called["copies"].astype(bool)]
     event = _HELD_UP + calls["call"]
@@ -230,7 +217,6 @@ def _held_up(called: pd.DataFrame, launched: pd.DataFrame) -> pd.DataFrame:
 
 
 def _waited(host: HostRecord) -> pd.DataFrame:
-    """Rows of events and waits."""
     waits = _columns(host.waits, HostWaits)
     return pd.DataFrame(
         {
@@ -274,7 +260,6 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _host_us(rows: pd.DataFrame) -> Array:
-    """The time of the host before each row, without what it waited for."""
     at_us, until_us = (np.maximum(rows[name].to_numpy("f8"), 0.0) for name in ("at_us", "until_us"))
     reached = np.maximum.accumulate(np.concatenate([[0.0], np.maximum(at_us, until_us)]))[:-1]
     return np.asarray(np.maximum(at_us - reached, 0.0))

@@ -43,11 +43,10 @@ def estimate_outside(
 
     Args:
         tables: ``groups`` and ``calls`` of the run.
-        fabric: The job's fabric, if it is a preset; else the GPU's usual one is taken. NCCL's choice of algorithms
-            over nodes follows from its NICs.
+        fabric: A preset, else the GPU's usual one; its NICs decide NCCL's algorithms over nodes.
         bound: Numbers of the groups that are bound to a device.
-        measured_bytes: The device's used memory minus reserved, at the end; None on a virtual GPU.
-        capacity_bytes: The GPU's memory; 0 if that is not known.
+        measured_bytes: Used minus reserved memory of the device, at the end; None on a virtual GPU.
+        capacity_bytes: 0 if unknown.
     """
     interconnect, settings = find_interconnect(gpu_name), read_settings(nccl_environment)
     network = _network(gpu_name, fabric)
@@ -83,7 +82,6 @@ def estimate_outside(
 
 
 def _beside_reserved(reserved: int, memory: Span, capacity: int) -> Literal["fits", "may not fit", "does not fit"]:
-    """Whether memory fits into the capacity in addition to the reserved memory."""
     if not capacity or reserved + memory.high <= capacity:
         return "fits"
     return "may not fit" if reserved + memory.low <= capacity else "does not fit"
@@ -96,7 +94,7 @@ def _network(gpu_name: str, fabric: str | None) -> Network:
 
 
 def _shape(group: ProcessGroup, per_node: int) -> tuple[GroupShape, list[bool]]:
-    """Where the group's ranks are, and which of them are on this rank's node."""
+    """The shape of the group, and the mask of its ranks on this rank's node."""
     ranks = ranks_of(group.ranks)
     if not ranks:  # another rank made it: it fills as few nodes as it can
         return GroupShape.of(range(group.size), per_node), []
@@ -129,7 +127,6 @@ def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> 
 
 
 def _sizes(calls: pd.DataFrame) -> dict[str, frozenset[int]]:
-    """Bytes of the whole buffers of each operation's calls."""
     by_operation: dict[str, set[int]] = {}
     distinct = calls[["operation", "bytes_in", "bytes_out"]].astype({"operation": str}).drop_duplicates()
     for operation, bytes_in, bytes_out in distinct.itertuples(index=False):

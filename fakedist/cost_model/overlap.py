@@ -6,13 +6,12 @@ A collective's kernel holds some SMs and moves its bytes through the GPU's memor
   peak alone and 47 % next to an all_gather of 24 blocks: one wave more);
 - any other kernel with arithmetic has as many fewer SMs;
 - a kernel that memory limits loses the bandwidth that the collective uses;
-- a collective on another stream shares the links with it. What a collective's latency leaves idle, the other can use:
-  two that keep the links busy for half of their time do not slow each other.
+- a collective on another stream shares the links. Two that each keep them busy half of the time do not slow each other.
 
 The collective itself keeps its time (arXiv:2507.03114 measured 19 % for kernels on average, at most 40 %).
 
-Kernels that arithmetic limits share the SMs with each other. Transformer Engine launches the products of experts on
-four streams: each alone fills the GPU, so that four at once take as long as one after another.
+Kernels that arithmetic limits share the SMs: the experts' products on Transformer Engine's four streams each fill the
+GPU, so they take as long as one after another.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def exposed_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Floats) -> Floats:
-    """How long each of some intervals is not covered by others, in microseconds.
-
-    Args:
-        busy_starts: When the intervals that cover begin; they may overlap.
-    """
+    """Microseconds of each interval that no busy interval covers; busy ones may overlap."""
     begins, until = union(busy_starts, busy_ends)
     covered = np.concatenate([[0.0], np.cumsum(until - begins)])
     exposed: Floats = (ends - starts) - (_covered(ends, begins, covered) - _covered(starts, begins, covered))
@@ -40,7 +35,7 @@ def exposed_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Flo
 
 
 def shared_us(starts: Floats, ends: Floats, busy_starts: Floats, busy_ends: Floats) -> Floats:
-    """How long each of some intervals overlaps others, in microseconds; arguments as for :func:`exposed_us`."""
+    """Microseconds for which each interval overlaps others; arguments as for :func:`exposed_us`."""
     return (ends - starts) - exposed_us(starts, ends, busy_starts, busy_ends)
 
 
@@ -64,7 +59,6 @@ def union_us(starts: Floats, ends: Floats) -> float:
 
 
 def _covered(at: Floats, begins: Floats, covered: Floats) -> Floats:
-    """How much of the time before each moment disjoint intervals cover."""
     index = np.searchsorted(begins, at, side="right")
     before = np.maximum(index - 1, 0)
     if not len(begins):
@@ -91,12 +85,7 @@ _SETTLED = 1e-3
 
 @dataclass(frozen=True)
 class Contender:
-    """The resources that a collective uses while it runs.
-
-    Attributes:
-        sms: SMs that its kernels hold.
-        bus_bandwidth: Bytes per second that it sends.
-    """
+    """The resources that a collective uses while it runs: SMs, and the bytes per second that it sends."""
 
     sms: int
     bus_bandwidth: float
@@ -105,9 +94,7 @@ class Contender:
 def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: float, other: Contender) -> Floats:
     """The rate that each kernel keeps while a collective runs: 1 is undisturbed.
 
-    Args:
-        work: The table ``work``: kind, m, n, batch.
-        bounds: Whether memory limits each row, 1 or 0.
+    ``work`` has columns kind, m, n, batch; ``bounds`` is 1 where memory limits a row, else 0.
     """
     left = max(sms - other.sms, 1)
     m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
@@ -123,12 +110,11 @@ def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: f
 
 @dataclass(frozen=True)
 class SharedLinks:
-    """Collectives that share links, and what they do to kernels.
+    """Collectives (``members``) that share links, and what they do to kernels.
 
     Attributes:
-        members: Which launches they are.
         rates: The rate that every launch keeps while one of them runs; their own are ignored.
-        shares: The fraction of its time for which each launch keeps the links busy; those of others are ignored.
+        shares: The fraction of its time for which each launch keeps the links busy; others' are ignored.
     """
 
     members: Flags
@@ -137,11 +123,7 @@ class SharedLinks:
 
 
 def filled_sms(work: pd.DataFrame, sms: int) -> Floats:
-    """The fraction of the SMs that each kernel fills if arithmetic limits it; a product by its tiles, any other all.
-
-    Args:
-        work: The table ``work``: m, n, batch, groups.
-    """
+    """The fraction of the SMs that each kernel fills if arithmetic limits it: by tiles (m, n, batch, groups) or all."""
     m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
     number = np.maximum(work["batch"].to_numpy("f8"), work["groups"].to_numpy("f8"))
     tiles = np.ceil(m / _TILE[0]) * np.ceil(n / _TILE[1]) * np.maximum(number, 1.0)
@@ -160,8 +142,7 @@ def settle(
     Args:
         starts_of: Returns when launches of given durations begin.
         groups: Collectives, by the links that they share.
-        filled: The fraction of the SMs that each launch needs of those that arithmetic limits; 0 for all others. None
-            if no two of them run at once.
+        filled: The fraction of the SMs that each arithmetic-limited launch needs, else 0. None if no two run at once.
     """
     durations = alone_us
     starts = starts_of(durations)
@@ -179,7 +160,6 @@ def settle(
 
 
 def _lost_rates(starts: Floats, durations: Floats, groups: list[SharedLinks]) -> Floats:
-    """The part of its rate that each launch loses on average over its time."""
     ends = starts + durations
     lost = np.zeros(len(starts))
     every_call = np.logical_or.reduce([shared.members for shared in groups]) if groups else np.zeros(len(starts), bool)

@@ -24,22 +24,16 @@ _KernelInterval = Callable[[], tuple[float, float]]
 
 @dataclass(frozen=True)
 class PlacedStep:
-    """A step in time.
-
-    Attributes:
-        time_us: How long each row of the table ``launches`` takes; NaN where that is not known.
-    """
+    """A step in time; ``time_us`` has the time of each row of ``launches``, NaN if unknown."""
 
     placed: Placed
     time_us: Array
 
 
 class StepInterval(NamedTuple):
-    """The 90 % interval of a step, in microseconds.
+    """The 90 % interval of a step, in microseconds; None if unknown.
 
-    Attributes:
-        low_us: The least; None if it is not known.
-        kernels_us: By how much longer the step may be because of its kernels alone.
+    ``kernels_us`` is by how much longer the step may be because of its kernels alone.
     """
 
     low_us: float | None = None
@@ -50,15 +44,9 @@ class StepInterval(NamedTuple):
 
 
 class StepLaunches:
-    """The launches of a step with their prices.
+    """The launches of a step with the prices of their work: time_us, bound, filled.
 
-    Args:
-        launches: The table ``launches``. A measured time replaces the price of a launch.
-        priced: Prices of the rows of work: time_us, bound, filled.
-        communication: What collectives take; None if they take no time.
-
-    Attributes:
-        timeline: The launches in their order.
+    A measured time replaces a price. Without ``communication``, collectives take no time.
 
     Raises:
         RunDirectoryError: The tables are damaged.
@@ -95,11 +83,7 @@ class StepLaunches:
         return PlacedStep(placed, np.where(np.isnan(self._alone_us), np.nan, durations))
 
     def interval(self, step: PlacedStep, host: HostCosts, of_kernels: _KernelInterval) -> StepInterval:
-        """The step's 90 % interval.
-
-        Args:
-            of_kernels: Returns the interval of the sum of all kernels.
-        """
+        """The step's 90 % interval, from that of the sum of all kernels."""
         varied = self.varied(step, of_kernels)
         if varied is None:
             return StepInterval()
@@ -112,13 +96,10 @@ class StepLaunches:
         return StepInterval(*interval_of(end, ends), kernels_us, calls_us, abs(ends[1][-1] - end))
 
     def varied(self, step: PlacedStep, of_kernels: _KernelInterval) -> list[list[Array]] | None:
-        """Durations of the rows at the least and at the most of their 90 % intervals; None if those are not known.
+        """Durations of the rows at both ends of their 90 % intervals; None if those are unknown.
 
-        Kernels are as much faster or slower together as their sum may be, and so are collectives, whose errors go
-        together. Each side has the two apart: first kernels, then collectives if there are any.
-
-        Args:
-            of_kernels: Returns the interval of the sum of all kernels.
+        Kernels vary together, by the interval of their sum; so do collectives. Each side has kernels, then any
+        collectives.
         """
         durations = np.nan_to_num(step.time_us)
         whole = float(np.nansum(np.where(self._is_call, 0.0, self._alone_us)))
@@ -165,7 +146,6 @@ class StepLaunches:
         return durations
 
     def _shared_links(self, rows: Array, communication: Communication) -> list[SharedLinks]:
-        """The collectives among some rows, by whether they leave the node."""
         work = self._of_work[rows]
         memory_bound = self._memory_bound().astype("f8")
         over_nodes = np.zeros(len(rows), bool)
@@ -182,11 +162,6 @@ class StepLaunches:
 
 
 def interval_of(end_us: float, ends_us: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """An interval from what a step takes when parts of it are faster or slower, independently of each other.
-
-    Args:
-        end_us: The step.
-        ends_us: The step with each part at its least, and with each part at its most.
-    """
+    """An interval from the step's end with each part at its least and at its most, which are independent."""
     low, high = (math.hypot(*(end - end_us for end in side)) for side in ends_us)
     return end_us - low, end_us + high

@@ -90,10 +90,7 @@ class Prices(Protocol):
         """The GPU that it was calibrated on; None without calibration."""
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
-        """How long each row of work takes: time_us, low_us, high_us, bound, basis; NaN and "" where not known.
-
-        A model also says which SMs it needs (``filled``), a measurement does not.
-        """
+        """Price rows of work: time_us, low_us, high_us, bound, basis (NaN, "" if unknown); models add ``filled``."""
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
         """The interval of the sum over all launches, as two sums; NaN if it is not known."""
@@ -107,11 +104,9 @@ class PricedStep:
     """A step on a GPU.
 
     Attributes:
-        launches: The table ``launches`` that was priced.
-        communication: The times of its collectives; None if they take no time.
-        notes: What limits what its times mean.
-        families: The families of ``cost_model.accuracy`` that its times are estimated as, most time first.
-        variances: The parts of the kernels' variance, by family.
+        communication: None if collectives take no time.
+        families: Of ``cost_model.accuracy``, most time first.
+        variances: The kernels', by family.
     """
 
     kernels: pd.DataFrame
@@ -138,14 +133,9 @@ class PricedStep:
 def price_step(
     launches: pd.DataFrame, work: pd.DataFrame, prices: Prices, communication: Communication | None = None
 ) -> PricedStep:
-    """Price the kernels of a step, and place them and its collectives in time.
+    """Price the kernels of ``launches`` (not empty), and place them and the collectives.
 
-    Args:
-        launches: The table ``launches``, not empty.
-        communication: The times of its collectives; None if they take no time.
-
-    Raises:
-        RunDirectoryError: The tables are damaged.
+    Without communication, collectives take no time. Raises RunDirectoryError for damaged tables.
     """
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
@@ -178,7 +168,7 @@ def _families(priced: pd.DataFrame, counts: Array) -> list[str]:
 def _kernels(
     launches: pd.DataFrame, work: pd.DataFrame, priced: pd.DataFrame, placed: Placed, time_us: Array
 ) -> pd.DataFrame:
-    """The table ``kernels``, in order of start. Texts are categorical: a million of them take no time so."""
+    """The table ``kernels``, in order of start. Categorical texts: a million of them take no time."""
     of_work = launches["work"].to_numpy("i8")
     rows = np.flatnonzero(of_work >= 0)
     order = np.lexsort((launches["stream"].to_numpy()[rows], placed.start_us))
@@ -202,7 +192,6 @@ def _kernels(
 
 
 def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataFrame:
-    """The table ``kernels`` with the intervals of its collectives, and what runs them."""
     is_call = (kernels["call"] >= 0).to_numpy(bool)
     call = kernels["call"].to_numpy("i8")[is_call]
     bounds = {name: kernels[name].to_numpy("f8", copy=True) for name in ("low_us", "high_us")}
@@ -236,7 +225,6 @@ def _notes(
 
 
 def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int]:
-    """How many launches each kernel has, given those of each row."""
     launches: dict[str, int] = {}
     for row in np.flatnonzero(counts).tolist():
         name = str(work["name"].iloc[row])
@@ -245,15 +233,9 @@ def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int
 
 
 class ImbalancedPrices:
-    """Kernel times with grouped products as long as those of the busiest rank. It implements :class:`Prices`.
+    """Kernel times with the busiest rank's grouped products, ``imbalance`` (1 or more) times the even load.
 
-    The routing of a virtual run is made up, so the real load of the experts is not known.
-
-    Args:
-        imbalance: The busiest rank's load over the even load, 1 or more.
-
-    Attributes:
-        calibrated_on: The GPU that the model was calibrated on; None without calibration.
+    A virtual run makes up its routing, so the real load is not known. It implements :class:`Prices`.
     """
 
     def __init__(self, prices: Prices, imbalance: float) -> None:
@@ -286,14 +268,7 @@ class ImbalancedPrices:
 
 
 class MeasuredPrices:
-    """Prices nothing: the table ``launches`` has the time of each kernel. It implements :class:`Prices`.
-
-    Args:
-        launches: The table ``launches`` of the step.
-
-    Attributes:
-        host: What the host takes, where that was not measured.
-    """
+    """Takes kernel times from ``launches``, and ``host`` where that was not measured. It implements :class:`Prices`."""
 
     def __init__(self, product: str, launches: pd.DataFrame) -> None:
         self.product = product

@@ -1,8 +1,7 @@
 """The step on a time axis: as a trace for Perfetto, and as bars for drawings. Times are in microseconds.
 
-Process 1 is the timed step on the GPU: its phases, its layers (nested), the collectives that it waits for, one track
-per stream (collectives included), and memory if the step's allocations were recorded. Process 2 is the whole run by
-this machine's clock.
+Process 1 is the timed step on the GPU: phases, layers (nested), collectives that it waits for, a track per stream, and
+memory if its allocations were recorded. Process 2 is the whole run by this machine's clock.
 """
 
 from __future__ import annotations
@@ -30,20 +29,13 @@ from fakedist.temporary import replacing
 
 
 def hidden_us(bars: pd.DataFrame, kernels: pd.DataFrame) -> Array:
-    """How long something computes during each of some bars, in microseconds."""
+    """Microseconds for which something computes during each of some bars."""
     starts, ends = _computing(kernels)
     return shared_us(bars["start_us"].to_numpy("f8"), bars["end_us"].to_numpy("f8"), starts, ends)
 
 
 def hidden_parts(kernels: pd.DataFrame, least_us: float) -> pd.DataFrame:
-    """The parts of collectives during which something computes, by stream and start.
-
-    Args:
-        least_us: Shorter parts are left out, and shorter pauses of compute count as compute.
-
-    Returns:
-        Columns stream, start_us, end_us.
-    """
+    """Parts of collectives under compute: stream, start_us, end_us. Parts and pauses below ``least_us`` are ignored."""
     begins, until = union(*_computing(kernels))
     if len(begins):
         apart = np.concatenate([[True], begins[1:] - until[:-1] > least_us])
@@ -77,13 +69,12 @@ _KIND_FROM_DEPTH = 2  # depth 0 is the model, 1 the list of its layers, 2 a laye
 def bars(kernels: pd.DataFrame, most: int) -> pd.DataFrame:
     """At most about ``most`` bars, by stream and start.
 
-    If there are more kernels, neighbours on a stream merge if less than a 4,000th of the step lies between them and
-    they have the same layer and kind and are both compute or both communication. If there are still too many bars,
-    kernels that begin in the same short interval merge, whatever they are.
+    Of more kernels, neighbours on a stream merge that are less than a 4,000th of the step apart, of the same layer and
+    kind, and all compute or all communication; then any that begin in the same short interval.
 
     Returns:
         Columns stream, start_us, end_us, first (row in ``kernels`` of the bar's longest kernel), num_kernels, and known
-        (whether the duration is known; collectives of unknown duration are never merged).
+        (the duration is known; collectives of unknown duration are never merged).
     """
     start = kernels["start_us"].to_numpy("f8")
     stream = kernels["stream"].to_numpy("u8")
@@ -125,33 +116,25 @@ def _merged(order: Array, first: Array, *, stream: Array, start: Array, end: Arr
 
 
 def _different(columns: list[Array]) -> Array:
-    """Rows that differ from the row before."""
     differs = np.ones(len(columns[0]), bool)
     differs[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return differs
 
 
 def _after(rows: Array) -> Array:
-    """The rows that follow these."""
     return np.concatenate([[False], rows[:-1]])
 
 
 def _reached(end: Array, new_stream: Array) -> Array:
-    """The latest end so far on each row's stream."""
     group = np.cumsum(new_stream) - 1
     reached: Array = pd.Series(end).groupby(group).cummax().to_numpy()
     return reached
 
 
 def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
-    """When each layer ran, on the stream that computes most. One row per interval, nested like the tree of layers.
+    """The intervals of each layer on the stream that computes most, parents first, nested like the tree of layers.
 
-    Args:
-        parents: Column ``parent`` of the table ``layers``.
-
-    Returns:
-        Columns layer, kind, depth, start_us, end_us. Parents come before their children, and rows of the same depth do
-        not overlap.
+    Columns layer, kind, depth, start_us, end_us. Rows of the same depth do not overlap.
     """
     rows = main_stream(kernels)
     columns = ["layer", "kind", "depth", "start_us", "end_us"]
@@ -236,14 +219,7 @@ _FIRST_THREAD = 1_000_000
 def write_trace(
     run_directory: Path, tables: dict[str, pd.DataFrame], source: KernelSource | None, job: Job | None
 ) -> list[Note]:
-    """Write the trace of a run.
-
-    Args:
-        job: The job; None for an imported report.
-
-    Returns:
-        Notes on what the trace leaves out. The trace contains their texts too.
-    """
+    """Write the trace of a run or an imported report (no job); return notes on what it leaves out."""
     left_out: list[Note] = []
     with replacing(run_directory / TRACE_NAME) as path, gzip.open(path, "wb", compresslevel=4) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -264,12 +240,7 @@ def _about(job: Job | None, source: KernelSource | None, left_out: list[Note]) -
 
 
 def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, left_out: list[Note]) -> Iterator[str]:
-    """Every event as JSON.
-
-    Args:
-        tables: Tables by name: kernels, ranges, layers, calls, groups, events, spans.
-        left_out: Receives a note for everything that is left out.
-    """
+    """Every event of the run's tables as JSON; ``left_out`` receives a note for everything that is left out."""
     kernels = tables["kernels"]
     if len(kernels):
         ready = timed(kernels)
@@ -337,7 +308,6 @@ def call_texts(calls: pd.DataFrame, groups: pd.DataFrame) -> dict[int, str]:
 
 
 def _exposed(kernels: pd.DataFrame, calls: dict[int, str]) -> Iterator[str]:
-    """A track of what the step waits for: a collective while nothing computes."""
     parts = exposed_parts(kernels)
     if not len(parts):
         return

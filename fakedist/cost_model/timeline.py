@@ -1,11 +1,9 @@
 """Places launches in time, and finds the critical path of the step that results.
 
-Host time is a fixed time for each operation and each launch, or what a tool measured. Everything is in microseconds
-from the beginning of the step.
-
-It is followed backwards from the end of the step. A launch begins when the last thing that it waits for is done: the
-launch before it on its stream or communicator, a launch whose event its stream waits for, or the host. Whatever that is
-comes next on the path, so the parts of the path add up to the step.
+Host time is fixed for each operation and launch, or measured. Everything is in microseconds from the beginning of the
+step. The path is followed backwards from its end: a launch begins when the last thing that it waits for is done (the
+launch before it on its stream or communicator, an event, or the host), which comes next. So the parts of the path add
+up to the step.
 """
 
 from __future__ import annotations
@@ -69,12 +67,7 @@ def scaled(host: HostCosts, factor: float) -> HostCosts:
 
 @dataclass(frozen=True)
 class Placed:
-    """When the launches that have work began.
-
-    Attributes:
-        start_us: When each began, shape (number of launches with work,).
-        end_us: When the host and all streams are done.
-    """
+    """The starts of the launches with work, and the end of the host and all streams."""
 
     start_us: Array
     launch_us: Array
@@ -83,12 +76,9 @@ class Placed:
 
 
 class Rendezvous(NamedTuple):
-    """Calls of one rank that run at once, and that may wait for other ranks.
+    """Calls of one rank (rows of ``launches``) that run at once, and that may wait for other ranks.
 
-    Attributes:
-        rows: Their indices in the table ``launches``.
-        start_us: When this rank begins them.
-        is_due: Whether this rank can do nothing more before it knows when they end.
+    ``is_due`` means that this rank can do nothing more before it knows when they end.
     """
 
     rows: Sequence[int]
@@ -147,12 +137,8 @@ class Timeline:
     """The launches of a step, ready to be placed with any durations.
 
     Args:
-        launches: The table ``launches``; without ``host_us``, the host's time is not measured.
-        queues: The queue of each row, of whose launches one runs at a time whatever their streams; -1 without one.
-
-    Attributes:
-        what: The kind of each row, an index into LAUNCH_KINDS.
-        has_work: Which rows have work.
+        launches: Without ``host_us``, the host's time is not measured.
+        queues: The queue of each row, which runs one launch at a time on any stream; -1 without one.
 
     Raises:
         RunDirectoryError: A row is of a kind that does not exist.
@@ -178,11 +164,7 @@ class Timeline:
         self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
 
     def place(self, duration_us: Array, host: HostCosts) -> Placed:
-        """Place the launches.
-
-        Args:
-            duration_us: How long each row takes on its stream, 0 where it takes no time or that is not known.
-        """
+        """Place the launches; a duration is 0 where a row takes no time or that is unknown."""
         walk = self.walk(duration_us, host)
         try:
             while True:  # without rendezvous it yields nothing
@@ -195,15 +177,15 @@ class Timeline:
     def walk(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]] = MappingProxyType({})
     ) -> Generator[Rendezvous, Sequence[float] | None, Placed]:
-        """Place the launches one by one, and tell where this rank meets others.
+        """Place the launches one by one, and yield where this rank meets others.
 
         Args:
             duration_us: As for :meth:`place`.
-            rendezvous: The rows that meet other ranks: by the first row of those that run at once, all of them.
+            rendezvous: The rows that meet other ranks: by the first of those that run at once, all of them.
 
         Yields:
-            A rendezvous as it begins. Send back when each of its rows ends, or None if that is not known yet. Then the
-            rendezvous comes again, with ``is_due``, once something waits for its end.
+            A rendezvous as it begins. Send back when each of its rows ends, or None if that is not known yet. Then it
+            comes again, with ``is_due``, once something waits for its end.
         """
         now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
         starts: list[float] = []
@@ -281,7 +263,6 @@ class Timeline:
         return grown
 
     def _host_us(self, host: HostCosts) -> Array:
-        """Host time before each row: of its operations, and of its launch."""
         alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)
         host_us: Array = self._num_operations * host.operation_us + alone * host.launch_us
         in_graphs = np.flatnonzero(self.has_work & (self._graph != 0))
@@ -304,7 +285,7 @@ class CriticalPath:
     """The parts of a step that add up to it, the last one first.
 
     Attributes:
-        row: Index of each in the table ``launches``; of the host's time, the launch that it led to. -1 for idle time.
+        row: Index in the table ``launches``; of the host's time, the launch that it led to. -1 for idle time.
         what: ON_GPU, ON_HOST or IDLE.
     """
 
@@ -314,11 +295,7 @@ class CriticalPath:
 
 
 def find_critical_path(timeline: Timeline, placed: Placed, host: HostCosts) -> CriticalPath:
-    """Follow the critical path of a step.
-
-    Args:
-        host: What the host takes, as they were placed with.
-    """
+    """Follow the critical path of a step, with the host's costs that it was placed with."""
     rows = np.flatnonzero(timeline.has_work)
     walk = _WayBack(timeline, placed, host)
     if len(rows):
@@ -406,7 +383,6 @@ class _WayBack:
 
 
 def _before(lanes: Array) -> list[int]:
-    """For each launch, the one before it in its lane; -1 for the first."""
     order = np.argsort(lanes, kind="stable")
     before_of = np.full(len(lanes), -1)
     same = lanes[order][1:] == lanes[order][:-1]

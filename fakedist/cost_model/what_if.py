@@ -34,9 +34,8 @@ class WhatIf:
 
     Attributes:
         groups: Names of the groups that it is about.
-        nic: What the NICs' bandwidth is multiplied by.
-        nvlink: The same for NVLink's.
-        fabric: Another fabric; empty for the same.
+        nic, nvlink: Factors of their bandwidths.
+        fabric: Empty for the same.
         gpus_per_node: GPUs in one NVLink domain; None for the same number.
     """
 
@@ -50,11 +49,7 @@ class WhatIf:
 
 
 def read_what_if(text: str) -> WhatIf:
-    """Read a change as it is written on the command line.
-
-    Raises:
-        JobError: It is none.
-    """
+    """Read a change as it is written on the command line; JobError if it is not one."""
     name, _, value = (part.strip() for part in text.partition("="))
     groups = tuple(part.strip() for part in value.split(",") if part.strip())
     if name == "merge" and len(set(groups)) > 1:
@@ -76,14 +71,7 @@ def read_what_if(text: str) -> WhatIf:
 
 
 def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> Fabric:
-    """The fabric with the bandwidth of a what-if.
-
-    Args:
-        nvlink_bandwidth: NVLink bandwidth of the GPU model, bytes per second one way; 0 without NVLink.
-
-    Raises:
-        JobError: NVLink changes, and the GPU has none.
-    """
+    """The fabric with a what-if's bandwidth; JobError if it changes NVLink and the GPU model has none (0 bytes/s)."""
     if what_if.nic != 1:
         return replace(
             fabric,
@@ -103,7 +91,7 @@ def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> 
 def changed_launches(
     what_if: WhatIf, launches: pd.DataFrame, communication: Communication, groups: pd.DataFrame
 ) -> tuple[pd.DataFrame, Communication]:
-    """The launches of a step and its communication with the streams and communicators of a what-if.
+    """The launches and communication of a step with the streams and communicators of a what-if.
 
     Raises:
         JobError: The step has no calls on such a group, or the change changes nothing.
@@ -121,7 +109,6 @@ def changed_launches(
 
 
 def _members(what_if: WhatIf, name: str, queue: npt.NDArray[np.int64], groups: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """The groups of a name or description that have calls."""
     used = np.unique(queue[queue >= 0])
     names = groups["name"].astype(str).to_numpy(str)
     labels = groups["description"].astype(str).to_numpy(str)
@@ -152,13 +139,10 @@ def _separated(
 
 
 def _own_streams(launches: pd.DataFrame, kind: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """The stream of each launch, with a stream for each kind of collective.
+    """The stream of each launch, with a stream for each kind of collective (-1 for other rows).
 
-    A stream is taken apart only if nothing but collectives runs on it: the calls of a script's own stream wait for its
-    kernels. The waits before a call and the events after it go with it.
-
-    Args:
-        kind: The kind of each row that is such a call, from 0; -1 for other rows.
+    Only streams of nothing but collectives are taken apart: the calls of a script's own stream wait for its kernels.
+    The waits before a call and the events after it go with it.
     """
     streams: npt.NDArray[np.uint64] = launches["stream"].to_numpy("u8", copy=True)
     device, kinds = launches["device"].to_numpy(), launches["what"].astype(str).to_numpy(str)

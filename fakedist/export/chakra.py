@@ -1,14 +1,14 @@
 """Writes a rank's timed step as an MLCommons Chakra execution trace, which ASTRA-sim and other simulators read.
 
-Source: mlcommons/chakra, schema/protobuf/et_def.proto @6dc63e14 (proto3, package ChakraProtoMsg). Only the fields that
-a trace needs are declared.
+Source: mlcommons/chakra, schema/protobuf/et_def.proto @6dc63e14 (proto3, package ChakraProtoMsg), without the fields
+that a trace does not need.
 
-A node is a launch: a kernel, a copy, a fill, a collective, a send or a receive. Its data dependencies are the launch
-before it on its stream, and the launches that an event made its stream wait for. What the host waited for is a control
-dependency of each stream's next launch. Sends and receives that run at once do not depend on each other.
+A node is a launch. Its data dependencies are the launch before it on its stream, and those whose events its stream
+waited for; its control dependencies, what the host waited for. Sends and receives that run at once do not depend on
+each other.
 
-ASTRA-sim (astra-sim/workload/Workload.cc, CommunicatorGroup.cc @0383c203) reads groups as positive whole numbers, and
-the bytes of a collective as those of one rank's input.
+ASTRA-sim (astra-sim/workload/Workload.cc, CommunicatorGroup.cc @0383c203) reads groups as positive integers, and the
+bytes of a collective as those of one rank's input.
 """
 
 from __future__ import annotations
@@ -68,11 +68,7 @@ class Message(Protocol):
 
 @cache
 def message_classes() -> dict[str, type]:
-    """The classes GlobalMetadata, Node, IOInfo and AttributeProto.
-
-    Raises:
-        SetupError: The protobuf library is not installed.
-    """
+    """The classes GlobalMetadata, Node, IOInfo and AttributeProto; SetupError if protobuf is not installed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
@@ -141,11 +137,9 @@ VERSION = "0.0.4"
 
 @dataclass(frozen=True)
 class TracedGroup:
-    """A process group in a trace.
+    """A process group in a trace: its ranks, empty if unknown, and its number.
 
-    Attributes:
-        number: What nodes have as ``pg_name`` and ``comm_tag``, the same in the traces of all ranks, from 1 on.
-        ranks: Its ranks; empty if they are not known.
+    The number, from 1 on, is ``pg_name`` and ``comm_tag`` of nodes in the traces of all ranks.
     """
 
     number: int
@@ -155,12 +149,7 @@ class TracedGroup:
 
 @dataclass(frozen=True)
 class TracedRank:
-    """The tables that a trace is written from.
-
-    Attributes:
-        groups: Its groups, in the order of the table ``groups``.
-        duration_us: How long each launch takes, by row; NaN if that is not known.
-    """
+    """The tables that a trace is written from; ``duration_us`` is by row, NaN if unknown."""
 
     rank: int
     launches: pd.DataFrame
@@ -172,11 +161,9 @@ class TracedRank:
 
 @dataclass(frozen=True)
 class WrittenTrace:
-    """A trace that was written.
+    """A trace that was written, with its number of kernels, collectives, sends, receives and unknown nodes.
 
-    Attributes:
-        num_nodes: Nodes by what they are: kernels, collectives, sends, receives, unknown. An unknown node is a call
-            whose operation or ranks are not known: it keeps its dependencies and does nothing.
+    An unknown node is a call of unknown operation or ranks: it keeps its dependencies and does nothing.
     """
 
     path: Path
@@ -199,21 +186,17 @@ class Prerequisites:
 
 
 def trace_path(directory: Path, name: str, rank: int) -> Path:
-    """Where the trace of a rank is written."""
+    """Path of a rank's trace."""
     return directory / f"{name}.{rank}.et"
 
 
 def groups_path(directory: Path, name: str) -> Path:
-    """Where the groups are written."""
+    """Path of the groups' file."""
     return directory / f"{name}.groups.json"
 
 
 def write_chakra(traced: TracedRank, directory: Path, name: str) -> WrittenTrace:
-    """Write ``NAME.RANK.et``.
-
-    Raises:
-        SetupError: The protobuf library is not installed.
-    """
+    """Write ``NAME.RANK.et``; SetupError if the protobuf library is not installed."""
     path = trace_path(directory, name, traced.rank)
     classes = message_classes()
     with path.open("wb") as file:
@@ -233,11 +216,7 @@ def write_groups(groups: Mapping[int, Sequence[int]], directory: Path, name: str
 
 
 def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Prerequisites]:
-    """The launches that each launch waits for, by its row. Rows without work are left out.
-
-    Args:
-        together: Rows that run at once: they all wait for what the first of them waits for.
-    """
+    """The launches that each launch with work waits for, by row; those ``together`` wait as the first does."""
     batch = {row: number for number, rows in enumerate(together) for row in rows}
     before: dict[int, Prerequisites] = {}
     last: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -307,7 +286,6 @@ class _CallRow(NamedTuple):
 
 
 def _calls(table: pd.DataFrame) -> dict[int, _CallRow]:
-    """The calls by sequence number."""
     columns = [table[name].tolist() for name in _CallRow._fields]
     return dict(zip(table["sequence"].tolist(), map(_CallRow, *columns), strict=True))
 
@@ -347,7 +325,6 @@ def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> tuple
 
 
 def _batches(launches: pd.DataFrame, calls: Mapping[int, _CallRow]) -> list[list[int]]:
-    """Rows of sends and receives that run at once."""
     known = {
         sequence: Transfer(0, call.operation.startswith("send"), call.peer, str(call.group), 0.0)
         for sequence, call in calls.items()

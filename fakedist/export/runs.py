@@ -29,13 +29,9 @@ ASTRA_SIM_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "
 
 @dataclass(frozen=True)
 class Exported:
-    """Traces that were written.
+    """Traces that were written, one of each rank, with files that begin with ``prefix`` (with their directory).
 
-    Attributes:
-        prefix: What the files' names begin with, with their directory.
-        traces: One of each rank.
-        groups: The file with the ranks of each group.
-        names: The name of each group by its number there.
+    The file ``groups`` has the ranks of each group; ``names`` are by the group's number there.
     """
 
     prefix: Path
@@ -54,9 +50,7 @@ class Exported:
 def export_chakra(runs: Sequence[Run], directory: Path, *, name: str = "", force: bool = False) -> Exported:
     """Write the steps of runs as Chakra execution traces, with the times that ``fakedist time`` prices.
 
-    Args:
-        directory: Where to write; created if it does not exist.
-        name: What the files' names begin with; by default the script's name.
+    The directory is created if it does not exist. Files begin with ``name``, by default the script's.
 
     Raises:
         JobError: The runs are not different ranks of one job, or there are such files already.
@@ -100,12 +94,7 @@ def _script(run: Run) -> str:
 
 
 class _Groups:
-    """Numbers the groups of several ranks. Names can differ between ranks; ranks and order identify a group.
-
-    Attributes:
-        ranks: The ranks of each group by its number.
-        names: Its description or name.
-    """
+    """Numbers the groups of several ranks. Names can differ between ranks; ranks and order identify a group."""
 
     def __init__(self) -> None:
         self.ranks: dict[int, Sequence[int]] = {}

@@ -41,9 +41,7 @@ from fakedist.rundir.tables import check_tables, new_tables, write_table
 class Computed:
     """A run's journal, and everything computed from it before any of it is written.
 
-    Attributes:
-        so_far: The state of the files that it was read from (:func:`fakedist.analysis.recording.recorded_so_far`).
-        notes: Notes on the models that priced it.
+    ``so_far`` is the state of the files that it was read from (:func:`fakedist.analysis.recording.recorded_so_far`).
     """
 
     recording: Recording
@@ -59,13 +57,7 @@ class Computed:
 def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Computed:
     """Compute the tables of a run: from its records, through the prices of its launches, to the parts of its step.
 
-    Nothing is written, and the rank's process need not have ended.
-
-    Args:
-        may_be_empty: As in :func:`build_tables`.
-
-    Raises:
-        RunDirectoryError: As :func:`build_tables`.
+    Nothing is written, and the rank's process need not have ended. Arguments and errors are :func:`build_tables`'s.
     """
     job, so_far = load_manifest(run_directory).job, recorded_so_far(run_directory)
     recording = read_recording(run_directory, may_be_empty=may_be_empty)
@@ -92,11 +84,10 @@ def build_tables(
     """Make the tables, the snapshot and the manifest's summary of a run that has ended, however it ended.
 
     Args:
-        may_be_empty: Whether a rank that was killed before its first record gets empty tables. If not, an empty journal
-            counts as damaged.
-        computed: The tables as computed before the rank's process ended. They are computed again if more was recorded
-            since.
-        manifest: The run's manifest. None loads it.
+        may_be_empty: A rank that was killed before its first record gets empty tables; else its journal counts as
+            damaged.
+        computed: The tables from before the process ended, computed anew if more was recorded since.
+        manifest: None loads it.
 
     Raises:
         RunDirectoryError: The directory is not a run directory, its journal is missing, damaged or not fakedist's, or
@@ -138,11 +129,7 @@ def build_tables(
 
 
 def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Every table of ``rundir.schema.TABLES``, before its step is timed.
-
-    Args:
-        positions: Step and phase of each event, from :func:`fakedist.analysis.blocks.event_places`.
-    """
+    """Every table of ``rundir.schema.TABLES`` before its step is timed, by the ``event_places`` of its blocks."""
     lines = memory_tables.stack_lines(recording)
     calls = call_table(recording)
     is_recorded = calls["step"] != recording.timed_step  # the timed step only repeats the others

@@ -35,7 +35,7 @@ def stages_of_job(path: Path) -> Pipeline:
     """The pipeline that a run's rank is in.
 
     Raises:
-        JobError: Its groups show no pipeline, or several groups could be one.
+        JobError: Its groups show none, or several could be one.
         RunDirectoryError: It is not a run directory, or is damaged.
     """
     run = open_run_directory(path)
@@ -61,12 +61,10 @@ _IN_COMMON = {
 
 
 class JobTime:
-    """The step of a job. ``fakedist.time_job`` returns one.
+    """The step of a job, from runs in the order of their ranks. ``fakedist.time_job`` returns one.
 
-    Attributes:
-        runs: The runs that it is made from, in the order of their ranks.
-        lanes: What each rank does when: ``rank``, ``lane`` (forward, recompute, backward, optimizer, other,
-            communication, bubble), ``start_us``, ``end_us``. Stretches of different lanes may overlap.
+    ``lanes`` has columns ``rank``, ``lane`` (forward, recompute, backward, optimizer, other, communication, bubble),
+    ``start_us``, ``end_us``. Stretches of different lanes may overlap.
     """
 
     def __init__(self, summary: JobStep, runs: Sequence[Run], lanes: pd.DataFrame) -> None:
@@ -88,7 +86,6 @@ class JobTime:
         return f"{type(self).__name__}" + "".join(f"\n  {name}: {text}" for name, text in self._figures())
 
     def _repr_html_(self) -> str:
-        """The figures and the table of ranks, for a notebook."""
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._figures())
         return f"<table>{rows}</table>{self.stages().to_html(index=False)}"
 
@@ -116,10 +113,9 @@ def time_job(
     Args:
         runs: The runs, or their directories.
         gpu: A known GPU model, such as "b200", or a GPU file; None for the runs' own.
-        tokens_per_step: Tokens of a step, of all ranks; None to find them in the runs.
-        micro_batches: Micro-batches of a step; those beyond the recorded ones repeat a steady one. None for those that
-            were recorded.
-        options: What else to price for, see :class:`fakedist.options.pricing.Pricing`.
+        tokens_per_step: Of all ranks; None to find them in the runs.
+        micro_batches: Those beyond the recorded ones repeat a steady one. None for those that were recorded.
+        options: See :class:`fakedist.options.pricing.Pricing`.
 
     Raises:
         JobError: The runs are not of one job, or of one rank; there is no such GPU, fabric or what-if; or the recorded
@@ -157,11 +153,7 @@ def time_job(
 
 
 def _check(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:
-    """The first run, and all by rank, if they are of one job.
-
-    Raises:
-        JobError: They are not.
-    """
+    """The first run, and all by rank; JobError if they are not of one job."""
     if not runs:
         raise JobError("no run was given", "fakedist time RUN RUN...")
     by_rank: dict[int, Run] = {}
@@ -203,7 +195,6 @@ def _tables(runs: Mapping[int, Run]) -> Iterator[tuple[int, dict[str, pd.DataFra
 
 
 def _pipeline(run: Run, rank: int) -> Pipeline | None:
-    """The pipeline of the first run; None if it has none, or that is not certain."""
     try:
         return find_pipeline(run.table("groups"), run.table("calls"), rank)
     except JobError:
@@ -289,7 +280,6 @@ def _with_samples(
 
 
 def _tokens(times: JobTimes) -> tuple[int | None, str, str]:
-    """Tokens of a step, how they are computed, and why they are not known."""
     embedding = [rank for rank in times.ranks if rank.tokens.number]
     if not embedding:
         return None, "", f"rank {times.ranks[0].rank}: {times.ranks[0].tokens.why}"
@@ -305,7 +295,6 @@ def _tokens(times: JobTimes) -> tuple[int | None, str, str]:
 
 
 def _rates(times: JobTimes, gpu: GpuSpec, pipeline: Pipeline | None) -> tuple[list[FlopsRate], str]:
-    """FLOP/s by convention, or why they are not known."""
     ranks = {rank.rank for rank in times.ranks}
     expected = set(pipeline.ranks) if pipeline else ranks
     if expected != ranks or (pipeline is None and len(ranks) > 1):

@@ -22,7 +22,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run directory, or any torch memory snapshot.
 
     Args:
-        path: The directory that ``fakedist profile`` made, or the file that torch.cuda.memory._dump_snapshot() wrote.
+        path: What ``fakedist profile`` or torch.cuda.memory._dump_snapshot() made.
 
     Raises:
         RunDirectoryError: The path is neither, or cannot be read.
@@ -50,7 +50,7 @@ def open_run_directory(path: Path) -> Run:
 
 
 def open_snapshot(path: Path) -> Run:
-    """Open a torch memory snapshot as a run of one rank with unknown steps.
+    """Open a torch memory snapshot as a run of one rank without steps.
 
     Raises:
         RunDirectoryError: It is not a snapshot, or tries to run code.
@@ -90,7 +90,6 @@ def open_snapshot(path: Path) -> Run:
 
 
 def _manifest_of_snapshot(notes: list[Note]) -> Manifest:
-    """A run.json for a snapshot, which has none."""
     return Manifest(
         command=[],
         cwd="",
@@ -105,11 +104,7 @@ def _manifest_of_snapshot(notes: list[Note]) -> Manifest:
 
 
 def open_timed_run(path: Path) -> TimedRun:
-    """Open a run directory for calibration.
-
-    Raises:
-        RunDirectoryError: It is not a run directory, is damaged, or its run has no launches to price.
-    """
+    """Open a run for calibration; RunDirectoryError if it is not a run, damaged, or has no launches to price."""
     run = open_run_directory(path)
     tables = tables_to_price(run.manifest, run.summary, run.table)
     return TimedRun(tables, gpu_of(run.manifest, None, None), run.manifest.job, nccl_of(run.summary))

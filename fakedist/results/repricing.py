@@ -28,11 +28,8 @@ _HINT = "fakedist profile --device virtual -o RUN ... makes a run whose step any
 
 
 def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> GpuSpec:
-    """The GPU model to price for.
-
-    Args:
-        name: A known model or a GPU file; None for the run's own.
-        power_watts: A power limit that replaces the model's own.
+    """The GPU model to price for: a known one or a GPU file, by default the run's own; ``power_watts`` replaces its
+    limit.
 
     Raises:
         JobError: fakedist has no such model, or the file is not valid.
@@ -46,11 +43,7 @@ def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> G
 
 
 def check_measured(summary: Summary, gpu: str | None, power_watts: float | None, times: str | None) -> None:
-    """Refuse to price measured kernels for another GPU.
-
-    Raises:
-        RunDirectoryError: The run's kernels were measured, and another GPU, power limit or table of times is wanted.
-    """
+    """Raise RunDirectoryError if another GPU, power limit or table of times is wanted for measured kernels."""
     if is_traced(summary) and any(choice is not None for choice in (gpu, power_watts, times)):
         raise RunDirectoryError(
             "the run's kernels were measured on a GPU, so only its collectives can be priced again",
@@ -94,10 +87,7 @@ def nccl_of(summary: Summary) -> dict[str, str]:
 def tables_to_price(
     manifest: Manifest, summary: Summary, table: ReadTable, *, measured: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """The tables that pricing a run's step needs.
-
-    Args:
-        measured: Whether its kernels may be measured.
+    """The tables that pricing a step needs; its kernels may be measured only if ``measured``.
 
     Raises:
         RunDirectoryError: The run has no launches to price, or is damaged.
@@ -115,7 +105,6 @@ def tables_to_price(
 
 
 def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:
-    """Why a run has no launches; empty if it has them."""
     if manifest.imported is not None:
         return f"it was imported from {manifest.imported.tool}, which measured its kernels"
     if manifest.job is None:
@@ -136,11 +125,10 @@ def models_of(pricing: Pricing, manifest: Manifest, summary: Summary) -> Models:
     """The models to price a run with.
 
     Raises:
-        JobError: There is no such GPU model, fabric or what-if, a file is not valid, or a variable of NCCL's makes
-            no difference.
+        JobError: There is no such GPU model, fabric or what-if, a file is not valid, or a variable of NCCL's makes no
+            difference.
         SetupError: The calibration table cannot be read, or is of another GPU.
-        RunDirectoryError: The run's own GPU model is not known. Or its kernels were measured, and another GPU is
-            wanted.
+        RunDirectoryError: The run's own GPU model is not known, or its kernels were measured and another GPU is wanted.
     """
     check_measured(summary, pricing.gpu, pricing.power_watts, pricing.times)
     for name, value in pricing.nccl_env.items():

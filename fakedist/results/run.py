@@ -33,9 +33,9 @@ class RunTables:
     """The tables of a run, by their names in ``rundir.schema.TABLES``: of its directory, or in memory.
 
     Args:
-        directory: The run directory, whose tables are read when they are asked for; None for a snapshot.
+        directory: None for a snapshot.
         made: Tables in memory, used instead of the directory's.
-        keeps: Whether each table is read once and kept. A caller gets a copy, which it may change.
+        keeps: Each table is read once and kept. A caller gets a copy, which it may change.
     """
 
     def __init__(
@@ -122,15 +122,11 @@ class RunMemory:
         return described
 
     def segments(self, moment: str = "peak_reserved") -> pd.DataFrame:
-        """The segments that the allocator held at a moment, most free memory first.
+        """The segments that the allocator held at ``peak_reserved`` or ``peak_allocated``, most free memory first.
 
-        ``bytes`` adds up to what was reserved, ``allocated_bytes`` to what was allocated.
-
-        Args:
-            moment: "peak_reserved" or "peak_allocated".
-
-        Columns: those of the table ``segments``; category, layer, step, phase, operation and line of the largest block
-        in each segment, empty without one.
+        ``bytes`` adds up to what was reserved, ``allocated_bytes`` to what was allocated. Columns: those of the table
+        ``segments``; category, layer, step, phase, operation and line of the largest block in each segment, empty
+        without one.
 
         Raises:
             ValueError: There is no such moment.
@@ -143,11 +139,10 @@ class RunMemory:
         return held.join(largest)
 
     def segment_blocks(self, moment: str = "peak_reserved") -> pd.DataFrame:
-        """The blocks in those segments, by address.
+        """The blocks in those segments, by address. Empty if the addresses of the segments are unknown.
 
         Columns: segment (row of :meth:`segments`), offset_bytes (from the segment's begin), bytes, is_waiting (freed
-        while another stream still used it), category, layer, step, phase, operation, line. Empty if the addresses of
-        the segments are not known.
+        while another stream still used it), category, layer, step, phase, operation, line.
         """
         segments = self.segments(moment).sort_values("address")
         blocks = self._tables.table("blocks", ["address", "alloc_event", "free_event", "reuse_event"])
@@ -168,18 +163,11 @@ class RunMemory:
         return table.assign(share=table["bytes"] / max(self._summary.peak_allocated_bytes, 1))
 
     def by_phase(self) -> pd.DataFrame:
-        """The table ``phases``.
-
-        Raises:
-            RunDirectoryError: The run is a snapshot, which has no phases.
-        """
+        """The table ``phases``; RunDirectoryError for a snapshot, which has none."""
         return self._tables.table("phases")
 
     def timeline(self) -> pd.DataFrame:
-        """The allocator's memory after each event: action, time_us, allocated_bytes, reserved_bytes, step, phase.
-
-        A snapshot has no step and no phase.
-        """
+        """Memory after each event: action, time_us, allocated_bytes, reserved_bytes; of a run step, phase, too."""
         curve = self._tables.table("events")[["action", "time_us", "allocated_bytes", "reserved_bytes"]].copy()
         if self._tables.has("spans") and len(curve):
             spans = self._tables.table("spans").set_index("first_event").reindex(range(len(curve)), method="ffill")
@@ -191,15 +179,7 @@ _PATH_COLUMNS, _GROUP_COLUMNS = ([each.name for each in fields(kind)] for kind i
 
 
 class RunTime:
-    """The times of a run's timed step.
-
-    Args:
-        step_time: Where the step's time goes.
-        source: Where its kernels come from.
-
-    Attributes:
-        source: Whether these times are measured, simulated or estimated.
-    """
+    """The times of a run's timed step: where they go, and whether they are measured, simulated or estimated."""
 
     def __init__(self, tables: RunTables, step_time: StepTime, source: KernelSource) -> None:
         self._tables, self._step_time = tables, step_time
@@ -237,8 +217,8 @@ class RunTime:
     def critical_path(self) -> pd.DataFrame:
         """The parts that make the step as long as it is, by layer, group, host and idle time, the longest part first.
 
-        The parts add up to the step. Columns: those of ``fakedist.rundir.step_time.PathPart``. No rows if the step was
-        imported, or if it is not known what its streams wait for.
+        They add up to the step. Columns: those of ``fakedist.rundir.step_time.PathPart``. No rows if the step was
+        imported, or if its streams' waits are unknown.
         """
         return pd.DataFrame(to_plain(self._step_time.critical_path), columns=_PATH_COLUMNS)
 
@@ -255,15 +235,11 @@ class RunTime:
 class Run:
     """One finished run. ``fakedist.open`` and ``fakedist.profile`` return one. A part that it lacks is None.
 
-    Args:
-        device: The device of its memory, if that is not the job's.
-
     Attributes:
         device: ``cuda`` or ``virtual``; of a snapshot ``cuda:0`` or another.
-        memory: The memory that was held; None if the run was imported from a tool that does not record memory.
-        by_category: Bytes at the peak by category, which add up to it; None for a snapshot, which says nothing of
-            steps, layers and categories.
-        time: Where the time of the timed step goes; None if no step was timed.
+        memory: None if the run was imported from a tool that does not record memory.
+        by_category: Bytes at the peak, which they add up to; None for a snapshot.
+        time: None if no step was timed.
     """
 
     def __init__(
@@ -311,11 +287,7 @@ class Run:
         return self.summary.fits
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
-        """The memory of layers at the peak, with children. Columns: see ``analysis.layer_table.fold_table``.
-
-        Raises:
-            RunDirectoryError: The table is missing or damaged.
-        """
+        """The memory of layers at the peak, with children; columns as of ``analysis.layer_table.fold_table``."""
         table = self.table("layers")
         return fold_table(table, fold_layers(table) if fold else unfolded(table))
 
@@ -324,20 +296,18 @@ class Run:
         return pd.DataFrame(to_plain(self.summary.collectives))
 
     def priced_for(self, gpu: str | None = None, **options: Unpack[PricingOptions]) -> Run:
-        """The same run with the times of another GPU or fabric: its launches are priced again, and nothing runs.
-
-        The memory stays that of the run.
+        """The same run with the times of another GPU or fabric: its launches are priced anew, and nothing runs.
 
         Args:
             gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
-            options: What else to price for, see :class:`fakedist.options.pricing.Pricing`.
+            options: See :class:`fakedist.options.pricing.Pricing`.
 
         Raises:
             SetupError: The calibration table cannot be read, or is of another GPU.
             JobError: fakedist has no such GPU model, fabric or what-if, the file is not valid, or a variable of NCCL's
                 makes no difference.
-            RunDirectoryError: The run has no launches: it was imported or made with --no-kernels. Or its kernels were
-                measured, and another GPU is wanted.
+            RunDirectoryError: The run has no launches (it was imported or made with --no-kernels), or its kernels were
+                measured and another GPU is wanted.
         """
         models = models_of(Pricing(gpu, **options), self.manifest, self.summary)
         times = price_again(self.manifest, self.summary, self.table, models)
@@ -353,19 +323,11 @@ class Run:
         return self._tables.has(name)
 
     def num_rows(self, name: str) -> int:
-        """Number of rows of a table, without reading them.
-
-        Raises:
-            RunDirectoryError: It is missing or damaged.
-        """
+        """Number of rows of a table, without reading them; RunDirectoryError if it is missing or damaged."""
         return self._tables.num_rows(name)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """One table, or some of its columns, whose strings are then categoricals.
-
-        Raises:
-            RunDirectoryError: It is missing or damaged.
-        """
+        """One table, or some columns with categorical strings; RunDirectoryError if it is missing or damaged."""
         return self._tables.table(name, columns)
 
     def __repr__(self) -> str:
@@ -373,12 +335,10 @@ class Run:
         return f"{type(self).__name__}({str(self.path)!r}){rows}"
 
     def _repr_html_(self) -> str:
-        """The figures, for a notebook."""
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._figures())
         return f"<table>{rows}</table>"
 
     def _figures(self) -> list[tuple[str, str]]:
-        """The figures that fit a few lines, by the names of the attributes that have them."""
         summary = self.summary
         rows = [("device", f"{self.device}: {summary.gpu}" if summary.gpu else self.device)]
         if summary.rank is not None:

@@ -44,11 +44,7 @@ _SEGMENT_FIELDS = [field.name for field in dataclasses.fields(HeldSegment) if fi
 
 
 def reserved_moments(tables: dict[str, pd.DataFrame]) -> list[ReservedMoment]:
-    """The memory that was reserved but not allocated, at the moments of the table ``segments``.
-
-    Args:
-        tables: Tables by name: segments, blocks, shares, layers, stacks, spans.
-    """
+    """Reserved but not allocated memory at the moments of ``segments``, with blocks, layers and lines."""
     return [_moment(str(name), rows, tables) for name, rows in tables["segments"].groupby("moment", sort=False)]
 
 
@@ -83,7 +79,6 @@ def _moment(name: str, rows: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> R
 
 
 def _described(numbers: list[int], tables: dict[str, pd.DataFrame]) -> list[LargeBlock]:
-    """Blocks by their rows in the table ``blocks``: category, operation, layer and line."""
     layers = tables["layers"]
     lines = tables["stacks"]["line"].tolist()
     described = described_blocks(
@@ -108,12 +103,10 @@ def summarize(
     """The figures of a run.
 
     Args:
-        job: The job; None for a snapshot or an imported report.
-        tables, folds: Its tables, and its layers folded.
-        ending, left: The results of :func:`run_ending` and :func:`left_during_init`.
-        times: The times of its timed step; None for a snapshot.
+        job: None for a snapshot or an imported report.
+        times: None for a snapshot.
         notes: Everything that limits what the figures mean.
-        has_steps: Whether steps, phases and layers are known, as they are not in a snapshot.
+        has_steps: Steps, phases and layers are known, as they are not in a snapshot.
     """
     gpu = recording.gpu or GpuRecord()
     capacity = gpu.capacity_bytes
@@ -178,7 +171,7 @@ def _by_category(row: Mapping[Hashable, int], prefix: str) -> dict[str, int]:
 
 
 def run_ending(recording: Recording, seen: Ending) -> Ending:
-    """How the run ended: as the parent saw it, unless the rank itself knows better."""
+    """The end of the run as the parent saw it, unless the rank itself knows better."""
     outcome = recording.outcome
     if outcome is None:
         if seen.outcome is Outcome.RUNNING:  # neither the rank nor its parent lived long enough to record more
@@ -190,7 +183,7 @@ def run_ending(recording: Recording, seen: Ending) -> Ending:
 
 
 def left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | None:
-    """Where the script ended by itself before its first step; None if it did not or never imported torch."""
+    """The line at which the script ended before its first step; None if it did not or never imported torch."""
     outcome = recording.outcome
     if not ending.ended_by_itself or outcome is None or outcome.last_step or recording.gpu is None:
         return None
@@ -263,11 +256,7 @@ def _out_of_memory(recording: Recording, ending: Ending, events: pd.DataFrame) -
 
 
 def coverage_notes(recording: Recording, outcome: Outcome, until: int | Until | None) -> list[Note]:
-    """Notes on what the recording does not cover.
-
-    Args:
-        until: What was to stop the script; None if nothing but a number of steps was.
-    """
+    """Notes on what the recording does not cover; ``until`` was to stop the script, other than a number of steps."""
     training = None if recording.outcome is None else recording.outcome.training
     if outcome is Outcome.STOPPED:
         missing = [] if training is not None and training.evaluated else ["validation"]
@@ -303,7 +292,6 @@ def _not_sent_notes(recording: Recording, *, is_cause: bool) -> list[Note]:
 
 
 def _failure_notes(recording: Recording) -> list[Note]:
-    """Notes on requests that the allocator could not serve but that did not end the script."""
     failed, ended = recording.failed_request, recording.outcome
     if failed is None or (ended is not None and ended.outcome is Outcome.OUT_OF_MEMORY):
         return []
@@ -340,7 +328,6 @@ def _invention_notes(rows: list[InventedRow]) -> list[Note]:
 
 
 def _first_line(rows: list[InventedRow]) -> str:
-    """The first line of the script; empty if all rows are of a backward."""
     return next((f"{row.filename}:{row.line}" for row in rows if row.filename), "")
 
 
@@ -353,13 +340,7 @@ def run_notes(
     left: LeftDuringInit | None,
     of_times: list[Note],
 ) -> list[Note]:
-    """The notes of a run: its own, and those that its recording calls for.
-
-    Args:
-        job: The job; None for an imported report.
-        left: The result of :func:`left_during_init`.
-        of_times: Notes on its times.
-    """
+    """The notes of a run: its own, those on its times, and those that its recording calls for."""
     all_notes = [*recording.notes, *of_times, *differences(recording, blocks)]
     if left is not None and job is not None:
         all_notes.append(_left_note(recording))

@@ -34,11 +34,8 @@ _EXPORT = "profiler.export_chrome_trace(FILE) writes one"
 class JsonEvents:
     """The objects in the list ``traceEvents`` of a trace, or of a trace that is only the list.
 
-    Attributes:
-        header: The trace's other values; complete after the events were read.
-
-    Raises:
-        ReportError: The file cannot be read. Iterating raises it if the file is cut off or no JSON.
+    ``header`` has the trace's other values once all are read. Iterating raises ReportError if it is cut off or not
+    JSON.
     """
 
     def __init__(self, path: Path) -> None:
@@ -262,10 +259,7 @@ class _TraceEvents:
 
 
 def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
-    """Read a trace.
-
-    Args:
-        process: The process's number; None for the one that launched the most kernels.
+    """Read a trace, by default of the process that launched the most kernels.
 
     Raises:
         ReportError: The file is not a trace, is damaged, or has no kernels of such a process.
@@ -313,8 +307,8 @@ def _chosen(
 ) -> tuple[int, int]:
     """The GPU and the process that launched most of its kernels, as numbers.
 
-    Correlations are unique within a process only. So of several processes, a GPU's is the one whose calls have most of
-    its correlations at an earlier time, and of those the one whose calls are closest.
+    Correlations are unique within a process only. A GPU's process is the one whose calls have most of its correlations
+    at an earlier time; among equals, the closest.
     """
     names = list(events.processes)
     hosts = np.unique(calls["process"]).tolist()
@@ -336,7 +330,7 @@ def _chosen(
 
 
 def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: Ints) -> tuple[int, float, int]:
-    """How many of these kernels a process may have launched, minus how long before they began, and the process."""
+    """The number of kernels that a process may have launched, minus their delay, and the process."""
     of_host = calls["process"] == host
     row = _rows(calls["correlation"][of_host], correlation)
     delay = start - taken(calls["start"][of_host], row)
@@ -345,7 +339,6 @@ def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: In
 
 
 def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, Ints]:
-    """The ranges, and the rows that they come from."""
     wanted = {text: meaning(texts[text]) for text in np.unique(operations["text"]).tolist()}
     row_of = {text: number for number, text in enumerate(wanted)}
     meanings = list(wanted.values())
@@ -369,7 +362,7 @@ def _launches(calls: dict[str, Ints], operations: dict[str, Ints], device: dict[
 
 
 def _rows(keys: Ints, asked: Ints) -> Ints:
-    """For each positive number, its first row of ``keys``; -1 if it is missing."""
+    """The first row of ``keys`` of each positive number; -1 if it is missing."""
     return np.where(asked > 0, find_rows(keys, asked), -1)
 
 

@@ -25,12 +25,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Intervals:
-    """Ranges of several threads, for looking up which one contains a point.
-
-    Args:
-        lane: Number of each range's thread, from 0.
-        end: When it ends. Two ranges may begin or end together, or overlap.
-    """
+    """Ranges of several threads (``lane``, from 0), for looking up which one contains a point. They may overlap."""
 
     def __init__(self, lane: npt.NDArray[np.integer], start: Ints, end: Ints) -> None:
         # One axis for all threads. Each thread has a separate part, so its ranges end before those of the next thread.
@@ -83,8 +78,8 @@ class Intervals:
 def _last_that_ends_later(end: Ints) -> Ints:
     """For each range, sorted by start, the last range before it that ends no earlier; -1 without one.
 
-    Everything between a range and its candidate ends before the range does. If the candidate does too, so does
-    everything between it and its own candidate, which becomes the next candidate. The distance doubles in each round.
+    Everything between a range and its candidate ends before the range. If the candidate does too, its own candidate is
+    next: the distance doubles in each round.
     """
     candidate = np.arange(-1, len(end) - 1)
     waiting = np.flatnonzero(candidate >= 0)
@@ -127,12 +122,11 @@ class Meaning:
 
     Attributes:
         kind: STEP, PHASE, LAYER, OPERATION, NODE (autograd runs a node), DERIVATIVE (that node's own function), CALL
-            (one of fakedist's collectives), SCRIPTS and SCRIPTS_END (marks where a range of the script begins and ends)
-            or IGNORED.
-        name: The name of the layer, operation or range; empty without one.
+            (one of fakedist's collectives), SCRIPTS and SCRIPTS_END (marks around a range of the script) or IGNORED.
+        name: Of the layer, operation or range; empty without one.
         phase: forward, backward or optimizer, if the text names it. fakedist's own ranges can name any phase.
-        number: The number of the step, call or range; -1 without one.
-        is_ours: Whether fakedist emitted the range.
+        number: Of the step, call or range; -1 without one.
+        is_ours: fakedist emitted the range.
     """
 
     kind: int
@@ -221,12 +215,12 @@ class Ranges:
     """The ranges with a meaning.
 
     Attributes:
-        meaning: For each range, its row of ``meanings``.
-        thread: Its thread; any number except -1.
-        end: When it ends; the end of the trace if it never does.
-        sequence: Autograd's sequence number in its text; -1 without one.
-        num_ignored: Number of ranges without a meaning, which are left out.
-        flops: Floating-point operations of each operation, 0 where they are not counted; None if the trace has none.
+        meaning: Rows of ``meanings``.
+        thread: Any number except -1.
+        end: The end of the trace for a range that never ends.
+        sequence: Autograd's sequence number in the text; -1 without one.
+        num_ignored: Ranges without a meaning, which are left out.
+        flops: Of each operation, 0 where they are not counted; None if the trace has none.
     """
 
     meanings: list[Meaning]
@@ -275,7 +269,7 @@ class Waits:
     Attributes:
         what: An index of ``rundir.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
         stream: The stream that records or waits, or that the host waits for; -1 without one.
-        event: Which event; 0 without one. Each record of an event has a number of its own.
+        event: 0 without one. Each record of an event has a number of its own.
     """
 
     what: Ints
@@ -286,13 +280,7 @@ class Waits:
 
     @classmethod
     def of(cls, waits: TracedWaitColumns, records: Mapping[int, int]) -> Waits:
-        """The waits, and the events that they wait for.
-
-        An event that was recorded before the trace began is never reached, so waiting for it takes no time.
-
-        Args:
-            records: When the host recorded each event, by correlation.
-        """
+        """The waits and their events, by when each was recorded; one from before the trace takes no time."""
         stream, event, start = waits["stream"], np.maximum(waits["record"], 0), waits["start"]
         record, first = np.unique(event, return_index=True)
         at = np.array([records.get(number, -1) for number in record.tolist()], np.int64)
@@ -317,11 +305,10 @@ class Activity:
 
     Attributes:
         columns: start, end, streamId, correlationId, graphNodeId, bytes (-1: unknown), and others that a trace has.
-        name: The row of ``names`` of each.
-        shape: The row of ``shapes`` of each.
-        is_copy: Whether each is a copy or a fill.
-        is_graph: Whether each is a whole graph, of which only the launch was traced.
-        shapes: Grid and block as text.
+        name: Rows of ``names``.
+        shape: Rows of ``shapes``, grid and block as text.
+        is_copy: Copies and fills.
+        is_graph: Whole graphs, of which only the launch was traced.
     """
 
     columns: dict[str, Ints]
@@ -341,8 +328,7 @@ class Activity:
 
         Args:
             device: Columns start, end, stream, correlation, node, bytes, and text, grid, block as rows of ``texts``.
-            texts: Texts.
-            counts_both_ways: Whether a copy within the GPU's memory counts as read and as written.
+            counts_both_ways: A copy within the GPU's memory counts as read and as written.
         """
         names, name = np.unique(device["text"], return_inverse=True)
         shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
@@ -376,17 +362,16 @@ class ProcessTrace:
 
     Attributes:
         tool: torch.profiler or nsys.
-        gpu: The GPU's name; empty if the trace does not give it.
-        thread: For each activity, the thread that launched it; -1 if unknown.
-        launch: When it was launched; if that is unknown, when it began.
-        linked: The row of ``ranges`` that the tool itself links with each activity; -1 without one.
+        gpu: Empty if the trace does not give it.
+        thread: The thread that launched each activity; -1 if unknown.
+        launch: When each was launched; if unknown, when it began.
+        linked: The row of ``ranges`` that the tool links with each activity; -1 without one.
         made_in: For nodes of a CUDA graph, the thread that captured them; -1 for everything else.
         made_at: When they were captured.
         inputs: For each range, the row of ``shapes`` of an operation's arguments; -1 if they were not traced.
-        shapes: Sizes of arguments that are tensors.
-        rank: The rank that the trace names; -1 without one.
+        rank: -1 if the trace names none.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
-        num_unreadable: Events that are damaged.
+        num_unreadable: Damaged events.
     """
 
     tool: str
@@ -411,8 +396,8 @@ class ProcessTrace:
         """The operations around each launch.
 
         Returns:
-            The row of ``ranges`` of the innermost one (-1 without any); distinct chains of names, innermost first, of
-            which the first is empty; the row of the chains of each launch.
+            The row of ``ranges`` of the innermost one (-1 without any); distinct chains of names, innermost first, the
+            first empty; the row of the chains of each launch.
         """
         ranges = self.ranges
         rows = np.flatnonzero(~np.isin(ranges.kind, _NO_OPERATIONS))

@@ -57,17 +57,14 @@ _UNKNOWN = -2
 
 @dataclass
 class LaunchSites:
-    """Where launches happened.
+    """Origins of launches: rows of ranges, -1 without one.
 
     Attributes:
-        layer: For each launch, the row of the innermost layer's range; -1 outside of any.
-        operation: The innermost operation's or node's range; -1 outside of any.
-        phase: The range that gives the phase; -1 without one. Inside a node the phase is backward in any case.
-        in_node: Whether autograd was running a node.
-        recompute: Whether the launch belongs to a forward that is recomputed inside a node.
-        call: Number of fakedist's collective that it is part of; -1 if it is part of none.
-        in_collective: Whether it is part of one of fakedist's collectives.
-        unknown: Whether it was launched by a node whose forward operation is unknown.
+        phase: The range that gives the phase. Inside a node the phase is backward in any case.
+        in_node: Autograd was running a node.
+        recompute: It belongs to a forward that is recomputed inside a node.
+        call: Number of fakedist's collective that it is part of; -1 if none.
+        unknown: A node launched it whose forward operation is unknown.
     """
 
     layer: Ints
@@ -98,7 +95,7 @@ class _Chosen:
         return np.where(index >= 0, self.rows[index], -1)
 
     def is_inside(self) -> Bools:
-        """Whether each chosen range is inside another chosen range."""
+        """Mask of the chosen ranges inside another chosen range."""
         return self._intervals.parents() >= 0
 
     def before(self, lane: Ints, time: Ints) -> Ints:
@@ -114,12 +111,7 @@ class _Chosen:
 
 
 def launch_sites(ranges: Ranges, thread: Ints, time: Ints) -> LaunchSites:
-    """Where launches happened.
-
-    Args:
-        thread: Each launch's thread; -1 if the launch is unknown, and so without ranges.
-        time: When each was sites, in nanoseconds like the ranges.
-    """
+    """Find where launches happened, by their threads (-1: unknown) and times in nanoseconds."""
     threads, lanes = np.unique(np.concatenate([ranges.thread, thread]), return_inverse=True)
     lanes, lane = lanes[: len(ranges.thread)].astype(np.int64), lanes[len(ranges.thread) :].astype(np.int64)
     lane[thread == -1] = len(threads)
@@ -162,10 +154,7 @@ def _busiest(ranges: Ints, launches: Ints) -> int:
 
 
 def _with_gradient(ranges: Ranges) -> Bools:
-    """Operations that autograd may create a node for. torch numbers no others.
-
-    Inside a node these are the operations of a recomputed forward.
-    """
+    """Operations that autograd may create a node for: those with numbers. Inside a node, they are recomputed."""
     mask: Bools = (ranges.kind == OPERATION) & (ranges.sequence >= 0)
     return mask
 
@@ -257,12 +246,7 @@ OUTSIDE = 0
 
 
 class LayerNumbers:
-    """Rows of the table ``layers`` by name.
-
-    Args:
-        known: A recording's layers, whose ranges have these names. None for a trace without a recording: a layer is
-            then named after all the ranges around it.
-    """
+    """Rows of the table ``layers`` by name; without those ``known`` of a recording, by all the ranges around them."""
 
     def __init__(self, known: list[LayerRow] | None = None) -> None:
         self.rows = known if known is not None else [LayerRow(OUTSIDE, "", "", -1)]
@@ -334,15 +318,12 @@ class LayerNumbers:
 
 @dataclass
 class Trace:
-    """The trace of one step.
+    """The trace of one step; ``waits`` is None if the tool did not trace what streams wait for.
 
     Attributes:
-        thread: For each activity, the thread that launched it; -1 if unknown.
-        launch: When it was launched; if that is unknown, when it began.
+        thread: The thread that launched each activity; -1 if unknown.
+        launch: When each was launched; if unknown, when it began.
         made_in: For nodes of a CUDA graph, the thread that captured them; -1 for everything else.
-        made_at: When they were captured.
-        notes: What limits what these times mean.
-        waits: Events and waits; None if the tool did not trace what streams wait for.
     """
 
     ranges: Ranges
@@ -359,12 +340,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Tool:
-    """Where a trace comes from.
-
-    Attributes:
-        name: cupti or nsys.
-        source: measured or simulated.
-    """
+    """Source of a trace: ``name`` is cupti or nsys, ``source`` measured or simulated."""
 
     name: str
     gpu: str
@@ -374,11 +350,7 @@ class Tool:
 
 
 def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsRecord:
-    """The journal's record of a step's kernels.
-
-    Args:
-        layers: Numbers of layers. Unknown layers are added to it.
-    """
+    """The journal's record of a step's kernels. Unknown layers are added to ``layers``."""
     activity, ranges = trace.activity, trace.ranges
     captured = trace.made_in != -1
     sites = launch_sites(
@@ -434,7 +406,6 @@ def _numbered(names: list[str], texts: dict[str, int]) -> Ints:
 
 
 def _phases(ranges: Ranges, sites: LaunchSites) -> npt.NDArray[np.uint8]:
-    """Indices into ``PHASES``."""
     other = PHASES.index("other")
     of_meaning = np.array([PHASES.index(m.phase) if m.phase in PHASES else other for m in ranges.meanings] or [other])
     of_range = of_meaning[ranges.meaning][sites.phase] if len(ranges.meaning) else np.full(len(sites.phase), other)
@@ -477,7 +448,6 @@ def _flops(ranges: Ranges, sites: LaunchSites, family: npt.NDArray[np.uint8], ti
 
 
 def _operation(name: str) -> str:
-    """``aten::mm`` as the recorder writes it."""
     return name.replace("::", ".", 1) if name.startswith("aten::") else name
 
 
@@ -606,10 +576,7 @@ def _columns(table: TracedOperations | TracedCalls | TracedActivity | TracedWait
 
 
 def _launches(operations: dict[str, Ints], calls: dict[str, Ints], device: dict[str, Ints]) -> tuple[Ints, Ints]:
-    """For each GPU activity, the thread and the time of its launch: from its CUDA call, else from its operation.
-
-    A call has CUPTI's thread number. The operation around it has torch's number, which the ranges use too.
-    """
+    """The thread (CUPTI's number) and time of each activity's CUDA call, else of its operation (torch's number)."""
     call = find_rows(calls["correlation"], device["correlation"])
     linked = np.where(call >= 0, taken(calls["operation"], call), device["operation"])
     linked = np.where(linked > 0, linked, device["operation"])

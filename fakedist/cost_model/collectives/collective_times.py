@@ -1,15 +1,13 @@
-"""How long a collective takes: measured in one NVLink domain, a model fitted to published logs between nodes.
+"""Times of collectives: measured in one NVLink domain, a model fitted to published logs between nodes.
 
-- *One domain* (a node, or an NVL72): nccl-tests on this GPU model, interpolated between message sizes and
-  numbers of GPUs (both logarithmic). Beyond the largest message its bus bandwidth holds.
-- *Between nodes*: a ring takes a latency for each step, and the bytes over the bandwidth of the group's NICs or of
-  NVLink, whichever is less. An all_reduce may run on a tree instead, which takes fewer steps. An all_to_all sends its
-  remote part over one NIC for each rank. Small messages run on protocols with a shorter latency.
-- A send takes one NIC, or NVLink inside a node.
-- Over nodes, nothing takes less time than between as many GPUs of one node: GPUs without NVLink reach each other and
-  their NICs over the same links.
-- What was not measured (more GPUs, another GPU model, NCCL's variables) takes as much more or less than
-  what was as NCCL's tuner says (:mod:`fakedist.cost_model.nccl.tuner`). It also says which algorithm and protocol run.
+- *One domain* (a node, or an NVL72): nccl-tests on this GPU model, interpolated between message sizes and numbers of
+  GPUs (both logarithmic). Beyond the largest message its bus bandwidth holds.
+- *Between nodes*: a ring takes a latency per step, and the bytes over the lower bandwidth of the group's NICs and
+  NVLink. An all_reduce may run on a tree, in fewer steps. An all_to_all sends its remote part over one NIC per rank.
+  Small messages run on protocols with a shorter latency. A send takes one NIC, or NVLink inside a node.
+- Over nodes, nothing is faster than between as many GPUs of one node: GPUs without NVLink share links with their NICs.
+- What was not measured (more GPUs, another model, NCCL's variables) scales what was by the ratio of NCCL's tuner
+  (:mod:`fakedist.cost_model.nccl.tuner`), which also chooses algorithm and protocol.
 
 docs/accuracy.md has the logs, and the errors when part of them is left out.
 """
@@ -40,18 +38,11 @@ COLUMNS = ("gpu", "operation", "nodes", "gpus_per_node", "bytes", "time_us", "or
 
 @cache
 def load_collectives(path: Path = TABLE) -> pd.DataFrame:
-    """The logs.
+    """The logs, a row for each measured message.
 
-    Returns:
-        A row for each measured message, columns:
-
-        - gpu: GPU model, as ``--gpu`` names it.
-        - operation: all_reduce, all_gather, reduce_scatter, all_to_all, send.
-        - nodes: Nodes, or NVLink domains.
-        - gpus_per_node: GPUs of each that take part.
-        - bytes: Bytes of the whole buffer (nccl-tests' size).
-        - time_us: Microseconds, out of place.
-        - origin: Where it is from.
+    Columns: gpu (as ``--gpu`` names it), operation (all_reduce, all_gather, reduce_scatter, all_to_all, send), nodes
+    (or NVLink domains), gpus_per_node (that take part), bytes (the whole buffer: nccl-tests' size), time_us (out of
+    place), origin.
 
     Raises:
         SetupError: The table is missing or damaged.
@@ -90,11 +81,11 @@ class CollectiveTime:
     """The time of a collective.
 
     Attributes:
-        algorithm: What runs it: ring, tree, nvls, nvlstree, pat, pairs or send; none in a group of one.
+        algorithm: ring, tree, nvls, nvlstree, pat, pairs or send; none in a group of one.
         protocol: ll, ll128 or simple.
         spread: The 90 % interval, as the size of the logarithm of truth over estimate.
         link_share: The fraction of the time for which its bytes would keep the links busy.
-        basis: What the time rests on: measured in one domain, fitted between nodes, or one of these and the tuner.
+        basis: Measured in one domain, fitted between nodes, or one of these and the tuner.
     """
 
     time_us: float
@@ -119,11 +110,7 @@ _SAME = {"broadcast": "all_gather", "gather": "all_gather", "reduce": "reduce_sc
 
 
 class CollectiveTimes:
-    """Estimates collectives of one GPU model on one fabric.
-
-    Args:
-        logs: nccl-tests' logs (columns of :func:`load_collectives`); by default the package's.
-    """
+    """Estimates collectives of one GPU model on one fabric, from the package's logs by default."""
 
     def __init__(
         self, gpu: GpuSpec, fabric: Fabric, logs: pd.DataFrame | None = None, *, nccl: Settings | None = None
@@ -148,11 +135,9 @@ class CollectiveTimes:
     def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
         """The time of one call.
 
-        Args:
-            operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, barrier, gather, scatter
-                or send.
-            num_bytes: Bytes of the whole buffer: what all_gather returns, what reduce_scatter is given; for all_to_all
-                what one rank sends.
+        Operations: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, barrier, gather, scatter,
+        send. ``num_bytes`` are the whole buffer's: all_gather's result, reduce_scatter's input, one rank's part of
+        all_to_all.
         """
         if shape.size == 1:
             return CollectiveTime(0.0, "none", "", 0.0, 0.0, "")
@@ -180,7 +165,6 @@ class CollectiveTimes:
         return CollectiveTime(time_us, chosen.algorithm, chosen.protocol, spread, share, basis)
 
     def _transfer_us(self, name: str, num_bytes: float, shape: GroupShape) -> float:
-        """How long the links alone take for the bytes, in microseconds."""
         if shape.num_nodes > 1 and name in ("send", "all_to_all"):
             remote = num_bytes if name == "send" else num_bytes * (shape.size - shape.local) / shape.size
             return remote / (self._own_nic() * self.fabric.achieved) * 1e6
@@ -235,7 +219,6 @@ class CollectiveTimes:
         return sum(parts) - self._in_domain("reduce_scatter", _LEAST_BYTES, size)[0]
 
     def _between(self, name: str, num_bytes: float, shape: GroupShape) -> float:
-        """Microseconds over nodes with NCCL's own choice."""
         fabric = self.fabric
         if name == "send":
             return fabric.send_us + num_bytes / self._send_bandwidth() * 1e6
@@ -295,12 +278,9 @@ class _MessageCurve:
         self._sizes = sorted(self._by_size)
 
     def time_us(self, num_bytes: float, size: int, tuner_us: Callable[[int], float]) -> float:
-        """Microseconds of a message between ``size`` GPUs: those that were measured, or interpolated between them.
+        """Microseconds of a message between ``size`` GPUs, measured or interpolated between numbers of GPUs.
 
-        More GPUs than were measured lie as far from the tuner's estimate as the most that were.
-
-        Args:
-            tuner_us: What NCCL's tuner says for a number of GPUs.
+        Beyond the most that were measured, ``tuner_us`` (the tuner's estimate by number of GPUs) scales those.
         """
         most = self._sizes[-1]
         if size > most:
@@ -310,7 +290,7 @@ class _MessageCurve:
         return math.exp(float(np.interp(math.log(size), sizes, times)))
 
     def reaches(self, size: int) -> bool:
-        """Whether as many GPUs were measured."""
+        """True if as many GPUs were measured."""
         return size <= self._sizes[-1]
 
     def spread(self, size: int) -> float:
@@ -333,9 +313,7 @@ class _MessageCurve:
 
 
 def _rising(times: Floats) -> Floats:
-    """Times of growing messages, which noise makes fall here and there: the mean of the least and the greatest curve
-    around them that never fall.
-    """
+    """Times of growing messages without noise: the mean of the tightest curves around them that never fall."""
     above, below = np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1]
     return np.asarray(np.sqrt(above * below))
 
@@ -356,6 +334,5 @@ def _nearest(gpu: GpuSpec, measured: Sequence[str]) -> str:
 
 
 def _interconnect(gpu: GpuSpec, nvlink_bandwidth: float = 0.0) -> Interconnect:
-    """The links between the GPUs of a node, with another NVLink bandwidth if one is given."""
     bandwidth = nvlink_bandwidth or gpu.nvlink_bandwidth
     return interconnect_like(gpu.product, gpu.compute_capability[0], bandwidth, gpu.host_bandwidth)

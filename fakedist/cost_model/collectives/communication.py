@@ -29,11 +29,7 @@ _UNKNOWN = CollectiveTime(float("nan"), "", "", float("nan"), 0.0, "")
 
 @dataclass(frozen=True)
 class Communication:
-    """The times of a step's collectives, and the rates that they leave to its kernels.
-
-    Attributes:
-        calls: The result of :func:`call_times`, indexed by the calls' sequence numbers.
-    """
+    """The times of a step's collectives (:func:`call_times`, by sequence number), and the rates left to its kernels."""
 
     calls: pd.DataFrame
     gpu: GpuSpec
@@ -53,11 +49,7 @@ class Communication:
     def slowed(
         self, work: pd.DataFrame, bounds: npt.NDArray[np.float64], *, over_nodes: bool
     ) -> npt.NDArray[np.float64]:
-        """The rate that each row of work keeps while a collective of one kind runs.
-
-        Args:
-            bounds: 1 for rows that memory limits, else 0.
-        """
+        """The rate of each row of work during a collective; ``bounds`` is 1 where memory limits it, else 0."""
         own = self.calls[(self.calls["num_nodes"] > 1) == over_nodes]
         whole = own["time_us"].sum()
         bandwidth = own["moved_bytes"].sum() / whole * 1e6 if whole else 0.0
@@ -65,7 +57,7 @@ class Communication:
         return rates_with(work, bounds, self.gpu.sms, self.gpu.memory_bandwidth, contender)
 
     def _sms(self, over_nodes: bool) -> int:
-        """SMs that a collective's kernels hold: NCCL's channels. A send holds fewer."""
+        """SMs that a collective's kernels hold: NCCL's channels, fewer for a send."""
         gpu = self.gpu
         joined = interconnect_like(gpu.product, gpu.compute_capability[0], gpu.nvlink_bandwidth, gpu.host_bandwidth)
         fewest, most = self.nccl.channels
@@ -92,24 +84,19 @@ def communication_of(
 def call_times(
     calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes, moe_imbalance: float = 1.0
 ) -> pd.DataFrame:
-    """The times of calls.
+    """Times of calls, rows of the table ``calls``, whose index the result has.
 
-    Args:
-        calls: The table ``calls``, or some of its rows.
-        times: Estimates collectives of a GPU on a fabric.
+    Columns:
 
-    Returns:
-        A row for each of ``calls``, with its index. Columns:
-
-        - time_us, low_us, high_us: Microseconds, and the 90 % interval; NaN for an operation that is not known.
-        - algorithm: What runs it: ring, tree, nvls, nvlstree, pat, pairs or send.
-        - num_nodes: NVLink domains that it spans.
-        - moved_bytes: Bytes of the whole buffer.
-        - link_share: The fraction of its time for which its bytes would keep the links busy.
-        - kind: The collective that it is: all_reduce, ...; empty for an operation that is not known.
-        - queue: The group, whose communicator runs one call at a time; -1 for sends, which run at once.
-        - is_uneven: Whether it is an all_to_all of uneven splits, of which other ranks may have larger ones.
-        - text: What it is, in a few words: "64 MiB, 8 nodes, ring simple".
+    - time_us, low_us, high_us: Microseconds, and the 90 % interval; NaN for an unknown operation.
+    - algorithm: ring, tree, nvls, nvlstree, pat, pairs or send.
+    - num_nodes: NVLink domains that it spans.
+    - moved_bytes: Bytes of the whole buffer.
+    - link_share: The fraction of its time for which its bytes would keep the links busy.
+    - kind: The collective: all_reduce, ...; empty for an unknown operation.
+    - queue: The group, whose communicator runs one call at a time; -1 for sends, which run at once.
+    - is_uneven: An all_to_all of uneven splits, of which other ranks may have larger ones.
+    - text: A few words: "64 MiB, 8 nodes, ring simple".
     """
     per_node = times.fabric.gpus_per_node
     ranks = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
@@ -153,10 +140,7 @@ def _optional(calls: pd.DataFrame, column: str) -> npt.NDArray[np.int64]:
 def _even_load(part: int, exchanged: int, shape: GroupShape) -> float:
     """Bytes of an even all_to_all that loads the links as one of uneven splits does.
 
-    Over nodes, as much of it crosses them as can: all parts to or from ranks of other nodes may be as the largest.
-
-    Args:
-        exchanged: All parts to or from other ranks; 0 if that was not recorded, and all may be as the largest.
+    Over nodes, parts as large as the largest cross them, as many as ``exchanged`` (0: not recorded) allows.
     """
     others = shape.size - (shape.local if shape.num_nodes > 1 else 1)
     return shape.size * (min(exchanged / others, part) if exchanged else part)
@@ -168,7 +152,6 @@ def _shape(ranks: Sequence[int], size: int, per_node: int) -> GroupShape:
 
 
 def _pair(ranks: Sequence[int], group_rank: int, peer: int, per_node: int) -> GroupShape:
-    """This rank and the other one of a send; two ranks of one node if the other is not known."""
     if not 0 <= peer < len(ranks) or peer == group_rank:
         return GroupShape(2, 1, 2)
     return GroupShape.of([ranks[group_rank], ranks[peer]], per_node)

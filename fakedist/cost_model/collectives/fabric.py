@@ -16,23 +16,21 @@ _SPECIFICATION_SPREAD = 0.5
 
 @dataclass(frozen=True)
 class Fabric:
-    """How the GPUs of a cluster are connected.
+    """The connections between the GPUs of a cluster.
 
     Attributes:
-        source: Where its figures are from.
         spread: The 90 % interval of a collective over several nodes, as the size of the logarithm of truth over
             estimate: wide where only the specification is known.
         gpus_per_node: GPUs in one NVLink domain.
         nics_per_node: NICs of those GPUs together.
-        nic_bandwidth: Bandwidth of one NIC.
         achieved: The fraction of the NICs' bandwidth that a long ring reaches.
-        hop_us: What a step of a ring from node to node takes, apart from the bytes.
+        hop_us: Latency of a ring's step from node to node.
         local_hop_us: The same within a node, in a ring over several nodes.
-        tree_hop_us: What a step of a tree from node to node takes, apart from the bytes.
-        send_bandwidth: What one send between two nodes reaches with NCCL's default chunks.
-        send_us: What a send between two nodes takes, apart from the bytes.
-        nvlink_bandwidth: NVLink bandwidth of one GPU; 0 takes the GPU model's.
-        spans_hosts: Whether an NVLink domain is larger than a host, so that a job's GPUs of a host do not tell it.
+        tree_hop_us: Latency of a tree's step from node to node.
+        send_bandwidth: Of one send between two nodes, with NCCL's default chunks.
+        send_us: Latency of a send between two nodes.
+        nvlink_bandwidth: Of one GPU; 0 takes the GPU model's.
+        spans_hosts: An NVLink domain is larger than a host, so a job's GPUs per host do not show it.
     """
 
     name: str
@@ -120,14 +118,9 @@ def default_fabric(gpu: str) -> Fabric:
 
 
 def find_fabric(name: str, gpus_per_node: int | None = None) -> Fabric:
-    """A preset by its name, or a fabric file by its path.
+    """A preset of FABRICS by name, or a TOML file by path (:func:`read_fabric`); JobError if it is neither.
 
-    Args:
-        name: One of FABRICS, or the path of a TOML file (:func:`read_fabric`).
-        gpus_per_node: GPUs in one NVLink domain, if not the fabric's own number. The NICs change in proportion.
-
-    Raises:
-        JobError: There is no such preset, or the file is not valid.
+    With ``gpus_per_node``, the size of an NVLink domain, the NICs change in proportion.
     """
     if name in FABRICS:
         fabric = FABRICS[name]
@@ -158,11 +151,7 @@ _KEYS = {
 
 
 def read_fabric(path: Path) -> Fabric:
-    """Read a fabric file: TOML with ``like``, a preset that fills what is missing, and the keys of ``_KEYS``.
-
-    Raises:
-        JobError: The file is missing, is not TOML, or has an unknown key or an absurd value.
-    """
+    """Read a TOML file with ``_KEYS`` and ``like``, a preset for the others; JobError if it is missing or invalid."""
     try:
         text, _ = read_toml(path)
     except OSError as error:

@@ -37,13 +37,7 @@ _FORWARD_AND_BACKWARD = 3.0
 
 @dataclass(frozen=True)
 class StepTokens:
-    """The tokens that a rank reads in the timed step.
-
-    Attributes:
-        number: How many; 0 if that is not known.
-        num_micro_batches: Micro-batches; 0 if that is not known.
-        why: Why it is not known.
-    """
+    """The tokens and micro-batches that a rank reads in the timed step; 0 if unknown, for the reason ``why``."""
 
     number: int
     num_micro_batches: int
@@ -52,12 +46,12 @@ class StepTokens:
 
 @dataclass(frozen=True)
 class CountedFlops:
-    """The FLOPs of a rank's step as frameworks count them: three times those of the forward pass, none computed twice.
+    """A rank's FLOPs as frameworks count them: three times those of the forward pass, none computed twice.
 
     Attributes:
-        megatron: Attention as if each query met half of the keys, as Megatron-LM counts it.
-        torchtitan: Attention as if each query met all keys, as torchtitan counts it.
-        num_lacking: Products and attention of the forward pass whose FLOPs are not known.
+        megatron: Each query meets half of the keys.
+        torchtitan: Each query meets all keys.
+        num_lacking: Products and attention of the forward pass without known FLOPs.
     """
 
     megatron: float
@@ -89,10 +83,7 @@ def tokens_of(launches: pd.DataFrame, work: pd.DataFrame) -> StepTokens:
 
 
 def _num_runs(operations: pd.Series) -> int:
-    """How often a product ran, by the operation of each of its launches. Outside of one, each launch is a run.
-
-    Transformer Engine launches its products from extensions of its own, where no torch operation runs.
-    """
+    """Runs of a product by operation. Transformer Engine's launches are outside of one: each is a run."""
     inside = operations[operations >= 0]
     return int(inside.nunique()) + len(operations) - len(inside)
 
@@ -132,11 +123,9 @@ _DRAWN = 1 / 4000
 
 @dataclass(frozen=True)
 class RankRows:
-    """The launches with work of a rank, in their order, once they are placed.
+    """The launches with work of a rank, in order, once placed.
 
-    Attributes:
-        alone_us: How long it takes without waiting for other ranks.
-        lane: Its purpose, an index into :data:`LANES`.
+    ``alone_us`` is without waiting for other ranks; ``lane`` an index into :data:`LANES`.
     """
 
     start_us: Array
@@ -158,11 +147,11 @@ class RankRows:
 
 @dataclass(frozen=True)
 class Parts:
-    """How a rank spends the job's step. The parts add up to the job's step.
+    """A rank's time in parts that add up to the job's step.
 
     Attributes:
         communication_us: It communicates and does not compute.
-        bubble_us: It waits for what other ranks send or take part in, or has finished before them.
+        bubble_us: It waits for other ranks, or has finished before them.
         host_us: The GPU waits for the rank's own host.
         wait_us: Anything else.
     """
@@ -198,11 +187,9 @@ def parts_of(rows: RankRows, own_us: float, step_us: float) -> Parts:
 
 
 def lanes_of(rows: RankRows, own_us: float, step_us: float) -> pd.DataFrame:
-    """The activity of a rank over time, for a drawing.
+    """The activity of a rank over time: ``lane`` (of :data:`LANES`), ``start_us``, ``end_us`` of each stretch.
 
-    Returns:
-        A row for each stretch: ``lane`` (of :data:`LANES`), ``start_us``, ``end_us``. Stretches of one lane are joined
-        over breaks too short to draw; those of different lanes may overlap.
+    Breaks too short to draw are closed within a lane; stretches of different lanes may overlap.
     """
     lanes = []
     for number, name in enumerate(LANES):
@@ -226,12 +213,12 @@ class JobRank:
     """A rank of the job, and its step.
 
     Attributes:
-        lanes: What it does when: see :func:`fakedist.cost_model.job.job_times.lanes_of`.
-        replicas: How many ranks of the job read tokens of their own, as its groups show.
-        num_exchanged: Its sends to and receives from the other ranks.
+        lanes: From :func:`lanes_of`.
+        replicas: Ranks of the job that read tokens of their own.
+        num_exchanged: Sends to and receives from the other ranks.
         elsewhere: Ranks that it exchanges with and that are not placed.
-        num_unmatched: Its calls whose other side was never reached; they did not wait.
-        num_recorded: Micro-batches that were recorded; 0 if that is not known.
+        num_unmatched: Calls whose other side was never reached; they did not wait.
+        num_recorded: Micro-batches; 0 if unknown.
     """
 
     rank: int
@@ -249,11 +236,7 @@ class JobRank:
 
 @dataclass(frozen=True)
 class JobTimes:
-    """The step of a job.
-
-    Attributes:
-        low_us: The least of its 90 % interval; None if that is not known.
-    """
+    """The step of a job. ``low_us``, the least of its 90 % interval, is None if unknown."""
 
     step_us: float
     low_us: float | None
@@ -298,10 +281,10 @@ def job_times(
     """Estimate the step of a job from some of its ranks.
 
     Args:
-        ranks: Each rank and its tables ``launches`` (not empty), ``work``, ``calls`` and ``groups``. They are read one
-            after the other, and none is kept.
-        models: What to price them with. A group that a what-if names is one of some rank's.
-        micro_batches: How many the step shall have, those beyond the recorded ones repeated; None for those recorded.
+        ranks: Each rank with ``launches`` (not empty), ``work``, ``calls`` and ``groups``, read one by one; none is
+            kept.
+        models: A group that a what-if names is one of some rank's.
+        micro_batches: Those beyond the recorded ones are repeated; None for those recorded.
 
     Raises:
         RunDirectoryError: The tables are damaged.
@@ -374,11 +357,7 @@ def _changed(
 
 
 def _check(ranks: Mapping[int, _Alone], micro_batches: int | None) -> None:
-    """See that a change changes something, and that the ranks recorded equally many micro-batches.
-
-    Raises:
-        JobError: They do not.
-    """
+    """Raise JobError if the change changes nothing, or if ranks recorded different numbers of micro-batches."""
     lacking = [priced.lacks for priced in ranks.values() if priced.lacks is not None]
     if len(lacking) == len(ranks):
         raise lacking[0]
@@ -395,7 +374,6 @@ def _check(ranks: Mapping[int, _Alone], micro_batches: int | None) -> None:
 
 
 def _lanes(launches: pd.DataFrame, work: pd.DataFrame) -> Array:
-    """The purpose of each launch with work: an index into LANES."""
     rows = launches[launches["work"] >= 0]
     names = rows["phase"].astype(str)
     names = names.where(names.isin(LANES), "other").where(~rows["recompute"].astype(bool), "recompute")

@@ -1,8 +1,8 @@
 """Micro-batches: finds the steady ones of a step, and repeats them for those that were not recorded.
 
-A step with gradient accumulation, or of a pipeline, launches the same for each micro-batch. Where a schedule is steady,
-a stretch of launches repeats: forward and backward of one micro-batch in 1F1B, of as many as there are stages in
-interleaved 1F1B. A step that runs all forwards before all backwards has a stretch for each.
+A step with gradient accumulation, or of a pipeline, launches the same for each micro-batch. In a steady schedule a
+stretch of launches repeats: of one micro-batch in 1F1B, of as many as stages in interleaved 1F1B, one each for forwards
+and backwards if all forwards run first.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Repeat:
-    """A stretch of a sequence that repeats.
-
-    Attributes:
-        end: Where the last whole repetition ends.
-        period: How long one is.
-    """
+    """A stretch that repeats every ``period``, to the ``end`` of the last whole repetition."""
 
     start: int
     end: int
@@ -36,7 +31,7 @@ class Repeat:
 
     @property
     def number(self) -> int:
-        """How often it repeats."""
+        """Number of repetitions."""
         return (self.end - self.start) // self.period
 
     @property
@@ -47,11 +42,9 @@ class Repeat:
 
 @dataclass(frozen=True)
 class SteadyBatches:
-    """The repeated stretches of a step.
+    """The repeated stretches of a step, which together do all that a micro-batch needs.
 
-    Attributes:
-        repeats: One stretch of each; together they do all that a micro-batch needs.
-        num_micro_batches: How many micro-batches one repetition of all of them does.
+    ``num_micro_batches`` is how many one repetition of all of them does.
     """
 
     repeats: tuple[Repeat, ...]
@@ -63,10 +56,10 @@ class Step:
     """A step as a sequence.
 
     Attributes:
-        tokens: What each row does; rows that do the same have the same number, from 0.
-        parts: The part of a micro-batch that each row is, a number from 0: a product; -1 for rows that do not count.
+        tokens: Equal numbers, from 0, for rows that do the same.
+        parts: The part of a micro-batch, such as a product, that each row is, from 0; -1 for rows that do not count.
             Every micro-batch has all parts, each as often as any other micro-batch.
-        num_stages: Stages of its pipeline; 1 without one.
+        num_stages: 1 without a pipeline.
     """
 
     tokens: Numbers
@@ -76,10 +69,7 @@ class Step:
 
 
 def find_steady(step: Step) -> SteadyBatches | None:
-    """Find what a further micro-batch would repeat; None if that is not certain.
-
-    A stretch counts if it comes twice at least and has, of each part, as much as its micro-batches.
-    """
+    """Find what a further micro-batch would repeat, at least twice and with all parts; None if that is uncertain."""
     if step.num_micro_batches < 1:
         return None
     wanted = _of_rows(step, slice(None))
@@ -127,7 +117,6 @@ def _over_all(step: Step, left: Numbers, anchors: Numbers, number: int) -> Repea
 
 
 def _anchor(step: Step, wanted: Numbers) -> Numbers:
-    """The rows of the first part that is wanted, of those with the fewest in a micro-batch; none if nothing is."""
     if not wanted.any():
         return np.zeros(0, np.int64)
     rows = np.flatnonzero(np.append(wanted, 0)[step.parts] == wanted[wanted > 0].min())
@@ -135,7 +124,6 @@ def _anchor(step: Step, wanted: Numbers) -> Numbers:
 
 
 def _of_rows(step: Step, rows: slice) -> Numbers:
-    """How often some rows have each of the parts."""
     own = step.parts[rows]
     return np.bincount(own[own >= 0], minlength=int(step.parts.max(initial=-1)) + 1)
 
@@ -168,11 +156,7 @@ _ENOUGH_FOR_A_STAGE, _ENOUGH = 4, 4
 
 @dataclass(frozen=True)
 class Recorded:
-    """The recorded step of a rank.
-
-    Attributes:
-        num_stages: Stages of its pipeline; 1 without one.
-    """
+    """The recorded step of a rank. ``num_stages`` is 1 without a pipeline."""
 
     rank: int
     launches: pd.DataFrame
@@ -183,10 +167,10 @@ class Recorded:
 
 
 def with_micro_batches(step: Recorded, wanted: int) -> pd.DataFrame:
-    """The launches of a step with more micro-batches: what is steady is repeated.
+    """The launches of a step with more micro-batches: its steady stretches are repeated.
 
     Raises:
-        JobError: Fewer are wanted than were recorded, nothing steady is among those, or it comes in several at once.
+        JobError: Fewer are wanted than were recorded, nothing is steady, or it comes in several at once.
     """
     recorded = step.num_micro_batches
     if wanted == recorded:
@@ -206,7 +190,7 @@ def with_micro_batches(step: Recorded, wanted: int) -> pd.DataFrame:
 
 
 def count_micro_batches(launches: pd.DataFrame, work: pd.DataFrame) -> int:
-    """How many micro-batches a step has, by how often most layers run their products forward; 0 if none does."""
+    """Micro-batches of a step, by how often most layers run their products forward; 0 if none does."""
     is_product = (work["family"].astype(str) == "gemm").to_numpy(bool)
     of_work = launches["work"].to_numpy("i8")
     is_forward = (launches["phase"].astype(str) == "forward").to_numpy(bool) & ~launches["recompute"].to_numpy(bool)
@@ -218,10 +202,9 @@ def count_micro_batches(launches: pd.DataFrame, work: pd.DataFrame) -> int:
 
 
 def _without_idle_records(launches: pd.DataFrame) -> pd.DataFrame:
-    """The launches without records of events that nothing waits for. They take no time.
+    """The launches without records of events that nothing waits for, which take no time.
 
-    The allocator records one where a tensor of several streams is freed, and only asks later whether it is over. When
-    Python frees a tensor differs between micro-batches that are otherwise the same.
+    The allocator makes one when a tensor of several streams is freed, which differs between micro-batches.
     """
     kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
     recorded_at = _recorded_at(kind, event)
@@ -237,7 +220,6 @@ def _without_idle_records(launches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _number(step: Recorded, steady: SteadyBatches, wanted: int) -> int:
-    """How often the steady stretches must be repeated."""
     more = wanted - step.num_micro_batches
     if more % steady.num_micro_batches:
         least = wanted - more % steady.num_micro_batches
@@ -321,10 +303,7 @@ def _order(length: int, repeats: Sequence[Repeat], number: int) -> tuple[Numbers
 
 
 def _events(launches: pd.DataFrame, tokens: Numbers, repeats: Sequence[Repeat], order: Numbers) -> Numbers:
-    """The event of each row. Each record has one of its own; a wait has that of the record it now stands for.
-
-    The n-th wait of its kind waits for what the n-th record of its kind stands for, as it did in the recorded step.
-    """
+    """The event of each row: the n-th wait of its kind waits for the n-th record of its kind, as recorded."""
     kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
     recorded_at = _recorded_at(kind, event)
     occurrence, occurrence_now = _occurrences(tokens), _occurrences(tokens[order])
@@ -366,12 +345,10 @@ def _recorded_at(kind: npt.NDArray[np.str_], event: npt.NDArray[np.uint64]) -> N
 
 
 def _occurrences(tokens: Numbers) -> Numbers:
-    """How many rows before each do the same."""
     return np.asarray(pd.Series(tokens).groupby(tokens).cumcount(), np.int64)
 
 
 def _first_of(tokens: Numbers, repeats: Sequence[Repeat]) -> Numbers:
-    """For each token, where the stretch begins that repeats it."""
     firsts = np.zeros(int(tokens.max(initial=-1)) + 1, np.int64)
     for repeat in reversed(repeats):
         firsts[tokens[repeat.last]] = repeat.start

@@ -1,11 +1,9 @@
 """Places the steps of several ranks together: a receive ends when the rank that sends has sent.
 
 Each rank's launches are walked in their own order (:class:`fakedist.cost_model.timeline.Timeline`). Sends and receives
-of two
-ranks on one group meet in the order in which each rank made them. A send begins when its rank reaches it and does not
-wait for the receiver, as the pipeline schedules of today post their receives early. A collective of several of the
-ranks begins when the last of them reaches it. So warm-up, bubble and cool-down come out of the schedule that the ranks
-ran, not out of a formula.
+of two ranks on one group meet in the order in which each rank made them. A send does not wait for the receiver, as
+today's pipeline schedules post receives early. A collective begins when the last of its placed ranks reaches it. So
+warm-up, bubble and cool-down follow from the schedule that ran, not from a formula.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ class Transfer(NamedTuple):
     """A send, receive or collective of one rank.
 
     Attributes:
-        row: Its index in the rank's launches.
-        peer: The other rank of a send or receive; of a collective -1.
-        group: The name of the group, the same on all of its ranks.
-        time_us: What it takes once all are ready.
-        members: The ranks of a collective; none of a send or receive.
+        row: Index in the rank's launches.
+        peer: The other rank of a send or receive; -1 of a collective.
+        group: The name, the same on all of the group's ranks.
+        time_us: Its time once all are ready.
+        members: Ranks of a collective; none of a send or receive.
     """
 
     row: int
@@ -47,9 +45,8 @@ class RankStep:
     """The step of one rank.
 
     Attributes:
-        duration_us: What each row takes. Those of ``transfers`` are ignored.
-        transfers: Its sends, its receives, and its collectives with other ranks that are placed; those that run at once
-            in one list.
+        duration_us: By row; those of ``transfers`` are ignored.
+        transfers: Sends, receives, and collectives with other placed ranks; those that run at once in one list.
     """
 
     rank: int
@@ -67,11 +64,9 @@ class RankStep:
 
 @dataclass(frozen=True)
 class PlacedTogether:
-    """Where the launches of several ranks are.
+    """The launches of several ranks, placed, by rank.
 
-    Attributes:
-        placed: By rank.
-        num_unmatched: Transfers whose other side was never reached, by rank: they did not wait.
+    ``num_unmatched`` counts transfers whose other side was never reached: they did not wait.
     """
 
     placed: dict[int, Placed]
@@ -84,11 +79,7 @@ _Walk = Generator[Rendezvous, "Sequence[float] | None", Placed]
 
 
 class _Met(NamedTuple):
-    """A rendezvous that has begun.
-
-    Attributes:
-        needs: For each of those, what it waits for: channels, and places among the calls of each.
-    """
+    """A rendezvous that has begun; ``needs`` has the channels that transfers wait for, and positions in each."""
 
     start_us: float
     transfers: Sequence[Transfer]
@@ -108,11 +99,7 @@ class _Walker:
 
 
 def place_together(steps: Sequence[RankStep], host: HostCosts) -> PlacedTogether:
-    """Place the steps of several ranks that send to each other.
-
-    Args:
-        steps: One of each rank. Transfers with other ranks take their own time.
-    """
+    """Place the steps of several ranks; transfers with ranks not among them take their own time."""
     together = _Together({step.rank for step in steps})
     for step in steps:
         transfers = {rows[0].row: rows for rows in step.transfers}
@@ -148,7 +135,6 @@ class _Together:
         return PlacedTogether(self._placed, self._unmatched)
 
     def _advance(self, walker: _Walker, ends: Sequence[float] | None) -> None:
-        """Walk on until the rank must wait for another rank, or to its end."""
         while True:
             try:
                 rendezvous = walker.walk.send(ends)
@@ -190,7 +176,6 @@ class _Together:
         return _Met(rendezvous.start_us, transfers, needs)
 
     def _is_over(self, met: _Met) -> bool:
-        """Whether all that a rendezvous waits for has been reached."""
         return all(len(self._reached[channel]) > position for needs in met.needs for channel, position in needs)
 
     def _ends(self, rank: int, met: _Met) -> list[float]:
@@ -217,13 +202,13 @@ def transfers_of(
 ) -> list[list[Transfer]]:
     """The sends and receives among a rank's launches, those that run at once together.
 
-    Consecutive sends and receives of one stream run at once, as NCCL runs those of a group call, if the host launched
-    nothing but events in between.
+    NCCL runs those of a group call at once: consecutive ones of one stream, with nothing but events launched in
+    between.
 
     Args:
-        launches_call: The sequence number of each row's call; -1 if it is none.
-        kinds: The kind of each row, an index into LAUNCH_KINDS.
-        known: The transfers by sequence number; their ``row`` is ignored.
+        launches_call: The sequence number of each row's call; -1 without one.
+        kinds: Indices into LAUNCH_KINDS.
+        known: By sequence number; ``row`` is ignored.
     """
     together: list[list[Transfer]] = []
     stream: object = None
@@ -244,12 +229,12 @@ _COLLECTIVE = LAUNCH_KINDS.index("collective")
 
 @dataclass(frozen=True)
 class Dependencies:
-    """The parts of a rank's step that depend on the other ranks.
+    """The parts of a rank's step that depend on the other placed ranks.
 
     Attributes:
-        transfers: Its sends, receives and collectives with them, those that run at once in one list.
-        num_exchanged: Its sends to and receives from ranks that are placed with it.
-        elsewhere: The ranks that are not, and that it sends to or receives from.
+        transfers: Those that run at once in one list.
+        num_exchanged: Sends to and receives from ranks that are placed with it.
+        elsewhere: Ranks that are not, and that it sends to or receives from.
     """
 
     transfers: list[list[Transfer]]
@@ -264,13 +249,7 @@ def dependencies_of(
     rank: int,
     ranks: Set[int],
 ) -> Dependencies:
-    """Find the parts of a rank's step that depend on other ranks.
-
-    Args:
-        tables: The tables ``launches``, ``calls`` and ``groups``.
-        duration_us: What each takes without waiting.
-        ranks: All ranks that are placed together.
-    """
+    """Find what depends on the other placed ``ranks``, from the tables ``launches``, ``calls`` and ``groups``."""
     launches, calls, groups = tables
     call_of = launches["call"].to_numpy("i8")
     is_call = timeline.has_work & (timeline.what == _COLLECTIVE) & (call_of >= 0)
@@ -290,7 +269,6 @@ def dependencies_of(
 
 
 def _known(calls: pd.DataFrame, groups: pd.DataFrame, rank: int, ranks: Set[int]) -> dict[int, Transfer]:
-    """The calls that depend on other ranks, by sequence number."""
     members = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
     names = _names(groups)
     columns = [calls[name].tolist() for name in ("sequence", "operation", "group", "peer")]
@@ -317,11 +295,10 @@ def _names(groups: pd.DataFrame) -> list[str]:
 
 
 def from_first_transfer(launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
-    """The launches of a step, in front those with which an iteration begins.
+    """The launches of a step, beginning with those that begin an iteration.
 
-    A step ends where the next iteration's work begins. A later pipeline stage first receives. Its timed step ends with
-    the first receive of the next iteration, and lacks its own. Steps are alike, so what follows the optimizer from the
-    first send or receive on is put in front.
+    A later stage's timed step ends with the next iteration's first receive. So everything from the first transfer after
+    the optimizer is put in front.
     """
     in_optimizer = np.flatnonzero((launches["phase"].astype(str) == "optimizer").to_numpy(bool))
     pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]

@@ -1,20 +1,18 @@
 """Times of attention, forward and backward, by the library that computes it.
 
-What was measured, and how the kinds of kernels are estimated from it:
-
-- *cudnn*: forward and backward on H200 and GB200, with and without a causal mask, at many heads. The achieved fraction
-  of the peak is interpolated over tokens for the nearest head width. GPUs of the same compute capability share it. What
-  another width changes is taken from the inference table, which has widths of 64 to 512.
+- *cudnn*: measured on H200 and GB200, with and without a causal mask, at many heads. The achieved fraction of the peak
+  is interpolated over tokens for the nearest head width; GPUs of the same compute capability share it. The effect of
+  another width comes from the inference table (64 to 512).
 - *flash2*: FlashAttention-2, which PyTorch builds in. On Hopper and newer it is slower than cuDNN by the quotient that
-  the FlashAttention-3 paper measured on an H100. On Ampere and Ada it is what the inference table holds.
+  the FlashAttention-3 paper measured on an H100; on Ampere and Ada it is the inference table's.
 - *flex*, *efficient*: a fraction of FlashAttention-2's rate.
-- *inference*: causal forwards of FlashAttention-3, TensorRT-LLM and others, by tokens and heads of all sequences.
-  It also says how much slower a few heads are than many, for all kinds.
+- *inference*: causal forwards of FlashAttention-3, TensorRT-LLM and others, by tokens and heads of all sequences. For
+  all kinds, it also has the slowdown of few heads.
 
-Backward where no backward was measured (Ampere and Ada): FLOPs at the fraction of the forward's rate that the
-FlashAttention-2 paper gives for A100. A window counts with the keys that it leaves, at the rate of a causal sequence
-twice as long as the window; blocks of keys, at the rate of a sequence as long as all that a query meets. Queries and
-keys of different length count with the rate of their geometric mean.
+Without a measured backward (Ampere and Ada), FLOPs run at the fraction of the forward's rate that the FlashAttention-2
+paper gives for A100. A window counts with the keys that it leaves, at the rate of a causal sequence twice as long;
+blocks of keys, at the rate of all that a query meets. Queries and keys of different length take the rate of their
+geometric mean.
 """
 
 from __future__ import annotations
@@ -72,10 +70,10 @@ class AttentionShapes:
     """Attentions to estimate; arrays of one length.
 
     Attributes:
-        causal: Whether each query meets only the keys before it.
+        causal: Each query meets only the keys before it.
         window: The most keys that a query meets; 0 without a window.
-        in_blocks: Whether the keys are whole blocks, as many as each query meets on average, as flex_attention visits
-            them. No tile is cut.
+        in_blocks: Keys are whole blocks, the number that a query meets on average, as in flex_attention. No tile is
+            cut.
     """
 
     batch: Integers
@@ -107,7 +105,7 @@ class AttentionShapes:
         return np.asarray(np.where(self.causal, causal, limit))
 
     def slowed_by_window(self) -> Floats:
-        """How much slower a FLOP is, because tiles that a narrow window cuts are visited whole."""
+        """Slowdown of a FLOP, because tiles that a narrow window cuts are visited whole."""
         narrow = (self.window > 0) & (self.window < self.keys) & ~self.in_blocks
         window = np.where(narrow, self.window, _WIDE_WINDOW)
         return np.asarray(np.maximum((_WIDE_WINDOW / window) ** _WINDOW_POWER, 1.0))
@@ -140,9 +138,9 @@ class AttentionTimes:
     """Estimates attention on one GPU.
 
     Args:
-        inference: Measured forwards (``Measured.attention``) of this GPU.
-        training: cuDNN's forwards and backwards (``Measured.training_attention``) of this GPU or one of its compute
-            capability; empty if there are none.
+        inference: Measured forwards (``Measured.attention``).
+        training: cuDNN's forwards and backwards (``Measured.training_attention``) of its compute capability; may be
+            empty.
         measured_on: The limits of the GPU of ``inference``.
         training_peak_flops: The bf16 peak of the GPU of ``training``.
     """
@@ -165,7 +163,7 @@ class AttentionTimes:
 
     @property
     def has_training(self) -> bool:
-        """Whether forward and backward of training were measured."""
+        """True if forward and backward of training were measured."""
         return self._cudnn is not None
 
     def forward_us(self, shapes: AttentionShapes, kernel: AttentionKernel, roof: AttentionRoof | None = None) -> Floats:
@@ -204,14 +202,13 @@ class AttentionTimes:
         return np.maximum(flops * shapes.slowed_by_window() / rate * 1e6 * self._few_heads(shapes), memory)
 
     def _narrower(self, grids: _Grids, width: Floats, tokens: Floats) -> Floats:
-        """How much slower a FLOP is with these heads than with the nearest width that cuDNN was measured with."""
+        """Slowdown of a FLOP with these heads against the nearest width that cuDNN was measured with."""
         measured = grids.nearest(width)
         heads = np.full_like(tokens, _MANY_HEADS)
         slower = self._inference.at(width, [tokens, heads]) - self._inference.at(measured, [tokens, heads])
         return np.asarray(np.where(np.abs(np.log(width / measured)) > _SAME_WIDTH, np.exp(slower), 1.0))
 
     def _few_heads(self, shapes: AttentionShapes) -> Floats:
-        """How much slower a FLOP is than with many heads."""
         heads, tokens = (shapes.batch * shapes.heads).astype(float), shapes.like_tokens()
         few, width = np.minimum(heads, _MANY_HEADS), shapes.mean_width()
         slower = self._inference.at(width, [tokens, few])
@@ -224,13 +221,7 @@ def _reference_us(shapes: AttentionShapes, roof: AttentionRoof) -> Floats:
 
 
 class _Grids:
-    """Values over some axes (logarithmic), one grid for each value of ``by``; the nearest one answers.
-
-    Args:
-        table: Columns ``by``, the axes, and ``quotient``: the values, whose median counts.
-        by: The column that chooses a grid.
-        axes: One or two columns.
-    """
+    """Grids of the column ``quotient`` over one or two logarithmic axes; the nearest value of ``by`` answers."""
 
     def __init__(self, table: pd.DataFrame, by: str, axes: list[str]) -> None:
         self._keys = np.log(np.sort(table[by].unique()).astype(np.float64))

@@ -1,7 +1,7 @@
 """Prices from a calibration table: it replaces estimates of work that it has, and scales those of similar work.
 
-Similar is work of the same family and type whose sizes differ by at most a factor of two. What its measured times were
-over their estimates, by the same model, multiplies the estimate and its interval. The nearest count most.
+Similar is work of the same family and type with sizes within a factor of two. Its measured times over their estimates
+multiply estimate and interval. The nearest count most.
 """
 
 from __future__ import annotations
@@ -48,11 +48,7 @@ _LIKE_WORK = ("layout", "accumulates", "library", "causal", "window", "is_dense"
 
 @dataclass(frozen=True)
 class WorkTimes:
-    """WorkTimes of works, with their 90 % intervals; arrays of one length.
-
-    Attributes:
-        time_us: Microseconds; NaN if unknown.
-    """
+    """Times of works, with their 90 % intervals, in microseconds (NaN if unknown); arrays of one length."""
 
     time_us: Floats
     low_us: Floats
@@ -61,12 +57,7 @@ class WorkTimes:
 
 @dataclass(frozen=True)
 class CalibratedTimes:
-    """Times of works after a calibration table was applied.
-
-    Attributes:
-        is_measured: Whether each is the table's.
-        is_scaled: Whether each is an estimate, scaled by what similar work of the table takes.
-    """
+    """Times of works after a calibration table was applied: the table's, or scaled by those of similar work."""
 
     times: WorkTimes
     is_measured: Bools
@@ -75,12 +66,7 @@ class CalibratedTimes:
 
 @dataclass(frozen=True)
 class TimeFractions:
-    """TimeFractions of the time of a step's kernels.
-
-    Attributes:
-        measured: Measured on the user's GPU.
-        scaled: Estimated, and scaled by what similar kernels take on it.
-    """
+    """Fractions of the time of a step's kernels that are measured on the user's GPU, or scaled by similar kernels."""
 
     measured: float
     scaled: float
@@ -89,8 +75,7 @@ class TimeFractions:
 class CalibratedPrices:
     """Kernel times by a model and a calibration table. It implements ``fakedist.cost_model.step.Prices``.
 
-    Attributes:
-        fractions: The fractions of the last priced time that are from the table.
+    ``fractions`` are those of the last priced time that are from the table.
     """
 
     def __init__(self, prices: Prices, table: CalibrationTable) -> None:
@@ -135,11 +120,7 @@ class CalibratedPrices:
 
 
 def calibrated_prices_of(prices: Prices, path: Path) -> CalibratedPrices:
-    """A model with a calibration table from a file.
-
-    Raises:
-        SetupError: The file cannot be read, or is of another GPU.
-    """
+    """A model with a calibration table; SetupError if the file cannot be read, or is of another GPU."""
     return CalibratedPrices(prices, check_calibration_table(path, prices.product))
 
 
@@ -151,12 +132,7 @@ def _times(priced: pd.DataFrame) -> WorkTimes:
 def apply_calibration(
     work: pd.DataFrame, estimated: WorkTimes, table: CalibrationTable, estimated_table: WorkTimes
 ) -> CalibratedTimes:
-    """Replace and scale estimates by a table's times.
-
-    Args:
-        work: Rows of the table ``work``.
-        estimated_table: The estimated times of ``table.work()``, by the same model.
-    """
+    """Replace and scale estimates by a table's times; ``estimated_table`` are the same model's for its work."""
     rows = [WorkRow(*values) for values in work[list(WorkRow._fields)].itertuples(index=False, name=None)]
     row_of = {work_key(row.work): number for number, row in enumerate(table.rows)}
     own = np.array([row_of.get(work_key(row), -1) for row in rows], np.int64)
@@ -176,7 +152,6 @@ def apply_calibration(
 
 
 def _spread(measured: Floats) -> tuple[Floats, Floats, Floats]:
-    """Time, low and high of a table's rows."""
     time, low, high, count = measured.T
     few = count < _FEW
     return (

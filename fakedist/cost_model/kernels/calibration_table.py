@@ -1,6 +1,6 @@
 """The file of times that were measured on a user's own GPU: a row for each work that kernels had to do.
 
-JSON, so that it can be read, compared and committed::
+JSON, to be read, compared and committed::
 
     {"fakedist_times": 1,
      "origin": {"gpu": "NVIDIA H100 80GB HBM3", "tool": "torch.profiler", ...},
@@ -60,15 +60,14 @@ class CalibrationRow(NamedTuple):
 
 @dataclass(frozen=True)
 class CalibrationOrigin:
-    """Where a table's times come from.
+    """Source of a table's times; empty texts are unknown.
 
     Attributes:
-        gpu: The GPU's name, as CUDA reports it.
+        gpu: As CUDA reports it.
         tool: torch.profiler, nsys or make calibrate.
-        date: When the table was made, as 2026-01-31.
-        torch: Version of torch; empty if unknown.
-        driver: Version of the driver or of CUDA; empty if unknown.
-        rehearsal: Whether nothing was measured.
+        date: As 2026-01-31.
+        driver: Version of the driver or of CUDA.
+        rehearsal: Nothing was measured.
     """
 
     gpu: str
@@ -108,11 +107,7 @@ def work_key(work: WorkRow) -> tuple[object, ...]:
 
 
 def made_table(origin: CalibrationOrigin, samples: Mapping[WorkRow, Sequence[float]]) -> CalibrationTable:
-    """A table of measured kernels.
-
-    Args:
-        samples: Measured microseconds of each work. Works with one key are one row.
-    """
+    """A table of measured microseconds of each work. Works with one key are one row."""
     joined: dict[tuple[object, ...], tuple[WorkRow, list[float]]] = {}
     for work, times in samples.items():
         joined.setdefault(work_key(work), (work, []))[1].extend(times)
@@ -132,11 +127,7 @@ def calibration_table_text(table: CalibrationTable) -> str:
 
 
 def read_calibration_table(path: Path) -> CalibrationTable:
-    """Read a table.
-
-    Raises:
-        SetupError: The file is missing, no such table, damaged, or from a rehearsal.
-    """
+    """Read a table; SetupError if it is missing, not such a table, damaged, or from a rehearsal."""
     try:
         content = read_json(path, _MAX_BYTES)
     except OSError as error:
@@ -157,11 +148,7 @@ def read_calibration_table(path: Path) -> CalibrationTable:
 
 
 def check_calibration_table(path: Path, gpu: str) -> CalibrationTable:
-    """Read a table of a certain GPU.
-
-    Raises:
-        SetupError: As :func:`read_calibration_table`, or it is of another GPU.
-    """
+    """Read a table of a certain GPU; SetupError as in :func:`read_calibration_table`, or if it is of another GPU."""
     table = read_calibration_table(path)
     if table.origin.gpu.casefold() != gpu.casefold():
         raise SetupError(

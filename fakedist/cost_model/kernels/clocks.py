@@ -1,15 +1,13 @@
 """Sustained clocks: how far a GPU's clocks fall in a step, so that its mean power stays within the limit.
 
-Kernels were measured alone, in bursts. A training step runs long enough for the power limit to count. At the fraction f
-of the full clock, a kernel that is limited by arithmetic draws ``idle + products f^3`` (the voltage follows the clock,
-and power is voltage squared times clock) and takes 1/f of its time. Below :data:`_FLOOR` the voltage falls no further,
-and power only with the clock. Kernels that are limited by memory keep their time. f is the largest for which the mean
-over the step is within the limit.
+Kernels were measured alone, in bursts; a training step is long enough for the power limit to count. At the fraction f
+of the full clock, a kernel that arithmetic limits draws ``idle + products f^3`` (power is voltage squared times clock,
+and the voltage follows the clock) and takes 1/f of its time. Below :data:`_FLOOR` the voltage falls no further. Kernels
+that memory limits keep their time. f is the largest that keeps the step's mean power within the limit.
 
-What products draw at full clock follows from the measurements: products of 10 ms and more reach less than those of 0.1
-to 1 ms, on the same GPU at its own limit, because they last long enough. That is :data:`LONG_PRODUCTS`. But 10 ms are
-short, too, and a GPU in a training step is warmer than one that ran a benchmark. How much more products draw there is
-:data:`HEAT`, the one fitted parameter (bench/accuracy_steps.py).
+Products' power at full clock follows from measurements of long products at a GPU's own limit (:data:`LONG_PRODUCTS`).
+But their 10 ms are short, and a GPU in training is warmer than in a benchmark: :data:`HEAT`, the one fitted parameter
+(bench/accuracy_steps.py), says how much more they draw.
 """
 
 from __future__ import annotations
@@ -53,25 +51,14 @@ CLOCK_SPREAD = 0.35
 
 @dataclass(frozen=True)
 class SustainedClock:
-    """How clocks fall in a step.
-
-    Attributes:
-        fraction: The fraction of the full clock that the step keeps.
-        watts: The power limit that it follows from.
-    """
+    """The fraction of the full clock that a step keeps, and the power limit that it follows from."""
 
     fraction: float
     watts: float
 
 
 class PowerModel:
-    """The power that a GPU draws.
-
-    Args:
-        gpu: The GPU, with its power limit.
-        measured_on: The GPU model whose measurements estimate it. What the chip draws is that model's.
-        heat: Replaces ``HEAT``.
-    """
+    """The power that a GPU with the chip of ``measured_on`` draws; ``heat`` replaces HEAT."""
 
     def __init__(self, gpu: GpuSpec, measured_on: GpuSpec, name: str, *, heat: float = HEAT) -> None:
         # Half as many SMs draw half as much.
@@ -81,11 +68,7 @@ class PowerModel:
         self._products = heat * (size - self._idle) / self._long**_EXPONENT
 
     def clock(self, time_us: Floats, computes: Flags, counts: Floats) -> SustainedClock:
-        """The clock that a step keeps.
-
-        Args:
-            time_us: Burst time of each piece of work; NaN counts as nothing.
-        """
+        """The clock that a step keeps, from burst times of its work; NaN counts as nothing."""
         total = np.nan_to_num(time_us) * counts
         if not total.sum() > 0:
             return SustainedClock(1.0, self._watts)
@@ -101,7 +84,7 @@ class PowerModel:
         return SustainedClock(low, self._watts)
 
     def slower(self, time_us: Floats, computes: Flags, clock: SustainedClock) -> Floats:
-        """How many times longer each piece of work takes than in a burst."""
+        """Factor by which each piece of work takes longer than in a burst."""
         # Long products were measured at the sustained clock already.
         shorter = np.interp(np.log(np.maximum(np.nan_to_num(time_us), 1.0)), np.log(_BURST_US), (1.0, self._long))
         return np.where(computes, np.maximum(shorter / clock.fraction, 1.0), 1.0)
@@ -115,5 +98,4 @@ class PowerModel:
 
 
 def _power(fraction: float) -> float:
-    """The power of arithmetic at a fraction of the full clock, over its power at the full clock."""
     return float(max(fraction, _FLOOR) ** (_EXPONENT - 1) * fraction)

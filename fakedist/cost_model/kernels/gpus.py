@@ -29,11 +29,7 @@ _PRODUCT_TYPES = {"bf16": ("bf16", 2.0), "fp8": ("fp8", 1.0), "fp8_block": ("fp8
 
 @dataclass(frozen=True)
 class NearestTable:
-    """Whose measurements estimate a GPU.
-
-    Attributes:
-        is_own: Whether that is the GPU itself; else the fractions of the peaks that it achieves are taken over.
-    """
+    """The GPU whose measurements estimate another, which takes over its fractions of the peaks unless ``is_own``."""
 
     name: str
     measured_on: GpuSpec
@@ -67,7 +63,6 @@ def attention_roof(spec: GpuSpec) -> AttentionRoof:
 
 
 def _limits(spec: GpuSpec) -> tuple[object, ...]:
-    """The limits that kernel times depend on, apart from the power limit."""
     return spec.sms, spec.clock_khz, spec.memory_bandwidth, spec.compute_capability, sorted(spec.peak_flops.items())
 
 

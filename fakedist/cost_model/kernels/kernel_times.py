@@ -1,8 +1,7 @@
 """Kernel times on one GPU: the work of launches in, microseconds with 90 % intervals out.
 
-Each row of work goes to the rule of its family (``product_rules``, ``attention_rules``, ``memory_rules``), which takes
-what was measured on this GPU or on the most similar one. Times of kernels that arithmetic limits then follow the clock
-that the whole step keeps under the power limit (``clocks``).
+The rule of each row's family takes what was measured on this GPU or the most similar one. Times of kernels that
+arithmetic limits then follow the clock that the step keeps under the power limit (``clocks``).
 """
 
 from __future__ import annotations
@@ -43,14 +42,7 @@ _Rule = Callable[[WorkArrays], Estimates]
 
 
 class KernelTimes:
-    """Kernel times on one GPU. It implements ``fakedist.cost_model.step.Prices``.
-
-    Args:
-        power_watts: Its power limit, if not the model's.
-        heat: What products draw in a step (``cost_model.kernels.clocks.HEAT``).
-
-    Attributes:
-        calibrated_on: None: a calibration table replaces some of these times (:mod:`.calibrated_prices`).
+    """Kernel times on one GPU, without a calibration table. It implements ``fakedist.cost_model.step.Prices``.
 
     Raises:
         SetupError: The measured tables are missing or damaged.
@@ -69,11 +61,7 @@ class KernelTimes:
         self.calibrated_on: Calibration | None = None
 
     def load(self) -> None:
-        """Load what was measured, which the first price needs.
-
-        Raises:
-            SetupError: The measured tables are missing or damaged.
-        """
+        """Load the measurements for the first price; SetupError if they are missing or damaged."""
         for rules in (self._products, self._attention, self._memory):
             rules.load()
 
@@ -83,11 +71,7 @@ class KernelTimes:
         return self._clock
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
-        """How long each row of work takes.
-
-        Args:
-            work: The table ``work``; its columns are described at ``rundir.launch_records.WorkRow``.
-            counts: How many launches of the step each row has, as clocks follow the whole step.
+        """Price the rows of the table ``work``; ``counts`` are their launches in the step, which clocks depend on.
 
         Returns:
             A row for each row of work, in its order: time_us and its 90 % interval low_us to high_us; least_us, its
@@ -120,7 +104,7 @@ class KernelTimes:
         )
 
     def burst(self, work: pd.DataFrame) -> Estimates:
-        """How long each row of work takes alone, at the clocks of a burst."""
+        """Price each row of work alone, at the clocks of a burst."""
         rows = WorkArrays(work)
         estimates = Estimates.unknown(len(rows))
         for chosen, rule in self._rules(rows):
@@ -133,11 +117,7 @@ class KernelTimes:
         return estimates
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
-        """The 90 % interval of the sum of all launches, in microseconds.
-
-        ``fakedist.cost_model.accuracy`` says which errors go together. Kernels of unknown work add all that they may
-        take.
-        """
+        """The 90 % interval of the sum of all launches in microseconds; unknown work adds all that it may take."""
         known = priced["time_us"].notna().to_numpy()
         times = counts[known].astype(np.float64)
         total = float((priced["time_us"].to_numpy()[known] * times).sum())
@@ -210,8 +190,9 @@ class KernelTimes:
         return Estimates(time_us, assumed.spread(0 * time_us), bound, np.full(len(rows), "", object), basis)
 
     def _most_us(self, work: pd.DataFrame, time_us: Floats) -> Floats:
-        """The most that work of unknown arithmetic is assumed to take: as long as a product of all its bytes, or its
-        bytes several times; without known bytes, as long as the longest kernel.
+        """The longest assumed time of work of unknown arithmetic.
+
+        It is that of a product of all its bytes, or its bytes several times; without known bytes, the longest kernel's.
         """
         moved, peak = work["moved_bytes"].to_numpy("f8"), self._gpu.peak("bf16") or np.inf
         elements = moved / _PRODUCT_ELEMENT_BYTES / 3
@@ -221,10 +202,7 @@ class KernelTimes:
 
 
 def roofline_us(work: pd.DataFrame, gpu: GpuSpec) -> Floats:
-    """The least that each row of work takes, in microseconds; 0 where nothing is known of it.
-
-    It is the longer of its FLOPs at the peak of its type and its bytes at the bandwidth.
-    """
+    """The least microseconds of each row: FLOPs at the type's peak or bytes at the bandwidth; 0 if unknown."""
     compute = work["flops"].to_numpy("f8") / peaks(work["dtype"].to_numpy(object), gpu) * 1e6
     rate = np.where(work["over_host_link"].to_numpy(bool), gpu.host_bandwidth, gpu.memory_bandwidth)
     memory = work["moved_bytes"].to_numpy("f8") / rate * 1e6

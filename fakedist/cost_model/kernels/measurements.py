@@ -1,4 +1,4 @@
-"""The published measurements of one GPU model, as ``make measured`` packed them into ``fakedist/cost_model/data``.
+"""Published measurements of one GPU model, as ``make measured`` packed them into ``fakedist/cost_model/data``.
 
 Sources and licences: bench/measured/README.md.
 """
@@ -32,12 +32,9 @@ class ProductTable:
     """Measured times of matrix products (m, k) x (k, n) of one type.
 
     Attributes:
-        m: Sizes along the first axis of ``times_us``, ascending.
-        n: Sizes along the second.
-        k: Sizes along the third.
-        times_us: Microseconds; NaN where nothing was measured.
+        times_us: Axes m, n, k, ascending; NaN where nothing was measured.
         noise: 5 %, 50 % and 95 % quantiles of the logarithm of one collector's time over the median of all, for the
-            same shape; zeros where only one collector measured.
+            same shape; zeros where only one measured.
     """
 
     m: Integers
@@ -60,21 +57,19 @@ class ProductTable:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements on one GPU model.
+    """The measurements on one GPU model; a table is empty where the sources have none.
 
     Attributes:
-        name: The table's name, such as "h100-sxm".
+        name: Such as "h100-sxm".
         products: By type: "bf16", "fp8" (one scale a tensor), "fp8_block" (a scale a block).
         attention: Causal self-attention forward in bf16: batch, heads, kv_heads, tokens, width, time_us.
-        experts: The experts of a layer, gated, bf16, with gate and permutation: rows (of all experts), experts, hidden,
+        experts: Gated bf16 experts of a layer, with gate and permutation: rows (of all experts), experts, hidden,
             inner, time_us.
         quantise: bf16 to fp8 by a given scale: m, k, time_us.
         training_attention: cuDNN's attention forward and backward (columns of ``sdpa_training.csv``).
         training_norms: Norms forward and backward (columns of ``norms_training.csv``).
         training_other: Memory-bound kernels (columns of ``liger_h100_elementwise_ms.csv``).
         origins: By table, the files that it was made from.
-
-    A table is empty where the sources have none for this GPU.
     """
 
     name: str
@@ -95,11 +90,7 @@ def measured_names() -> list[str]:
 
 @cache
 def load_measured(name: str, directory: Path = DATA) -> Measured:
-    """Read the measurements of a GPU model.
-
-    Raises:
-        SetupError: The table is missing or damaged.
-    """
+    """Read the measurements of a GPU model; SetupError if the table is missing or damaged."""
     path = directory / f"{name}.npz"
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:

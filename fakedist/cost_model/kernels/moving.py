@@ -1,16 +1,16 @@
 """Times of kernels that are limited by memory: bytes over the bandwidth that such kernels were measured to reach.
 
-The achieved fraction of the peak bandwidth is interpolated over the bytes (logarithmic), and never so that more bytes
-take less time. Each kind of kernel has its curve:
+The achieved fraction of the peak bandwidth is interpolated over the bytes (logarithmic); more bytes never take less
+time. Each kind of kernel has its curve:
 
-- ``elementwise``: quantisation from bf16 to fp8 by a given scale, a kernel that streams two bytes in and one out,
-  measured on every GPU but A100 in 1,628 sizes. Sizes that fit the L2 cache count with no more than the fraction of
-  larger ones: the collector repeats one kernel on one buffer, a step does not.
+- ``elementwise``: quantisation from bf16 to fp8 by a given scale, which streams two bytes in and one out, measured on
+  every GPU but A100 in 1,628 sizes. Sizes that fit the L2 cache count with no more than the fraction of larger ones:
+  the collector repeats one kernel on one buffer, a step does not.
 - norms, forward and backward, PyTorch's eager and compiled: measured on H200, GB200 and (LayerNorm) H100. Eager norms
   of narrow rows, such as a head's, have curves of their own: they are many times slower.
 
-A GPU without a curve takes that of the most similar GPU that has one. A smaller kernel than any measured takes a fixed
-start and its bytes at the best rate; a larger one keeps the fraction of the largest measured.
+A GPU without a curve takes that of the most similar GPU. A kernel below the measured sizes takes a fixed start and its
+bytes at the best rate; one above keeps the fraction of the largest.
 """
 
 from __future__ import annotations
@@ -47,12 +47,7 @@ _LIGER_BYTES = {
 
 @dataclass(frozen=True)
 class Moved:
-    """Measured kernels of one GPU that are limited by memory.
-
-    Attributes:
-        rows: Columns kind, bytes, time_us.
-        bandwidth: The GPU's peak bandwidth, bytes per second.
-    """
+    """Measured kernels of one GPU that memory limits (columns kind, bytes, time_us), and its peak bytes per second."""
 
     rows: pd.DataFrame
     bandwidth: float
@@ -70,11 +65,7 @@ class _BandwidthCurve:
 
 
 class MovingTimes:
-    """Estimates kernels that are limited by memory.
-
-    Args:
-        tables: Measured kernels, those of the GPU itself first. A kind is taken from the first table that has it.
-    """
+    """Estimates kernels that are limited by memory, each kind by the first table that has it."""
 
     def __init__(self, tables: list[Moved]) -> None:
         self._curves: dict[str, _BandwidthCurve] = {}
@@ -93,12 +84,7 @@ class MovingTimes:
         return self._curves[kind].name
 
     def time_us(self, kind: str, moved_bytes: Floats, bandwidth: float) -> Floats:
-        """Microseconds of kernels of one kind.
-
-        Args:
-            kind: One of :attr:`kinds`.
-            moved_bytes: The bytes that each reads and writes.
-        """
+        """Microseconds of kernels of one of :attr:`kinds`, by the bytes that each reads and writes."""
         curve = self._curves[kind]
         at = np.clip(np.log(np.maximum(moved_bytes, 1.0)), curve.sizes[0], curve.sizes[-1])
         inside = moved_bytes / (bandwidth * np.exp(np.interp(at, curve.sizes, curve.fractions)))
@@ -127,7 +113,7 @@ def measured_moves(measured: Measured, spec: GpuSpec) -> Moved:
 
 
 def beyond_cache(moved_bytes: Floats, cache_bytes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Whether kernels move so much that the L2 cache does not matter."""
+    """Mask of the kernels that move so much that the L2 cache does not matter."""
     return np.asarray(moved_bytes >= _BEYOND_CACHE * cache_bytes)
 
 

@@ -1,15 +1,15 @@
 """Times of matrix products and of grouped products, interpolated between measured shapes.
 
-The reference is a roofline with whole tiles: the product's output is cut into tiles, the tiles fill the SMs in waves,
-and the operands cross the memory bus once. What was measured divided by the reference changes slowly with the shape,
-so it is interpolated in log m, log n and log k. Outside of the table the quotient of the nearest edge holds.
+The reference is a roofline with whole tiles: tiles of the output fill the SMs in waves, and the operands cross the
+memory bus once. Measurement over reference changes slowly with the shape, so it is interpolated in log m, log n and log
+k; outside of the table the nearest edge holds.
 
 How far waves show depends on the GPU: Hopper and Blackwell schedule tiles persistently and split the last wave, Ampere
-and Ada do not. That fraction is chosen for each table by how well it estimates measured sizes that are left out.
+and Ada do not. The fraction is chosen for each table by how well it estimates measured sizes that are left out.
 
-Whole layers of experts were measured (gate, permutation, two grouped products, activation) with balanced routing,
-bf16. Their time over a reference, the sum of the two products' tiles and weights, is taken from the nearest measured
-layers, weighted by distance, and applied to each grouped product's own reference. So gate and permutation are in it.
+Whole layers of experts were measured (gate, permutation, two grouped products, activation) with balanced routing, bf16.
+The quotient of the nearest layers, weighted by distance, is applied to each grouped product's own reference. So gate
+and permutation are in it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,9 @@ LEAST_LARGE = 256
 
 @dataclass(frozen=True)
 class ProductSizes:
-    """Products to estimate; arrays of one length.
+    """Products to estimate, ``batch`` in each launch; arrays of one length.
 
-    Attributes:
-        batch: Products of that size in one launch.
-        moved_bytes: Bytes that all of them read and write; None for operands and result once, as they were measured.
+    ``moved_bytes`` are all that they read and write; None for operands and result once, as they were measured.
     """
 
     m: Floats
@@ -59,14 +57,7 @@ class ProductSizes:
 
 @dataclass(frozen=True)
 class ProductRoof:
-    """A GPU's limits for products of one type.
-
-    Attributes:
-        peak_flops: Dense peak of the type, FLOP/s.
-        memory_bandwidth: Bytes per second.
-        element_bytes: Bytes of an operand's element.
-        result_bytes: Bytes of a result's element.
-    """
+    """Limits for products of one type: dense FLOP/s, bytes per second, bytes of an operand's and a result's element."""
 
     sms: int
     peak_flops: float
@@ -95,11 +86,7 @@ class ProductRoof:
 
 
 class ProductTimes:
-    """Estimates products of one type on one GPU from a table of measurements.
-
-    Args:
-        smooth: The fraction of smoothed waves; by default the best of a few.
-    """
+    """Estimates products of one type on one GPU from measurements; ``smooth`` is the fraction of smoothed waves."""
 
     def __init__(self, table: ProductTable, measured_on: ProductRoof, smooth: float | None = None) -> None:
         self._smooth = _best_share(table, measured_on) if smooth is None else smooth
@@ -110,11 +97,7 @@ class ProductTimes:
         self._roof = measured_on
 
     def time_us(self, sizes: ProductSizes, roof: ProductRoof | None = None) -> Floats:
-        """Microseconds of products.
-
-        Args:
-            roof: The limits of another GPU of the same architecture; by default the one that was measured.
-        """
+        """Microseconds of products, by the limits of the measured GPU or of another of its architecture."""
         limits = roof or self._roof
         times = self._at(sizes, sizes.m, limits)
         several = sizes.batch > 1
@@ -136,11 +119,7 @@ class ProductTimes:
         return (roof or self._roof).limits_us(sizes, smooth=self._smooth)
 
     def octaves_away(self, sizes: ProductSizes) -> tuple[Floats, Floats]:
-        """How far each shape is from the table's nearest sizes, in powers of two: within the table, and outside.
-
-        The first is the largest distance of a side from its nearest measured size, the second the sum of what the sides
-        reach beyond the table.
-        """
+        """Octaves from the nearest measured sizes: the largest of the sides within the table, the sum outside."""
         within, beyond = np.zeros(len(sizes.m)), np.zeros(len(sizes.m))
         for size, axis in zip((sizes.m * sizes.batch, sizes.n, sizes.k), self._axes, strict=True):
             point = np.log(size)
@@ -152,13 +131,7 @@ class ProductTimes:
 
 
 def interpolate(axes: list[Floats], grid: Floats, points: list[Floats]) -> Floats:
-    """Multilinear interpolation; beyond an axis its end holds.
-
-    Args:
-        axes: Ascending coordinates, one array for each dimension of ``grid``.
-        grid: Values without NaN.
-        points: Coordinates to interpolate at, one array for each dimension.
-    """
+    """Interpolate multilinearly in ``grid`` (without NaN) over ascending axes; beyond an axis its end holds."""
     below, share = [], []
     for axis, point in zip(axes, points, strict=True):
         at = np.clip(point, axis[0], axis[-1])
@@ -211,11 +184,7 @@ _SAME = 1e-3
 
 
 class GroupedTimes:
-    """Estimates grouped products on one GPU.
-
-    Args:
-        experts: Measured layers of experts (``Measured.experts``).
-    """
+    """Estimates grouped products on one GPU from measured layers of experts (``Measured.experts``)."""
 
     def __init__(self, experts: pd.DataFrame, measured_on: ProductRoof) -> None:
         self._roof = measured_on
@@ -226,12 +195,9 @@ class GroupedTimes:
     def estimate(
         self, rows: Floats, groups: Floats, n: Floats, k: Floats, roof: ProductRoof
     ) -> tuple[Floats, Floats, Floats]:
-        """Microseconds of grouped products, and those that their tiles and their bytes need at least.
+        """Microseconds of grouped products, and the least of their tiles and of their bytes.
 
-        Args:
-            rows: Rows of all groups together, evenly shared.
-            groups: Groups, one for each expert.
-            roof: The limits of the GPU: the one that was measured, or another of the same architecture.
+        Groups, one for each expert, evenly share ``rows``. ``roof`` is of the measured GPU or its architecture.
         """
         # Whether it is a layer's first product (k hidden, n gate and up) or its second (n hidden) is not known: the
         # one that is closer to what was measured.
@@ -268,7 +234,6 @@ class GroupedTimes:
 
 
 def _points(rows: Floats, groups: Floats, hidden: Floats, inner: Floats) -> Floats:
-    """Coordinates in which neighbours are looked for."""
     return np.log(np.stack([rows / groups, groups, hidden, inner], axis=1))
 
 

@@ -1,10 +1,9 @@
 """Prices the rows of the table ``work`` by family: products, attention, and kernels that memory limits.
 
-The latter take their bytes over the bandwidth that a measured kind of kernel reaches (:mod:`.moving`). The rules say
-which kind stands for a kernel that was not measured, and how much slower it is taken to be.
+The latter take their bytes over the bandwidth of a measured kind of kernel (:mod:`.moving`). The rules name the kind
+that stands for a kernel, and how much slower it is taken to be.
 
-Measured were products y = x w^T (TN in cuBLAS' words) of bf16 and fp8 operands with a bf16 result, each alone. Rules
-for what was not:
+Measured were products y = x w^T (TN in cuBLAS' words) of bf16 and fp8 operands with a bf16 result, each alone. Else:
 
 - Other layouts (input gradients NN, weight gradients NT) take the same time.
 - A result that is added to, or that has more bytes, adds its bytes to the reference.
@@ -35,11 +34,7 @@ from fakedist.gpu.models.spec import GpuSpec
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules that price one kind of work on one GPU.
-
-    Attributes:
-        table: Whose measurements estimate it.
-    """
+    """Rules that price one kind of work on one GPU, estimated by the measurements of ``table``."""
 
     gpu: GpuSpec
     table: NearestTable
@@ -149,7 +144,6 @@ class AttentionRules(Rules):
         return np.asarray(np.where(is_dense, np.log(np.maximum(dense_us / sparse_us, 1.0)), 0.0))
 
     def _dropout_us(self, shapes: AttentionShapes, kernel: AttentionKernel) -> Floats:
-        """The time of the random numbers for the scores, in microseconds."""
         scores = (shapes.batch * shapes.heads).astype(float) * shapes.queries * shapes.met_keys()
         clocks = _CUDNN_DROPOUT_CLOCKS if kernel == "cudnn" else _DROPOUT_CLOCKS
         return np.asarray(scores * clocks / (self.gpu.sms * self.gpu.clock_khz * 1e3) * 1e6)
@@ -191,7 +185,6 @@ class AttentionRules(Rules):
 
 @cache
 def _measured_times(name: str) -> AttentionTimes:
-    """Attention on a measured GPU."""
     measured, own = load_measured(name), _training_table(name)
     training = load_measured(own).training_attention if own else pd.DataFrame()
     peak = measured_spec(own).peak_flops["bf16"] if own else 1.0
@@ -200,7 +193,7 @@ def _measured_times(name: str) -> AttentionTimes:
 
 
 def _training_table(name: str) -> str:
-    """Where training was measured on this generation (cuDNN's kernels follow the first number of the capability)."""
+    """Where training was measured on this generation, by the first number of the capability, as cuDNN's kernels."""
     generation = measured_spec(name).compute_capability[0]
     same = [name_of for name_of in _TRAINING if measured_spec(name_of).compute_capability[0] == generation]
     return same[0] if same and name in MEASURED_GPUS else ""
@@ -234,13 +227,13 @@ _MEMORY_OTHER_GPU = 0.10
 
 @dataclass(frozen=True)
 class MemoryRule:
-    """How a kernel that is limited by memory is priced.
+    """The price of a kernel that is limited by memory.
 
     Attributes:
         kind: The measured kind whose bandwidth counts (``MovingTimes.kinds``).
-        slower: How many times longer it takes than that kind.
+        slower: Its time over that kind's.
         spread: Half the width of the 90 % interval (logarithm) that the rule adds.
-        words: What is assumed; empty where the kind itself was measured.
+        words: The assumption; empty where the kind itself was measured.
     """
 
     kind: str
@@ -355,11 +348,7 @@ class MemoryRules(Rules):
 
 
 def memory_rule(family: str, name: str, operation: str) -> MemoryRule:
-    """The rule for a kernel.
-
-    Args:
-        family: One of ``rundir.schema.FAMILIES``.
-    """
+    """The rule for a kernel of a family of ``rundir.schema.FAMILIES``."""
     both = f"{name} {operation}"
     if family == "norm":
         return _norm_rule(name, operation)
@@ -422,7 +411,6 @@ class ProductRules(Rules):
 
     @cached_property
     def _experts(self) -> str:
-        """Whose layers of experts count."""
         return self.table.name if len(load_measured(self.table.name).experts) else _EXPERTS_ELSEWHERE
 
     @cached_property
@@ -515,22 +503,17 @@ class ProductRules(Rules):
 
 @cache
 def _single_times(name: str) -> dict[str, ProductTimes]:
-    """Products by type on a measured GPU."""
     tables, spec = load_measured(name).products, measured_spec(name)
     return {kind: ProductTimes(rows, product_roof(spec, kind)) for kind, rows in tables.items()}
 
 
 @cache
 def _grouped_times(name: str) -> GroupedTimes:
-    """Grouped products on a measured GPU."""
     return GroupedTimes(load_measured(name).experts, product_roof(measured_spec(name), "bf16"))
 
 
 def _sizes(rows: WorkArrays) -> ProductSizes:
-    """Sizes of products, with the bytes that they move; at least 1 each, as a batch of 0 is said of a single one.
-
-    A complex product has four times the FLOPs: it is as one of real numbers with twice the rows and twice the sums.
-    """
+    """Sizes of products with their bytes, at least 1 each; a complex one counts with twice the rows and sums."""
     m, n, k, batch = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "batch"))
     operands = m * k * rows.numbers("a_bytes") + k * n * rows.numbers("b_bytes")
     result = m * n * rows.numbers("d_bytes") * np.where(rows.flags("accumulates"), 2.0, 1.0)

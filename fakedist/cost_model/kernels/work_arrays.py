@@ -17,11 +17,7 @@ Codes = npt.NDArray[np.intp]
 
 
 class WorkArrays:
-    """Some rows of work, column by column (``rundir.launch_records.WorkRow`` describes each).
-
-    Args:
-        indices: The rows; all by default.
-    """
+    """Some or all rows of work, column by column (``rundir.launch_records.WorkRow`` describes each)."""
 
     def __init__(self, work: pd.DataFrame, indices: Integers | None = None) -> None:
         self._work, self.indices = work, np.arange(len(work)) if indices is None else indices
@@ -65,13 +61,12 @@ class Estimates:
     """A rule's estimates of some rows.
 
     Attributes:
-        time_us: Microseconds at burst clocks; NaN if unknown.
+        time_us: At burst clocks; NaN if unknown.
         spread: Half the width of the 90 % interval, of the logarithm.
         bound: "compute", "memory" or "launch"; empty if unknown.
         accuracy: The family of ``accuracy.json`` whose errors the interval is from; empty without one.
         basis: The measurement or the rule, in a few words.
-        spare: How much less (logarithm) it may take besides, where a mask that is not known may spare work. None: no
-            less.
+        spare: How much less (logarithm) it may take where an unknown mask may spare work.
     """
 
     time_us: Floats

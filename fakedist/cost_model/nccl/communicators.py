@@ -40,10 +40,7 @@ def up(size: int, step: int = STEP_BYTES) -> int:
 class Pipes:
     """This rank's memory for one connection: ``p2pSendSetup``, ``p2pRecvSetup``, ``sendProxyConnect``.
 
-    Attributes:
-        send: To a GPU on this node.
-        recv: From a GPU on this node.
-        net: To or from another node. Without GPUDirect RDMA it takes nothing: the buffer is on the host.
+    ``send`` and ``recv`` are on this node; ``net``, over nodes, is 0 without GPUDirect RDMA (a host buffer).
     """
 
     send: Span
@@ -65,8 +62,8 @@ def pipes(interconnect: Interconnect, settings: Settings) -> Pipes:
 def channel_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """Memory of a communicator before anything connects: ``initChannel``, ``initNvlsChannel``, ``devCommSetup``.
 
-    That is three small arrays per channel, and two for the communicator. With cuMem each takes at least 2 MiB: a group
-    of one rank takes 388 MiB, or 10 MiB with NCCL_MAX_NCHANNELS=1 (measured: sgl-project/sglang#35538).
+    Three small arrays per channel, and two for the communicator. With cuMem each takes at least 2 MiB: 388 MiB for a
+    group of one rank, or 10 MiB with NCCL_MAX_NCHANNELS=1 (measured: sgl-project/sglang#35538).
     """
     coll = coll_channels(shape, interconnect, settings)
     p2p = p2p_channels(coll, settings)
@@ -83,8 +80,8 @@ def channel_bytes(shape: GroupShape, interconnect: Interconnect, settings: Setti
 def ring_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """A ring per channel: a connection to the next rank and one from the previous (``ncclTransportRingConnect``).
 
-    Over several nodes, a ring enters and leaves each node once. It may do so at this rank in none of the channels, or
-    in up to twice the rank's part of them, because NICs are close to only some of the GPUs.
+    A ring enters and leaves each node once: at this rank in none of the channels, or in up to twice the rank's part of
+    them, because NICs are close to only some of the GPUs.
     """
     if shape.size == 1:
         return NOTHING
@@ -161,13 +158,10 @@ class Usage:
     """The calls made on a group.
 
     Attributes:
-        send_local: Number of ranks on this node that the rank sent to.
-        recv_local: Number of ranks on this node that it received from.
-        send_remote: Number of ranks on other nodes that it sent to.
-        recv_remote: Number of ranks on other nodes that it received from.
-        is_bound: Whether the group was bound to its device, and so had a communicator before any call.
-        sizes: Bytes of the whole buffers of each operation's calls. An operation that is not in it had calls of any
-            size.
+        send_local: Ranks on this node that the rank sent to.
+        send_remote: Ranks on other nodes that it sent to.
+        is_bound: The group was bound to its device, and so had a communicator before any call.
+        sizes: Bytes of the whole buffers of each operation's calls; any size for an operation that is not in it.
     """
 
     operations: frozenset[str] = frozenset()
@@ -185,11 +179,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class CommunicatorMemory:
-    """The memory of one communicator.
-
-    Attributes:
-        parts: Bytes by part: channels, rings, trees, NVLink SHARP, send and receive. Parts without memory are left out.
-    """
+    """The memory of one communicator by part that has any: channels, rings, trees, NVLink SHARP, send and receive."""
 
     channels: Span
     parts: dict[str, Span]
@@ -203,11 +193,7 @@ class CommunicatorMemory:
 def communicator_memory(
     shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings, network: Network | None = None
 ) -> CommunicatorMemory | None:
-    """The memory of a group's communicator; None if the group has none.
-
-    Args:
-        network: What joins the nodes, for NCCL's choice of algorithms; by default a NIC of 400 Gb/s for each GPU.
-    """
+    """The memory of a group's communicator, or None; the network, by default 400 Gb/s per GPU, decides algorithms."""
     if not usage.operations and not usage.is_bound:
         return None
     parts = {"channels": channel_bytes(shape, interconnect, settings)}
@@ -320,5 +306,4 @@ def _peers(shape: GroupShape, usage: Usage, interconnect: Interconnect, settings
 
 
 def _pair(usage: Usage) -> GroupShape:
-    """The shape of the two ranks of a send or receive."""
     return GroupShape(2, 1, 2) if usage.send_local + usage.recv_local else GroupShape(2, 2, 1)

@@ -1,9 +1,8 @@
-"""How many channels NCCL opens between GPUs of each model. NCCL searches the machine's topology, so these are data.
+"""Channels that NCCL opens between GPUs of each model. NCCL searches the machine's topology, so these are data.
 
-The numbers come from published logs (NCCL_DEBUG=INFO: "24 coll channels, 16 nvls channels, 32 p2p channels, 32 p2p
-channels per peer"). No log was found for groups with one rank per node. Their span begins at what ``ncclTopoPostset``
-makes of one NIC per GPU (one channel found, doubled, and doubled again on Hopper and newer) and ends at what twice as
-many NICs would give.
+They come from published logs (NCCL_DEBUG=INFO: "24 coll channels, 16 nvls channels, 32 p2p channels, 32 p2p channels
+per peer"). No log was found for groups with one rank per node. Their span begins at what ``ncclTopoPostset`` makes of
+one NIC per GPU (one channel found, doubled, and doubled again on Hopper and newer) and ends at twice as many NICs.
 """
 
 from __future__ import annotations
@@ -49,13 +48,12 @@ def total(spans: Iterable[Span]) -> Span:
 
 @dataclass(frozen=True)
 class GroupShape:
-    """Where the ranks of a group are. A node is an NVLink domain.
+    """The distribution of a group's ranks over nodes, which are NVLink domains.
 
     Attributes:
-        size: Ranks in it.
         num_nodes: Nodes that have any of them.
-        local: Ranks of it in the node that has the fewest: its NICs set the pace.
-        own: Ranks of it in this rank's node; 0 stands for as many as ``local``.
+        local: Ranks in the node that has the fewest: its NICs set the pace.
+        own: Ranks in this rank's node; 0 stands for as many as ``local``.
     """
 
     size: int
@@ -68,11 +66,7 @@ class GroupShape:
 
     @staticmethod
     def of(ranks: Sequence[int], gpus_per_node: int, group_rank: int | None = None) -> GroupShape:
-        """The shape of a group of these ranks, in nodes of ``gpus_per_node`` consecutive ranks.
-
-        Args:
-            group_rank: This rank's index among them.
-        """
+        """The shape of a group, in nodes of consecutive ranks; ``group_rank`` is this rank's index in it."""
         counts = Counter(rank // gpus_per_node for rank in ranks)
         own = 0 if group_rank is None else counts[ranks[group_rank] // gpus_per_node]
         return GroupShape(len(ranks), len(counts), min(counts.values()), own)
@@ -85,17 +79,17 @@ class GroupShape:
 
 @dataclass(frozen=True)
 class Interconnect:
-    """The interconnect of a GPU model.
+    """The interconnect of a GPU model, with channels by kind of group.
 
     Attributes:
-        capability: The GPUs' compute capability, its first number.
-        bandwidth: Bandwidth of one GPU, bytes per second one way.
-        node: Channels for collectives of a group within one node.
-        nodes: The same for a group over several nodes, with several ranks on each.
-        rails: The same for a group over several nodes, with one rank on each.
+        capability: The compute capability's first number.
+        bandwidth: Of one GPU, bytes per second one way.
+        node: Channels for collectives within one node.
+        nodes: The same over several nodes, with several ranks on each.
+        rails: The same over several nodes, with one rank on each.
         per_peer: Channels for send and receive to each peer within one node.
         nvls: Channels of NVLink SHARP, within one node and over several; (0, 0) without it.
-        reads: Whether the receiver reads from the sender. The sender then holds the buffer of protocol Simple.
+        reads: The receiver reads from the sender, which then holds the buffer of protocol Simple.
     """
 
     name: str
@@ -146,14 +140,7 @@ def find_interconnect(gpu_name: str) -> Interconnect | None:
 
 
 def interconnect_like(gpu_name: str, capability: int, nvlink_bandwidth: float, host_bandwidth: float) -> Interconnect:
-    """The interconnect of a GPU: its own, or else that of its generation, at the bandwidth of the GPU's links.
-
-    Args:
-        gpu_name: As CUDA calls the GPU.
-        capability: The first number of its compute capability.
-        nvlink_bandwidth: Of its NVLink, bytes per second one way; 0 without NVLink.
-        host_bandwidth: The same of its PCIe link.
-    """
+    """A GPU's interconnect, or its generation's at the bandwidth of its links, in bytes per second one way."""
     same = {8: AMPERE, 9: HOPPER}.get(capability, BLACKWELL if capability > 9 else AMPERE)
     base = find_interconnect(gpu_name) or (same if nvlink_bandwidth else PCIE)
     return replace(base, capability=capability, bandwidth=nvlink_bandwidth or host_bandwidth)

@@ -44,24 +44,19 @@ class Settings:
     """The settings that affect memory or time.
 
     Attributes:
-        ll_bytes: Buffer of protocol LL, per connection.
-        ll128_bytes: The same for LL128.
-        simple_bytes: The same for Simple.
-        channels: Minimum and maximum channels for collectives.
-        p2p_channels: Minimum and maximum channels for send and receive.
+        ll_bytes, ll128_bytes, simple_bytes: Buffers of the protocols, per connection.
+        channels: Minimum and maximum for collectives.
+        p2p_channels: Minimum and maximum for send and receive.
         per_net_peer: Channels to each peer in another node; None lets NCCL choose.
         net_chunk_bytes: Chunk of send and receive in a group of several nodes.
         nvlink_chunk_bytes: The same over NVLink in one node.
         pci_chunk_bytes: The same over PCIe.
-        nvls: Whether NVLink SHARP may be used.
-        nvls_channels: Channels of NVLink SHARP; None for the GPU's default.
-        nvls_chunk_bytes: Chunk of NVLink SHARP.
-        algorithms: Names that NCCL_ALGO allows, by collective; a collective that is not in it may use all.
+        nvls_channels: None for the GPU's default.
+        algorithms: Names that NCCL_ALGO allows, by collective; one that is not in it may use all.
         protocols: The same for NCCL_PROTO.
-        pat: Whether PAT may be used.
-        p2p: Whether GPUs of one node may access each other's memory.
-        cumem: Whether device memory comes from cuMemCreate, in steps of 2 MiB.
-        lazy: Whether an algorithm connects only when it is first used (since NCCL 2.22).
+        p2p: GPUs of one node may access each other's memory.
+        cumem: Device memory comes from cuMemCreate, in steps of 2 MiB.
+        lazy: An algorithm connects when it is first used (since NCCL 2.22).
     """
 
     ll_bytes: int = LL_BYTES
@@ -165,11 +160,7 @@ _KINDS = (
 
 
 def collective_of(operation: str, bytes_in: int, bytes_out: int) -> tuple[str, int]:
-    """The collective that a call is, and the bytes of its whole buffer; "" for an operation that is not known.
-
-    Args:
-        operation: The call's operation, e.g. all_gather_into_tensor_coalesced.
-    """
+    """The collective of an operation such as all_gather_into_tensor_coalesced ("": unknown), and its buffer's bytes."""
     sizes = {"bytes_in": bytes_in, "bytes_out": bytes_out, "largest": max(bytes_in, bytes_out)}
     return next(
         ((kind, sizes[side]) for prefix, kind, side in _KINDS if operation.startswith(prefix)),

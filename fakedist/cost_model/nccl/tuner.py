@@ -1,17 +1,15 @@
-"""NCCL's tuner: which algorithm and protocol it runs a collective on, and what it takes that to cost.
+"""NCCL's tuner: the algorithm and protocol that it runs a collective on, and their cost.
 
 A candidate costs latency + bytes / bandwidth; the cheapest runs. Formulas and constants are those of NCCL 2.28 to 2.30,
 src/graph/tuning.cc (NVIDIA/nccl @5067397c; since then in src/tuning, @12df1a11), Apache-2.0: ``ncclTopoTuneModel``,
 ``ncclTopoGetAlgoTime``. For hosts with Intel's CPUs.
 
-NCCL finds the bandwidths that go in by a search of the machine's topology. Here they follow from the interconnect:
-rings reach 0.8 of NVLink's bandwidth in a node (18 channels of 20 GB/s on H100), the heads of NVLink SHARP share 0.824
-(18 links of 20.6), a GPU behind PCIe 0.76 (24 GB/s of 31.5), and a node's rings 0.96 of its NICs (8 channels of 48).
+NCCL searches the machine's topology for bandwidths. Here they follow from the interconnect: rings reach 0.8 of NVLink's
+bandwidth in a node (18 channels of 20 GB/s on H100), the heads of NVLink SHARP share 0.824 (18 links of 20.6), a GPU
+behind PCIe 0.76 (24 GB/s of 31.5), and a node's rings 0.96 of its NICs (8 channels of 48).
 
-NCCL tunes neither all_to_all nor sends. They are candidates here with the same latencies, so that every operation can
-be carried over to links on which it was not measured.
-
-The number of channels that the environment allows does not change NCCL's choice. It limits what a call reaches.
+NCCL tunes neither all_to_all nor sends. They are candidates with the same latencies, to carry measurements over to
+other links. The environment's number of channels does not change NCCL's choice. It limits what a call reaches.
 """
 
 from __future__ import annotations
@@ -65,24 +63,14 @@ DOUBT = 1.3
 
 @dataclass(frozen=True)
 class Network:
-    """The network between nodes.
-
-    Attributes:
-        nic_bandwidth: Bandwidth of one NIC, bytes per second one way.
-        nics_per_gpu: NICs for each GPU.
-    """
+    """The NICs between nodes: bytes per second of one, one way, and NICs for each GPU."""
 
     nic_bandwidth: float = 50e9
     nics_per_gpu: float = 1.0
 
 
 class Candidate(NamedTuple):
-    """One way to run a collective.
-
-    Attributes:
-        algorithm: ring, tree, nvls, nvlstree or pat; pairs or send for what is not tuned.
-        protocol: ll, ll128 or simple.
-    """
+    """An algorithm (ring, tree, nvls, nvlstree, pat; untuned: pairs, send), and a protocol (ll, ll128, simple)."""
 
     algorithm: str
     protocol: str
@@ -90,11 +78,7 @@ class Candidate(NamedTuple):
 
 
 class Tuner:
-    """Chooses what collectives run on, between GPUs of one model.
-
-    Args:
-        counts_channels: Whether costs follow the number of channels that the settings allow.
-    """
+    """Chooses what collectives run on; with ``counts_channels``, costs follow the channels that the settings allow."""
 
     def __init__(
         self, interconnect: Interconnect, network: Network, settings: Settings, *, counts_channels: bool = False
@@ -104,13 +88,7 @@ class Tuner:
         self._generation = {8: 0, 9: 1}.get(interconnect.capability, 2 if interconnect.capability > 9 else 0)
 
     def choose(self, kind: str, num_bytes: float, shape: GroupShape) -> Candidate:
-        """The algorithm and protocol that run a collective.
-
-        Args:
-            kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, barrier, all_to_all, gather, scatter or
-                send.
-            num_bytes: Bytes of the whole buffer.
-        """
+        """The cheapest candidate for a kind of collective (or send), of so many bytes in the whole buffer."""
         return min(self.candidates(kind, num_bytes, shape), key=lambda candidate: candidate.time_us)
 
     def likely(self, kind: str, num_bytes: float, shape: GroupShape) -> set[str]:

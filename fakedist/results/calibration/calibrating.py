@@ -47,13 +47,7 @@ _FASTER_THAN_PEAK = 1.1
 
 @dataclass(frozen=True)
 class Unmatched:
-    """Launches of one kind that were not matched.
-
-    Attributes:
-        name: The kernel, or the library's function.
-        count: How many: of a recorded step, or of the trace.
-        time_us: How long they took in the trace; 0 for those of a recorded step.
-    """
+    """Launches of one kernel or library function that were not matched; ``time_us`` is 0 for a recorded step's."""
 
     name: str
     family: str
@@ -73,7 +67,7 @@ class Calibrated:
         num_unread: Those that were not looked at, because the trace is very long.
         num_matched: Those that were matched and used.
         num_extra: Those that are nothing recorded.
-        num_conflicts: Those whose grid or bytes differ from the recorded ones, so that they do other work.
+        num_conflicts: Those that do other work: their grid or bytes differ.
         num_ambiguous: Those that may be one of several launches.
         num_too_fast: Those faster than the GPU's peak allows.
         num_elsewhere: Activities of other processes and GPUs.
@@ -101,13 +95,11 @@ class Calibrated:
 def calibrate(
     step: RecordedLaunches, trace: ProcessTrace, file: Path, peak_flops: dict[str, float], *, is_rehearsal: bool = False
 ) -> Calibrated:
-    """Measure the work of a recorded step in a trace.
+    """Measure the work of a recorded step in a trace, whose file messages and the table name.
 
     Args:
-        trace: The trace. ``trace.gpu`` names the GPU.
-        file: The trace's file, which messages and the table name.
-        peak_flops: Dense peak of the trace's GPU by type, FLOP/s; empty if it is not known.
-        is_rehearsal: Whether a trace of the virtual GPU is taken. The table is marked.
+        peak_flops: Dense peak of the trace's GPU by type, FLOP/s; empty if unknown.
+        is_rehearsal: Take a trace of the virtual GPU, and mark the table.
 
     Raises:
         ReportError: Too little matches to trust it, or the trace is of the virtual GPU.
@@ -185,7 +177,6 @@ def _refuse_little(step: RecordedLaunches, traced: Traced, pairs: Matched, file:
 def _too_fast(
     step: RecordedLaunches, matched: Matched, peak_flops: dict[str, float]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Pairs whose kernel took less than its arithmetic takes at the GPU's peak."""
     least = np.array(
         [work.flops / peak_flops[work.dtype] * 1e6 if work.dtype in peak_flops else 0.0 for work in step.works] or [0.0]
     )
@@ -194,7 +185,7 @@ def _too_fast(
 
 
 def _unmatched(sequence: Sequence, rows: Ints, duration_us: Floats | None = None) -> list[Unmatched]:
-    """These launches by name and family: most time first, or most launches first if they have no times."""
+    """Launches by name and family: most time first, or without times, most launches first."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     times: dict[tuple[str, str], float] = defaultdict(float)
     for row in rows.tolist():
@@ -207,12 +198,7 @@ def _unmatched(sequence: Sequence, rows: Ints, duration_us: Floats | None = None
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run whose step can be priced.
-
-    Attributes:
-        tables: Its tables ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
-        nccl: NCCL's variables as the run recorded them.
-    """
+    """A run whose step can be priced: launches (not empty), work, ranges, layers, calls, groups."""
 
     tables: Mapping[str, pd.DataFrame]
     model: GpuSpec
@@ -225,11 +211,11 @@ class StepChange:
     """The estimate of a step without and with a calibration table.
 
     Attributes:
-        model: The name of its model, as ``--gpu`` takes it; empty if it is the run's own.
-        estimated_us: The step without the table.
-        step_low_us: The least of its 90 % interval; None if it is not known.
-        measured: Share of kernel time that was measured.
-        scaled: Share of kernel time that is estimated and scaled by similar kernels.
+        model: As ``--gpu`` takes it; empty if it is the run's own.
+        estimated_us: Without the table.
+        step_low_us: The least of the 90 % interval; None if unknown.
+        measured: Fraction of kernel time that was measured.
+        scaled: Fraction of kernel time that is estimated and scaled by similar kernels.
     """
 
     gpu: str
@@ -247,9 +233,9 @@ class CalibrationResult:
     """A calibration table and how it was made.
 
     Attributes:
-        gpu_is_named: Whether the trace names its GPU; else it was taken to be the run's.
-        trace_rank: The rank that the trace names; -1 without one.
-        change: What the table changes in the step's estimate; None if the GPU's model is not known.
+        gpu_is_named: The trace names its GPU; else it was taken to be the run's.
+        trace_rank: -1 if the trace names none.
+        change: None if the GPU's model is unknown.
     """
 
     calibrated: Calibrated
@@ -261,13 +247,12 @@ class CalibrationResult:
 def calibrate_run(
     run: TimedRun, exported: Path, trace_file: Path, process: int | None = None, *, is_rehearsal: bool = False
 ) -> CalibrationResult:
-    """Measure the work of a run's step in a trace.
+    """Measure the work of a run's step in a trace: a Chrome trace, or an SQLite export of Nsight Systems.
 
     Args:
-        exported: The trace: a Chrome trace, or an SQLite export of Nsight Systems.
         trace_file: The file that the user gave, which messages name.
-        process: The process in the trace; None for the one with most kernels.
-        is_rehearsal: Whether the trace may be of the virtual GPU. Its table is marked and cannot be used.
+        process: None for the one with most kernels.
+        is_rehearsal: Take a trace of the virtual GPU. Its table is marked and cannot be used.
 
     Raises:
         ReportError: The trace cannot be read, or too little of it matches.
@@ -286,11 +271,7 @@ def calibrate_run(
 
 
 def read_trace_file(exported: Path, called: Path, process: int | None = None) -> ProcessTrace:
-    """Read a Chrome trace, or an SQLite export of Nsight Systems.
-
-    Raises:
-        ReportError: It is neither, is damaged, or has no kernels of that process.
-    """
+    """Read a Chrome trace or an SQLite export of nsys; ReportError if it is not one or lacks kernels of the process."""
     if is_sqlite(exported):
         with open_database(exported, called) as database:
             return read_process(database, process)

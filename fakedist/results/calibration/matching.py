@@ -1,9 +1,8 @@
 """Matches the kernels of a trace with the launches of a recorded step, and counts what is not matched and why.
 
-The trace may begin and end anywhere in a step, have more or fewer kernels, and other work between steps: skipping a
-launch on either side costs a little. Recorded launches form a ring, so no marks of steps are needed. A small problem is
-solved as a whole. For a large one, products and attention are aligned first, and then all launches within a band
-around that. A row of numbers is computed at once.
+The trace may begin and end anywhere in a step, and have other kernels: skipping a launch on either side costs a little.
+Recorded launches form a ring, so marks of steps are not needed. A small problem is solved as a whole. For a large one,
+products and attention are aligned first, then all launches within a band around that.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ _NOISE = frozenset(
 
 
 class Signature(NamedTuple):
-    """A launch, as far as it is known.
+    """A launch, as far as it is known; empty and -1 are unknown.
 
     Attributes:
-        kind: A library's product or other call, whose kernels are not known, or the launch itself. A trace has
-            kernels, copies and fills.
+        kind: A library's product or other call, whose kernels are not known, or the launch itself. A trace has kernels,
+            copies and fills.
         name: The kernel, "Memcpy HtoD", "Memset", or the library's function.
         family: One of ``rundir.schema.FAMILIES``.
-        operations: Names such as "aten::mm": recorded, the operation that launched it; traced, all operations around
-            the launch, innermost first. Empty if unknown.
-        grid: Blocks as x,y,z; empty if unknown.
-        num_bytes: Bytes of a copy or fill; -1 if unknown.
-        sizes: The sizes of a product: the smaller and the larger of m and n, and k; empty if unknown.
+        operations: Names such as "aten::mm": of a recorded launch, its operation; of a traced one, all around it,
+            innermost first.
+        grid: Blocks as x,y,z.
+        num_bytes: Of a copy or fill.
+        sizes: Of a product: the smaller and the larger of m and n, and k.
     """
 
     kind: SignatureKind
@@ -62,22 +61,18 @@ class Signature(NamedTuple):
 
     @property
     def is_tuned(self) -> bool:
-        """Whether its grid depends on tuning, and not on its work alone."""
+        """True if its grid depends on tuning, and not on its work alone."""
         return self.name.startswith("triton_")
 
     @property
     def is_auxiliary(self) -> bool:
-        """Whether it completes a product of a library, such as the sum over parts of k."""
+        """True if it completes a product of a library, such as the sum over parts of k."""
         return self.kind == "kernel" and _AUXILIARY_NAMES.search(self.name) is not None
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """Launches in the order in which the host made them.
-
-    Attributes:
-        signature: The row of ``signatures`` of each launch.
-    """
+    """Launches in the order in which the host made them, each a row of ``signatures``."""
 
     signatures: list[Signature]
     signature: Ints
@@ -148,7 +143,7 @@ def score(recorded: list[Signature], traced: list[Signature]) -> Scores:
 
 
 def conflicts(recorded: list[Signature], traced: list[Signature]) -> npt.NDArray[np.bool_]:
-    """Whether two kernels have known and different grids, or two copies different bytes: their work differs.
+    """True for two kernels of known and different grids, or copies of different bytes: their work differs.
 
     Triton chooses blocks by tuning, so its grids differ for the same work.
     """
@@ -158,7 +153,6 @@ def conflicts(recorded: list[Signature], traced: list[Signature]) -> npt.NDArray
 
 
 def _by_kind(recorded: list[Signature], traced: list[Signature]) -> Scores:
-    """Scores by what the launches are and what they are called."""
     rows, row = _distinct((launch.kind, plain_name(launch.name), _family(launch.family), False) for launch in recorded)
     columns, column = _distinct(
         (launch.kind, plain_name(launch.name), _family(launch.family), launch.is_auxiliary) for launch in traced
@@ -243,15 +237,10 @@ _REACH = 256
 
 
 def align(recorded: Sequence, traced: Sequence, scores: Scores) -> Ints:
-    """For each traced launch, the position of its recorded launch; -1 without one.
+    """The position of each traced launch's recorded launch; -1 without one, as beyond the first of a very long trace.
 
-    Of a very long trace, only the first launches have one.
-
-    Positions count on from one repetition of the step to the next: the remainder of a division by the number of
-    recorded launches is the launch, the quotient the repetition.
-
-    Args:
-        traced: Any number of steps.
+    Positions count on over repetitions of the step: modulo the number of recorded launches, they are the launch; the
+    quotient is the repetition.
     """
     if not len(recorded) or not len(traced):
         return np.full(len(traced), -1, np.int64)
@@ -305,7 +294,6 @@ def _ring(scores: Scores, recorded: Ints, traced: Ints) -> Ints:
 
 
 def _band(scores: Scores, recorded: Ints, traced: Ints, centre: Ints) -> Ints:
-    """Align within ``_REACH`` positions of where each traced launch is expected."""
     count, width = len(recorded), 2 * _REACH + 1
     first = np.maximum.accumulate(centre - _REACH)
     offsets = np.arange(width)
@@ -371,8 +359,7 @@ _FRAGMENT, _MOST = 0.1, 0.5
 class Traced:
     """A trace's kernels, copies and fills, in the order in which the host launched them.
 
-    Attributes:
-        within: A number of the operation that launched each; -1 if unknown.
+    ``within`` numbers the operation that launched each; -1 if unknown.
     """
 
     launches: Sequence
@@ -385,18 +372,18 @@ class Matched:
     """Kernels of a trace and the recorded launches that they are.
 
     Attributes:
-        launch: For each used pair, the position of the recorded launch.
-        repetition: The repetition of the step that it is from.
-        duration_us: How long the kernel took, with those that complete it.
-        of_launch: For each recorded launch, the number of used pairs.
+        launch: Position of each used pair's recorded launch.
+        repetition: The repetition of the step that each used pair is from.
+        duration_us: Of each used pair's kernel, with those that complete it.
+        of_launch: Used pairs of each recorded launch.
         num_repetitions: Repetitions of the step that are in the trace for the most part.
-        num_strong: Of those that can tell, pairs with a name and a grid, or an operation and sizes.
+        num_strong: Of the telling pairs, those with a name and a grid, or an operation and sizes.
         num_telling: Pairs that can tell one job from another: not a library's calls of unknown sizes, nor Triton's.
-        num_pairs: All pairs, the unused ones too.
+        num_pairs: Used and unused.
         num_conflicts: Pairs left out because their grids or bytes differ.
-        num_ambiguous: Pairs left out because neighbours alike are missing, so that it may be one of those.
+        num_ambiguous: Pairs left out because they may be neighbours alike that are missing.
         unmatched: Positions of traced kernels that are nothing recorded.
-        num_read: Kernels of the trace that were looked at; of a very long trace, not all are.
+        num_read: Kernels that were looked at; not all of a very long trace.
     """
 
     launch: Ints
@@ -414,11 +401,7 @@ class Matched:
 
 
 def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
-    """Match a trace with a recorded step.
-
-    Args:
-        work: The row of ``work`` of each: what it has to do.
-    """
+    """Match a trace with a recorded step, whose ``work`` is a row of that table for each launch."""
     rows, columns = recorded.signatures, traced.launches.signatures
     scores = score(rows, columns)
     position = align(recorded, traced.launches, scores)
@@ -453,10 +436,7 @@ def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
 
 
 def _of_whole_steps(position: Ints, count: int) -> tuple[Ints, int]:
-    """The positions without those of fragments of a step, and the number of repetitions that have most of it.
-
-    Outside of steps, in initialisation or validation, a few kernels may look like the step's.
-    """
+    """Positions in mostly traced repetitions, and their number. Initialisation may have kernels like a step's."""
     of_step = np.where(position >= 0, position // count, -1)
     repetitions, which, number = np.unique(of_step, return_inverse=True, return_counts=True)
     is_step = repetitions >= 0
@@ -475,16 +455,13 @@ def _telling(recorded: Sequence, traced: Traced) -> Bools:
 
 
 def _ambiguous(looks: Ints, work: Ints, position: Ints, certain: Bools) -> Bools:
-    """Pairs that may be one of several launches that look alike and do different work, of which not all were traced.
+    """Pairs that may be one of several launches that look alike, do different work, and were not all traced.
 
-    The projections of a layer look alike: if one of three products is missing, which one is unknown. Pairs that are
-    certain bound the part of the step in which a pair is.
+    If one of a layer's three projections is missing, which one is unknown. Certain pairs bound the part of the step.
 
     Args:
-        looks: For each recorded launch a number, equal for those that fit equally well to all that was traced.
-        work: What each has to do.
-        position: The position of each pair, counted on over repetitions.
-        certain: Whether each pair can be no other launch.
+        looks: Equal numbers for recorded launches that fit equally well to all that was traced.
+        position: Of each pair, counted on over repetitions.
     """
     unclear = np.zeros(len(position), bool)
     if not len(position):
@@ -509,12 +486,10 @@ def _ambiguous(looks: Ints, work: Ints, position: Ints, certain: Bools) -> Bools
 
 
 def _count_until(launches: Ints, count: int, position: Ints) -> Ints:
-    """How many of these launches of a step, which repeats, are before a position."""
     return np.asarray(position // count * len(launches) + np.searchsorted(launches, position % count))
 
 
 def _next_of(launches: Ints, count: int, position: Ints) -> Ints:
-    """The first of these launches at a position or after it."""
     index = np.searchsorted(launches, position % count)
     turn = index // len(launches)
     return np.asarray((position // count + turn) * count + launches[index % len(launches)])
@@ -523,8 +498,8 @@ def _next_of(launches: Ints, count: int, position: Ints) -> Ints:
 def _completed(recorded: Sequence, traced: Traced, pairs: Ints, launch: Ints, num_read: int) -> tuple[Floats, Ints]:
     """Durations of pairs, and the positions of kernels that were added to them.
 
-    A library's call is one recorded launch and may be several kernels. Those of the same operation that are nothing
-    else recorded belong to it. Without operations, those that complete a product belong to the product before them.
+    A library's call may be several kernels: those of its operation that are nothing else recorded. Without operations,
+    those that complete a product belong to the product before them.
     """
     duration = traced.duration_us[pairs].copy()
     by_library = np.array([signature.kind in ("product", "library") for signature in recorded.signatures] or [False])
@@ -568,11 +543,7 @@ _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_sc
 
 @dataclass(frozen=True)
 class RecordedLaunches:
-    """The launches of a recorded step that a trace of the job can contain.
-
-    Attributes:
-        work: The row of the table ``work`` of each.
-    """
+    """The launches of a recorded step that a trace can contain, with their rows of the table ``work``."""
 
     launches: Sequence
     work: Ints

@@ -1,4 +1,4 @@
-"""How peak, phases, categories, layers, blocks, lines and segments changed between two runs or snapshots."""
+"""Changes of peak, phases, categories, layers, blocks, lines and segments between two runs or snapshots."""
 
 from __future__ import annotations
 
@@ -53,10 +53,7 @@ def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def layer_parts(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
-    """Own bytes of every layer at the peak in both runs. The changes add up to the change of the peak.
-
-    Args:
-        a, b: The tables ``layers`` of the runs.
+    """Own bytes at the peak of every layer of two tables ``layers``. The changes add up to the change of the peak.
 
     Returns:
         One row for each layer and category that is not empty: a, b (rows or -1), how, category, a_bytes, b_bytes, name
@@ -73,11 +70,10 @@ def layer_parts(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.D
 
 
 def layer_changes(parts: pd.DataFrame) -> pd.DataFrame:
-    """Changes by layer and category, largest first. Repeated layers are one row. They add up to the peak's change.
+    """Changes by layer and category, largest first; repeated layers are one row. They add up to the peak's change.
 
-    Returns:
-        Columns name, was (empty if the name stayed the same), category, num_layers (how many changed), a_bytes,
-        b_bytes, change_bytes, what (appeared, gone, grew, shrank).
+    Columns name, was (empty if the name stayed), category, num_layers (changed), a_bytes, b_bytes, change_bytes, what
+    (appeared, gone, grew, shrank).
     """
     changed = parts[parts["change_bytes"] != 0]
     only = changed["how"].where(changed["how"].isin(("gone", "appeared")), "both")
@@ -104,10 +100,9 @@ def layer_changes(parts: pd.DataFrame) -> pd.DataFrame:
 
 
 def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
-    """The most that one layer held in the last step, with children. Repeated layers show the largest of them.
+    """The most that one layer held in the last step, with children, largest change first; the largest of repeats.
 
-    Returns:
-        Columns name, num_a, num_b, a_bytes, b_bytes, change_bytes, what, largest change first.
+    Columns name, num_a, num_b, a_bytes, b_bytes, change_bytes, what.
     """
     sides = {
         "a_bytes": _taken(a, matches["a"], "most_total_bytes"),
@@ -152,7 +147,6 @@ def _taken(table: pd.DataFrame, rows: pd.Series, column: str) -> Ints:
 
 
 def _former(group: pd.DataFrame, was: str) -> str:
-    """A row's former name; empty if it is unchanged."""
     if len(group) == 1:
         former = str(group["was"].iloc[0])
         return "" if former == group["name"].iloc[0] else former
@@ -168,8 +162,8 @@ def peak_blocks(
     """The blocks of one run that were alive at its peak, in the form that :func:`block_changes` compares.
 
     Args:
-        blocks: The table ``blocks``; columns bytes, alloc_event, operation, phase, layer, category, stack, at_peak.
-        stacks: The table ``stacks``; column line.
+        blocks: Columns bytes, alloc_event, operation, phase, layer, category, stack, at_peak.
+        stacks: Column line.
         cwd: The working directory of the job, which lines are relative to.
 
     Returns:
@@ -191,14 +185,10 @@ def peak_blocks(
 
 
 def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Changes of blocks at the peak by layer, category, operation and place, greatest first.
+    """Changes of :func:`peak_blocks` by layer, category, operation and place, greatest first, which add up.
 
-    Args:
-        a, b: Results of :func:`peak_blocks`.
-
-    Returns:
-        Columns path, category, phase, operation, line (the first in b; in a if b has none), num_a, num_b, a_bytes,
-        b_bytes, change_bytes, what. The changes add up to the change of the peak.
+    Columns path, category, phase, operation, line (the first in b, else in a), num_a, num_b, a_bytes, b_bytes,
+    change_bytes, what.
     """
     keys = ["path", "category", "phase", "operation", "place"]
     sides = [table.sort_values("alloc_event", kind="stable") for table in (a, b)]
@@ -245,13 +235,10 @@ _ByFunction = dict[tuple[str, str], list[_Line]]
 
 
 def same_lines(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, str]:
-    """The line of ``b`` that each line of ``a`` is; lines without a counterpart are left out.
+    """The line of ``b`` that each line of ``a`` is (bytes at the peak by line); without those that have no counterpart.
 
-    A file is the same if its path is, or else if the longest end of a path that only one file of each has is. Lines
-    of a function may all have moved by the same number: by the one with which most bytes of both coincide.
-
-    Args:
-        a, b: Bytes at the peak by line: ``file:line (function)``, or a text without a line.
+    A file is the same if its path is, or else the longest end of a path that only one file of each has. A function's
+    lines may all move by the same number: the one with which most bytes of both coincide.
     """
     sides = _by_function(a), _by_function(b)
     files = same_files(*({file for file, _ in side} for side in sides))
@@ -313,23 +300,14 @@ UNUSED_PARTS = (*SEGMENT_STATES, "waiting")
 
 
 def lines_at_peak(blocks: pd.DataFrame, lines: Sequence[str]) -> pd.DataFrame:
-    """The blocks of one run that were alive at its peak: columns line, bytes.
-
-    Args:
-        blocks: The table ``blocks``; columns bytes, stack, at_peak.
-        lines: Column ``line`` of the table ``stacks``.
-    """
+    """Columns line, bytes of the blocks that were alive at a run's peak, from columns bytes, stack, at_peak."""
     alive = blocks[blocks["at_peak"]]
     line_of = np.array([*(line or IN_TORCH for line in lines), NO_STACK], dtype=object)  # stack -1 indexes the last
     return pd.DataFrame({"line": line_of[alive["stack"].to_numpy()], "bytes": alive["bytes"].to_numpy()})
 
 
 def blocks_by_line(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The blocks at both peaks with a column ``key``, which is the same for the same line.
-
-    Args:
-        a, b: Results of :func:`lines_at_peak`.
-    """
+    """The blocks of two :func:`lines_at_peak` with a column ``key``, which is the same for the same line."""
     bytes_a, bytes_b = ({str(line): int(held) for line, held in _held(side).items()} for side in (a, b))
     same = same_lines(bytes_a, bytes_b)
     keys = {line: key for key, line in enumerate(bytes_b)}
@@ -342,14 +320,10 @@ def _held(side: pd.DataFrame) -> pd.Series:
 
 
 def line_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Blocks at the peak by line, largest change first. The changes add up to the change of the peak.
+    """Changes of :func:`blocks_by_line` by line, largest first. They add up to the change of the peak.
 
-    Args:
-        a, b: The results of :func:`blocks_by_line`.
-
-    Returns:
-        Columns line (b's; a's if b has none), was (a's, if it is another), num_a, num_b, a_bytes, b_bytes,
-        change_bytes, what (appeared, grew, shrank, gone, same).
+    Columns line (b's; a's if b has none), was (a's, if it is another), num_a, num_b, a_bytes, b_bytes, change_bytes,
+    what (appeared, grew, shrank, gone, same).
     """
     both = _both(a, b, ["key"]).reset_index()
     both["line"] = both["key"].map(_shown_lines(a, b))
@@ -360,14 +334,9 @@ def line_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def size_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Blocks at the peak that only one run has, by line and size, largest change first.
+    """Blocks of :func:`blocks_by_line` that only one run has, by line and size, largest change first.
 
-    Args:
-        a, b: The results of :func:`blocks_by_line`.
-
-    Returns:
-        Columns line, block_bytes, num_a, num_b, a_bytes, b_bytes, change_bytes, what. The changes add up to the change
-        of the peak.
+    Columns line, block_bytes, num_a, num_b, a_bytes, b_bytes, change_bytes, what. The changes add up to the peak's.
     """
     keys = ["key", "block_bytes"]
     sides = [side.assign(block_bytes=side["bytes"]) for side in (a, b)]
@@ -378,7 +347,6 @@ def size_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shown_lines(a: pd.DataFrame, b: pd.DataFrame) -> dict[int, str]:
-    """The line of every key: b's, or a's if b has none."""
     return dict(zip([*a["key"], *b["key"]], [*a["line"], *b["line"]], strict=True))
 
 
@@ -396,10 +364,9 @@ def _both(a: pd.DataFrame, b: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def line_kinds(lines: pd.DataFrame) -> pd.DataFrame:
-    """How many lines appeared, grew, shrank, are gone and are the same.
+    """Lines that appeared, grew, shrank, are gone and are the same.
 
-    Returns:
-        Columns what, num_lines, num_a, num_b, a_bytes, b_bytes, change_bytes. The changes add up to that of the peak.
+    Columns what, num_lines, num_a, num_b, a_bytes, b_bytes, change_bytes. The changes add up to the peak's.
     """
     names = ["num_a", "num_b", "a_bytes", "b_bytes", "change_bytes"]
     sums = lines.groupby("what")[names].sum()
@@ -408,10 +375,9 @@ def line_kinds(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def reserved_changes(a: Summary, b: Summary) -> pd.DataFrame:
-    """The parts of the reserved peak: name, a_bytes, b_bytes, change_bytes, what.
+    """The parts of the reserved peak that a run has: name, a_bytes, b_bytes, change_bytes, what.
 
-    The names are reserved, allocated, and :data:`UNUSED_PARTS`, which with allocated add up to reserved. A part that
-    neither run has is left out.
+    Names are reserved, allocated, and :data:`UNUSED_PARTS`, which with allocated add up to reserved.
     """
     amounts: list[dict[str, int]] = []
     for summary in (a, b):
@@ -426,14 +392,10 @@ def reserved_changes(a: Summary, b: Summary) -> pd.DataFrame:
 
 
 def segment_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """The segments when most was reserved, by pool and size, largest change first.
+    """Changes between tables ``segments`` when most was reserved, by pool and size, largest first.
 
-    Args:
-        a, b: The tables ``segments`` of the runs.
-
-    Returns:
-        Columns kind (small, large, unknown, private, expandable), segment_bytes (0 for expandable ones, whose sizes
-        differ), num_a, num_b, a_bytes, b_bytes, a_free_bytes, b_free_bytes, change_bytes (of a_bytes), what.
+    Columns kind (small, large, unknown, private, expandable), segment_bytes (0 for expandable ones, whose sizes
+    differ), num_a, num_b, a_bytes, b_bytes, a_free_bytes, b_free_bytes, change_bytes (of a_bytes), what.
     """
     sides = []
     for side, table in (("a", a), ("b", b)):

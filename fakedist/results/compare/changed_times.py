@@ -1,4 +1,4 @@
-"""How a step's time changed: its parts, kernels, layers, and collectives."""
+"""Changes of a step's time: its parts, kernels, layers, and collectives."""
 
 from __future__ import annotations
 
@@ -37,11 +37,9 @@ def phase_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
 
 
 def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """Families of kernels of two steps, largest change first.
+    """Families of kernels of two steps, largest change first; 0 if only one has kernels of unknown duration.
 
-    Returns:
-        Columns family, num_a, num_b, unknown_a, unknown_b (kernels of unknown duration), a_us, b_us, change_us, what.
-        The change is 0 if only one of the runs has kernels of unknown duration.
+    Columns family, num_a, num_b, unknown_a, unknown_b (of unknown duration), a_us, b_us, change_us, what.
     """
     sides = [
         pd.DataFrame(to_plain(step.by_family), columns=["family", "num_kernels", "num_unknown", "time_us"])
@@ -51,21 +49,15 @@ def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
 
 
 def name_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Kernels of two tables ``kernel_names`` by name, whatever their shape and layer, largest change first.
-
-    Returns:
-        Column name, and the columns of :func:`family_changes`.
-    """
+    """Kernels by name, of any shape and layer: column name, and those of :func:`family_changes`, in its order."""
     return _joined([by_name(table[table["family"] != "communication"]) for table in (a, b)], ["name", "family"])
 
 
 def group_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """Exposed communication of two steps by group and operation, largest change first.
+    """Exposed communication by group and operation, largest change first; 0 if only one has calls of unknown duration.
 
-    Returns:
-        Columns group, operation, num_a, num_b (calls), unknown_a, unknown_b (those of unknown duration), whole_a_us,
-        whole_b_us (all of their time), a_us, b_us (the exposed part), change_us, what. No rows unless both steps have
-        their communication by group. The change is 0 if only one of them has calls of unknown duration.
+    Columns group, operation, num_a, num_b (calls), unknown_a, unknown_b (of unknown duration), whole_a_us, whole_b_us,
+    a_us, b_us (exposed), change_us, what. Empty unless both steps have communication by group.
     """
     keys = ["group", "operation"]
     names = {"num_calls": "num_kernels", "num_unknown": "num_unknown", "exposed_us": "time_us", "time_us": "whole_us"}
@@ -85,11 +77,7 @@ def group_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
 
 
 def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
-    """Own time of layers by family: columns path, category (the family), us. It adds up to the time of all kernels.
-
-    Args:
-        paths: Each layer's name in a comparison. Repeated layers share a name.
-    """
+    """Own time of layers: columns path (shared by repeats), category (the family), us. It adds up to all kernels'."""
     path = pd.Series([paths.get(row, "") or OUTSIDE for row in range(len(times))], index=times.index, dtype=object)
     frames = [
         pd.DataFrame({"path": path, "category": family, "us": times[f"family_{family}_us"]})
@@ -100,19 +88,14 @@ def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
 
 
 def pattern_times(layers: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
-    """Own time in the timed step: columns path (numbers of repeated layers as ``*``), category (the family), us.
-
-    Args:
-        times: The table ``layer_times``. It has no rows if nothing was timed.
-    """
+    """Own time in the timed step, from ``layer_times``: columns path (repeats as ``*``), category (the family), us."""
     return layer_parts(times, dict(enumerate(layer_patterns(layers))))
 
 
 def layer_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Changes between two results of :func:`layer_parts`, largest first. They add up to the change of all kernels.
+    """Changes between two :func:`layer_parts`, largest first. They add up to the change of all kernels.
 
-    Returns:
-        Columns path, name (equal to path), category, a_us, b_us, change_us, what.
+    Columns path, name (equal to path), category, a_us, b_us, change_us, what.
     """
     both = a.merge(b, on=["path", "category"], how="outer", suffixes=("_a", "_b")).fillna({"us_a": 0.0, "us_b": 0.0})
     both = both.rename(columns={"us_a": "a_us", "us_b": "b_us"}).assign(name=both["path"])
@@ -144,15 +127,10 @@ _NUMBERS = ("group_size", *_FIGURES)
 
 
 def collective_changes(a: list[CollectiveTotal], b: list[CollectiveTotal]) -> pd.DataFrame:
-    """Calls and bytes by group and operation.
+    """Changes of calls and bytes between summaries' ``collectives``, largest first, without equal rows.
 
-    Args:
-        a, b: ``collectives`` of the summaries.
-
-    Returns:
-        Columns group, operation; group_size, num_calls, bytes_in, bytes_out, each with the prefixes a_ and b_;
-        change_bytes (in plus out); what. Groups with the same description count as one. Equal rows are left out. The
-        largest change comes first.
+    Columns group, operation; group_size, num_calls, bytes_in, bytes_out, each with the prefixes a_ and b_; change_bytes
+    (in plus out); what. Groups with the same description count as one.
     """
     keys = ["group", "operation"]
     sides = []

@@ -15,9 +15,9 @@ class Stretch:
     """A piece of the common axis.
 
     Attributes:
-        phase: The phase; empty if the two runs have different phases in this step.
-        events: For each run, the first event and the first event after the piece; equal if the run has no events.
-        at: Where the piece begins and ends on the axis, from 0 to 1.
+        phase: Empty if the two runs have different phases in this step.
+        events: For each run, the first event and the first after the piece; equal without events.
+        at: Begin and end on the axis, from 0 to 1.
     """
 
     step: int
@@ -27,13 +27,7 @@ class Stretch:
 
 
 def common_axis(spans: tuple[pd.DataFrame, pd.DataFrame], num_events: tuple[int, int]) -> list[Stretch]:
-    """The pieces of an axis that two runs share, in order.
-
-    The width of a piece is set by the run with more events in it.
-
-    Args:
-        spans: The tables ``spans`` of both. A run without rows is one piece.
-    """
+    """The pieces of an axis that two runs share, in order, each as wide as the run with more events in it."""
     steps = [_by_step(table, total) for table, total in zip(spans, num_events, strict=True)]
     pieces: list[Stretch] = []
     for step in sorted(set(steps[0]) | set(steps[1])):
@@ -55,7 +49,6 @@ def common_axis(spans: tuple[pd.DataFrame, pd.DataFrame], num_events: tuple[int,
 
 
 def _by_step(spans: pd.DataFrame, num_events: int) -> dict[int, list[tuple[str, int, int]]]:
-    """Phase, first event and first event after it of every span, by step."""
     if not len(spans):
         return {0: [("", 0, num_events)]} if num_events else {}
     first = [int(event) for event in spans["first_event"]]
@@ -67,13 +60,9 @@ def _by_step(spans: pd.DataFrame, num_events: int) -> dict[int, list[tuple[str, 
 
 
 def on_axis(curve: Array, pieces: list[Stretch], side: int, num_columns: int) -> tuple[Array, Array]:
-    """Map a curve over events to the common axis, as the minimum and maximum of each column.
+    """The minimum and maximum in each column of the common axis of a curve over events of run ``side``, 0 or 1.
 
     A column without events keeps the last value of the column before.
-
-    Args:
-        curve: The value after each event.
-        side: The run: 0 or 1.
     """
     column = np.zeros(len(curve), "i8")
     for piece in pieces:

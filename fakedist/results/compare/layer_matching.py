@@ -27,11 +27,8 @@ Signature = tuple[Shape, int]
 def layer_patterns(table: pd.DataFrame) -> list[str]:
     """Names of layers with ``*`` for the numbers of repeated ones: layers.3.mlp becomes layers.*.mlp.
 
-    A number belongs to a repeated layer if all its numbered siblings, or at least three of them, have its class. The
-    second linear layer of a feed-forward written as a sequence keeps its number.
-
-    Args:
-        table: Columns name, class_name, parent, with parents before children.
+    Repeated means that all numbered siblings, or at least three, have its class: the second linear layer of a
+    feed-forward written as a sequence keeps its number. Rows have name, class_name and parent, parents before children.
     """
     names = [str(name) for name in table["name"]]
     parents, classes = table["parent"].tolist(), table["class_name"].tolist()
@@ -51,14 +48,9 @@ def layer_patterns(table: pd.DataFrame) -> list[str]:
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Pair the layers of two runs.
+    """Pair the layers of two tables ``layers``: every layer of both runs once.
 
-    Args:
-        a, b: The tables ``layers`` of the runs.
-
-    Returns:
-        Every layer of both runs once: columns ``a`` and ``b`` (rows of the tables; -1 without a counterpart) and
-        ``how``: same, renumbered, renamed, moved, gone, appeared.
+    Columns ``a`` and ``b`` (rows; -1 without a counterpart), ``how``: same, renumbered, renamed, moved, gone, appeared.
     """
     trees = _Tree(a), _Tree(b)
     matcher = _Matcher(*trees)
@@ -71,10 +63,7 @@ def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def renamed_layers(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> list[dict[str, str]]:
-    """Layers with another name in the second run: objects with ``was``, ``name``, ``how``.
-
-    Repeated layers are listed once, with ``*``. Layers below a listed layer are left out.
-    """
+    """Topmost layers with another name in the second run, repeats once: ``was``, ``name`` (with ``*``), ``how``."""
     names = [str(name) for name in a["name"]], [str(name) for name in b["name"]]
     patterns = layer_patterns(a), layer_patterns(b)
     other = matches[(matches["a"] >= 0) & (matches["b"] >= 0) & (matches["how"] != "same")]
@@ -180,7 +169,6 @@ class _Matcher:
         return pairs
 
     def _alike(self, left: list[int], right: list[int]) -> list[Pair]:
-        """Pair the remaining siblings, most alike first."""
         scores = [
             (score, -abs(row - spot), -row, one, other)
             for row, one in enumerate(left)
@@ -207,14 +195,14 @@ class _Matcher:
 
 
 def _have_gaps(names: list[str]) -> bool:
-    """Whether the numbers are not 0, 1, 2, ...: then they are names chosen by the script, and nothing is renumbered."""
+    """True if the numbers are not 0, 1, 2, ...: names chosen by the script, which are never renumbered."""
     return [int(name) for name in names] != list(range(len(names)))
 
 
 def _aligned(left: list[Signature], right: list[Signature]) -> list[Pair]:
-    """Pair two sequences of signatures in order, so that the total likeness is the largest possible.
+    """Pair two sequences of signatures in order, with the largest total likeness.
 
-    Equal signatures at the front are paired first: of layers that are all alike, the last ones are new or gone.
+    Equal ones at the front are paired first: of layers that are all alike, the last ones are new or gone.
     """
     front = 0
     while front < min(len(left), len(right)) and left[front] == right[front]:
@@ -284,16 +272,12 @@ def paths_of_matches(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) ->
 
 
 def layers_bytes(layers: pd.DataFrame, pattern: str) -> int | None:
-    """Bytes at the peak of all layers that match a pattern, with children; None if no layer matches.
-
-    Args:
-        pattern: A name in which ``*`` matches any part between two dots: ``layers.*.mlp``.
-    """
+    """Bytes at the peak, with children, of the layers that match ``layers.*.mlp``; ``*`` is any part between dots."""
     named = [names_layer(pattern, str(name) or OUTSIDE) for name in layers["name"]]
     return int(layers["peak_own_bytes"][named].sum()) if any(named) else None
 
 
 def names_layer(pattern: str, name: str) -> bool:
-    """Whether a pattern matches a layer or one above it."""
+    """True if a pattern matches a layer or one above it."""
     wanted, parts = pattern.split("."), name.split(".")
     return len(wanted) <= len(parts) and all(fnmatchcase(part, want) for part, want in zip(parts, wanted, strict=False))

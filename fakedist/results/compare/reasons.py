@@ -76,7 +76,7 @@ def _times(summary: Summary) -> str:
 
 
 def incomplete(summary: Summary) -> str:
-    """How a run ended early, in one phrase; empty if it did not."""
+    """A run's early end in one phrase; empty if it was complete."""
     ending = summary.exit
     if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
         return ""
@@ -111,11 +111,7 @@ def changed_text(changes: Sequence[str]) -> str:
 
 
 def changed_names(a: Manifest, b: Manifest, differences: Sequence[dict[str, str]]) -> list[str]:
-    """Each change in a few words, those of the script's arguments first.
-
-    Args:
-        differences: The result of :func:`fakedist.results.compare.reasons.different_settings`.
-    """
+    """Each of :func:`different_settings` in a few words, those of the script's arguments first."""
     changes = changed_arguments(*([] if manifest.job is None else manifest.job.arguments for manifest in (a, b)))
     for row in differences:
         if row["name"] not in _NO_CAUSE:
@@ -162,7 +158,7 @@ class Cause:
 
     Attributes:
         category: The category (for kernels, the family) that changed most in the same direction.
-        path: The layers responsible, with numbers as ``*``; empty if no part of the model is prominent.
+        path: The layers, with numbers as ``*``; empty if none are prominent.
         part: The change of these layers.
         layer: The layer's name if there is only one, else the path.
     """
@@ -177,11 +173,8 @@ class Cause:
 def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | None:
     """The category that changed most in the figure's direction, and the deepest layer that accounts for its change.
 
-    Args:
-        parts: Columns path, name, category and ``column``: the layers' own changes, which add up to the figure's.
-
-    Returns:
-        The cause; None if the figure did not change.
+    None if the figure did not change. ``parts`` has columns path, name, category and ``column``: the layers' own
+    changes, which add up to the figure's.
     """
     total = float(parts[column].sum())
     if not total:
@@ -198,7 +191,7 @@ def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | Non
 
 
 def is_below(paths: pd.Series, path: str) -> pd.Series:
-    """Which paths are ``path`` or below it; all of them if it is empty."""
+    """Mask of the paths at or below ``path``; all of them if it is empty."""
     return (paths == path) | paths.str.startswith(path + ".") | (not path)
 
 
@@ -228,11 +221,9 @@ def _steps(path: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class AllocationSite:
-    """The code that allocates the blocks of a cause.
+    """The code that allocates the blocks of a cause; empty texts are unknown.
 
-    Attributes:
-        line: The job's line, ``file:line (function)``; empty if unknown, as in most of backward.
-        operation: The operation; empty if unknown.
+    ``line`` is the job's, ``file:line (function)``; most of backward has none.
     """
 
     line: str = ""
@@ -247,11 +238,7 @@ class AllocationSite:
 
 
 def origin_of(cause: Cause, blocks: pd.DataFrame) -> AllocationSite:
-    """Where most of a cause comes from.
-
-    Args:
-        blocks: Columns path, category, line, operation, phase, change_bytes of blocks at the peak.
-    """
+    """Origin of most of a cause, from path, category, line, operation, phase, change_bytes of peak blocks."""
     way = 1 if cause.part > 0 else -1
     responsible = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]
     responsible = responsible[responsible["change_bytes"] * way > 0]

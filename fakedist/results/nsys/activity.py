@@ -42,11 +42,7 @@ _EXPORT = "nsys export --type sqlite REPORT.nsys-rep   exports it again"
 
 
 class Database:
-    """An export open for reading, made by any version of nsys.
-
-    Args:
-        called: The path that error messages name.
-    """
+    """An export open for reading, made by any version of nsys. Errors name the path ``called``."""
 
     def __init__(self, called: Path, connection: sqlite3.Connection) -> None:
         self.called = called
@@ -99,10 +95,7 @@ class Database:
 
 @contextmanager
 def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
-    """Open an export.
-
-    Args:
-        called: The path that error messages name: the report that the file was exported from.
+    """Open an export. Errors name the path ``called``: the report that it was exported from.
 
     Raises:
         ReportError: The file is missing, is not SQLite or not nsys's, or is incomplete. Reading can raise it too.
@@ -125,11 +118,7 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
 
 
 class _Bound:
-    """Counts what SQLite does, and stops a query that no table of this size takes: a view can go on without end.
-
-    Attributes:
-        is_over: Whether it stopped a query.
-    """
+    """Counts SQLite's steps, and stops a query beyond any table of this size: a view can be endless."""
 
     def __init__(self, most: int) -> None:
         self.most, self.is_over = most, False
@@ -142,7 +131,6 @@ class _Bound:
 
 
 def _bound(connection: sqlite3.Connection, size: int) -> _Bound:
-    """Bound the steps of all queries, and the bytes of one value."""
     bound = _Bound(_LEAST_STEPS + _STEPS_A_BYTE * size)
     connection.set_progress_handler(bound, _STEPS_A_CALL)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
@@ -187,11 +175,7 @@ _COPIES = ("?", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", 
 
 
 def read_ranges(database: Database, process: int) -> Ranges:
-    """The ranges of a process. Marks and ranges without a meaning are left out.
-
-    Args:
-        process: The upper bits of the process's ``globalTid``.
-    """
+    """The ranges with a meaning of a process, which is the upper bits of its ``globalTid``."""
     known = database.columns("NVTX_EVENTS")
     if not known:
         none = np.zeros(0, np.int64)
@@ -220,10 +204,7 @@ def read_ranges(database: Database, process: int) -> Ranges:
 
 
 def _without_numbers(text: str) -> tuple[str, str]:
-    """SQL for a text without the parts that make each unique, and for autograd's number: ``names.without_numbers``.
-
-    For ten million texts this takes a tenth of the time of Python.
-    """
+    """SQL for ``names.without_numbers`` and autograd's number: a tenth of Python's time for ten million texts."""
     name = "".join(
         f"WHEN instr({text}, '{tail}') THEN substr({text}, 1, instr({text}, '{tail}') - 1) " for tail in TAILS
     )
@@ -380,11 +361,7 @@ _WITH_EVENT = (1, 2)
 
 
 def read_waits(database: Database, process: int, step: tuple[int, int]) -> Waits | None:
-    """The waits of a step; None if the report lacks where events were recorded (``--cuda-event-trace``).
-
-    Args:
-        process: The upper bits of the process's ``globalPid``.
-    """
+    """The waits of a process (``globalPid``'s upper bits) in a step; None without ``--cuda-event-trace``."""
     columns = ("start", "end", "streamId", "correlationId", "globalPid", "syncType", "eventId")
     wanted = ("streamId", "correlationId", "globalPid", "eventId")
     if not set(wanted) <= database.columns(_EVENTS) or not set(columns) <= database.columns(_SYNCHRONISATIONS):

@@ -27,23 +27,14 @@ from fakedist.rundir.trace_records import HostRecord, KernelsRecord
 
 @dataclass(frozen=True)
 class StepChoice:
-    """Which part of a report to read.
-
-    Attributes:
-        step: Number of the step; None for the last complete one.
-        process: The process; None for the one that ran the most kernels.
-    """
+    """The part of a report to read: by default the last complete step of the process that ran the most kernels."""
 
     step: int | None = None
     process: int | None = None
 
 
 def read_trace(database: Database, choice: StepChoice) -> Trace:
-    """One step of one process of a report.
-
-    Raises:
-        ReportError: The report has no kernels, no such process, or no such step.
-    """
+    """One step of one process of a report; ReportError if it lacks kernels, the process, or the step."""
     activity = _activity(database)
     notes: list[Note] = []
     process = _process(database, activity, choice, notes)
@@ -86,14 +77,7 @@ def tool_version(database: Database) -> str:
 
 
 def read_process(database: Database, process: int | None = None) -> ProcessTrace:
-    """All that a report has of one process on one GPU.
-
-    Args:
-        process: The process; None for the one that ran the most kernels.
-
-    Raises:
-        ReportError: The report has no kernels, or no such process.
-    """
+    """One process on one GPU, by default the one with the most kernels; ReportError without kernels or the process."""
     everything = _activity(database)
     chosen = _process(database, everything, StepChoice(process=process), [])
     activity = everything.where(everything.columns["globalPid"] >> THREAD_BITS == chosen)
@@ -179,7 +163,6 @@ def _captures(database: Database, activity: Activity, process: int) -> tuple[Int
 def _window(
     ranges: Ranges, activity: Activity, thread: Ints, choice: StepChoice, notes: list[Note]
 ) -> tuple[int, int, int]:
-    """Start, end and number of the chosen step."""
     steps = ranges.where(ranges.kind == STEP)
     if not len(steps.start):
         if choice.step is not None:
@@ -208,16 +191,12 @@ def _window(
 
 
 def _grouped(threads: Ints, launching: Ints) -> tuple[Ints, Ints]:
-    """The threads with ranges, and the launches' threads, limited to those."""
     having = np.unique(threads)
     return having, launching[np.isin(launching, having)]
 
 
 def recorded_step(run_directory: Path, exported: Path, report: Path) -> tuple[KernelsRecord, HostRecord]:
-    """The journal's records of the timed step of a recorded run: its kernels, and what else the host did.
-
-    Args:
-        exported: The report of the run's timed step, as SQLite.
+    """The journal's records of a recorded run's timed step, from its report as SQLite (``exported``).
 
     Raises:
         ReportError: The report cannot be read, or has no kernels.
@@ -230,11 +209,7 @@ def recorded_step(run_directory: Path, exported: Path, report: Path) -> tuple[Ke
 
 @dataclass(frozen=True)
 class ImportedReport:
-    """The contents of a report that does not belong to a recorded run.
-
-    Attributes:
-        layers: The journal's rows of the layers that its ranges name.
-    """
+    """A report that does not belong to a recorded run, with the journal's rows of the layers that its ranges name."""
 
     report: Path
     kernels: KernelsRecord
@@ -242,14 +217,7 @@ class ImportedReport:
 
 
 def read_report(report: Path, exported: Path, choice: StepChoice) -> ImportedReport:
-    """Read a report.
-
-    Args:
-        exported: The report as SQLite.
-
-    Raises:
-        ReportError: The report cannot be read, or has no such kernels.
-    """
+    """Read a report, exported as SQLite; ReportError if it cannot be read, or has no such kernels."""
     layers = LayerNumbers()
     with no_collector(), open_database(exported, report) as database:
         kernels = kernel_record(read_trace(database, choice), layers, _tool(database, str(report.resolve())))
