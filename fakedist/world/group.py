@@ -41,10 +41,7 @@ class LedgerLike(Protocol):
 
         Args:
             operation: all_reduce, all_gather_into_tensor, ...
-            group: Number of its group.
-            inputs: Tensors that this rank sends.
-            outputs: Tensors that this rank receives.
-            is_async: Whether the call returns before it is done.
+            group: Its number.
             peer: The peer's group rank; -1 for collectives.
             exchanged: Bytes of an all_to_all to other ranks or from them: the largest part, and all parts.
         """
@@ -123,12 +120,7 @@ class OneBackend:
 class BareGroup(ProcessGroup):  # type: ignore[misc]
     """A process group without its collectives.
 
-    Args:
-        rank: This rank's rank in the group.
-        num_ranks: The group's size.
-        backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
-        ledger: Records the calls.
-        options: The backend options that the script passed.
+    ``backend`` is the one that the script asked for, "nccl" or "cpu:gloo,cuda:nccl", with its ``options``.
 
     Attributes:
         number: Its number in the ledger.
@@ -158,8 +150,7 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
     def named(self, name: str, description: str, number: int, store: object) -> None:
         """Set its name, description, number in the ledger, and store.
 
-        C++ callers look the name up in a registered backend. Stock torch's ``fake`` backend is registered to hold it;
-        no call ever reaches that backend.
+        C++ callers look the name up in a registered backend. Torch's ``fake`` backend holds it and is never called.
         """
         self.number = number
         self._store = store
