@@ -1,16 +1,14 @@
 """Formulas of single operators: FLOPs that torch's counter lacks or gets wrong, and bytes of single kernels.
 
-Torch's counter (torch.utils.flop_counter) multiplies the weight gradient of a grouped convolution by the number of its
-groups (``conv_backward_flop``, torch 2.8 to 2.15). Of some operations only the least is known: their FLOPs and the
-steps that follow one another, but not how close their kernels come to the GPU's limits.
+Torch's counter (torch.utils.flop_counter) multiplies the weight gradient of a grouped convolution by its groups
+(``conv_backward_flop``, torch 2.8 to 2.15). Bounded operations have FLOPs and dependent steps, but no distance from the
+GPU's limits.
 
-Bytes are those of single kernels, where an operation's kernels do not divide evenly what it reads and writes once: a
-row too long to stay in the caches is read again by each pass over it, and a kernel that only prepares indices moves no
-data. From torch 2.15's sources in aten/src/ATen/native/cuda, named at each function.
+Bytes differ between the kernels of an operation: a row too long for the caches is read again by each pass, and a kernel
+that prepares indices moves no data. From torch 2.15's aten/src/ATen/native/cuda, named at each function.
 
-bitsandbytes' kernels stream what they read and write, and decode or encode each element on the way. No measurement
-covers them, so only the least is known that they take. Sizes follow from its ``_ops.py`` and ``backends/cuda/ops.py``
-(release 0.50).
+bitsandbytes' kernels stream what they read and write, and convert on the way; unmeasured, so only the least is known.
+Sizes follow its ``_ops.py`` and ``backends/cuda/ops.py`` (release 0.50).
 """
 
 from __future__ import annotations
@@ -27,10 +25,9 @@ from fakedist.gpu.values.tensors import Arguments, Keywords, storage_of, tensors
 
 
 class Arithmetic(NamedTuple):
-    """The computation of an operation.
+    """The computation of an operation, in floating-point operations.
 
     Attributes:
-        flops: Floating-point operations.
         steps: Dependent steps, each of which waits for the one before; 0 if it has none.
         is_bounded: Whether only the least is known that its kernels take.
         is_scalar: Whether it runs in fp32 without tensor cores, whatever the type of its operands.
@@ -284,7 +281,7 @@ def _bytes_of(value: object) -> float:
 
 
 def _is_long(rows: torch.Tensor, dim: object) -> bool:
-    """Whether a row does not stay in the caches. Only rows of the last dimension are read by these kernels."""
+    """A row too long to stay in the caches. These kernels read only rows of the last dimension."""
     if not isinstance(dim, int) or not rows.dim() or dim not in (-1, rows.dim() - 1):
         return False
     return int(rows.shape[-1]) * rows.element_size() > CACHED_ROW_BYTES
@@ -354,7 +351,7 @@ def _convolution_gradients(args: Arguments, result: object) -> tuple[KernelPart,
 
 def _depthwise_backward(args: Arguments, result: Sequence[object]) -> tuple[KernelPart, ...]:
     """DepthwiseConv2d.cu and DepthwiseConv3d.cu: a kernel for each gradient, behind copies of what is not contiguous.
-    The one of the weight has few threads, and as much to do.
+    The weight's has few threads, and as much to do.
     """
     (grad, data, weight), groups = tensors(args[:3]), args[9]
     if groups != data.shape[1] or groups == 1:

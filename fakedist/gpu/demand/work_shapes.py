@@ -1,7 +1,4 @@
-"""Sizes of products and attentions, as the rows of work have them (:mod:`fakedist.rundir.launch_records`).
-
-:class:`AttentionOperator` reads those of PyTorch's own attentions and of the flash-attn packages' from a call.
-"""
+"""Sizes of products and attentions, as :mod:`fakedist.rundir.launch_records` has them in rows of work."""
 
 from __future__ import annotations
 
@@ -24,12 +21,10 @@ class ProductShape(NamedTuple):
         m: Rows of the result; of all groups together.
         n: Columns of the result; of each group.
         k: Length of the sums; of each group.
-        batch: How many of one size.
         groups: Number of groups; 0 for other products.
-        layout: As ``WorkRow.layout``.
-        a_bytes: Bytes of an element of the first operand, 0 if unknown; ``b_bytes`` of the second, ``d_bytes`` of the
+        layout: As ``WorkRow.layout``; ``scaling`` likewise.
+        a_bytes: Bytes of an element of the first operand, 0 if unknown; ``b_bytes``, ``d_bytes``: of the second, the
             result.
-        scaling: As ``WorkRow.scaling``.
     """
 
     m: int
@@ -44,8 +39,8 @@ class ProductShape(NamedTuple):
     scaling: str = ""
 
     def of(self, *operands: object) -> ProductShape:
-        """The shape with the bytes of elements of its operands and its result, as far as they are tensors. An operand
-        that is not known counts as the first, the result, too.
+        """The shape with the element bytes of its operands and result, as far as they are tensors; the first stands for
+        unknown.
         """
         sizes = [float(getattr(operand, "itemsize", 0.0)) for operand in operands]
         first = next(filter(None, sizes), 0.0)
@@ -64,15 +59,10 @@ class AttentionShape(NamedTuple):
     Attributes:
         library: As ``WorkRow.library``.
         batch: Sequences. Packed sequences of several lengths count as equal ones with the same arithmetic.
-        heads: Query heads of a sequence.
-        kv_heads: Key and value heads.
-        queries: Queries of a sequence.
-        keys: Keys of a sequence.
-        width: Width of a query's head.
-        value_width: Width of a value's head.
-        causal: Whether each query meets only the keys before it.
+        heads: Query heads; ``kv_heads``: key and value heads.
+        queries: Of a sequence, as are ``keys``.
+        width: Width of a query's head; ``value_width`` of a value's.
         window: The most keys that a query meets; 0 without a window. Of flex_attention: the mean, in whole blocks.
-        dropout: Whether it leaves out scores at random.
         deterministic: Whether its backward adds up gradients in a fixed order.
     """
 
@@ -215,7 +205,7 @@ class AttentionOperator:
 
     @staticmethod
     def reads(operator: Operator) -> bool:
-        """Whether an operation is such an attention."""
+        """Return whether an operation is such an attention."""
         namespace, _, name = operator.qualified_name.partition("::")
         if namespace.startswith("flash_attn"):
             return "flash_attn" in name or name.split(".")[0] in ("fwd", "bwd")
@@ -256,7 +246,6 @@ class AttentionOperator:
         return AttentionDemand(shape, shape.masked_flops(mask, sizes))
 
     def _is_deterministic(self, asked: object) -> bool:
-        """Whether a backward is deterministic: by its own argument, or by a setting of torch."""
         if self._direction == "forward" or self._library == "efficient":
             return False
         return bool(asked) or torch.are_deterministic_algorithms_enabled()
@@ -277,7 +266,6 @@ class AttentionOperator:
     def _sizes(
         self, query: torch.Tensor, key: torch.Tensor, argument: Callable[..., object]
     ) -> tuple[int, int, int] | Lengths:
-        """Batch, queries and keys; or the lengths of packed sequences."""
         if self._heads_first and query.dim() == 4:
             return int(query.shape[0]), int(query.shape[2]), int(key.shape[2])
         offsets = [argument(*(f"{name}_{side}" for name in _OFFSETS)) for side in "qk"]

@@ -1,8 +1,7 @@
 """Build the virtual GPU's driver library once for the installed torch, into a cache.
 
-The library must answer every function that the installed CUDA libraries export, so it is made on the user's machine,
-against the headers and libraries that came with the installed torch. Standard library only: the parent process calls
-this and never imports torch.
+It answers every function that the installed CUDA libraries export, so it is compiled on the user's machine against
+torch's own headers and libraries. Standard library only: the parent process never imports torch.
 """
 
 from __future__ import annotations
@@ -61,11 +60,10 @@ _BLAS_MANAGEMENT = re.compile(
 
 @dataclass(frozen=True)
 class CudaInstallation:
-    """The installation of CUDA for the installed torch.
+    """CUDA for the installed torch, of ``torch_version`` such as "2.15.0+cu132".
 
     Attributes:
-        torch_version: e.g. "2.15.0+cu132".
-        cuda_version: What torch was built for, e.g. "13.2"; empty for a CPU build.
+        cuda_version: Such as "13.2"; empty for a CPU build.
         include: Directory of cuda_runtime_api.h.
         cupti_include: Directory of cupti.h: CUDA 12's wheels have one for each library. None without CUPTI.
         libraries: Shared libraries by short name, as in REFUSALS; those that are installed.
@@ -79,10 +77,8 @@ class CudaInstallation:
 
 
 def torch_build() -> tuple[str, str]:
-    """Version of the installed torch and the CUDA version it was built for, read without importing it.
-
-    Raises:
-        SetupError: torch is not installed, or too old, or this is a system that it has no builds for.
+    """Torch's version and the CUDA version it was built for, without an import. SetupError if missing, too old or
+    unsupported.
     """
     if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or ""):
         raise SetupError(
@@ -101,7 +97,7 @@ def torch_build() -> tuple[str, str]:
 
 
 def torch_directory() -> Path:
-    """Where the installed torch is, without importing it. SetupError if it is not installed."""
+    """Directory of the installed torch, without importing it. SetupError if it is not installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise SetupError("torch is not installed in this Python", "pip install 'fakedist[torch]'")
@@ -150,10 +146,9 @@ def _search_roots(cuda_major: str) -> list[Path]:
 
 
 def driver_path() -> Path:
-    """Where the driver for the installed torch is, or will be once built. SetupError as :func:`find_cuda`.
+    """Path of the driver for the installed torch, built or not. SetupError as :func:`find_cuda`.
 
-    The name of the directory is a hash of the sources, the headers, this file and the installation. Different versions
-    of fakedist can use one cache.
+    Its directory is named by a hash of sources, headers, this file and the installation, so versions can share a cache.
     """
     cuda = find_cuda()
     digest = hashlib.sha256()
@@ -168,9 +163,8 @@ def driver_path() -> Path:
 
 
 def ensure_driver() -> Path:
-    """Path of the driver library. Builds it first if it is not in the cache; several processes may do that at once.
-
-    The same directory holds the libraries of :func:`further_libraries`.
+    """Build the driver library unless it is in the cache; several processes may. :func:`further_libraries` are next to
+    it.
 
     Raises:
         SetupError: No CUDA build of torch, no compiler, or the compiler or linker failed.
@@ -182,10 +176,9 @@ def ensure_driver() -> Path:
 
 
 def further_libraries(cuda: CudaInstallation) -> dict[str, Path | None]:
-    """Libraries that others dlopen by name to look functions up in: here empty ones that depend on the driver.
+    """Empty libraries, which depend on the driver, for others to dlopen and look functions up in.
 
-    Where the installed library is given, it comes behind the driver: cuDNN asks cuBLASLt for functions that need no GPU
-    too. All others that are asked for are the driver's.
+    With the installed library, it comes behind the driver: cuDNN asks cuBLASLt for functions that need no GPU too.
     """
     libraries: dict[str, Path | None] = {
         "libnvidia-ml.so.1": None,
@@ -201,7 +194,7 @@ def sources() -> list[Path]:
 
 
 def include_flags(cuda: CudaInstallation) -> list[str]:
-    """Where the compiler finds headers. Ours have names of their own only in quotes: ``<cupti.h>`` is NVIDIA's."""
+    """Directories of headers. Ours have names of their own only in quotes: ``<cupti.h>`` is NVIDIA's."""
     directories = dict.fromkeys((cuda.include, cuda.cupti_include))
     return ["-iquote", str(SOURCE_DIRECTORY), *(f"-isystem{path}" for path in directories if path is not None)]
 
@@ -264,9 +257,9 @@ def interface_versions(include: Path) -> list[tuple[str, int, int]]:
 
 
 def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
-    """Functions that CUPTI has a number for: name, CUPTI's name, whether it is the runtime's, the number.
+    """Functions that CUPTI numbers: name, CUPTI's name, whether it is the runtime's, the number. Empty without CUPTI.
 
-    Where the runtime's interface has changed, its later form comes first. Empty where CUPTI is not installed.
+    Later forms of the runtime's interface come first.
     """
     functions: list[tuple[str, str, bool, int]] = []
     if include is None:
@@ -283,8 +276,8 @@ def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
 def answered_names(include: Path) -> set[str]:
     """Functions that the C sources answer themselves.
 
-    A definition marked CUDARTAPI is compiled against CUDA's header, which may rename it: CUDA 12 defines
-    ``cudaGetDeviceProperties`` to be ``cudaGetDeviceProperties_v2``.
+    CUDA's header may rename definitions marked CUDARTAPI: CUDA 12's ``cudaGetDeviceProperties`` gets the suffix
+    ``_v2``.
     """
     text = (include / "cuda_runtime_api.h").read_text(errors="replace")
     renamed = dict(re.findall(r"^ *# *define +(cuda[A-Z]\w*) +(cuda[A-Z]\w*_v\d) *$", text, re.MULTILINE))
@@ -294,19 +287,19 @@ def answered_names(include: Path) -> set[str]:
 
 
 def is_blas_routine(name: str) -> bool:
-    """Whether a cuBLAS function is a routine on device memory, as opposed to the management of handles."""
+    """Return whether a cuBLAS function is a routine on device memory, as opposed to the management of handles."""
     return re.match(r"cublas(I?[a-z]*[A-Z])", name) is not None and not _BLAS_MANAGEMENT.match(name)
 
 
 def is_harmless(name: str) -> bool:
-    """Whether the installed library itself may go on answering: it needs no GPU for that. CUPTI looks for one."""
+    """Return whether the installed library may answer itself, needing no GPU. CUPTI looks for one."""
     if name.startswith("cupti"):
         return False
     return _HARMLESS.search(name) is not None or _CUDNN_WITHOUT_HANDLE.fullmatch(name) is not None
 
 
 def is_interface(name: str) -> bool:
-    """Whether an exported name belongs to a CUDA library's interface; some export internals, too."""
+    """Return whether an exported name belongs to a CUDA library's interface; some export internals, too."""
     return _PREFIXES.match(name) is not None
 
 

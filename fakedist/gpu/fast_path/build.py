@@ -20,10 +20,9 @@ class Library(NamedTuple):
     """A library of this directory.
 
     Attributes:
-        name: How its file in the cache begins.
+        name: The beginning of its file's name in the cache.
         links: Torch's libraries that it is linked with.
-        use: The use of a compiler, as an error says.
-        product: Its name in an error.
+        use: The use of a compiler, for an error; ``product`` its name there.
         is_optional: Whether runs go without it. A failure is then remembered: trying takes seconds in each run.
     """
 
@@ -37,7 +36,7 @@ class Library(NamedTuple):
     is_optional: bool = False
 
     def path(self) -> Path:
-        """Where the library is or will be, by a digest of its sources and torch. SetupError without CUDA in torch."""
+        """Path of the library, built or not, by a digest of its sources and torch. SetupError without CUDA in torch."""
         cuda = driver.find_cuda()
         digest = hashlib.sha256()
         for part in (*self.sources, *self.headers, Path(__file__).name):
@@ -46,10 +45,9 @@ class Library(NamedTuple):
         return cache_directory() / f"{self.name}-{digest.hexdigest()[:16]}.so"
 
     def ensure(self) -> Path:
-        """Path of the library. Builds it first if it is not in the cache, which may take twenty seconds.
+        """Build the library if it is not in the cache, which may take twenty seconds. SetupError if it cannot be built.
 
-        Raises:
-            SetupError: No CUDA build of torch, no C++ compiler, or it failed, now or (an optional one) before.
+        A failure of an optional one is remembered.
         """
         path = self.path()
         if path.exists():
