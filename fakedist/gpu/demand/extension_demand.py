@@ -128,9 +128,7 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
 
 
 def _read(args: Arguments) -> _AttentionCall | None:
-    """Find arguments by type, as positions differ between versions: enumerations by name, the window as the only pair
-    of numbers, then flags, offsets and operands.
-    """
+    """Find arguments by type, as positions differ between versions: enumerations by name, the window as the only pair."""
     texts = [str(getattr(value, "name", "")).upper() for value in args]
     layout = next((match[1] for text in texts if (match := _LAYOUT.fullmatch(text))), "")
     kind = next((text for text in texts if text.endswith("MASK")), "")

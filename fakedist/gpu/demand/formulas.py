@@ -1,14 +1,14 @@
 """Formulas of single operators: FLOPs that torch's counter lacks or gets wrong, and bytes of single kernels.
 
 Torch's counter (torch.utils.flop_counter) multiplies the weight gradient of a grouped convolution by its groups
-(``conv_backward_flop``, torch 2.8 to 2.15). Bounded operations have FLOPs and dependent steps, but no distance from the
-GPU's limits.
+(``conv_backward_flop``, torch 2.8 to 2.15). Some operations have only a lower bound: FLOPs and dependent steps, but not
+how close their kernels come to the GPU's limits.
 
-Bytes differ between the kernels of an operation: a row too long for the caches is read again by each pass, and a kernel
+An operation's kernels may divide its bytes unevenly: each pass reads a row too long for the caches again, and a kernel
 that prepares indices moves no data. From torch 2.15's aten/src/ATen/native/cuda, named at each function.
 
-bitsandbytes' kernels stream what they read and write, and convert on the way; unmeasured, so only the least is known.
-Sizes follow its ``_ops.py`` and ``backends/cuda/ops.py`` (release 0.50).
+bitsandbytes' kernels stream what they read and write, and convert on the way. They are unmeasured, so they too have a
+lower bound. Sizes follow its ``_ops.py`` and ``backends/cuda/ops.py`` (release 0.50).
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def _bytes_of(value: object) -> float:
 
 
 def _is_long(rows: torch.Tensor, dim: object) -> bool:
-    """A row too long to stay in the caches. These kernels read only rows of the last dimension."""
+    """Return whether a row is too long for the caches. These kernels read only rows of the last dimension."""
     if not isinstance(dim, int) or not rows.dim() or dim not in (-1, rows.dim() - 1):
         return False
     return int(rows.shape[-1]) * rows.element_size() > CACHED_ROW_BYTES

@@ -147,9 +147,7 @@ class TritonKernel:
     def launched(
         self, demand: Demand, arguments: Mapping[str, object], compiled: object, grid: tuple[int, ...], known: Known
     ) -> Demand:
-        """Add the products of the compiled form (a kernel of Triton's or torch's static launcher; None if unknown) to
-        ``demand``.
-        """
+        """Add to ``demand`` the products of the compiled form, Triton's or a static launcher of torch."""
         if self._template is not None or (self._is_inductors and not self._source.multiplies):
             return demand
         ir = self._ir(compiled)
@@ -208,7 +206,7 @@ class TritonKernel:
         return math.prod(rows) if rows and self._is_inductors else 0
 
     def _is_long(self, tensor: torch.Tensor, arguments: Mapping[str, object]) -> bool:
-        """A row too long to stay in the caches until the next pass."""
+        """Return whether a row is too long to stay in the caches until the next pass."""
         width = self._width(arguments) or (int(tensor.shape[-1]) if tensor.dim() else 0)
         return width * tensor.element_size() > CACHED_ROW_BYTES
 
