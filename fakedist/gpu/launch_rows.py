@@ -17,9 +17,7 @@ from fakedist.rundir.schema import PHASES
 
 
 class Tags:
-    """Gives tags in order. ``is_compiled``: compiled code may run operations while they are traced, and tags them
-    itself.
-    """
+    """Gives tags in order. ``is_compiled``: compiled code may run operations while traced, and tags them itself."""
 
     is_compiled = False
 
@@ -110,9 +108,7 @@ class StepRanges:
         self._closed = [replace(span, end=min(span.end, num_launches)) for span in ours]
 
     def rows(self, row_of: Sequence[int]) -> list[RangeRow]:
-        """The step's ranges as they began, outer ones first. ``row_of``: rows of ``launches`` before each launch, and
-        of all.
-        """
+        """The step's ranges as they began, outer first. ``row_of``: rows before each launch of the log, and of all."""
         ranges = sorted(self._closed, key=lambda span: (span.begin, -span.end, span.depth))
         return [
             RangeRow(

@@ -40,13 +40,9 @@ class _Outside(threading.local):
 class ModelTracer:
     """Traces a step's launches and their demand; ``fakedist.cost_model`` estimates times.
 
-    It implements protocol ``record.timed_step.tracer.OperationTracer``. ``numbers`` gives tags; the fast path's also
-    tag what it runs. ``known`` returns a tensor's values, or None if no kernel computed them.
-
-    Attributes:
-        inside: Returns the place of what a compiled graph is launching in this thread; None outside of one.
-        place_of: Returns the place of a scope.
-        known_in_graph: Returns the values of a buffer of the compiled graph that runs; None if they are not known.
+    Implements protocol ``record.timed_step.tracer.OperationTracer``. ``known`` returns a tensor's values, or None if no
+    kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the place of
+    what a compiled graph is launching in this thread, ``known_in_graph`` the values of its buffers; None otherwise.
     """
 
     def __init__(self, known: Known = lambda tensor: None, numbers: Tags | None = None) -> None:

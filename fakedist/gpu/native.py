@@ -45,10 +45,10 @@ def _find(names: tuple[str | None, ...], missing: str, remedy: str) -> str:
 
 
 def cache_directory() -> Path:
-    """Directory of built libraries: $FAKEDIST_CACHE, else the user's cache directory, else a temporary one; else
-    SetupError.
+    """Directory of built libraries: $FAKEDIST_CACHE, the user's cache or a temporary one. SetupError if all are
+    unusable.
 
-    This process loads the libraries, so the directory must be this user's, and closed to others.
+    Libraries are loaded from it, so the directory must be this user's, and closed to others.
     """
     chosen = os.environ.get("FAKEDIST_CACHE")
     if chosen:

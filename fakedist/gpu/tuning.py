@@ -102,8 +102,6 @@ class _KernelTuner(Protocol):
 
 
 class _TritonTuner(Protocol):
-    """The tuner of one kernel under ``triton.autotune``."""
-
     configs: list[object]
 
 
@@ -116,11 +114,7 @@ class FirstConfigurations:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Take the first configurations from now on, in Inductor's and Triton's modules imported so far and later.
-
-        Raises:
-            RecordingError: This version of Inductor or Triton tunes in another way.
-        """
+        """Take first configurations from now on, also in modules imported later. RecordingError if tuning differs."""
         modules = {_HEURISTICS: self._inductor, _SELECTION: self._templates, _TRITON: self._triton}
         with ExitStack() as self._exit:
             watch = now_and_when_imported(modules, lambda module: modules[module.__name__](module))

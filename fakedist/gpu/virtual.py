@@ -48,9 +48,7 @@ class _GpuCounters(ctypes.Structure):
 
 
 class VirtualGpu:
-    """The loaded driver; ``variables`` are those that torch and Triton must see, ``wishes`` those to set unless already
-    set.
-    """
+    """The loaded driver; ``variables`` are those that torch and Triton must see, ``wishes`` only if not already set."""
 
     def __init__(self, library: ctypes.CDLL, variables: Mapping[str, str], wishes: Mapping[str, str]) -> None:
         self._library = library
@@ -132,14 +130,14 @@ class VirtualGpu:
 
 @contextmanager
 def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None) -> Iterator[VirtualGpu]:
-    """Give this process at most 128 virtual GPUs. Enter it before torch is imported.
+    """Give this process 1 to 128 virtual GPUs. Enter it before torch is imported.
 
-    RTLD_GLOBAL makes the linker find the driver's functions before those of CUDA libraries that torch loads later, and
-    its soname makes every ``dlopen("libcuda.so.1")`` find it; NVML and the CUDA runtime alike. Spawned processes do not
-    get it, only the path of the libcuda.so.1 that Triton links its launchers with.
+    RTLD_GLOBAL puts the driver's functions before those of CUDA libraries that torch loads later; its soname answers
+    every ``dlopen("libcuda.so.1")``, NVML and the CUDA runtime alike. Spawned processes get only the path of the
+    libcuda.so.1 that Triton links its launchers with.
 
     Raises:
-        RecordingError: torch is already imported and bound to the real libraries, or ``devices`` is out of range.
+        RecordingError: torch is already imported, so bound to the real libraries, or ``devices`` is out of range.
         SetupError: The driver cannot be built.
     """
     if "torch" in sys.modules:

@@ -43,10 +43,7 @@ _last_use: dict[torch.device, torch.cuda.Event] = {}
 def pieces(tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
     """Split a tensor (contiguous on CUDA) into parts, each with an uninitialised scratch tensor of its shape per dtype.
 
-    On CUDA the parts fit the buffer. On the CPU there is one part, with fresh memory.
-
-    Raises:
-        WorldError: The CUDA runtime cannot allocate the buffer.
+    On CUDA the parts fit the buffer (WorldError if it cannot be allocated); on the CPU there is one, with fresh memory.
     """
     if not tensor.is_cuda or not tensor.is_contiguous():
         yield tensor, [torch.empty_like(tensor, dtype=dtype) for dtype in dtypes]
@@ -108,9 +105,8 @@ def sent_flags(values: Sequence[int]) -> Iterator[None]:
 class Arrivals:
     """Makes the values that arrive. One instance serves all groups of a rank.
 
-    Args:
-        is_undefined: Whether a device tensor holds no values (the virtual GPU computed nothing into it).
-        not_sent: Called with device tensors of integers or flags that no tape could fill. None: reads are not seen.
+    ``is_undefined``: a device tensor holds no values (the virtual GPU computed nothing into it). ``not_sent`` is called
+    with device tensors of integers or flags that no tape could fill; None: reads are not seen.
     """
 
     def __init__(
@@ -206,8 +202,8 @@ class Arrivals:
     def _stood_in(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
         """Take note of tensors from another rank that were made up or left unchanged.
 
-        Scripts branch on integers and flags. If the script reads them, they are a guess; where reads are not seen, at
-        once.
+        Integers and flags are guesses once the script reads them, because it branches on them; at once if reads are not
+        seen.
         """
         called = "recv" if where.operation == "send" else where.operation
         if is_invented:

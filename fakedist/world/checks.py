@@ -104,7 +104,7 @@ class CheckedGroup(NamedTuple):
 
     @property
     def is_nccl(self) -> bool:
-        """True for NCCL."""
+        """Return whether the backend is NCCL."""
         return self.backend == "nccl"
 
     def named(self, operation: str) -> str:
@@ -140,10 +140,7 @@ def check_root(group: CheckedGroup, operation: str, root: int) -> None:
 def check_op(group: CheckedGroup, op: object, dtype: torch.dtype) -> None:
     """Check one of ``ODD_OPS``, as ``getNcclReduceOp`` and gloo's equivalent do.
 
-    Raises:
-        ValueError: A bitwise reduction on NCCL.
-        RuntimeError: A bitwise reduction of a non-integral type on another backend.
-        TypeError: A mean of booleans on NCCL.
+    Bitwise: ValueError on NCCL, RuntimeError for non-integral types elsewhere. A mean of booleans: TypeError on NCCL.
     """
     name = reduction_name(op)
     if group.is_nccl and name == "AVG":

@@ -96,10 +96,7 @@ def _absolute(path: object, how: Mapping[str, object]) -> str:
 def find_lost(
     error: BaseException, moved: Sequence[tuple[int, MovedFile]], directories: Mapping[int, str]
 ) -> Lost | None:
-    """A path that a failed script did not find because ranks run one after the other; None without any.
-
-    ``moved`` has the rank with each file, ``directories`` each rank's working directory.
-    """
+    """A path that a failed script missed because ranks run one after the other; ``moved`` has each file's rank."""
     named = [path for path in _named(error) if not os.path.exists(path)]
     seen = [*named, *(path for path in _in_frames(error) if not os.path.exists(path))]
     gone = {file.path: (rank, file) for rank, file in moved}

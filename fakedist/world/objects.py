@@ -84,9 +84,7 @@ def _for_our_groups(answer: Callable[..., object], original: Callable[..., objec
 
 @contextmanager
 def _no_other_workers(registry: ModuleType) -> Iterator[None]:
-    """Refuse RPC among several processes: no other rank runs its functions. RecordingError if this torch starts it
-    differently.
-    """
+    """Refuse RPC among processes: no other rank runs its functions. RecordingError if torch starts it otherwise."""
 
     def init_process_group(store: object, rank: int, world_size: int) -> object:
         if world_size > 1:
@@ -102,9 +100,7 @@ def _no_other_workers(registry: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def standing_in(make: Callable[[], object], tape: Literal["passed over", "else"] = "passed over") -> Iterator[None]:
-    """While active, let what ``make`` returns stand in for other ranks' objects: before a tape's, or after if
-    ``tape="else"``.
-    """
+    """While active, let ``make``'s objects stand in for other ranks': before a tape's, or (``tape="else"``) after."""
     token = _stand_in.set(_StandIn(make, tape == "else"))
     try:
         yield
@@ -125,7 +121,6 @@ class _Answers:
         *,
         weights_only: bool = False,
     ) -> None:
-        """Fill each slot with its rank's object from a tape, or with this rank's own."""
         if _is_outside(group, "all_gather_object"):
             return
         pg = _group(group)
@@ -146,7 +141,6 @@ class _Answers:
         *,
         weights_only: bool = False,
     ) -> None:
-        """Same as :meth:`all_gather_object` if this rank is the destination; otherwise only send."""
         pg = _group(group)
         to = _group_rank(pg, dst, group_dst)
         if _is_outside(pg, "gather_object"):
@@ -172,7 +166,6 @@ class _Answers:
         *,
         weights_only: bool = False,
     ) -> None:
-        """Send the list as its source; otherwise fill it from the tape, or keep what this rank put into it."""
         pg = _group(group)
         source = _group_rank(pg, src, group_src)
         if _is_outside(pg, "broadcast_object_list"):
@@ -248,7 +241,6 @@ class _Answers:
         use_batch: bool = False,
         weights_only: bool = False,
     ) -> int:
-        """Fill the list from a tape, or keep the objects that this rank put into it; returns the source's rank."""
         pg = _group(group)
         _check_inside(pg)
         source = ANY_RANK

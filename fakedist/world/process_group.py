@@ -150,9 +150,8 @@ class CallDescription(NamedTuple):
 class RunningCall:
     """A call in progress: a context in which arriving values are written, below autograd.
 
-    As in ``ProcessGroupNCCL::collective`` since torch 2.8, an asynchronous call runs on the group's own stream and
-    holds its tensors until a stream waits for it; a synchronous one runs on the current stream (``stream`` None) and
-    holds nothing.
+    As in ``ProcessGroupNCCL::collective`` since torch 2.8, asynchronous calls run on the group's stream and hold their
+    tensors until a stream waits; synchronous ones run on the current stream (``stream`` None) and hold nothing.
     """
 
     __slots__ = ("_description", "_inside", "_stream")
@@ -291,7 +290,6 @@ class RankGroup(BareGroup):
         return call.done(flat)
 
     def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: object = None) -> Done:
-        """all_gather into one tensor."""
         return self._gather_evenly("all_gather_into_tensor", [output], [mine], opts)
 
     all_gather_single = _allgather_base
@@ -354,7 +352,6 @@ class RankGroup(BareGroup):
         return call.done([output])
 
     def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: object = None) -> Done:
-        """reduce_scatter from one tensor."""
         return self._reduce_chunks("reduce_scatter_tensor", [output], [source], opts)
 
     reduce_scatter_single = _reduce_scatter_base

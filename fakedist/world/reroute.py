@@ -51,13 +51,10 @@ def fake_world(
     *,
     not_sent: NotSent | None = None,
 ) -> Iterator[Callable[[], list[Note]]]:
-    """Make this process one rank of a job whose other ranks are faked.
+    """Make this process one rank of a job whose other ranks are faked. RecordingError if this torch lacks something.
 
-    Yields a function that returns the report's notes, for the end. ``own`` are the ranks of :func:`own_ranks`, if
-    active; for ``is_undefined`` and ``not_sent`` see :class:`Arrivals`.
-
-    Raises:
-        RecordingError: This torch lacks something that must be replaced.
+    Yields a function that returns the report's notes, for the end. ``own``: ranks of an active :func:`own_ranks`;
+    ``is_undefined``, ``not_sent``: as in :class:`Arrivals`.
     """
     arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes, not_sent)
     world = _World(job, ledger or NullLedger(), arrivals)
@@ -118,8 +115,8 @@ class _World:
         )
 
     def new_group(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Only number a group without this rank: large jobs create tens of thousands, and torch's own work for them
-        takes longer than the rest of the job's initialisation.
+        """Only number a group without this rank. Large jobs create tens of thousands, which would take torch longer
+        than all other initialisation.
         """
 
         @functools.wraps(original)
@@ -243,7 +240,6 @@ def _made_at() -> str:
 
 
 def _register(group: RankGroup, backend: str, store: Store, name: GroupName, tag: str | None) -> None:
-    """Register a group with torch.distributed, like the end of ``_new_process_group_helper``."""
     world = c10d._world
     world.pg_map[group] = (backend, store)
     world.pg_names[group] = name

@@ -144,9 +144,7 @@ class OwnRanks:
 
 @contextmanager
 def own_ranks(job: Job) -> Iterator[OwnRanks]:
-    """Start no process that would be a rank; run the chosen one here. RecordingError if this Python starts them
-    differently.
-    """
+    """Start no process that would be a rank; run the chosen one here. RecordingError if they cannot be intercepted."""
     own = OwnRanks(job)
     with patched(BaseProcess, "start", own.start(present(BaseProcess, "start"))):
         yield own

@@ -63,11 +63,8 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 class Where(NamedTuple):
     """One call of a group, identified the same way on both sides.
 
-    Attributes:
-        source: The sender's rank in the job; ANY_RANK if any rank may send.
-        to: The receiver's rank in the job; ANY_RANK for the whole group.
-        sequence: Number of the call among the group's collectives; 0 for point-to-point calls.
-        tag: Tag of a point-to-point call; None if tags do not matter.
+    ``source`` and ``to`` are ranks in the job; ANY_RANK: any sender, or the whole group. ``sequence`` counts the
+    group's collectives (0: point-to-point). ``tag`` is None if tags do not matter.
     """
 
     operation: str
@@ -79,10 +76,7 @@ class Where(NamedTuple):
 
 
 class Reader:
-    """One tape of another rank: a queue for each kind of call.
-
-    While that rank runs, a question waits until the tape has the answer or is over, as if the rank had finished.
-    """
+    """One tape of another rank: a queue for each kind of call. A question waits for the answer or the tape's end."""
 
     def __init__(self, tape: Tape, rank: int) -> None:
         self.tape = tape
@@ -143,8 +137,6 @@ class Reader:
 
 @dataclass
 class _Later:
-    """Values being copied from a real device, complete once the event is."""
-
     values: torch.Tensor
     event: torch.cuda.Event
 
@@ -353,13 +345,10 @@ def _first(call: str) -> str:
 
 
 class Tapes:
-    """This rank's tape and those of other ranks.
+    """This rank's tape and those of other ranks; ``append`` and ``known`` (else the tensor is copied) may be None.
 
-    Args:
-        append: Writes to this rank's tape; None if this rank has no tape.
-        known: Returns the values of a tensor; None copies them from the tensor itself.
-        command: Returns the command that runs the given ranks, this one last. For this rank alone it returns the
-        command that also runs every rank it waits for, or nothing if that is the present command.
+    ``command`` returns the command that runs the given ranks, this one last. For this rank alone, it also runs all that
+    it waits for, or is empty if that is the present command.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Transformer Engine's extension: the demand of its functions, and its calls, which torch's dispatcher does not see.
 
-Signatures are those of version 2.20 (csrc/extensions.h of ``transformer_engine_torch``). Other functions read their
-arguments and write their results once. While a step is timed, the functions are replaced wherever they are held: in the
-extension, in Transformer Engine's modules, and in optimizers, which pass them to ``MultiTensorApply``.
+Signatures are those of version 2.20 (csrc/extensions.h of ``transformer_engine_torch``). A function not named here
+reads its arguments and writes its results once. While a step is timed, the functions are replaced wherever they are
+held: in the extension, in Transformer Engine's modules, and in optimizers, which pass them to ``MultiTensorApply``.
 """
 
 from __future__ import annotations
@@ -85,8 +85,6 @@ _LAYOUT = re.compile(r"NVTE_(?:PAGED_KV_)?((?:SB|BS|BH|T)\w*)")
 
 
 class _AttentionCall(NamedTuple):
-    """The arguments that matter: ``layout`` of queries, then of keys and values if another; offsets if packed."""
-
     layout: list[str]
     mask: Mask
     offsets: tuple[object, ...]
@@ -96,7 +94,7 @@ class _AttentionCall(NamedTuple):
 
 
 def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) -> Demand:
-    """The demand of ``fused_attn_fwd`` or ``fused_attn_bwd``: ``demand``, with sizes if the arguments are understood."""
+    """Add the sizes of a ``fused_attn_fwd`` or ``fused_attn_bwd`` to its demand, if the arguments are understood."""
     unknown = demand._replace(flops=NAN)
     call = _read(args)
     if call is None:
@@ -128,7 +126,7 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
 
 
 def _read(args: Arguments) -> _AttentionCall | None:
-    """Find arguments by type, as positions differ between versions: enumerations by name, the window as the only pair."""
+    """Find arguments by type, as positions differ between versions: enumerations by name, the window as a pair."""
     texts = [str(getattr(value, "name", "")).upper() for value in args]
     layout = next((match[1] for text in texts if (match := _LAYOUT.fullmatch(text))), "")
     kind = next((text for text in texts if text.endswith("MASK")), "")
@@ -339,7 +337,6 @@ def _count(operand: object) -> int:
 
 
 def _matrix(operand: object) -> tuple[int, int]:
-    """Rows of all of an operand's matrices together, and the columns of each."""
     if not isinstance(operand, (list, tuple)):
         return matrix_of(operand)
     sizes = [matrix_of(matrix) for matrix in operand]
@@ -357,10 +354,9 @@ _Function = Callable[..., object]
 def watched_calls(
     begins: Callable[[str], int], ended: Callable[[int, Demand | None], None], known: Known
 ) -> Iterator[None]:
-    """Report each call if the extension is loaded. RecordingError if this one applies its optimizers in another way.
+    """Report each call to the extension. RecordingError if this one applies its optimizers in another way.
 
-    ``begins`` is called with a function's name in its thread and returns a tag. ``ended`` gets that tag, and no demand
-    if the call failed.
+    ``begins`` gets a function's name and returns a tag. ``ended`` gets that tag, and no demand if the call failed.
     """
     extension = sys.modules.get(EXTENSION)
     if extension is None:

@@ -25,12 +25,9 @@ from fakedist.gpu.values.tensors import Arguments, Keywords, storage_of, tensors
 
 
 class Arithmetic(NamedTuple):
-    """The computation of an operation, in floating-point operations.
+    """The computation of an operation; ``steps`` are dependent ones, each of which waits for the one before.
 
-    Attributes:
-        steps: Dependent steps, each of which waits for the one before; 0 if it has none.
-        is_bounded: Whether only the least is known that its kernels take.
-        is_scalar: Whether it runs in fp32 without tensor cores, whatever the type of its operands.
+    ``is_bounded``: only the least is known that its kernels take. ``is_scalar``: fp32 without tensor cores.
     """
 
     flops: float
@@ -255,9 +252,9 @@ CACHED_ROW_BYTES = 128 << 10
 
 
 class KernelPart(NamedTuple):
-    """Kernels of an operation whose names contain one of these words, and the fewest bytes that they move together.
+    """Kernels whose names contain one of these words, and their least bytes together.
 
-    ``arithmetic`` is their part of the operation's arithmetic, from 0 to 1. Without any, it is that of other kernels.
+    ``arithmetic`` is their fraction of the operation's; without any, it is that of other kernels.
     """
 
     words: tuple[str, ...]
@@ -350,9 +347,7 @@ def _convolution_gradients(args: Arguments, result: object) -> tuple[KernelPart,
 
 
 def _depthwise_backward(args: Arguments, result: Sequence[object]) -> tuple[KernelPart, ...]:
-    """DepthwiseConv2d.cu and DepthwiseConv3d.cu: a kernel for each gradient, behind copies of what is not contiguous.
-    The weight's has few threads, and as much to do.
-    """
+    """DepthwiseConv2d.cu, DepthwiseConv3d.cu: a kernel per gradient, behind copies; the weight's has few threads."""
     (grad, data, weight), groups = tensors(args[:3]), args[9]
     if groups != data.shape[1] or groups == 1:
         return ()
@@ -376,7 +371,6 @@ def _pad(args: Arguments, result: object) -> tuple[KernelPart, ...]:
 
 
 def _kept_bytes(args: Arguments) -> float:
-    """Bytes of the input that a padding keeps; a negative one cuts."""
     (data, *_), pads = tensors(args[:1]), args[1]
     sizes = list(data.shape)
     assert isinstance(pads, (list, tuple))
@@ -440,7 +434,6 @@ def _decoded_shape(value: object) -> tuple[int, int]:
 
 
 def _decoding(args: Arguments, result: object) -> tuple[KernelPart, ...]:
-    """Reads the packed matrix and its scales, and writes it in the type of the other operand."""
     rows, packed, shape, scales, *others = args
     assert isinstance(rows, torch.Tensor)
     decoded = math.prod(_decoded_shape(shape)) * rows.element_size()
@@ -452,13 +445,11 @@ def _decoding(args: Arguments, result: object) -> tuple[KernelPart, ...]:
 
 
 def _encoding(args: Arguments, result: object) -> tuple[KernelPart, ...]:
-    """Reads the rows once and writes them in eight bits, with a scale for each."""
     rows, encoded = next(tensors(args)), next(tensors((result,)))
     return (KernelPart(("kInt8VectorQuant",), _bytes_of(rows) + _bytes_of(encoded)),)
 
 
 def _scaling(args: Arguments, result: object) -> tuple[KernelPart, ...]:
-    """Reads the product, of 32-bit integers, and writes it in 16 bits."""
     return (KernelPart(("kdequant_mm_int32",), (4.0 + 2.0) * next(tensors((result,))).numel()),)
 
 

@@ -21,14 +21,10 @@ _SOLVER_PARTS = ("cusolverDn", "cublas")
 
 
 class Division:
-    """The division of an operation among its launches.
+    """The division of an operation's demand, without copies, fills and products, among its launches.
 
-    Args:
-        demand: Its demand without copies, fills and products.
-        weights: The number of threads of its launches, by position in the log.
-        computing: Launches that may do its arithmetic, divided among them. The one with the most threads does all that
-            is
-        of one kernel, such as an attention, and all dependent steps.
+    ``weights`` are threads by position in the log. ``computing`` launches divide the arithmetic; the one with the most
+    threads does all that is of one kernel, such as an attention, and all dependent steps.
     """
 
     def __init__(
@@ -99,13 +95,9 @@ _COMPUTES = re.compile(
 
 
 class Tagged(NamedTuple):
-    """A tag in the log.
+    """The meaning of a tag in the log; outside of an operation, ``op`` is -1 and ``operation`` empty.
 
-    Attributes:
-        op: Number of the operation; -1 outside of one.
-        operation: Its name; empty outside of one.
-        place: The rank's location.
-        counts: Whether it is an operation, which takes host time.
+    ``counts``: it is an operation, which takes host time. ``place`` is the rank's location.
     """
 
     op: int
@@ -209,9 +201,10 @@ class LaunchDemands:
         return demand._replace(flops=flops, moved_bytes=moved)
 
     def _left(self, key: tuple[int, int], demand: Demand) -> float:
-        """The operation's bytes that its copies, fills and products do not move. Kernels next to a product copy an
-        operand or the addend, about as much as the result. A library that factorises in place copies the matrix first,
-        and still reads it.
+        """Bytes that the operation's copies, fills and products do not move.
+
+        Kernels next to a product copy an operand or the addend, about as much as the result. A library that factorises
+        in place copies the matrix first.
         """
         moved = demand.moved_bytes
         if moved != moved:

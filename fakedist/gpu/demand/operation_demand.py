@@ -1,9 +1,9 @@
 """The demand of an operation on a GPU: floating-point operations, bytes and sizes, from its arguments and results.
 
 FLOPs of attention leave out what its mask spares, unlike torch.utils.flop_counter. :mod:`fakedist.gpu.demand.formulas`
-has those of operators that torch's counter lacks; torch's other operations count as 0. Others have the formula that
-their author gave to torch's counter, or are unknown. Bytes are the least: each input and result once, unless
-``formulas`` knows that kernels read more.
+has those of operators that torch's counter lacks. Torch's other operations count as 0; those of other libraries have
+the formula that their author gave to torch's counter, or are unknown. Bytes are the least: each input and result once,
+unless ``formulas`` knows that kernels read more.
 """
 
 from __future__ import annotations
@@ -136,18 +136,15 @@ _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16",
 
 
 class Demand(NamedTuple):
-    """The demand of one operation.
+    """The demand of one operation. ``dtype``, ``steps`` and ``is_bounded`` as in ``WorkRow``.
 
     Attributes:
         flops: Floating-point operations; NaN if unknown.
-        moved_bytes: The fewest bytes it must read and write; NaN if unknown.
-        dtype: As ``WorkRow.dtype``.
+        moved_bytes: The fewest bytes it must read and write, without those of ``parts``; NaN if unknown.
         width: Length of the rows that it reduces or normalises; 0 if it does neither.
         quantized: Rows and columns of a matrix that it converts to eight bits, or zeros.
         is_dense: Whether an attention counts as unmasked because its mask's values are unknown.
-        parts: Kernels whose bytes are not part of ``moved_bytes``.
         num_indices: Rows of an embedding that it looks up, or 0.
-        steps: As ``WorkRow.steps``, and ``is_bounded`` likewise.
     """
 
     flops: float = NAN
@@ -184,7 +181,7 @@ _OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_scaled_mm": 0, "_add
 class DemandCounter:
     """Counts the demand of one operator's calls; ``known`` gives the values of packed sequences' offsets.
 
-    ``is_alike``: calls with arguments of the same types and sizes demand the same, whatever their values.
+    ``is_alike``: the demand follows from the arguments' types and sizes, whatever their values.
     """
 
     def __init__(self, func: OpOverload, known: Known = lambda tensor: None) -> None:
@@ -299,9 +296,7 @@ class DemandCounter:
         return total + written + fresh
 
     def _read_again(self, args: Arguments, result: object) -> int:
-        """Bytes read beyond once: each gradient of a convolution reads the result's. The bias kernel has its own
-        (:mod:`fakedist.gpu.demand.formulas`).
-        """
+        """Bytes read beyond once: each gradient of a convolution reads the result's. The bias kernel has its own."""
         if self._operator.name != "convolution_backward" or not isinstance(result, (list, tuple)):
             return 0
         return _size(args[0]) if all(isinstance(gradient, torch.Tensor) for gradient in result[:2]) else 0
@@ -364,10 +359,7 @@ def _size(value: object) -> int:
 
 
 def memory_bytes(tensor: torch.Tensor) -> int:
-    """A device tensor's bytes, of an expanded tensor at most its storage's.
-
-    bitsandbytes' paged optimizer states are on the host for torch, and managed memory for CUDA.
-    """
+    """A device tensor's bytes, at most its storage's. Paged states of bitsandbytes are managed memory for CUDA."""
     if tensor.is_cpu:
         return int(tensor.nbytes) if getattr(tensor, "is_paged", False) else 0
     if is_sparse(tensor):

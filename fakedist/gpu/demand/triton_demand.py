@@ -147,7 +147,7 @@ class TritonKernel:
     def launched(
         self, demand: Demand, arguments: Mapping[str, object], compiled: object, grid: tuple[int, ...], known: Known
     ) -> Demand:
-        """Add to ``demand`` the products of the compiled form, Triton's or a static launcher of torch."""
+        """Add to ``demand`` the products of the compiled form (Triton's or a static launcher of torch)."""
         if self._template is not None or (self._is_inductors and not self._source.multiplies):
             return demand
         ir = self._ir(compiled)
@@ -220,7 +220,7 @@ class TritonKernel:
 
 
 def _ir_text(compiled: object) -> str:
-    """The kernel's intermediate representation, or "": torch's static launcher keeps only its name in Triton's cache."""
+    """The kernel's intermediate representation, or "": torch's static launcher keeps only its name in a cache."""
     asm, key, name = (getattr(compiled, attribute, None) for attribute in ("asm", "hash", "name"))
     if asm is not None and "ttir" in asm:
         return str(asm["ttir"])

@@ -17,14 +17,9 @@ Direction = Literal["forward", "backward"]
 class ProductShape(NamedTuple):
     """A product (m, k) x (k, n), ``batch`` times; or several products, one for each group.
 
-    Attributes:
-        m: Rows of the result; of all groups together.
-        n: Columns of the result; of each group.
-        k: Length of the sums; of each group.
-        groups: Number of groups; 0 for other products.
-        layout: As ``WorkRow.layout``; ``scaling`` likewise.
-        a_bytes: Bytes of an element of the first operand, 0 if unknown; ``b_bytes``, ``d_bytes``: of the second, the
-            result.
+    ``m`` has the rows of all groups together, ``n`` the columns and ``k`` the length of the sums of each; ``groups`` is
+    0 for one product. ``a_bytes``, ``b_bytes``, ``d_bytes``: of an element of the operands and the result, 0 if
+    unknown. ``layout`` and ``scaling`` as in ``WorkRow``.
     """
 
     m: int
@@ -39,9 +34,7 @@ class ProductShape(NamedTuple):
     scaling: str = ""
 
     def of(self, *operands: object) -> ProductShape:
-        """The shape with the element bytes of its operands and result, as far as they are tensors; the first stands for
-        unknown.
-        """
+        """The shape with the element bytes of its operands and result; the first stands for unknown ones."""
         sizes = [float(getattr(operand, "itemsize", 0.0)) for operand in operands]
         first = next(filter(None, sizes), 0.0)
         a, b, d = (size or first for size in (*sizes, 0.0, 0.0, 0.0)[:3])
@@ -54,14 +47,10 @@ class ProductShape(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """An attention.
+    """An attention; ``library`` as ``WorkRow.library``. ``queries`` and ``keys`` are of a sequence, widths of a head.
 
     Attributes:
-        library: As ``WorkRow.library``.
         batch: Sequences. Packed sequences of several lengths count as equal ones with the same arithmetic.
-        heads: Query heads; ``kv_heads``: key and value heads.
-        queries: Of a sequence, as are ``keys``.
-        width: Width of a query's head; ``value_width`` of a value's.
         window: The most keys that a query meets; 0 without a window. Of flex_attention: the mean, in whole blocks.
         deterministic: Whether its backward adds up gradients in a fixed order.
     """
@@ -95,13 +84,11 @@ class AttentionShape(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """A mask of the keys that a query meets.
+    """The keys that a query meets: up to its own position if ``causal``, at most ``left`` before it and ``right`` after
+    it.
 
-    Attributes:
-        causal: Only those up to its own position.
-        left: At most so many before its own position; -1 for all.
-        right: At most so many after it; -1 for all.
-        from_end: Whether the last query's position is the last key's; otherwise the first query's is the first key's.
+    -1 is all. ``from_end``: the last query's position is the last key's; otherwise the first query's is the first
+    key's.
     """
 
     causal: bool = False

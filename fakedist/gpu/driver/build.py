@@ -62,11 +62,9 @@ _BLAS_MANAGEMENT = re.compile(
 class CudaInstallation:
     """CUDA for the installed torch, of ``torch_version`` such as "2.15.0+cu132".
 
-    Attributes:
-        cuda_version: Such as "13.2"; empty for a CPU build.
-        include: Directory of cuda_runtime_api.h.
-        cupti_include: Directory of cupti.h: CUDA 12's wheels have one for each library. None without CUPTI.
-        libraries: Shared libraries by short name, as in REFUSALS; those that are installed.
+    ``cuda_version`` is empty for a CPU build; ``include`` has cuda_runtime_api.h, ``cupti_include`` cupti.h (CUDA 12's
+    wheels have one for each library; None without CUPTI); ``libraries`` are those installed, by short name as in
+    REFUSALS.
     """
 
     torch_version: str
@@ -77,9 +75,7 @@ class CudaInstallation:
 
 
 def torch_build() -> tuple[str, str]:
-    """Torch's version and the CUDA version it was built for, without an import. SetupError if missing, too old or
-    unsupported.
-    """
+    """Torch's version and its CUDA version, read without an import. SetupError if missing, too old or unsupported."""
     if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or ""):
         raise SetupError(
             "this Python is built for musl (Alpine), for which PyTorch has no builds", "use a distribution with glibc"
@@ -146,10 +142,7 @@ def _search_roots(cuda_major: str) -> list[Path]:
 
 
 def driver_path() -> Path:
-    """Path of the driver for the installed torch, built or not. SetupError as :func:`find_cuda`.
-
-    Its directory is named by a hash of sources, headers, this file and the installation, so versions can share a cache.
-    """
+    """Path of the driver, by a hash of all that it is built from. SetupError as :func:`find_cuda`."""
     cuda = find_cuda()
     digest = hashlib.sha256()
     for part in (*sources(), *sorted(SOURCE_DIRECTORY.rglob("*.h")), Path(__file__)):
@@ -163,11 +156,9 @@ def driver_path() -> Path:
 
 
 def ensure_driver() -> Path:
-    """Build the driver library unless it is in the cache; several processes may. :func:`further_libraries` are next to
-    it.
+    """Build the driver library unless it is in the cache, next to :func:`further_libraries`; several processes may.
 
-    Raises:
-        SetupError: No CUDA build of torch, no compiler, or the compiler or linker failed.
+    SetupError without a CUDA build of torch or a compiler, or if that or the linker failed.
     """
     path = driver_path()
     if not path.exists():
@@ -257,10 +248,7 @@ def interface_versions(include: Path) -> list[tuple[str, int, int]]:
 
 
 def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
-    """Functions that CUPTI numbers: name, CUPTI's name, whether it is the runtime's, the number. Empty without CUPTI.
-
-    Later forms of the runtime's interface come first.
-    """
+    """Functions that CUPTI (if any) numbers, later forms first: name, CUPTI's name, whether the runtime's, number."""
     functions: list[tuple[str, str, bool, int]] = []
     if include is None:
         return functions
@@ -274,11 +262,7 @@ def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
 
 
 def answered_names(include: Path) -> set[str]:
-    """Functions that the C sources answer themselves.
-
-    CUDA's header may rename definitions marked CUDARTAPI: CUDA 12's ``cudaGetDeviceProperties`` gets the suffix
-    ``_v2``.
-    """
+    """Functions that the C sources answer, by the names in CUDA's header (``cudaGetDeviceProperties_v2``)."""
     text = (include / "cuda_runtime_api.h").read_text(errors="replace")
     renamed = dict(re.findall(r"^ *# *define +(cuda[A-Z]\w*) +(cuda[A-Z]\w*_v\d) *$", text, re.MULTILINE))
     ours = re.compile(r"^(API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)

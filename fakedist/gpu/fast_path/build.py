@@ -17,13 +17,9 @@ _FLAGS = ("-fPIC", "-shared", "-fvisibility=hidden")
 
 
 class Library(NamedTuple):
-    """A library of this directory.
+    """A library of this directory, linked with ``links`` of torch's libraries. ``use`` and ``product`` are for errors.
 
-    Attributes:
-        name: The beginning of its file's name in the cache.
-        links: Torch's libraries that it is linked with.
-        use: The use of a compiler, for an error; ``product`` its name there.
-        is_optional: Whether runs go without it. A failure is then remembered: trying takes seconds in each run.
+    A failed build of one that ``is_optional`` is remembered: trying takes seconds in each run.
     """
 
     name: str
@@ -45,10 +41,7 @@ class Library(NamedTuple):
         return cache_directory() / f"{self.name}-{digest.hexdigest()[:16]}.so"
 
     def ensure(self) -> Path:
-        """Build the library if it is not in the cache, which may take twenty seconds. SetupError if it cannot be built.
-
-        A failure of an optional one is remembered.
-        """
+        """Build the library if it is not in the cache, which takes up to twenty seconds. SetupError if that fails."""
         path = self.path()
         if path.exists():
             return path

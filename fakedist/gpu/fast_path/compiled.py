@@ -410,8 +410,7 @@ _Tell = ctypes.PYFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 class CompiledFastPath:
     """Implements protocol ``record.numbering.FastPath``, once in a process. SetupError if it cannot be built.
 
-    ``engine`` runs the other operations; without it, torch does. ``types`` finds Python's objects, or is None if their
-    layout is unknown.
+    ``engine`` runs other operations; if None, torch does. ``types`` is None if Python's objects have another layout.
     """
 
     #: No tensor has this key, and no other code registers kernels for it.
@@ -528,7 +527,7 @@ class CompiledFastPath:
         self._library.fakedist_history_stop()
 
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
-        """The allocator's new history of each device that has any; None if torch does not have it. CUDA is initialised.
+        """The allocator's new history by device; None if torch does not have it. CUDA must be initialised.
 
         ``gemms`` are the operations that are products of matrices, ``highest`` the last operation.
         """

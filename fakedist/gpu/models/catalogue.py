@@ -65,9 +65,7 @@ _KEYS = ("like", *_TEXTS, *_SIZES, *_NUMBERS, "peak_tflops")
 
 
 def read_gpu_file(path: Path, known: Mapping[str, GpuSpec] | None = None) -> GpuSpec:
-    """The GPU model that a file describes, which may be like one of ``known``. JobError, with the line, if it is not
-    valid.
-    """
+    """The GPU model of a file, which may be like one of ``known``. JobError, with the line, if it is not valid."""
     try:
         values, text = read_toml(path)
     except OSError as error:
@@ -222,10 +220,7 @@ def gpu_of_product(product: str) -> GpuSpec | None:
 
 
 def find_gpu(name: str, power_watts: float | None = None) -> GpuSpec:
-    """The GPU model of a name in :data:`GPUS`, an alias such as "h100", or a ``.toml`` file. JobError if there is none.
-
-    ``power_watts`` replaces the model's own power limit.
-    """
+    """The GPU model of a name in :data:`GPUS`, an alias or a ``.toml`` file. JobError if it is not valid."""
     wanted = name.lower()
     spec = GPUS.get(_ALIASES.get(wanted, wanted))
     if spec is None:

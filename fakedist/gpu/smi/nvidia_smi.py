@@ -68,15 +68,9 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine's GPUs, passed to the program as JSON in an environment variable.
+    """The machine's GPUs, passed to the program as JSON in an environment variable; ``memory_bytes`` is each one's.
 
-    Attributes:
-        memory_bytes: Memory of each.
-        devices: Number of GPUs, including those that CUDA_VISIBLE_DEVICES hides.
-        compute_capability: For example "9.0".
-        sm_mhz: Highest clock of the SMs.
-        cuda: The CUDA version of torch, for example "13.2".
-        calls: The file to which the program appends its calls.
+    ``devices`` includes those that CUDA_VISIBLE_DEVICES hides. ``calls`` is the file to which the program appends.
     """
 
     name: str
@@ -259,7 +253,7 @@ class Asked:
 
     @classmethod
     def parse(cls, arguments: list[str]) -> Asked:
-        """Parse arguments into options by their long names. NoAnswerError for an unknown one, or one without its value."""
+        """Parse arguments into options by their long names. NoAnswerError if one is unknown or lacks its value."""
         asked, rest = cls(), list(arguments)
         while rest:
             option, equals, value = rest.pop(0).partition("=")
@@ -285,9 +279,7 @@ class Asked:
 
 
 def described() -> Machine:
-    """The machine's GPUs, from this process's environment or an ancestor's. NoAnswerError outside of a virtual GPU's
-    rank.
-    """
+    """The machine's GPUs, from the environment of this process or an ancestor. NoAnswerError if none has it."""
     text, process = os.environ.get(VARIABLE), os.getppid()
     with suppress(OSError, ValueError):
         while text is None and process > 1:
@@ -324,8 +316,8 @@ def csv(rows: list[list[str]]) -> str:
 
 
 def gpu_query(asked: Asked, gpus: list[Gpu]) -> tuple[str, bool]:
-    """Answer ``--query-gpu``; also returns whether an idle GPU's constants are in it. NoAnswerError for an unknown
-    field.
+    """Answer ``--query-gpu``: the output, and whether an idle GPU's constants are in it. NoAnswerError for unknown
+    fields.
     """
     fields = [each.strip() for each in asked.values["--query-gpu"].split(",")]
     names = [ALIASES.get(each, each) for each in fields]
@@ -355,7 +347,7 @@ def apps_query(asked: Asked) -> str:
 
 
 def answer(asked: Asked, machine: Machine) -> tuple[str, bool]:
-    """The output of a call, and whether it contains constants of an idle GPU. NoAnswerError if it has no answer."""
+    """The output of a call, and whether it contains constants of an idle GPU. NoAnswerError without an answer."""
     every = [Gpu(machine, index) for index in range(machine.devices)]
     gpus = chosen(every, asked.values.get("--id"))
     if "--query-gpu" in asked.values:

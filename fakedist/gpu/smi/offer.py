@@ -21,8 +21,7 @@ _PROGRAM = os.fspath(Path(__file__).with_name("__main__.py"))
 
 
 def smi_environment(job: Job, calls: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with our ``nvidia-smi`` first on the PATH if the GPU is virtual. SetupError if it cannot be
-    written.
+    """The environment with ``nvidia-smi`` first on the PATH if the GPU is virtual. SetupError if it cannot be written.
 
     The program appends its calls to the file ``calls``.
     """

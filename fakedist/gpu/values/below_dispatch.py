@@ -29,11 +29,7 @@ _Writes = list[tuple[torch.Tensor, torch.Tensor]]
 
 @contextmanager
 def printed(on_host: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Print device tensors with their values, or ``tensor(..., device=...)`` if ``on_host`` returns None: too large.
-
-    Raises:
-        RecordingError: This torch prints in another way.
-    """
+    """Print device tensors with their values, unless ``on_host`` returns None. RecordingError if torch differs."""
     import torch._tensor_str as printer
 
     original, contents = present(printer, "_str"), present(printer, "_tensor_str")
@@ -50,9 +46,7 @@ def printed(on_host: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[
 
 @contextmanager
 def replayed(defined: Defined) -> Iterator[None]:
-    """Keep the values that captures define for their replays. RecordingError if this torch captures graphs in another
-    way.
-    """
+    """Keep the values that captures define for their replays. RecordingError if this torch captures otherwise."""
     with watched_graphs(_Replays(defined)):
         yield
 
@@ -88,9 +82,7 @@ _Execute = Callable[[OpOverload, Arguments, Keywords], object]
 
 @contextmanager
 def folded(execute: _Execute) -> Iterator[None]:
-    """Compute constants that a compiler folds into its graphs, unrecorded. RecordingError if this torch folds
-    otherwise.
-    """
+    """Compute constants that a compiler folds into its graphs, without a record. RecordingError if torch differs."""
     with ExitStack() as undo:
 
         def watch(module: ModuleType) -> None:
@@ -134,11 +126,7 @@ _Written = tuple[tuple[int, str], ...]
 
 @contextmanager
 def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Call ``spoil`` with each device tensor that a Triton kernel writes; Inductor's new results have no values.
-
-    Raises:
-        RecordingError: This Triton or Inductor launches kernels in another way.
-    """
+    """Call ``spoil`` with device tensors that Triton kernels write. RecordingError if launches are unknown."""
     with ExitStack() as undo:
 
         def watch(module: ModuleType) -> None:

@@ -6,7 +6,8 @@ its own. :class:`Inside` passes those to the engine.
 
 Composites that read values midway (a count of a mask, a checked argument) would read memory that no kernel wrote. Some
 are always one operation to the dispatcher (the backward of ``masked_scatter``); most only under
-``torch.inference_mode``. ``tests/integration/test_values_composites.py`` found the names: they copy from the device.
+``torch.inference_mode``. The names are those that ``tests/integration/test_values_composites.py`` found to copy from
+the device.
 
 Of an operation on lists of tensors, as optimizers use, a position is computed if all its tensors hold values.
 """
@@ -107,7 +108,7 @@ _NORMAL = (-4.0, 4.0)
 
 
 class Composites:
-    """Runs PyTorch's composites: ``inside`` those that read values midway, ``kernel`` the rest."""
+    """Runs PyTorch's composites; ``inside`` passes inner operations to the engine, ``kernel`` runs the others."""
 
     def __init__(self, host: Host, inside: Method, kernel: Method) -> None:
         self._host = host

@@ -40,10 +40,7 @@ class PickedIndices(NamedTuple):
 
 
 class Taint:
-    """One origin of made-up values, with the taints of the values it was computed from.
-
-    ``when_read`` is called when the script first reads one.
-    """
+    """One origin of made-up values, with its parents' taints; ``when_read`` is called when a script first reads one."""
 
     __slots__ = ("_parents", "_when_read", "first_reader")
 
@@ -84,9 +81,8 @@ class StorageFacts:
     Attributes:
         address: Of its memory. Facts about a storage that moved since (``resize_``) no longer apply.
         flags: One flag per byte, set where it holds a value, if it is not whole (``is_whole``).
-        mean: The mean of all elements (:mod:`fakedist.gpu.values.means`).
-        is_assumed: Whether that mean is made up: half of a mask that nothing is known about.
-        recipe: The recipe of a large storage's values (:mod:`fakedist.gpu.values.recipes`).
+        mean: Of all elements (:mod:`fakedist.gpu.values.means`).
+        is_assumed: Whether the mean is made up: half of a mask that nothing is known about.
         losses: Number of launches that had taken values away when they were last verified.
         is_positive: If nothing is negative, whether nothing is zero either.
         has_no_data: Whether it is on the host and holds nothing, although it is small enough to be computed.
@@ -127,8 +123,8 @@ class StorageFacts:
 class Watch:
     """Follows which storages something is known about.
 
-    ``changed`` gets a storage's identity and 1 for a new fact, -1 for a dropped one. ``replayed`` is called for a CUDA
-    graph: memory may now hold values that no storage is known for.
+    ``changed`` gets a storage's identity and 1 for a new fact, -1 for a dropped one. ``replayed`` is called when a CUDA
+    graph may have put values where none are known.
     """
 
     def __init__(self) -> None:
@@ -287,10 +283,9 @@ def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
 class Defined:
     """The small storages that hold values: entirely, or some of their bytes.
 
-    Attributes:
-        written: Bytes by address of the storage, written while a CUDA graph is captured.
-        replayed: The same for all replayed graphs, whose results are seen through unknown storages: Transformer Engine
-        makes tensors from addresses, so that the pool can reuse the memory.
+    ``written`` are bytes by address of the storage, of a CUDA graph being captured; ``replayed`` of all replayed
+    graphs. Transformer Engine sees their results through unknown storages: it makes tensors from addresses, so that the
+    pool can reuse the memory.
     """
 
     def __init__(self, storages: Storages) -> None:

@@ -92,10 +92,8 @@ class ValueEngine:
     def below_dispatch(self) -> Iterator[None]:
         """Print tensors with their values, restore those of CUDA graphs in replays, compute folded constants.
 
-        Other copies past the engine get zeros where no value was computed, and are counted.
-
-        Raises:
-            RecordingError: This torch prints tensors, captures graphs or folds constants in another way.
+        Other copies past the engine have zeros for values not computed, and are counted. RecordingError if torch
+        differs.
         """
         with (
             printed(self.on_host),
@@ -111,9 +109,7 @@ class ValueEngine:
             self.host.spoil(tensor)
 
     def _read_past(self, num_bytes: int) -> bool:
-        """Count uncomputed bytes copied to the host past the engine, as values of four bytes; returns whether the copy
-        fails.
-        """
+        """Count uncomputed bytes copied past the engine, as values of four bytes; returns whether the copy fails."""
         try:
             self.host.inventions.count(_PAST, -(-num_bytes // 4))
         except InventedValueError as error:  # it must not pass through the driver
@@ -126,10 +122,10 @@ class ValueEngine:
         return tensor.is_cuda and not self.host.holds(tensor)
 
     def not_sent(self, tensor: torch.Tensor, when_read: Callable[[], object]) -> bool:
-        """Count a device tensor's values, which another rank should have sent, as made up.
+        """Mark a tensor's values, which another rank should have sent, as made up. Returns whether reads are seen.
 
-        ``when_read`` is called when the script reads one, or a value computed from one. Reads of large tensors are not
-        seen: returns whether they are.
+        ``when_read`` is called at the first read of one, or of a value computed from it. Reads of large tensors are not
+        seen.
         """
         if not is_small(tensor):
             self.host.spoil(tensor)

@@ -56,10 +56,7 @@ class Following:
         self._host, self._routing = host, routing
 
     def complete(self, operator: Operator, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Make up the missing values of inputs if they are few; returns those whose taints decide the result's.
-
-        None if not all inputs hold values.
-        """
+        """Make up missing values of inputs if few. Returns those that taint the result; None if not all hold values."""
         operands: list[torch.Tensor] = []
         missing: list[torch.Tensor] = []
         limit = MANY if operator.name in CONDENSING else FEW

@@ -109,13 +109,12 @@ class GraphValues:
 
 
 def _lies(value: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, tuple[int, ...]]:
-    """The geometry of a tensor, over memory that takes nothing."""
     storage = empty(storage_of(value)[1], dtype=torch.uint8, device=_META).untyped_storage()
     return storage, int(value.storage_offset()), value.size(), value.stride()
 
 
 class GraphRun:
-    """One run of a graph. Its operations run when the first value is asked for; ``inputs`` are their known values."""
+    """One run of a graph. Its operations run when the first value is asked for; ``inputs`` has known values by name."""
 
     def __init__(
         self, part: Integers, inputs: Mapping[str, _Input], give: Callable[[torch.Tensor, object, Taint | None], None]

@@ -62,9 +62,7 @@ def followed_name(name: str) -> str:
 
 
 class Means:
-    """The mean of masks and counts without values, and the tensors that are not negative. ``seen`` reads host values,
-    or None.
-    """
+    """Means of masks and counts without values, and tensors that are not negative. ``seen`` reads host values."""
 
     def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None], storages: Storages) -> None:
         self._seen = seen
@@ -129,7 +127,7 @@ class Means:
         return mean
 
     def is_certain(self, name: str, args: Arguments, result: torch.Tensor) -> bool:
-        """Return whether any made-up arguments give one result (``isnan``, ``norm < 0``). Remembers its sign."""
+        """Return whether any made-up arguments give the same result (``isnan``, ``norm < 0``). Remembers its sign."""
         name = followed_name(name)
         mean = self._mean(name, args, result) if name in _ALWAYS or name in _SAME else None
         self._remember(result, None, self._sign(name, args))

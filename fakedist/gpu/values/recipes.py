@@ -97,13 +97,9 @@ _Pieces = dict[tuple[int, int, int], torch.Tensor]
 
 
 class Recipe:
-    """One operation and its operands. UnknownValueError if it cannot be computed in this way.
+    """One operation, with operands instead of tensors in its arguments. UnknownValueError if it cannot be computed.
 
-    Args:
-        args: With operands instead of tensors, as are ``kwargs``.
-        result: The geometry of its result, which must fill its storage.
-        item: The index of the result among several; -1 if there is one.
-        taint: Of the values that it reads.
+    ``result`` is the geometry of its result, which must fill its storage; ``item`` its index among several, or -1.
     """
 
     def __init__(
@@ -300,7 +296,6 @@ def _filled(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 
 
 def _broadcast(size: tuple[int, ...], box: Box) -> Box:
-    """The box of an operand of this size for a box of the result."""
     own = box[len(box) - len(size) :]
     return tuple((0, 1) if n == 1 else part for n, part in zip(size, own, strict=True))
 
@@ -420,9 +415,7 @@ def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch
 
 
 def _count(mask: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    """True elements along dimensions, which remain with one element. Summing bytes eight at once as an integer takes a
-    hundredth of a mask's plain sum; no byte overflows up to 255 of them.
-    """
+    """Count true elements eight bytes at once: a hundredth of a plain sum's time. Up to 255, no byte overflows."""
     last, others = mask.dim() - 1, [dim for dim in dims if dim != mask.dim() - 1]
     numbers = mask.view(torch.uint8)
     whole = mask.stride(last) == 1 and all(n % 8 == 0 for n in (mask.shape[last], *mask.stride()[:-1]))

@@ -135,9 +135,7 @@ class Routing:
         return any(mask.dtype == torch.bool and self._choice_of(mask) is not None for mask in masks if mask.is_cuda)
 
     def _is_no_expert(self, tensor: torch.Tensor, comparison: str) -> bool:
-        """Indices compared with labels, not numbers of experts. Positions up to an index are those of a sequence up to
-        its end.
-        """
+        """Indices compared with labels, not numbers of experts; positions up to an index are those of a sequence."""
         if self._choice_of(tensor) is not None:
             return False
         if comparison in _ORDERING and tensor.numel() > 1:

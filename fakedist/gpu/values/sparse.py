@@ -1,7 +1,6 @@
 """Operations on sparse tensors. The device's kernels are not run; CPU kernels compute from the parts on the host.
 
-If indices and values are small and hold values, so does the result, and its size, the number of indices, is the true
-one.
+If indices and values are small and hold values, so does the result, which has its true number of indices.
 """
 
 from __future__ import annotations

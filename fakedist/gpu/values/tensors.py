@@ -132,11 +132,7 @@ def _offsets() -> tuple[int, int]:
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Identity and bytes of a tensor's storage, as ``untyped_storage()._cdata`` and ``.nbytes()``; zeros if sparse.
-
-    Raises:
-        RecordingError: This torch has an unknown layout.
-    """
+    """Identity and bytes of a storage (``_cdata``, ``nbytes()``); zeros if sparse. RecordingError if torch differs."""
     in_tensor, in_storage = _offsets()
     storage = _read(tensor._cdata + in_tensor).value
     return (storage, _read(storage + in_storage).value) if storage else (0, 0)
@@ -167,11 +163,7 @@ def _of_driver(name: str, *arguments: type[ctypes._SimpleCData[int]]) -> Callabl
 
 
 def hold_weakly(tensor: torch.Tensor) -> None:
-    """Keep a tensor's StorageImpl, not its memory, alive until ``UntypedStorage._free_weak_ref``.
-
-    Raises:
-        RecordingError: This torch counts references in an unknown way.
-    """
+    """Keep a StorageImpl, not its memory, until ``UntypedStorage._free_weak_ref``. RecordingError if torch differs."""
     add = _of_driver("fakedist_add", ctypes.c_void_p, ctypes.c_uint64)
     if add is None:
         tensor.untyped_storage()._weak_ref()
@@ -194,7 +186,7 @@ class Holding(enum.IntEnum):
 
 
 def report_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor | None = None) -> None:
-    """Report to the driver the contents of a tensor's memory, of all its storage if it is not contiguous.
+    """Report to the driver what a device tensor's memory holds now; all of its storage if it is not contiguous.
 
     ``flags`` has one for each byte of the storage, if they differ and the tensor is not contiguous.
     """
@@ -262,7 +254,8 @@ def answered_reads() -> Iterator[None]:
 
 @contextmanager
 def reported_reads(report: Callable[[int], bool]) -> Iterator[None]:
-    """Call ``report(num_bytes)``, which returns whether it fails, for each copy of uncomputed bytes past the engine.
+    """Call ``report(num_bytes)``, which returns whether the copy fails, for each copy of uncomputed bytes past the
+    engine.
 
     It runs in the reading thread. The driver counts threads unknown to Python, which must not wait for the GIL.
     """
