@@ -2,7 +2,7 @@
 
 - The virtual GPU: ``driver/`` stands in for the CUDA libraries, ``virtual`` loads it, ``smi/`` is its ``nvidia-smi``,
   ``values/`` computes small tensors, ``tuning`` skips autotuning.
-- The work of a step: ``launch_log`` is the driver's log of launches, ``demand/`` has the FLOPs, bytes and sizes of
-  operations and launches. ``launch_rows`` makes the journal's record. ``model_tracer`` connects them to the recorder.
-- ``fast_path/``: C++ that records operations that need no Python; ``native`` compiles all that is built on the machine.
+- The work of a step: ``launch_log`` is the driver's log, ``demand/`` has FLOPs, bytes and sizes, ``launch_rows`` makes
+  the journal's record, ``model_tracer`` connects them to the recorder.
+- ``fast_path/``: operations recorded in C++; ``native`` compiles all that is built on the machine.
 """

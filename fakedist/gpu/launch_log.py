@@ -112,7 +112,6 @@ class LaunchLog:
 
 
 def _demangler() -> Callable[[bytes], str]:
-    """Return a function from mangled names to those in the source, of the C++ library that torch is linked with."""
     runtime, library = ctypes.CDLL(None), ctypes.CDLL("libstdc++.so.6")
     demangle, free = library.__getattr__("__cxa_demangle"), runtime.free
     demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]

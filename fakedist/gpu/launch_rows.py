@@ -17,11 +17,7 @@ from fakedist.rundir.schema import PHASES
 
 
 class Tags:
-    """Gives tags, in the order in which they are asked for. All operations run in Python.
-
-    Attributes:
-        is_compiled: Whether compiled code may run operations while they are traced. It then tags them itself.
-    """
+    """Gives tags in order. ``is_compiled``: compiled code may run operations while traced, and tags them itself."""
 
     is_compiled = False
 
@@ -33,7 +29,7 @@ class Tags:
         return self.tag()
 
     def begin(self, set_tag: int, outside: Callable[[int], int]) -> None:
-        """Begin a run. ``set_tag`` is the address of the driver's function that takes this thread's tag.
+        """Begin a run: ``set_tag`` is the address of the driver's function that takes this thread's tag.
 
         ``outside`` returns the tag outside of operations for a scope.
         """
@@ -112,10 +108,7 @@ class StepRanges:
         self._closed = [replace(span, end=min(span.end, num_launches)) for span in ours]
 
     def rows(self, row_of: Sequence[int]) -> list[RangeRow]:
-        """The step's ranges in the order in which they began, outer ones first.
-
-        ``row_of`` has the number of rows of ``launches`` before each launch of the log, and of all.
-        """
+        """The step's ranges as they began, outer first. ``row_of``: rows before each launch of the log, and of all."""
         ranges = sorted(self._closed, key=lambda span: (span.begin, -span.end, span.depth))
         return [
             RangeRow(
@@ -134,15 +127,7 @@ _Shape = tuple[int, ...]
 
 
 class LaunchRows:
-    """The launches of a step.
-
-    Args:
-        step: The step.
-        launches: The log of it.
-        tags: The operations by their tags in the log.
-        name: Returns the name of a launch.
-        ranges: The script's ranges.
-    """
+    """The launches of a step, from its log, the operations by tag, and the script's ranges."""
 
     def __init__(
         self,
@@ -194,7 +179,6 @@ class LaunchRows:
         return sum(1 for tag in between if tag in tags and tags[tag].counts)
 
     def _row(self, launch: Launch, kind: int, work: int, num_operations: int) -> tuple[int, ...]:
-        """The values of a row, in the order of the record's columns."""
         tag = self._tags.get(launch.tag, self._nowhere)
         place = tag.place
         return (

@@ -29,8 +29,6 @@ _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("
 
 
 class _Outside(threading.local):
-    """A thread outside of operations: its place, and the compiled graph that it runs, if any."""
-
     place = Place(0, "other", 0, False)
     op = -1
     operation = ""
@@ -40,18 +38,11 @@ class _Outside(threading.local):
 
 
 class ModelTracer:
-    """Traces the launches of one step and their demand. ``fakedist.cost_model`` estimates how long they take.
+    """Traces a step's launches and their demand; ``fakedist.cost_model`` estimates times.
 
-    It implements protocol ``record.timed_step.tracer.OperationTracer``.
-
-    Args:
-        known: Returns a tensor's values, or None if no kernel computed them.
-        numbers: Gives tags. Those of the fast path also tag what it runs. None gives them in Python.
-
-    Attributes:
-        inside: Returns the place of what a compiled graph is launching in this thread; None outside of one.
-        place_of: Returns the place of a scope.
-        known_in_graph: Returns the values of a buffer of the compiled graph that runs; None if they are not known.
+    Implements protocol ``record.timed_step.tracer.OperationTracer``. ``known`` returns a tensor's values, or None if no
+    kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the place of
+    what a compiled graph is launching in this thread, ``known_in_graph`` the values of its buffers; None otherwise.
     """
 
     def __init__(self, known: Known = lambda tensor: None, numbers: Tags | None = None) -> None:
@@ -77,7 +68,7 @@ class ModelTracer:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled code may run operations of the step."""
+        """Return whether compiled code may run operations of the step."""
         return self._numbers.is_compiled
 
     # ---- the step, and the captures of graphs that it may replay
@@ -227,7 +218,6 @@ class ModelTracer:
                 tags[tag] = tags[tag]._replace(demand=demand)
 
     def _outside(self) -> int:
-        """The tag for what this thread launches outside of operations."""
         thread = self._thread
         if thread.calls:
             return thread.calls[-1]
@@ -250,7 +240,6 @@ class ModelTracer:
         return self._thread.place
 
     def _watch(self) -> None:
-        """Watch launches that the dispatcher does not see."""
         self._watched.close()
         self._watched.enter_context(watched_calls(self._call_begins, self._call_ended, self._known))
         for module, name in _TRITON:
@@ -281,7 +270,6 @@ class ModelTracer:
         return run
 
     def _known_to_kernel(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A tensor's values where a compiled graph launches a kernel: those of its buffers, or of its inputs."""
         values = self.known_in_graph(tensor)
         return self._known(tensor) if values is None else values
 
@@ -294,7 +282,6 @@ class ModelTracer:
 
 
 def _compiled(launcher: object) -> object:
-    """The kernel that an autotuner of Inductor launches; None if that is not known."""
     launchers, results = (getattr(launcher, name, None) or [] for name in ("launchers", "compile_results"))
     config = getattr(launchers[0], "config", None) if launchers else None
     chosen = [result for result in results if config is None or getattr(result, "config", None) == config] or list(

@@ -45,12 +45,10 @@ def _find(names: tuple[str | None, ...], missing: str, remedy: str) -> str:
 
 
 def cache_directory() -> Path:
-    """Where built libraries are kept: $FAKEDIST_CACHE, else the user's cache directory, else a temporary one.
+    """Directory of built libraries: $FAKEDIST_CACHE, the user's cache or a temporary one. SetupError if all are
+    unusable.
 
-    This process loads what lies there, so it takes only directories of this user that no other user may enter.
-
-    Raises:
-        SetupError: None of them can be used.
+    Libraries are loaded from it, so the directory must be this user's, and closed to others.
     """
     chosen = os.environ.get("FAKEDIST_CACHE")
     if chosen:
@@ -92,7 +90,7 @@ def _why_not_ours(path: Path) -> str:
 def build_directory(cache: Path) -> Iterator[Path]:
     """A temporary directory to build in, for one process at a time: a C++ compiler takes a gigabyte of memory.
 
-    Whoever has waited for it looks first whether another process has built the same.
+    A process that waited first checks whether another has built the same.
     """
     with (cache / "build.lock").open("a") as lock:
         with suppress(OSError):  # a file system without locks: each process builds its own

@@ -1,11 +1,9 @@
 """Triton and autotuning on the virtual GPU: timings there mean nothing, so the first configuration is taken.
 
-The key depends on the installed files alone. So it is kept, under a digest of their paths, sizes and times of change.
-
-Times between events that the script reads count as made up.
-
-Autotuning covers Inductor's choice among templates (``max_autotune``), its kernels' block sizes (including
-``coordinate_descent_tuning``), and kernels under ``triton.autotune``. On a real GPU, autotuning is left alone.
+Triton's key depends on the installed files alone, so it is kept under a digest of their paths, sizes and times of
+change. Times between events that the script reads count as made up. Autotuning covers Inductor's templates
+(``max_autotune``), its block sizes (also ``coordinate_descent_tuning``) and ``triton.autotune``. It is left alone on a
+real GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ def kept_triton_key(directory: Path) -> Iterator[None]:
 
 
 def _kept(directory: Path, installed: Path, compute: Callable[[], str]) -> str:
-    """The key of the package in ``installed``, from the file that has it, else computed."""
     try:
         file = directory / f"{_digest(installed)}.txt"
     except OSError:  # a link that leads nowhere, or a file that has just been removed
@@ -84,11 +81,7 @@ _Method = Callable[..., object]
 def event_times(count: Callable[[str, int], None]) -> Iterator[None]:
     """Call ``count(EVENT_TIME, 1)`` for each time between two events that the script reads, which is this machine's.
 
-    Times read from a ``torch.Event`` that was not made as a ``torch.cuda.Event`` are not seen: its class cannot be
-    patched.
-
-    Raises:
-        RecordingError: This torch's events work in another way.
+    RecordingError if this torch's events differ. A plain ``torch.Event`` is not seen: its class cannot be patched.
     """
 
     def elapsed_time(self: torch.cuda.Event, end_event: torch.cuda.Event) -> float:
@@ -101,7 +94,7 @@ def event_times(count: Callable[[str, int], None]) -> Iterator[None]:
 
 
 class _KernelTuner(Protocol):
-    """Inductor's tuner of one kernel: ``CachingAutotuner``."""
+    """Inductor's ``CachingAutotuner``."""
 
     configs: list[object] | None
     compile_results: list[object]
@@ -109,8 +102,6 @@ class _KernelTuner(Protocol):
 
 
 class _TritonTuner(Protocol):
-    """The tuner of one kernel under ``triton.autotune``."""
-
     configs: list[object]
 
 
@@ -123,11 +114,7 @@ class FirstConfigurations:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Take the first configurations from now on, in the modules of Inductor and Triton imported so far and later.
-
-        Raises:
-            RecordingError: This version of Inductor or Triton tunes in another way.
-        """
+        """Take first configurations from now on, also in modules imported later. RecordingError if tuning differs."""
         modules = {_HEURISTICS: self._inductor, _SELECTION: self._templates, _TRITON: self._triton}
         with ExitStack() as self._exit:
             watch = now_and_when_imported(modules, lambda module: modules[module.__name__](module))

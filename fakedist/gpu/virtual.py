@@ -48,13 +48,7 @@ class _GpuCounters(ctypes.Structure):
 
 
 class VirtualGpu:
-    """The loaded driver.
-
-    Args:
-        library: Its shared library.
-        variables: Environment variables that torch and Triton must see.
-        wishes: Environment variables to set unless they are already set.
-    """
+    """The loaded driver; ``variables`` are those that torch and Triton must see, ``wishes`` only if not already set."""
 
     def __init__(self, library: ctypes.CDLL, variables: Mapping[str, str], wishes: Mapping[str, str]) -> None:
         self._library = library
@@ -81,7 +75,7 @@ class VirtualGpu:
         self._library.fakedist_configure(ctypes.byref(model))
 
     def keep_plans(self, directory: Path) -> None:
-        """Keep in a directory what cuDNN answers about its execution plans. It compiles a kernel for each."""
+        """Keep in a directory cuDNN's answers on its execution plans. It compiles a kernel for each."""
         with suppress(OSError):  # then cuDNN is asked in each process
             directory.mkdir(parents=True, exist_ok=True)
             self._library.fakedist_keep_plans(os.fsencode(directory))
@@ -136,21 +130,14 @@ class VirtualGpu:
 
 @contextmanager
 def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None) -> Iterator[VirtualGpu]:
-    """Give this process virtual GPUs. Enter it before torch is imported.
+    """Give this process 1 to 128 virtual GPUs. Enter it before torch is imported.
 
-    The driver is loaded with RTLD_GLOBAL, so the linker finds its functions before those of the CUDA libraries that
-    torch loads later. Its soname makes every ``dlopen("libcuda.so.1")`` find it. NVML and the CUDA runtime work the
-    same way. Processes that the script spawns do not get it. They inherit only the path of the libcuda.so.1 that Triton
-    links its launchers with.
-
-    Args:
-        spec: The GPU model.
-        devices: Number of GPUs, at most 128.
-        memory_bytes: Memory of each GPU, if not the model's own.
+    RTLD_GLOBAL puts the driver's functions before those of CUDA libraries that torch loads later; its soname answers
+    every ``dlopen("libcuda.so.1")``, NVML and the CUDA runtime alike. Spawned processes get only the path of the
+    libcuda.so.1 that Triton links its launchers with.
 
     Raises:
-        RecordingError: torch is already imported, so its CUDA libraries are already bound to the real ones, or
-            ``devices`` is out of range.
+        RecordingError: torch is already imported, so bound to the real libraries, or ``devices`` is out of range.
         SetupError: The driver cannot be built.
     """
     if "torch" in sys.modules:

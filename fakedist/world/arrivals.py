@@ -41,19 +41,9 @@ _last_use: dict[torch.device, torch.cuda.Event] = {}
 
 
 def pieces(tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Split a tensor into parts, each with one uninitialised scratch tensor of its shape for every type.
+    """Split a tensor (contiguous on CUDA) into parts, each with an uninitialised scratch tensor of its shape per dtype.
 
-    On CUDA the parts are small enough for the buffer. On the CPU there is one part, with fresh memory.
-
-    Args:
-        tensor: Contiguous on CUDA, as NCCL requires.
-        dtypes: Types of the scratch tensors for each part.
-
-    Yields:
-        A part, and its scratch tensors.
-
-    Raises:
-        WorldError: The CUDA runtime cannot allocate the buffer.
+    On CUDA the parts fit the buffer (WorldError if it cannot be allocated); on the CPU there is one, with fresh memory.
     """
     if not tensor.is_cuda or not tensor.is_contiguous():
         yield tensor, [torch.empty_like(tensor, dtype=dtype) for dtype in dtypes]
@@ -115,11 +105,8 @@ def sent_flags(values: Sequence[int]) -> Iterator[None]:
 class Arrivals:
     """Makes the values that arrive. One instance serves all groups of a rank.
 
-    Args:
-        seed: Seed of every made-up value.
-        is_undefined: Whether a device tensor holds no values (the virtual GPU computed nothing into it).
-        tapes: This rank's tape and those of other ranks.
-        not_sent: Called with device tensors of integers or flags that no tape could fill. None: reads are not seen.
+    ``is_undefined``: a device tensor holds no values (the virtual GPU computed nothing into it). ``not_sent`` is called
+    with device tensors of integers or flags that no tape could fill; None: reads are not seen.
     """
 
     def __init__(
@@ -198,11 +185,7 @@ class Arrivals:
         slots[rank : rank + 1].copy_(mine)
 
     def receive(self, where: Where, tensors: Sequence[torch.Tensor], otherwise: Change, slot: int = 0) -> None:
-        """Fill the tensors from the tape; if it has no values, apply ``otherwise`` to each tensor.
-
-        Raises:
-            WorldError: The tape holds something other than what this call expects.
-        """
+        """Fill the tensors from the tape, else by ``otherwise``. WorldError if the tape holds something else."""
         arrived = self.tapes.receive(where, tensors, slot) or _known_flags(tensors)
         if arrived is None or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             for tensor in tensors:
@@ -219,8 +202,8 @@ class Arrivals:
     def _stood_in(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
         """Take note of tensors from another rank that were made up or left unchanged.
 
-        Scripts branch on integers and flags: sizes, pickled bytes. If the script reads them, they are a guess. Where
-        reads are not seen, they are one at once.
+        Integers and flags are guesses once the script reads them, because it branches on them; at once if reads are not
+        seen.
         """
         called = "recv" if where.operation == "send" else where.operation
         if is_invented:
@@ -284,7 +267,6 @@ class Nothing(Arrivals):
 
 
 def _known_flags(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """The flags of :func:`sent_flags`; None if they are not for these tensors."""
     flags = _flags.get()
     is_known = flags and all(tensor.dtype == torch.int64 and tensor.numel() == len(flags) for tensor in tensors)
     return [new_tensor(flags) for _ in tensors] if is_known else None
@@ -299,17 +281,15 @@ def premultiplier(op: object) -> float | torch.Tensor:
 
 
 def _is_float(dtype: torch.dtype) -> bool:
-    """Whether random values of the type can be drawn."""
     return dtype.is_complex or _is_wide_float(dtype)
 
 
 def _is_wide_float(dtype: torch.dtype) -> bool:
-    """Whether torch computes with the type; it only converts eight-bit floats."""
+    """Torch only converts eight-bit floats; it computes with wider ones."""
     return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def _change(name: str, dtype: torch.dtype, num_ranks: int) -> Change:
-    """The in-place change that a reduction with identical ranks makes to a tensor of that type."""
     if name not in (*_KEEP, "SUM", "PRODUCT", "BXOR"):
         raise ValueError(f"no such reduction: {name}")
     if name in _KEEP or num_ranks == 1 or dtype == torch.bool:  # true or true is true

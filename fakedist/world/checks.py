@@ -65,7 +65,7 @@ def _are_tensors(tensors: Lists) -> TypeGuard[Tensors]:
 
 
 def is_even(tensors: Tensors) -> bool:
-    """Whether ProcessGroupNCCL allocates a flat buffer for a list of device tensors (check_same_size, newLikeFlat)."""
+    """Return whether ProcessGroupNCCL makes a flat buffer for device tensors (check_same_size, newLikeFlat)."""
     shape = tensors[0].shape
     return tensors[0].is_cuda and all(tensor.shape == shape for tensor in tensors)
 
@@ -104,7 +104,7 @@ class CheckedGroup(NamedTuple):
 
     @property
     def is_nccl(self) -> bool:
-        """Whether the backend is NCCL."""
+        """Return whether the backend is NCCL."""
         return self.backend == "nccl"
 
     def named(self, operation: str) -> str:
@@ -119,7 +119,7 @@ def check_device(by_device: dict[str, str], device: torch.device) -> None:
 
 
 def check_dense(*lists: Tensors) -> None:
-    """NCCL's ``check_gpu_single_tensor``: ValueError if the only tensor of a list is sparse or not contiguous.
+    """NCCL's ``check_gpu_single_tensor``: ValueError if a list's only tensor is sparse or not contiguous.
 
     Longer lists pass, because NCCL copies them to and from its own buffer.
     """
@@ -140,10 +140,7 @@ def check_root(group: CheckedGroup, operation: str, root: int) -> None:
 def check_op(group: CheckedGroup, op: object, dtype: torch.dtype) -> None:
     """Check one of ``ODD_OPS``, as ``getNcclReduceOp`` and gloo's equivalent do.
 
-    Raises:
-        ValueError: A bitwise reduction on NCCL.
-        RuntimeError: A bitwise reduction of a non-integral type on another backend.
-        TypeError: A mean of booleans on NCCL.
+    Bitwise: ValueError on NCCL, RuntimeError for non-integral types elsewhere. A mean of booleans: TypeError on NCCL.
     """
     name = reduction_name(op)
     if group.is_nccl and name == "AVG":
@@ -173,13 +170,7 @@ def check_gathered(group: CheckedGroup, slots: Tensors, mine: torch.Tensor) -> N
 
 
 def check_gathered_into(group: CheckedGroup, output: torch.Tensor, mine: torch.Tensor) -> None:
-    """Check the tensors of ``all_gather_into_tensor``.
-
-    Raises:
-        TypeError: The output has another type.
-        ValueError: The output does not have the size of all parts together.
-        RuntimeError: Either of these on gloo.
-    """
+    """TypeError for an output of another type, ValueError for one of the wrong size; on gloo, RuntimeError for both."""
     if output.dtype == mine.dtype and output.numel() == mine.numel() * group.num_ranks:
         return
     if group.backend == "gloo":
@@ -208,12 +199,7 @@ def check_scattered(group: CheckedGroup, output: torch.Tensor, chunks: Tensors, 
 
 
 def check_scattered_from(group: CheckedGroup, output: torch.Tensor, source: torch.Tensor) -> None:
-    """Check the tensors of ``reduce_scatter_tensor``.
-
-    Raises:
-        TypeError: The two tensors differ in type.
-        ValueError: The input does not have the size of all parts together.
-    """
+    """TypeError if the types differ, ValueError if the input does not have the size of all parts together."""
     if source.dtype != output.dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
     if group.num_ranks > 1 and source.numel() != output.numel() * group.num_ranks:
@@ -221,10 +207,7 @@ def check_scattered_from(group: CheckedGroup, output: torch.Tensor, source: torc
 
 
 def check_splits(group: CheckedGroup, tensor: torch.Tensor, sizes: Sequence[int]) -> None:
-    """Raise RuntimeError unless split sizes are one per rank and add up to the tensor's rows.
-
-    As ``checkSplitSizes`` (torch/csrc/distributed/c10d/Utils.hpp).
-    """
+    """Check as ``checkSplitSizes`` (c10d/Utils.hpp): RuntimeError unless one size per rank, adding up to the rows."""
     rows = tensor.shape[0] if tensor.dim() else 0
     if not len(sizes):
         if rows % group.num_ranks:
@@ -247,7 +230,6 @@ def check_lists(group: CheckedGroup, inputs: Tensors, outputs: Tensors) -> None:
 
 
 def _match(group: CheckedGroup, operation: str, tensors: Tensors, like: torch.Tensor) -> None:
-    """Check types and sizes, as ``assertTypeAndSizesMatch`` does."""
     for index, tensor in enumerate(tensors):
         if tensor.dtype != like.dtype:
             mismatch = ("type", _name(like.dtype), _name(tensor.dtype))
@@ -262,7 +244,6 @@ def _match(group: CheckedGroup, operation: str, tensors: Tensors, like: torch.Te
 
 
 def _is_packed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is contiguous in its suggested memory format."""
     if tensor.is_contiguous():
         return True
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())

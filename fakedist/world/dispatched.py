@@ -1,11 +1,10 @@
 """Dispatches a call through c10d's operation, as in a real job, whenever something else observes operations.
 
-``dist.*`` calls the methods of a Python group directly, which no dispatch mode and no tensor subclass sees. In a real
-job each call is an operation (``c10d::allreduce_``; torch/csrc/distributed/c10d/Ops.cpp): ``make_fx`` traces it, fake
-tensors run it with shapes alone, ``CommDebugMode`` counts it. So if a mode that is not ours or a functorch transform is
-active, or if a tensor is of a subclass, the call goes through torch's dispatcher. It ends in kernels of ours, below
-every observer, and these pass it to the group. A call with shapes alone never gets that far: it moves nothing and is
-not recorded.
+``dist.*`` calls a Python group's methods directly, unseen by dispatch modes and tensor subclasses. In a real job each
+call is an operation (``c10d::allreduce_``; torch/csrc/distributed/c10d/Ops.cpp): ``make_fx`` traces it, fake tensors
+run it with shapes alone, ``CommDebugMode`` counts it. So under a foreign mode, a functorch transform or with a tensor
+subclass, the call goes through torch's dispatcher to kernels of ours below every observer, which pass it to the group.
+A call with shapes alone never gets there: it moves nothing and is not recorded.
 """
 
 from __future__ import annotations
@@ -104,13 +103,12 @@ def operations_of_groups() -> Iterator[None]:
 
 
 def _schema(operation: str) -> FunctionSchema | None:
-    """An operation's schema; None if torch does not have it (2.11 cannot gather into one tensor)."""
     packet = getattr(torch.ops.c10d, operation, None)
     return None if packet is None else packet.default._schema
 
 
 def _can_be_called(schema: FunctionSchema) -> bool:
-    """Whether Python can call the operation: torch 2.11 can neither pass a reduction to one nor read it back."""
+    """Torch 2.11 can neither pass a reduction to an operation from Python nor read it back."""
     return hasattr(dist.ReduceOp, "boxed") or all(argument.name != "reduce_op" for argument in schema.arguments)
 
 
@@ -146,7 +144,6 @@ def _barrier(
 
 
 def _arguments(schema: FunctionSchema, group: DispatchedGroup, arguments: Sequence[object]) -> Iterator[object]:
-    """Convert the arguments of a group's method, the last of which may be options, to those of the operation."""
     special = {"process_group", "reduce_op", *_OPTIONS, *_ALWAYS}
     own = [argument for argument in schema.arguments if argument.name not in special]
     values = {
@@ -164,7 +161,6 @@ def _arguments(schema: FunctionSchema, group: DispatchedGroup, arguments: Sequen
 
 
 def _nested(value: object, kind: str) -> object:
-    """Convert a method's argument to the operation's: integers, or tensors in equally deep lists."""
     if kind == "List[int]" and isinstance(value, Iterable):
         return [int(one) for one in value]
     if "Tensor" not in kind:
@@ -180,7 +176,6 @@ def _nested(value: object, kind: str) -> object:
 
 
 def _is_followed(tensors: object) -> bool:
-    """Whether anything but fakedist observes operations on these tensors."""
     for index in range(_num_modes()):
         if not type(_mode_at(index)).__module__.startswith("fakedist."):
             return True
@@ -218,7 +213,7 @@ def _dispatched(operation: str, schema: FunctionSchema, name: str) -> Callable[.
 
 
 def _unseen(name: str) -> Callable[..., Done]:
-    """Make a method that observers cannot see: it runs with their modes disabled; shapes alone move nothing."""
+    """Run without the observers' modes; shapes alone move nothing."""
     plain = getattr(RankGroup, name)
 
     @functools.wraps(plain)

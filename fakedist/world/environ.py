@@ -16,10 +16,9 @@ RUN_ID = "none"
 def rank_environment(job: Job) -> dict[str, str]:
     """Variables that ``job.launcher`` sets for the rank.
 
-    torchrun's are those of torch/distributed/elastic/agent/server/local_elastic_agent.py, with one agent per node.
-    Scripts started by srun or mpirun read SLURM's or MPI's variables and often set MASTER_ADDR themselves; it is set
-    anyway, as sbatch scripts do. For ``accelerate launch --multi_gpu`` and ``deepspeed`` these are the variables that
-    they set without a configuration file; ``--env`` adds more.
+    torchrun's are those of torch/distributed/elastic/agent/server/local_elastic_agent.py, one agent per node. srun and
+    mpirun get MASTER_ADDR too, as sbatch scripts set it. ``accelerate launch --multi_gpu`` and ``deepspeed`` are taken
+    without a configuration file; ``--env`` adds more.
     """
     variables = {"accelerate": _accelerate, "deepspeed": _deepspeed, "slurm": _slurm, "mpi": _mpi}
     made = variables.get(job.launcher, _torchrun)(job)

@@ -1,14 +1,12 @@
 """Files that the script writes: those that ranks share, and checkpoints of tensors without values.
 
-Ranks run one after the other. Suppose rank 0 makes a directory, all ranks write into it, and rank 0 then renames it. In
-the real job every rank finds the directory; here it is gone before the next rank begins. That rank waits, or fails far
-from the cause. So a rank's tape lists what it renamed or removed, and a later rank's last message names what it looked
-for, found in the error and in the variables of the frames that the error went through.
+Ranks run one after the other. If all ranks write into a directory that rank 0 then renames, it is gone before the next
+rank begins, which waits or fails far from the cause. So a rank's tape lists what it renamed or removed, and a later
+rank's last message names the one it looked for, found in the error and in the variables of its frames.
 
-Large tensors on the virtual GPU hold no values and read as zeros. The parameters of a 70B model would fill a disk with
-them, so zeros become holes in the file, which take no disk space. ``torch.save`` (and with it
-torch.distributed.checkpoint) and safetensors (:mod:`fakedist.rank.frameworks.safetensors`) write through this module.
-What is read back is the same.
+Large tensors on the virtual GPU hold no values and read as zeros. A 70B model's would fill a disk, so zeros become
+holes in the file. ``torch.save`` (also under torch.distributed.checkpoint) and safetensors
+(:mod:`fakedist.rank.frameworks.safetensors`) write through this module. The file reads back the same.
 """
 
 from __future__ import annotations
@@ -88,7 +86,6 @@ def _line() -> str:
 
 
 def _absolute(path: object, how: Mapping[str, object]) -> str:
-    """The absolute path; empty if it is not a path, is relative to an open directory, or is in a cache."""
     is_below = any(how.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
     if is_below or not isinstance(path, (str, bytes, os.PathLike)):
         return ""
@@ -99,13 +96,7 @@ def _absolute(path: object, how: Mapping[str, object]) -> str:
 def find_lost(
     error: BaseException, moved: Sequence[tuple[int, MovedFile]], directories: Mapping[int, str]
 ) -> Lost | None:
-    """A file or directory that a failed script did not find because ranks run one after the other; None without any.
-
-    Args:
-        error: The error that ended the script.
-        moved: The files that earlier ranks renamed or removed, each with its rank.
-        directories: The working directory of each of these ranks.
-    """
+    """A path that a failed script missed because ranks run one after the other; ``moved`` has each file's rank."""
     named = [path for path in _named(error) if not os.path.exists(path)]
     seen = [*named, *(path for path in _in_frames(error) if not os.path.exists(path))]
     gone = {file.path: (rank, file) for rank, file in moved}
@@ -132,7 +123,7 @@ def find_lost(
 
 
 def _is_own_temporary(path: str) -> bool:
-    """Whether only this process could know the file's name (a compiler's file between its stages)."""
+    """Only this process knows the name of a compiler's file between its stages."""
     return os.path.dirname(path) == tempfile.gettempdir() and os.path.basename(path).startswith(
         tempfile.gettempprefix()
     )
@@ -252,8 +243,6 @@ def sparse_saving() -> Iterator[None]:
     save = present(module, "_save")
 
     class ToFile(to_buffer):  # type: ignore[misc, valid-type]
-        """A zip file opened by name, written through Python."""
-
         def __init__(self, name: str) -> None:
             self._opened = open(name, "wb")  # noqa: SIM115
             super().__init__(SparseFile(self._opened))
@@ -284,7 +273,6 @@ def sparse_saving() -> Iterator[None]:
 
 
 def _plain_file(buffer: object) -> IO[bytes] | None:
-    """The regular file that a file object writes to unchanged; None if there is none, or if it only appends."""
     if name := _WRAPPERS.get(type(buffer).__name__):
         buffer = getattr(buffer, name, None)
     if not isinstance(buffer, _PLAIN_FILES) or not buffer.seekable():

@@ -37,16 +37,10 @@ class LedgerLike(Protocol):
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
     ) -> None:
-        """Record a call.
+        """Record a call of the group with that number; ``operation`` is all_reduce, all_gather_into_tensor, ...
 
-        Args:
-            operation: all_reduce, all_gather_into_tensor, ...
-            group: Number of its group.
-            inputs: Tensors that this rank sends.
-            outputs: Tensors that this rank receives.
-            is_async: Whether the call returns before it is done.
-            peer: The peer's group rank; -1 for collectives.
-            exchanged: Bytes of an all_to_all to other ranks or from them: the largest part, and all parts.
+        ``peer`` is a group rank, -1 for collectives. ``exchanged``: bytes of an all_to_all to or from other ranks,
+        largest part and all.
         """
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
@@ -121,20 +115,10 @@ class OneBackend:
 
 
 class BareGroup(ProcessGroup):  # type: ignore[misc]
-    """A process group without its collectives.
+    """A process group without its collectives, of a backend such as "nccl" or "cpu:gloo,cuda:nccl".
 
-    Args:
-        rank: This rank's rank in the group.
-        num_ranks: The group's size.
-        backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
-        ledger: Records the calls.
-        options: The backend options that the script passed.
-
-    Attributes:
-        number: Its number in the ledger.
-        ranks: Its members' ranks in the job, in group order.
-        channel: Its name on tapes, the same in every member's run.
-        num_splits: Number of groups that were split off it.
+    ``number`` is its number in the ledger, ``ranks`` its members' ranks in the job, in group order, ``channel`` its
+    name on tapes, the same in every member's run, ``num_splits`` the groups split off it.
     """
 
     def __init__(self, rank: int, num_ranks: int, *, backend: str, ledger: LedgerLike, options: object) -> None:
@@ -158,8 +142,7 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
     def named(self, name: str, description: str, number: int, store: object) -> None:
         """Set its name, description, number in the ledger, and store.
 
-        C++ callers look the name up in a registered backend. Stock torch's ``fake`` backend is registered to hold it;
-        no call ever reaches that backend.
+        C++ callers look the name up in a registered backend. Torch's ``fake`` backend holds it and is never called.
         """
         self.number = number
         self._store = store

@@ -1,13 +1,12 @@
 """Object collectives: Python objects from the other ranks.
 
-``torch.distributed`` implements them in Python, on top of sizes that another rank would have sent. So this module
-replaces each of them as a whole. An object comes from the sender's tape if there is one. Otherwise, if this rank is the
-source, or if the call collects every rank's object, the answer follows from "every rank is like me". If the call wants
-the object of one other rank, an object that this rank passed itself stands in for it. Without such an object the call
-cannot be answered.
+``torch.distributed`` builds them on sizes that another rank would have sent, so this module replaces each as a whole.
+An object comes from the sender's tape. Without one, if this rank is the source or the call collects every rank's
+object, the answer follows from "every rank is like me". If the call wants one other rank's object, one that this rank
+passed itself stands in for it; without that, the call cannot be answered.
 
-Objects are pickled and unpickled in this process the way ``_object_to_tensor`` and ``_tensor_to_object`` in
-torch/distributed/distributed_c10d.py do it. A tape's objects contain only what the script itself exchanges.
+Objects are pickled as ``_object_to_tensor`` and ``_tensor_to_object`` in torch/distributed/distributed_c10d.py do it,
+in this process. A tape's objects contain only what the script itself exchanges.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ Write = Callable[[str, BareGroup, int, int], None]
 
 
 class _StandIn(NamedTuple):
-    """Makes an object that stands in for another rank's, unless a tape takes precedence."""
-
     make: Callable[[], object]
     yields_to_tape: bool
 
@@ -62,11 +59,7 @@ _stand_in: ContextVar[_StandIn | None] = ContextVar("stand_in", default=None)
 
 @contextmanager
 def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
-    """Replace the object collectives of ``torch.distributed``. ``write`` is called for each call.
-
-    Raises:
-        RecordingError: This torch lacks one of them.
-    """
+    """Replace the object collectives of ``torch.distributed``. RecordingError if this torch lacks one of them."""
     answers = _Answers(write, tapes)
     with ExitStack() as stack:
         for name in _NUM_CALLS:
@@ -79,7 +72,7 @@ def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
 
 
 def _for_our_groups(answer: Callable[..., object], original: Callable[..., object]) -> Callable[..., object]:
-    """``answer`` for groups of the job; torch's own for a bare backend, as ``rpc.init_rpc`` makes one."""
+    """Use torch's own for a bare backend, as ``rpc.init_rpc`` makes one."""
 
     @functools.wraps(original)
     def called(*args: object, **kwargs: object) -> object:
@@ -91,11 +84,7 @@ def _for_our_groups(answer: Callable[..., object], original: Callable[..., objec
 
 @contextmanager
 def _no_other_workers(registry: ModuleType) -> Iterator[None]:
-    """Refuse RPC among several processes: the functions that others would run here, and this one there, do not run.
-
-    Raises:
-        RecordingError: This torch starts RPC in another way.
-    """
+    """Refuse RPC among processes: no other rank runs its functions. RecordingError if torch starts it otherwise."""
 
     def init_process_group(store: object, rank: int, world_size: int) -> object:
         if world_size > 1:
@@ -111,10 +100,7 @@ def _no_other_workers(registry: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def standing_in(make: Callable[[], object], tape: Literal["passed over", "else"] = "passed over") -> Iterator[None]:
-    """While active, let the object that ``make`` makes stand in for what other ranks send and this rank cannot derive.
-
-    ``tape``: "passed over" ignores a tape's object; "else" prefers it.
-    """
+    """While active, let ``make``'s objects stand in for other ranks': before a tape's, or (``tape="else"``) after."""
     token = _stand_in.set(_StandIn(make, tape == "else"))
     try:
         yield
@@ -123,8 +109,6 @@ def standing_in(make: Callable[[], object], tape: Literal["passed over", "else"]
 
 
 class _Answers:
-    """One method for each object collective, with torch's own signature."""
-
     def __init__(self, write: Write, tapes: Tapes) -> None:
         self._write = write
         self._tapes = tapes
@@ -137,7 +121,6 @@ class _Answers:
         *,
         weights_only: bool = False,
     ) -> None:
-        """Fill each slot with its rank's object from a tape, or with this rank's own."""
         if _is_outside(group, "all_gather_object"):
             return
         pg = _group(group)
@@ -158,7 +141,6 @@ class _Answers:
         *,
         weights_only: bool = False,
     ) -> None:
-        """Same as :meth:`all_gather_object` if this rank is the destination; otherwise only send."""
         pg = _group(group)
         to = _group_rank(pg, dst, group_dst)
         if _is_outside(pg, "gather_object"):
@@ -184,7 +166,6 @@ class _Answers:
         *,
         weights_only: bool = False,
     ) -> None:
-        """Send the list as its source; otherwise fill it from the tape, or keep what this rank put into it."""
         pg = _group(group)
         source = _group_rank(pg, src, group_src)
         if _is_outside(pg, "broadcast_object_list"):
@@ -243,7 +224,6 @@ class _Answers:
         use_batch: bool = False,
         weights_only: bool = False,
     ) -> None:
-        """Write the objects to the tape; no rank receives them."""
         pg = _group(group)
         _check_inside(pg)
         to = c10d._canonicalize_group_rank(pg, dst, group_dst)
@@ -261,7 +241,6 @@ class _Answers:
         use_batch: bool = False,
         weights_only: bool = False,
     ) -> int:
-        """Fill the list from a tape, or keep the objects that this rank put into it; returns the source's rank."""
         pg = _group(group)
         _check_inside(pg)
         source = ANY_RANK
@@ -311,12 +290,9 @@ class _Answers:
             self._keep(where, name, objects)
 
     def _keep(self, where: Where, name: str, objects: Sequence[object]) -> None:
-        """Let this rank's own objects stand in for another's, unless all are None or one is a bool.
+        """Let this rank's own objects stand in for another's. WorldError if all are None or one is a bool.
 
-        A flag decides what both ranks do next. Taking this rank's own for it would be a coin toss.
-
-        Raises:
-            WorldError: The objects cannot stand in.
+        A flag decides what both ranks do next, and this rank's own would be a coin toss.
         """
         if any(type(item).__name__ in _BOOLS for item in objects):
             raise self._tapes.missing(where, name, "a bool")
@@ -325,14 +301,13 @@ class _Answers:
         self._tapes.guessed(where, name, f"this rank's own {', '.join(map(_in_words, objects[:3]))}")
 
     def _received(self, where: Where, num_objects: int) -> list[bytes] | None:
-        """The tape's objects, unless a stand-in takes precedence."""
         received = self._tapes.receive_objects(where, num_objects)
         stand_in = _stand_in.get()
         return received if stand_in is None or stand_in.yields_to_tape else None
 
 
 def _in_words(obj: object) -> str:
-    """Describe an object so that a reader recognises it. A custom ``__repr__`` is not called: it may read values."""
+    """Call no custom ``__repr__``: it may read values."""
     if isinstance(obj, (str, bytes, int, float, type(None))):
         return reprlib.repr(obj)
     size = len(obj) if isinstance(obj, (list, tuple, dict, set)) else 1
@@ -355,7 +330,7 @@ def _load(pickled: bytes, weights_only: bool) -> object:
 
 
 def _fill(slots: list[object], objects: Sequence[bytes], weights_only: bool) -> None:
-    """Put each rank's object into its slot. A list that is too short raises IndexError, as in torch."""
+    """Raise IndexError for a list that is too short, as torch does."""
     for index, pickled in enumerate(objects):
         slots[index] = _load(pickled, weights_only)
 
@@ -365,18 +340,15 @@ def _group(group: dist.ProcessGroup | None) -> BareGroup:
 
 
 def _group_rank(pg: BareGroup, rank: int | None, group_rank: int | None) -> int:
-    """Group rank of a source or destination; torch's default is rank 0."""
     return int(c10d._canonicalize_group_rank(pg, 0 if rank is None and group_rank is None else rank, group_rank))
 
 
 def _check_inside(group: dist.ProcessGroup | None) -> None:
-    """Raise torch's error for a send in a group without this rank."""
     if c10d._rank_not_in_group(group):
         raise ValueError("Invalid process group specified")
 
 
 def _is_outside(group: dist.ProcessGroup | None, operation: str) -> bool:
-    """Whether this rank is outside the group; if so, warn as torch does."""
     if not c10d._rank_not_in_group(group):
         return False
     c10d._warn_not_in_group(operation)

@@ -1,11 +1,9 @@
 """The torch.distributed backend: a process group in which only this rank runs, and its finished calls.
 
-``dist.*`` calls these methods directly. C++ callers (DDP's reducer, functional collectives) reach the methods that
-torch's PyProcessGroup.hpp forwards. Names changed between torch 2.11 and 2.15 (``_allgather_base`` became
-``all_gather_single`` and so on); both are defined.
-
-Streams, the tensors that a call keeps alive, and the temporary tensors that it takes from the caching allocator follow
-torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. docs/backend-contract.md lists them.
+``dist.*`` calls these methods directly; C++ callers (DDP's reducer, functional collectives) reach those that torch's
+PyProcessGroup.hpp forwards. Names differ between torch 2.11 and 2.15 (``_allgather_base``, ``all_gather_single``); both
+are defined. Streams, tensors kept alive and temporaries from the caching allocator follow
+torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (docs/backend-contract.md).
 """
 
 from __future__ import annotations
@@ -52,12 +50,8 @@ _BelowAutograd: type[AbstractContextManager[None]] = torch._C._AutoDispatchBelow
 class Done(Work):
     """A finished call. Behaves like WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
 
-    Constructed without arguments and filled in by :func:`done`: an ``__init__`` would be a tenth of a tiny call.
-
-    Attributes:
-        outputs: The output tensors, held for as long as this object lives.
-        kept: Anything else that the call holds for as long as this object lives.
-        source: Group rank that a receive came from.
+    :func:`done` fills it in: an ``__init__`` would be a tenth of a tiny call. It holds ``outputs`` and ``kept`` as long
+    as it lives; ``source`` is the group rank that a receive came from.
     """
 
     outputs: Tensors = ()
@@ -156,10 +150,8 @@ class CallDescription(NamedTuple):
 class RunningCall:
     """A call in progress: a context in which arriving values are written, below autograd.
 
-    An asynchronous call runs on the group's own stream and holds its tensors until a stream waits for it. A synchronous
-    one runs on the current stream and holds nothing. ``ProcessGroupNCCL::collective`` does the same since torch 2.8.
-
-    ``stream`` is the stream to run on, after the work queued on the current one; None for the current stream.
+    As in ``ProcessGroupNCCL::collective`` since torch 2.8, asynchronous calls run on the group's stream and hold their
+    tensors until a stream waits; synchronous ones run on the current stream (``stream`` None) and hold nothing.
     """
 
     __slots__ = ("_description", "_inside", "_stream")
@@ -298,7 +290,6 @@ class RankGroup(BareGroup):
         return call.done(flat)
 
     def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: object = None) -> Done:
-        """all_gather into one tensor."""
         return self._gather_evenly("all_gather_into_tensor", [output], [mine], opts)
 
     all_gather_single = _allgather_base
@@ -361,7 +352,6 @@ class RankGroup(BareGroup):
         return call.done([output])
 
     def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: object = None) -> Done:
-        """reduce_scatter from one tensor."""
         return self._reduce_chunks("reduce_scatter_tensor", [output], [source], opts)
 
     reduce_scatter_single = _reduce_scatter_base
@@ -380,10 +370,7 @@ class RankGroup(BareGroup):
         input_sizes: Sequence[int],
         opts: object = None,
     ) -> Done:
-        """all_to_all from one tensor into another; sizes count rows, and empty sizes mean equal parts.
-
-        Sizes may be NumPy arrays: Megatron's token dispatcher passes them, and the real binding takes any sequence.
-        """
+        """all_to_all between two tensors; sizes count rows and may be NumPy arrays, empty ones mean equal parts."""
         for tensor, sizes in ((source, input_sizes), (output, output_sizes)):
             checks.check_splits(self._checked(tensor), tensor, sizes)
         if len(input_sizes):
@@ -472,28 +459,25 @@ class RankGroup(BareGroup):
     # ---- internals
 
     def _checked(self, tensor: torch.Tensor) -> CheckedGroup:
-        """The backend and group size that decide which errors a wrong call raises."""
         return CheckedGroup(self.backend_of(tensor.device.type), self._num_ranks)
 
     def _op(self, opts: object, tensors: Tensors, op: Reduction | None = None) -> Reduction:
-        """The reduction that a call asks for, after checking that the backend has it."""
         op = reduce_op(opts, op)
         if hash(op) in ODD_OPS:
             checks.check_op(self._checked(tensors[0]), op, tensors[0].dtype)
         return op
 
     def _where(self, operation: str, root: int) -> Where:
-        """Identify a collective with a root on the tape."""
         return Where(operation, self.channel, self.ranks[root], sequence=self._sequence)
 
     def _peer(self, source: int, to: int, device: torch.device, tag: int) -> Where:
-        """Identify a point-to-point call on the tape. NCCL has no tags."""
+        """Identify the call on the tape. NCCL has no tags."""
         sender, receiver = (self.ranks[group_rank] if group_rank >= 0 else ANY_RANK for group_rank in (source, to))
         counted = None if self.backend_of(device.type) == "nccl" else tag
         return Where("send", self.channel, sender, receiver, tag=counted)
 
     def _exchanged(self, tensor: torch.Tensor, sizes: Sequence[int]) -> Exchanged:
-        """The parts of a tensor that are other ranks'; sizes count rows, none mean equal parts."""
+        """Other ranks' parts; sizes count rows, and none mean equal parts."""
         if not len(sizes):
             part, others = tensor.nbytes // self._num_ranks, self._num_ranks - 1
             return Exchanged(part, others * part) if others else Exchanged()

@@ -51,21 +51,10 @@ def fake_world(
     *,
     not_sent: NotSent | None = None,
 ) -> Iterator[Callable[[], list[Note]]]:
-    """Make this process one rank of a job whose other ranks are faked.
+    """Make this process one rank of a job whose other ranks are faked. RecordingError if this torch lacks something.
 
-    Args:
-        job: World size, rank, seed and whether collectives move values.
-        ledger: Records groups and calls; None records nothing.
-        is_undefined: Whether a device tensor holds no values.
-        tapes: This rank's tape and those of other ranks; None for neither.
-        own: Ranks that the script starts by itself, if :func:`own_ranks` is already active.
-        not_sent: See :class:`Arrivals`.
-
-    Yields:
-        A function that returns the notes for the report. Call it at the end.
-
-    Raises:
-        RecordingError: This torch lacks something that must be replaced.
+    Yields a function that returns the report's notes, for the end. ``own``: ranks of an active :func:`own_ranks`;
+    ``is_undefined``, ``not_sent``: as in :class:`Arrivals`.
     """
     arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes, not_sent)
     world = _World(job, ledger or NullLedger(), arrivals)
@@ -97,8 +86,6 @@ def fake_world(
 
 
 class _World:
-    """Creates the groups of one rank."""
-
     def __init__(self, job: Job, ledger: LedgerLike, arrivals: Arrivals) -> None:
         self._job = job
         self._ledger = ledger
@@ -113,7 +100,6 @@ class _World:
         self._keeps_order = {"sort_ranks": False} if has_order else {}
 
     def notes(self) -> list[Note]:
-        """Notes for the report."""
         all_notes = [*self._arrivals.tapes.notes(), *self.own_ranks.notes(), *saved.notes()]
         if (self._rank, self._num_ranks) != (self._job.rank, self._job.world_size):
             all_notes.append(notes.joined_as_another(self._rank, self._num_ranks, self._job.rank, self._job.world_size))
@@ -122,7 +108,6 @@ class _World:
     def rendezvous(
         self, url: str, rank: int = -1, world_size: int = -1, **_: object
     ) -> Iterator[tuple[RankStore, int, int]]:
-        """Return at once with the store, this rank and the world size."""
         yield (
             self._store,
             rank if rank >= 0 else self._job.rank,
@@ -130,10 +115,8 @@ class _World:
         )
 
     def new_group(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Torch's ``new_group``, except that a group without this rank only takes a number.
-
-        Large jobs create tens of thousands of groups, and this rank is in a handful of them. What stock torch does for
-        the others takes longer than the rest of the job's initialisation.
+        """Only number a group without this rank. Large jobs create tens of thousands, which would take torch longer
+        than all other initialisation.
         """
 
         @functools.wraps(original)
@@ -231,10 +214,10 @@ class _World:
         )
 
     def write_object_call(self, operation: str, pg: BareGroup, sent_bytes: int, received_bytes: int) -> None:
-        """Record an object collective in the ledger; its bytes are those of the pickled objects.
+        """Record an object collective by its pickled bytes.
 
-        Allocates and frees the tensors that torch would: the pickled bytes, their number, and what arrives
-        (``all_gather_object`` in torch/distributed/distributed_c10d.py).
+        Allocates and frees torch's tensors: the pickled bytes, their number, and what arrives (``all_gather_object`` in
+        torch/distributed/distributed_c10d.py).
         """
         device = c10d._get_object_coll_device(pg) if torch.cuda.is_available() else "cpu"
         sent = [empty(sent_bytes, dtype=torch.uint8, device=device)]
@@ -249,7 +232,7 @@ class _World:
 
 
 def _made_at() -> str:
-    """Name for a group without a description in tables: where it was created, as ``file:line (function)``."""
+    """``file:line (function)``, the name in tables of a group without a description."""
     frame = script_frame(passed_over=("new_group", "init_process_group"))
     if frame is None:
         return ""
@@ -257,7 +240,6 @@ def _made_at() -> str:
 
 
 def _register(group: RankGroup, backend: str, store: Store, name: GroupName, tag: str | None) -> None:
-    """Register a group with torch.distributed, like the end of ``_new_process_group_helper``."""
     world = c10d._world
     world.pg_map[group] = (backend, store)
     world.pg_names[group] = name

@@ -1,15 +1,12 @@
 """Scripts that start their own ranks: only the chosen rank runs, in this process, at the point where it would start.
 
-``torch.multiprocessing.spawn``, ``start_processes`` and any loop of ``Process(target=...)`` all call
-``BaseProcess.start``. A process that would be a rank (its target leads to ``init_process_group``) is not started.
-Instead, the chosen rank's target is called here, and the other ranks end at once with exit code 0. Every other process
-(workers of a DataLoader, managers, queues) starts as usual.
+``torch.multiprocessing.spawn``, ``start_processes`` and loops of ``Process(target=...)`` all call
+``BaseProcess.start``. A process whose target leads to ``init_process_group`` is not started: the chosen rank's target
+runs here, and the other ranks end at once with exit code 0. Other processes (DataLoader workers, managers) start as
+usual. Such a script may import torch only in its ranks, so nothing here needs torch.
 
-Such a script may import torch only in its ranks, so nothing here needs torch.
-
-A process's arguments say which rank it is: a parameter called ``rank``, else the first integer, else its position in
-the order of starting. The number is a rank in the whole job or on the rank's node. If ``init_process_group`` is then
-called with another rank of this job, the process was not the chosen rank after all.
+A process's rank, in the job or on its node, is its parameter ``rank``, else its first integer, else its position in the
+order of starting. If ``init_process_group`` then names another rank of this job, the process was not the chosen one.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ _MAX_SEEN = 500
 
 
 class _Process(Protocol):
-    """The parts of ``multiprocessing``'s BaseProcess that this module reads and sets."""
+    """``multiprocessing``'s BaseProcess, as far as this module uses it."""
 
     _target: Callable[..., object] | None
     _args: tuple[object, ...]
@@ -61,11 +58,9 @@ class _Over:
         self.sentinel = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # always ready
 
     def poll(self, flag: int = 0) -> int:
-        """The exit code."""
         return 0
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, without waiting."""
         return 0
 
     def terminate(self) -> None:
@@ -149,11 +144,7 @@ class OwnRanks:
 
 @contextmanager
 def own_ranks(job: Job) -> Iterator[OwnRanks]:
-    """Start no process that would be a rank; run the chosen rank in this process.
-
-    Raises:
-        RecordingError: This Python starts processes in a different way.
-    """
+    """Start no process that would be a rank; run the chosen one here. RecordingError if they cannot be intercepted."""
     own = OwnRanks(job)
     with patched(BaseProcess, "start", own.start(present(BaseProcess, "start"))):
         yield own
@@ -182,10 +173,7 @@ def _nothing() -> None:
 
 
 def _joins_a_group(target: Callable[..., object], seen: set[int], depth: int) -> bool:
-    """Whether a function leads to one that makes its process a rank, judged by the names in its code.
-
-    Methods and callable objects as targets belong to a framework, and count as ranks.
-    """
+    """Judge by the names in a function's code. Methods and callable objects are a framework's, and count as ranks."""
     target = inspect.unwrap(getattr(target, "func", target))
     if not isinstance(target, (types.FunctionType, type)):
         return depth == 0 and callable(target) and not inspect.isbuiltin(target) and not _is_known_method(target)
@@ -207,7 +195,7 @@ def _joins_a_group(target: Callable[..., object], seen: set[int], depth: int) ->
 
 
 def _is_known_method(target: object) -> bool:
-    """Whether a method belongs to torch or Python itself (a manager's server, a DataLoader's worker)."""
+    """Recognise methods of torch or Python itself (a manager's server, a DataLoader's worker)."""
     return not _is_the_users(getattr(target, "__func__", type(target)))
 
 
@@ -222,7 +210,6 @@ def _methods(owner: type) -> list[types.FunctionType]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """All names that a function's code mentions, nested functions included."""
     names = {*code.co_names, *code.co_freevars}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -18,9 +18,8 @@ from fakedist.world.tapes import Tapes
 class RankStore(Store):
     """A key-value store with one rank in it.
 
-    This rank can read what it sets. A key that only another rank would set comes from that rank's tape. If no tape has
-    it, asking for it raises an error at once, where a real store would wait. Counters count for every rank, so that
-    "wait until all have come" ends. The prefix ``name`` separates this store's keys from those of other stores.
+    A key that only another rank would set comes from that rank's tape, else asking for it raises an error at once.
+    Counters count for every rank, so "wait until all have come" ends. The prefix ``name`` separates the keys of stores.
     """
 
     def __init__(self, num_ranks: int, tapes: Tapes | None = None, name: str = "") -> None:
@@ -80,7 +79,7 @@ class RankStore(Store):
                 raise self._tapes.missing_key(self._name + key)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys exist."""
+        """Return whether all keys exist."""
         return all(key in self._values or self._tapes.stored(self._name + key, 1) is not None for key in keys)
 
     def delete_key(self, key: str) -> bool:
@@ -99,7 +98,7 @@ class RankStore(Store):
     getNumKeys = num_keys  # noqa: N815
 
     def has_extended_api(self) -> bool:
-        """Whether append and the multi calls work."""
+        """Return true: append and the multi calls work."""
         return True
 
     hasExtendedApi = has_extended_api  # noqa: N815
@@ -116,18 +115,13 @@ class RankStore(Store):
 
 @contextmanager
 def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
-    """Replace the stores that the script creates itself; stores with the same address share their values.
+    """Replace the script's own stores, which would wait for other ranks; those of one address share their values.
 
-    A real TCPStore would wait for its server or its workers, a FileStore for files that no other rank writes.
-
-    Raises:
-        RecordingError: This torch has no such stores.
+    RecordingError if this torch has none.
     """
     values: dict[object, dict[str, bytes]] = {}
 
     class TCPStore(RankStore):
-        """Replaces torch.distributed.TCPStore."""
-
         def __init__(
             self, host_name: str, port: int, world_size: int | None = None, *args: object, **kwargs: object
         ) -> None:
@@ -136,8 +130,6 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
             self._values = values.setdefault((host_name, port), {})
 
     class FileStore(RankStore):
-        """Replaces torch.distributed.FileStore."""
-
         def __init__(self, file_name: str, world_size: int | None = None, *args: object, **kwargs: object) -> None:
             super().__init__(_users(world_size, num_ranks), tapes, f"{file_name}/")
             self.path = file_name
@@ -151,5 +143,4 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
 
 
 def _users(num_processes: int | None, num_ranks: int) -> int:
-    """Processes that use a store: as many as it was made for, else all ranks."""
     return num_processes if num_processes is not None and num_processes > 0 else num_ranks

@@ -1,10 +1,9 @@
 """Tapes: this rank writes what it sends, and receives what other ranks' runs sent.
 
-An object, a size or a flag from another rank cannot be made up. So a run writes what its rank sends into its run
-directory (:mod:`fakedist.rundir.tape`), and a run with other ranks' tapes receives from them. The n-th send answers the
-n-th receive. Point-to-point calls are matched by group, sender and receiver (and by tag, unless they run on NCCL, which
-has no tags). Collectives are matched by group and sender, and on both sides they must be the same call of the group,
-counted from its beginning.
+An object, a size or a flag from another rank cannot be made up, so it comes from that rank's run directory
+(:mod:`fakedist.rundir.tape`). The n-th send answers the n-th receive. Point-to-point calls are matched by group,
+sender, receiver and, unless they run on NCCL, tag. Collectives are matched by group and sender, and must be the same
+call of the group on both sides, counted from its beginning.
 """
 
 from __future__ import annotations
@@ -64,11 +63,8 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 class Where(NamedTuple):
     """One call of a group, identified the same way on both sides.
 
-    Attributes:
-        source: The sender's rank in the job; ANY_RANK if any rank may send.
-        to: The receiver's rank in the job; ANY_RANK for the whole group.
-        sequence: Number of the call among the group's collectives; 0 for point-to-point calls.
-        tag: Tag of a point-to-point call; None if tags do not matter.
+    ``source`` and ``to`` are ranks in the job; ANY_RANK: any sender, or the whole group. ``sequence`` counts the
+    group's collectives (0: point-to-point). ``tag`` is None if tags do not matter.
     """
 
     operation: str
@@ -80,11 +76,7 @@ class Where(NamedTuple):
 
 
 class Reader:
-    """One tape of another rank: a queue for each kind of call.
-
-    If that rank still runs, a question waits until the tape has the answer or is over. So the answer is the same as
-    after its run.
-    """
+    """One tape of another rank: a queue for each kind of call. A question waits for the answer or the tape's end."""
 
     def __init__(self, tape: Tape, rank: int) -> None:
         self.tape = tape
@@ -95,7 +87,7 @@ class Reader:
         self._read()
 
     def has(self, where: Where) -> bool:
-        """Whether the tape has a matching call that has not been taken."""
+        """Return whether the tape has a matching call that has not been taken."""
         return self._wait_for(lambda: self._match(where)) is not None
 
     def take(self, where: Where) -> Sent | None:
@@ -145,8 +137,6 @@ class Reader:
 
 @dataclass
 class _Later:
-    """Values being copied from a real device, complete once the event is."""
-
     values: torch.Tensor
     event: torch.cuda.Event
 
@@ -263,7 +253,6 @@ class Writer:
         self.flush()
 
     def _values(self, tensor: torch.Tensor) -> bytes | _Later | None:
-        """A tensor's values, a copy in progress, or None if there are no values to write."""
         if type(tensor).__torch_dispatch__ is not _PLAIN or tensor.layout is not torch.strided:
             return None
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -338,10 +327,7 @@ class MadeUp:
         self._not_sent.setdefault((source, call, script_line()), False)
 
     def not_sent(self, command: Callable[[int], str]) -> Iterator[NotSentRecord]:
-        """The lines that read values which another rank should have sent.
-
-        ``command`` returns the command that supplies them, given the rank that sends them.
-        """
+        """The lines that read values another rank should have sent; ``command`` supplies them, given that rank."""
         for (source, call, line), is_read in self._not_sent.items():
             yield NotSentRecord(line, call, source, command(source), is_read)
 
@@ -359,15 +345,10 @@ def _first(call: str) -> str:
 
 
 class Tapes:
-    """This rank's tape and those of other ranks.
+    """This rank's tape and those of other ranks; ``append`` and ``known`` (else the tensor is copied) may be None.
 
-    Args:
-        append: Writes to this rank's tape; None if this rank has no tape.
-        known: Returns the values of a tensor; None copies them from the tensor itself.
-        others: Tapes of other ranks.
-        rank: This rank.
-        command: Returns the command that runs the given ranks, this one last. For this rank alone it returns the
-            command that also runs every rank it waits for, or nothing if that is the present command.
+    ``command`` returns the command that runs the given ranks, this one last. For this rank alone, it also runs all that
+    it waits for, or is empty if that is the present command.
     """
 
     def __init__(
@@ -410,12 +391,9 @@ class Tapes:
         return next((rank for rank, reader in self._readers.items() if reader.has(where)), None)
 
     def receive(self, where: Where, tensors: Sequence[torch.Tensor], slot: int = 0) -> list[torch.Tensor] | None:
-        """The tensors that a rank sent in this call, on the CPU: one for each of ``tensors``; None if unknown.
+        """The tensors that a rank sent in this call, on the CPU; None if unknown. WorldError if it sent something else.
 
         ``slot`` is the first of the sent tensors to take: a scatter sends one for every rank.
-
-        Raises:
-            WorldError: The rank sent something else in this call.
         """
         call = self._next(where)
         if call is None:
@@ -444,10 +422,7 @@ class Tapes:
         return objects
 
     def missing(self, where: Where, called: str, awaited: str = "an object") -> WorldError:
-        """Write a call that only a tape could answer to this rank's tape, and return its error.
-
-        ``called`` is its name on this side, ``awaited`` describes what it waits for.
-        """
+        """Return the error for a call that only a tape could answer, and write the call to this rank's tape."""
         if self._writer is not None:
             self._writer.awaited(self._awaited(where))
         whom = "any rank" if where.source == ANY_RANK else f"rank {where.source}"
@@ -545,7 +520,7 @@ class Tapes:
         return call
 
     def _check_tensors(self, where: Where, sent: Sequence[TensorSent], tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse different types and sizes. Shapes may differ, as they may on a wire."""
+        """Refuse other types and sizes. Shapes may differ, as on a wire."""
         actual = [(dtype, num_elements(shape)) for dtype, shape, _ in sent]
         wanted = [(dtype_name(tensor.dtype), tensor.numel()) for tensor in tensors]
         if actual != wanted:

@@ -1,10 +1,8 @@
-"""Transformer Engine's extension: the demand of its functions, and the calls, which torch's dispatcher does not see.
+"""Transformer Engine's extension: the demand of its functions, and its calls, which torch's dispatcher does not see.
 
-The signatures are those of version 2.20 (csrc/extensions.h of ``transformer_engine_torch``). A function that is not
-named here reads its arguments and writes what it returns, once each.
-
-Its functions are replaced while a step is timed, wherever they are held: in the extension, in modules of Transformer
-Engine that imported them, and in optimizers, which pass them to ``MultiTensorApply``.
+Signatures are those of version 2.20 (csrc/extensions.h of ``transformer_engine_torch``). A function not named here
+reads its arguments and writes its results once. While a step is timed, the functions are replaced wherever they are
+held: in the extension, in Transformer Engine's modules, and in optimizers, which pass them to ``MultiTensorApply``.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _SCALES = ("_scale_inv", "_rowwise_scale_inv", "scale_inv", "_columnwise_scale_i
 
 
 def is_quantized(value: object) -> bool:
-    """Whether a value is one of Transformer Engine's quantized tensors."""
+    """Return whether a value is one of Transformer Engine's quantized tensors."""
     return not _is_plain(value) and any(hasattr(value, name) for name in (*_BY_ROWS[:2], "num_tensors"))
 
 
@@ -87,8 +85,6 @@ _LAYOUT = re.compile(r"NVTE_(?:PAGED_KV_)?((?:SB|BS|BH|T)\w*)")
 
 
 class _AttentionCall(NamedTuple):
-    """The arguments that matter: ``layout`` of queries, then of keys and values if another; offsets if packed."""
-
     layout: list[str]
     mask: Mask
     offsets: tuple[object, ...]
@@ -98,14 +94,7 @@ class _AttentionCall(NamedTuple):
 
 
 def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) -> Demand:
-    """The demand of a ``fused_attn_fwd`` or ``fused_attn_bwd``, with its sizes if its arguments are understood.
-
-    Args:
-        name: The function.
-        args: The call's arguments.
-        demand: Its bytes and type.
-        known: Returns a tensor's values: where packed sequences begin.
-    """
+    """Add the sizes of a ``fused_attn_fwd`` or ``fused_attn_bwd`` to its demand, if the arguments are understood."""
     unknown = demand._replace(flops=NAN)
     call = _read(args)
     if call is None:
@@ -137,9 +126,7 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
 
 
 def _read(args: Arguments) -> _AttentionCall | None:
-    """Find the arguments by what they are, because their positions differ between versions: enumerations by their
-    names, the window as the only pair of numbers, then flags, then the offsets, then the operands.
-    """
+    """Find arguments by type, as positions differ between versions: enumerations by name, the window as a pair."""
     texts = [str(getattr(value, "name", "")).upper() for value in args]
     layout = next((match[1] for text in texts if (match := _LAYOUT.fullmatch(text))), "")
     kind = next((text for text in texts if text.endswith("MASK")), "")
@@ -178,7 +165,6 @@ def _sizes(
     offsets: tuple[object, ...],
     known: Known,
 ) -> tuple[int, int, int] | Lengths:
-    """Batch, queries and keys; or the lengths of packed sequences, if they are known."""
     query, key = shapes[0], shapes[1]
     if layouts[0].startswith("T"):
         if (lengths := Lengths.between(*(packed_lengths(tensor, known) for tensor in offsets))) is not None:
@@ -253,15 +239,12 @@ class Uses(NamedTuple):
 
 
 def launches_kernels(name: str) -> bool:
-    """Whether a function of the extension may launch kernels of its own."""
+    """Return whether a function of the extension may launch kernels of its own."""
     return not name.startswith(_NO_KERNELS)
 
 
 def extension_demand(name: str, args: Arguments, kwargs: Keywords, result: object, known: Known) -> Demand:
-    """The demand of one call that has returned of the function ``name`` in ``transformer_engine_torch``.
-
-    ``known`` returns a tensor's values, or None if no kernel computed them.
-    """
+    """The demand of one call that has returned of the function ``name`` in ``transformer_engine_torch``."""
     uses = _uses(name, args, kwargs)
     read = {tensor.data_ptr(): memory_bytes(tensor) for tensor in read_tensors(uses.read)}
     written = {tensor.data_ptr(): memory_bytes(tensor) for tensor in written_tensors((*uses.written, result))}
@@ -354,7 +337,6 @@ def _count(operand: object) -> int:
 
 
 def _matrix(operand: object) -> tuple[int, int]:
-    """Rows of all of an operand's matrices together, and the columns of each."""
     if not isinstance(operand, (list, tuple)):
         return matrix_of(operand)
     sizes = [matrix_of(matrix) for matrix in operand]
@@ -372,15 +354,9 @@ _Function = Callable[..., object]
 def watched_calls(
     begins: Callable[[str], int], ended: Callable[[int, Demand | None], None], known: Known
 ) -> Iterator[None]:
-    """Report each call, if the extension is loaded.
+    """Report each call to the extension. RecordingError if this one applies its optimizers in another way.
 
-    Args:
-        begins: Called with its name when a call begins in this thread. Returns a tag for it.
-        ended: Called with that tag when it ended; without a demand if it failed.
-        known: Returns a tensor's values, or None if no kernel computed them.
-
-    Raises:
-        RecordingError: This Transformer Engine applies its optimizers in another way.
+    ``begins`` gets a function's name and returns a tag. ``ended`` gets that tag, and no demand if the call failed.
     """
     extension = sys.modules.get(EXTENSION)
     if extension is None:

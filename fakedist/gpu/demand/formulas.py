@@ -1,16 +1,14 @@
 """Formulas of single operators: FLOPs that torch's counter lacks or gets wrong, and bytes of single kernels.
 
-Torch's counter (torch.utils.flop_counter) multiplies the weight gradient of a grouped convolution by the number of its
-groups (``conv_backward_flop``, torch 2.8 to 2.15). Of some operations only the least is known: their FLOPs and the
-steps that follow one another, but not how close their kernels come to the GPU's limits.
+Torch's counter (torch.utils.flop_counter) multiplies the weight gradient of a grouped convolution by its groups
+(``conv_backward_flop``, torch 2.8 to 2.15). Some operations have only a lower bound: FLOPs and dependent steps, but not
+how close their kernels come to the GPU's limits.
 
-Bytes are those of single kernels, where an operation's kernels do not divide evenly what it reads and writes once: a
-row too long to stay in the caches is read again by each pass over it, and a kernel that only prepares indices moves no
-data. From torch 2.15's sources in aten/src/ATen/native/cuda, named at each function.
+An operation's kernels may divide its bytes unevenly: each pass reads a row too long for the caches again, and a kernel
+that prepares indices moves no data. From torch 2.15's aten/src/ATen/native/cuda, named at each function.
 
-bitsandbytes' kernels stream what they read and write, and decode or encode each element on the way. No measurement
-covers them, so only the least is known that they take. Sizes follow from its ``_ops.py`` and ``backends/cuda/ops.py``
-(release 0.50).
+bitsandbytes' kernels stream what they read and write, and convert on the way. They are unmeasured, so they too have a
+lower bound. Sizes follow its ``_ops.py`` and ``backends/cuda/ops.py`` (release 0.50).
 """
 
 from __future__ import annotations
@@ -27,13 +25,9 @@ from fakedist.gpu.values.tensors import Arguments, Keywords, storage_of, tensors
 
 
 class Arithmetic(NamedTuple):
-    """The computation of an operation.
+    """The computation of an operation; ``steps`` are dependent ones, each of which waits for the one before.
 
-    Attributes:
-        flops: Floating-point operations.
-        steps: Dependent steps, each of which waits for the one before; 0 if it has none.
-        is_bounded: Whether only the least is known that its kernels take.
-        is_scalar: Whether it runs in fp32 without tensor cores, whatever the type of its operands.
+    ``is_bounded``: only the least is known that its kernels take. ``is_scalar``: fp32 without tensor cores.
     """
 
     flops: float
@@ -258,9 +252,9 @@ CACHED_ROW_BYTES = 128 << 10
 
 
 class KernelPart(NamedTuple):
-    """Kernels of an operation whose names contain one of these words, and the fewest bytes that they move together.
+    """Kernels whose names contain one of these words, and their least bytes together.
 
-    ``arithmetic`` is their part of the operation's arithmetic, from 0 to 1. Without any, it is that of other kernels.
+    ``arithmetic`` is their fraction of the operation's; without any, it is that of other kernels.
     """
 
     words: tuple[str, ...]
@@ -284,7 +278,7 @@ def _bytes_of(value: object) -> float:
 
 
 def _is_long(rows: torch.Tensor, dim: object) -> bool:
-    """Whether a row does not stay in the caches. Only rows of the last dimension are read by these kernels."""
+    """Return whether a row is too long for the caches. These kernels read only rows of the last dimension."""
     if not isinstance(dim, int) or not rows.dim() or dim not in (-1, rows.dim() - 1):
         return False
     return int(rows.shape[-1]) * rows.element_size() > CACHED_ROW_BYTES
@@ -353,9 +347,7 @@ def _convolution_gradients(args: Arguments, result: object) -> tuple[KernelPart,
 
 
 def _depthwise_backward(args: Arguments, result: Sequence[object]) -> tuple[KernelPart, ...]:
-    """DepthwiseConv2d.cu and DepthwiseConv3d.cu: a kernel for each gradient, behind copies of what is not contiguous.
-    The one of the weight has few threads, and as much to do.
-    """
+    """DepthwiseConv2d.cu, DepthwiseConv3d.cu: a kernel per gradient, behind copies; the weight's has few threads."""
     (grad, data, weight), groups = tensors(args[:3]), args[9]
     if groups != data.shape[1] or groups == 1:
         return ()
@@ -379,7 +371,6 @@ def _pad(args: Arguments, result: object) -> tuple[KernelPart, ...]:
 
 
 def _kept_bytes(args: Arguments) -> float:
-    """Bytes of the input that a padding keeps; a negative one cuts."""
     (data, *_), pads = tensors(args[:1]), args[1]
     sizes = list(data.shape)
     assert isinstance(pads, (list, tuple))
@@ -443,7 +434,6 @@ def _decoded_shape(value: object) -> tuple[int, int]:
 
 
 def _decoding(args: Arguments, result: object) -> tuple[KernelPart, ...]:
-    """Reads the packed matrix and its scales, and writes it in the type of the other operand."""
     rows, packed, shape, scales, *others = args
     assert isinstance(rows, torch.Tensor)
     decoded = math.prod(_decoded_shape(shape)) * rows.element_size()
@@ -455,13 +445,11 @@ def _decoding(args: Arguments, result: object) -> tuple[KernelPart, ...]:
 
 
 def _encoding(args: Arguments, result: object) -> tuple[KernelPart, ...]:
-    """Reads the rows once and writes them in eight bits, with a scale for each."""
     rows, encoded = next(tensors(args)), next(tensors((result,)))
     return (KernelPart(("kInt8VectorQuant",), _bytes_of(rows) + _bytes_of(encoded)),)
 
 
 def _scaling(args: Arguments, result: object) -> tuple[KernelPart, ...]:
-    """Reads the product, of 32-bit integers, and writes it in 16 bits."""
     return (KernelPart(("kdequant_mm_int32",), (4.0 + 2.0) * next(tensors((result,))).numel()),)
 
 

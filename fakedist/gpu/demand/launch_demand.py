@@ -1,7 +1,4 @@
-"""The demand of each launch of the timed step: each operation's demand, divided among its launches.
-
-Nothing here depends on the GPU model. :mod:`fakedist.cost_model` turns work into a time.
-"""
+"""The demand of each launch of the timed step: each operation's, divided among its launches, for any GPU model."""
 
 from __future__ import annotations
 
@@ -24,14 +21,10 @@ _SOLVER_PARTS = ("cusolverDn", "cublas")
 
 
 class Division:
-    """The division of an operation among its launches.
+    """The division of an operation's demand, without copies, fills and products, among its launches.
 
-    Args:
-        demand: The demand of the operation without its copies, fills and products.
-        weights: Its launches by their position in the log, and how many threads each has.
-        names: Their names.
-        computing: Those that may do its arithmetic. The one with the most threads does all of what is of one kernel,
-            such as an attention; otherwise it is divided among them. Dependent steps are that one's, too.
+    ``weights`` are threads by position in the log. ``computing`` launches divide the arithmetic; the one with the most
+    threads does all that is of one kernel, such as an attention, and all dependent steps.
     """
 
     def __init__(
@@ -102,14 +95,9 @@ _COMPUTES = re.compile(
 
 
 class Tagged(NamedTuple):
-    """The meaning of a tag in the log.
+    """The meaning of a tag in the log; outside of an operation, ``op`` is -1 and ``operation`` empty.
 
-    Attributes:
-        op: Number of the operation; -1 outside of one.
-        operation: Its name; empty outside of one.
-        place: Where the rank was.
-        demand: The operation's demand.
-        counts: Whether it is an operation, which takes host time.
+    ``counts``: it is an operation, which takes host time. ``place`` is the rank's location.
     """
 
     op: int
@@ -120,13 +108,7 @@ class Tagged(NamedTuple):
 
 
 class LaunchDemands:
-    """Divides each operation's demand among its launches.
-
-    Args:
-        launches: The log of a step.
-        tags: The operations by their tags in the log.
-        name: Returns the name of a launch.
-    """
+    """Divides each operation's demand among its launches, given the step's log and the operations by tag."""
 
     def __init__(self, launches: Sequence[Launch], tags: Mapping[int, Tagged], name: Callable[[Launch], str]) -> None:
         self._names = [_launch_name(launch, name) for launch in launches]
@@ -159,7 +141,7 @@ class LaunchDemands:
                 self._arithmetic[key] += self._weights[number] if self._computes(number) else 0.0
 
     def has_launched(self, launch: Launch) -> bool:
-        """Whether a launch's operation launched any work on the GPU."""
+        """Return whether a launch's operation launched any work on the GPU."""
         return (launch.graph, launch.tag) in self._memory
 
     def of(self, number: int, tag: Tagged) -> WorkRow:
@@ -219,9 +201,10 @@ class LaunchDemands:
         return demand._replace(flops=flops, moved_bytes=moved)
 
     def _left(self, key: tuple[int, int], demand: Demand) -> float:
-        """The operation's bytes that its copies, fills and products do not move. The kernels next to a product
-        copy an operand or what is added: about as much as the result. A library that factorises in place copies the
-        matrix before, and reads it all the same.
+        """Bytes that the operation's copies, fills and products do not move.
+
+        Kernels next to a product copy an operand or the addend, about as much as the result. A library that factorises
+        in place copies the matrix first.
         """
         moved = demand.moved_bytes
         if moved != moved:
@@ -233,11 +216,10 @@ class LaunchDemands:
         return max(moved - self._moved[key], 0.0)
 
     def _is_solved(self, key: tuple[int, int], demand: Demand) -> bool:
-        """Whether a library computes what an operation is about, in place: products next to it are not that."""
+        """A library computes the operation in place; products next to it are not its result."""
         return demand.is_bounded and key in self._by_library
 
     def _divide(self, key: tuple[int, int], demand: Demand) -> Division:
-        """The division of an operation whose kernels differ: one computes, or some have bytes of their own."""
         division = self._divided.get(key)
         if division is None:
             weights = {number: self._weights[number] for number in self._members[key]}
@@ -280,7 +262,7 @@ def _moved(launch: Launch) -> float:
 
 
 def _is_library(launch: Launch) -> bool:
-    """Whether a library computes it and does not say how much: grouped products keep their sizes on the device."""
+    """A library that does not report its work: grouped products keep their sizes on the device."""
     return launch.kind == LaunchKind.LIBRARY or (launch.kind == LaunchKind.PRODUCT and not launch.k)
 
 
@@ -338,7 +320,6 @@ def _product(launch: Launch, name: str) -> WorkRow:
 
 
 def _launch_name(launch: Launch, name: Callable[[Launch], str]) -> str:
-    """The name that CUPTI gives a launch: a kernel's own name, or the direction of a copy or fill."""
     if launch.kind == LaunchKind.COPY:
         return {TO_DEVICE: "Memcpy HtoD", TO_HOST: "Memcpy DtoH"}.get(launch.direction, "Memcpy DtoD")
     return "Memset (Device)" if launch.kind == LaunchKind.FILL else name(launch)

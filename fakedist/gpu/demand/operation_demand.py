@@ -1,12 +1,9 @@
 """The demand of an operation on a GPU: floating-point operations, bytes and sizes, from its arguments and results.
 
-FLOPs of attention leave out what its mask spares, which torch's own counter (torch.utils.flop_counter) does not.
-:mod:`fakedist.gpu.demand.formulas` has those of convolutions, recurrent networks, distances, factorisations and
-products of packed weights, :mod:`fakedist.gpu.demand.formulas` those of bitsandbytes. Torch's other
-operations count as 0. For other operations that are not torch's, the FLOPs are those of the formula that their author
-gave to torch's counter, if any; otherwise they are unknown. Bytes are the least
-that must be read and written: each input and each result once; where kernels of an operation are known to read more,
-:mod:`fakedist.gpu.demand.formulas` has their own bytes.
+FLOPs of attention leave out what its mask spares, unlike torch.utils.flop_counter. :mod:`fakedist.gpu.demand.formulas`
+has those of operators that torch's counter lacks. Torch's other operations count as 0; those of other libraries have
+the formula that their author gave to torch's counter, or are unknown. Bytes are the least: each input and result once,
+unless ``formulas`` knows that kernels read more.
 """
 
 from __future__ import annotations
@@ -139,19 +136,15 @@ _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16",
 
 
 class Demand(NamedTuple):
-    """The demand of one operation.
+    """The demand of one operation. ``dtype``, ``steps`` and ``is_bounded`` as in ``WorkRow``.
 
     Attributes:
         flops: Floating-point operations; NaN if unknown.
-        moved_bytes: The fewest bytes it must read and write; NaN if unknown.
-        dtype: The type it computes in, as ``WorkRow.dtype``.
+        moved_bytes: The fewest bytes it must read and write, without those of ``parts``; NaN if unknown.
         width: Length of the rows that it reduces or normalises; 0 if it does neither.
-        quantized: Rows and columns of a matrix that it converts to eight bits; zeros for other operations.
-        is_dense: Whether an attention counts as if every query met every key, because its mask's values are unknown.
-        parts: Kernels of it whose bytes are not a part of ``moved_bytes``.
-        num_indices: Rows of an embedding that it looks up; 0 for other operations.
-        steps: As ``WorkRow.steps``.
-        is_bounded: As ``WorkRow.is_bounded``.
+        quantized: Rows and columns of a matrix that it converts to eight bits, or zeros.
+        is_dense: Whether an attention counts as unmasked because its mask's values are unknown.
+        num_indices: Rows of an embedding that it looks up, or 0.
     """
 
     flops: float = NAN
@@ -169,12 +162,12 @@ class Demand(NamedTuple):
 
     @property
     def is_divided(self) -> bool:
-        """Whether its kernels differ: one computes something of known sizes, or some have bytes of their own."""
+        """Return whether its kernels differ: one computes something of known sizes, or some have bytes of their own."""
         return self.is_of_one_kernel or self.parts != () or self.steps != 0
 
     @property
     def is_of_one_kernel(self) -> bool:
-        """Whether one kernel does what it is about."""
+        """Return whether one kernel does its main work."""
         return self.attention is not None or self.product is not None or self.quantized != (0, 0)
 
 
@@ -186,14 +179,9 @@ _OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_scaled_mm": 0, "_add
 
 
 class DemandCounter:
-    """Counts the demand of the operations of one operator.
+    """Counts the demand of one operator's calls; ``known`` gives the values of packed sequences' offsets.
 
-    Args:
-        func: The operator.
-        known: Returns a tensor's values, or None if no kernel computed them: where packed sequences begin.
-
-    Attributes:
-        is_alike: Whether calls with arguments of the same types and sizes demand the same, whatever their values.
+    ``is_alike``: the demand follows from the arguments' types and sizes, whatever their values.
     """
 
     def __init__(self, func: OpOverload, known: Known = lambda tensor: None) -> None:
@@ -248,7 +236,6 @@ class DemandCounter:
         return Demand(flops, moved, dtype)
 
     def _computing(self, moved: float, dtype: str, call: Call) -> Demand:
-        """The demand of an operation whose arithmetic torch's counter lacks."""
         assert self._arithmetic is not None
         try:
             flops, steps, is_bounded, is_scalar = self._arithmetic(call)
@@ -262,7 +249,6 @@ class DemandCounter:
         return Demand(flops, moved, dtype, parts=parts, steps=steps, is_bounded=is_bounded)
 
     def _moving(self, moved: float, dtype: str, args: Arguments, kwargs: Keywords, result: object) -> Demand:
-        """The demand of an operation that computes little and moves much."""
         width = 0 if self._length is None else self._length(args, kwargs, result)
         parts = () if self._parts is None else self._parts(args, result)
         if self._converts and isinstance(result, torch.Tensor) and result.dtype in EIGHT_BIT:
@@ -310,9 +296,7 @@ class DemandCounter:
         return total + written + fresh
 
     def _read_again(self, args: Arguments, result: object) -> int:
-        """Bytes that kernels of an operation read beyond once: each gradient of a convolution reads that of the result.
-        The kernel that sums the bias has its own (:mod:`fakedist.gpu.demand.formulas`).
-        """
+        """Bytes read beyond once: each gradient of a convolution reads the result's. The bias kernel has its own."""
         if self._operator.name != "convolution_backward" or not isinstance(result, (list, tuple)):
             return 0
         return _size(args[0]) if all(isinstance(gradient, torch.Tensor) for gradient in result[:2]) else 0
@@ -351,7 +335,6 @@ def _product_flops(args: Arguments, first: int) -> float:
 
 
 def _scaling(args: Arguments) -> str:
-    """By how many values of the first operand share a scale, from the scale's sizes."""
     scale = next(tensors(args[2:]), None)
     if scale is None or scale.numel() <= 1:
         return "tensor"
@@ -376,10 +359,7 @@ def _size(value: object) -> int:
 
 
 def memory_bytes(tensor: torch.Tensor) -> int:
-    """A device tensor's bytes in memory: for an expanded tensor, no more than its storage has.
-
-    The states of bitsandbytes' paged optimizers are the host's for torch, and managed memory for CUDA.
-    """
+    """A device tensor's bytes, at most its storage's. Paged states of bitsandbytes are managed memory for CUDA."""
     if tensor.is_cpu:
         return int(tensor.nbytes) if getattr(tensor, "is_paged", False) else 0
     if is_sparse(tensor):

@@ -1,11 +1,9 @@
 """Reads Triton's kernels: their source for loads and stores, their compiled form for the FLOPs of ``tl.dot``.
 
-Source (:func:`read_source`) says how a kernel uses its arguments: what it loads and stores, and how often.
-
-In the compiled form, Triton's own intermediate representation (:class:`TritonIr`), each product has its tile sizes and
-its precision, and loops and conditions have bounds of whole numbers: the kernel's arguments, the program's index in the
-grid, and what was loaded from tensors whose values are known. They are evaluated here for all programs of the grid at
-once. So helper functions count, and so do loops that end earlier in some programs, as those of causal attention do.
+Source (:func:`read_source`) shows how often a kernel loads and stores its arguments. In Triton's intermediate
+representation (:class:`TritonIr`), products have tile sizes and precision, and loops and conditions have integer
+bounds: arguments, the program's index, and values loaded from known tensors. They are evaluated for all programs of the
+grid at once, so helper functions count, and so do loops that end earlier in some programs, as in causal attention.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ class Access(NamedTuple):
     """A kernel's use of an argument.
 
     Attributes:
-        passes: In how many loops of its own it loads from it; 1 if it loads once or outside loops, 0 if it does not.
+        passes: Loops of its own that load from it; 1 if it loads once or outside loops, 0 if it does not.
         loads: Most statements in one loop that load from it.
         stores: Statements that store to it.
-        adds: Statements that add to it (atomic operations), which reads and writes.
-        gathers: Whether where it loads, stores or adds depends on values that it has loaded.
-        reads_back: Whether it stores to it first, and loads what it stored later.
+        adds: Atomic additions to it, which read and write.
+        gathers: Whether its addresses depend on values that it has loaded.
+        reads_back: Whether it loads what it stored before.
     """
 
     passes: int = 0
@@ -56,12 +54,9 @@ class Access(NamedTuple):
 
 
 class TritonSource(NamedTuple):
-    """The facts in a kernel's source.
+    """The uses of a kernel's arguments (empty if unreadable), and whether it multiplies matrices.
 
-    Attributes:
-        accesses: The uses of its arguments; empty if the source cannot be read.
-        numels: Elements along each dimension that Inductor's kernels iterate over, where the source has them.
-        multiplies: Whether it multiplies matrices.
+    ``numels``: elements along each dimension that Inductor's kernels iterate over, where the source has them.
     """
 
     accesses: dict[str, Access]
@@ -82,8 +77,6 @@ def read_source(name: str, source: str) -> TritonSource:
 
 
 class _SourceReader(ast.NodeVisitor):
-    """Follows pointers through a function's assignments."""
-
     def __init__(self, function: ast.FunctionDef) -> None:
         arguments = function.args
         self._names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
@@ -181,7 +174,6 @@ class _SourceReader(ast.NodeVisitor):
         return {name for variable in _without_loads(expression) for name in self._pointers.get(variable, ())}
 
     def _is_loaded(self, expression: ast.AST) -> bool:
-        """Whether an expression depends on a value that was loaded."""
         return any(
             (isinstance(node, ast.Name) and node.id in self._loaded)
             or (isinstance(node, ast.Call) and _called(node) in _LOADS)
@@ -196,13 +188,11 @@ def _called(node: ast.Call) -> str:
 
 
 def _is_method(node: ast.Call) -> bool:
-    """Whether a load or store is a method of a block pointer or descriptor."""
     owner = node.func.value if isinstance(node.func, ast.Attribute) else None
     return owner is not None and not (isinstance(owner, ast.Name) and owner.id in _MODULES)
 
 
 def _address(node: ast.Call) -> ast.expr | None:
-    """Where a call loads, stores or adds; None for other calls."""
     function = _called(node)
     if function not in (*_LOADS, *_STORES) and not function.startswith("atomic_"):
         return None
@@ -213,7 +203,6 @@ def _address(node: ast.Call) -> ast.expr | None:
 
 
 def _without_loads(expression: ast.AST) -> Iterator[str]:
-    """The names in an expression, except those that only decide where it loads."""
     if isinstance(expression, ast.Call) and _address(expression) is not None:
         return
     if isinstance(expression, ast.Name):
@@ -285,11 +274,7 @@ _Value = npt.NDArray[np.int64] | _Pointer | None
 
 
 class TritonIr:
-    """The products of one compiled kernel.
-
-    Args:
-        text: Its module, as ``asm["ttir"]`` of a compiled kernel.
-    """
+    """The products of one compiled kernel; ``text`` is its ``asm["ttir"]``."""
 
     def __init__(self, text: str) -> None:
         lines = [_LOCATION.sub("", line).strip() for line in text.splitlines()]
@@ -308,13 +293,7 @@ class TritonIr:
         )
 
     def flops(self, arguments: Mapping[str, object], grid: Sequence[int], known: Known) -> tuple[float, str] | None:
-        """FLOPs of one launch, and the type of most of them; None if they are not known.
-
-        Args:
-            arguments: The kernel's arguments, by name.
-            grid: Programs along each axis.
-            known: Returns a tensor's values.
-        """
+        """FLOPs of one launch of ``grid`` programs along each axis, and the type of most of them; None if unknown."""
         if not self.multiplies:
             return 0.0, ""
         if not self._is_whole:
@@ -350,7 +329,6 @@ class TritonIr:
 
 
 def _read(lines: list[str], index: int) -> tuple[list[_Statement], int]:
-    """The statements of a region from a line on, and the line that ends it."""
     statements: list[_Statement] = []
     while index < len(lines):
         line = lines[index]
@@ -372,14 +350,7 @@ def _read(lines: list[str], index: int) -> tuple[list[_Statement], int]:
 
 
 class _Evaluation:
-    """Evaluates a kernel's statements for some programs of its grid.
-
-    Args:
-        arguments: The kernel's arguments, by name.
-        sizes: Programs along each axis.
-        programs: Numbers of the programs.
-        known: Returns a tensor's values.
-    """
+    """Evaluates a kernel's statements for the programs of these numbers; ``sizes`` has the programs along each axis."""
 
     def __init__(
         self, arguments: Mapping[str, object], sizes: Sequence[int], programs: npt.NDArray[np.int64], known: Known
@@ -495,7 +466,6 @@ class _Evaluation:
         return _sum(chosen_counts, {dtype: flops * ~is_true for dtype, flops in (otherwise or {}).items()})
 
     def _value(self, text: str, values: dict[str, _Value]) -> _Value:
-        """The value that a statement assigns, if it is a whole number or a pointer."""
         if "tensor<" in text:
             return None
         if constant := _CONSTANT.match(text):
@@ -545,7 +515,7 @@ class _Evaluation:
 
 
 def _ends(text: str, body: list[_Statement], values: Mapping[str, _Value]) -> npt.NDArray[np.bool_] | None:
-    """Which programs end at a branch, one of whose sides only returns; None if that is not known."""
+    """Programs that end at a branch with one side that only returns; None if unknown."""
     match = re.match(rf"^cf\.cond_br {_NAME}, \^(\w+)(?:\(.*?\))?, \^(\w+)", text)
     condition = values.get(match[1]) if match else None
     if match is None or not isinstance(condition, np.ndarray):

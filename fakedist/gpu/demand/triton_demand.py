@@ -1,10 +1,8 @@
 """The demand of Triton's kernels on a GPU: Inductor's, and those that libraries and scripts write themselves.
 
-The sizes are in the kernel's source, as ``M = 4096`` or ``M = ks0``. Which blocks of keys flex_attention visits is in
-its arguments, if the mask's values are known.
-
-Their source says what they load and store (:mod:`fakedist.gpu.demand.triton_code`). A kernel that Inductor made
-moves no more than the elements that it iterates over, which bounds what it picks from an embedding or a slice.
+Sizes are in the source (``M = 4096``, ``M = ks0``), loads and stores too (:mod:`fakedist.gpu.demand.triton_code`);
+flex_attention's visited blocks are in its arguments, if the mask's values are known. An Inductor kernel moves at most
+the elements that it iterates over, which bounds what it picks from an embedding or a slice.
 """
 
 from __future__ import annotations
@@ -68,7 +66,6 @@ def _number(text: str, arguments: Mapping[str, object]) -> int | None:
 
 
 def _template_product(sizes: Mapping[str, int]) -> ProductShape | None:
-    """The sizes of a matrix product, or of the product that a convolution is; None if it is neither."""
     if "OUT_C" in sizes and "BATCH" in sizes:
         inputs = sizes.get("GROUP_IN_C", sizes.get("IN_C", 0) // max(sizes.get("GROUPS", 1), 1))
         kernel, out = (math.prod(sizes.get(f"{part}_{side}", 1) for side in _SIDES) for part in ("KERNEL", "OUT"))
@@ -113,9 +110,7 @@ def _attention(sizes: Mapping[str, int], arguments: Mapping[str, object], unknow
 
 
 def _met_blocks(arguments: Mapping[str, object], known: Known) -> list[float] | None:
-    """Blocks of keys that each block of queries meets, counting those that are not empty, as the mean of batch and
-    heads; None if they are unknown.
-    """
+    """Non-empty blocks of keys per block of queries, as the mean of batch and heads; None if unknown."""
     rows: list[float] = []
     for name in ("arg_KV_NUM_BLKS", "arg_FULL_KV_NUM_BLKS"):
         counts = arguments.get(name)
@@ -152,15 +147,7 @@ class TritonKernel:
     def launched(
         self, demand: Demand, arguments: Mapping[str, object], compiled: object, grid: tuple[int, ...], known: Known
     ) -> Demand:
-        """The demand of a launch with the products of its compiled form.
-
-        Args:
-            demand: As :meth:`demand` returned it.
-            arguments: The kernel's arguments, by name.
-            compiled: Triton's compiled kernel, or torch's static launcher of it; None if that is not known.
-            grid: Programs along each axis.
-            known: Returns a tensor's values.
-        """
+        """Add to ``demand`` the products of the compiled form (Triton's or a static launcher of torch)."""
         if self._template is not None or (self._is_inductors and not self._source.multiplies):
             return demand
         ir = self._ir(compiled)
@@ -201,7 +188,6 @@ class TritonKernel:
         return sum(read.values()) + sum(written.values()) or tensor_bytes(tensors.values())
 
     def _elements(self, arguments: Mapping[str, object]) -> float:
-        """How many elements one of Inductor's kernels iterates over; infinite if that is not known."""
         if not self._is_inductors:
             return math.inf
         numels = self._numels(arguments)
@@ -220,12 +206,11 @@ class TritonKernel:
         return math.prod(rows) if rows and self._is_inductors else 0
 
     def _is_long(self, tensor: torch.Tensor, arguments: Mapping[str, object]) -> bool:
-        """Whether a row is too long to stay in the caches until the next pass."""
+        """Return whether a row is too long to stay in the caches until the next pass."""
         width = self._width(arguments) or (int(tensor.shape[-1]) if tensor.dim() else 0)
         return width * tensor.element_size() > CACHED_ROW_BYTES
 
     def _quantizing(self, demand: Demand, arguments: Mapping[str, object]) -> Demand:
-        """The demand, with the matrix that the kernel converts to eight bits, if it does."""
         for name, value in arguments.items():
             if isinstance(value, torch.Tensor) and value.dtype in EIGHT_BIT:
                 access = self._source.accesses.get(name, Access())
@@ -235,10 +220,7 @@ class TritonKernel:
 
 
 def _ir_text(compiled: object) -> str:
-    """The intermediate representation of a compiled kernel; empty if it is not known.
-
-    torch's static launcher keeps only the name under which Triton's cache has it.
-    """
+    """The kernel's intermediate representation, or "": torch's static launcher keeps only its name in a cache."""
     asm, key, name = (getattr(compiled, attribute, None) for attribute in ("asm", "hash", "name"))
     if asm is not None and "ttir" in asm:
         return str(asm["ttir"])
@@ -249,12 +231,10 @@ def _ir_text(compiled: object) -> str:
 
 
 def _least(tensor: torch.Tensor, most: float, accesses: int) -> float:
-    """The bytes of a tensor that so many accesses reach, each at most ``most`` elements."""
     return min(float(memory_bytes(tensor)), most * accesses * tensor.element_size()) if accesses else 0.0
 
 
 def _product(demand: Demand, arguments: Mapping[str, object]) -> Demand:
-    """A product, if the kernel gives its sizes their usual names."""
     m, n, k = (arguments.get(name) for name in ("M", "N", "K"))
     if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)):
         return demand._replace(flops=NAN)

@@ -1,7 +1,4 @@
-"""Sizes of products and attentions, as the rows of work have them (:mod:`fakedist.rundir.launch_records`).
-
-:class:`AttentionOperator` reads those of PyTorch's own attentions and of the flash-attn packages' from a call.
-"""
+"""Sizes of products and attentions, as :mod:`fakedist.rundir.launch_records` has them in rows of work."""
 
 from __future__ import annotations
 
@@ -20,16 +17,9 @@ Direction = Literal["forward", "backward"]
 class ProductShape(NamedTuple):
     """A product (m, k) x (k, n), ``batch`` times; or several products, one for each group.
 
-    Attributes:
-        m: Rows of the result; of all groups together.
-        n: Columns of the result; of each group.
-        k: Length of the sums; of each group.
-        batch: How many of one size.
-        groups: Number of groups; 0 for other products.
-        layout: As ``WorkRow.layout``.
-        a_bytes: Bytes of an element of the first operand, 0 if unknown; ``b_bytes`` of the second, ``d_bytes`` of the
-            result.
-        scaling: As ``WorkRow.scaling``.
+    ``m`` has the rows of all groups together, ``n`` the columns and ``k`` the length of the sums of each; ``groups`` is
+    0 for one product. ``a_bytes``, ``b_bytes``, ``d_bytes``: of an element of the operands and the result, 0 if
+    unknown. ``layout`` and ``scaling`` as in ``WorkRow``.
     """
 
     m: int
@@ -44,9 +34,7 @@ class ProductShape(NamedTuple):
     scaling: str = ""
 
     def of(self, *operands: object) -> ProductShape:
-        """The shape with the bytes of elements of its operands and its result, as far as they are tensors. An operand
-        that is not known counts as the first, the result, too.
-        """
+        """The shape with the element bytes of its operands and result; the first stands for unknown ones."""
         sizes = [float(getattr(operand, "itemsize", 0.0)) for operand in operands]
         first = next(filter(None, sizes), 0.0)
         a, b, d = (size or first for size in (*sizes, 0.0, 0.0, 0.0)[:3])
@@ -59,20 +47,11 @@ class ProductShape(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """An attention.
+    """An attention; ``library`` as ``WorkRow.library``. ``queries`` and ``keys`` are of a sequence, widths of a head.
 
     Attributes:
-        library: As ``WorkRow.library``.
         batch: Sequences. Packed sequences of several lengths count as equal ones with the same arithmetic.
-        heads: Query heads of a sequence.
-        kv_heads: Key and value heads.
-        queries: Queries of a sequence.
-        keys: Keys of a sequence.
-        width: Width of a query's head.
-        value_width: Width of a value's head.
-        causal: Whether each query meets only the keys before it.
         window: The most keys that a query meets; 0 without a window. Of flex_attention: the mean, in whole blocks.
-        dropout: Whether it leaves out scores at random.
         deterministic: Whether its backward adds up gradients in a fixed order.
     """
 
@@ -105,13 +84,11 @@ class AttentionShape(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """A mask of the keys that a query meets.
+    """The keys that a query meets: up to its own position if ``causal``, at most ``left`` before it and ``right`` after
+    it.
 
-    Attributes:
-        causal: Only those up to its own position.
-        left: At most so many before its own position; -1 for all.
-        right: At most so many after it; -1 for all.
-        from_end: Whether the last query's position is the last key's; otherwise the first query's is the first key's.
+    -1 is all. ``from_end``: the last query's position is the last key's; otherwise the first query's is the first
+    key's.
     """
 
     causal: bool = False
@@ -215,7 +192,7 @@ class AttentionOperator:
 
     @staticmethod
     def reads(operator: Operator) -> bool:
-        """Whether an operation is such an attention."""
+        """Return whether an operation is such an attention."""
         namespace, _, name = operator.qualified_name.partition("::")
         if namespace.startswith("flash_attn"):
             return "flash_attn" in name or name.split(".")[0] in ("fwd", "bwd")
@@ -256,7 +233,6 @@ class AttentionOperator:
         return AttentionDemand(shape, shape.masked_flops(mask, sizes))
 
     def _is_deterministic(self, asked: object) -> bool:
-        """Whether a backward is deterministic: by its own argument, or by a setting of torch."""
         if self._direction == "forward" or self._library == "efficient":
             return False
         return bool(asked) or torch.are_deterministic_algorithms_enabled()
@@ -277,7 +253,6 @@ class AttentionOperator:
     def _sizes(
         self, query: torch.Tensor, key: torch.Tensor, argument: Callable[..., object]
     ) -> tuple[int, int, int] | Lengths:
-        """Batch, queries and keys; or the lengths of packed sequences."""
         if self._heads_first and query.dim() == 4:
             return int(query.shape[0]), int(query.shape[2]), int(key.shape[2])
         offsets = [argument(*(f"{name}_{side}" for name in _OFFSETS)) for side in "qk"]

@@ -1,8 +1,7 @@
 """Build the virtual GPU's driver library once for the installed torch, into a cache.
 
-The library must answer every function that the installed CUDA libraries export, so it is made on the user's machine,
-against the headers and libraries that came with the installed torch. Standard library only: the parent process calls
-this and never imports torch.
+It answers every function that the installed CUDA libraries export, so it is compiled on the user's machine against
+torch's own headers and libraries. Standard library only: the parent process never imports torch.
 """
 
 from __future__ import annotations
@@ -61,14 +60,11 @@ _BLAS_MANAGEMENT = re.compile(
 
 @dataclass(frozen=True)
 class CudaInstallation:
-    """The installation of CUDA for the installed torch.
+    """CUDA for the installed torch, of ``torch_version`` such as "2.15.0+cu132".
 
-    Attributes:
-        torch_version: e.g. "2.15.0+cu132".
-        cuda_version: What torch was built for, e.g. "13.2"; empty for a CPU build.
-        include: Directory of cuda_runtime_api.h.
-        cupti_include: Directory of cupti.h: CUDA 12's wheels have one for each library. None without CUPTI.
-        libraries: Shared libraries by short name, as in REFUSALS; those that are installed.
+    ``cuda_version`` is empty for a CPU build; ``include`` has cuda_runtime_api.h, ``cupti_include`` cupti.h (CUDA 12's
+    wheels have one for each library; None without CUPTI); ``libraries`` are those installed, by short name as in
+    REFUSALS.
     """
 
     torch_version: str
@@ -79,11 +75,7 @@ class CudaInstallation:
 
 
 def torch_build() -> tuple[str, str]:
-    """Version of the installed torch and the CUDA version it was built for, read without importing it.
-
-    Raises:
-        SetupError: torch is not installed, or too old, or this is a system that it has no builds for.
-    """
+    """Torch's version and its CUDA version, read without an import. SetupError if missing, too old or unsupported."""
     if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or ""):
         raise SetupError(
             "this Python is built for musl (Alpine), for which PyTorch has no builds", "use a distribution with glibc"
@@ -101,7 +93,7 @@ def torch_build() -> tuple[str, str]:
 
 
 def torch_directory() -> Path:
-    """Where the installed torch is, without importing it. SetupError if it is not installed."""
+    """Directory of the installed torch, without importing it. SetupError if it is not installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise SetupError("torch is not installed in this Python", "pip install 'fakedist[torch]'")
@@ -150,11 +142,7 @@ def _search_roots(cuda_major: str) -> list[Path]:
 
 
 def driver_path() -> Path:
-    """Where the driver for the installed torch is, or will be once built. SetupError as :func:`find_cuda`.
-
-    The name of the directory is a hash of the sources, the headers, this file and the installation. Different versions
-    of fakedist can use one cache.
-    """
+    """Path of the driver, by a hash of all that it is built from. SetupError as :func:`find_cuda`."""
     cuda = find_cuda()
     digest = hashlib.sha256()
     for part in (*sources(), *sorted(SOURCE_DIRECTORY.rglob("*.h")), Path(__file__)):
@@ -168,12 +156,9 @@ def driver_path() -> Path:
 
 
 def ensure_driver() -> Path:
-    """Path of the driver library. Builds it first if it is not in the cache; several processes may do that at once.
+    """Build the driver library unless it is in the cache, next to :func:`further_libraries`; several processes may.
 
-    The same directory holds the libraries of :func:`further_libraries`.
-
-    Raises:
-        SetupError: No CUDA build of torch, no compiler, or the compiler or linker failed.
+    SetupError without a CUDA build of torch or a compiler, or if that or the linker failed.
     """
     path = driver_path()
     if not path.exists():
@@ -182,10 +167,9 @@ def ensure_driver() -> Path:
 
 
 def further_libraries(cuda: CudaInstallation) -> dict[str, Path | None]:
-    """Libraries that others dlopen by name to look functions up in: here empty ones that depend on the driver.
+    """Empty libraries, which depend on the driver, for others to dlopen and look functions up in.
 
-    Where the installed library is given, it comes behind the driver: cuDNN asks cuBLASLt for functions that need no GPU
-    too. All others that are asked for are the driver's.
+    With the installed library, it comes behind the driver: cuDNN asks cuBLASLt for functions that need no GPU too.
     """
     libraries: dict[str, Path | None] = {
         "libnvidia-ml.so.1": None,
@@ -201,7 +185,7 @@ def sources() -> list[Path]:
 
 
 def include_flags(cuda: CudaInstallation) -> list[str]:
-    """Where the compiler finds headers. Ours have names of their own only in quotes: ``<cupti.h>`` is NVIDIA's."""
+    """Directories of headers. Ours have names of their own only in quotes: ``<cupti.h>`` is NVIDIA's."""
     directories = dict.fromkeys((cuda.include, cuda.cupti_include))
     return ["-iquote", str(SOURCE_DIRECTORY), *(f"-isystem{path}" for path in directories if path is not None)]
 
@@ -264,10 +248,7 @@ def interface_versions(include: Path) -> list[tuple[str, int, int]]:
 
 
 def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
-    """Functions that CUPTI has a number for: name, CUPTI's name, whether it is the runtime's, the number.
-
-    Where the runtime's interface has changed, its later form comes first. Empty where CUPTI is not installed.
-    """
+    """Functions that CUPTI (if any) numbers, later forms first: name, CUPTI's name, whether the runtime's, number."""
     functions: list[tuple[str, str, bool, int]] = []
     if include is None:
         return functions
@@ -281,11 +262,7 @@ def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
 
 
 def answered_names(include: Path) -> set[str]:
-    """Functions that the C sources answer themselves.
-
-    A definition marked CUDARTAPI is compiled against CUDA's header, which may rename it: CUDA 12 defines
-    ``cudaGetDeviceProperties`` to be ``cudaGetDeviceProperties_v2``.
-    """
+    """Functions that the C sources answer, by the names in CUDA's header (``cudaGetDeviceProperties_v2``)."""
     text = (include / "cuda_runtime_api.h").read_text(errors="replace")
     renamed = dict(re.findall(r"^ *# *define +(cuda[A-Z]\w*) +(cuda[A-Z]\w*_v\d) *$", text, re.MULTILINE))
     ours = re.compile(r"^(API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
@@ -294,19 +271,19 @@ def answered_names(include: Path) -> set[str]:
 
 
 def is_blas_routine(name: str) -> bool:
-    """Whether a cuBLAS function is a routine on device memory, as opposed to the management of handles."""
+    """Return whether a cuBLAS function is a routine on device memory, as opposed to the management of handles."""
     return re.match(r"cublas(I?[a-z]*[A-Z])", name) is not None and not _BLAS_MANAGEMENT.match(name)
 
 
 def is_harmless(name: str) -> bool:
-    """Whether the installed library itself may go on answering: it needs no GPU for that. CUPTI looks for one."""
+    """Return whether the installed library may answer itself, needing no GPU. CUPTI looks for one."""
     if name.startswith("cupti"):
         return False
     return _HARMLESS.search(name) is not None or _CUDNN_WITHOUT_HANDLE.fullmatch(name) is not None
 
 
 def is_interface(name: str) -> bool:
-    """Whether an exported name belongs to a CUDA library's interface; some export internals, too."""
+    """Return whether an exported name belongs to a CUDA library's interface; some export internals, too."""
     return _PREFIXES.match(name) is not None
 
 

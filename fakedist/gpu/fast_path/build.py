@@ -17,14 +17,9 @@ _FLAGS = ("-fPIC", "-shared", "-fvisibility=hidden")
 
 
 class Library(NamedTuple):
-    """A library of this directory.
+    """A library of this directory, linked with ``links`` of torch's libraries. ``use`` and ``product`` are for errors.
 
-    Attributes:
-        name: How its file in the cache begins.
-        links: Torch's libraries that it is linked with.
-        use: The use of a compiler, as an error says.
-        product: Its name in an error.
-        is_optional: Whether runs go without it. A failure is then remembered: trying takes seconds in each run.
+    A failed build of one that ``is_optional`` is remembered: trying takes seconds in each run.
     """
 
     name: str
@@ -37,7 +32,7 @@ class Library(NamedTuple):
     is_optional: bool = False
 
     def path(self) -> Path:
-        """Where the library is or will be, by a digest of its sources and torch. SetupError without CUDA in torch."""
+        """Path of the library, built or not, by a digest of its sources and torch. SetupError without CUDA in torch."""
         cuda = driver.find_cuda()
         digest = hashlib.sha256()
         for part in (*self.sources, *self.headers, Path(__file__).name):
@@ -46,11 +41,7 @@ class Library(NamedTuple):
         return cache_directory() / f"{self.name}-{digest.hexdigest()[:16]}.so"
 
     def ensure(self) -> Path:
-        """Path of the library. Builds it first if it is not in the cache, which may take twenty seconds.
-
-        Raises:
-            SetupError: No CUDA build of torch, no C++ compiler, or it failed, now or (an optional one) before.
-        """
+        """Build the library if it is not in the cache, which takes up to twenty seconds. SetupError if that fails."""
         path = self.path()
         if path.exists():
             return path

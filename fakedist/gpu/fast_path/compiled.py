@@ -1,7 +1,6 @@
 """Loads the fast path and gives it the facts of the recorder and the value engine.
 
-A rule says what ``fast_path.cpp`` looks at. It follows :mod:`fakedist.gpu.values.engine` case by case; what a rule does
-not allow runs there.
+A rule follows :mod:`fakedist.gpu.values.engine` case by case; the rest runs there.
 """
 
 from __future__ import annotations
@@ -175,7 +174,6 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> array[int]:
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in a DTensor; any other tensor itself."""
     inner: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return inner
 
@@ -268,7 +266,7 @@ class Flag(enum.IntFlag):
 
 @dataclass(frozen=True)
 class Rule:
-    """When an operation may run in compiled code."""
+    """The conditions under which an operation may run in compiled code."""
 
     method: Method
     flags: Flag = Flag.NONE
@@ -315,7 +313,6 @@ def rule_of(operator: Operator, composites: Composites) -> Rule:
 
 
 def _takes_one_tensor(operator: Operator) -> bool:
-    """Whether no second tensor says where the result goes, as in ``to.other``."""
     return sum("Tensor" in str(argument.type) for argument in operator.func._schema.arguments) == 1
 
 
@@ -411,16 +408,9 @@ _Tell = ctypes.PYFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 
 
 class CompiledFastPath:
-    """Implements protocol ``record.numbering.FastPath``. A process has one at a time.
+    """Implements protocol ``record.numbering.FastPath``, once in a process. SetupError if it cannot be built.
 
-    Args:
-        engine: Runs the other operations. None if torch runs all of them alone.
-
-    Attributes:
-        types: Finds Python's objects by their types. None in a Python whose objects have another layout.
-
-    Raises:
-        SetupError: It cannot be built.
+    ``engine`` runs other operations; if None, torch does. ``types`` is None if Python's objects have another layout.
     """
 
     #: No tensor has this key, and no other code registers kernels for it.
@@ -537,11 +527,9 @@ class CompiledFastPath:
         self._library.fakedist_history_stop()
 
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
-        """The allocator's new history of each device that has any; None if torch does not have it. CUDA is initialised.
+        """The allocator's new history by device; None if torch does not have it. CUDA must be initialised.
 
-        Args:
-            gemms: The operations that are products of matrices.
-            highest: The highest operation so far.
+        ``gemms`` are the operations that are products of matrices, ``highest`` the last operation.
         """
         return read_history(self._library, gemms, highest)
 

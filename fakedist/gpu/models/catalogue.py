@@ -7,12 +7,11 @@ A file needs every key, unless it names a known model that it is like::
     memory_gb_s = 2400
     watts = 500
 
-Sources of the files. Architecture (SMs, clocks, caches): NVIDIA's architecture whitepapers (A100, H100, Ada,
-Blackwell). Bandwidth and dense peak FLOP/s: NVIDIA's data sheets, without sparsity. Watts: as each file says.
-``memory`` is what CUDA reports. No data sheet gives it: it is smaller than the nominal size by ECC and the driver's
-share, and differs by some MiB between drivers. Where it is given to the byte, it and the L2 cache are what CUDA
-reported to XLA on that GPU (openxla/xla, xla/backends/gpu/target_config/specs). Elsewhere it is the "total capacity" in
-torch's out-of-memory messages on that GPU, to two decimals of GiB. ``--gpu-memory`` overrides it.
+Sources. SMs, clocks, caches: NVIDIA's architecture whitepapers (A100, H100, Ada, Blackwell). Bandwidth and dense peak
+FLOP/s: NVIDIA's data sheets, without sparsity. Watts: as each file says. ``memory`` is what CUDA reports: less than the
+nominal size by ECC and the driver's share, and some MiB apart between drivers. Given to the byte, it and the L2 cache
+are from XLA (openxla/xla, xla/backends/gpu/target_config/specs); otherwise from the "total capacity" in torch's
+out-of-memory messages, to two decimals of GiB. ``--gpu-memory`` overrides it.
 """
 
 from __future__ import annotations
@@ -66,11 +65,7 @@ _KEYS = ("like", *_TEXTS, *_SIZES, *_NUMBERS, "peak_tflops")
 
 
 def read_gpu_file(path: Path, known: Mapping[str, GpuSpec] | None = None) -> GpuSpec:
-    """The GPU model that a file describes, which may be like one of ``known``.
-
-    Raises:
-        JobError: The file cannot be read, lacks a key, or has a value that no GPU has. The message names the line.
-    """
+    """The GPU model of a file, which may be like one of ``known``. JobError, with the line, if it is not valid."""
     try:
         values, text = read_toml(path)
     except OSError as error:
@@ -81,13 +76,10 @@ def read_gpu_file(path: Path, known: Mapping[str, GpuSpec] | None = None) -> Gpu
 
 
 class _GpuFile:
-    """One file: its values, checked, and the lines they are on."""
-
     def __init__(self, path: Path, text: str, values: Mapping[str, object]) -> None:
         self._path, self._lines, self._values = path, text.splitlines(), values
 
     def spec(self, known: Mapping[str, GpuSpec]) -> GpuSpec:
-        """The model."""
         for key in self._values:
             if key not in _KEYS:
                 self._refuse(key, "is not a key of a GPU file", f"the keys are {', '.join(_KEYS)}")
@@ -228,15 +220,7 @@ def gpu_of_product(product: str) -> GpuSpec | None:
 
 
 def find_gpu(name: str, power_watts: float | None = None) -> GpuSpec:
-    """The GPU model of that name, or of the GPU file at that path.
-
-    Args:
-        name: A key of :data:`GPUS`, an alias such as "h100", or the path of a file that ends in ``.toml``.
-        power_watts: A power limit that replaces the model's own.
-
-    Raises:
-        JobError: fakedist has no such model, or the file is not valid.
-    """
+    """The GPU model of a name in :data:`GPUS`, an alias or a ``.toml`` file. JobError if it is not valid."""
     wanted = name.lower()
     spec = GPUS.get(_ALIASES.get(wanted, wanted))
     if spec is None:

@@ -2,9 +2,8 @@
 
 Values that do not follow from the GPU's model are constants of an idle GPU, as NVML's sensors are.
 
-An environment variable describes the GPUs. If the script cleared its environment, the program reads the variable from
-a parent process. It appends calls that it answers with constants of an idle GPU, and calls that it refuses, to a file
-in the run directory. The report's notes count them.
+An environment variable describes the GPUs; if the script cleared it, the program reads it from a parent process. Calls
+that it refuses, or answers with those constants, go to a file in the run directory; the report's notes count them.
 """
 
 from __future__ import annotations
@@ -60,13 +59,7 @@ _REASONS = re.compile(
 
 
 class NoAnswerError(Exception):
-    """The call ends without an answer.
-
-    Args:
-        code: Exit code of the program.
-        stdout: What it writes to stdout.
-        stderr: What it writes to stderr.
-    """
+    """The call ends without an answer: the program writes to stdout and stderr, and exits with ``code``."""
 
     def __init__(self, code: int, stdout: str = "", stderr: str = "") -> None:
         super().__init__(stdout or stderr)
@@ -75,17 +68,9 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine's GPUs, passed to the program as JSON in an environment variable.
+    """The machine's GPUs, passed to the program as JSON in an environment variable; ``memory_bytes`` is each one's.
 
-    Attributes:
-        name: CUDA's name for each GPU.
-        memory_bytes: Memory of each.
-        devices: Number of GPUs, including those that CUDA_VISIBLE_DEVICES hides.
-        compute_capability: For example "9.0".
-        sm_mhz: Highest clock of the SMs.
-        memory_mhz: Clock of the memory.
-        cuda: The CUDA version of torch, for example "13.2".
-        calls: The file to which the program appends its calls.
+    ``devices`` includes those that CUDA_VISIBLE_DEVICES hides. ``calls`` is the file to which the program appends.
     """
 
     name: str
@@ -206,7 +191,7 @@ class Gpu:
 
 
 def known_field(name: str, gpu: Gpu) -> bool:
-    """Whether the real tool has the field."""
+    """Return whether the real tool has the field."""
     families = (_ABSENT, _ECC_ERRORS, _REASONS)
     return name in gpu.known() or name in gpu.constants() or any(family.fullmatch(name) for family in families)
 
@@ -261,23 +246,14 @@ _VALUED = ("--query-gpu", "--query-compute-apps", "--format", "--id")
 
 @dataclass
 class Asked:
-    """A command line.
-
-    Attributes:
-        values: Options with a value.
-        lists: Whether ``-L`` is given.
-    """
+    """A command line: options with a value, and whether it has ``-L``."""
 
     values: dict[str, str] = field(default_factory=dict)
     lists: bool = False
 
     @classmethod
     def parse(cls, arguments: list[str]) -> Asked:
-        """Parse arguments. Options get their long names.
-
-        Raises:
-            NoAnswerError: An option is unknown or lacks its value.
-        """
+        """Parse arguments into options by their long names. NoAnswerError if one is unknown or lacks its value."""
         asked, rest = cls(), list(arguments)
         while rest:
             option, equals, value = rest.pop(0).partition("=")
@@ -295,11 +271,7 @@ class Asked:
         return asked
 
     def format(self) -> tuple[bool, bool]:
-        """Whether the output has a header, and whether it has units.
-
-        Raises:
-            NoAnswerError: The format is not CSV.
-        """
+        """Return whether the output has a header, and whether it has units. NoAnswerError unless the format is CSV."""
         words = {word.strip() for word in self.values.get("--format", "").split(",")}
         if "csv" not in words or words - {"csv", "noheader", "nounits"}:
             raise NoAnswerError(INVALID_QUERY, stderr="nvidia-smi: a query needs --format=csv[,noheader][,nounits]\n")
@@ -307,11 +279,7 @@ class Asked:
 
 
 def described() -> Machine:
-    """The machine's GPUs, from the environment of this process or of one of its ancestors.
-
-    Raises:
-        NoAnswerError: None of these processes belongs to a rank on the virtual GPU.
-    """
+    """The machine's GPUs, from the environment of this process or an ancestor. NoAnswerError if none has it."""
     text, process = os.environ.get(VARIABLE), os.getppid()
     with suppress(OSError, ValueError):
         while text is None and process > 1:
@@ -330,11 +298,7 @@ def described() -> Machine:
 
 
 def chosen(gpus: list[Gpu], wanted: str | None) -> list[Gpu]:
-    """The GPUs that ``--id`` selects, in the machine's order.
-
-    Raises:
-        NoAnswerError: A GPU does not exist.
-    """
+    """The GPUs that ``--id`` selects, in the machine's order. NoAnswerError if one does not exist."""
     if wanted is None:
         return gpus
     found = set()
@@ -352,10 +316,8 @@ def csv(rows: list[list[str]]) -> str:
 
 
 def gpu_query(asked: Asked, gpus: list[Gpu]) -> tuple[str, bool]:
-    """Answer ``--query-gpu``. Returns the output, and whether it contains constants of an idle GPU.
-
-    Raises:
-        NoAnswerError: A field does not exist.
+    """Answer ``--query-gpu``: the output, and whether an idle GPU's constants are in it. NoAnswerError for unknown
+    fields.
     """
     fields = [each.strip() for each in asked.values["--query-gpu"].split(",")]
     names = [ALIASES.get(each, each) for each in fields]
@@ -375,11 +337,7 @@ def gpu_query(asked: Asked, gpus: list[Gpu]) -> tuple[str, bool]:
 
 
 def apps_query(asked: Asked) -> str:
-    """Answer ``--query-compute-apps``: no process runs.
-
-    Raises:
-        NoAnswerError: A field does not exist.
-    """
+    """Answer ``--query-compute-apps``: no process runs. NoAnswerError for an unknown field."""
     fields = [each.strip() for each in asked.values["--query-compute-apps"].split(",")]
     for each in fields:
         if each not in _APPS:
@@ -389,11 +347,7 @@ def apps_query(asked: Asked) -> str:
 
 
 def answer(asked: Asked, machine: Machine) -> tuple[str, bool]:
-    """The output of a call, and whether it contains constants of an idle GPU.
-
-    Raises:
-        NoAnswerError: The call has no answer.
-    """
+    """The output of a call, and whether it contains constants of an idle GPU. NoAnswerError without an answer."""
     every = [Gpu(machine, index) for index in range(machine.devices)]
     gpus = chosen(every, asked.values.get("--id"))
     if "--query-gpu" in asked.values:

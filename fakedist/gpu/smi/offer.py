@@ -21,15 +21,9 @@ _PROGRAM = os.fspath(Path(__file__).with_name("__main__.py"))
 
 
 def smi_environment(job: Job, calls: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The rank's environment, in which ``nvidia-smi`` is ours if the GPU is virtual.
+    """The environment with ``nvidia-smi`` first on the PATH if the GPU is virtual. SetupError if it cannot be written.
 
-    Args:
-        job: The job.
-        calls: File to which the program appends its calls.
-        environment: The rank's environment so far.
-
-    Raises:
-        SetupError: The program cannot be written.
+    The program appends its calls to the file ``calls``.
     """
     if job.device != "virtual":
         return dict(environment)
@@ -49,11 +43,7 @@ def smi_environment(job: Job, calls: Path, environment: Mapping[str, str]) -> di
 
 
 def ensure_smi() -> Path:
-    """Path of the program for this interpreter and this fakedist. It is written to the cache if it is missing.
-
-    Raises:
-        SetupError: The program cannot be written.
-    """
+    """Path of the program for this interpreter and fakedist, in the cache. SetupError if it cannot be written."""
     # Without site-packages and PYTHONPATH it starts in 0.1 s, and no module of the script can shadow the library.
     text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(_PROGRAM)} "$@"\n'
     base = cache_directory()

@@ -1,9 +1,7 @@
 """Prints, replays of graphs and folded constants, which torch runs below its dispatch modes: the engine sees nothing.
 
-Graphs of one pool share memory: one graph's temporaries overlap another's results, and each replay writes its own
-again. No kernel does that here, so the bytes of a capture are kept when it ends and restored when it is replayed.
-
-Inductor computes constant parts of a graph on the device while it compiles, and reads the results into the graph.
+Graphs of one pool share memory, and each replay writes its own. No kernel does that here, so the bytes of a capture are
+kept when it ends and restored when it is replayed. Inductor computes constants on the device while it compiles.
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ _Writes = list[tuple[torch.Tensor, torch.Tensor]]
 
 @contextmanager
 def printed(on_host: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Print device tensors with their values; ``tensor(..., device=...)`` if ``on_host`` returns None: too large.
-
-    Raises:
-        RecordingError: This torch prints in another way.
-    """
+    """Print device tensors with their values, unless ``on_host`` returns None. RecordingError if torch differs."""
     import torch._tensor_str as printer
 
     original, contents = present(printer, "_str"), present(printer, "_tensor_str")
@@ -52,18 +46,12 @@ def printed(on_host: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[
 
 @contextmanager
 def replayed(defined: Defined) -> Iterator[None]:
-    """Keep the values that captures define, and restore them when their graphs are replayed.
-
-    Raises:
-        RecordingError: This torch captures graphs in another way.
-    """
+    """Keep the values that captures define for their replays. RecordingError if this torch captures otherwise."""
     with watched_graphs(_Replays(defined)):
         yield
 
 
 class _Replays(GraphObserver):
-    """Keeps the bytes that each capture wrote, and writes them again in a replay."""
-
     def __init__(self, defined: Defined) -> None:
         self._defined = defined
         self._know = find_know()
@@ -94,11 +82,7 @@ _Execute = Callable[[OpOverload, Arguments, Keywords], object]
 
 @contextmanager
 def folded(execute: _Execute) -> Iterator[None]:
-    """Compute the constants that a compiler folds into its graphs. They are not the job's, so nothing records them.
-
-    Raises:
-        RecordingError: This torch folds constants in another way.
-    """
+    """Compute constants that a compiler folds into its graphs, without a record. RecordingError if torch differs."""
     with ExitStack() as undo:
 
         def watch(module: ModuleType) -> None:
@@ -142,11 +126,7 @@ _Written = tuple[tuple[int, str], ...]
 
 @contextmanager
 def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Call ``spoil`` with each device tensor that a kernel of Triton writes. A new result of Inductor's has no values.
-
-    Raises:
-        RecordingError: This Triton or Inductor launches kernels in another way.
-    """
+    """Call ``spoil`` with device tensors that Triton kernels write. RecordingError if launches are unknown."""
     with ExitStack() as undo:
 
         def watch(module: ModuleType) -> None:

@@ -1,13 +1,13 @@
 """Operations made of others: collectives and custom operators, PyTorch's composites, and lists of tensors.
 
-``__torch_dispatch__`` runs an operation with its own mode off, so it does not see the operations inside. PyTorch's own
-operations end in a kernel, but ``_c10d_functional.all_reduce`` ends in the process group, which is Python and changes
-tensors with operations of its own. :class:`Inside` passes those to the engine.
+``__torch_dispatch__`` runs an operation with its own mode off, so it sees no operations inside. PyTorch's own end in a
+kernel, but ``_c10d_functional.all_reduce`` ends in the process group, Python that changes tensors with operations of
+its own. :class:`Inside` passes those to the engine.
 
 Composites that read values midway (a count of a mask, a checked argument) would read memory that no kernel wrote. Some
-are always one operation to the dispatcher, such as the backward of ``masked_scatter``. Most are one only under
-``torch.inference_mode``, where autograd does not decompose them first. The names are those that
-``tests/integration/test_values_composites.py`` found to copy from the device.
+are always one operation to the dispatcher (the backward of ``masked_scatter``); most only under
+``torch.inference_mode``. The names are those that ``tests/integration/test_values_composites.py`` found to copy from
+the device.
 
 Of an operation on lists of tensors, as optimizers use, a position is computed if all its tensors hold values.
 """
@@ -108,13 +108,7 @@ _NORMAL = (-4.0, 4.0)
 
 
 class Composites:
-    """Runs PyTorch's composites.
-
-    Args:
-        host: The host's view of device memory.
-        inside: Runs an operation and passes those inside it to the engine.
-        kernel: Runs an operation that reads no values midway.
-    """
+    """Runs PyTorch's composites; ``inside`` passes inner operations to the engine, ``kernel`` runs the others."""
 
     def __init__(self, host: Host, inside: Method, kernel: Method) -> None:
         self._host = host
@@ -206,7 +200,6 @@ def _is_made_of_reads(operator: Operator) -> bool:
 
 
 def _is_composite(operator: Operator) -> bool:
-    """Whether autograd decomposes an operator, so that the dispatcher sees it whole only in inference mode."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.qualified_name, "CompositeImplicitAutograd")
 
 
@@ -220,7 +213,6 @@ def _goes_to_host(operator: Operator, args: Arguments, kwargs: Keywords) -> bool
 
 
 def _extremes(host: Host, name: str, tensor: torch.Tensor) -> tuple[float, float]:
-    """The range of a histogram of all values: that of normally distributed values if the tensor is large."""
     if is_small(tensor):
         values = host.settle(tensor, name)
         low, high = float(values.min()), float(values.max())
@@ -231,7 +223,7 @@ def _extremes(host: Host, name: str, tensor: torch.Tensor) -> tuple[float, float
 
 
 def _fit_mask(host: Host, mask: torch.Tensor, num_masked: int, num_values: int) -> None:
-    """Record how many of a mask's ``num_masked`` elements are true: ``masked_scatter`` has a value for each of them."""
+    """``masked_scatter`` has a value for each of the true elements."""
     mean = min(1.0, num_values / max(1, num_masked))
     if mask.is_cuda and not host.holds(mask) and (host.means.of(mask) or 2.0) > mean:
         host.means.know(mask, mean)
@@ -298,7 +290,6 @@ class Foreach:
                 self._host.taints.mark(results[i], taint)
 
     def _chosen(self, operator: Operator, args: Arguments, kwargs: Keywords) -> list[int]:
-        """Positions of the lists at which every tensor that is read holds its values."""
         near = [i for i, tensor in enumerate(_tensors(args)) if tensor.is_cuda and is_small(tensor)]
         if not near:
             return []
@@ -314,7 +305,6 @@ class Foreach:
     def _compute(
         self, operator: Operator, args: Arguments, kwargs: Keywords, chosen: list[int]
     ) -> Sequence[torch.Tensor] | None:
-        """The results at the chosen positions, none if it writes its arguments; None if the host cannot compute it."""
         num_all = len(_tensors(args))
 
         def picked(value: object) -> object:

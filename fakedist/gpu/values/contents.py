@@ -1,7 +1,7 @@
-"""Facts about device memory, storage by storage: which bytes hold a value, and which of these values are made up.
+"""Facts about device memory, storage by storage: the bytes that hold a value, and the values that are made up.
 
-A value is made up when an operation first needs it. It stays in the tensor's memory from then on, so comparisons,
-reductions and reads all see the same value. It is counted when the script reads it, or reads a value computed from it.
+A value is made up when an operation first needs it, and stays in the tensor's memory, so later reads see the same. It
+is counted when the script reads it, or reads a value computed from it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,7 @@ class PickedIndices(NamedTuple):
 
 
 class Taint:
-    """One origin of made-up values.
-
-    Args:
-        parents: The taints of the values that an operation read.
-        when_read: Called when the script first reads a value of this origin.
-    """
+    """One origin of made-up values, with its parents' taints; ``when_read`` is called when a script first reads one."""
 
     __slots__ = ("_parents", "_when_read", "first_reader")
 
@@ -84,15 +79,11 @@ class StorageFacts:
     """The known facts about the contents of one storage.
 
     Attributes:
-        key: The storage's identity.
-        address: Where its memory is. Facts about a storage that moved since (``resize_``) no longer apply.
-        is_whole: Every byte holds a value.
-        flags: One flag per byte, set where it holds a value, if it is not whole.
-        tainted: Which values are made up, and by what.
-        mean: The mean of all elements (:mod:`fakedist.gpu.values.means`).
-        is_assumed: Whether that mean is made up: half of a mask that nothing is known about.
-        recipe: The recipe of a large storage's values (:mod:`fakedist.gpu.values.recipes`).
-        losses: How many launches had taken values away when they were last verified.
+        address: Of its memory. Facts about a storage that moved since (``resize_``) no longer apply.
+        flags: One flag per byte, set where it holds a value, if it is not whole (``is_whole``).
+        mean: Of all elements (:mod:`fakedist.gpu.values.means`).
+        is_assumed: Whether the mean is made up: half of a mask that nothing is known about.
+        losses: Number of launches that had taken values away when they were last verified.
         is_positive: If nothing is negative, whether nothing is zero either.
         has_no_data: Whether it is on the host and holds nothing, although it is small enough to be computed.
         choice: Picked indices that it holds, or that its values follow from (:mod:`fakedist.gpu.values.routing`).
@@ -118,23 +109,22 @@ class StorageFacts:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nothing is known."""
+        """Return whether nothing is known."""
         is_empty = not self.is_whole and self.flags is None and self.recipe is None and self.choice is None
         is_empty = is_empty and not self.has_no_data
         return is_empty and self.tainted is None and self.mean is None and self.is_positive is None
 
     @property
     def is_even(self) -> bool:
-        """Whether all parts of the storage hold values, and have the same taint or none."""
+        """Return whether all parts of the storage hold values, and have the same taint or none."""
         return self.is_whole and (self.tainted is None or self.tainted.flags is None)
 
 
 class Watch:
     """Follows which storages something is known about.
 
-    Attributes:
-        changed: Called with a storage's identity and 1 for a new fact, -1 for one that was dropped.
-        replayed: Called when a CUDA graph was replayed: memory may now hold values that no storage is known for.
+    ``changed`` gets a storage's identity and 1 for a new fact, -1 for a dropped one. ``replayed`` is called when a CUDA
+    graph may have put values where none are known.
     """
 
     def __init__(self) -> None:
@@ -143,10 +133,9 @@ class Watch:
 
 
 class Storages:
-    """The known facts, storage by storage.
+    """The known facts, storage by storage. Memory freed and allocated again is another storage.
 
-    Memory that is freed and allocated again is another storage, and the old facts do not apply to it. A weak reference
-    keeps the StorageImpl (not its memory) alive, so no other can take its address.
+    A weak reference keeps the StorageImpl (not its memory) alive, so no other can take its address.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -226,18 +215,18 @@ _host_storage = torch._C._construct_storage_from_data_pointer
 
 
 def is_small(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's whole storage is small enough to be computed."""
+    """Return whether a tensor's whole storage is small enough to be computed."""
     num_bytes = storage_of(tensor)[1]
     return num_bytes <= LIMIT_BYTES or (num_bytes <= MASK_LIMIT_BYTES and not tensor.is_floating_point())
 
 
 def is_float(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has real or complex floats."""
+    """Return whether a tensor has real or complex floats."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def is_large(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of more than LIMIT_BYTES is on the device and too large to be computed."""
+    """Return whether a tensor of more than LIMIT_BYTES is on the device and too large to be computed."""
     return tensor.is_cuda and (tensor.is_floating_point() or tensor.nbytes > MASK_LIMIT_BYTES)
 
 
@@ -292,12 +281,11 @@ def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
 
 
 class Defined:
-    """Which small storages hold values: entirely, or some of their bytes.
+    """The small storages that hold values: entirely, or some of their bytes.
 
-    Attributes:
-        written: While a CUDA graph is captured, where values were written: bytes by address of the storage.
-        replayed: The same for all graphs that were replayed. Their results are often seen through unknown storages:
-            Transformer Engine makes tensors from the addresses, so that the pool can reuse the memory.
+    ``written`` are bytes by address of the storage, of a CUDA graph being captured; ``replayed`` of all replayed
+    graphs. Transformer Engine sees their results through unknown storages: it makes tensors from addresses, so that the
+    pool can reuse the memory.
     """
 
     def __init__(self, storages: Storages) -> None:
@@ -308,7 +296,7 @@ class Defined:
         self._storages = storages
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether every element holds a value."""
+        """Return whether every element holds a value."""
         known = self._storages.get(tensor)
         if known is not None and known.losses != (losses := self._losses.value):
             self._find_lost(known, storage_of(tensor)[1])
@@ -322,7 +310,6 @@ class Defined:
         return bool(self.replayed) and 0 < storage_of(tensor)[1] <= self.replayed.get(storage_address(tensor), 0)
 
     def _find_lost(self, known: StorageFacts, num_bytes: int) -> None:
-        """Drop values where an extension's kernel, or another thread's, has written since."""
         expected = num_bytes if known.is_whole else 0 if known.flags is None else int(known.flags.count_nonzero())
         if num_bytes - num_lost(known.address, num_bytes) < expected:
             known.is_whole, known.flags, known.tainted = False, None, None
@@ -368,7 +355,7 @@ class Defined:
         report_holding(tensor, Holding.NOTHING, known.flags)
 
     def missing(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Where a tensor that lacks values lacks them: a mask of its shape. None if no element holds a value."""
+        """Return a mask of the elements that lack values, in the tensor's shape; None if no element holds a value."""
         known = self._storages.get(tensor)
         if known is None or known.flags is None:
             return None
@@ -377,7 +364,7 @@ class Defined:
 
 
 def covers(tensor: torch.Tensor, storage_bytes: int) -> bool:
-    """Whether a tensor covers every byte of its storage. An expanded tensor does not: it repeats elements."""
+    """Return whether a tensor covers every byte of its storage. An expanded tensor repeats elements and does not."""
     return tensor.numel() * tensor.element_size() >= storage_bytes and 0 not in tensor.stride()
 
 

@@ -1,8 +1,8 @@
 """The value engine: runs every operation on the virtual GPU, and small ones on the host too.
 
-On the virtual GPU an operation allocates its memory and computes nothing. If all its inputs are small and hold values,
-PyTorch's CPU kernels run it again over the same memory, and the result lands where the script will read it. Values that
-the script reads but no kernel computed are made up (:mod:`fakedist.gpu.values.inventions`).
+There an operation allocates memory and computes nothing. If its inputs are small and hold values, PyTorch's CPU kernels
+run it again over the same memory. Values that the script reads but no kernel computed are made up
+(:mod:`fakedist.gpu.values.inventions`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,7 @@ _COUNTED = {"sum", "count_nonzero", "mean"}
 
 
 class ValueEngine:
-    """Gives the script's small tensors their values.
-
-    Args:
-        seed: Seed of random numbers and of made-up values.
-        strict: Raise InventedValueError instead of making up a value.
-    """
+    """Gives the script's small tensors their values; ``strict`` raises InventedValueError instead of making one up."""
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self._runs: dict[OpOverload, Run] = {}
@@ -95,12 +90,10 @@ class ValueEngine:
 
     @contextmanager
     def below_dispatch(self) -> Iterator[None]:
-        """Print tensors with their values, write values again when CUDA graphs are replayed, compute folded constants.
+        """Print tensors with their values, restore those of CUDA graphs in replays, compute folded constants.
 
-        What else copies values to the host past the engine gets zeros where none were computed, and is counted.
-
-        Raises:
-            RecordingError: This torch prints tensors, captures graphs or folds constants in another way.
+        Other copies past the engine have zeros for values not computed, and are counted. RecordingError if torch
+        differs.
         """
         with (
             printed(self.on_host),
@@ -112,15 +105,11 @@ class ValueEngine:
             yield
 
     def _written_past(self, tensor: torch.Tensor) -> None:
-        """A kernel that no operation launched writes to a device tensor."""
         if type(tensor).__torch_dispatch__ is PLAIN and self.host.knows(tensor):
             self.host.spoil(tensor)
 
     def _read_past(self, num_bytes: int) -> bool:
-        """Count bytes without values that are copied to the host past the engine; the copy has zeros.
-
-        Their type is not known here: they count as values of four bytes. Returns whether the copy fails.
-        """
+        """Count uncomputed bytes copied past the engine, as values of four bytes; returns whether the copy fails."""
         try:
             self.host.inventions.count(_PAST, -(-num_bytes // 4))
         except InventedValueError as error:  # it must not pass through the driver
@@ -129,14 +118,14 @@ class ValueEngine:
         return False
 
     def is_undefined(self, tensor: torch.Tensor) -> bool:
-        """Whether a device tensor lacks values: it is large, or no kernel computed it."""
+        """Return whether a device tensor lacks values: it is large, or no kernel computed it."""
         return tensor.is_cuda and not self.host.holds(tensor)
 
     def not_sent(self, tensor: torch.Tensor, when_read: Callable[[], object]) -> bool:
-        """Take note that another rank should have sent a device tensor's values. They count as made up.
+        """Mark a tensor's values, which another rank should have sent, as made up. Returns whether reads are seen.
 
-        ``when_read`` is called when the script first reads one of them, or one computed from them. Returns whether
-        reads are seen: those of a large tensor are not.
+        ``when_read`` is called at the first read of one, or of a value computed from it. Reads of large tensors are not
+        seen.
         """
         if not is_small(tensor):
             self.host.spoil(tensor)
@@ -201,7 +190,6 @@ class ValueEngine:
         return self._read if operator.dynamic or name in READS else self._kernel
 
     def _empty(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """New memory holds nothing, unless its future contents are known."""
         result = operator.func(*args, **kwargs)
         if kwargs.get("dtype") is torch.bool and result.is_cuda and (mean := routed_fraction(result)) is not None:
             self.host.means.know(result, mean)
@@ -237,7 +225,6 @@ class ValueEngine:
         return self._computed(operator, args, kwargs, self.host.taint(complete))
 
     def _computed(self, operator: Operator, args: Arguments, kwargs: Keywords, taint: Taint | None) -> object:
-        """Run on the device, and on the host over the same memory. ``taint`` is that of the values that are read."""
         drawn_at = self._drawn_at(args, kwargs) if operator.random else None
         result = self._on_device(operator, args, kwargs)
         outputs = device_tensors((result,))
@@ -287,13 +274,11 @@ class ValueEngine:
         return result
 
     def _on_device(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """Run the device's kernel, which for some operations reads values midway."""
         return self._inside.run(operator, args, kwargs) if operator.reads_midway else operator.func(*args, **kwargs)
 
     def _follow_large(
         self, operator: Operator, args: Arguments, kwargs: Keywords, result: object, written: list[torch.Tensor]
     ) -> bool:
-        """Follow large tensors that an operation has read or written. Return whether their values are known."""
         reading = self._large.reads(operator, args, kwargs)
         outputs = [] if reading is None else written or device_tensors((result,))
         if reading is not None and outputs and self._large.follow(operator, args, kwargs, outputs, reading):
@@ -352,14 +337,12 @@ class ValueEngine:
         return result
 
     def _drawn_at(self, args: Arguments, kwargs: Keywords) -> SeedAndOffset | None:
-        """State of the generator that an operation draws from; None for an operation on the host."""
         device = cuda_device(args, kwargs)
         return None if device is None else self._randoms.seed_and_offset(device, as_generator(kwargs.get("generator")))
 
     def _on_host(
         self, operator: Operator, args: Arguments, kwargs: Keywords, drawn_at: SeedAndOffset | None
     ) -> list[torch.Tensor] | None:
-        """The results of CPU kernels over the same memory, random numbers from ``drawn_at``; None if they cannot."""
         host_args, host_kwargs = self.host.arguments(args), self.host.keywords(kwargs)
         if drawn_at is not None and operator.takes_generator:
             host_kwargs["generator"] = self._randoms.generator(drawn_at)
@@ -373,7 +356,6 @@ class ValueEngine:
             return None
 
     def _holds_nothing(self, operator: Operator, args: Arguments, result: object, written: list[torch.Tensor]) -> None:
-        """The values are not computed. Keep what else is known about the result."""
         means = self.host.means
         if isinstance(result, tuple) and result:
             result = result[0]  # a loss comes with its total weight, an extreme with its index
@@ -389,7 +371,6 @@ class ValueEngine:
             self._write_mean(operator, args, followed, mean)
 
     def _write_mean(self, operator: Operator, args: Arguments, result: torch.Tensor, mean: float) -> None:
-        """Write the mean to the result, if it is the answer itself."""
         constant = mean in (0.0, 1.0) and operator.name not in _COUNTED
         if constant or (operator.name in _COUNTED and result.dtype != torch.bool):
             whole = not result.is_floating_point()
@@ -450,7 +431,6 @@ def _plain(func: OpOverload) -> Run:
 
 
 def _shape_alone(args: Arguments) -> Arguments:
-    """Arguments for the host whose first, of which only the shape counts, takes no memory."""
     first = tensor_at(args, 0)
     return (empty((), dtype=first.dtype).expand(first.shape), *args[1:])
 
@@ -463,7 +443,7 @@ def _is_upload(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
 
 
 def _is_loss(result: torch.Tensor, args: Arguments) -> bool:
-    """Whether a backward may begin at a one-element result. Its own ``requires_grad`` is not set yet."""
+    """Return whether a backward may begin at a one-element result, whose own ``requires_grad`` is not set yet."""
     if not result.is_floating_point() or not result.is_cuda or not torch.is_grad_enabled():
         return False
     return any(tensor.requires_grad for tensor in plain_tensors(args))

@@ -1,11 +1,8 @@
 """Results of inputs that no kernel computed: small ones from made-up operands, large ones from recipes.
 
-A loss that a large product wrote holds nothing. When the script divides it, compares it with a limit or adds it to a
-sum, the loss itself gets a value, so ``bool(loss > 0)`` and ``loss.item()`` agree.
-
-Large integers and masks hold no values on the device, but may follow from small tensors. Their recipes are kept
-(:mod:`fakedist.gpu.values.recipes`), and what is small is computed from them: a block mask of ``flex_attention`` is
-counted block by block from a mask of all queries and keys.
+A loss that a large product wrote holds nothing. When the script divides it, adds it or compares it, it gets a value, so
+``bool(loss > 0)`` and ``loss.item()`` agree. Large integers and masks may follow from small tensors: from their recipes
+(:mod:`fakedist.gpu.values.recipes`), small results are computed, such as the block mask of ``flex_attention``.
 """
 
 from __future__ import annotations
@@ -59,10 +56,7 @@ class Following:
         self._host, self._routing = host, routing
 
     def complete(self, operator: Operator, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Make up missing values of inputs if they are few. Return the inputs whose taints decide the result's.
-
-        None if not all inputs hold values.
-        """
+        """Make up missing values of inputs if few. Returns those that taint the result; None if not all hold values."""
         operands: list[torch.Tensor] = []
         missing: list[torch.Tensor] = []
         limit = MANY if operator.name in CONDENSING else FEW
@@ -92,9 +86,9 @@ class Following:
         *,
         computed: Sequence[torch.Tensor],
     ) -> None:
-        """Mark results computed from values of this taint as tainted too, unless any values would give the same result.
+        """Taint results computed from values of this taint, unless any values would give the same result.
 
-        ``computed`` has the values that the host computed and wrote to these results; empty if it computed in place.
+        ``computed`` has the values that the host wrote to these results; empty if it computed in place.
         """
         for index, result in enumerate(results):
             if index or followed_name(operator.name) not in FOLLOWED:
@@ -118,7 +112,7 @@ class Following:
         self._host.inventions.draw_missing(values, ~torch.isfinite(values), non_negative=non_negative)
 
     def routes(self, operator: Operator, args: Arguments) -> bool:
-        """Whether an operation picks indices for several rows by made-up values."""
+        """Return whether an operation picks indices for several rows by made-up values."""
         if operator.name not in _ROUTING:
             return False
         source = tensor_at(args, 0)
@@ -192,10 +186,7 @@ class Large:
     def follow(
         self, operator: Operator, args: Arguments, kwargs: Keywords, outputs: list[torch.Tensor], reading: Reading
     ) -> bool:
-        """Keep the recipes of the tensors that an operation returned or wrote, and compute those that are small.
-
-        Returns whether they are known.
-        """
+        """Keep the recipes of an operation's outputs, compute small ones; returns whether they are known."""
         if not any(output.dtype in _WHOLE_TYPES or is_small(output) for output in outputs):
             return False
         if not all(is_small(output) or covers(output, storage_of(output)[1]) for output in outputs):
@@ -252,7 +243,6 @@ class Large:
 
     @staticmethod
     def _is_made(args: Arguments, kwargs: Keywords) -> bool:
-        """Whether an operation makes integers or a mask of nothing: ``arange``, ``full``."""
         dtype = kwargs.get("dtype")
         return dtype in _WHOLE_TYPES or (dtype is None and all(isinstance(value, int) for value in args[:2]))
 

@@ -1,7 +1,7 @@
 """Runs the integer part of a compiled graph on the host, and gives the graph's buffers and results its values.
 
-The part is that of :class:`fakedist.record.compiled_graphs.IntegerPart`: operations in order, with names. Large
-masks among them get recipes, as elsewhere (:mod:`fakedist.gpu.values.recipes`).
+The part is :class:`fakedist.record.compiled_graphs.IntegerPart`. Large masks get recipes, as elsewhere
+(:mod:`fakedist.gpu.values.recipes`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ class _Lazy:
 
 @dataclass(frozen=True)
 class _Input:
-    """The known value of an input when the graph begins."""
-
     value: object
     taint: Taint | None
 
@@ -111,19 +109,12 @@ class GraphValues:
 
 
 def _lies(value: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, tuple[int, ...]]:
-    """The geometry of a tensor, over memory that takes nothing."""
     storage = empty(storage_of(value)[1], dtype=torch.uint8, device=_META).untyped_storage()
     return storage, int(value.storage_offset()), value.size(), value.stride()
 
 
 class GraphRun:
-    """One run of a graph. Its operations run when the first value is asked for.
-
-    Args:
-        part: The operations.
-        inputs: The known values of the inputs.
-        give: Gives a tensor a value with a taint.
-    """
+    """One run of a graph. Its operations run when the first value is asked for; ``inputs`` has known values by name."""
 
     def __init__(
         self, part: Integers, inputs: Mapping[str, _Input], give: Callable[[torch.Tensor, object, Taint | None], None]
@@ -133,7 +124,7 @@ class GraphRun:
         self._taints: dict[str, Taint] = {}
 
     def is_of(self, inputs: Mapping[str, _Input]) -> bool:
-        """Whether these inputs have the same values."""
+        """Return whether these inputs have the same values."""
         for name, other in inputs.items():
             own = self._inputs[name]
             if own.taint is not None or other.taint is not None or type(own.value) is not type(other.value):
@@ -196,7 +187,6 @@ class GraphRun:
                 self._wrote(next(iter(_names(args)), name), name)
 
     def _wrote(self, target: str, name: str) -> None:
-        """An operation wrote to its first argument."""
         assert self._values is not None
         written = self._values.get(target)
         for other, value in self._values.items():
@@ -209,7 +199,6 @@ class GraphRun:
 
 
 def _overlap(value: object, other: object) -> bool:
-    """Whether two values are in the same memory."""
     if isinstance(value, _Lazy) or isinstance(other, _Lazy):
         return value is other
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
@@ -226,7 +215,6 @@ def _names(value: object) -> list[str]:
 
 
 def _decoded(value: object, values: Mapping[str, object]) -> object:
-    """An argument. UnknownValueError if it is the value of a node, and not known."""
     if isinstance(value, list):
         return [_decoded(item, values) for item in value]
     if not isinstance(value, dict):
@@ -263,7 +251,6 @@ def _function(target: str) -> Callable[..., object]:
 
 
 def _computed(function: Callable[..., object], args: list[object], kwargs: dict[str, object]) -> object:
-    """The result of an operation: values, or a recipe if there are too many. UnknownValueError if it is not known."""
     lazy = [value for value in flat((args, kwargs.values())) if isinstance(value, _Lazy)]
     if not isinstance(function, OpOverload):
         if lazy:
@@ -290,7 +277,6 @@ def _computed(function: Callable[..., object], args: list[object], kwargs: dict[
 
 
 def _most_elements(tensors: Sequence[torch.Tensor]) -> int:
-    """The most elements of a result: those of all tensors together, broadcast."""
     sizes: list[int] = []
     for operand in tensors:
         size = list(operand.shape)

@@ -1,8 +1,8 @@
 """The host's view of the virtual GPU's memory, and the operations whose result, or its size, the host reads.
 
-On the device those operations would copy back a count that no kernel computed, so the host computes them with missing
-values made up, and the device gets a result of that size. For masks too large to hold values, the mean of the mask
-decides the count: the known mean (:mod:`fakedist.gpu.values.means`), else one half.
+The device would copy back a count that no kernel computed, so the host computes it with missing values made up, and the
+device gets a result of that size. Of masks too large to hold values, the known mean (:mod:`fakedist.gpu.values.means`)
+decides the count, else one half.
 """
 
 from __future__ import annotations
@@ -52,12 +52,7 @@ _FEW = 8
 
 
 class Host:
-    """Reads and writes small device tensors, whose memory is host memory.
-
-    Args:
-        seed: Seed of made-up values.
-        strict: Raise InventedValueError instead of making up a value.
-    """
+    """Reads and writes small device tensors, whose memory is the host's; ``seed`` and ``strict`` as in the engine."""
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self.watch = Watch()
@@ -69,15 +64,15 @@ class Host:
         self.inventions = Inventions(seed, strict=strict)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a device tensor is small and has all its values."""
+        """Return whether a device tensor is small and has all its values."""
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether anything is known about the contents of a tensor's storage."""
+        """Return whether anything is known about the contents of a tensor's storage."""
         return self.storages.get_moved(tensor) is not None
 
     def has_no_data(self, value: object) -> TypeGuard[torch.Tensor]:
-        """Whether a value is a tensor on the host that holds nothing (:mod:`fakedist.gpu.values.no_data`)."""
+        """Return whether a value is a host tensor that holds nothing (:mod:`fakedist.gpu.values.no_data`)."""
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
             return False
         if is_float(value) and storage_of(value)[1] > HOST_LIMIT_BYTES:
@@ -90,7 +85,7 @@ class Host:
         self.storages.make(tensor).has_no_data = True
 
     def is_seen(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's values are on the host or can be made up there."""
+        """Return whether a tensor's values are on the host or can be made up there."""
         return not tensor.is_cuda or is_small(tensor)
 
     def _seen(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -130,11 +125,11 @@ class Host:
         return known.recipe if known is not None and isinstance(known.recipe, Recipe) else None
 
     def know_recipe(self, tensor: torch.Tensor, recipe: Recipe) -> None:
-        """Record what the values of a large device tensor follow from."""
+        """Record the recipe of a large device tensor's values."""
         self.storages.make(tensor).recipe = recipe
 
     def forget_recipe(self, tensor: torch.Tensor) -> None:
-        """Forget what a device tensor's values follow from: something was written to it."""
+        """Forget the recipe of a device tensor: something was written to it."""
         if (known := self.storages.get_moved(tensor)) is not None and known.recipe is not None:
             known.recipe = None
             self.storages.tidy(known)
@@ -258,7 +253,6 @@ class HostReads:
         return result
 
     def _is_sure(self, tensor: torch.Tensor) -> bool:
-        """Whether kernels computed a tensor that was read, or what is known about it decides the answer."""
         if is_small(tensor):
             return self._host.taints.of(tensor) is None
         return self._host.means.of(tensor) in (0.0, 1.0)
@@ -339,7 +333,6 @@ class HostReads:
         return round(mean * mask.numel())
 
     def _estimate(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """The answer if some tensors are large."""
         first, operation = tensor_at(args, 0), operator.full_name
         if operator.name == "nonzero":
             return self._positions(first, operation, None)

@@ -1,10 +1,8 @@
 """Values drawn on the host: those that no kernel computed, and random numbers where the device's generator would draw.
 
-A value that no kernel computed is generated once, from the seed, and counted where the script reads it.
-
-A CUDA generator is a seed and an offset that each kernel advances. Both are real on the virtual GPU, so a host
-generator seeded from the two repeats its numbers wherever a real GPU would: after ``manual_seed``, after
-``set_rng_state``, in a checkpointed region that runs twice.
+A value that no kernel computed is generated once, from the seed, and counted where the script reads it. A CUDA
+generator is a seed and an offset that each kernel advances, both real here. A host generator seeded from them repeats
+its numbers as a GPU's would: after ``manual_seed``, ``set_rng_state``, and in a checkpointed region that runs twice.
 """
 
 from __future__ import annotations
@@ -36,12 +34,7 @@ _Line = tuple[str, int]
 
 
 class Inventions:
-    """Makes up values, and counts them by operation and line of the script.
-
-    Args:
-        seed: Seed of the values.
-        strict: Raise InventedValueError at the first value instead.
-    """
+    """Makes up values, and counts them by operation and line. ``strict`` raises InventedValueError at the first."""
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self._strict = strict

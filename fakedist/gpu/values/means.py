@@ -1,9 +1,8 @@
 """Facts about tensors that hold no values: the mean of a mask, and that nothing is negative.
 
-Nothing is NaN or infinite: scripts end runs on such tests, so they get the answer of a healthy run instead of a coin
-flip (``torch.isfinite(x)`` is ``(x == x) * (x.abs() != inf)`` by the time it reaches a kernel). A router's mask of
-16,384 tokens and 256 experts is zeros, with ones scattered to eight experts per token. Its mean, 8/256, gives the
-number of tokens per expert, as long as all experts get the same number.
+Nothing is NaN or infinite: scripts end runs on such tests, so they get a healthy run's answer (``torch.isfinite(x)``
+reaches a kernel as ``(x == x) * (x.abs() != inf)``). A router's mask of 16,384 tokens and 256 experts has a mean of
+8/256 for eight experts per token. That gives tokens per expert, if all experts get the same number.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ def followed_name(name: str) -> str:
 
 
 class Means:
-    """Remembers the mean of masks and counts that hold no values, and the tensors that are not negative.
-
-    ``seen`` returns a tensor's values on the host; None if the tensor does not hold them.
-    """
+    """Means of masks and counts without values, and tensors that are not negative. ``seen`` reads host values."""
 
     def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None], storages: Storages) -> None:
         self._seen = seen
@@ -78,12 +74,12 @@ class Means:
         return None if known is None else known.mean
 
     def is_assumed(self, tensor: torch.Tensor) -> bool:
-        """Whether the mean of all elements is made up, so that what follows from it is made up too."""
+        """Return whether the mean of all elements is made up, and with it all that follows."""
         known = self._storages.get(tensor)
         return known is not None and known.is_assumed
 
     def is_non_negative(self, tensor: torch.Tensor) -> bool:
-        """Whether values made up for the tensor must not be negative."""
+        """Return whether values made up for the tensor must not be negative."""
         known = self._storages.get(tensor)
         return known is not None and known.is_positive is not None
 
@@ -92,7 +88,6 @@ class Means:
         return known is not None and bool(known.is_positive)
 
     def _has_no_negative(self, value: object) -> bool:
-        """Whether a number, or every value of a tensor (made up or seen), is not negative."""
         if not isinstance(value, torch.Tensor):
             return isinstance(value, (int, float)) and value >= 0
         if self.is_non_negative(value):
@@ -101,7 +96,6 @@ class Means:
         return values is not None and has_no_negative(values)
 
     def _is_all(self, mask: torch.Tensor, value: bool) -> bool:
-        """Whether every element of a mask is known, or seen, to be ``value``."""
         values = self._seen(mask)
         if values is None:
             return self.of(mask) == float(value)
@@ -133,17 +127,13 @@ class Means:
         return mean
 
     def is_certain(self, name: str, args: Arguments, result: torch.Tensor) -> bool:
-        """Whether a computed result is the same for any made-up arguments: ``isnan``, ``norm < 0``.
-
-        What is known about its sign is remembered.
-        """
+        """Return whether any made-up arguments give the same result (``isnan``, ``norm < 0``). Remembers its sign."""
         name = followed_name(name)
         mean = self._mean(name, args, result) if name in _ALWAYS or name in _SAME else None
         self._remember(result, None, self._sign(name, args))
         return mean in (0.0, 1.0)
 
     def _sign(self, name: str, args: Arguments) -> bool | None:
-        """Whether a result that is not negative is never zero either; None if it may be negative."""
         return _is_positive(name, args) if self._stays_non_negative(name, args) else None
 
     def know(self, tensor: torch.Tensor, mean: float) -> None:
@@ -234,7 +224,6 @@ class Means:
 
 
 def _is_positive(name: str, args: Arguments) -> bool:
-    """Whether a result that is not negative is never zero either."""
     if name in _POSITIVE:
         return True
     if name not in ("add", "clamp") or len(args) < 2:

@@ -1,9 +1,8 @@
 """Large floats on the host: as on the virtual GPU, they hold no data and cost nothing.
 
-Offloaded parameters, gradients and optimizer states, and models that are initialised on the host, are larger than the
-memory of the machine that fakes the job. Their pages stay untouched: an operation on them returns a result of the right
-size, and values read from them are made up and counted. A result that the device would not compute either, such as the
-parameter in half precision, holds no data either.
+Offloaded parameters and optimizer states, or models initialised on the host, may exceed this machine's memory. Their
+pages stay untouched: operations return results of the right size, and values that are read are made up and counted. Nor
+do results hold data that the device would not compute, such as the parameter in half precision.
 """
 
 from __future__ import annotations
@@ -27,12 +26,7 @@ _META = torch.device("meta")
 
 
 class NoData:
-    """Runs operations on large host floats without computing them.
-
-    Attributes:
-        operations: Number of operations that were not computed.
-        first_line: File and line of the script at the first of them.
-    """
+    """Runs operations on large host floats without computing them; ``first_line`` is the script's line of the first."""
 
     def __init__(self, host: Host) -> None:
         self.operations = 0
@@ -40,7 +34,7 @@ class NoData:
         self._host = host
 
     def concerns(self, operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
-        """Whether an operation reads, writes or creates such tensors."""
+        """Return whether an operation reads, writes or creates such tensors."""
         for value in args:
             if isinstance(value, torch.Tensor):
                 if not value.is_cuda and self._host.has_no_data(value):
@@ -119,7 +113,6 @@ class NoData:
         return made
 
     def _fill(self, tensor: torch.Tensor, operator: Operator) -> None:
-        """Have a result hold nothing either, or made-up values if scripts read tensors of its size."""
         if self._host.has_no_data(tensor) or not tensor.numel():
             return
         if is_float(tensor) and storage_of(tensor)[1] > LIMIT_BYTES:
@@ -160,7 +153,6 @@ def _keywords_on_meta(keywords: Keywords) -> Keywords:
 
 
 def _resize(operator: Operator, args: Arguments, kwargs: Keywords, outputs: Keywords) -> None:
-    """Give the tensors of ``out=`` the shapes that the operation would give them."""
     if not outputs:
         return
     on_meta = _keywords_on_meta(kwargs)

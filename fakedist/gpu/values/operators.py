@@ -38,19 +38,16 @@ class Operator:
     """One of torch's operators. Each call of it is an operation.
 
     Attributes:
-        name: Its name without namespace and overload, e.g. ``add_``.
-        full_name: The name with both, e.g. ``aten.add_.Tensor``.
-        qualified_name: The dispatcher's name, e.g. ``aten::add_.Tensor``.
+        name: E.g. ``add_``; ``full_name``, e.g. ``aten.add_.Tensor``; ``qualified_name``, e.g. ``aten::add_.Tensor``.
         is_view: Its result is a view: nothing is computed.
-        reshapes: It changes the shape of a tensor in place, or its storage. Nothing is computed.
+        reshapes: It changes the shape or storage of a tensor in place, computing nothing.
         is_kernel: It is one of PyTorch's own. Others show their effect in the operations they are made of.
-        empty: It returns memory that holds nothing.
+        empty: It returns memory that holds nothing; with ``zeros``, zeros.
         is_idle: It computes nothing, and runs no operations that do.
         like: It uses only the shape of its first argument.
-        zeros: Its result is zero.
         overwrites: The previous contents do not matter to it.
         written: Positions of the arguments that it writes to; ``written_names`` their names.
-        dynamic: The size of its result, or what it returns to the host, depends on values.
+        dynamic: The size of its result, or its return value, depends on values.
         info_at: The position of the result that says whether a factorisation worked; -1 if it has none.
         reads_midway: Its device kernel reads values on the host before it computes.
         followed: Something may be known about its result even if the result holds no values.

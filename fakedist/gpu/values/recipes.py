@@ -1,8 +1,7 @@
 """Values of tensors too large to hold them: the operations and the small tensors that they follow from.
 
-A mask of 65,536 by 65,536 tokens has four billion elements, but follows from a few small tensors and comparisons. A
-recipe keeps these. Where something small follows from the mask, such as the number of its true elements in each block,
-the mask is computed in pieces, and no piece outlives its use.
+A mask of 65,536 by 65,536 tokens has four billion elements, but follows from a few small tensors, which a recipe keeps.
+Something small, such as the true elements of each block, is computed in pieces that do not outlive their use.
 """
 
 from __future__ import annotations
@@ -98,19 +97,9 @@ _Pieces = dict[tuple[int, int, int], torch.Tensor]
 
 
 class Recipe:
-    """One operation and its operands.
+    """One operation, with operands instead of tensors in its arguments. UnknownValueError if it cannot be computed.
 
-    Args:
-        operator: The operation.
-        args: Its arguments, with operands instead of tensors.
-        kwargs: The same.
-        result: The geometry of its result, which must fill its storage.
-        dtype: The result's type.
-        item: The index of the result among several; -1 if there is one.
-        taint: The taint of the values that it reads.
-
-    Raises:
-        UnknownValueError: It cannot be computed in this way.
+    ``result`` is the geometry of its result, which must fill its storage; ``item`` its index among several, or -1.
     """
 
     def __init__(
@@ -218,7 +207,6 @@ def _size(operand: Operand) -> tuple[int, ...]:
 
 
 def _whole(operand: Operand, most: int) -> torch.Tensor:
-    """All values of an operand of at most so many elements."""
     if isinstance(operand, torch.Tensor):
         return operand
     size = _size(operand)
@@ -308,7 +296,6 @@ def _filled(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 
 
 def _broadcast(size: tuple[int, ...], box: Box) -> Box:
-    """The box of an operand of this size for a box of the result."""
     own = box[len(box) - len(size) :]
     return tuple((0, 1) if n == 1 else part for n, part in zip(size, own, strict=True))
 
@@ -350,7 +337,6 @@ def _padded(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 
 
 def _picks_elements(recipe: Recipe) -> bool:
-    """Whether an indexing picks single elements, by integers along every dimension of a tensor that can be whole."""
     source, indices = recipe.args[:2]
     if not isinstance(source, (torch.Tensor, RecipeView)) or not isinstance(indices, (list, tuple)):
         return False
@@ -398,7 +384,6 @@ def _reduced(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 
 
 def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch.Tensor:
-    """Reduce a box of the operand along some dimensions, part by part."""
     name = recipe.operator.name
     reduce, is_count = _REDUCE[_LIKE.get(name, name)], name == "count_nonzero"
     named = {"dtype": recipe.dtype} if reduce is torch.sum else {}
@@ -430,11 +415,7 @@ def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch
 
 
 def _count(mask: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    """The number of true elements along some dimensions, which remain with one element.
-
-    The plain sum of a mask converts each element to an integer. Sums of eight bytes at once, as one integer, take a
-    hundredth of the time; no byte overflows as long as there are no more than 255 of them.
-    """
+    """Count true elements eight bytes at once: a hundredth of a plain sum's time. Up to 255, no byte overflows."""
     last, others = mask.dim() - 1, [dim for dim in dims if dim != mask.dim() - 1]
     numbers = mask.view(torch.uint8)
     whole = mask.stride(last) == 1 and all(n % 8 == 0 for n in (mask.shape[last], *mask.stride()[:-1]))
@@ -472,10 +453,7 @@ def _steps(size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _box_of(size: Sequence[int], first: int, end: int) -> tuple[Box, int]:
-    """The smallest box that is a range of a contiguous tensor's elements and has those from ``first`` to ``end``.
-
-    Returns the box, and where it begins.
-    """
+    """The smallest box of a contiguous tensor that holds elements ``first`` to ``end``, and its beginning."""
     steps = _steps(tuple(size))
     box: list[tuple[int, int]] = []
     begin, low, high = 0, first, end - 1

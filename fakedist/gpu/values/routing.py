@@ -1,12 +1,10 @@
 """A router's choices of experts: indices picked by values that no kernel computed, each index equally often.
 
-A router sends each token to the experts that ``topk`` of its logits picks. If the logits hold no values, each row picks
-the indices after those of the row before it. All experts then get the same number of tokens, as a trained router's
-experts do on average.
+``topk`` of a router's logits picks experts. If the logits hold no values, each row picks the indices after those of the
+row before it, so all experts get the same number of tokens, as a trained router's do on average.
 
-A top-5 accuracy picks indices with ``topk`` too, and then compares them with the labels. A router's indices decide
-where tokens go: they are counted, sorted or scattered into a mask. So indices are followed, with what is computed from
-them, until an operation does that.
+A top-5 accuracy uses ``topk`` too, but compares indices with labels, where a router counts, sorts or scatters them into
+a mask. So indices are followed, with all that is computed from them, until an operation shows which it is.
 """
 
 from __future__ import annotations
@@ -57,9 +55,9 @@ def _evenly(source: torch.Size, dim: int, wanted: torch.Size) -> torch.Tensor:
 
 
 def routed_fraction(mask: torch.Tensor) -> float | None:
-    """Experts per token as a fraction of all experts, if Transformer Engine's fused router is about to write the mask.
+    """Experts per token as a fraction of all, if Transformer Engine's fused router is about to write the mask.
 
-    Its autograd functions have the number in a local variable, next to the logits, which are as large as the mask.
+    Its autograd functions have the number in a local variable, next to the logits of the mask's size.
     """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
@@ -137,10 +135,7 @@ class Routing:
         return any(mask.dtype == torch.bool and self._choice_of(mask) is not None for mask in masks if mask.is_cuda)
 
     def _is_no_expert(self, tensor: torch.Tensor, comparison: str) -> bool:
-        """Whether indices are compared with something else than the numbers of experts: with labels.
-
-        The positions up to an index are those of a sequence up to its end.
-        """
+        """Indices compared with labels, not numbers of experts; positions up to an index are those of a sequence."""
         if self._choice_of(tensor) is not None:
             return False
         if comparison in _ORDERING and tensor.numel() > 1:

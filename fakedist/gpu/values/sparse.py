@@ -1,7 +1,6 @@
 """Operations on sparse tensors. The device's kernels are not run; CPU kernels compute from the parts on the host.
 
-A sparse tensor is made of dense ones: indices and values. If all of them are small and hold values, so does the result,
-and its size, which depends on how many indices there are, is the true one.
+If indices and values are small and hold values, so does the result, which has its true number of indices.
 """
 
 from __future__ import annotations
@@ -20,15 +19,12 @@ _SPARSE = {*_COMPRESSED_ROWS, torch.sparse_coo, torch.sparse_csc, torch.sparse_b
 
 
 def is_sparse(value: object) -> bool:
-    """Whether a value is a sparse tensor on a device."""
+    """Return whether a value is a sparse tensor on a device."""
     return isinstance(value, torch.Tensor) and value.is_cuda and value.layout in _SPARSE
 
 
 class Sparse:
-    """Runs operations on sparse tensors.
-
-    ``inside`` runs an operation on the device and passes those inside it to the engine.
-    """
+    """Runs operations on sparse tensors; ``inside`` passes the operations inside to the engine."""
 
     def __init__(self, host: Host, inside: Method) -> None:
         self._host, self._inside = host, inside
@@ -78,7 +74,6 @@ class Sparse:
         return True
 
     def _computed(self, operator: Operator, near: list[object], kwargs: Keywords) -> object:
-        """The result of the CPU kernel; None if there is none."""
         try:
             return operator.func(*near, **self._host.keywords(kwargs))
         except Exception:  # no CPU kernel, or none for these types
@@ -123,7 +118,6 @@ def _on_host(value: object) -> torch.Tensor:
 
 
 def _made_of(dense: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """A sparse tensor of these parts, with the shape and layout of another."""
     size = list(like.shape)
     if like.layout is torch.sparse_coo:
         where, values = dense

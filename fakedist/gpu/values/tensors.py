@@ -1,14 +1,12 @@
 """The tensors of an operation: those among its arguments, their storages, and questions about all of their elements.
 
-``tensor.untyped_storage()`` makes a Python object that lives as long as the storage and counts as a user of it.
-Autograd adds gradients in place only if a storage has one user (``can_accumulate_inplace`` in
-torch/csrc/autograd/input_buffer.cpp), so calling it would cost the job a tensor. Instead, identity and size are read
-from ``c10::TensorImpl`` and ``c10::StorageImpl``, and a weak reference is added to the latter's count. The offsets are
-found with tensors whose storage is known.
+``tensor.untyped_storage()`` makes a Python object that counts as a user of the storage. Autograd adds gradients in
+place only with one user (``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp), so calling it would cost
+the job a tensor. Instead, identity and size come from ``c10::TensorImpl`` and ``c10::StorageImpl``, whose count gets a
+weak reference. The offsets are found with tensors whose storage is known.
 
-Questions about all elements of a host tensor (:func:`is_finite`, :func:`has_no_negative`, ...) take one pass.
-``torch.isfinite(values).all()`` writes a mask first, and reducing a mask is slow: for half a million floats it takes 20
-times as long. The engine asks such questions for most operations.
+Questions about all elements (:func:`is_finite`, :func:`has_no_negative`, ...) take one pass.
+``torch.isfinite(values).all()`` writes a mask and takes 20 times as long for half a million floats.
 """
 
 from __future__ import annotations
@@ -134,11 +132,7 @@ def _offsets() -> tuple[int, int]:
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Identity and bytes of a tensor's storage, as ``untyped_storage()._cdata`` and ``.nbytes()``; zeros if sparse.
-
-    Raises:
-        RecordingError: This torch has an unknown layout.
-    """
+    """Identity and bytes of a storage (``_cdata``, ``nbytes()``); zeros if sparse. RecordingError if torch differs."""
     in_tensor, in_storage = _offsets()
     storage = _read(tensor._cdata + in_tensor).value
     return (storage, _read(storage + in_storage).value) if storage else (0, 0)
@@ -146,7 +140,6 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 @functools.cache
 def _weak_count() -> int:
-    """Offset in bytes of the weak reference count in a StorageImpl."""
     storage = empty(_PROBES[0], dtype=torch.uint8).untyped_storage()
     before = read_words(storage._cdata, _MAX_WORDS)
     storage._weak_ref()
@@ -163,7 +156,6 @@ def _weak_count() -> int:
 
 @functools.cache
 def _of_driver(name: str, *arguments: type[ctypes._SimpleCData[int]]) -> Callable[..., object] | None:
-    """A function of the virtual GPU's driver; None if the driver is not loaded."""
     function = getattr(ctypes.PyDLL(None), name, None)  # these calls take less time than releasing the GIL would
     if function is not None:
         function.argtypes, function.restype = arguments or None, ctypes.c_size_t
@@ -171,11 +163,7 @@ def _of_driver(name: str, *arguments: type[ctypes._SimpleCData[int]]) -> Callabl
 
 
 def hold_weakly(tensor: torch.Tensor) -> None:
-    """Keep a tensor's StorageImpl, not its memory, alive until ``UntypedStorage._free_weak_ref``.
-
-    Raises:
-        RecordingError: This torch counts references in an unknown way.
-    """
+    """Keep a StorageImpl, not its memory, until ``UntypedStorage._free_weak_ref``. RecordingError if torch differs."""
     add = _of_driver("fakedist_add", ctypes.c_void_p, ctypes.c_uint64)
     if add is None:
         tensor.untyped_storage()._weak_ref()
@@ -184,7 +172,7 @@ def hold_weakly(tensor: torch.Tensor) -> None:
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage begins: ``untyped_storage().data_ptr()``, but faster."""
+    """Start of a tensor's storage: ``untyped_storage().data_ptr()``, but faster."""
     if not tensor.numel():
         return tensor.untyped_storage().data_ptr()  # data_ptr() of a tensor without elements is 0
     return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
@@ -240,7 +228,7 @@ def num_lost(address: int, num_bytes: int) -> int:
 
 
 def is_computed(tensor: torch.Tensor) -> bool:
-    """Whether a device tensor holds values that reached it past the engine, such as another thread's copies."""
+    """Return whether a device tensor holds values from past the engine, such as another thread's copies."""
     count = _of_driver("fakedist_unknown", *_BYTES) if tensor.is_contiguous() else None
     return count is not None and not count(tensor.data_ptr(), tensor.nbytes)
 
@@ -266,10 +254,10 @@ def answered_reads() -> Iterator[None]:
 
 @contextmanager
 def reported_reads(report: Callable[[int], bool]) -> Iterator[None]:
-    """Call ``report(num_bytes)`` for each copy to the host of bytes that hold no computed value, past the engine.
+    """Call ``report(num_bytes)``, which returns whether the copy fails, for each copy of uncomputed bytes past the
+    engine.
 
-    It runs in the reading thread and returns whether the copy fails. Threads that Python does not know are counted by
-    the driver instead, because they must not wait for the GIL.
+    It runs in the reading thread. The driver counts threads unknown to Python, which must not wait for the GIL.
     """
     set_callback = _of_driver("fakedist_tell_reads", ctypes.c_void_p, ctypes.c_void_p)
     if set_callback is None:
@@ -286,10 +274,7 @@ def reported_reads(report: Callable[[int], bool]) -> Iterator[None]:
 
 
 def zero_memory(tensor: torch.Tensor) -> bool:
-    """Write zeros to the memory of a contiguous device tensor, where pages that are not read take no host memory.
-
-    Returns whether they were written.
-    """
+    """Write zeros to a contiguous device tensor without host memory for unread pages; returns whether it wrote them."""
     zero = _of_driver("fakedist_zero", *_BYTES) if tensor.is_contiguous() and tensor.is_cuda else None
     return zero is not None and bool(zero(tensor.data_ptr(), tensor.nbytes))
 
@@ -303,7 +288,7 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Whether there is no NaN and no infinity. If there is, the sum is one too."""
+    """Return whether all values are finite: a NaN or an infinity shows in the sum."""
     values = distinct(values)
     if values.dtype.itemsize == 1:  # eight-bit floats have no sums, and torch 2.8 asks them nothing
         values = values.float()
@@ -311,7 +296,7 @@ def is_finite(values: torch.Tensor) -> bool:
 
 
 def has_no_negative(values: torch.Tensor) -> bool:
-    """Whether every value is at least zero. NaN is not. Complex values have no order."""
+    """Return whether every value is at least zero. NaN is not, and complex values have no order."""
     if values.is_complex():
         return False
     if not values.dtype.is_signed or not values.numel():
@@ -321,12 +306,12 @@ def has_no_negative(values: torch.Tensor) -> bool:
 
 
 def all_true(mask: torch.Tensor) -> bool:
-    """Whether no element of a mask, bools or bytes, is zero."""
+    """Return whether no element of a mask, bools or bytes, is zero."""
     return not mask.numel() or bool(mask.view(torch.uint8).min())
 
 
 def any_true(mask: torch.Tensor) -> bool:
-    """Whether any element of a mask, bools or bytes, is not zero."""
+    """Return whether any element of a mask, bools or bytes, is not zero."""
     return bool(mask.numel()) and bool(mask.view(torch.uint8).max())
 
 
