@@ -175,7 +175,7 @@ def test_handlers_that_are_registered_before_ours_run(tmp_path: Path, registered
     assert finished.returncode == 0, finished.stderr
     lines = finished.stdout.splitlines()
     assert lines.count("registered by the site") == (2 if registered else 0)  # in the command's own process, too
-    assert ("taken down" in lines) == bool(registered)
+    assert "taken down" in lines  # what the script leaves is destroyed as in its own process
 
 
 @pytest.mark.parametrize("swallows", ["except Exception: pass", "except: pass"])
