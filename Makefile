@@ -27,7 +27,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery gpu calibrate oldest torch python matrix dist clean
+.PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery gpu calibrate oldest torch python matrix dist clean
 .PHONY: frameworks recipes clients clients-new clients-recipes clients-fast test-page plotly
 
 help: ## list the targets
@@ -52,10 +52,10 @@ demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on this machine's GPU or 
 test: setup test-page ## all tests except whole frameworks and long runs; TESTS= chooses
 	$(BIN)/python -m pytest $(PARALLEL) --short $(TESTS)
 
-test-long: frameworks test-page ## all tests, with whole frameworks and long runs; TESTS= chooses
-	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
+test-rest: frameworks ## the tests that make test leaves out: whole frameworks and long runs; TESTS= chooses
+	$(BIN)/python -m pytest $(PARALLEL) --rest $(TESTS)
 
-test-all: test-long oldest ## all tests, also on the oldest torch: what CI runs
+test-all: test test-rest oldest ## all tests, also on the oldest torch: what CI runs
 
 test-page: ## the pages' JavaScript, by node's own test runner
 	$(if $(NPM),npm run --silent test,@echo "node is not installed: the pages' JavaScript is not tested")
@@ -107,7 +107,7 @@ clients-new: recipes ## the same, only for jobs that have no result yet
 clients-recipes: recipes ## only public projects' recipes, one rank of each: 15 minutes
 	FAKEDIST_RECIPES=1 $(BIN)/python -m pytest $(PARALLEL) tests/clients/test_recipes.py
 
-clients-fast: frameworks ## only the jobs that `make test-long` runs
+clients-fast: frameworks ## only the jobs that `make test-rest` runs
 	$(BIN)/python -m pytest $(PARALLEL) tests/clients
 
 format: setup $(if $(NPM),node_modules/.installed) ## format the sources

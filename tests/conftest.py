@@ -103,6 +103,7 @@ def profile_once(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFac
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--short", action="store_true", help="leave out whole frameworks and what is marked long")
+    parser.addoption("--rest", action="store_true", help="run only what --short leaves out")
 
 
 def pytest_configure() -> None:
@@ -112,13 +113,21 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test belongs to the tier of its directory. A short run leaves out the long ones, and all whole frameworks."""
+    short, rest = [], []
     for item in items:
         tier = item.path.relative_to(ROOT / "tests").parts[0]
         if tier in TIERS:
             item.add_marker(getattr(pytest.mark, tier))
-        if config.option.short and (tier == "clients" or item.get_closest_marker("long")):
-            what = "a whole framework or launcher" if tier == "clients" else "takes long"
-            item.add_marker(pytest.mark.skip(reason=f"{what}: make test-all"), append=False)
+        if not (tier == "clients" or item.get_closest_marker("long")):
+            short.append(item)
+            continue
+        rest.append(item)
+        if config.option.short:
+            reason = "a whole framework or launcher" if tier == "clients" else "takes long"
+            item.add_marker(pytest.mark.skip(reason=f"{reason}: make test-all"), append=False)
+    if config.option.rest:
+        config.hook.pytest_deselected(items=short)
+        items[:] = rest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
