@@ -10,12 +10,12 @@ from fakedist.options import kinds
 from fakedist.options.definition import FABRIC, GPU, GPU_POWER, NCCL_ENVIRONMENT, TIMES
 from fakedist.options.option import Option, OptionGroup, declared, named, options_of
 
-_OF_THE_RUN = "the run's"
+_RUN_DEFAULT = "the run's"
 _NVLINK_DOMAIN = Option(
     kind=kinds.whole_number(least=1, most=4096),
     group=OptionGroup.PRICING,
     help="GPUs in one NVLink domain.",
-    default_text=_OF_THE_RUN,
+    default_text=_RUN_DEFAULT,
     example=72,
 )
 _INTERFERENCE = Option(
@@ -54,7 +54,7 @@ MICRO_BATCHES = named(
 
 
 def _priced(option: Option, name: str) -> Option:
-    default = option.default_text if name == "power_watts" else _OF_THE_RUN
+    default = option.default_text if name == "power_watts" else _RUN_DEFAULT
     return replace(named(replace(option, name=option.name or name)), name=name, default_text=default)
 
 
