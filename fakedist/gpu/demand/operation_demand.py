@@ -359,7 +359,10 @@ def _size(value: object) -> int:
 
 
 def memory_bytes(tensor: torch.Tensor) -> int:
-    """A device tensor's bytes, at most its storage's. Paged states of bitsandbytes are managed memory for CUDA."""
+    """A device tensor's bytes, at most its storage's.
+
+    The states of bitsandbytes' paged optimizers are the host's for torch, and managed memory for CUDA.
+    """
     if tensor.is_cpu:
         return int(tensor.nbytes) if getattr(tensor, "is_paged", False) else 0
     if is_sparse(tensor):

@@ -248,7 +248,10 @@ def interface_versions(include: Path) -> list[tuple[str, int, int]]:
 
 
 def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
-    """Functions that CUPTI (if any) numbers, later forms first: name, CUPTI's name, whether the runtime's, number."""
+    """Functions that CUPTI has a number for: name, CUPTI's name, whether it is the runtime's, the number.
+
+    Where the runtime's interface has changed, its later form comes first. Empty if CUPTI is not installed.
+    """
     functions: list[tuple[str, str, bool, int]] = []
     if include is None:
         return functions

@@ -36,7 +36,10 @@ class EventTracker:
         self._set(int(number))
 
     def operations(self, device: int, actions: Sequence[str]) -> Sequence[int]:
-        """The operation of each event since :meth:`forget`; -1 for snapshots. RecordingError if the events differ."""
+        """The operation of each event since :meth:`forget`; -1 for snapshots, which it does not track.
+
+        RecordingError if the history, with these actions, has other events.
+        """
         kept = [action for action in actions if action != _SNAPSHOT]
         count = len(kept)
         events = (ctypes.c_int64 * (2 * count))()
