@@ -35,9 +35,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: What is changed, and where its tests are.
 ROOMS = {
-    "analysis": ("tests/unit/analysis",),
-    "record": ("tests/unit/record",),
-    "world/arrivals.py": ("tests/unit/world/test_arrivals.py",),
+    "analysis": "tests/unit/analysis",
+    "check": "tests/unit/check",
+    "cost_model": "tests/unit/cost_model",
+    "gpu/values": "tests/unit/gpu",
+    "record": "tests/unit/record",
+    "results": "tests/unit/results",
+    "sweep": "tests/unit/sweep",
+    "world/arrivals.py": "tests/unit/world/test_arrivals.py",
 }
 #: Seconds of CPU after which a change has made its tests run for ever, and counts as noticed.
 MOST_CPU_S = 120
@@ -209,13 +214,14 @@ def cover(tests: Sequence[str], kept: Path) -> int:
     covering.start()
     code = _pytest(tests, _Covering(covering))
     covering.stop()
-    found, data = defaultdict(dict), covering.get_data()
+    data = covering.get_data()
+    lines: dict[str, dict[int, list[str]]] = defaultdict(dict)
     for name in data.measured_files():
         by_line = data.contexts_by_lineno(name)
         every = sorted({each for files in by_line.values() for each in files if each})
         for line, files in by_line.items():
-            found[str(Path(name).relative_to(ROOT))][line] = sorted(filter(None, files)) or every
-    kept.write_text(json.dumps(found))
+            lines[str(Path(name).relative_to(ROOT))][line] = sorted(filter(None, files)) or every
+    kept.write_text(json.dumps(lines))
     return code
 
 
@@ -237,7 +243,7 @@ def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sample", type=int, default=150, help="how many changes; 0 for all")
+    parser.add_argument("--sample", type=int, default=300, help="how many changes; 0 for all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="files with this in their path")
     chosen = parser.parse_args()
@@ -245,25 +251,34 @@ def main() -> int:
     os.chdir(ROOT)
     for name in ("torch", "torch.distributed", "torch._dynamo", "pandas", "pyarrow.parquet", "rich.console"):
         importlib.import_module(name)
-    files = [path for room in ROOMS for path in _files(ROOT / "fakedist" / room) if chosen.only in str(path)]
-    everything = [mutant for path in files for mutant in mutants(path)]
+    by_room = {
+        room: [
+            mutant for path in _files(ROOT / "fakedist" / room) if chosen.only in str(path) for mutant in mutants(path)
+        ]
+        for room in ROOMS
+    }
+    room_of = {mutant: room for room, changed in by_room.items() for mutant in changed}
+    everything = list(room_of)
     random.Random(chosen.seed).shuffle(everything)
     sample = everything[: chosen.sample or None]
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "covered.json"
-        tests = [each for room in ROOMS.values() for each in room]
+        tests = sorted({ROOMS[room_of[mutant]] for mutant in sample})
         if in_child(lambda: cover(tests, kept)):
             print("the tests fail without any change")
             return 1
         covered = json.loads(kept.read_text())
-    results: Counter[str] = Counter()
+    results: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant in sample:
         tests = covering_tests(covered.get(mutant.path, {}), mutant.line)
         result = "not covered" if not tests else "survived" if survives(mutant, tests) else "noticed"
-        results[result] += 1
+        results[room_of[mutant]][result] += 1
         with contextlib.suppress(BrokenPipeError):
             print(f"{result:11}  {mutant}", flush=True)
-    print(f"{results['noticed']} of {len(sample)} changes noticed ({len(everything)} in all), {dict(results)}")
+    for room, counts in results.items():
+        print(f"{counts['noticed']:4} of {counts.total():4} noticed, {counts['not covered']:3} not covered: {room}")
+    noticed = sum(counts["noticed"] for counts in results.values())
+    print(f"{noticed} of {len(sample)} changes noticed ({noticed / max(1, len(sample)):.0%}; {len(everything)} in all)")
     return 0
 
 
