@@ -1,4 +1,4 @@
-# One door for developers: `make check` before a commit; CI runs the same, and the tests of `make test-all`.
+# One door for developers: `make check` before a commit. CI runs the same, `make test-rest` and `make oldest`.
 PYTHON ?= python3
 BIN := .venv/bin
 OLDEST := .venv-oldest/bin
@@ -49,13 +49,13 @@ demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on this machine's GPU or 
 	@echo
 	@echo "The run is in $(DEMO); the same tables again: $(BIN)/fakedist report $(DEMO)"
 
-test: setup test-page ## all tests except whole frameworks and long runs; TESTS= chooses
+test: setup test-page ## every unit test, and of each file of whole runs the first: 6 minutes; TESTS= chooses
 	$(BIN)/python -m pytest $(PARALLEL) --short $(TESTS)
 
-test-rest: frameworks ## the tests that make test leaves out: whole frameworks and long runs; TESTS= chooses
+test-rest: setup ## the other whole runs, damaged files, pages in a browser; TESTS= chooses
 	$(BIN)/python -m pytest $(PARALLEL) --rest $(TESTS)
 
-test-all: test test-rest oldest ## all tests, also on the oldest torch: what CI runs
+test-all: test test-rest oldest clients-fast ## all tests, also on the oldest torch and of frameworks
 
 test-page: ## the pages' JavaScript, by node's own test runner
 	$(if $(NPM),npm run --silent test,@echo "node is not installed: the pages' JavaScript is not tested")
@@ -88,7 +88,7 @@ frameworks: .venv/.frameworks ## DeepSpeed, Accelerate, torchtitan and the rest 
 
 .venv/.frameworks: .venv/.installed constraints-clients.txt
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --constraint constraints-clients.txt \
-		--no-build-isolation --editable '.[dev,browser,clients]'
+		--no-build-isolation --editable '.[dev,clients]'
 	touch $@
 
 recipes: .venv/.recipes ## the packages of public projects' recipes too, which need 400 MB and no part of CI
@@ -107,7 +107,7 @@ clients-new: recipes ## the same, only for jobs that have no result yet
 clients-recipes: recipes ## only public projects' recipes, one rank of each: 15 minutes
 	FAKEDIST_RECIPES=1 $(BIN)/python -m pytest $(PARALLEL) tests/clients/test_recipes.py
 
-clients-fast: frameworks ## only the jobs that `make test-rest` runs
+clients-fast: frameworks ## the fast jobs, and launchers
 	$(BIN)/python -m pytest $(PARALLEL) tests/clients
 
 format: setup $(if $(NPM),node_modules/.installed) ## format the sources
@@ -161,7 +161,7 @@ torch: ## tests and our own jobs on another torch, in an environment of its own 
 	@test -n '$(TORCH)' || { echo 'which torch? make torch TORCH=2.9.1   ($(TORCHES))'; exit 2; }
 	$(MAKE) --no-print-directory $(TORCH_ENV)/.installed
 	$(TORCH_ENV)/bin/fakedist doctor
-	$(TORCH_ENV)/bin/python -m pytest $(PARALLEL) --short $(TORCH_TESTS)
+	$(TORCH_ENV)/bin/python -m pytest $(PARALLEL) $(TORCH_TESTS)
 	sed 's#"reports/baselines"#"build/baselines-$(TORCH)"#; s/tool.fakedist.check/check/' pyproject.toml > check-torch-$(TORCH).toml
 	$(TORCH_ENV)/bin/fakedist check --config check-torch-$(TORCH).toml --update
 	rm check-torch-$(TORCH).toml
@@ -172,10 +172,10 @@ torch: ## tests and our own jobs on another torch, in an environment of its own 
 	$(@D)/bin/python $(PIP_INSTALL) --no-build-isolation --editable '.[test]'
 	touch $@
 
-python: ## make test on another Python, in an environment of its own (6 GB): make python VERSION=3.13; TESTS= chooses
+python: ## the tests on another Python, in an environment of its own (6 GB): make python VERSION=3.13; TESTS= chooses
 	@test -n '$(VERSION)' || { echo 'which Python? make python VERSION=3.13   ($(PYTHONS))'; exit 2; }
 	$(MAKE) --no-print-directory $(PYTHON_ENV)/.installed
-	$(PYTHON_ENV)/bin/python -m pytest $(PARALLEL) --short $(TESTS)
+	$(PYTHON_ENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
 
 .venv-python-%/.installed: pyproject.toml constraints.txt
 	test -x $(@D)/bin/python || python$* -m venv $(@D)

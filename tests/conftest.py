@@ -16,6 +16,7 @@ import pytest
 
 from tests.summary import longest_files, summary
 from tests.support.runs import Profiled, ProfileOnce
+from tests.support.tiers import short_tests, tier
 
 ROOT = Path(__file__).parent.parent
 #: Says whose rank a process is; a test's own environment must not leak into the runs it starts.
@@ -23,6 +24,8 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 #: Files listed at the end of a run of many.
 NUM_LONGEST = 10
 TIERS = ("integration", "clients", "gpu")
+#: Tiers of `make nightly`, which no change has to wait for.
+NIGHTLY_TIERS = ("clients", "gpu", "load")
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,8 @@ def profile_once(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFac
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--short", action="store_true", help="leave out whole frameworks and what is marked long")
-    parser.addoption("--rest", action="store_true", help="run only what --short leaves out")
+    parser.addoption("--short", action="store_true", help="every unit test; of each file of whole runs its first")
+    parser.addoption("--rest", action="store_true", help="the rest of what every change has to pass")
 
 
 def pytest_configure() -> None:
@@ -112,22 +115,16 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test belongs to the tier of its directory. A short run leaves out the long ones, and all whole frameworks."""
-    short, rest = [], []
+    """A test belongs to the tier of its directory."""
     for item in items:
-        tier = item.path.relative_to(ROOT / "tests").parts[0]
-        if tier in TIERS:
-            item.add_marker(getattr(pytest.mark, tier))
-        if not (tier == "clients" or item.get_closest_marker("long")):
-            short.append(item)
-            continue
-        rest.append(item)
-        if config.option.short:
-            reason = "a whole framework or launcher" if tier == "clients" else "takes long"
-            item.add_marker(pytest.mark.skip(reason=f"{reason}: make test-all"), append=False)
-    if config.option.rest:
-        config.hook.pytest_deselected(items=short)
-        items[:] = rest
+        if tier(item) in TIERS:
+            item.add_marker(getattr(pytest.mark, tier(item)))
+    if not (config.option.short or config.option.rest):
+        return
+    short = set(short_tests(items))
+    chosen = short if config.option.short else {item for item in items if tier(item) not in NIGHTLY_TIERS} - short
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 _RAN = re.compile(r"^[\d,]+ ran: .*|^\d+ of \d+ .*noticed.*", re.MULTILINE)
 #: Cases of each kind of file, where the tests of CI have 30.
 _FUZZ_CASES = 2_000
-#: Changes to the sources, where ``make mutants`` has 150.
-_MUTANTS = 300
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
         Part("hostile files", (*pytest, "tests/hostile"), {"FAKEDIST_FUZZ": str(_FUZZ_CASES)}),
         # In one process, as each of these tests needs the machine for itself.
         Part("load", (sys.executable, "-m", "pytest", "-rP", "tests/load"), {"FAKEDIST_LOAD": "1"}),
-        Part("mutants", ("make", "mutants", f"ARGS=--sample {_MUTANTS} --seed {time.strftime('%j')}")),
+        Part("mutants", ("make", "mutants", f"ARGS=--seed {time.strftime('%j')}")),
         Part("benchmarks", ("make", "bench")),
     ]
 

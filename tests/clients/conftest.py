@@ -1,13 +1,11 @@
-"""Fixtures that many tests share: runs of the catalogue's jobs, a browser."""
+"""A fixture that many tests share: runs of the catalogue's jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Protocol
 
 import pytest
 
-from tests.clients.browser import Reader, browser, no_browser
 from tests.clients.catalogue import ENTRIES
 from tests.clients.running import Ran, run_rank
 
@@ -31,19 +29,3 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> RunEntry:
         return known[name, rank]
 
     return run
-
-
-@pytest.fixture(scope="module")
-def opened_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """A browser for the tests of a file. Skips where Chromium or Playwright is missing."""
-    if missing := no_browser():
-        pytest.skip(missing)
-    with browser(tmp_path_factory.mktemp("chromium")) as reader:
-        yield reader
-
-
-@pytest.fixture
-def reader(opened_browser: Reader) -> Iterator[Reader]:
-    """That browser; a test fails where its page says anything on the console, throws, or fetches something."""
-    yield opened_browser
-    assert opened_browser.told == []

@@ -25,8 +25,8 @@ Where a row reads *by arithmetic*, the job's entry computes these figures from t
 records agree: bytes of parameters, gradients and optimizer state in the last step, the peak, FLOPs of its matrix
 products and attention (6 per parameter and token), and the phases of every step.
 
-The jobs are in `tests/clients/catalogue`. The frameworks come from PyPI (`constraints-clients.txt`). Jobs marked *CI*
-run with every change (`make clients-fast`).
+The jobs are in `tests/clients/catalogue`. The frameworks come from PyPI (`constraints-clients.txt`). Jobs marked *nightly*
+run every night (`make clients-fast`).
 
 Recipes of public projects (`tests/clients/catalogue/recipes.py`) are the project's own loop with its own classes where
 a package has them, and written anew where the project is a repository without one (CleanRL, DETR, DINO, minimind, SiT).
@@ -107,9 +107,9 @@ def _table(results: dict[str, Any], entries: Iterable[Entry]) -> Iterable[str]:
 def _cells(entry: Entry, result: dict[str, Any] | None) -> list[str]:
     ranks = ", ".join(map(str, entry.ranks))
     job = f"`{' '.join((*entry.options, entry.script, *entry.arguments))}`".replace("|", "\\|")  # of a table's cell
-    in_ci = "CI" if entry.fast else ""
+    nightly = "nightly" if entry.fast else ""
     if result is None:
-        return [entry.feature, "", job, f"{ranks} of {entry.world_size:,}", "not run yet", "", "", in_ci]
+        return [entry.feature, "", job, f"{ranks} of {entry.world_size:,}", "not run yet", "", "", nightly]
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items() if name != "torch")
     versions = versions or f"torch {result['versions']['torch']}"
     said = "works"
@@ -125,4 +125,4 @@ def _cells(entry: Entry, result: dict[str, Any] | None) -> list[str]:
     peak = f"{peaks[0]} each" if len(peaks) > 1 and len(set(peaks)) == 1 else " / ".join(peaks)
     peak = "" if entry.refused or result["failed"] else peak
     walls = walls and f"{walls} s"
-    return [entry.feature, versions, job, f"{ranks} of {entry.world_size:,}", said, walls, peak, in_ci]
+    return [entry.feature, versions, job, f"{ranks} of {entry.world_size:,}", said, walls, peak, nightly]

@@ -12,12 +12,12 @@ from fakedist.report.page.run_page import write_page
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.units import format_bytes, format_us
-from tests.clients.browser import Reader, drawn, serious_faults
+from tests.page.browser import Reader, drawn, serious_faults
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
 from tests.unit.cost_model.times_by_hand import kernel, record
 from tests.unit.report import handmade
 
-pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 
 from fakedist.report.compare.comparison import Comparison
 from fakedist.report.compare.comparison_page import comparison_page
-from tests.clients.browser import Reader, drawn, serious_faults
+from tests.page.browser import Reader, drawn, serious_faults
 from tests.unit.report.two_runs import run_of
 
-pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")

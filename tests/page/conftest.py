@@ -1,0 +1,25 @@
+"""The browser of the tests that open pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.page.browser import Reader, browser, no_browser
+
+
+@pytest.fixture(scope="module")
+def opened_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """A browser for the tests of a file. Skips where Chromium or Playwright is missing."""
+    if missing := no_browser():
+        pytest.skip(missing)
+    with browser(tmp_path_factory.mktemp("chromium")) as reader:
+        yield reader
+
+
+@pytest.fixture
+def reader(opened_browser: Reader) -> Iterator[Reader]:
+    """That browser; a test fails where its page says anything on the console, throws, or fetches something."""
+    yield opened_browser
+    assert opened_browser.told == []

@@ -1,0 +1,49 @@
+"""The tests that ``make test`` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+
+def tier(item: pytest.Item) -> str:
+    """The folder of tests/ that the test is in."""
+    return item.path.relative_to(Path(__file__).parents[1]).parts[0]
+
+
+def short_tests(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of the tests not marked ``long``: all unit tests, and of each file of whole runs the first test and those that
+    share its run.
+    """
+    kept = (item for item in items if not item.get_closest_marker("long"))
+    for _, group in groupby(kept, key=lambda item: item.path):
+        tests = list(group)
+        folder = tier(tests[0])
+        if folder == "unit":
+            yield from tests
+        elif folder == "integration":
+            yield from _one_run(tests)
+
+
+def _one_run(tests: list[pytest.Item]) -> list[pytest.Item]:
+    first = tests[0]
+    runs = _shared_runs(first)
+    return [test for test in tests if _function(test) == _function(first) or (runs and _shared_runs(test) == runs)]
+
+
+def _function(test: pytest.Item) -> str:
+    return str(getattr(test, "originalname", test.name))
+
+
+def _shared_runs(test: pytest.Item) -> set[tuple[str, str]]:
+    """The file's own fixtures that a test shares with others, each with its parameter."""
+    assert isinstance(test, pytest.Function)
+    parameters = test.callspec.params if hasattr(test, "callspec") else {}
+    return {
+        (name, repr(parameters.get(name)))
+        for name, (*_, definition) in test._fixtureinfo.name2fixturedefs.items()
+        if definition.scope == "module"
+    }
