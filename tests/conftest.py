@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 
 from tests.summary import longest_files, summary
-from tests.support.runs import Profiled, ProfileOnce
-from tests.support.tiers import short_tests, tier
+from tests.support.runs import Finished, Profiled, ProfileOnce, run_once
+from tests.support.tiers import is_nightly, short_tests, tier
 
 ROOT = Path(__file__).parent.parent
 #: Says whose rank a process is; a test's own environment must not leak into the runs it starts.
@@ -24,22 +22,6 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 #: Files listed at the end of a run of many.
 NUM_LONGEST = 10
 TIERS = ("integration", "clients", "gpu")
-#: Tiers of `make nightly`, which no change has to wait for.
-NIGHTLY_TIERS = ("clients", "gpu", "load")
-
-
-@dataclass(frozen=True)
-class Finished:
-    code: int
-    stdout: str
-    stderr: str
-
-    def json(self) -> dict[str, Any]:
-        """The one object that ``--json`` prints; fails with everything said when the command failed."""
-        assert self.code in (0, 4), f"exit {self.code}\n{self.stdout}\n{self.stderr}"
-        loaded = json.loads(self.stdout)
-        assert isinstance(loaded, dict)
-        return loaded
 
 
 class RunFakedist(Protocol):
@@ -83,23 +65,24 @@ def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> RunFakedist:
 
 
 @pytest.fixture(scope="session")
-def profile_once(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> ProfileOnce:
-    """Profile a rank of a job on the virtual GPU. The same job with the same options runs once."""
-    known: dict[object, Profiled] = {}
+def profile_once(run_fakedist: RunFakedist) -> ProfileOnce:
+    """Profile a rank of a job on the virtual GPU. The same job with the same options runs once for all tests, which
+    only read the run.
+    """
 
     def profile(
-        *script: str | Path,
+        script: str | Path,
+        *arguments: str | Path,
         world_size: int = 8,
         rank: int = 0,
         options: tuple[str, ...] = ("--json",),
         env: dict[str, str] | None = None,
     ) -> Profiled:
         job = ("--world-size", str(world_size), "--rank", str(rank), "--device", "virtual", *options)
-        key = (job, tuple(map(str, script)), tuple((env or {}).items()))
-        if key not in known:
-            path = tmp_path_factory.mktemp("profiled") / "run"
-            known[key] = Profiled(path, run_fakedist("profile", *job, "-o", path, *script, env=env))
-        return known[key]
+        words = (str(script), *map(str, arguments))
+        return run_once(
+            [job, words, env], Path(script), lambda path: run_fakedist("profile", *job, "-o", path, *words, env=env)
+        )
 
     return profile
 
@@ -122,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (config.option.short or config.option.rest):
         return
     short = set(short_tests(items))
-    chosen = short if config.option.short else {item for item in items if tier(item) not in NIGHTLY_TIERS} - short
+    chosen = short if config.option.short else {item for item in items if not is_nightly(item)} - short
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 

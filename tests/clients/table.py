@@ -25,8 +25,8 @@ Where a row reads *by arithmetic*, the job's entry computes these figures from t
 records agree: bytes of parameters, gradients and optimizer state in the last step, the peak, FLOPs of its matrix
 products and attention (6 per parameter and token), and the phases of every step.
 
-The jobs are in `tests/clients/catalogue`. The frameworks come from PyPI (`constraints-clients.txt`). Jobs marked *nightly*
-run every night (`make clients-fast`).
+The jobs are in `tests/clients/catalogue`. The frameworks come from PyPI (`constraints-clients.txt`). Jobs marked
+*nightly* run every night (`make clients-fast`).
 
 Recipes of public projects (`tests/clients/catalogue/recipes.py`) are the project's own loop with its own classes where
 a package has them, and written anew where the project is a repository without one (CleanRL, DETR, DINO, minimind, SiT).

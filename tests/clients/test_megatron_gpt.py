@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from tests.clients.megatron_arithmetic import Sizes
-from tests.conftest import Finished, RunFakedist
+from tests.conftest import RunFakedist
+from tests.support.runs import Finished
 
 
 def installed(name: str) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.integration
-LONG = pytest.mark.long
+NIGHTLY = pytest.mark.nightly
 
 #: The other end of what torch is supported, made by `make oldest`.
 OTHER_PYTHON = Path(os.environ.get("FAKEDIST_OTHER_PYTHON", ROOT / ".venv-oldest/bin/python"))
@@ -161,7 +161,7 @@ def test_a_missing_baseline_says_how_to_make_one_before_anything_runs(tmp_path: 
     ("config", "broken", "told", "output"),
     [
         (CONFIG, 'raise ValueError("no such shard")', "the script failed: ValueError: no such shard", "Traceback"),
-        pytest.param(FIRST, 'print("bye"); sys.exit(3)', "the script failed with exit code 3", "bye", marks=LONG),
+        pytest.param(FIRST, 'print("bye"); sys.exit(3)', "the script failed with exit code 3", "bye", marks=NIGHTLY),
         (FIRST, "os.kill(os.getpid(), signal.SIGKILL)", "the script was killed: by SIGKILL", ""),
         (FIRST, "os.kill(os.getppid(), signal.SIGKILL); signal.pause()", "the run was killed before it ended", ""),
     ],
@@ -214,7 +214,7 @@ def test_a_rank_that_leaves_during_init_takes_nothing_if_others_train(tmp_path: 
     ("condition", "told"),
     [
         ("dist.get_rank() == 9", "net rank 9: left the job during init, before a first step: exit 0 at train.py:"),
-        pytest.param("True", "net: no rank allocated anything on the GPU", marks=LONG),
+        pytest.param("True", "net: no rank allocated anything on the GPU", marks=NIGHTLY),
     ],
 )
 def test_a_rank_that_trained_and_leaves_now_is_not_taken_for_an_improvement(
@@ -267,7 +267,7 @@ def test_a_budget_that_is_exceeded_leaves_the_baselines_alone(tmp_path: Path, ba
 
 
 @pytest.mark.parametrize(
-    ("number", "config"), [(signal.SIGINT, CONFIG), pytest.param(signal.SIGTERM, FIRST, marks=LONG)]
+    ("number", "config"), [(signal.SIGINT, CONFIG), pytest.param(signal.SIGTERM, FIRST, marks=NIGHTLY)]
 )
 def test_what_is_cancelled_leaves_nothing_running_and_nothing_written(tmp_path: Path, number: int, config: str) -> None:
     folder = project(tmp_path / "p", config, broken='open("reached", "w").close(); signal.pause()')
@@ -305,6 +305,7 @@ def test_a_layer_that_is_not_there_is_refused_with_a_likely_one(tmp_path: Path) 
     assert "did you mean '*.up'?" in finished.stderr
 
 
+@NIGHTLY
 @pytest.mark.skipif(not OTHER_PYTHON.exists(), reason="no second torch: make oldest")
 @pytest.mark.skipif(OTHER_PYTHON.parent.parent == Path(sys.prefix), reason="the second torch is the one that runs this")
 def test_another_torch_is_deterministic_too_and_said_before_it_is_judged(tmp_path: Path, baseline: bytes) -> None:

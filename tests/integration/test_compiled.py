@@ -42,7 +42,7 @@ def _recorded(run_fakedist: RunFakedist, run: Path, mode: str) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["reduce-overhead", "each-layer"])
+@pytest.mark.parametrize("mode", ["reduce-overhead", pytest.param("each-layer", marks=pytest.mark.nightly)])
 def test_a_compiled_model_is_recorded_as_it_runs_and_where(
     mode: str, tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:

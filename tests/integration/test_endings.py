@@ -93,13 +93,13 @@ def until(process: subprocess.Popen[str], line: str) -> str:
     ("how", "code", "outcome", "last"),
     [
         ("stopped", 0, "stopped", ""),
-        pytest.param("finished", 0, "finished", "", marks=pytest.mark.long),
+        pytest.param("finished", 0, "finished", "", marks=pytest.mark.nightly),
         ("exit3", 3, "exit", "fakedist: exit 3: the script's own exit code"),
-        pytest.param("exit_text", 1, "exit", "fakedist: exit 1: the script's own exit code", marks=pytest.mark.long),
+        pytest.param("exit_text", 1, "exit", "fakedist: exit 1: the script's own exit code", marks=pytest.mark.nightly),
         ("exception", 1, "exception", "fakedist: exit 1: the script raised ValueError: a bad value"),
-        pytest.param("os_exit", 7, "exit", "fakedist: exit 7: the script's own exit code", marks=pytest.mark.long),
+        pytest.param("os_exit", 7, "exit", "fakedist: exit 7: the script's own exit code", marks=pytest.mark.nightly),
         ("out_of_memory", 4, "out_of_memory", "fakedist: exit 4: the rank does not fit the GPU"),
-        pytest.param("caught_out_of_memory", 0, "finished", "", marks=pytest.mark.long),
+        pytest.param("caught_out_of_memory", 0, "finished", "", marks=pytest.mark.nightly),
         ("segfault", 139, "killed", "fakedist: exit 139: the script was killed by SIGSEGV, which it sent itself"),
     ],
 )
@@ -143,7 +143,7 @@ def test_an_error_where_nothing_is_computed_says_that_it_may_come_of_that(tmp_pa
     ("how", "number", "code", "outcome", "message"),
     [
         ("interrupt", signal.SIGINT, 130, "interrupted", "Ctrl-C"),
-        pytest.param("terminate", signal.SIGTERM, 143, "interrupted", "SIGTERM", marks=pytest.mark.long),
+        pytest.param("terminate", signal.SIGTERM, 143, "interrupted", "SIGTERM", marks=pytest.mark.nightly),
     ],
 )
 def test_a_signal_ends_the_script_and_not_the_report(

@@ -33,7 +33,7 @@ def profile(run_fakedist: RunFakedist, world_size: int, rank: int, *script: str)
     return result
 
 
-#: Ranks of each script that a short run has, one or two of each world.
+#: Ranks of each script that every change runs, one or two of each world.
 SHORT = {("llama", 8, "last"), ("llama", 16_384, "middle"), ("gpt", 1_024, "first"), ("gpt", 16_384, "last")}
 
 
@@ -41,7 +41,7 @@ def every_rank() -> Iterator[ParameterSet]:
     for (name, script), world_size, place in product(
         {"llama": SMALL_LLAMA, "gpt": SMALL_GPT}.items(), WORLDS, ("first", "middle", "last")
     ):
-        marks = () if (name, world_size, place) in SHORT else (pytest.mark.long,)
+        marks = () if (name, world_size, place) in SHORT else (pytest.mark.nightly,)
         yield pytest.param(script, world_size, place, marks=marks, id=f"{name}-{world_size}-{place}")
 
 
@@ -97,7 +97,7 @@ def test_the_collectives_of_a_70b_llama_are_those_of_its_mesh(run_fakedist: RunF
     assert {group_size for _, group_size in sizes} == {8, 128, 1_024}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_largest_llama_runs_at_world_16384(run_fakedist: RunFakedist) -> None:
     options = ("--num-layers", "3", "--checkpoint", "selective", "--dp-replicate", "16", "--optimizer", "foreach")
     result = profile(run_fakedist, 16_384, 9_000, "llama_fsdp2.py", "--model", "405b", "--tp", "8", *options)

@@ -29,9 +29,9 @@ def recorded(job: str, *, profiled: bool = False, gpu: str = DEFAULT_GPU, memory
     return found
 
 
-#: Those that a short run has.
+#: Those that every change runs.
 SHORT = ("allocations", "fsdp2_8")
-PARAMETERS = [pytest.param(job, marks=() if job in SHORT else (pytest.mark.long,)) for job in QUICK]
+PARAMETERS = [pytest.param(job, marks=() if job in SHORT else (pytest.mark.nightly,)) for job in QUICK]
 
 
 @cache

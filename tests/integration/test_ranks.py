@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Finished, RunFakedist, clean_environment
+from tests.conftest import RunFakedist, clean_environment
+from tests.support.runs import Finished
 
 JOB = Path(__file__).parent / "jobs" / "sends_everything.py"
 

@@ -14,8 +14,9 @@ import pytest
 from fakedist.rundir.journal import read_journal
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.schema import TABLES
-from tests.conftest import ROOT, Finished, RunFakedist, clean_environment
+from tests.conftest import ROOT, RunFakedist, clean_environment
 from tests.integration.jobs.late_settings import SETTINGS
+from tests.support.runs import Finished
 
 JOB = Path(__file__).parent / "jobs" / "late_settings.py"
 #: What the clock says, in tables of a run.

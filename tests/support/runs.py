@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tests.conftest import Finished
+ROOT = Path(__file__).parents[2]
+#: Runs of the present sources, which all workers and later test runs share.
+_KEPT = ROOT / "build" / "test-runs"
+
+
+@dataclass(frozen=True)
+class Finished:
+    code: int
+    stdout: str
+    stderr: str
+
+    def json(self) -> dict[str, Any]:
+        """The one object that ``--json`` prints; fails with everything said when the command failed."""
+        assert self.code in (0, 4), f"exit {self.code}\n{self.stdout}\n{self.stderr}"
+        loaded = json.loads(self.stdout)
+        assert isinstance(loaded, dict)
+        return loaded
 
 
 @dataclass(frozen=True)
@@ -41,9 +65,47 @@ class ProfileOnce(Protocol):
 
     def __call__(
         self,
-        *script: str | Path,
+        script: str | Path,
+        *arguments: str | Path,
         world_size: int = 8,
         rank: int = 0,
         options: tuple[str, ...] = ("--json",),
         env: dict[str, str] | None = None,
     ) -> Profiled: ...
+
+
+def run_once(job: object, script: Path, profile: Callable[[Path], Finished]) -> Profiled:
+    """The run of a job: one that is kept if the sources have not changed since, or a new one.
+
+    Args:
+        job: All that chooses the run, as JSON.
+        script: Files next to it count as its sources.
+        profile: Profiles it into a directory.
+    """
+    own = sorted((name, value) for name, value in os.environ.items() if name.startswith(("FAKEDIST_", "PYTORCH_")))
+    digest = hashlib.sha256(json.dumps([job, own, sys.version, version("torch")]).encode())
+    for path in sorted(script.parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    folder = _KEPT / _digest_of_sources() / digest.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended, path = folder / "finished.json", folder / "run"
+        if not ended.exists():
+            shutil.rmtree(path, ignore_errors=True)
+            ended.write_text(json.dumps(asdict(profile(path))))
+        return Profiled(path, Finished(**json.loads(ended.read_text())))
+
+
+@functools.cache
+def _digest_of_sources() -> str:
+    """It names the folder of the present sources' runs. Runs of earlier sources are removed."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "fakedist").rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(path.read_bytes())
+    name = digest.hexdigest()[:16]
+    for other in _KEPT.glob("*"):
+        if other.name != name:
+            shutil.rmtree(other, ignore_errors=True)
+    return name

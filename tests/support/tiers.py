@@ -8,17 +8,24 @@ from pathlib import Path
 
 import pytest
 
+NIGHTLY_TIERS = ("clients", "gpu", "load")
+
 
 def tier(item: pytest.Item) -> str:
     """The folder of tests/ that the test is in."""
     return item.path.relative_to(Path(__file__).parents[1]).parts[0]
 
 
+def is_nightly(item: pytest.Item) -> bool:
+    """Return whether no change has to wait for the test."""
+    return tier(item) in NIGHTLY_TIERS or item.get_closest_marker("nightly") is not None
+
+
 def short_tests(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of the tests not marked ``long``: all unit tests, and of each file of whole runs the first test and those that
-    share its run.
+    """Of the tests marked neither ``long`` nor ``nightly``: all unit tests; and of each file of whole runs the first
+    test, and those that share its run.
     """
-    kept = (item for item in items if not item.get_closest_marker("long"))
+    kept = (item for item in items if not (item.get_closest_marker("long") or is_nightly(item)))
     for _, group in groupby(kept, key=lambda item: item.path):
         tests = list(group)
         folder = tier(tests[0])
