@@ -19,7 +19,7 @@ from fakedist.check.baselines import (
 )
 from fakedist.check.config import CheckConfig, CheckJob
 from fakedist.check.judging import Finding, judge
-from fakedist.check.measured import RankFigures, measure, peak_lines
+from fakedist.check.measured import RankFigures, measure
 from fakedist.check.running import RankToRun, run_ranks, see_that_it_can_run
 from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, ScriptError
 from fakedist.launcher.executors.local import LocalExecutor
@@ -182,7 +182,7 @@ def judge_job(
         if unknown:
             message = f"the baseline of {job.name!r} rank {rank} has no {unknown[0]}"
             raise CheckError(message, f"fakedist check --update {job.name}")
-        checked.findings += judge(job, rank, ranks[rank], before, peak_lines(run))
+        checked.findings += judge(job, rank, ranks[rank], before)
     return ranks
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from fakedist.check.config import CheckJob, Figure, Limit
-from fakedist.check.measured import RankFigures, peak_lines
+from fakedist.check.measured import RankFigures, measure
 from fakedist.report.compare.comparison import format_relative, say_part, say_time_part
-from fakedist.results.compare.changed_memory import pattern_changes, pattern_parts
+from fakedist.results.compare.changed_memory import block_changes, pattern_changes
 from fakedist.results.compare.changed_times import layer_changes
 from fakedist.results.compare.layer_matching import names_layer
 from fakedist.results.compare.reasons import Cause, find_cause, origin_of
@@ -84,7 +84,7 @@ class Finding:
         return message + (f": {self.blame}" if self.blame else "")
 
 
-def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None, lines: pd.DataFrame) -> list[Finding]:
+def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None) -> list[Finding]:
     """Judge every figure of a rank that has a budget or a tolerance, and always both peaks.
 
     ``before`` is the rank in its baseline; None without a baseline.
@@ -110,7 +110,7 @@ def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None
             tolerance="" if tolerance is None else tolerance.text,
             source=now.time_source if figure.is_time else "",
         )
-        findings.append(_blamed(finding, now, before, lines) if finding.is_exceeded else finding)
+        findings.append(_blamed(finding, now, before) if finding.is_exceeded else finding)
     return findings
 
 
@@ -118,7 +118,7 @@ def _allowed(was: float | None, tolerance: Limit | None) -> float | None:
     return None if was is None or tolerance is None else was + tolerance.of(was)
 
 
-def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None, lines: pd.DataFrame) -> Finding:
+def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None) -> Finding:
     figure = finding.figure
     if figure.is_time:
         return replace(finding, blame=_time_blame(figure, now, before))
@@ -132,7 +132,8 @@ def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None, line
         before = None
     if cause is None:
         return finding
-    origin = origin_of(cause, lines)
+    was = now.blocks.iloc[:0] if before is None or before.blocks.empty else before.blocks
+    origin = origin_of(cause, block_changes(was, now.blocks))
     blame = say_part(cause, is_change=before is not None) + origin.phrase("made")
     return replace(finding, blame=blame, line=origin.line)
 
@@ -164,8 +165,10 @@ def _cause(changes: pd.DataFrame, figure: Figure) -> Cause | None:
 
 def say_makeup(run: Run) -> str:
     """The main part of a run's peak: "activations of layers.*.mlp, 2.88 GiB, made at model.py:212 (forward)"."""
-    parts = pattern_parts(run.table("layers"))
-    cause = find_cause(pattern_changes(parts.iloc[:0], parts))
+    figures = measure(run, set(), "")
+    nothing = figures.parts.iloc[:0], figures.blocks.iloc[:0]
+    cause = find_cause(pattern_changes(nothing[0], figures.parts))
     if cause is None:
         return ""
-    return say_part(cause, is_change=False) + origin_of(cause, peak_lines(run)).phrase("made")
+    origin = origin_of(cause, block_changes(nothing[1], figures.blocks))
+    return say_part(cause, is_change=False) + origin.phrase("made")

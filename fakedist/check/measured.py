@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import pandas as pd
 from fakedist.check.config import Figure
 from fakedist.errors import CheckError, did_you_mean
 from fakedist.report.compare.comparison import BLOCK_COLUMNS
-from fakedist.results.compare.changed_memory import block_changes, pattern_parts, peak_blocks
+from fakedist.results.compare.changed_memory import pattern_parts, peak_blocks
 from fakedist.results.compare.changed_times import pattern_times
 from fakedist.results.compare.layer_matching import layer_paths, layers_bytes, match_layers
 from fakedist.results.run import Run
@@ -19,6 +20,8 @@ from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.summary import CollectiveTotal, Summary
 from fakedist.rundir.tables import read_table
 
+#: Columns of :attr:`RankFigures.blocks` that tell blocks apart.
+_SITE = ["path", "category", "phase", "operation", "line"]
 _NO_TIMES = pd.DataFrame({"path": [], "category": [], "us": []})
 
 
@@ -46,6 +49,7 @@ class RankRecord:
 
     Attributes:
         layers: Own bytes of each layer at the peak, by category.
+        lines: Bytes at the peak by line, or "operation (phase)" where no line is known, then by layer and category.
         layer_limits: Bytes at the peak of each layer pattern that has a limit.
         groups: For each group and operation ``bytes_in``, ``bytes_out`` and ``num_calls``.
         time: None if the job has no limit on a time.
@@ -62,6 +66,7 @@ class RankRecord:
     layer_limits: dict[str, int]
     groups: dict[str, dict[str, dict[str, int]]]
     time: RankTimes | None = None
+    lines: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, object]:
         """The record as a baseline holds it, without what is not known."""
@@ -80,11 +85,14 @@ class RankFigures:
 
     Attributes:
         parts: Layers' own bytes at the peak, with columns path, category, bytes.
+        blocks: The same by what allocates them, with columns path, category, phase, operation, line, bytes. Operation
+            and phase are empty where the line is known.
         times: Layers' own time in the timed step, with columns path, category (the family of kernels), us.
     """
 
     record: RankRecord
     parts: pd.DataFrame
+    blocks: pd.DataFrame
     times: pd.DataFrame
 
     @classmethod
@@ -92,10 +100,16 @@ class RankFigures:
         """Make a rank from a baseline's record."""
         rows = [(path, name, bytes_) for path, held in record.layers.items() for name, bytes_ in held.items()]
         parts = pd.DataFrame(rows, columns=["path", "category", "bytes"]).astype({"bytes": "int64"})
+        blocks = [
+            (path, category, *_site(text), bytes_)
+            for text, layers in record.lines.items()
+            for path, held in layers.items()
+            for category, bytes_ in held.items()
+        ]
         timed = {} if record.time is None else record.time.layers
         rows_us = [(path, family, us) for path, taken in timed.items() for family, us in taken.items()]
         times = pd.DataFrame(rows_us, columns=["path", "category", "us"]).astype({"us": "float64"})
-        return cls(record, parts, times)
+        return cls(record, parts, pd.DataFrame(blocks, columns=[*_SITE, "bytes"]).astype({"bytes": "int64"}), times)
 
     @property
     def time_source(self) -> str:
@@ -150,6 +164,7 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
     held: dict[str, dict[str, int]] = defaultdict(dict)
     for path, category, bytes_ in parts.itertuples(index=False):
         held[str(path)][str(category)] = int(bytes_)
+    blocks = _peak_blocks(run)
     is_timed = any(figure.is_time for figure in figures)
     times = pattern_times(layers, run.table("layer_times")) if is_timed and summary.time else _NO_TIMES
     record = RankRecord(
@@ -164,8 +179,9 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
         layer_limits=limits,
         groups=groups,
         time=_times(summary, times) if is_timed else None,
+        lines=_lines(blocks),
     )
-    rank_figures = RankFigures(record, parts, times)
+    rank_figures = RankFigures(record, parts, blocks, times)
     unknown = sorted(figure.kind for figure in figures if figure.is_time and rank_figures.value(figure) is None)
     if unknown:
         message = f"{where}: no step was timed, so there is no {unknown[-1]}"
@@ -186,14 +202,34 @@ def _times(summary: Summary, times: pd.DataFrame) -> RankTimes | None:
     return RankTimes(source.source, round(time.step_us, 1), time.num_unknown_calls, families, dict(layers))
 
 
-def peak_lines(run: Run) -> pd.DataFrame:
-    """Blocks at the peak, by place, as changes from zero. Columns: path, category, line, change_bytes and more."""
+def _peak_blocks(run: Run) -> pd.DataFrame:
     layers = run.table("layers")
     paths, _ = layer_paths(layers, layers, match_layers(layers, layers))
     blocks = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()
     stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
-    held = peak_blocks(blocks, stacks, paths, cwd=run.manifest.cwd, script_folder=run.manifest.cwd)
-    return block_changes(held.iloc[:0], held)
+    held = peak_blocks(blocks, stacks, paths, cwd=run.manifest.cwd)
+    has_line = held["line"] != ""
+    held = held.assign(**{name: held[name].mask(has_line, "") for name in ("operation", "phase")})
+    return held.groupby(_SITE, sort=False)["bytes"].sum().reset_index()
+
+
+_LINE = re.compile(r".*:\d+ \(.*\)", re.DOTALL)
+
+
+def _lines(blocks: pd.DataFrame) -> dict[str, dict[str, dict[str, int]]]:
+    lines: dict[str, dict[str, dict[str, int]]] = {}
+    for path, category, phase, operation, line, bytes_ in blocks.itertuples(index=False):
+        layers = lines.setdefault(line or f"{operation} ({phase})", {})
+        layers.setdefault(path, {})[category] = int(bytes_)
+    return lines
+
+
+def _site(text: str) -> tuple[str, str, str]:
+    """Phase, operation and line."""
+    if _LINE.fullmatch(text):
+        return "", "", text
+    operation, _, phase = text.rpartition(" (")
+    return phase.removesuffix(")"), operation, ""
 
 
 def _groups(rows: list[CollectiveTotal]) -> dict[str, dict[str, dict[str, int]]]:

@@ -5,7 +5,6 @@ Access to a table that is missing or damaged raises RunDirectoryError.
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from pathlib import Path
 
@@ -111,7 +110,7 @@ def format_us_change(duration_us: float) -> str:
 
 
 #: Columns of the table `blocks` that a comparison of blocks needs.
-BLOCK_COLUMNS = ("bytes", "alloc_event", "operation", "phase", "layer", "category", "stack", "at_peak")
+BLOCK_COLUMNS = ("bytes", "operation", "phase", "layer", "category", "stack", "at_peak")
 _TIME_TABLES = ("parts", "phases", "families", "groups", "layers", "names")
 _CATEGORY_WORDS = {
     "parameter": "parameters",
@@ -211,10 +210,7 @@ class Comparison:
         for run, of_layers in zip((self.a, self.b), paths, strict=True):
             table = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()
             stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
-            cwd = run.manifest.cwd
-            job = run.manifest.job
-            script_folder = os.path.dirname(os.path.join(cwd, job.target)) if job else cwd
-            sides.append(changed_memory.peak_blocks(table, stacks, of_layers, cwd=cwd, script_folder=script_folder))
+            sides.append(changed_memory.peak_blocks(table, stacks, of_layers, cwd=run.manifest.cwd))
         return changed_memory.block_changes(*sides)
 
     @cached_property

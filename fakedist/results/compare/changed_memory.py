@@ -153,46 +153,41 @@ def _former(group: pd.DataFrame, was: str) -> str:
     return "" if was == group["path"].iloc[0] else was
 
 
-_LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \((?P<function>.*)\)")
-
-
-def peak_blocks(
-    blocks: pd.DataFrame, stacks: pd.DataFrame, paths: dict[int, str], *, cwd: str, script_folder: str
-) -> pd.DataFrame:
+def peak_blocks(blocks: pd.DataFrame, stacks: pd.DataFrame, paths: dict[int, str], *, cwd: str) -> pd.DataFrame:
     """The blocks of one run that were alive at its peak, in the form that :func:`block_changes` compares.
 
     Args:
-        blocks: Columns bytes, alloc_event, operation, phase, layer, category, stack, at_peak.
+        blocks: Columns bytes, operation, phase, layer, category, stack, at_peak.
         stacks: Column line.
         cwd: The working directory of the job, which lines are relative to.
 
     Returns:
-        Columns bytes, alloc_event, operation, phase, category, path, line, and place: file and function of the line,
-        which stay the same when lines, the script or the whole checkout move.
+        Columns bytes, operation, phase, category, path, line.
     """
     alive = blocks[blocks["at_peak"]]
-    stack = alive["stack"].to_numpy()
-    cwd, script_folder = (folder.rstrip("/") + "/" for folder in (cwd, script_folder))
+    cwd = cwd.rstrip("/") + "/"
     lines = [*stacks["line"].astype(str), ""]  # stack -1 (none) indexes the last
-    peak = alive[["bytes", "alloc_event"]].copy()
+    peak = alive[["bytes"]].copy()
     for name in ("operation", "phase", "category"):
         peak[name] = alive[name].astype(str)
     peak["path"] = [paths.get(layer, "") or OUTSIDE for layer in alive["layer"].tolist()]
-    peak["line"] = np.array([line.removeprefix(cwd) for line in lines])[stack]
-    sites = [_LINE.sub(r"\g<file> (\g<function>)", line) for line in lines]
-    peak["place"] = np.array([site.removeprefix(script_folder).removeprefix(cwd) for site in sites])[stack]
+    peak["line"] = np.array([line.removeprefix(cwd) for line in lines])[alive["stack"].to_numpy()]
     return peak.reset_index(drop=True)
 
 
 def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Changes of :func:`peak_blocks` by layer, category, operation and place, greatest first, which add up.
+    """Changes of :func:`peak_blocks` by layer, category, operation and line, greatest first, which add up.
 
-    Columns path, category, phase, operation, line (the first in b, else in a), num_a, num_b, a_bytes, b_bytes,
-    change_bytes, what.
+    A line that moved is the same (:func:`same_lines`).
+
+    Columns path, category, phase, operation, line (in b, else in a), num_a, num_b, a_bytes, b_bytes, change_bytes,
+    what.
     """
-    keys = ["path", "category", "phase", "operation", "place"]
-    sides = [table.sort_values("alloc_event", kind="stable") for table in (a, b)]
-    both = with_change(_both(sides[0], sides[1], keys).reset_index())
+    held = [{str(line): int(sum_) for line, sum_ in table.groupby("line")["bytes"].sum().items()} for table in (a, b)]
+    same = same_lines(held[0], held[1])
+    keys = ["path", "category", "phase", "operation", "key"]
+    both = _both(a.assign(key=[same.get(line, f"gone: {line}") for line in a["line"]]), b.assign(key=b["line"]), keys)
+    both = with_change(both.reset_index())
     both["line"] = both["line_b"].where(both["line_b"].notna(), both["line_a"])
     columns = ["path", "category", "phase", "operation", "line", "num_a", "num_b", "a_bytes", "b_bytes"]
     return by_effect(both[both["change_bytes"] != 0][[*columns, "change_bytes", "what"]])

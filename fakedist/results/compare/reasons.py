@@ -244,12 +244,14 @@ def origin_of(cause: Cause, blocks: pd.DataFrame) -> AllocationSite:
     responsible = responsible[responsible["change_bytes"] * way > 0]
     if not len(responsible):
         return AllocationSite()
+    sums = responsible.assign(bytes=responsible["change_bytes"].abs())
+    by_line = sums[sums["line"] != ""].groupby("line", sort=False)["bytes"].sum()
+    by_operation = sums[sums["line"] == ""].groupby(["operation", "phase"], sort=False)["bytes"].sum()
     # A line is more useful than an operation, unless it accounts for next to nothing.
-    with_line = responsible[responsible["line"] != ""]
-    if len(with_line) and with_line["change_bytes"].abs().max() * 2 >= responsible["change_bytes"].abs().max():
-        responsible = with_line
-    most = responsible.iloc[int(responsible["change_bytes"].abs().argmax())]
-    return AllocationSite(str(most["line"]), str(most["operation"]), str(most["phase"]))
+    if len(by_line) and (by_operation.empty or by_line.max() * 2 >= by_operation.max()):
+        return AllocationSite(line=str(by_line.idxmax()))
+    most = by_operation.index[int(by_operation.argmax())]
+    return AllocationSite(operation=str(most[0]), phase=str(most[1]))
 
 
 def of_layers(layer: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from fakedist.check.baselines import baseline_path, baseline_text, read_baseline, settings_of, stale_settings
 from fakedist.check.config import CheckConfig, CheckJob, Figure, read_config
 from fakedist.check.judging import Finding, judge
-from fakedist.check.measured import RankFigures, measure, peak_lines
+from fakedist.check.measured import RankFigures, measure
 from fakedist.errors import CheckError
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
@@ -37,7 +37,7 @@ def judged(tmp_path: Path, text: str, now: dict[str, Any], before: dict[str, Any
     _, job = config_of(tmp_path, text)
     run = open_run(run_of(tmp_path / "now", **now))
     was = None if before is None else measured(job, open_run(run_of(tmp_path / "before", **before)))
-    return judge(job, 1, measured(job, run), was, peak_lines(run))
+    return judge(job, 1, measured(job, run), was)
 
 
 def only(findings: list[Finding]) -> Finding:
@@ -166,7 +166,7 @@ def test_a_baseline_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert found.ranks[1].record == now.record
     assert found.ranks[1].parts.sort_values(["path", "category"]).values.tolist() == now.parts.values.tolist()
     assert now.parts["bytes"].sum() == 73 * MIB
-    assert not any(finding.is_exceeded for finding in judge(job, 1, now, found.ranks[1], peak_lines(run)))
+    assert not any(finding.is_exceeded for finding in judge(job, 1, now, found.ranks[1]))
     assert stale_settings(found, settings_of(job, run.summary)) == []
     text = path.read_text()
     assert json.dumps(json.loads(text), sort_keys=True, indent=1) + "\n" == text
