@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The rank differs from its template (an environment variable, "sys.path" or an import) and must start anew."""
+    """The rank differs from the first one of its fork server, in an environment variable or "sys.path", and must start anew."""
 
     what: str
 

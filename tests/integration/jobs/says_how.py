@@ -1,0 +1,12 @@
+"""Runs the script that its arguments name, and prints whether this process forked from a fork server."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+print("FORKED" if any("imports.json" in argument for argument in sys.orig_argv) else "COLD", flush=True)
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
