@@ -1,4 +1,6 @@
-"""The program of a rank's process. Its arguments: a run directory; of a fork server, a file of imports and its door's descriptor.
+"""The program of a rank's process, or of a fork server of ranks.
+
+Its arguments are a run directory, or the server's file of imports and its door's descriptor.
 
 It is started by its path, so it imports its parent's fakedist even from a bare clone, and no module next to the script
 can shadow one of ours. Afterwards the directory that contains fakedist is searched last.

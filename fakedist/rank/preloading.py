@@ -1,7 +1,7 @@
 """The imports that a fork server of ranks does once, and the ranks that start with them.
 
-The first rank of a script starts on its own and notes what it imports of :data:`PRELOADED`. The server imports the same,
-in the same environment, with the virtual GPU's driver loaded and CUDA not initialised. A rank that sets another
+The first rank of a script starts on its own and notes what it imports of :data:`PRELOADED`. The server imports the
+same, in the same environment, with the virtual GPU's driver loaded and CUDA not initialised. A rank that sets another
 environment than the first one did starts anew, on its own. Every rank imports all other packages itself: they may count
 devices, change torch, or read the rank while they are imported.
 """
@@ -36,8 +36,8 @@ from fakedist.temporary import replacing
 
 #: Torch's own packages.
 TORCH = frozenset({"torch", "torchgen", "functorch", "triton"})
-#: What a server imports. wandb 0.31, which Megatron-core imports, needs no torch, starts no thread, and reads no variable
-#: of :data:`_UNREAD`; with pydantic it takes a third of a forked rank's imports.
+#: Packages that a server imports. wandb, which Megatron-core imports, needs no torch, starts no thread, and reads no
+#: variable of :data:`_UNREAD`. With pydantic it takes a third of the imports of a rank that lacks it.
 PRELOADED = TORCH | {"wandb"}
 #: Torch's modules that ask CUDA for its devices while they are imported.
 _COUNTS_DEVICES = frozenset({"torch.utils.cpp_extension"})
@@ -156,6 +156,7 @@ class FirstRank(Start):
 
     @contextmanager
     def watched(self, restart: Callable[[str], None]) -> Iterator[None]:
+        """Watch the script's imports."""
         with when_imported(self._asked, lambda module: self._imported()):
             yield
 
@@ -177,9 +178,11 @@ class FirstRank(Start):
             self._imports.modules.append(name)
 
     def cuda_begins(self) -> None:
+        """Note what a later rank must have by then."""
         self._imports = replace(self._imports, cuda_path=list(sys.path), counts=list(gc.get_count()))
 
     def over(self) -> None:
+        """Write the imports, if CUDA was initialised."""
         if self._imports.modules and self._imports.counts:
             with suppress(OSError):
                 replace(self._imports, ended=dict(os.environ)).write(self._path)
@@ -195,6 +198,7 @@ class ForkedRank(Start):
         self._restart: Callable[[str], None] | None = None
 
     def at_exit(self, leave: Callable[[], None]) -> bool:
+        """The server has registered its handler before any import could."""
         self._last.append(leave)
         return True
 
@@ -240,6 +244,7 @@ class ForkedRank(Start):
                 _kept.append([])
 
     def over(self) -> None:
+        """From now on the environment may change."""
         self._restart = None
 
 
@@ -265,7 +270,7 @@ def restarted_rank(difference: str) -> dict[str, str]:
 
 
 def forked_rank(path: str, door: str) -> tuple[str, Start]:
-    """Be a fork server of ranks, with the imports in a file. Return only in each rank, with its run directory and start.
+    """Be a fork server of ranks with the imports in a file. Return only in each rank: its run directory and start.
 
     If an import fails, asks CUDA for its devices, changes ``sys.path`` or starts a thread, this process starts again
     without it and those after it.

@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The rank differs from the first one of its fork server, in an environment variable or "sys.path", and must start anew."""
+    """The rank must start anew: an environment variable, or "sys.path", is not as in its fork server's first rank."""
 
     what: str
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 
 print("FORKED" if any("imports.json" in argument for argument in sys.orig_argv) else "COLD", flush=True)
 del sys.argv[0]
 sys.path[0] = os.path.dirname(sys.argv[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
+with open(sys.argv[0]) as file:
+    code = compile(file.read(), sys.argv[0], "exec")
+exec(code)
