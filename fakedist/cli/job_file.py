@@ -9,7 +9,7 @@ from pathlib import Path
 from fakedist.cli.entry import exit_code_of
 from fakedist.cli.profile import STDERR, run_one
 from fakedist.cli.say import remark, say_ending
-from fakedist.launcher.fork_servers import Door
+from fakedist.launcher.fork_servers import RankDoor
 from fakedist.launcher.launching import Streams, check
 from fakedist.launcher.process_tree import nothing_left
 from fakedist.options import Job, profile_arguments
@@ -22,7 +22,7 @@ def run_job_file(path: str) -> int:
     The JSON file has the ``job`` (:meth:`fakedist.options.Job.to_dict`) and the run's ``directory``.
     Returns the exit code.
     """
-    door = Door.from_environment()
+    door = RankDoor.from_environment()
     values = json.loads(Path(path).read_text())
     job = Job.from_dict(values["job"])
     sys.argv = ["fakedist", "profile", *profile_arguments(job)]  # run.json's command, to be typed again

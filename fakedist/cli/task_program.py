@@ -38,7 +38,7 @@ def fork(page: str, gpu: str, door: str) -> int:
     program = Program()
     from fakedist.cli.job_file import run_job_file
     from fakedist.launcher.ahead import import_ahead
-    from fakedist.launcher.fork_servers import Door
+    from fakedist.launcher.fork_servers import RankDoor
     from fakedist.rank.fork_server import can_fork, end_with_parent, serve
 
     end_with_parent(signal.SIGKILL)
@@ -47,7 +47,7 @@ def fork(page: str, gpu: str, door: str) -> int:
     gc.freeze()
     task, doors = serve(socket.socket(fileno=int(door)), serves=can_fork())
     if task["ranks"]:
-        os.environ.update(Door(Path(task["ranks"]), doors[0] if doors else None).variable())
+        os.environ.update(RankDoor(Path(task["ranks"]), doors[0] if doors else None).variable())
     (path,) = task["arguments"]
     return program.run(lambda: run_job_file(path))
 

@@ -166,31 +166,31 @@ class RankServer(ForkServer):
         self._path, self._output = path, output
         self._serves: tuple[Any, ...] = ()
 
-    def door(self, key: str) -> Door:
+    def door(self, key: str) -> RankDoor:
         """The door for the next rank of a script; closed before its imports are known, or if its server has ended."""
         try:
             imports = json.loads(self._path.read_text())
         except (OSError, ValueError):
             imports = {"key": None}
         if imports["key"] != key:
-            return Door(self._path, None)
+            return RankDoor(self._path, None)
         serves = (key, imports["started"], imports["cwd"])
         if serves != self._serves:
             self.close()
             self._serves = serves
             self.start([sys.executable, _PROGRAM, str(self._path)], imports["started"], imports["cwd"], self._output)
-        return Door(self._path, None if self._door is None else self._door.fileno())
+        return RankDoor(self._path, None if self._door is None else self._door.fileno())
 
 
 @dataclass(frozen=True)
-class Door:
+class RankDoor:
     """A fork server of ranks, for a process that runs them: its file of imports, and its descriptor if it is open."""
 
     path: Path
     descriptor: int | None
 
     @classmethod
-    def from_environment(cls) -> Door | None:
+    def from_environment(cls) -> RankDoor | None:
         """The door in this process's variable, which is removed: ranks and other programs do not see it."""
         if (offered := os.environ.pop(_VARIABLE, None)) is None:
             return None

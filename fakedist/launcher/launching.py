@@ -22,7 +22,7 @@ from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.launcher.ahead import Ahead
 from fakedist.launcher.checked_script import check_script
-from fakedist.launcher.fork_servers import Child, Door, OwnChild
+from fakedist.launcher.fork_servers import Child, OwnChild, RankDoor
 from fakedist.launcher.machine import count_real_gpus, first_visible_gpu
 from fakedist.launcher.progress import Listener, ProgressLine
 from fakedist.options import Job
@@ -58,7 +58,7 @@ class Streams:
     child_stdout: int | None = None
     progress: TextIO | None = None
     say: Callable[[str], None] = _say_nothing
-    door: Door | None = None
+    door: RankDoor | None = None
 
 
 def check(job: Job) -> None:

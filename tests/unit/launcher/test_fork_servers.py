@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.launcher import fork_servers
-from fakedist.launcher.fork_servers import Door, RankServer
+from fakedist.launcher.fork_servers import RankDoor, RankServer
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def test_a_server_that_ended_is_not_started_again(server: RankServer, tmp_path: 
 
 @pytest.mark.parametrize("descriptor", [None, 0])
 def test_a_door_passes_through_the_environment(descriptor: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    door = Door(Path("/a:b/imports.json"), descriptor)
+    door = RankDoor(Path("/a:b/imports.json"), descriptor)
     for name, value in door.variable().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "set_inheritable", lambda *arguments: None)
-    assert Door.from_environment() == door
-    assert Door.from_environment() is None
+    assert RankDoor.from_environment() == door
+    assert RankDoor.from_environment() is None

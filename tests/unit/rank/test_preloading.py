@@ -1,4 +1,4 @@
-"""What a fork server of ranks imports, with a package named torch that is quick to import."""
+"""The imports of fork servers of ranks, with a package named torch that is quick to import."""
 
 from __future__ import annotations
 
