@@ -9,9 +9,9 @@ from pathlib import Path
 from fakedist.cli.entry import exit_code_of
 from fakedist.cli.profile import STDERR, run_one
 from fakedist.cli.say import remark, say_ending
+from fakedist.launcher.fork_servers import RankDoor
 from fakedist.launcher.launching import Streams, check
 from fakedist.launcher.process_tree import nothing_left
-from fakedist.launcher.templates import RankTemplate
 from fakedist.options import Job, profile_arguments
 
 
@@ -22,14 +22,14 @@ def run_job_file(path: str) -> int:
     The JSON file has the ``job`` (:meth:`fakedist.options.Job.to_dict`) and the run's ``directory``.
     Returns the exit code.
     """
-    template = RankTemplate.from_environment()
+    door = RankDoor.from_environment()
     values = json.loads(Path(path).read_text())
     job = Job.from_dict(values["job"])
     sys.argv = ["fakedist", "profile", *profile_arguments(job)]  # run.json's command, to be typed again
 
     def run() -> int:
         check(job)  # this machine may not be the one that checked it
-        streams = Streams(child_stdout=STDERR, say=remark, template=template)
+        streams = Streams(child_stdout=STDERR, say=remark, door=door)
         run_directory, ending = run_one(job, Path(values["directory"]), True, streams)
         return say_ending(ending, job, run_directory)
 

@@ -1,4 +1,4 @@
-"""The programs of a task's process, and of the template that such processes fork from.
+"""The programs of a task's process, and of the server that such processes fork from.
 
 They are started by the path of this file. So all run the same fakedist, even from a bare clone, and nothing next to the
 script can shadow it.
@@ -26,7 +26,7 @@ def run(path: str) -> int:
 
 
 def fork(page: str, gpu: str, door: str) -> int:
-    """Be a template of tasks, and in each fork run the task."""
+    """Be a fork server of tasks, and in each fork run the task."""
     import gc
     import os
     import signal
@@ -38,7 +38,7 @@ def fork(page: str, gpu: str, door: str) -> int:
     program = Program()
     from fakedist.cli.job_file import run_job_file
     from fakedist.launcher.ahead import import_ahead
-    from fakedist.launcher.keeping import template_variable
+    from fakedist.launcher.fork_servers import RankDoor
     from fakedist.rank.fork_server import can_fork, end_with_parent, serve
 
     end_with_parent(signal.SIGKILL)
@@ -46,8 +46,8 @@ def fork(page: str, gpu: str, door: str) -> int:
     gc.collect()
     gc.freeze()
     task, doors = serve(socket.socket(fileno=int(door)), serves=can_fork())
-    if task["learned"]:
-        os.environ.update(template_variable(Path(task["learned"]), doors[0] if doors else None))
+    if task["ranks"]:
+        os.environ.update(RankDoor(Path(task["ranks"]), doors[0] if doors else None).variable())
     (path,) = task["arguments"]
     return program.run(lambda: run_job_file(path))
 

@@ -12,7 +12,7 @@ from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LaunchesRecord, RangeRow, WorkRow
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 from fakedist.rundir.schema import PHASES
 
 
@@ -50,8 +50,8 @@ class Tags:
         """Scope of this thread's last operation; -1 if it ran in Python, or was taken before."""
         return -1
 
-    def take(self, place_of: Callable[[int], Place]) -> Iterator[tuple[int, Tagged]]:
-        """The operations that compiled code ran in the step, by their tags. ``place_of`` is for scopes."""
+    def take(self, location_of: Callable[[int], Location]) -> Iterator[tuple[int, Tagged]]:
+        """The operations that compiled code ran in the step, by their tags. ``location_of`` is for scopes."""
         return iter(())
 
 
@@ -143,7 +143,7 @@ class LaunchRows:
         self._tags = tags
         self._ranges = ranges
         self._demands = LaunchDemands(launches, tags, name)
-        self._nowhere = Tagged(-1, "", Place(step, "other", 0, False), counts=False)
+        self._nowhere = Tagged(-1, "", Location(step, "other", 0, False), counts=False)
         self._work: dict[WorkRow, int] = {}
         self._texts: dict[str, int] = {"": 0}
         self._shapes: dict[_Shape, int] = {}
@@ -180,7 +180,7 @@ class LaunchRows:
 
     def _row(self, launch: Launch, kind: int, work: int, num_operations: int) -> tuple[int, ...]:
         tag = self._tags.get(launch.tag, self._nowhere)
-        place = tag.place
+        location = tag.location
         return (
             kind,
             work,
@@ -192,9 +192,9 @@ class LaunchRows:
             self._shape(tuple(launch.grid)),
             self._shape(tuple(launch.block)),
             tag.op,
-            _PHASES[place.phase],
-            place.recompute,
-            place.layer,
+            _PHASES[location.phase],
+            location.recompute,
+            location.layer,
             launch.call if kind == LaunchKind.COLLECTIVE else -1,
         )
 

@@ -22,14 +22,14 @@ from fakedist.gpu.values.tensors import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.launch_records import LaunchesRecord
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 
 #: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
 _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("triton.runtime.jit", "JITFunction"))
 
 
 class _Outside(threading.local):
-    place = Place(0, "other", 0, False)
+    location = Location(0, "other", 0, False)
     op = -1
     operation = ""
 
@@ -41,13 +41,13 @@ class ModelTracer:
     """Traces a step's launches and their demand; ``fakedist.cost_model`` estimates times.
 
     Implements protocol ``record.timed_step.tracer.OperationTracer``. ``known`` returns a tensor's values, or None if no
-    kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the place of
-    what a compiled graph is launching in this thread, ``known_in_graph`` the values of its buffers; None otherwise.
+    kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the
+    location of what a compiled graph launches in this thread, ``known_in_graph`` its buffers' values; None otherwise.
     """
 
     def __init__(self, known: Known = lambda tensor: None, numbers: Tags | None = None) -> None:
-        self.inside: Callable[[], Place | None] = lambda: None
-        self.place_of: Callable[[int], Place] = lambda scope: _Outside.place
+        self.inside: Callable[[], Location | None] = lambda: None
+        self.location_of: Callable[[int], Location] = lambda scope: _Outside.location
         self.known_in_graph: Known = lambda tensor: None
         self._known = known
         self._kernels: dict[str, TritonKernel] = {}
@@ -55,7 +55,7 @@ class ModelTracer:
         self._tags: dict[int, Tagged] = {}
         self._captured: dict[int, Tagged] = {}
         self._numbers = Tags() if numbers is None else numbers
-        self._outsides: dict[tuple[Place, int], int] = {}
+        self._outsides: dict[tuple[Location, int], int] = {}
         self._counters: dict[OpOverload, DemandCounter] = {}
         self._thread = _Outside()
         self._step = 0
@@ -89,7 +89,7 @@ class ModelTracer:
         """The step is over. What it launched is kept, and looked at only if its records are asked for."""
         self._is_on = False
         self._forget()
-        self._tags |= self._numbers.take(self.place_of)
+        self._tags |= self._numbers.take(self.location_of)
         self._launches = self._log.end()
         self._ranges.step_ended(len(self._launches))
         self._watched.close()
@@ -125,10 +125,10 @@ class ModelTracer:
 
     # ---- what the recorder reports
 
-    def operation(self, op: int, operation: str, place: Place) -> int:
+    def operation(self, op: int, operation: str, location: Location) -> int:
         """An operation begins in this thread. Return its tag."""
-        self._thread.place = place
-        tag = self._keep(self._numbers.operation(), Tagged(op, operation, place))
+        self._thread.location = location
+        tag = self._keep(self._numbers.operation(), Tagged(op, operation, location))
         self._log.tag(tag)
         return tag
 
@@ -145,21 +145,21 @@ class ModelTracer:
             self._log.read(read, torch.cuda.current_stream().cuda_stream)
         self._log.tag(self._outside())
 
-    def place(self, place: Place) -> None:
-        """This thread is at another place now, outside of operations."""
+    def location(self, location: Location) -> None:
+        """This thread is at another location now, outside of operations."""
         self._numbers.take_scope()
-        self._thread.place = place
+        self._thread.location = location
         self._log.tag(self._outside())
 
-    def graph(self, op: int, operation: str, place: Place) -> None:
+    def graph(self, op: int, operation: str, location: Location) -> None:
         """This thread runs a compiled graph from now on, by its call's number and name; -1 and "" if it ended."""
         self._thread.op, self._thread.operation = op, operation
-        self.place(place)
+        self.location(location)
 
     @contextmanager
-    def collective(self, sequence: int, op: int, operation: str, place: Place) -> Iterator[None]:
+    def collective(self, sequence: int, op: int, operation: str, location: Location) -> Iterator[None]:
         """A collective runs on the current stream. What it launches is part of it."""
-        tag = self._tag(Tagged(op, operation, place))
+        tag = self._tag(Tagged(op, operation, location))
         self._log.tag(tag)
         self._log.tag_call(sequence)
         self._log.collective(torch.cuda.current_stream().cuda_stream)
@@ -181,7 +181,7 @@ class ModelTracer:
 
     def _call_begins(self, operation: str) -> int:
         thread, inside = self._thread, self.inside()
-        tag = self._tag(Tagged(thread.op, operation, self._place() if inside is None else inside))
+        tag = self._tag(Tagged(thread.op, operation, self._location() if inside is None else inside))
         thread.calls.append(tag)
         self._numbers.called(tag)
         self._log.tag(tag)
@@ -221,23 +221,23 @@ class ModelTracer:
         thread = self._thread
         if thread.calls:
             return thread.calls[-1]
-        return self._outside_at(self._place(), thread.op, thread.operation)
+        return self._outside_at(self._location(), thread.op, thread.operation)
 
-    def _outside_at(self, place: Place, op: int, operation: str) -> int:
-        tag = self._outsides.get((place, op))
+    def _outside_at(self, location: Location, op: int, operation: str) -> int:
+        tag = self._outsides.get((location, op))
         if tag is None:
-            tag = self._outsides[place, op] = self._tag(Tagged(op, operation, place, counts=False))
+            tag = self._outsides[location, op] = self._tag(Tagged(op, operation, location, counts=False))
         return tag
 
     def _outside_of(self, scope: int) -> int:
         """The tag for what is launched after an operation in compiled code, which runs none of a compiled graph."""
-        return self._outside_at(self.place_of(scope), _Outside.op, _Outside.operation)
+        return self._outside_at(self.location_of(scope), _Outside.op, _Outside.operation)
 
-    def _place(self) -> Place:
+    def _location(self) -> Location:
         scope = self._numbers.take_scope()
         if scope >= 0:
-            self._thread.place = self.place_of(scope)
-        return self._thread.place
+            self._thread.location = self.location_of(scope)
+        return self._thread.location
 
     def _watch(self) -> None:
         self._watched.close()
@@ -255,8 +255,8 @@ class ModelTracer:
             kernel = self._kernel(function)
             demand = kernel.demand(arguments, self._known_to_kernel)
             inside = self.inside()
-            place = self._place() if inside is None else inside
-            tag = self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False))
+            location = self._location() if inside is None else inside
+            tag = self._tag(Tagged(thread.op, thread.operation, location, demand, counts=False))
             self._log.tag(tag)
             try:
                 returned = original(launcher, *args, **kwargs)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fakedist.gpu.models.spec import GpuSpec
 
 MAX_DEVICES = 128  # MAX_DEVICES in driver/virtual_gpu.h
+_loaded: list[
+    ctypes.CDLL
+] = []  # a fork server loads the driver, and each rank that forks from it configures its own GPU
 
 
 class _GpuModel(ctypes.Structure):
@@ -140,12 +143,13 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
         RecordingError: torch is already imported, so bound to the real libraries, or ``devices`` is out of range.
         SetupError: The driver cannot be built.
     """
-    if "torch" in sys.modules:
+    if "torch" in sys.modules and not _loaded:
         raise RecordingError("torch was imported before the virtual GPU was loaded", "this is a bug in fakedist")
     if not 1 <= devices <= MAX_DEVICES:
         raise RecordingError(f"the virtual GPU has 1 to {MAX_DEVICES} devices, not {devices}", "change --gpus-per-node")
     driver = ensure_driver()
     library = ctypes.CDLL(os.fspath(driver), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+    _loaded.append(library)
     gpu = VirtualGpu(library, _variables(driver), _wishes(driver))
     for name in further_libraries(find_cuda()):
         ctypes.CDLL(os.fspath(driver.parent / name), mode=os.RTLD_GLOBAL | os.RTLD_NOW)

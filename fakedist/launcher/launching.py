@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from fakedist.errors import ExitCode, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
@@ -22,18 +22,16 @@ from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.launcher.ahead import Ahead
 from fakedist.launcher.checked_script import check_script
-from fakedist.launcher.keeping import Child, OwnChild
+from fakedist.launcher.fork_servers import Child, OwnChild, RankDoor
 from fakedist.launcher.machine import count_real_gpus, first_visible_gpu
 from fakedist.launcher.progress import Listener, ProgressLine
 from fakedist.options import Job
+from fakedist.rank.preloading import restarted_rank
 from fakedist.rank.reporter import PIPE_VARIABLE
 from fakedist.rundir.directory import MANIFEST_NAME, SMI_NAME, clear
 from fakedist.rundir.environment import check_variable, refusal
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 from fakedist.world.environ import rank_environment
-
-if TYPE_CHECKING:
-    from fakedist.launcher.templates import RankTemplate
 
 #: A rank's program. Its argument is the run directory.
 _RANK = (sys.executable, os.fspath(Path(__file__).parents[1] / "rank" / "__main__.py"))
@@ -54,12 +52,13 @@ class Streams:
         child_stdout: Descriptor for the script's output. None inherits the parent's.
         progress: Terminal for the progress line. None shows no line.
         say: When several ranks run, called with a line that names the next one.
+        door: The fork server from which the rank forks, if it fits. None starts the rank on its own.
     """
 
     child_stdout: int | None = None
     progress: TextIO | None = None
     say: Callable[[str], None] = _say_nothing
-    template: RankTemplate | None = None
+    door: RankDoor | None = None
 
 
 def check(job: Job) -> None:
@@ -111,30 +110,28 @@ def check(job: Job) -> None:
 def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callable[[], None] = lambda: None) -> Ending:
     """Run the rank in a child process until it ends, and leave none of its processes running.
 
-    A rank forks from a template if there is one for it. If it then turns out to differ, it runs again on its own.
+    A rank forks from a server if there is one for it. If it then turns out to differ, it runs again on its own.
     ``recorded`` is called once the rank has written its last record; its process may run on for a while.
 
     Raises:
         RecordingError: The child could not set itself up (the run directory is then empty) or could not write.
     """
     environment = smi_environment(job, run_directory / SMI_NAME, child_environment(job))
-    if streams.template is None:
-        return _Running(job, run_directory, streams).run(environment, recorded)
     try:
-        return _Running(job, run_directory, streams, streams.template).run(environment, recorded)
+        return _Running(job, run_directory, streams).run(environment, recorded)
     except _DiffersError as error:
         clear(run_directory, but={MANIFEST_NAME})
-        environment |= streams.template.learning(str(error))
-        return _Running(job, run_directory, streams).run(environment, recorded)
+        environment |= restarted_rank(str(error))
+        return _Running(job, run_directory, dataclasses.replace(streams, door=None)).run(environment, recorded)
 
 
 class _DiffersError(Exception):
-    """A rank that forked from a template differs from it."""
+    """A rank that forked differs from the first one of its server."""
 
 
 class _Running:
-    def __init__(self, job: Job, run_directory: Path, streams: Streams, template: RankTemplate | None = None) -> None:
-        self._job, self._run_directory, self._streams, self._template = job, run_directory, streams, template
+    def __init__(self, job: Job, run_directory: Path, streams: Streams) -> None:
+        self._job, self._run_directory, self._streams = job, run_directory, streams
         self._listener = Listener()
 
     def run(self, environment: dict[str, str], recorded: Callable[[], None]) -> Ending:
@@ -162,13 +159,13 @@ class _Running:
 
     def _start(self, environment: dict[str, str]) -> Child:
         """Start it in its own session: this process forwards a Ctrl-C on the terminal."""
-        stdout, pipe = self._streams.child_stdout, self._listener.writer
+        stdout, door, pipe = self._streams.child_stdout, self._streams.door, self._listener.writer
         sys.stdout.flush()
-        if self._template is not None:
-            forked = self._template.fork(self._job, self._run_directory, environment, stdout=stdout, pipe=pipe)
+        if door is not None:
+            forked = door.fork(self._job, self._run_directory, environment, stdout=stdout, pipe=pipe)
             if forked is not None:
                 return forked
-            environment = environment | self._template.learning("")
+            environment = environment | door.own_start(self._job)
         environment = environment | {PIPE_VARIABLE: str(pipe)}
         around: list[str] = []
         if self._job.nsys:

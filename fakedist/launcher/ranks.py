@@ -14,9 +14,9 @@ from fakedist.errors import FakedistError, RunDirectoryError
 from fakedist.launcher import launching
 from fakedist.launcher.executors.local import LocalExecutor
 from fakedist.launcher.executors.task import Executor, Task, TaskResult
-from fakedist.launcher.keeping import TemplateKeeper
-from fakedist.launcher.templates import RankTemplate
+from fakedist.launcher.fork_servers import RankServer
 from fakedist.options import Job
+from fakedist.rank.preloading import key_of
 from fakedist.rundir.directory import (
     MANIFEST_NAME,
     TAPE_NAME,
@@ -151,7 +151,7 @@ def profile_ranks(
         force: Whether existing runs of these ranks in it, or of one rank that it holds, may be overwritten.
         more: Returns further ranks to run, from the first run of the first rank.
         jobs: Ranks that run at once. Each waits for earlier ranks' tapes, so it receives what it would in turn.
-        cold: Whether each rank starts on its own. Otherwise ranks fork from a template, from the second on.
+        cold: Whether each rank starts on its own. Otherwise ranks fork from a server, from the second on.
 
     Raises:
         RunDirectoryError: The directory cannot hold the runs, or already has runs of these ranks.
@@ -160,11 +160,11 @@ def profile_ranks(
     directory = output or default_name(job, ranks)
     _prepare_directory(directory, ranks, force)
     with ExitStack() as stack:
-        keeper = None
+        server = None
         if not cold:
-            scratch = stack.enter_context(scratch_directory("template"))
-            keeper = stack.enter_context(closing(TemplateKeeper(scratch / "learned.json", streams.child_stdout)))
-        runner = stack.enter_context(closing(_Runner(job, directory, force, streams, keeper)))
+            scratch = stack.enter_context(scratch_directory("fork-server"))
+            server = stack.enter_context(closing(RankServer(scratch / "imports.json", streams.child_stdout)))
+        runner = stack.enter_context(closing(_Runner(job, directory, force, streams, server)))
         yield from _in_order(runner, ranks, more, jobs)
 
 
@@ -299,10 +299,10 @@ class _Runner:
         directory: Path,
         force: bool,
         streams: launching.Streams,
-        keeper: TemplateKeeper | None = None,
+        server: RankServer | None = None,
     ) -> None:
         self._job = job
-        self._keeper = keeper
+        self._server = server
         self._directory = directory
         self._force = force
         self._streams = streams
@@ -316,7 +316,7 @@ class _Runner:
     def start_together(self, ranks: Sequence[int], jobs: int) -> None:
         """Let the first runs of these ranks take place side by side, or with one job in turn."""
         if jobs > 1:
-            executor = LocalExecutor(jobs, cold=self._keeper is None)
+            executor = LocalExecutor(jobs, cold=self._server is None)
             self._together = RanksTogether(self._job, self._directory, ranks, self._tapes, executor=executor)
 
     def close(self) -> None:
@@ -332,7 +332,8 @@ class _Runner:
         force = self._force or rank in self._wall_s
         job = dataclasses.replace(self._job, rank=rank, tapes=tapes)
         try:
-            streams = dataclasses.replace(self._streams, template=RankTemplate.of_keeper(self._keeper, job))
+            door = None if self._server is None else self._server.door(key_of(job))
+            streams = dataclasses.replace(self._streams, door=door)
             run_directory, ending = launching.profile(job, self._directory / f"rank{rank}", force, streams)
         except FakedistError as error:
             if raises:

@@ -1,4 +1,6 @@
-"""The program of a rank's process. Its arguments: a run directory; of a template, its file and its door's descriptor.
+"""The program of a rank's process, or of a fork server of ranks.
+
+Its arguments are a run directory, or the server's file of imports and its door's descriptor.
 
 It is started by its path, so it imports its parent's fakedist even from a bare clone, and no module next to the script
 can shadow one of ours. Afterwards the directory that contains fakedist is searched last.
@@ -16,7 +18,7 @@ if not _is_known:
     sys.path.insert(0, _ROOT)
 
 from fakedist.rank.main import main  # noqa: E402
-from fakedist.rank.starting import forked_rank  # noqa: E402
+from fakedist.rank.preloading import forked_rank  # noqa: E402
 
 if not _is_known:
     sys.path.append(sys.path.pop(0))

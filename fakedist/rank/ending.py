@@ -110,7 +110,7 @@ def other_threads() -> bool:
 
 
 class _Lineage:
-    """This process and the one that wants it, which is not its parent if it forked from a template."""
+    """This process and the one that wants it, which is not its parent if it forked from a server."""
 
     def __init__(self) -> None:
         self.is_of(os.getppid())

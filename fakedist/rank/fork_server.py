@@ -1,4 +1,4 @@
-"""A template: a process that has done its imports and forks a process on each request.
+"""A fork server: a process that has done its imports and forks a process on each request.
 
 A request is a packet of JSON on a Unix socket, the *door*, with descriptors: for stdin, stdout and stderr, further
 ones, and last a socket for the answers. This needs the standard library alone.
@@ -66,7 +66,7 @@ def can_fork() -> bool:
 def serve(door: socket.socket, *, serves: bool = True) -> tuple[dict[str, Any], list[int]]:
     """Fork a process for each request, one after the other, until no process can send any more.
 
-    This returns in each fork, once it is as if it had been started, and never in the template itself. Without
+    This returns in each fork, once it is as if it had been started, and never in the server itself. Without
     ``serves``, each request is refused.
 
     Returns:
@@ -78,7 +78,7 @@ def serve(door: socket.socket, *, serves: bool = True) -> tuple[dict[str, Any], 
         request, files = receive(door)
         if request is None or len(files) < 4:
             os._exit(0)  # handlers of modules that were not used have nothing to do
-        template = os.getpid()
+        server = os.getpid()
         with socket.socket(fileno=files.pop()) as answers:
             pid = os.fork() if serves else None
             if pid:
@@ -88,7 +88,7 @@ def serve(door: socket.socket, *, serves: bool = True) -> tuple[dict[str, Any], 
                     send(answers, {"pid": None})
         if pid == 0:
             door.close()
-            _become(request, files[:3], template)
+            _become(request, files[:3], server)
             return request, files[3:]
         for descriptor in files:
             os.close(descriptor)
@@ -114,9 +114,9 @@ def _follow(pid: int, answers: socket.socket, door: socket.socket) -> None:
         door.send(PEAK.pack(usage.ru_maxrss), socket.MSG_DONTWAIT)
 
 
-def _become(request: Mapping[str, Any], streams: Sequence[int], template: int) -> None:
+def _become(request: Mapping[str, Any], streams: Sequence[int], server: int) -> None:
     os.setsid()
-    end_with_parent(signal.SIGTERM, template)
+    end_with_parent(signal.SIGTERM, server)
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)

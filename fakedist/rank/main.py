@@ -37,9 +37,9 @@ from fakedist.rank.ending import (
     watched_signals,
 )
 from fakedist.rank.leaving import leave_at_once
+from fakedist.rank.preloading import Start, start_of_rank
 from fakedist.rank.reporter import Ended, Failed, Reporter, Restarted, Signals, Started
 from fakedist.rank.script import run_as_main, without_our_frames
-from fakedist.rank.starting import Start
 from fakedist.rundir import notes
 from fakedist.rundir.collector import rare_collections
 from fakedist.rundir.directory import TAPE_NAME
@@ -124,6 +124,7 @@ class Rank:
 
         Raises:
             FakedistError: This machine cannot run the job.
+            SetupFailed: The same, with torch imported. The parent has the reason.
         """
         self._is_last = self._start.at_exit(self.leave)
         enter, job = self._before_torch.enter_context, self._job
@@ -136,7 +137,9 @@ class Rank:
         enter(quiet_stop_in_threads(self._stopped_in_thread, SetupFailed))
         enter(when_imported(lambda name: name == "torch", self._torch_is_imported))
         enter(imported_within(_LARGE.__contains__, lambda module: rare_collections()))
-        enter(self._start.watched(job, self._restart))
+        if "torch" in sys.modules:  # a fork server imported it
+            self._guarded(self._surround)
+        enter(self._start.watched(self._restart))
 
     def close(self, ending: Ending, line: str = "") -> None:
         """Write what is still in memory, and how and where the script ended. Only the first call has an effect."""
@@ -219,12 +222,11 @@ class Rank:
         surroundings = Surroundings(process, self._guarded)
         surroundings.enter()
         self._surroundings = surroundings
-        self._start.surrounded()
         if threading.current_thread() is not threading.main_thread():
             _in_main_thread(surroundings.record_this_thread)
 
     def _restart(self, reason: str) -> None:
-        """End this process, whatever the script catches. The parent starts the rank anew, without a template."""
+        """End this process, whatever the script catches. The parent starts the rank on its own."""
         if os.getpid() == self._pid:
             self._reporter.send(Restarted(reason))
             _exit(0)
@@ -259,10 +261,10 @@ class Rank:
 def main(run_directory: str, start: Start | None = None) -> int | str | None:
     """Run the job of ``run_directory``, and return the argument for ``sys.exit``.
 
-    ``start`` is how a fork of a template starts; None in a process of its own.
+    ``start`` is how a fork of a server starts; None in a process of its own.
     """
     reporter = Reporter.from_environment()
-    start = start or Start.from_environment()
+    start = start or start_of_rank()
     terminate_with_parent(start.parent)
     try:
         job = load_job(Path(run_directory))
@@ -273,6 +275,8 @@ def main(run_directory: str, start: Start | None = None) -> int | str | None:
         return 1
     except JournalFailed as error:
         _report_error(reporter, str(error), _MAKE_ROOM, before_start=True)
+        return 1
+    except SetupFailed:
         return 1
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

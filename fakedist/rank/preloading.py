@@ -1,23 +1,24 @@
-"""Torch in a template of ranks: imported once as the first rank of a script did, and given to each rank that asks.
+"""The imports that a fork server of ranks does once, and the ranks that start with them.
 
-Torch's modules stay out of ``sys.modules`` until the rank's script imports one of them; then all of them are there. A
-rank with another environment than the first rank's starts anew, on its own. Every rank imports other packages itself:
-they may change torch, and nothing would show whether the script had imported them.
+The first rank of a script starts on its own and notes what it imports of :data:`PRELOADED`. The server imports the
+same, in the same environment, with the virtual GPU's driver loaded and CUDA not initialised. A rank that sets another
+environment than the first one did starts anew, on its own. Every rank imports all other packages itself: they may count
+devices, change torch, or read the rank while they are imported.
 """
 
 from __future__ import annotations
 
-import copy
+import atexit
 import gc
 import importlib
-import importlib.abc
 import json
 import os
+import signal
+import socket
 import sys
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,16 +26,22 @@ from typing import Any
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.nvidia_smi import VARIABLE
 from fakedist.gpu.virtual import virtual_gpu
+from fakedist.importing import when_imported
 from fakedist.options import Job
 from fakedist.patch import replacements
-from fakedist.rank.fork_server import can_fork
+from fakedist.rank.fork_server import can_fork, end_with_parent, serve
+from fakedist.rank.reporter import PIPE_VARIABLE
+from fakedist.rank.script import main_module
 from fakedist.temporary import replacing
 
-#: Torch's own packages: their modules change nothing of other packages, and nothing at all until they are used.
+#: Torch's own packages.
 TORCH = frozenset({"torch", "torchgen", "functorch", "triton"})
-#: Torch's modules that ask CUDA for its devices while they are imported, which each rank has to do itself.
+#: Packages that a server imports. wandb, which Megatron-core imports, needs no torch, starts no thread, and reads no
+#: variable of :data:`_UNREAD`. With pydantic it takes a third of the imports of a rank that lacks it.
+PRELOADED = TORCH | {"wandb"}
+#: Torch's modules that ask CUDA for its devices while they are imported.
 _COUNTS_DEVICES = frozenset({"torch.utils.cpp_extension"})
-#: Variables that no import of torch's reads. Most are set by launchers, and read when a process group or CUDA begins.
+#: Variables that these imports do not read. Most are set by launchers, and read when a process group or CUDA begins.
 _UNREAD = frozenset(
     {
         # torchrun (torch/distributed/elastic/agent/server/local_elastic_agent.py)
@@ -54,34 +61,37 @@ _UNREAD = frozenset(
         "LC_CTYPE",  # Python may set it
     }
 )
+_ANY_GPU = "h100-80g"  # each rank configures its own
+#: Environment variable of a rank that starts on its own. It is removed before the script runs.
+_START = "FAKEDIST_START"
 
 
 @dataclass(frozen=True)
-class Learned:
-    """The imports of torch's in the first rank of a script.
+class Imports:
+    """The imports of the first rank of a script.
 
     Attributes:
-        key: The script, see :func:`key_of`.
-        gpu: The GPU model of its job, how many GPUs, and their bytes; None for the model's own.
+        key: The script and its environment, see :func:`key_of`.
         started: The environment with which the rank's process started, in ``cwd``.
         environment, path: The environment, and ``sys.path``, when it imported torch.
+        modules: The imports that no module of :data:`PRELOADED` asked for, in order.
+        cuda_path: ``sys.path`` when CUDA was initialised.
+        counts: The cycle collector's counts then. Empty if CUDA was not initialised.
         ended: The environment at the end of the script.
-        modules: The imports that nothing in torch asked for, in order.
-        counts: The cycle collector's counts when CUDA was initialised. None if it was not.
     """
 
     key: str
-    gpu: tuple[str, int, int | None]
     started: dict[str, str]
     cwd: str
     environment: dict[str, str]
     path: list[str]
-    ended: dict[str, str]
     modules: list[str]
-    counts: list[int] | None
+    cuda_path: list[str]
+    counts: list[int]
+    ended: dict[str, str]
 
     @classmethod
-    def read(cls, path: Path) -> Learned | None:
+    def read(cls, path: Path) -> Imports | None:
         """Read a file of :meth:`write`. None if there is none yet."""
         try:
             return cls(**json.loads(path.read_text()))
@@ -93,205 +103,221 @@ class Learned:
         with replacing(path) as fresh:
             fresh.write_text(json.dumps(asdict(self)))
 
+    def fits(self, key: str, environment: Mapping[str, str]) -> bool:
+        """Return whether a rank of this environment may start with these imports, in this process's directory."""
+        return self.key == key and self.cwd == os.getcwd() and not differing_variables(environment, self.started)
+
 
 def key_of(job: Job) -> str:
-    """The script of a job. Its arguments may differ from rank to rank."""
-    return json.dumps([job.is_module, job.target])
+    """The script of a job, and its environment. Its arguments may differ from rank to rank."""
+    return json.dumps([job.is_module, job.target, job.environment, job.nccl_environment])
 
 
-def differing_variable(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """The first variable besides :data:`_UNREAD` in which two environments differ. Empty if there is none."""
-    names = sorted((one.keys() | other.keys()) - _UNREAD)
-    return next((name for name in names if one.get(name) != other.get(name)), "")
+def differing_variables(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The variables besides :data:`_UNREAD` in which two environments differ."""
+    return sorted(name for name in (one.keys() | other.keys()) - _UNREAD if one.get(name) != other.get(name))
 
 
-class Learner:
-    """Writes what this process's script imports of torch's; ``started`` is the environment at its start."""
+class Start:
+    """The start of a rank that starts on its own, and notes nothing."""
 
-    def __init__(self, path: Path, job: Job, started: dict[str, str]) -> None:
-        gpu = job.gpu, job.gpus_per_node, job.gpu_memory_bytes
-        self._path, self._open = path, ""
-        self._learned = Learned(key_of(job), gpu, started, os.getcwd(), {}, [], {}, [], None)
+    #: The process that wants the rank, if that is not its parent.
+    parent: int | None = None
 
-    def asked(self, name: str) -> bool:
-        """A module is looked for. Returns whether :meth:`imported` is to be called when it has been imported."""
-        if name.partition(".")[0] not in TORCH or self._open in sys.modules:
-            return False
-        self._open = name  # an import that failed is not in sys.modules any more
-        if not self._learned.modules:
-            self._learned = replace(self._learned, environment=dict(os.environ), path=list(sys.path))
-        return True
+    def __init__(self, restarted: str = "") -> None:
+        #: Its difference from the ranks of the fork server from which it forked at first. Empty if it did not.
+        self.restarted = restarted
 
-    def imported(self) -> None:
-        """It has been imported. It counts if it was imported as torch itself was, and left the environment so."""
-        name, self._open = self._open, ""
-        if name not in _COUNTS_DEVICES and not differing_variable(os.environ, self._learned.environment):
-            self._learned.modules.append(name)
+    def at_exit(self, leave: Callable[[], None]) -> bool:
+        """Call this when the process ends, after all later handlers. Returns whether nothing follows."""
+        is_last = not atexit._ncallbacks()  # sitecustomize may come before us
+        atexit.register(leave)
+        return is_last
+
+    @contextmanager
+    def watched(self, restart: Callable[[str], None]) -> Iterator[None]:
+        """Watch the script's imports and its environment; ``restart``, given a reason, starts it on its own."""
+        yield
 
     def cuda_begins(self) -> None:
-        """CUDA is initialised."""
-        self._learned = replace(self._learned, counts=list(gc.get_count()))
-
-    def write(self) -> None:
-        """Write what was learned, if the script imported torch."""
-        if self._learned.modules[:1] == ["torch"]:
-            replace(self._learned, ended=dict(os.environ)).write(self._path)
-
-
-class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Torch's modules in a fork of a template, until the script imports one; ``early`` came with ``import torch``."""
-
-    def __init__(self, learned: Learned, early: Collection[str], modules: dict[str, ModuleType]) -> None:
-        self._learned = learned
-        self._modules = modules
-        main = sys.modules["__main__"]
-        namespaces = [getattr(module, "__dict__", {}) for module in [*sys.modules.values()]]
-        self._of_main = [(names, name) for names in namespaces for name, value in names.items() if value is main]
-        self._late = [module for name, module in modules.items() if name not in early]
-        self._order = [*sys.modules]
-        #: Ends this process because of what it names.
-        self.restart: Callable[[str], None] = _ignore
-        for name in modules:
-            del sys.modules[name]
-
-    def become_finder(self) -> None:
-        """Find torch's modules from now on, behind finders that are added later. Seed what their import seeds."""
-        self._modules["torch"].default_generator.seed()
-        if (random := sys.modules.get("numpy.random")) is not None:
-            random.seed()
-        sys.meta_path.insert(0, self)
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        """The spec of one of torch's modules as long as torch is not imported; None for any other."""
-        if (module := self._modules.get(fullname)) is None:
-            return None
-        if fullname != "torch":
-            importlib.import_module("torch")
-        known = vars(module)
-        spec = copy.copy(known.get("__spec__")) or ModuleSpec(fullname, None)
-        spec.loader = self
-        spec.loader_state = module, known.get("__spec__"), known.get("__loader__")
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module itself, if this process is as the first rank was. Else this process ends."""
-        if self._modules:
-            learned = self._learned
-            if name := differing_variable(os.environ, learned.environment):
-                self.restart(name)
-            if sys.path != learned.path:
-                self.restart("sys.path")
-        module: ModuleType = spec.loader_state[0]
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Give all modules to the script."""
-        state: Any = module.__spec__
-        _, module.__spec__, module.__loader__ = state.loader_state
-        self.show()
-
-    def show(self) -> None:
-        """Put all modules into ``sys.modules``. Exit handlers need them if the script imported none."""
-        sys.modules.update(self._modules)
-        self._modules = {}
-        for names, name in self._of_main:
-            names[name] = sys.modules["__main__"]
+        """CUDA is initialised. Nothing is allocated yet."""
 
     def over(self) -> None:
-        """The script has ended, so the environment may change."""
-        self.restart = _ignore
+        """The script has ended, after it imported torch."""
 
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """A variable that another rank of the script has not set may change what an import would bring."""
-        if event in ("os.putenv", "os.unsetenv") and self.restart is not _ignore:
-            name = os.fsdecode(arguments[0])
-            value = os.fsdecode(arguments[1]) if event == "os.putenv" else None
-            known = self._learned.environment.get(name), self._learned.ended.get(name)
-            if name not in _UNREAD and value not in known:
-                self.restart(name)
 
-    def surrounded(self) -> None:
+class FirstRank(Start):
+    """Writes to a file what the script imports."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        super().__init__()
+        self._path, self._open = path, ""
+        self._imports = Imports(key, dict(os.environ), os.getcwd(), {}, [], [], [], [], {})
+
+    @contextmanager
+    def watched(self, restart: Callable[[str], None]) -> Iterator[None]:
+        """Watch the script's imports."""
+        with when_imported(self._asked, lambda module: self._imported()):
+            yield
+
+    def _asked(self, name: str) -> bool:
+        """A module is looked for. Returns whether to watch it: nothing that is watched asked for it."""
+        if name.partition(".")[0] not in PRELOADED or self._open in sys.modules:
+            return False
+        if not self._imports.modules and name != "torch":
+            return False
+        self._open = name  # an import that failed is not in sys.modules any more
+        if name == "torch":
+            self._imports = replace(self._imports, environment=dict(os.environ), path=list(sys.path))
+        return True
+
+    def _imported(self) -> None:
+        """It counts if it was imported as torch itself was, and left the environment so."""
+        name, self._open = self._open, ""
+        if name not in _COUNTS_DEVICES and not differing_variables(os.environ, self._imports.environment):
+            self._imports.modules.append(name)
+
+    def cuda_begins(self) -> None:
+        """Note what a later rank must have by then."""
+        self._imports = replace(self._imports, cuda_path=list(sys.path), counts=list(gc.get_count()))
+
+    def over(self) -> None:
+        """Write the imports, if CUDA was initialised."""
+        if self._imports.modules and self._imports.counts:
+            with suppress(OSError):
+                replace(self._imports, ended=dict(os.environ)).write(self._path)
+
+
+class ForkedRank(Start):
+    """A rank that starts with the imports of a server: those that came ``late``, after torch's own, among them."""
+
+    def __init__(self, imports: Imports, late: list[ModuleType], parent: int, last: list[Callable[[], None]]) -> None:
+        super().__init__()
+        self._imports, self._late, self._last, self.parent = imports, late, last, parent
+        self._unset: dict[str, str | None] = {}  # what the first rank's script had set before it imported torch
+        self._restart: Callable[[str], None] | None = None
+
+    def at_exit(self, leave: Callable[[], None]) -> bool:
+        """The server has registered its handler before any import could."""
+        self._last.append(leave)
+        return True
+
+    @contextmanager
+    def watched(self, restart: Callable[[str], None]) -> Iterator[None]:
         """Torch's functions have been replaced. Do so in modules that would be imported from now on, too."""
-        sys.addaudithook(self._audit)
         stands_in = {id(one.original): one for one in replacements() if callable(one.original)}
         for module in self._late:
             for name, value in list(vars(module).items()):
                 if (one := stands_in.get(id(value))) is not None and one.owner is not module:
                     vars(module)[name] = getattr(one.owner, one.name)
+        known = self._imports.environment
+        self._unset = {name: known.get(name) for name in differing_variables(os.environ, known)}
+        self._restart = restart
+        sys.addaudithook(self._audit)
+        yield
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """A variable that the first rank has not set so may change what an import would bring."""
+        if self._restart is None or event not in ("os.putenv", "os.unsetenv"):
+            return
+        name = os.fsdecode(arguments[0])
+        value = os.fsdecode(arguments[1]) if event == "os.putenv" else None
+        if name in self._unset and self._unset[name] == value:
+            del self._unset[name]
+        if name not in _UNREAD and value not in (self._imports.environment.get(name), self._imports.ended.get(name)):
+            self._restart(name)
 
     def cuda_begins(self) -> None:
-        """Order modules, and set the cycle collector's counts, as in the first rank.
+        """Compare what no event shows. Set the cycle collector's counts as in the first rank.
 
-        Pickle, and so a key of Inductor's cache, names a memory format by the first module that has it. The collector
-        runs after a number of allocations, many of them by imports, and would free a tensor in a reference cycle at
+        It runs after a number of allocations, many of them by imports, and would free a tensor in a reference cycle at
         another event.
         """
-        for name in dict.fromkeys([*self._order, *sys.modules]):
-            if name in sys.modules:
-                sys.modules[name] = sys.modules.pop(name)
-        if self._learned.counts is None or not gc.isenabled():
-            return
-        youngest, young, _ = self._learned.counts
-        gc.collect(1)
-        for _ in range(young):
-            gc.collect(0)
-        while gc.get_count()[0] < youngest:
-            _kept.append([])
+        if self._restart is not None and (self._unset or sys.path != self._imports.cuda_path):
+            self._restart(next(iter(self._unset), "sys.path"))
+        if gc.isenabled():
+            youngest, young, _ = self._imports.counts
+            gc.collect(1)
+            for _ in range(young):
+                gc.collect(0)
+            while gc.get_count()[0] < youngest:
+                _kept.append([])
+
+    def over(self) -> None:
+        """From now on the environment may change."""
+        self._restart = None
 
 
 _kept: list[list[object]] = []
 
 
-def _ignore(name: str) -> None:
-    pass
+def start_of_rank() -> Start:
+    """The start of a rank's own process. Its variable is removed, so that the script and its programs do not see it."""
+    message = json.loads(os.environ.pop(_START, "{}"))
+    return (
+        FirstRank(Path(message["path"]), message["key"]) if "path" in message else Start(message.get("restarted", ""))
+    )
 
 
-def preload(path: Path) -> Preloaded | None:
-    """Import what a file of :class:`Learned` names. None if ranks could not fork from this process.
+def first_rank(path: Path, key: str) -> dict[str, str]:
+    """The variable that makes a rank the first of its script: it writes its imports to a file."""
+    return {_START: json.dumps({"path": str(path), "key": key})}
 
-    If an import asks CUDA for its devices, starts a thread or fails, this process restarts without it.
+
+def restarted_rank(difference: str) -> dict[str, str]:
+    """The variable of a rank that differs from those of its fork server."""
+    return {_START: json.dumps({"restarted": difference})}
+
+
+def forked_rank(path: str, door: str) -> tuple[str, Start]:
+    """Be a fork server of ranks with the imports in a file. Return only in each rank: its run directory and start.
+
+    If an import fails, asks CUDA for its devices, changes ``sys.path`` or starts a thread, this process starts again
+    without it and those after it.
     """
-    if (learned := Learned.read(path)) is None:
-        return None
-    name, devices, memory_bytes = learned.gpu
-    known, environment, own_path = set(sys.modules), dict(os.environ), list(sys.path)
-    os.environ.update(learned.environment)
-    for variable in os.environ.keys() - learned.environment.keys():
+    end_with_parent(signal.SIGKILL)
+    last: list[Callable[[], None]] = []
+    is_last = not atexit._ncallbacks()  # before any import registers a handler
+    atexit.register(lambda: [handler() for handler in last])
+    imports = Imports.read(Path(path))
+    assert imports is not None
+    own_path, own_environment = list(sys.path), dict(os.environ)
+    number, late = _import(imports)
+    if number < len(imports.modules):
+        replace(imports, modules=imports.modules[:number]).write(Path(path))
+        os.execve(sys.executable, sys.orig_argv, own_environment)
+    sys.path[:] = own_path
+    serves = is_last and "torch" in sys.modules and can_fork()
+    request, (pipe,) = serve(socket.socket(fileno=int(door)), serves=serves)
+    os.environ[PIPE_VARIABLE] = str(pipe)
+    importlib.invalidate_caches()
+    sys.modules["torch"].default_generator.seed()  # seeded by their imports, in every process anew
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()
+    return request["run_directory"], ForkedRank(imports, late, request["parent"], last)
+
+
+def _import(imports: Imports) -> tuple[int, list[ModuleType]]:
+    """Import the modules until one must not be. Returns their number, and the modules that came after torch's own."""
+    os.environ.update(imports.environment)
+    for variable in os.environ.keys() - imports.environment.keys():
         del os.environ[variable]
-    sys.path[:] = learned.path
+    sys.path[:] = imports.path
+    sys.modules["__main__"] = main_module()
     early: set[str] = set()
-    with virtual_gpu(find_gpu(name), devices=devices, memory_bytes=memory_bytes) as gpu:
-        for number, module in enumerate(learned.modules):
+    with virtual_gpu(find_gpu(_ANY_GPU)) as gpu:
+        for number, module in enumerate(imports.modules):
             try:
                 importlib.import_module(module)
-                is_sound = not gpu.visible() and threading.active_count() == 1 and sys.path == learned.path
             except Exception:  # the first rank's went well
-                is_sound = False
-            if not is_sound:
-                replace(learned, modules=learned.modules[:number]).write(path)
-                os.execve(sys.executable, sys.orig_argv, environment)
+                return number, []
+            if gpu.visible() or sys.path != imports.path or not can_fork():
+                return number, []
             early = early or set(sys.modules)
-    if "torch" not in sys.modules:
-        return None
     import fakedist.rank.surroundings  # noqa: F401  each rank needs it, and it imports nothing more of torch
 
     if callable(key := getattr(sys.modules.get("torch._inductor.codecache"), "torch_key", None)):
         key()  # hashes torch's sources, as every rank would
-    sys.path[:] = own_path
-    brought = {name: module for name, module in sys.modules.items() if name not in known}
-    tops = TORCH | {_top(name) for name, module in brought.items() if _uses_torch(module)}
-    tops -= {"fakedist", *sys.stdlib_module_names}
-    preloaded = Preloaded(learned, early, {name: module for name, module in brought.items() if _top(name) in tops})
     gc.collect()  # a rank then walks only what it makes itself
-    return preloaded if can_fork() else None
-
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]
-
-
-def _uses_torch(module: ModuleType) -> bool:
-    """Return whether a module has something of torch's: without torch it cannot have been imported."""
-    values = list(getattr(module, "__dict__", {}).values())
-    names = (one.__name__ if isinstance(one, ModuleType) else getattr(one, "__module__", "") for one in values)
-    return any(_top(name) in TORCH for name in names if isinstance(name, str))
+    late = [module for name, module in sys.modules.items() if name not in early and name.partition(".")[0] in TORCH]
+    return len(imports.modules), late

@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The rank differs from its template (an environment variable, "sys.path" or an import) and must start anew."""
+    """The rank must start anew: an environment variable, or "sys.path", is not as in its fork server's first rank."""
 
     what: str
 

@@ -8,6 +8,7 @@ import runpy
 import sys
 import types
 import zipfile
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def run_as_main(job: Job) -> None:
     ``sys.argv``, ``sys.path[0]`` and the module's attributes become what they are under ``python script.py`` or
     ``python -m module`` (CPython's ``pymain_run_python`` and ``pymain_run_module``).
     """
-    main = types.ModuleType("__main__")
+    main = main_module()
     main.__dict__["__builtins__"] = builtins
     if sys.version_info < (3, 14):  # 3.14 evaluates annotations lazily
         main.__annotations__ = {}
@@ -43,6 +44,12 @@ def run_as_main(job: Job) -> None:
     main.__loader__ = SourceFileLoader("__main__", path)
     main.__dict__["__cached__"] = None
     exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
+
+
+@cache
+def main_module() -> types.ModuleType:
+    """The script's module. In a fork server it exists before the script's imports, some of which keep it (dill)."""
+    return types.ModuleType("__main__")
 
 
 def without_our_frames(error: BaseException) -> types.TracebackType | None:

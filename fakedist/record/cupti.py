@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity
 from fakedist.patch import present
 from fakedist.rundir.encoding import Columns, Record
 from fakedist.rundir.launch_records import LAUNCH_KINDS
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 from fakedist.rundir.trace_records import (
     PHASE_RANGE,
     STEP_RANGE,
@@ -109,9 +109,9 @@ class CuptiTracer:
         self._has_events = not PROFILER_METADATA.is_missing() and enable_event_records()
         self._mark(f"{STEP_RANGE}{step}")
 
-    def place(self, place: Place) -> None:
+    def location(self, location: Location) -> None:
         """Mark that this phase begins."""
-        self._mark(f"{PHASE_RANGE}{place.phase}")
+        self._mark(f"{PHASE_RANGE}{location.phase}")
 
     def end(self) -> None:
         """Stop the profiler once everything that was launched has ended."""

@@ -14,7 +14,7 @@ from fakedist.record.graph_layers import PlacedGraph
 from fakedist.record.numbering import FastPath, Numbering, PythonNumbering
 from fakedist.record.position import Position
 from fakedist.record.tracer import OperationTracer
-from fakedist.rundir.rows import OperationRow, Place
+from fakedist.rundir.rows import Location, OperationRow
 
 Execute = Callable[[OpOverload, tuple[object, ...], dict[str, object]], object]
 
@@ -181,7 +181,7 @@ class Operations:
         """The context for what is not the job's: it reaches torch's kernels alone."""
         return nullcontext() if self._interception is None else self._interception.unseen()
 
-    def position_in_graph(self) -> Place | None:
+    def position_in_graph(self) -> Location | None:
         """The position of what a compiled graph launches now in this thread. None outside one."""
         return None if self._placed is None else self._position.places[self._scope_now()]
 

@@ -12,7 +12,7 @@ import torch
 from fakedist.record.marker import Cells
 from fakedist.record.module_names import OUTSIDE
 from fakedist.record.numbering import Whereabouts
-from fakedist.rundir.rows import Place, RegionRow, ScopeRow, merged
+from fakedist.rundir.rows import Location, RegionRow, ScopeRow, merged
 
 #: Numbers of autograd nodes are lower, except AccumulateGrad's: the largest possible, so that it runs first.
 _LAST_NODE = 1 << 62
@@ -66,7 +66,7 @@ class Position:
     ) -> None:
         self.cells = Cells()
         self._step = 0
-        self.places: list[Place] = []
+        self.places: list[Location] = []
         self.regions: list[RegionRow] = []
         self.new_scopes: list[ScopeRow] = []
         self._owner_of_node = owner_of_node
@@ -156,9 +156,9 @@ class Position:
         return thread.stack[-1] if thread and thread.stack else None
 
     @property
-    def place(self) -> Place:
+    def location(self) -> Location:
         """Step, phase and layer in this thread. A scope says the same of an operation, more cheaply."""
-        return Place(self.step, self.phase, self.layer, recompute=self._recompute_from >= 0)
+        return Location(self.step, self.phase, self.layer, recompute=self._recompute_from >= 0)
 
     def in_backward(self) -> bool:
         """Return whether a backward is running."""
@@ -341,6 +341,6 @@ class Position:
 
     def _new_scope(self, key: tuple[int, str, int, bool]) -> int:
         scope = self._scopes[key] = len(self.places)
-        self.places.append(Place(*key))
+        self.places.append(Location(*key))
         self.new_scopes.append(ScopeRow(scope, *key))
         return scope

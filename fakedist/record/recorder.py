@@ -98,7 +98,7 @@ class Recorder(StepListener):
         if tracer is not None:
             tracer.known_in_graph = self._memory.graphs.known
             tracer.inside = self._memory.operations.position_in_graph
-            tracer.place_of = lambda scope: self._position.places[scope]
+            tracer.location_of = lambda scope: self._position.places[scope]
         self._later_step = LaterStep(self._layers.name, later_tracer)
         self._graphs = Graphs()
         self._training = Training(self._position, steps, until, self._graphs, self, num_more=self._later_step.num_steps)
@@ -272,7 +272,7 @@ class Recorder(StepListener):
             if step == steps.done and later.begins_after(step) and not self._is_closed:
                 self._memory.stop()
         if not self._memory.is_on:
-            self.ledger.is_on = later.step_ended(step, self._position.place, is_cut_short=steps.is_cut_short)
+            self.ledger.is_on = later.step_ended(step, self._position.location, is_cut_short=steps.is_cut_short)
             self.ledger.on_call = later.call if later.is_on else None
 
     def step_went_on(self, step: int) -> None:
@@ -290,6 +290,6 @@ class Recorder(StepListener):
 
     def _phase_changed(self, phase: str) -> None:
         if self._later_step.is_on:
-            self._later_step.place(self._position.place)
+            self._later_step.location(self._position.location)
         self._recorded_step.moved()  # an extension may launch kernels here without any torch operation
         self._memory.tick()

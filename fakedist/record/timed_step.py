@@ -34,7 +34,7 @@ from fakedist.record.tracer import OperationTracer, Tracer
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import NoteRecord
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 from fakedist.rundir.time_notes import not_timed, timed_to_its_optimizer, timed_to_the_end
 from fakedist.rundir.trace_records import (
     CALL_RANGE,
@@ -178,10 +178,10 @@ class LaterStep:
             return False
         return True
 
-    def step_ended(self, step: int, place: Place, *, is_cut_short: bool = False) -> bool:
+    def step_ended(self, step: int, location: Location, *, is_cut_short: bool = False) -> bool:
         """End a step after the recorded ones, perhaps with the run. Returns whether the next one is timed."""
         if step == self._step - 1:
-            self._begin(place)
+            self._begin(location)
         elif step == self._step and self.is_on:
             self._end()
             self._was_timed, self._is_cut_short = True, is_cut_short
@@ -199,7 +199,7 @@ class LaterStep:
         notes = [NoteRecord(timed_to_the_end(self._step))] if self._is_cut_short else []
         return [TimedStepRecord(self._step), *self._tracer.records(), *notes]
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, location: Location) -> None:
         assert self._tracer is not None
         if torch._C._autograd._profiler_enabled():
             self._why_not = "the script runs its own profiler, and torch allows only one"
@@ -210,7 +210,7 @@ class LaterStep:
             self._why_not = f"{error}".splitlines()[0]
             return
         self.is_on = True
-        self.place(place)
+        self.location(location)
         for number, name in self._ranges.items():
             self._mark(f"{SCRIPT_RANGE}{number}:{name}")
 
@@ -256,10 +256,10 @@ class LaterStep:
         if self.is_on:
             self._mark(f"{SCRIPT_RANGE_END}{number}")
 
-    def place(self, place: Place) -> None:
+    def location(self, location: Location) -> None:
         """Report a phase that begins. Layers are ranges of their own."""
         assert self._tracer is not None
-        self._tracer.place(place)
+        self._tracer.location(location)
 
     def _mark(self, text: str) -> None:
         with self._event(text):
@@ -350,7 +350,7 @@ class RecordedStep(GraphObserver):
         """Report to the tracer that a module or a phase began or ended in this thread."""
         tracer = self._operations.tracer
         if tracer is not None:
-            tracer.place(self._place())
+            tracer.location(self._location())
 
     def close(self, last_step: int) -> list[Note]:
         """End the run. Returns a note if no step was timed, or not all of one."""
@@ -376,7 +376,7 @@ class RecordedStep(GraphObserver):
         self._switch_tracing()
         self._tracer.end()
 
-    def _place(self) -> Place:
+    def _location(self) -> Location:
         return self._position.places[self._position.scope()]
 
     def _switch_tracing(self) -> None:
@@ -387,7 +387,7 @@ class RecordedStep(GraphObserver):
 
     def _around(self, sequence: int, operation: str) -> AbstractContextManager[None]:
         assert self._tracer is not None
-        return self._tracer.collective(sequence, self._position.op, operation, self._place())
+        return self._tracer.collective(sequence, self._position.op, operation, self._location())
 
     def capture_begins(self) -> None:
         """Begin the capture of a CUDA graph, which the timed step may launch later."""

@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 from fakedist.rundir.trace_records import CAPTURE_RANGE, PHASE_RANGE, STEP_RANGE
 
 
@@ -29,8 +29,8 @@ class Tracer(Protocol):
             RuntimeError: The step cannot be traced.
         """
 
-    def place(self, place: Place) -> None:
-        """Take this thread's new place: a module, a phase or a backward began or ended."""
+    def location(self, location: Location) -> None:
+        """Take this thread's new location: a module, a phase or a backward began or ended."""
 
     def end(self) -> None:
         """End the step."""
@@ -42,19 +42,19 @@ class Tracer(Protocol):
 class OperationTracer(Tracer, Protocol):
     """A tracer that receives what runs, because its device knows nothing of torch: the virtual GPU's model.
 
-    ``inside`` returns the place of a launch by this thread's compiled graph, ``known_in_graph`` a buffer's values
+    ``inside`` returns the location of a launch by this thread's compiled graph, ``known_in_graph`` a buffer's values
     there; both may be None. With ``is_compiled``, the fast path reports the operations that it runs.
     """
 
-    inside: Callable[[], Place | None]
-    place_of: Callable[[int], Place]
+    inside: Callable[[], Location | None]
+    location_of: Callable[[int], Location]
     known_in_graph: Callable[[torch.Tensor], torch.Tensor | None]
 
     @property
     def is_compiled(self) -> bool:
         """See above."""
 
-    def operation(self, op: int, operation: str, place: Place) -> int:
+    def operation(self, op: int, operation: str, location: Location) -> int:
         """Begin an operation in this thread. Returns a tag for it."""
 
     def done(
@@ -62,10 +62,10 @@ class OperationTracer(Tracer, Protocol):
     ) -> None:
         """End the operation with that tag."""
 
-    def graph(self, op: int, operation: str, place: Place) -> None:
+    def graph(self, op: int, operation: str, location: Location) -> None:
         """This thread runs a compiled graph from now on, by its call's number and name; -1 and "" if it ended."""
 
-    def collective(self, sequence: int, op: int, operation: str, place: Place) -> AbstractContextManager[None]:
+    def collective(self, sequence: int, op: int, operation: str, location: Location) -> AbstractContextManager[None]:
         """The context for a collective, on its stream."""
 
     def range_begins(self, name: str) -> int:
@@ -102,10 +102,10 @@ class NsysTracer:
         torch.cuda.synchronize()
         self._inside.enter_context(torch.autograd.profiler.emit_nvtx())
 
-    def place(self, place: Place) -> None:
+    def location(self, location: Location) -> None:
         """Open the phase's range. It is not on a stack, so the script's own ranges may overlap it."""
         self._end_phase()
-        self._phase = torch.cuda.nvtx.range_start(f"{PHASE_RANGE}{place.phase}")
+        self._phase = torch.cuda.nvtx.range_start(f"{PHASE_RANGE}{location.phase}")
 
     def end(self) -> None:
         """Wait for what was launched, then close the ranges."""

@@ -67,9 +67,10 @@ def torch_import_not_seen() -> str:
 
 @note
 def started_again(difference: str) -> str:
-    """The rank forked from a template at first."""
+    """The rank forked from a server at first."""
     return (
-        f"{difference} was not as in the template that the rank forked from, so the rank was started again on its own"
+        f"{difference} was not as in the first rank, whose imports the fork server has, so the rank was started again "
+        "on its own"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where the rank is.
 
     Attributes:
@@ -46,7 +46,7 @@ class OperationRow(NamedTuple):
 
 
 class ScopeRow(NamedTuple):
-    """A scope: the number of a place.
+    """A scope: the number of a location.
 
     Attributes:
         scope: Its number.
@@ -63,11 +63,11 @@ class ScopeRow(NamedTuple):
     recompute: bool
 
 
-_Placed = TypeVar("_Placed", Place, ScopeRow)
+_Located = TypeVar("_Located", Location, ScopeRow)
 
 
-def merged(where: _Placed, step: int) -> _Placed:
-    """A place or scope after steps later than this one turned out to belong to it.
+def merged(where: _Located, step: int) -> _Located:
+    """A location or scope after steps later than this one turned out to belong to it.
 
     In step 0, what is outside of modules and of backward is ``init``, also what followed a forward.
     """

@@ -82,7 +82,6 @@ SMALL_FOR_A_REASON = {
     "rank/frameworks/symmetric_memory": "one module a framework",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "gpu/fast_path/event_tracker": "torch 2.8 and 2.9 alone need it: it goes with them",
-    "rank/script": "runs the script; its frames are cut from the script's errors",
     "record/generation": "which forwards generate tokens: a subject of its own",
     "report/page/serve": "the web server of `fakedist view --port`: pages need none",
     "report/page/job_page": "a page of its own, in no run's page",

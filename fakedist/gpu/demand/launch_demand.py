@@ -14,7 +14,7 @@ from fakedist.gpu.demand.work_shapes import ProductShape
 from fakedist.gpu.launch_log import SCALINGS, TO_DEVICE, TO_HOST, Launch, LaunchKind
 from fakedist.rundir.families import kernel_family
 from fakedist.rundir.launch_records import LAUNCH_KINDS, WorkRow
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 
 #: How the names of the functions begin that factorise one matrix or solve one system.
 _SOLVER_PARTS = ("cusolverDn", "cublas")
@@ -97,12 +97,12 @@ _COMPUTES = re.compile(
 class Tagged(NamedTuple):
     """The meaning of a tag in the log; outside of an operation, ``op`` is -1 and ``operation`` empty.
 
-    ``counts``: it is an operation, which takes host time. ``place`` is the rank's location.
+    ``counts``: it is an operation, which takes host time. ``location`` is the rank's.
     """
 
     op: int
     operation: str
-    place: Place
+    location: Location
     demand: Demand = UNKNOWN
     counts: bool = True
 
@@ -178,7 +178,7 @@ class LaunchDemands:
         return work
 
     def _family(self, name: str, tag: Tagged) -> str:
-        key = (name, tag.operation, tag.place.phase)
+        key = (name, tag.operation, tag.location.phase)
         family = self._families.get(key)
         if family is None:
             family = self._families[key] = kernel_family(*key)

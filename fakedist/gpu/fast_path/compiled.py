@@ -31,7 +31,7 @@ from fakedist.gpu.values.operators import LISTED, Operator
 from fakedist.gpu.values.routing import CHOOSING
 from fakedist.rundir.memory_records import EventsRecord, MarksRecord
 from fakedist.rundir.records import OperationsRecord
-from fakedist.rundir.rows import FrameRow, Place, PoolRow
+from fakedist.rundir.rows import FrameRow, Location, PoolRow
 from fakedist.rundir.schema import CATEGORIES
 
 
@@ -368,7 +368,7 @@ class CompiledTags(Tags):
             self._learned.append((operation, demand))
         self._function("learn")(tag, -1 if demand is None else len(self._learned) - 1)
 
-    def take(self, place_of: Callable[[int], Place]) -> Iterator[tuple[int, Tagged]]:
+    def take(self, location_of: Callable[[int], Location]) -> Iterator[tuple[int, Tagged]]:
         """The operations since the last call. One that did not return demanded something unknown."""
         count = self._function("count")()
         numbers = (ctypes.c_int64 * (_NUM_NUMBERS * count))()
@@ -376,7 +376,7 @@ class CompiledTags(Tags):
         columns = [numbers[column::_NUM_NUMBERS] for column in range(_NUM_NUMBERS)]
         for tag, op, scope, demand in zip(*columns, strict=True):
             operation, known = self._learned[demand if demand >= 0 else -1 - demand]
-            yield tag, Tagged(op, operation, place_of(scope), known if demand >= 0 else UNKNOWN)
+            yield tag, Tagged(op, operation, location_of(scope), known if demand >= 0 else UNKNOWN)
 
 
 class _Limits(ctypes.Structure):

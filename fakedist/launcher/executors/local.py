@@ -18,13 +18,13 @@ class LocalExecutor:
 
     ``jobs`` run at once; None chooses by cores and free memory, taking unknown needs from earlier tasks. Tasks on a
     real GPU run one by one, because they would take each other's memory and time. Unless ``cold``, ranks fork from a
-    template, from the second on.
+    server, from the second on.
     """
 
     def __init__(self, jobs: int | None = None, *, cold: bool = False) -> None:
         self._jobs = jobs
         self._cores = num_cores()
-        self._processes = TaskProcesses(templates=not cold)
+        self._processes = TaskProcesses(fork=not cold)
         self._most_bytes: int | None = None
 
     def run(self, tasks: Iterable[Task | None]) -> Iterator[TaskResult]:

@@ -42,12 +42,12 @@ _TASK = (sys.executable, _PROGRAM, "run")
 class TaskProcesses:
     """Runs tasks in processes of this machine. Threads may share one.
 
-    With ``templates``, tasks fork from a template that has imported what they need, and their ranks from one that has
-    imported what the first one imported.
+    With ``fork``, tasks fork from a server that has imported what they need, and their ranks from one that has the
+    imports of the first one.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None, templates: bool = False) -> None:
-        self._environment, self._templates = environment, templates
+    def __init__(self, environment: Mapping[str, str] | None = None, fork: bool = False) -> None:
+        self._environment, self._fork = environment, fork
         self._lock = threading.Lock()
         self._supervisors: set[_Supervisor] = set()
         self._idle: list[_Supervisor] = []
@@ -87,19 +87,19 @@ class TaskProcesses:
 
     def _order(self, task: Task, scratch: Path, log: Path) -> Order:
         data = scratch / "job.json"
-        templates = self._templates and task.job.device == "virtual"
-        template = [sys.executable, _PROGRAM, "fork", "page" if task.job.page else "", priced_gpu(task.job)]
+        forks = self._fork and task.job.device == "virtual"
+        server = [sys.executable, _PROGRAM, "fork", "page" if task.job.page else "", priced_gpu(task.job)]
         data.write_text(json.dumps({"job": task.job.to_dict(), "directory": os.fspath(task.directory.absolute())}))
         return Order(
             command=[*_TASK],
             arguments=[os.fspath(data)],
-            template=template if templates else [],
+            server=server if forks else [],
             environment=dict(os.environ if self._environment is None else self._environment),
             cwd=os.fspath(task.cwd.absolute()),
             log=os.fspath(log),
             memory_limit_bytes=task.memory_limit_bytes,
             timeout_s=task.timeout_s,
-            script=key_of(task.job) if templates else "",
+            script=key_of(task.job) if forks else "",
         )
 
     @contextmanager
@@ -115,7 +115,7 @@ class TaskProcesses:
         finally:
             if supervisor is not None:
                 with self._lock:
-                    if stays := self._templates and not self._is_over and supervisor.can_go_on:
+                    if stays := self._fork and not self._is_over and supervisor.can_go_on:
                         self._idle.append(supervisor)
                     else:
                         self._supervisors.discard(supervisor)
@@ -163,7 +163,7 @@ def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:
     """Start the process that starts and watches tasks' processes, in its own session. It logs to ``scratch``."""
     with (scratch / "log").open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-S", _SUPERVISOR, os.fspath(scratch / "learned.json")],
+            [sys.executable, "-S", _SUPERVISOR, os.fspath(scratch / "imports.json")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

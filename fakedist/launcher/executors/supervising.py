@@ -1,8 +1,8 @@
 """The supervisor: a small process between an executor and the processes of tasks, one task after the other.
 
 It adopts every process that a task leaves behind, samples their resident memory, and ends all of them at a limit, at
-the task's end, and when the executor closes the pipe or dies. It keeps the templates of tasks and ranks, and needs the
-standard library alone.
+the task's end, and when the executor closes the pipe or dies. It keeps the fork servers of tasks and ranks, and needs
+the standard library alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from fakedist.launcher.keeping import ForkedChild, TaskTemplate, TemplateKeeper, template_variable
+from fakedist.launcher.fork_servers import ForkedChild, RankServer, TaskServer
 from fakedist.launcher.process_tree import ProcessTree, adopt_orphans
 from fakedist.rank.fork_server import end_with_parent
 
@@ -37,8 +37,8 @@ class Order:
     Attributes:
         memory_limit_bytes, timeout_s: As for :class:`fakedist.launcher.executors.task.Task`.
         script: The script of its ranks, which chooses their fork server. Empty if they do not fork.
-        arguments: Further arguments, which a fork of the template gets.
-        template: The command of a template that forks processes like it. Empty if each starts on its own.
+        arguments: Further arguments, which a fork of the server gets.
+        server: The command of a server that forks processes like it. Empty if each starts on its own.
     """
 
     command: list[str]
@@ -49,7 +49,7 @@ class Order:
     timeout_s: float | None
     script: str = ""
     arguments: list[str] = field(default_factory=list)
-    template: list[str] = field(default_factory=list)
+    server: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Supervised:
     peak_rss_bytes: int
 
 
-def main(learned: str) -> int:
+def main(imports: str) -> int:
     """Run the orders on stdin, one a line, in a child of this process. Print how each ended, one a line."""
     shield = _shield()
     adopt_orphans()
@@ -74,15 +74,15 @@ def main(learned: str) -> int:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _hear)
-    templates = Templates(TemplateKeeper(Path(learned), output=sys.stderr.fileno()), TaskTemplate())
+    servers = ForkServers(RankServer(Path(imports), output=sys.stderr.fileno()), TaskServer())
     while line := sys.stdin.buffer.readline():
         owners = (sys.stdin.fileno(), shield)
-        supervised = _Supervision(Order(**json.loads(line)), owners, child_ends, templates).run()
+        supervised = _Supervision(Order(**json.loads(line)), owners, child_ends, servers).run()
         if select.select([shield], [], [], 0)[0]:
             break
         sys.stdout.write(json.dumps(asdict(supervised)) + "\n")
         sys.stdout.flush()
-    templates.close()
+    servers.close()
     return 0
 
 
@@ -105,11 +105,11 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 
 @dataclass(frozen=True)
-class Templates:
-    """The templates from which a supervisor's tasks, and their ranks, fork."""
+class ForkServers:
+    """The servers from which a supervisor's tasks, and their ranks, fork."""
 
-    ranks: TemplateKeeper
-    tasks: TaskTemplate
+    ranks: RankServer
+    tasks: TaskServer
 
     def pids(self) -> set[int | None]:
         """Their processes, of which none belongs to a task."""
@@ -130,22 +130,22 @@ class Templates:
         self.tasks.close()
 
 
-def start(order: Order, templates: Templates) -> subprocess.Popen[bytes] | ForkedChild:
-    """Start the program in a session of its own, or fork it from its template."""
+def start(order: Order, servers: ForkServers) -> subprocess.Popen[bytes] | ForkedChild:
+    """Start the program in a session of its own, or fork it from its server."""
     with open(order.log, "wb") as log, open(os.devnull, "rb") as null:
-        door = templates.ranks.open_door(order.script) if order.script else None
-        doors = () if door is None else (door,)
-        learned = os.fspath(templates.ranks.learned) if order.script else ""
-        if order.template:
+        door = servers.ranks.door(order.script) if order.script else None
+        doors = () if door is None or door.descriptor is None else (door.descriptor,)
+        if order.server:
             task = {"arguments": order.arguments, "environment": order.environment, "cwd": order.cwd}
+            ranks = "" if door is None else os.fspath(door.path)
             files = (null.fileno(), log.fileno(), log.fileno(), *doors)
-            if (forked := templates.tasks.fork(order.template, task | {"learned": learned}, files)) is not None:
+            if (forked := servers.tasks.fork(order.server, task | {"ranks": ranks}, files)) is not None:
                 return forked
         own = os.getpid()
         return subprocess.Popen(
             [*order.command, *order.arguments],
             cwd=order.cwd,
-            env=order.environment | (template_variable(Path(learned), door) if learned else {}),
+            env=order.environment | ({} if door is None else door.variable()),
             pass_fds=doors,
             stdin=null,
             stdout=log,
@@ -156,17 +156,17 @@ def start(order: Order, templates: Templates) -> subprocess.Popen[bytes] | Forke
 
 
 class _Supervision:
-    def __init__(self, order: Order, owners: tuple[int, ...], child_ends: int, templates: Templates) -> None:
+    def __init__(self, order: Order, owners: tuple[int, ...], child_ends: int, servers: ForkServers) -> None:
         self._order = order
-        self._templates = templates
+        self._servers = servers
         self._child_ends, self._owners = child_ends, list(owners)
-        self._tree = ProcessTree(os.getpid(), besides=templates.pids)
+        self._tree = ProcessTree(os.getpid(), besides=servers.pids)
         self._peak_bytes = 0
-        templates.most_bytes()  # of ranks of the task before, which it may have reaped late
+        servers.most_bytes()  # of ranks of the task before, which it may have reaped late
         self._ended: Ended = "itself"
         self._begun = time.monotonic()
         self._kill_at: float | None = None
-        self._program = start(order, templates)  # kept: without the object, subprocess would reap the process
+        self._program = start(order, servers)  # kept: without the object, subprocess would reap the process
         self._pid = self._program.pid
 
     def run(self) -> Supervised:
@@ -176,7 +176,7 @@ class _Supervision:
         wall_s = time.monotonic() - self._begun
         self._tree.kill()
         self._reap()
-        return Supervised(self._ended, code, wall_s, max(self._peak_bytes, self._templates.most_bytes()))
+        return Supervised(self._ended, code, wall_s, max(self._peak_bytes, self._servers.most_bytes()))
 
     def _wait(self) -> None:
         forked = [self._program.fileno()] if isinstance(self._program, ForkedChild) else []
@@ -219,8 +219,8 @@ class _Supervision:
                 return status_of_program
             if not pid:
                 return status_of_program
-            if pid in self._templates.pids():
-                self._templates.reaped(pid)
+            if pid in self._servers.pids():
+                self._servers.reaped(pid)
                 continue
             self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)  # it may lie between two samples
             if pid == self._pid:

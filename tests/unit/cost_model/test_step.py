@@ -16,10 +16,10 @@ from fakedist.gpu.demand.work_shapes import AttentionShape
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
 from fakedist.gpu.launch_rows import LaunchRows, StepRanges
 from fakedist.gpu.models.catalogue import find_gpu
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 
 PRICES = KernelTimes(find_gpu("h100-80g"))
-FORWARD = Place(2, "forward", 3, False)
+FORWARD = Location(2, "forward", 3, False)
 LARGE = 1e9  # bytes, about 330 us
 SIDE = 7
 

@@ -12,7 +12,7 @@ from fakedist.gpu.launch_rows import LaunchRows, StepRanges
 from fakedist.rundir.encoding import decode, encode
 from fakedist.rundir.launch_records import LaunchesRecord, RangeRow
 from fakedist.rundir.records import RECORDS
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 
 
 def test_whole_numbers_of_flops_and_bytes_are_read_back() -> None:
@@ -21,7 +21,7 @@ def test_whole_numbers_of_flops_and_bytes_are_read_back() -> None:
     launch.grid[:], launch.block[:] = (1, 1, 1), (1, 1, 1)
     shape = ProductShape(8, 8, 8, 1, a_bytes=2, b_bytes=2, d_bytes=2)
     demand = Demand(1024, 400, product=shape)
-    tags = {0: Tagged(0, "aten._grouped_mm.default", Place(1, "forward", 0, False), demand)}
+    tags = {0: Tagged(0, "aten._grouped_mm.default", Location(1, "forward", 0, False), demand)}
     record = LaunchRows(2, [launch], tags, lambda each: "kernel", ranges=StepRanges(int)).record()
     found = decode(encode(record), RECORDS)
     assert isinstance(found, LaunchesRecord)

@@ -12,7 +12,7 @@ import pytest
 
 from fakedist.errors import JobError, RecordingError, SetupError
 from fakedist.launcher import launching
-from fakedist.launcher.keeping import OwnChild
+from fakedist.launcher.fork_servers import OwnChild
 from fakedist.launcher.launching import Streams
 from fakedist.options import Device, Job
 from fakedist.rank.reporter import PIPE_VARIABLE, Failed, Message

@@ -1,16 +1,17 @@
-"""Torch in a template, with a package of that name that is quick to import."""
+"""The imports of fork servers of ranks, with a package named torch that is quick to import."""
 
 from __future__ import annotations
 
 import dataclasses
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from fakedist.options import Job
-from fakedist.rank.preloading import Learned, differing_variable, key_of
+from fakedist.rank.preloading import Imports, differing_variables, key_of
 from tests.conftest import ROOT
 
 JOB = Job(world_size=8, rank=0, target="train.py")
@@ -20,25 +21,17 @@ TORCH = {
     "late": "from torch import f\nVALUE = 3\n",
     "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
     "sets": "import os\nos.environ['OF_TORCH'] = '1'\n",
+    "paths": "import sys\nsys.path.append('/of torch')\n",
 }
-PRELOADED = """
+FORKED = """
 import os, sys
 from fakedist.patch import patched
-from fakedist.rank.preloading import Learned, Preloaded
-known = set(sys.modules)
-import torch
-early = set(sys.modules)
+from fakedist.rank.preloading import ForkedRank, Imports
 import torch.late
-environment = dict(os.environ)
-learned = Learned("", ("", 8, None), {}, "/", environment, list(sys.path), environment | {"LATER": "1"}, [], [3, 0, 0])
-names = [name for name in sys.modules if name not in known and name != "other"]
-preloaded = Preloaded(learned, early, {name: sys.modules[name] for name in names})
-preloaded.become_finder()
-stopped = []
-preloaded.restart = stopped.append
-own, original = torch, torch.f
-del torch
-assert not {"torch", "torch.late"} & sys.modules.keys()
+imported = os.environ | {"EARLY": "1"}
+imports = Imports("", {}, "/", imported, [], ["torch"], list(sys.path), [3, 0, 0], imported | {"LATER": "1"})
+forked = ForkedRank(imports, [torch.late], 1, [])
+restarts = []
 """
 
 
@@ -61,130 +54,147 @@ def run(directory: Path, program: str) -> str:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (
-            """
-from torch.late import VALUE
-print(VALUE, sys.modules["torch"] is own, own.__spec__.loader is preloaded)
-""",
-            "3 True False",
-        ),
-        (
-            """
-import json.tool, torch
-preloaded.cuda_begins()
-names = list(sys.modules)
-print(names.index("torch") < names.index("torch.late") < names.index("json.tool"))
-""",
-            "True",
-        ),
-        ("sys.modules['__main__'] = sys; import torch; print(torch.early.other.main is sys)", "True"),
-        ("preloaded.show(); print('torch.late' in sys.modules, stopped)", "True []"),
-        ("os.environ['OF_SCRIPT'] = '1'; import torch; print(stopped)", "['OF_SCRIPT']"),
-        ("os.environ['RANK'] = '1'; import torch; print(stopped)", "[]"),
-        ("sys.path.append('/elsewhere'); import torch.late; print(stopped)", "['sys.path']"),
-        (
-            """
-import torch
-preloaded.surrounded()
-os.environ.update(RANK="1", LATER="1", OTHER="1")
-preloaded.over()
-os.environ["AFTERWARDS"] = "1"
-print(stopped)
-""",
-            "['OTHER']",
-        ),
-        (
-            """
-import torch
-with patched(torch, "f", len):
-    preloaded.surrounded()
-print(torch.late.f is len, torch.early.f is original)
-""",
-            "True True",
-        ),
+        ("os.environ['EARLY'] = '1'", "[]"),
+        ("os.environ['EARLY'] = '1'; os.environ.update(RANK='1', LATER='1')", "[]"),
+        ("os.environ['EARLY'] = '1'; os.environ['OTHER'] = '1'", "['OTHER']"),
+        ("os.environ['EARLY'] = '2'", "['EARLY']"),
+        ("", "['EARLY']"),
+        ("os.environ['EARLY'] = '1'; del os.environ['EARLY']", "['EARLY']"),
+        ("os.environ['EARLY'] = '1'; sys.path.append('/elsewhere')", "['sys.path']"),
     ],
 )
-def test_the_script_finds_torch_as_if_it_had_imported_it(torch: Path, script: str, expected: str) -> None:
-    assert run(torch, f"{PRELOADED}{script}") == expected
+def test_a_rank_restarts_that_sets_another_environment_than_the_first(torch: Path, script: str, expected: str) -> None:
+    program = f"""
+with forked.watched(restarts.append):
+    {script}
+    forked.cuda_begins()
+    forked.over()
+    os.environ["AFTERWARDS"] = "1"
+print(restarts[:1])
+"""
+    assert run(torch, FORKED + program) == expected
 
 
-LEARNS = """
+def test_modules_that_came_late_have_what_replaces_torchs_functions(torch: Path) -> None:
+    script = """
+original = torch.f
+with patched(torch, "f", len), forked.watched(restarts.append):
+    print(torch.late.f is len, torch.early.f is original)
+"""
+    assert run(torch, f"{FORKED}{script}") == "True True"
+
+
+FIRST = """
 import json, os
 from pathlib import Path
-from fakedist.importing import when_imported
-from fakedist.options import Job
-from fakedist.rank.preloading import Learned, Learner
-learner = Learner(Path("learned.json"), Job(world_size=8, rank=0, target="train.py"), {"AT": "start"})
-with when_imported(learner.asked, lambda module: learner.imported()):
+from fakedist.rank.preloading import FirstRank, Imports
+os.environ["AT"] = "start"
+first = FirstRank(Path("imports.json"), "key")
+with first.watched(print):
     os.environ["BEFORE"] = "1"
     import json.tool, torch.late
-    learner.cuda_begins()
+    first.cuda_begins()
     os.environ["AFTER"] = "1"
     import torch.sets
-    learner.write()
-learned = Learned.read(Path("learned.json"))
-print(learned.modules, learned.started, learned.environment["BEFORE"], "AFTER" in learned.environment)
-print(learned.ended["AFTER"], len(learned.counts))
+    first.over()
+imports = Imports.read(Path("imports.json"))
+print(imports.key, imports.modules, imports.started["AT"], "BEFORE" in imports.started, imports.environment["BEFORE"])
+print("AFTER" in imports.environment, imports.ended["AFTER"], len(imports.counts))
 """
 
 
-def test_what_is_imported_in_another_environment_is_left_to_each_rank(torch: Path) -> None:
-    assert run(torch, LEARNS) == "['torch', 'torch.late'] {'AT': 'start'} 1 False\n1 3"
+def test_imports_in_another_environment_are_left_to_each_rank(torch: Path) -> None:
+    assert run(torch, FIRST) == "key ['torch', 'torch.late'] start False 1\nFalse 1 3"
 
 
-def test_there_is_nothing_to_learn_without_torch(torch: Path) -> None:
-    assert Learned.read(torch / "learned.json") is None
-    program = LEARNS.replace(", torch.late", "").replace("    import torch.sets\n", "").partition("learned = ")[0]
+@pytest.mark.parametrize("missing", [", torch.late", "    first.cuda_begins()\n"])
+def test_nothing_is_written_without_torch_or_without_cuda(torch: Path, missing: str) -> None:
+    program = FIRST.replace(missing, "").replace("    import torch.sets\n", "").partition("imports = ")[0]
     run(torch, program)
-    assert Learned.read(torch / "learned.json") is None
+    assert Imports.read(torch / "imports.json") is None
 
 
 @pytest.mark.parametrize(
     ("here", "expected"),
     [
-        ({"A": "1", "RANK": "7", "MASTER_PORT": "1"}, ""),
-        ({"A": "2", "RANK": "0"}, "A"),
-        ({"RANK": "0"}, "A"),
-        ({"A": "1", "OMP_NUM_THREADS": "1"}, "OMP_NUM_THREADS"),
+        ({"A": "1", "RANK": "7", "MASTER_PORT": "1"}, []),
+        ({"A": "2", "RANK": "0"}, ["A"]),
+        ({"RANK": "0"}, ["A"]),
+        ({"A": "1", "OMP_NUM_THREADS": "1"}, ["OMP_NUM_THREADS"]),
     ],
 )
-def test_variables_of_ranks_make_no_difference(here: dict[str, str], expected: str) -> None:
-    assert differing_variable(here, {"A": "1", "RANK": "0"}) == expected
+def test_variables_of_ranks_make_no_difference(here: dict[str, str], expected: list[str]) -> None:
+    assert differing_variables(here, {"A": "1", "RANK": "0"}) == expected
 
 
-def test_each_script_has_its_own_template() -> None:
+def test_a_script_in_an_environment_has_its_own_server() -> None:
     assert key_of(JOB) == key_of(dataclasses.replace(JOB, rank=3, arguments=("--tp", "2")))
     assert key_of(JOB) != key_of(dataclasses.replace(JOB, target="other.py"))
+    assert key_of(JOB) != key_of(dataclasses.replace(JOB, environment=(("A", "1"),)))
 
 
-PRELOADS = """
+SERVES = """
 import os, types
 from contextlib import nullcontext
 from pathlib import Path
 from fakedist.rank import preloading
-from fakedist.rank.preloading import Learned, preload
+from fakedist.rank.preloading import Imports, forked_rank
+class Restarts(Exception): pass
+def restart(*program): raise Restarts
+def serve(door, serves):
+    print(Imports.read(path).modules, serves, sys.modules["other"].main is preloading.main_module())
+    sys.exit()
 sys.modules["fakedist.rank.surroundings"] = types.ModuleType("surroundings")
 preloading.virtual_gpu = lambda *gpu, **more: nullcontext(types.SimpleNamespace(visible=list))
-os.execve = lambda *program: sys.exit()
-path, here = Path("learned.json"), dict(os.environ)
-Learned("", ("h100-80g", 8, None), {}, "/", here, list(sys.path), here, MODULES, None).write(path)
-preloaded = None
+preloading.end_with_parent = print
+preloading.socket = types.SimpleNamespace(socket=lambda fileno: None)
+preloading.serve, os.execve = serve, restart
+path, here = Path("imports.json"), dict(os.environ)
+sys.modules.pop("numpy", None)
+Imports("", here, "/", here, list(sys.path), MODULES, [], [0, 0, 0], here).write(path)
 try:
-    preloaded = preload(path)
-finally:
-    print(Learned.read(path).modules, preloaded is not None, "torch" in sys.modules)
+    forked_rank(str(path), "3")
+except Restarts:
+    print(Imports.read(path).modules, "restarts")
 """
 
 
 @pytest.mark.parametrize(
     ("last", "expected"),
     [
-        ("torch.early", "['torch', 'torch.late', 'torch.early'] True False"),
-        ("torch.threads", "['torch', 'torch.late'] False True"),
-        ("torch.missing", "['torch', 'torch.late'] False True"),
+        ("torch.early", "['torch', 'torch.late', 'torch.early'] True True"),
+        ("torch.threads", "['torch', 'torch.late'] restarts"),
+        ("torch.paths", "['torch', 'torch.late'] restarts"),
+        ("torch.missing", "['torch', 'torch.late'] restarts"),
     ],
 )
-def test_a_template_starts_again_without_an_import_after_which_nothing_could_fork(
+def test_a_server_starts_again_without_an_import_after_which_no_rank_may_fork(
     torch: Path, last: str, expected: str
 ) -> None:
-    assert run(torch, PRELOADS.replace("MODULES", str(["torch", "torch.late", last]))) == expected
+    assert run(torch, SERVES.replace("MODULES", str(["torch", "torch.late", last]))).splitlines()[1:] == [expected]
+
+
+WANDB = """
+import os, random, threading
+from fakedist.rank.fork_server import can_fork
+from fakedist.rank.preloading import _UNREAD
+reads = set()
+class Watched(dict):
+    def __getitem__(self, key):
+        reads.add(os.fsdecode(key))
+        return super().__getitem__(key)
+    def __iter__(self):
+        reads.update(_UNREAD)
+        return super().__iter__()
+before, path, state = dict(os.environ), list(sys.path), random.getstate()
+os.environ._data = Watched(os.environ._data)
+import wandb
+print(sorted(reads & _UNREAD), "torch" in sys.modules, threading.active_count())
+print(can_fork(), dict(os.environ) == before, sys.path == path)
+print(random.getstate() == state)
+"""
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="not installed: pip install wandb")
+def test_importing_wandb_has_no_effect_that_a_rank_must_see(tmp_path: Path) -> None:
+    assert run(tmp_path, WANDB) == "[] False 1\nTrue True True\nTrue"

@@ -9,7 +9,7 @@ from fakedist.analysis.traces.traced_step import LayerNumbers, Tool, host_record
 from fakedist.record.cupti import CuptiTracer, profiler_record
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.launch_records import LAUNCH_KINDS
-from fakedist.rundir.rows import LayerRow, Place
+from fakedist.rundir.rows import LayerRow, Location
 from fakedist.rundir.schema import FAMILIES, PHASES
 from fakedist.rundir.time_notes import kernels_of_graphs
 from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, HostWaits, KernelsRecord
@@ -252,10 +252,10 @@ def test_torchs_own_events_are_understood() -> None:
     host_alone = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=host_alone, acc_events=True, with_flops=True) as profile:
         tracer._mark("fakedist.step:4")
-        tracer.place(Place(4, "forward", 0, recompute=False))
+        tracer.location(Location(4, "forward", 0, recompute=False))
         with event("fakedist.layer:blocks.1"):
             result = torch.mm(torch.ones(4, 4), weight)
-        tracer.place(Place(4, "backward", 0, recompute=False))
+        tracer.location(Location(4, "backward", 0, recompute=False))
         result.sum().backward()
     host = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
     events = Events(host)

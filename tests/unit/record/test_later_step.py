@@ -11,10 +11,10 @@ from fakedist.record.timed_step import LaterStep
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import NoteRecord
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 from fakedist.rundir.trace_records import TimedStepRecord
 
-AFTER = Place(3, "other", 0, recompute=False)
+AFTER = Location(3, "other", 0, recompute=False)
 TRACED = Note("traced", "traced")
 
 
@@ -28,8 +28,8 @@ class Written:
             raise RuntimeError(self._refuses)
         self.calls.append(f"begin {step}")
 
-    def place(self, place: Place) -> None:
-        self.calls.append(place.phase)
+    def location(self, location: Location) -> None:
+        self.calls.append(location.phase)
 
     def end(self) -> None:
         self.calls.append("end")
@@ -60,7 +60,7 @@ def test_one_step_warms_up_and_the_next_is_traced() -> None:
     step = timed(tracer)
     assert [step.step_ended(2, AFTER), step.is_on, tracer.calls] == [False, False, []]
     assert step.step_ended(3, AFTER)
-    step.place(Place(4, "forward", 0, recompute=False))
+    step.location(Location(4, "forward", 0, recompute=False))
     assert not step.step_ended(4, AFTER)
     assert tracer.calls == ["begin 4", "other", "forward", "end"]
     assert step.close() == [TimedStepRecord(4), NoteRecord(TRACED)]

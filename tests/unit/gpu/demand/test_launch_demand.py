@@ -12,10 +12,10 @@ from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.rundir.launch_records import WorkRow
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 
 BF16, FP32, FP8 = 14, 0, 28
-PLACE = Place(1, "forward", 0, False)
+PLACE = Location(1, "forward", 0, False)
 
 
 def kernel(name: str, threads: int = 128, tag: int = 0) -> tuple[str, Launch]:

@@ -57,7 +57,7 @@ def result(task: Task, peak_bytes: int = 0) -> TaskResult:
 def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     """On a machine with 4 cores and 16 GiB free."""
     made = Processes()
-    monkeypatch.setattr(local, "TaskProcesses", lambda templates: made)
+    monkeypatch.setattr(local, "TaskProcesses", lambda fork: made)
     monkeypatch.setattr(local, "num_cores", lambda: 4)
     monkeypatch.setattr(local, "free_memory_bytes", lambda: 16 * GIB)
     return made

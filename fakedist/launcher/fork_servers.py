@@ -1,4 +1,7 @@
-"""Templates as their owners have them: started, asked for processes, and ended. It needs the standard library alone."""
+"""Fork servers as their owners have them: started, asked for processes, and ended.
+
+The supervisor of tasks imports this, so it needs the standard library alone until a rank starts.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,17 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fakedist.rank.fork_server import PEAK, receive, send, socket_pair
 
-#: Templates that are started for one script. If ranks start again on their own even so, no template fits them.
-_MOST_TEMPLATES = 3
+if TYPE_CHECKING:
+    from fakedist.options import Job
+
 _PROGRAM = os.fspath(Path(__file__).parents[1] / "rank" / "__main__.py")
-_VARIABLE = "FAKEDIST_TEMPLATE"
+_VARIABLE = "FAKEDIST_FORK_SERVER"
 #: Arrow's allocator would start a thread, and none may be missing in a fork.
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -40,9 +45,9 @@ class OwnChild:
 
 
 class ForkedChild:
-    """A process that a template forked, and whose end it reports. ``pid`` stays taken until :meth:`wait` returns."""
+    """A process that a fork server forked, and whose end it reports. ``pid`` stays taken until :meth:`wait` returns."""
 
-    #: The exit code of a process whose template was killed, and the process with it.
+    #: The exit code of a process whose server was killed, and the process with it.
     LOST = -9
 
     def __init__(self, pid: int, answers: socket.socket) -> None:
@@ -52,13 +57,13 @@ class ForkedChild:
 
     @classmethod
     def ask(cls, door: int, request: Mapping[str, Any], files: Sequence[int]) -> ForkedChild | None:
-        """Request a process from a template through its ``door``. None if it makes none.
+        """Request a process from a server through its ``door``. None if it makes none.
 
-        ``request`` has ``environment``, ``cwd`` and more for the template's program; ``files`` are stdin, stdout,
+        ``request`` has ``environment``, ``cwd`` and more for the server's program; ``files`` are stdin, stdout,
         stderr and further descriptors.
         """
         ours, theirs = socket_pair()
-        with suppress(OSError):  # the template was killed
+        with suppress(OSError):  # the server was killed
             with theirs, socket.socket(fileno=os.dup(door)) as end:
                 send(end, request, (*files, theirs.fileno()))
             answer, _ = receive(ours)
@@ -78,12 +83,12 @@ class ForkedChild:
         return self._code is not None
 
     def wait(self) -> int:
-        """Wait for it, and have the template reap it. Returns its exit code; -n if signal n killed it."""
+        """Wait for it, and have the server reap it. Returns its exit code; -n if signal n killed it."""
         if self._code is None:
             self._hear()
         with suppress(OSError), self._answers as answers:
             answers.shutdown(socket.SHUT_WR)
-            answers.recv(1)  # the template closes its end once it has reaped it
+            answers.recv(1)  # the server closes its end once it has reaped it
         assert self._code is not None
         return self._code
 
@@ -95,8 +100,8 @@ class ForkedChild:
 Child = OwnChild | ForkedChild
 
 
-class TemplateProcess:
-    """A template that may not have been started yet, or may have ended."""
+class ForkServer:
+    """A fork server that may not have been started yet, or may have ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,7 +109,7 @@ class TemplateProcess:
 
     @property
     def pid(self) -> int | None:
-        """The template's process. None if there is none."""
+        """The server's process. None if there is none."""
         return None if self._process is None else self._process.pid
 
     def start(self, program: Sequence[str], environment: Mapping[str, str], cwd: str, output: int | None) -> None:
@@ -149,45 +154,82 @@ class TemplateProcess:
             self._process = None
 
 
-class TemplateKeeper(TemplateProcess):
-    """Starts a template of ranks once it is known what to import, and a new one when that changes.
+class RankServer(ForkServer):
+    """Forks the ranks of one script, once its first rank has written its imports to the file ``path``.
 
-    ``learned`` takes a rank's imports (:mod:`fakedist.rank.preloading`); an ``output`` of None is this process's stdout
-    and stderr.
+    It is started once for a script and its environment: if it fails, the other ranks start on their own. An ``output``
+    of None is this process's stdout and stderr.
     """
 
-    def __init__(self, learned: Path, output: int | None = None) -> None:
+    def __init__(self, path: Path, output: int | None = None) -> None:
         super().__init__()
-        self.learned, self._output = learned, output
-        self._learned: dict[str, Any] = {}
-        self._num_started = 0
+        self._path, self._output = path, output
+        self._serves: tuple[Any, ...] = ()
 
-    def open_door(self, key: str) -> int | None:
-        """The descriptor of the door to a template for a script; None before its imports are known, or if none fits."""
+    def door(self, key: str) -> RankDoor:
+        """The door for the next rank of a script; closed before its imports are known, or if its server has ended."""
         try:
-            learned = json.loads(self.learned.read_text())
+            imports = json.loads(self._path.read_text())
         except (OSError, ValueError):
-            return None
-        if learned["key"] != key:
-            return None
-        if key != self._learned.get("key"):
-            self._num_started = 0
-        if not self._is_same(learned) or self._process is None:
+            imports = {"key": None}
+        if imports["key"] != key:
+            return RankDoor(self._path, None)
+        serves = (key, imports["started"], imports["cwd"])
+        if serves != self._serves:
             self.close()
-            if self._num_started < _MOST_TEMPLATES:
-                program = [sys.executable, _PROGRAM, os.fspath(self.learned)]
-                self.start(program, learned["started"], learned["cwd"], self._output)
-                self._num_started += 1
-        self._learned = learned
-        return None if self._door is None else self._door.fileno()
-
-    def _is_same(self, learned: dict[str, Any]) -> bool:
-        """Return whether nothing was learned since. A template may have left some modules out."""
-        return {**learned, "modules": None} == {**self._learned, "modules": None}
+            self._serves = serves
+            self.start([sys.executable, _PROGRAM, str(self._path)], imports["started"], imports["cwd"], self._output)
+        return RankDoor(self._path, None if self._door is None else self._door.fileno())
 
 
-class TaskTemplate(TemplateProcess):
-    """A process that has imported what makes tables, and from which tasks fork, from the second on."""
+@dataclass(frozen=True)
+class RankDoor:
+    """A fork server of ranks, for a process that runs them: its file of imports, and its descriptor if it is open."""
+
+    path: Path
+    descriptor: int | None
+
+    @classmethod
+    def from_environment(cls) -> RankDoor | None:
+        """The door in this process's variable, which is removed: ranks and other programs do not see it."""
+        if (offered := os.environ.pop(_VARIABLE, None)) is None:
+            return None
+        number, _, path = offered.partition(":")
+        if number:
+            os.set_inheritable(int(number), False)
+        return cls(Path(path), int(number) if number else None)
+
+    def variable(self) -> dict[str, str]:
+        """The variable of :meth:`from_environment`."""
+        return {_VARIABLE: f"{'' if self.descriptor is None else self.descriptor}:{self.path}"}
+
+    def fork(
+        self, job: Job, run_directory: Path, environment: Mapping[str, str], *, stdout: int | None, pipe: int
+    ) -> ForkedChild | None:
+        """Fork a rank. None if the server does not fit it, or makes none. A ``stdout`` of None is this process's."""
+        from fakedist.rank.preloading import Imports, key_of
+
+        if self.descriptor is None or job.device != "virtual" or job.nsys:
+            return None
+        if (imports := Imports.read(self.path)) is None or not imports.fits(key_of(job), environment):
+            return None
+        request = {
+            "run_directory": os.fspath(run_directory.absolute()),
+            "environment": dict(environment),
+            "cwd": os.getcwd(),
+            "parent": os.getpid(),
+        }
+        return ForkedChild.ask(self.descriptor, request, (0, 1 if stdout is None else stdout, 2, pipe))
+
+    def own_start(self, job: Job) -> dict[str, str]:
+        """The variable of a rank that starts on its own: with a closed door, it is the first of its script."""
+        from fakedist.rank.preloading import first_rank, key_of
+
+        return first_rank(self.path, key_of(job)) if self.descriptor is None else {}
+
+
+class TaskServer(ForkServer):
+    """Forks tasks, from the second on, with what makes tables imported."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,10 +240,10 @@ class TaskTemplate(TemplateProcess):
         """Fork the process of a task. None if it has to start on its own.
 
         Args:
-            program: The template's program and arguments, to which the descriptor of its door is added.
-            task: The ``arguments`` of its program, its ``environment`` and ``cwd``, and ``learned``: the file of its
-                ranks' template, empty if they start on their own.
-            files: The descriptors for its streams, then of the door to a template of ranks, if there is one.
+            program: The server's program and arguments, to which the descriptor of its door is added.
+            task: The ``arguments`` of its program, its ``environment`` and ``cwd``, and ``ranks``: the file of imports
+                of its ranks' server, empty if they start on their own.
+            files: The descriptors for its streams, then of the door to a server of ranks, if that is open.
         """
         self._num_tasks += 1
         if self._num_tasks == 2:
@@ -213,19 +255,3 @@ class TaskTemplate(TemplateProcess):
         if (forked := ForkedChild.ask(self._door.fileno(), task, files)) is None:
             self.close()  # something cannot be imported, or starts threads
         return forked
-
-
-def template_variable(learned: Path, door: int | None) -> dict[str, str]:
-    """The variable that names a door, and the file with what the template imports or that takes it."""
-    return {_VARIABLE: f"{'' if door is None else door}:{learned}"}
-
-
-def offered_template() -> tuple[Path, int | None] | None:
-    """The file and the door of this process's variable, which ranks and other programs do not see."""
-    if (offered := os.environ.pop(_VARIABLE, None)) is None:
-        return None
-    number, _, path = offered.partition(":")
-    if not number:
-        return Path(path), None
-    os.set_inheritable(int(number), False)
-    return Path(path), int(number)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 # Programs whose argument is what they do. ``HOW`` says whether they forked.
 _RUN = "import os, signal, sys, time\nexec(sys.argv[2])\n"
 _OWN = f"HOW = 'own'\n{_RUN}"
-_TEMPLATE = """
+_SERVER = """
 import os, socket, sys
 sys.path[0] = sys.argv[1]
 from fakedist.rank.fork_server import can_fork, end_with_parent, serve
@@ -38,7 +38,7 @@ class Supervisor:
 
     def __init__(self, place: Path, import_: str = "pass") -> None:
         self._place = place
-        self._template = [sys.executable, "-S", "-c", f"{_TEMPLATE.format(import_=import_)}{_RUN}", str(ROOT)]
+        self._server = [sys.executable, "-S", "-c", f"{_SERVER.format(import_=import_)}{_RUN}", str(ROOT)]
         self.process: subprocess.Popen[bytes] = start_supervisor(place)
 
     def tell(self, statement: str, **options: object) -> None:
@@ -50,7 +50,7 @@ class Supervisor:
             memory_limit_bytes=None,
             timeout_s=None,
             arguments=[statement],
-            template=self._template,
+            server=self._server,
         )
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(asdict(replace(order, **options))).encode() + b"\n")  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_a_fork_is_as_if_it_had_been_started(supervisor: Supervisor, tmp_path: P
     looks = f"print(HOW, {sees}, os.listdir('/proc/self/fd'), sys.argv, sep='|'); sys.exit(7)"
     (tmp_path / "other").mkdir()
     (forked, said), (own, said_by_own) = (
-        supervisor.run(looks, cwd=str(tmp_path / "other"), **more) for more in ({}, {"template": []})
+        supervisor.run(looks, cwd=str(tmp_path / "other"), **more) for more in ({}, {"server": []})
     )
     assert " ".join(said).replace("forked", "own") == " ".join(said_by_own)
     assert said[0].startswith("forked|")
@@ -120,7 +120,7 @@ def test_a_fork_is_watched(
     assert supervisor.run("print(HOW)")[1] == ["forked"]
 
 
-def test_what_a_fork_leaves_behind_is_ended_and_the_template_stays(supervisor: Supervisor) -> None:
+def test_what_a_fork_leaves_behind_is_ended_and_the_server_stays(supervisor: Supervisor) -> None:
     _, (left,) = supervisor.run(
         "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid)"
     )
@@ -135,7 +135,7 @@ def test_a_fork_with_another_environment_starts_on_its_own(supervisor: Superviso
 
 
 @pytest.mark.parametrize("import_", [_THREAD, "import missing", "os.kill(os.getpid(), 9)"])
-def test_nothing_forks_from_a_template_that_cannot_serve(tmp_path: Path, import_: str) -> None:
+def test_nothing_forks_from_a_server_that_cannot_serve(tmp_path: Path, import_: str) -> None:
     with closing(Supervisor(tmp_path, import_)) as supervisor:
         assert [supervisor.run("print(HOW)")[1] for _ in range(3)] == [["own"]] * 3
 
