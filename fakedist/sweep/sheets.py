@@ -144,7 +144,7 @@ def sweep_object(sweep: Sweep) -> dict[str, object]:
         "counts": {str(status): number for status, number in ranking.counts.items()},
         "answer": list(answer(ranking)),
         "best": None if best is None else best.row.id,
-        "not_told_apart": [entry.row.id for entry in ranking.as_fast],
+        "statistically_tied": [entry.row.id for entry in ranking.as_fast],
         "unit": ranking.unit,
         "ranking": [{"id": entry.row.id, "place": entry.place, **_plain(entry.speed)} for entry in ranking.ranked],
         "front": sorted(ranking.front),

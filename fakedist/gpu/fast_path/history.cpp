@@ -48,8 +48,8 @@ struct Events {
     std::vector<int32_t> stack;            // -1 without one
     std::vector<uint32_t> lengths, frames; // of each new stack: how many frames, and which, innermost first
     std::string named;                     // of each new frame: file, line and function, each ended by a zero byte
-    std::vector<int64_t> pools;    // of each segment of a private pool: place of the event, both numbers of the pool
-    std::vector<int64_t> products; // of each block that a product of matrices allocated: place of the event, `highest`
+    std::vector<int64_t> pools;    // of each segment of a private pool: index of the event, both numbers of the pool
+    std::vector<int64_t> products; // of each block that a product of matrices allocated: index of the event, `highest`
     int64_t highest = -1;          // operation so far
 };
 
@@ -205,11 +205,11 @@ API int fakedist_history_read(const int64_t *gemms, size_t num_gemms, int64_t hi
     devices.clear();
     const Traces traces = taken();
     // A block's events share one context: naming each once takes a third of the time.
-    std::unordered_map<const void *, size_t> places;
+    std::unordered_map<const void *, size_t> indices;
     std::vector<torch::CapturedTraceback *> found;
     for (const auto &trace : traces)
         for (const auto &event : trace)
-            if (event.context && places.emplace(event.context.get(), found.size()).second)
+            if (event.context && indices.emplace(event.context.get(), found.size()).second)
                 found.push_back(dynamic_cast<torch::CapturedTraceback *>(event.context.get()));
     if (std::find(found.begin(), found.end(), nullptr) != found.end()) return -1;
     const auto named = torch::symbolize(found);
@@ -228,13 +228,13 @@ API int fakedist_history_read(const int64_t *gemms, size_t num_gemms, int64_t hi
                 to.stack.push_back(-1);
                 continue;
             }
-            const size_t place = places.at(event.context.get());
-            if (known[place] == UNKNOWN) {
-                const auto [at, is_new] = raw.emplace(named.tracebacks[place], UNKNOWN);
+            const size_t index = indices.at(event.context.get());
+            if (known[index] == UNKNOWN) {
+                const auto [at, is_new] = raw.emplace(named.tracebacks[index], UNKNOWN);
                 if (is_new) at->second = numbered(to, named.all_frames, at->first);
-                known[place] = at->second;
+                known[index] = at->second;
             }
-            to.stack.push_back(known[place]);
+            to.stack.push_back(known[index]);
         }
         to.highest = highest;
     }

@@ -16,9 +16,9 @@ struct Holder {
     int64_t length;
 };
 
-// Writes the places of the objects of some types that are wanted. Returns how many there are.
+// Writes the indices of the objects of some types that are wanted. Returns how many there are.
 template <typename Wanted>
-size_t places(const Object *const *objects, size_t count, const void *const *types, size_t num_types, uint32_t *to,
+size_t indices(const Object *const *objects, size_t count, const void *const *types, size_t num_types, uint32_t *to,
               Wanted is_wanted) {
     const std::unordered_set<const void *> known(types, types + num_types);
     const void *last = nullptr;
@@ -48,17 +48,17 @@ API size_t fakedist_objects_types(const Object *const *objects, size_t count, co
     return seen.size();
 }
 
-// The places of the objects of some types, of which there may be as many as objects. Returns how many there are.
+// The indices of the objects of some types, of which there may be as many as objects. Returns how many there are.
 API size_t fakedist_objects_of(const Object *const *objects, size_t count, const void *const *types, size_t num_types,
                                uint32_t *to) {
-    return places(objects, count, types, num_types, to, [](const Object *) { return true; });
+    return indices(objects, count, types, num_types, to, [](const Object *) { return true; });
 }
 
 // The same for lists and dicts that hold one of so many items.
 API size_t fakedist_objects_holding(const Object *const *objects, size_t count, const void *const *types,
                                     size_t num_types, const int64_t *lengths, size_t num_lengths, uint32_t *to) {
     const std::unordered_set<int64_t> wanted(lengths, lengths + num_lengths);
-    return places(objects, count, types, num_types, to, [&wanted](const Object *each) {
+    return indices(objects, count, types, num_types, to, [&wanted](const Object *each) {
         return wanted.count(reinterpret_cast<const Holder *>(each)->length) > 0;
     });
 }

@@ -94,15 +94,15 @@ bool add(const c10::IValue &value, Key &key) {
 
 int64_t outside(int64_t scope) {
     if (call >= 0) return call;
-    const auto place = static_cast<size_t>(scope);
+    const auto index = static_cast<size_t>(scope);
     {
         const std::lock_guard<std::mutex> held(lock);
-        if (place < outsides.size() && outsides[place] >= 0) return outsides[place];
+        if (index < outsides.size() && outsides[index] >= 0) return outsides[index];
     }
     const int64_t found = ask_outside(scope); // it may ask for a tag
     const std::lock_guard<std::mutex> held(lock);
-    if (place >= outsides.size()) outsides.resize(place + 1, -1);
-    return outsides[place] = found;
+    if (index >= outsides.size()) outsides.resize(index + 1, -1);
+    return outsides[index] = found;
 }
 } // namespace
 
@@ -125,22 +125,22 @@ Asked::Asked(const Key *key) : before(asking) { asking = key; }
 Asked::~Asked() { asking = before; }
 
 size_t operation_begins(int64_t op, int64_t scope, int64_t demand) {
-    size_t place = 0;
+    size_t index = 0;
     int64_t tag = 0;
     {
         const std::lock_guard<std::mutex> held(lock);
-        tag = next_tag++, place = operations.size();
+        tag = next_tag++, index = operations.size();
         operations.push_back({tag, op, scope, demand, false});
     }
     here = scope;
     set_tag(tag);
-    return place;
+    return index;
 }
 
-void operation_ended(size_t place, int64_t scope) {
+void operation_ended(size_t index, int64_t scope) {
     {
         const std::lock_guard<std::mutex> held(lock);
-        if (place < operations.size()) operations[place].has_returned = true;
+        if (index < operations.size()) operations[index].has_returned = true;
     }
     set_tag(outside(scope));
 }

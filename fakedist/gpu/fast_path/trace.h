@@ -30,9 +30,9 @@ class Asked {
     const Key *before;
 };
 
-// An operation with a known demand begins in this thread. Returns its place among those of the step.
+// An operation with a known demand begins in this thread. Returns its index among those of the step.
 size_t operation_begins(int64_t op, int64_t scope, int64_t demand);
 
 // It has returned.
-void operation_ended(size_t place, int64_t scope);
+void operation_ended(size_t index, int64_t scope);
 } // namespace fakedist::trace

@@ -75,7 +75,7 @@ def test_the_terminal_shows_points_axes_and_why_layouts_are_invalid() -> None:
 def test_json_has_every_point_and_the_ranking() -> None:
     found = json.loads(json.dumps(sweep_object(sweep(*ROWS))))
     assert found["best"] == ROWS[0].id
-    assert found["not_told_apart"] == [ROWS[1].id]
+    assert found["statistically_tied"] == [ROWS[1].id]
     assert [each["place"] for each in found["ranking"]] == [1, 1]
     assert len(found["points"]) == 5
     assert found["points"][3]["status"] == "invalid layout"
