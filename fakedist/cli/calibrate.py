@@ -31,7 +31,7 @@ _EXPORT_S = 3600.0
 def calibrate(
     run: Path, *, trace: Path, file: Path | None, force: bool, process: int | None, form: str | None, as_json: bool
 ) -> int:
-    """Measure the kernels of a run's step in a trace of your own GPU.
+    """Measure the kernels of a run in a trace from your own GPU.
 
     RUN is a run directory of the job on the virtual GPU. The trace is what torch.profiler's export_chrome_trace wrote
     (.json or .json.gz), a .nsys-rep, or the output of `nsys export --type sqlite`. The calibration table

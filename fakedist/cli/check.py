@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from fakedist.cli.job_options import executor_options
+from fakedist.cli.job_options import GroupedCommand, executor_options
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
 from fakedist.cli.say import last_line, remark, say
 from fakedist.errors import ExitCode, ScriptError
@@ -23,7 +24,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command()
+class _CheckCommand(GroupedCommand):
+    headings: ClassVar[Mapping[str, str]] = dict.fromkeys(("config", "update"), "Check")
+
+
+@click.command(cls=_CheckCommand)
 @click.argument("names", nargs=-1, metavar="[JOB]...")
 @click.option(
     "--config",
@@ -32,6 +37,7 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     help="Where the jobs are.  [default: fakedist.toml or pyproject.toml, here or above]",
 )
 @click.option("--update", is_flag=True, help="Write baselines from these runs, for you to commit.")
+@executor_options
 @file_option
 @format_options(TEXT, JSON, MARKDOWN)
 @click.option("--junit", type=_FILE, metavar="FILE", help="Also write JUnit XML.")
@@ -41,8 +47,7 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     default=None,
     help="Also print GitHub annotations.  [default: if GITHUB_ACTIONS is true]",
 )
-@click.option("--runs", type=_DIRECTORY, metavar="DIR", help="Keep the run directories.")
-@executor_options
+@click.option("--runs", type=_DIRECTORY, metavar="DIR", help="Keep the run directories here.")
 def check(
     names: tuple[str, ...],
     *,
@@ -59,7 +64,7 @@ def check(
     jobs: int | None,
     cold: bool,
 ) -> int:
-    """Run the jobs of [tool.fakedist.check], and fail if one takes more than it may.
+    """Run the jobs of [tool.fakedist.check] against their budgets.
 
     The exit code is 3 if a budget is exceeded or a job grew more than its baseline allows, 4 if a rank does not fit
     its GPU, 1 if a script fails, and 2 if the configuration is invalid.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
+from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, all_rows_option, chosen_output, file_option, format_options
 from fakedist.cli.say import reading
 
 
@@ -15,7 +15,7 @@ from fakedist.cli.say import reading
 @click.argument("b", type=click.Path(path_type=Path))
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML)
-@click.option("--all", "all_rows", is_flag=True, help="Show small changes too.")
+@all_rows_option("Show small changes too.")
 def compare(a: Path, b: Path, *, file: Path | None, form: str | None, as_json: bool, all_rows: bool) -> int:
     """Show what changed from run A to run B, and why.
 

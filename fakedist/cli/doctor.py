@@ -25,7 +25,7 @@ _ONLY_READS = (
 @file_option
 @format_options(TEXT, JSON)
 def doctor(*, file: Path | None, form: str | None, as_json: bool) -> int:
-    """Show what works on this machine, and what to type for what does not."""
+    """Show what works on this machine, and how to fix what does not."""
     from fakedist.launcher.doctor import diagnose
 
     output = chosen_output(form, as_json, file)

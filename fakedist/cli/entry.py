@@ -73,9 +73,11 @@ _SHELLS = ("bash", "zsh", "fish")
 def completion(ctx: click.Context, shell: str) -> int:
     """Print a script that completes commands and options in a shell.
 
-    bash: add eval "$(fakedist completion bash)" to ~/.bashrc. zsh: the same in ~/.zshrc, after compinit. fish: fakedist
-    completion fish > ~/.config/fish/completions/fakedist.fish
-    """
+    \b
+    bash, in ~/.bashrc:                eval "$(fakedist completion bash)"
+    zsh, in ~/.zshrc after compinit:   eval "$(fakedist completion zsh)"
+    fish: fakedist completion fish > ~/.config/fish/completions/fakedist.fish
+    """  # noqa: D301 - click looks for the character \b
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(ctx.find_root().command, {}, "fakedist", VARIABLE).source())
@@ -90,7 +92,10 @@ _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE, e
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="fakedist %(version)s")
 def cli() -> None:
-    """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none, and see where its memory goes."""
+    """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none.
+
+    See to the byte and to the layer where its memory and its time go.
+    """
 
 
 for _command in (

@@ -6,7 +6,7 @@ Options with an invalid value, or that make no job, raise JobError.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -51,8 +51,13 @@ def executor_options(command: _Command) -> _Command:
     return where(how_many(cold_option(command)))
 
 
-#: Headings of a job's options. All other options are about the output.
-_HEADINGS = {option.name: option.group.value for option in OPTIONS} | {"module": OPTIONS[0].group.value}
+_EXECUTION = "Execution"
+#: Headings of options that several commands have. Those that neither this nor a command lists are about the output.
+_HEADINGS = {
+    **{option.name: option.group.value for option in OPTIONS},
+    "module": OPTIONS[0].group.value,
+    **dict.fromkeys(("on", "jobs", "cold", "memory_limit", "fresh", "dry_run"), _EXECUTION),
+}
 _NAMES_WIDTH = 22
 #: torchrun's options about processes that fakedist does not start: flag, and whether a value follows.
 _IGNORED = {
@@ -71,10 +76,10 @@ _IGNORED = {
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` has the job's options in groups, and then its own.
+    """A command whose ``--help`` has its options in groups.
 
     Attributes:
-        headings: Headings of its own options, by their names. All others are about the output.
+        headings: Headings of its own options, by their names.
     """
 
     headings: ClassVar[Mapping[str, str]] = {}
@@ -139,10 +144,20 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def job_options() -> list[click.Parameter]:
-    """Every option of a job, ``-m``, and torchrun's options that are ignored."""
-    options: list[click.Parameter] = [_as_click(option) for option in OPTIONS]
-    after_rank = 1 + next(number for number, option in enumerate(OPTIONS) if option.name == "rank")
+def job_options(
+    *, without: Collection[str] = (), rank_help: str = "", rank_default: str = "$RANK"
+) -> list[click.Parameter]:
+    """The options of a job, ``-m``, and torchrun's options that are ignored.
+
+    Args:
+        without: Names of the options that have no effect on the command.
+        rank_help: The help of ``--rank`` where it takes more than numbers.
+    """
+    listed = [option for option in OPTIONS if option.name not in without]
+    after_rank = 1 + next(number for number, option in enumerate(listed) if option.name == "rank")
+    rank = replace(listed[after_rank - 1], default_text=rank_default)
+    listed[after_rank - 1] = replace(rank, help=rank_help) if rank_help else rank
+    options: list[click.Parameter] = [_as_click(option) for option in listed]
     help_text = "Run a module, as python -m does. Its arguments follow."
     options.insert(after_rank, click.Option(["-m", "module"], metavar="MODULE", help=help_text))
     for flag, takes_value in _IGNORED.items():
@@ -201,12 +216,11 @@ def _default(option: Option) -> str:
     """The default, unless it is simply off or empty."""
     texts = {
         "world_size": "$WORLD_SIZE",
-        "rank": "$RANK",
         "device": "cuda if this machine has a GPU, otherwise virtual",
     }
     text = texts.get(option.name) or option.default_text
     if option.kind.is_switch:
-        text = option.flags[0] if option.default else ""
+        text = "on" if option.default else ""
     elif not text and option.field and option.default not in (None, ()):
         (text,) = option.kind.texts(option.default)
     return f"  [default: {text}]" if text else ""
@@ -223,10 +237,10 @@ def ignored(ctx: click.Context) -> list[str]:
 
 
 def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str, object]) -> tuple[Job, ...]:
-    """The job of every rank that the command line names."""
+    """The job of every rank that the command line names. Options that ``values`` lacks keep their defaults."""
     if module is None and not arguments:
         raise JobError("no script was given", "fakedist profile [options] SCRIPT [ARGS]...")
-    plain = {option.name: _plain(option, values[option.name]) for option in OPTIONS}
+    plain = {option.name: _plain(option, values.get(option.name)) for option in OPTIONS}
     world_size, rank = world_from_environment(os.environ)
     if plain["world_size"] is None and plain["nnodes"] is None:
         plain["world_size"] = world_size

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import JSON, MARKDOWN, TEXT, chosen_output, format_options, run_directory_options
+from fakedist.cli.output import (
+    JSON,
+    MARKDOWN,
+    TEXT,
+    all_rows_option,
+    chosen_output,
+    format_options,
+    run_directory_options,
+)
 from fakedist.cli.say import print_report, reading
 from fakedist.errors import ReportError
 from fakedist.temporary import scratch_directory
@@ -21,7 +29,7 @@ _EXPORT_S = 3600.0
 @click.option("--step", type=int, metavar="N", help="The step, by its range.  [default: the last complete one]")
 @click.option("--process", type=int, metavar="PID", help="The process.  [default: the one with most kernels]")
 @format_options(TEXT, JSON, MARKDOWN)
-@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
+@all_rows_option()
 def nsys(
     report: Path,
     *,
@@ -31,12 +39,12 @@ def nsys(
     process: int | None,
     form: str | None,
     as_json: bool,
-    all_layers: bool,
+    all_rows: bool,
 ) -> int:
-    """Show time by layer from any report of Nsight Systems. Needs no torch and no GPU.
+    """Show time by layer from any report of Nsight Systems.
 
     REPORT is a .nsys-rep, which this machine's nsys exports, or the output of `nsys export --type sqlite`. Its NVTX
-    ranges mark steps, phases and layers (docs/nsys.md).
+    ranges mark steps, phases and layers (docs/nsys.md). This needs neither torch nor a GPU.
     """
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.results.nsys.imported import StepChoice, read_report, write_run
@@ -55,7 +63,7 @@ def nsys(
     with create_run_directory(where, force) as run_directory, reading(report):
         write_run(imported, run_directory)
     with reading(report):
-        print_report(run_directory, output, all_layers=all_layers)
+        print_report(run_directory, output, all_layers=all_rows)
     return 0
 
 

@@ -103,6 +103,13 @@ def file_option(command: _Command) -> _Command:
     return output_option("file", "FILE", "Write the result into a file.", is_file=True)(command)
 
 
+def all_rows_option(
+    help_text: str = "Show small layers too, and do not fold repeated ones.",
+) -> Callable[[_Command], _Command]:
+    """Add ``--all-rows``, for the rows that tables leave out."""
+    return click.option("--all-rows", is_flag=True, help=help_text)
+
+
 def force_option(kind: str) -> Callable[[_Command], _Command]:
     """Add ``--force``, without which a command replaces nothing."""
     return click.option("--force", is_flag=True, help=f"Replace an existing {kind}.")

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from fakedist.cli.job_options import ScriptCommand, cold_option, ignored, job_options, jobs_of
-from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, format_options, run_directory_options
+from fakedist.cli.output import (
+    JSON,
+    MARKDOWN,
+    TEXT,
+    Output,
+    all_rows_option,
+    chosen_output,
+    format_options,
+    run_directory_options,
+)
 from fakedist.cli.say import print_report, remark, say_ending, say_first_failure
 from fakedist.options import Job
 
@@ -23,10 +32,10 @@ STDERR = 2  # the descriptor
 #: The value of --rank for one rank of each pipeline stage.
 _STAGES = "stages"
 
+_RANKS = "The rank to run, or several: 0,4,8 or 0-1023:64; or stages, for one of each pipeline stage."
 
-@click.command(cls=ScriptCommand, no_args_is_help=True, params=job_options())
-@run_directory_options
-@format_options(TEXT, JSON, MARKDOWN)
+
+@click.command(cls=ScriptCommand, no_args_is_help=True, params=job_options(rank_help=_RANKS))
 @click.option(
     "--jobs",
     "-j",
@@ -37,7 +46,9 @@ _STAGES = "stages"
     help="How many of several ranks run at once.",
 )
 @cold_option
-@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
+@run_directory_options
+@format_options(TEXT, JSON, MARKDOWN)
+@all_rows_option()
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @click.pass_context
 def profile(
@@ -50,7 +61,7 @@ def profile(
     force: bool,
     form: str | None,
     as_json: bool,
-    all_layers: bool,
+    all_rows: bool,
     jobs: int,
     cold: bool,
     **values: object,
@@ -86,7 +97,7 @@ def profile(
     if len(asked) > 1:
         return _several(asked, streams, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
     run_directory, ending = run_one(asked[0], directory, force, streams)
-    print_report(run_directory, output, all_layers=all_layers)
+    print_report(run_directory, output, all_layers=all_rows)
     return say_ending(ending, asked[0], run_directory)
 
 

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
+from fakedist.cli.output import (
+    CSV,
+    HTML,
+    JSON,
+    MARKDOWN,
+    TEXT,
+    all_rows_option,
+    chosen_output,
+    file_option,
+    format_options,
+)
 from fakedist.cli.say import DEFAULT_TABLE, print_report, reading
 
 
@@ -15,18 +25,16 @@ from fakedist.cli.say import DEFAULT_TABLE, print_report, reading
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML, CSV)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {DEFAULT_TABLE}]")
-@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
-def report(
-    run: Path, *, file: Path | None, form: str | None, as_json: bool, table: str | None, all_layers: bool
-) -> int:
-    """Show a run again. Needs no torch.
+@all_rows_option()
+def report(run: Path, *, file: Path | None, form: str | None, as_json: bool, table: str | None, all_rows: bool) -> int:
+    """Print the report of a finished run.
 
     RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote. Markdown fits a comment on a pull
-    request, HTML is one page, CSV is one table.
+    request, HTML is one page, CSV is one table. This needs no torch.
     """
     output = chosen_output(form, as_json, file)
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
     with reading(run):
-        print_report(run, output, all_layers=all_layers, table=table or DEFAULT_TABLE)
+        print_report(run, output, all_layers=all_rows, table=table or DEFAULT_TABLE)
     return 0

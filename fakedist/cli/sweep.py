@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,9 +13,11 @@ import click
 
 from fakedist.cli.job_options import ScriptCommand, count_options, executor_options, job_options, program_of
 from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options, output_option
+from fakedist.cli.profile import say_ignored
 from fakedist.cli.say import last_line, remark
 from fakedist.errors import ExitCode
-from fakedist.options.definition import OPTIONS
+from fakedist.options import world_from_environment
+from fakedist.options.definition import NOT_SWEPT, OPTIONS
 from fakedist.units import format_us, parse_bytes
 
 if TYPE_CHECKING:
@@ -68,7 +72,11 @@ class SweepProgress:
 _TOML = ".toml"
 _SWEEP_OPTIONS = (
     *("axes", "derived", "conditions", "monotone", "prices", "keep", "headroom", "context", "tokens_per_step"),
-    *("micro_batches", "on", "jobs", "trials", "sampler", "memory_limit", "fresh", "dry_run"),
+    *("micro_batches", "trials", "sampler"),
+)
+_RANKS = (
+    "The ranks to run at each point: ends (the first and the last pipeline stage), stages (also every stage of the "
+    "ten best points), or numbers such as 0,8."
 )
 
 
@@ -85,7 +93,11 @@ class _SweepCommand(ScriptCommand):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_SweepCommand, no_args_is_help=True, params=[*job_options(), *count_options("EXPR")])
+@click.command(
+    cls=_SweepCommand,
+    no_args_is_help=True,
+    params=[*job_options(without=NOT_SWEPT, rank_help=_RANKS, rank_default="ends"), *count_options("EXPR")],
+)
 @click.option(
     "--axis", "axes", multiple=True, metavar="NAME=VALUES", help="An axis: tp=1,2,4,8 or tp=1..8*2. Repeatable."
 )
@@ -110,16 +122,19 @@ class _SweepCommand(ScriptCommand):
     "--headroom", metavar="SHARE", help="Share of the memory that the fastest point must leave free.  [default: 5%]"
 )
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
-@executor_options
 @click.option("--trials", type=int, metavar="N", help="Run only this many points, chosen by an Optuna sampler.")
 @click.option("--sampler", metavar="NAME", help="Optuna's sampler: tpe or random.  [default: tpe]")
+@executor_options
 @click.option("--memory-limit", metavar="SIZE", help="End a rank whose processes hold more host memory than this.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")
 @click.option("--dry-run", is_flag=True, help="Print each point with its command, and run nothing.")
 @output_option("directory", "DIR", "Directory of the sweep.  [default: fakedist-sweep-NAME]")
 @format_options(TEXT, JSON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SWEEP.toml | SCRIPT [ARGS]...")
+@click.pass_context
 def sweep(
+    ctx: click.Context,
+    /,
     *,
     arguments: tuple[str, ...],
     module: str | None,
@@ -144,34 +159,27 @@ def sweep(
     as_json: bool,
     **values: object,
 ) -> int:
-    """Run a job at every point of a space, and rank the points: which fit, and which of those is fastest.
+    """Run a job at every point of a space, and rank the points.
 
-    The space comes from a sweep file, or from axes and a command with placeholders:
+    The answer has the points that fit in memory, and the fastest of them. The space comes from a sweep file, or from
+    axes and a command with placeholders:
 
     \b
     fakedist sweep sweep.toml
     fakedist sweep --world-size 8 --axis tp=1,2,4 train.py --tp {tp}
 
-    An interrupted sweep resumes where it stopped. Give its directory in place of the file to print its results so far.
-    --rank is ends (the first and the last pipeline stage), stages (also every stage of the ten best points), or the
-    numbers of ranks (docs/sweeps.md).
+    An interrupted sweep resumes where it stopped. Give its directory in place of the file to print its results so far
+    (docs/sweeps.md).
     """  # noqa: D301 - click looks for the character \b
     output = chosen_output(form, as_json)
-    settings: dict[str, object] = {
-        "ranks": ",".join(ranks) if isinstance(ranks := values["rank"], tuple) and ranks else None,
-        "keep": keep,
-        "headroom": headroom,
-        "context": context,
-        **{name: values[name] for name in ("tokens_per_step", "micro_batches")},
-        "trials": trials,
-        "sampler": sampler,
-    }
+    settings = _settings(values, keep=keep, headroom=headroom, context=context, trials=trials, sampler=sampler)
     from fakedist.launcher.executors.choosing import make_executor
     from fakedist.sweep.plan import CommandLineSettings
 
     if module is None and len(arguments) == 1 and Path(arguments[0]).is_dir():
         return _show(Path(arguments[0]), output)
     asked = CommandLineSettings(axes, monotone, derived, conditions, prices, _options(values), settings)
+    say_ignored(ctx)
     plan = _plan(arguments, module, asked)
     directory = directory or Path(f"fakedist-sweep-{plan.name}")
     if dry_run:
@@ -248,6 +256,7 @@ def _run(
 
 
 def _plan(arguments: Sequence[str], module: str | None, settings: CommandLineSettings) -> SweepPlan:
+    from fakedist.sweep.command import Texts
     from fakedist.sweep.plan import sweep_of_command, sweep_of_file
 
     if module is None and arguments and arguments[0].endswith(_TOML):
@@ -256,7 +265,19 @@ def _plan(arguments: Sequence[str], module: str | None, settings: CommandLineSet
         return sweep_of_file(Path(arguments[0]), settings)
     if module is None and not arguments:
         raise click.UsageError("no sweep file and no script was given")
+    options = settings.options
+    if "world_size" not in options and "nnodes" not in options:
+        world_size, _ = world_from_environment(os.environ)
+        if world_size is not None:
+            settings = replace(settings, options={**options, "world_size": Texts((str(world_size),))})
     return sweep_of_command(program_of(tuple(arguments), module), settings)
+
+
+def _settings(values: Mapping[str, object], **others: object) -> dict[str, object]:
+    """The settings of the sweep itself, with those that are options of a job or of pricing elsewhere."""
+    ranks = values["rank"]
+    joined = ",".join(ranks) if isinstance(ranks, tuple) and ranks else None
+    return {"ranks": joined, **{name: values[name] for name in ("tokens_per_step", "micro_batches")}, **others}
 
 
 def _options(values: Mapping[str, object]) -> dict[str, Texts | bool]:
@@ -264,7 +285,7 @@ def _options(values: Mapping[str, object]) -> dict[str, Texts | bool]:
 
     options: dict[str, Texts | bool] = {}
     for option in OPTIONS:
-        value = values[option.name]
+        value = values.get(option.name)
         if option.name == "rank" or value is None or value == ():
             continue
         if isinstance(value, bool):

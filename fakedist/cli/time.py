@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from fakedist.cli.job_options import count_options, counts_of, pricing_of, pricing_options
-from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
+from fakedist.cli.job_options import GroupedCommand, count_options, counts_of, pricing_of, pricing_options
+from fakedist.cli.output import (
+    CSV,
+    HTML,
+    JSON,
+    MARKDOWN,
+    TEXT,
+    Output,
+    all_rows_option,
+    chosen_output,
+    file_option,
+    format_options,
+)
 from fakedist.cli.say import reading
+from fakedist.options.option import OptionGroup
 
 if TYPE_CHECKING:
     from fakedist.results.job_time import JobTime
@@ -21,7 +33,13 @@ if TYPE_CHECKING:
 _DEFAULT_TABLE = "layer_times"
 
 
-@click.command(params=[*pricing_options(), *count_options()])
+class _TimeCommand(GroupedCommand):
+    headings: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        [*(str(param.name) for param in (*pricing_options(), *count_options())), "what_ifs"], OptionGroup.PRICING.value
+    )
+
+
+@click.command(cls=_TimeCommand, params=[*pricing_options(), *count_options()])
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--what-if",
@@ -34,7 +52,7 @@ _DEFAULT_TABLE = "layer_times"
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {_DEFAULT_TABLE}]")
-@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
+@all_rows_option()
 def time(
     runs: tuple[Path, ...],
     *,
@@ -43,14 +61,14 @@ def time(
     form: str | None,
     as_json: bool,
     table: str | None,
-    all_layers: bool,
+    all_rows: bool,
     **values: object,
 ) -> int:
-    """Estimate the timed step of a run on another GPU or interconnect, without running the script.
+    """Estimate the timed step of a run on another GPU or network.
 
-    RUN is a run directory. The launches of a run on the virtual GPU are priced again. Its memory does not change, and
-    neither do the kernels that PyTorch chose for the run's own GPU. A run on a real GPU can be priced for another
-    interconnect only.
+    RUN is a run directory. The launches of a run on the virtual GPU are priced again, without running the script. Its
+    memory does not change, and neither do the kernels that PyTorch chose for the run's own GPU. A run on a real GPU can
+    be priced for another interconnect only.
 
     Several runs are ranks of one job, one from each pipeline stage. They are priced together, and each waits for what
     the others send. The result is the step of the whole job; --format html draws it.
@@ -58,7 +76,7 @@ def time(
     output = chosen_output(form, as_json, file)
     counts = counts_of(values)
     several = len(runs) > 1 or bool(counts) or output.format == HTML
-    _check_output(output, len(runs), several=several, table=table, all_layers=all_layers, what_ifs=what_ifs)
+    _check_output(output, len(runs), several=several, table=table, all_rows=all_rows, what_ifs=what_ifs)
     gpu, pricing = pricing_of(values)
     with reading(*runs):
         if several:
@@ -70,26 +88,26 @@ def time(
             from fakedist.results.opening import open_run
 
             price = partial(open_run(runs[0]).priced_for, gpu, **pricing)
-            _print_run(price, what_ifs, output, table=table, all_layers=all_layers)
+            _print_run(price, what_ifs, output, table=table, all_rows=all_rows)
     return 0
 
 
 def _check_output(
-    output: Output, num_runs: int, *, several: bool, table: str | None, all_layers: bool, what_ifs: Sequence[str]
+    output: Output, num_runs: int, *, several: bool, table: str | None, all_rows: bool, what_ifs: Sequence[str]
 ) -> None:
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
     if several and output.format == CSV:
         why = f"and {num_runs} were given" if num_runs > 1 else "not for the step of a job"
         raise click.UsageError(f"--format {CSV} is for one run, {why}")
-    if several and all_layers:
-        raise click.UsageError("--all-layers is for one run")
+    if several and all_rows:
+        raise click.UsageError("--all-rows is for one run")
     if what_ifs and output.format == CSV:
         raise click.UsageError("--what-if is not for --format csv")
 
 
 def _print_run(
-    price: Callable[..., Run], what_ifs: Sequence[str], output: Output, *, table: str | None, all_layers: bool
+    price: Callable[..., Run], what_ifs: Sequence[str], output: Output, *, table: str | None, all_rows: bool
 ) -> None:
     from fakedist.report.text import time_sheets
     from fakedist.report.text.sheet import table_csv
@@ -99,13 +117,11 @@ def _print_run(
     if output.format == JSON:
         output.write_object(time_sheets.priced_object(priced, changed))
     elif output.format == MARKDOWN:
-        output.write(time_sheets.priced_markdown(priced, all_layers=all_layers, what_ifs=changed))
+        output.write(time_sheets.priced_markdown(priced, all_layers=all_rows, what_ifs=changed))
     elif output.format == CSV:
-        output.write(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_layers))
+        output.write(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
     else:
-        output.render(
-            lambda console: time_sheets.render_priced(priced, console, all_layers=all_layers, what_ifs=changed)
-        )
+        output.render(lambda console: time_sheets.render_priced(priced, console, all_layers=all_rows, what_ifs=changed))
 
 
 def print_job(job: JobTime, output: Output, changed: Mapping[str, JobTime]) -> None:

@@ -14,6 +14,8 @@ from fakedist.cli.profile import STDERR, run_one, say_ignored
 from fakedist.cli.say import reading, remark, say_ending, say_first_failure
 from fakedist.errors import JobError
 
+#: Options of a job that change its times and its files alone, and so nothing of what is shown here.
+_WITHOUT = ("gpu_power", "fabric", "kernels", "times", "page", "nsys", "nsys_args")
 #: Options that are of use for run directories too.
 _FOR_RUNS = ("path", "form", "as_json", "arguments")
 
@@ -28,7 +30,7 @@ class _TopologyCommand(ScriptCommand):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_TopologyCommand, no_args_is_help=True, params=job_options())
+@click.command(cls=_TopologyCommand, no_args_is_help=True, params=job_options(without=_WITHOUT))
 @output_option("path", "PATH", "With a SCRIPT, the run directory to write. With RUN, write the result into a file.")
 @force_option("run directory")
 @format_options(TEXT, JSON)
@@ -46,9 +48,11 @@ def topology(
     as_json: bool,
     **values: object,
 ) -> int:
-    """Show a rank's groups, its calls on each in a step, and which can run at the same time.
+    """Show a rank's groups, its calls, and what can run at once.
 
-    RUN is a run directory, and there may be several. A SCRIPT is profiled first, with the options of fakedist profile.
+    For each group: its ranks, the rank's calls on it in one step, and which of them can run at the same time.
+
+    RUN is a run directory, and there may be several. A SCRIPT is profiled first, as by fakedist profile.
     """
     is_run = bool(arguments) and Path(arguments[0]).is_dir() and not module
     if is_run and values["world_size"] is None and values["nnodes"] is None:

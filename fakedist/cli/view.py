@@ -21,7 +21,10 @@ _KEPT_S = 86_400
     "--port", type=int, metavar="N", help="Serve the page on 127.0.0.1 instead, until Ctrl-C. 0 takes a free port."
 )
 def view(run: Path, port: int | None) -> int:
-    """Open the page of a run in the browser, or print where it is if there is no browser."""
+    """Open the page of a run in the browser.
+
+    It also prints the page's address, for machines that have no browser.
+    """
     from fakedist.report.page.run_page import page, write_page
     from fakedist.results.opening import open_run
 

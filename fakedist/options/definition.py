@@ -52,7 +52,7 @@ _GPUS_PER_NODE = Option(
 _RANK = Option(
     kind=kinds.rank_list(),
     group=OptionGroup.JOB,
-    help="The rank to run, or several: 0,4,8 or 0-1023:64. For profile also stages: one of each pipeline stage.",
+    help="The rank to run, or several: 0,4,8 or 0-1023:64.",
     toml_key="ranks",
     default_text="$RANK on the command line, otherwise 0",
     example=3,
@@ -343,6 +343,9 @@ _FIRST = ("world_size", NNODES.name, "gpus_per_node", "rank")
 #: Every option, in the order of ``--help``.
 OPTIONS = sorted([*JOB_OPTIONS, NNODES], key=lambda option: (*_FIRST, option.name).index(option.name))
 
+
+#: Options that a sweep does not have, because its points run on the virtual GPU.
+NOT_SWEPT = ("device", "nsys", "nsys_args")
 
 #: Always given. Their defaults on the command line depend on the machine, or on what the user expects.
 _ALWAYS = ("world_size", "rank", "device", "steps")

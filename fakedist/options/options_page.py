@@ -10,8 +10,13 @@ from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_
 
 _INTRODUCTION = """# Options of a job
 
-A job has the same options everywhere: on the command line (`fakedist profile`, `fakedist topology`), in the
-configuration of `fakedist check` ([ci.md](ci.md)), and as keywords of `fakedist.profile` and of the pytest mark.
+A job has the same options everywhere: on the command line (`fakedist profile`), in the configuration of
+`fakedist check` ([ci.md](ci.md)), and as keywords of `fakedist.profile` and of the pytest mark. `fakedist topology`
+and `fakedist sweep` leave out those that would have no effect there.
+
+`fakedist profile --rank stages` runs one rank of each pipeline stage ([time.md](time.md)), and a sweep has words of
+its own for the ranks that run ([sweeps.md](sweeps.md#what-runs)).
+
 `python -m fakedist.options.options_page` prints this page, and a test keeps it true.
 
 The script, or a module, and its arguments:

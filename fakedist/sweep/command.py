@@ -358,8 +358,6 @@ class SweptCommand:
             pricing = from_plain(PricedFor, {**_prices(self.price, with_files), **priced, "gpu": gpu})
         except FakedistError as error:
             raise SweepError(f"at {point.label}: {error.message}", error.hint) from None
-        if job.device == "cuda" or job.nsys:
-            raise SweepError("a sweep runs on the virtual GPU", "leave out --device cuda and --nsys")
         return PointRun(point, job, pricing, files)
 
     def _options(self, filling: Filling) -> tuple[dict[str, object], dict[str, object]]:

@@ -24,7 +24,7 @@ from fakedist._version import __version__
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import FakedistError, JobError, SweepError, did_you_mean
 from fakedist.options import Door, Job, JobProgram
-from fakedist.options.definition import OPTIONS
+from fakedist.options.definition import NOT_SWEPT, OPTIONS
 from fakedist.rank_list import parse_rank_list
 from fakedist.section import Section
 from fakedist.sweep.command import (
@@ -361,7 +361,9 @@ def _parts_of_file(path: Path, values: dict[str, object]) -> _SweepParts:
     price.end()
     parts.settings = {name: section.take_any(name) for name in _SETTINGS}
     for option in OPTIONS:
-        if option.name != "rank" and (plain := section.take_any(option.toml_key)) is not None:
+        if option.name in ("rank", *NOT_SWEPT):
+            continue
+        if (plain := section.take_any(option.toml_key)) is not None:
             parts.options[option.name] = plain
     section.end()
     return parts

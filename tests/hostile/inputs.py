@@ -77,7 +77,7 @@ INPUTS = [
     Input("check/fakedist.toml", f"{_CHECK} text"),
     Input("check/fakedist-baselines/job.json", f"{_CHECK} markdown", ("job.json", "'job'")),
     Input("check/fakedist-baselines/job.json", f"{_CHECK} json --update", ("job.json", "'job'")),
-    Input("rank4/run.json", "compare --all {}/rank0 {}/rank4", ("rank4",)),
+    Input("rank4/run.json", "compare --all-rows {}/rank0 {}/rank4", ("rank4",)),
     Input("rank4/tables/layers.parquet", "compare {}/rank0 {}/rank4 --format markdown", ("rank4",)),
     Input("rank4/memory_snapshot.pickle", "compare {}/timed/memory_snapshot.pickle {}/rank4/memory_snapshot.pickle"),
     Input("trace.json", f"{_CALIBRATE} {{}}/trace.json"),

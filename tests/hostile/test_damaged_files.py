@@ -102,7 +102,7 @@ def test_nor_in_a_comparison(good: Path, tmp_path: Path, capsys: pytest.CaptureF
     run = tmp_path / "run"
     shutil.copytree(good, run)
     runs.escapes(run)
-    assert main(["compare", "--all", str(good), str(run)]) == 0
+    assert main(["compare", "--all-rows", str(good), str(run)]) == 0
     out = capsys.readouterr().out
     assert not CONTROLS.search(out)
     assert "\\x1b[31mred" in out

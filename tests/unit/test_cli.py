@@ -175,7 +175,7 @@ def test_the_last_line_says_whose_exit_code_it_is(
 
 
 def test_json_sends_the_scripts_output_to_stderr(launched: Launched) -> None:
-    profiled(launched, "--json", "--all-layers", "train.py")
+    profiled(launched, "--json", "--all-rows", "train.py")
     assert launched.streams is not None
     assert launched.streams.child_stdout == 2
     assert launched.printed == [(Path("the-run"), Output("json"), True)]
@@ -234,22 +234,6 @@ def test_the_result_goes_into_a_file(
     assert cli.main(["doctor", "--json", "-o", str(path)]) == 0
     assert json.loads(path.read_text()) == {"devices": ["virtual"], "findings": []}
     assert capsys.readouterr().out == f"{path}\n"
-
-
-def test_help_shows_the_options_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["profile", "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["Job:", "Device:", "Recording:", "Output:"]
-    place = {heading: lines.index(heading) for heading in headings}
-    for option, heading in {
-        "--rank": "Job:",
-        "--gpu ": "Device:",
-        "--steps": "Recording:",
-        "--json": "Output:",
-    }.items():
-        line = next(number for number, text in enumerate(lines) if text.strip().startswith(option))
-        assert max(each for each in place.values() if each < line) == place[heading]
 
 
 def test_a_script_that_does_not_compile_is_shown_with_pythons_own_lines(

@@ -50,7 +50,7 @@ def _changed_sheet(title: str, changes: pd.DataFrame, columns: _Columns, all_row
         total = format_us_change(float(rest["change_us"].sum()))
     else:
         total = format_change(int(rest["change_bytes"].sum()))
-    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {total} in total; --all shows them"])
+    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {total} in total; --all-rows shows them"])
 
 
 def _pairs(name: str, a: pd.Series, b: pd.Series, rank: int) -> SheetColumn:

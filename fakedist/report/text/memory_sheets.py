@@ -292,7 +292,7 @@ def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> She
     remarks = [f"most: the most that one such layer held, with children, {when}"]
     if left_out := len(folded) - len(rows):
         num = f"{left_out} layer{'' if left_out == 1 else 's'}"
-        reason = "without memory" if all_layers else f"below {MIN_SHARE:.1%} of the peak (--all-layers shows them)"
+        reason = "without memory" if all_layers else f"below {MIN_SHARE:.1%} of the peak (--all-rows shows them)"
         remarks.append(f"not shown: {num} {reason}")
     return Sheet("By layer at the peak, with children", columns, remarks)
 

@@ -106,7 +106,7 @@ def layer_time_sheet(
         remarks.append("least, median, largest: of one such layer, with children")
     if left_out := int((folded["total_us"] > 0).sum()) - len(rows):
         num = f"{left_out} layer{'' if left_out == 1 else 's'}"
-        remarks.append(f"not shown: {num} below {MIN_SHARE:.1%} of the time (--all-layers shows them)")
+        remarks.append(f"not shown: {num} below {MIN_SHARE:.1%} of the time (--all-rows shows them)")
     return Sheet(f"Time by layer, {word}, with children", columns, remarks)
 
 

@@ -29,6 +29,16 @@ def test_a_dry_run_prints_the_points_and_their_commands(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_command_without_a_world_size_takes_the_environments(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert main(["sweep", "--dry-run", "--axis", "tp=1,2", "--standalone", "train.py", "--tp={tp}"]) == 0
+    printed = capsys.readouterr()
+    assert "--world-size=16" in printed.out
+    assert printed.err == "fakedist: ignored, because only torchrun needs it: --standalone\n"
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_ready_spaces_can_be_swept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", str(file), "--dry-run", "--json"]) == 0

@@ -238,7 +238,7 @@ def test_a_what_if_names_a_group_of_some_rank(stages: list[Path]) -> None:
     [
         (["--micro-batches", "5"], "rank 0 recorded 6 micro-batches, and 5 is fewer"),
         (["--format", "csv"], "--format csv is for one run, and 2 were given"),
-        (["--all-layers"], "--all-layers is for one run"),
+        (["--all-rows"], "--all-rows is for one run"),
         (["--tokens-per-step", "0"], "--tokens-per-step"),
     ],
 )

@@ -118,11 +118,6 @@ def test_a_value_that_an_option_refuses_names_the_point(options: dict[str, objec
         runs(swept("{n}", **options), "n=x")
 
 
-def test_a_real_gpu_is_refused() -> None:
-    with pytest.raises(SweepError, match="a sweep runs on the virtual GPU"):
-        runs(swept("{n}", device="cuda"), "n=1")
-
-
 def test_the_command_line_gives_texts() -> None:
     from fakedist.sweep.command import Texts
 

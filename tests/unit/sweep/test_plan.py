@@ -96,6 +96,7 @@ def test_a_command_line_alone_is_a_sweep() -> None:
         ("[axes]", "trials = 0\n[axes]", "trials is a whole number of 1 or more"),
         ("[axes]", "[files]\nc = 1\n[axes]", "c is a table"),
         ("[axes]", "[price]\nx = 1\n[axes]", "unknown key 'x'"),
+        ("[axes]", 'device = "cuda"\n[axes]', "unknown key 'device'"),
     ],
 )
 def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -89,8 +89,8 @@ def test_every_layer_is_shown_on_request(tmp_path: Path) -> None:
     for name in ("layers.0.mlp", "layers.1.mlp", "layers.2.mlp"):
         assert f"\n{name} " in text(run, all_layers=True)
         assert f"\n{name} " not in text(run)
-    assert "--all-layers" in text(run)
-    assert "--all-layers" not in text(run, all_layers=True)
+    assert "--all-rows" in text(run)
+    assert "--all-rows" not in text(run, all_layers=True)
 
 
 def test_a_run_that_only_just_does_not_fit_says_by_how_much(tmp_path: Path) -> None:
