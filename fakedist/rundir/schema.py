@@ -1,6 +1,6 @@
 """The contents of a run directory: names, types, units and meanings.
 
-docs/run-directory.md is made from it (:mod:`fakedist.rundir.schema_page`).
+docs/run-directory is made from it (:mod:`fakedist.rundir.schema_page`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""docs/run-directory.md, made from the schema of the tables and from the docstrings of the summary's records.
+"""The pages in docs/run-directory, made from the schema of the tables and from the docstrings of the records.
 
-``python -m fakedist.rundir.schema_page`` prints it; a test keeps the two equal.
+``python -m fakedist.rundir.schema_page docs/run-directory`` writes them; a test keeps them true.
 """
 
 from __future__ import annotations
@@ -12,41 +12,33 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 from fakedist.options.option import options_of
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.schema import SCHEMA_VERSION, TABLES, attributes
 from fakedist.rundir.summary import Summary
 
-_INTRODUCTION = """# The run directory
+_RECORDS = f"""# Records of a run directory
 
-`fakedist profile` writes one directory. It is all that the two halves of fakedist share: the recording half never reads
-it, and the reading half never needs torch. `python -m fakedist.rundir.schema_page` prints this page; a test keeps it
-true.
+Every key of `run.json` and of the object of `--json`. [The run directory](../run-directory.md) has the files. All sizes
+are in bytes and all times in microseconds. Schema version {SCHEMA_VERSION}.
+"""
+_TABLES = f"""# Tables of a run directory
 
-| file | what it is |
-|---|---|
-| `run.json` | the manifest, below |
-| `journal.bin` | what the rank wrote while it ran; the tables are made from it, and after a kill nothing else exists |
-| `tape.bin` | what the rank sent, for other ranks' runs to receive ([tape.md](tape.md)) |
-| `kernels.bin` | with `--nsys`: the kernels of nsys's report, as a journal |
-| `nsight.nsys-rep` | that report, for nsys-ui |
-| `nvidia-smi.log` | calls of the virtual GPU's `nvidia-smi` that it refused or answered with constants |
-| `tables/*.parquet` | the tables, below |
-| `trace.json.gz` | steps, phases, layers, kernels by stream, collectives, the memory counter; for ui.perfetto.dev |
-| `report.html` | the report as one self-contained page; open it in a browser, without a network |
-| `memory_snapshot.pickle` | torch's own snapshot format, for pytorch.org/memory_viz |
-
-All sizes are in bytes and all times in microseconds. A directory of a newer schema version is refused. A directory is
-never overwritten without `--force`, and `--force` replaces only runs: that of one rank, or those of several in `rank0`,
-`rank4`, ... New tables are written next to the old ones and moved into place together; nothing is written through a
-symbolic link.
+A table is the file `tables/NAME.parquet`. `run.table("NAME")` and `fakedist report RUN --format csv --table NAME` read
+it. [The run directory](../run-directory.md#tables) says which table answers which question. All sizes are in bytes and
+all times in microseconds. Schema version {SCHEMA_VERSION}.
 """
 
 
-def markdown() -> str:
-    """docs/run-directory.md."""
-    lines = [_INTRODUCTION, f"Schema version {SCHEMA_VERSION}.\n", "## run.json\n"]
+def pages() -> dict[str, str]:
+    """The text of each page, by the name of its file."""
+    return {"records.md": _records_page(), "tables.md": _tables_page()}
+
+
+def _records_page() -> str:
+    lines = [_RECORDS, "## run.json\n"]
     kinds = records(Manifest, without=Summary)
     for kind in kinds:
         lines += _section(kind, is_titled=kind is not Manifest)
@@ -57,9 +49,13 @@ def markdown() -> str:
     for kind in records(Summary):
         if kind not in kinds:
             lines += _section(kind, is_titled=kind is not Summary)
-    lines.append("## Tables\n")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _tables_page() -> str:
+    lines = [_TABLES]
     for name, table in TABLES.items():
-        lines += [f"### {name}\n", f"{table.row}\n", "| column | type | meaning |", "|---|---|---|"]
+        lines += [f"## {name}\n", f"{table.row}\n", "| column | type | meaning |", "|---|---|---|"]
         lines += [*(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in table.columns), ""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -127,4 +123,5 @@ def meanings_of(kind: type) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    for name, text in pages().items():
+        (Path(sys.argv[1]) / name).write_text(text)

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -6,16 +7,22 @@ import pytest
 from fakedist.errors import RunDirectoryError
 from fakedist.rundir import schema_page
 from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.schema import TABLES
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.tables import read_table, write_table
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_documentation_is_what_the_schema_prints() -> None:
-    assert (ROOT / "docs" / "run-directory.md").read_text() == schema_page.markdown(), (
-        "python -m fakedist.rundir.schema_page > docs/run-directory.md"
-    )
+def test_the_reference_is_made_from_the_schema() -> None:
+    pages = {path.name: path.read_text() for path in (ROOT / "docs" / "run-directory").glob("*.md")}
+    assert pages == schema_page.pages(), "python -m fakedist.rundir.schema_page docs/run-directory"
+
+
+def test_the_page_says_which_question_each_table_answers() -> None:
+    page = (ROOT / "docs" / "run-directory.md").read_text()
+    answers = page.partition("| question | tables |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", answers)) == sorted(TABLES)
 
 
 def test_the_keys_of_the_json_object_are_frozen() -> None:
