@@ -16,6 +16,7 @@ TORCH_ENV := .venv-torch-$(TORCH)
 # CI has 3.11, the oldest.
 PYTHONS := 3.12 3.13
 PYTHON_ENV := .venv-python-$(VERSION)
+C_SOURCES = git ls-files -z '*.c' '*.h' '*.cpp' '*.cu'
 # The pages' JavaScript has a linter and tests of its own. Users need neither, so they run where node is installed.
 NPM := $(shell command -v npm)
 DEMO := fakedist-demo-rank0of1024
@@ -69,6 +70,7 @@ nightly: frameworks ## what takes too long for CI: other torches and Pythons, po
 lint: setup $(if $(NPM),node_modules/.installed)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(C_SOURCES) | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	$(if $(NPM),npm run --silent lint,@echo "npm is not installed: the pages' JavaScript is not linted")
 
 # Not npm ci: it refuses where a registry lacks the packages of other platforms. package.json has the exact version.
@@ -113,6 +115,7 @@ clients-fast: frameworks ## the fast jobs, and launchers
 format: setup $(if $(NPM),node_modules/.installed) ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(C_SOURCES) | xargs -0 $(BIN)/clang-format -i
 	$(if $(NPM),npm run --silent format)
 
 plotly: ## build the plotly.js that pages carry (tools/plotly): 300 MB of packages, 1 minute
