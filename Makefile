@@ -124,7 +124,7 @@ plotly: ## build the plotly.js that pages carry (tools/plotly): 300 MB of packag
 bench: setup ## every benchmark, results on stdout
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-gpu: ## measure the figures of docs/accuracy.md on the GPU of this machine: 25 minutes; PIECES= chooses; results in $(OUT)
+gpu: ## measure the figures of docs/accuracy/results.md on the GPU of this machine: 25 minutes; PIECES= chooses; results in $(OUT)
 	$(GPU_PYTHON) -m tests.gpu.confirm $(PIECES) --out $(OUT)
 
 accuracy: setup ## real processes against faked ranks, on virtual GPUs: 10 minutes; into docs/accuracy
@@ -138,14 +138,14 @@ measured: setup ## published measurements of kernels into fakedist/cost_model/da
 	$(BIN)/python bench/measured/make.py build/measured/aiconfigurator_core/systems/data
 	$(BIN)/python bench/measured/collectives.py build/measured/aiconfigurator_core/systems/data
 
-accuracy-times: setup ## estimated kernel times against left-out measured ones; into docs/accuracy.md
+accuracy-times: setup ## estimated kernel times against left-out measured ones; into docs/accuracy/results.md
 	$(BIN)/python bench/accuracy_times.py
 	$(BIN)/python bench/accuracy_collectives.py
 
-accuracy-kinds: setup ## what is known of the kernels of 250 operations: 1 minute; into docs/accuracy.md
+accuracy-kinds: setup ## what is known of the kernels of 250 operations: 1 minute; into docs/accuracy/results.md
 	$(BIN)/python -m tests.accuracy.kernel_kinds
 
-accuracy-steps: frameworks ## estimated steps against published ones: 20 minutes; ARGS=--recorded runs no job; into docs/accuracy.md
+accuracy-steps: frameworks ## estimated steps against published ones: 20 minutes; ARGS=--recorded runs no job; into docs/accuracy/results.md
 	$(BIN)/python bench/accuracy_steps.py $(ARGS)
 
 gallery: setup ## make the pages of reports/ again

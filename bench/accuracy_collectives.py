@@ -5,7 +5,7 @@
 - Between nodes: each shape (1, 2, 4, 8 GPUs on each of ten nodes) is left out in turn, and estimated with latencies
   that are fitted to the other three.
 
-Writes the table of docs/accuracy.md between its two marks.
+Writes the table of docs/accuracy/results.md between its two marks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fakedist.cost_model.collectives.fabric import FABRICS, Fabric
 from fakedist.cost_model.nccl.interconnect import GroupShape
 from fakedist.gpu.models.catalogue import GPUS
 
-PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
+PAGE = Path(__file__).parent.parent / "docs" / "accuracy" / "results.md"
 BEGIN, END = "<!-- make accuracy-collectives: begin -->", "<!-- make accuracy-collectives: end -->"
 NDR = FABRICS["dgx-h100-ndr"]
 NODES = 10

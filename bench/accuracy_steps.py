@@ -7,7 +7,7 @@ Records ranks of public jobs (``tests/accuracy/step_jobs.py``) and keeps their l
 that the step was published on. The power model's one parameter, ``fakedist.cost_model.kernels.clocks.HEAT``, is
 fitted on the rows marked so: the least squares of the logarithm of estimate over published step. Each of these rows is
 also estimated with the parameter of the others. What communication adds to the estimate has a column of its own. Writes
-``fakedist/cost_model/data/accuracy_steps.json`` and the table of docs/accuracy.md between its two marks.
+``fakedist/cost_model/data/accuracy_steps.json`` and the table of docs/accuracy/results.md between its two marks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fakedist.gpu.models.spec import GpuSpec  # noqa: E402
 from tests.accuracy import titan  # noqa: E402
 from tests.accuracy.step_jobs import NOT_SAID, STEPS, Published  # noqa: E402
 
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs" / "accuracy" / "results.md"
 RECORDED = ROOT / "tests" / "data" / "steps"
 TABLES = ("launches", "work", "calls", "groups")
 MARKS = ("<!-- make accuracy-steps: begin -->", "<!-- make accuracy-steps: end -->")

@@ -1,7 +1,8 @@
 """How close estimated kernel times are to measured ones that were left out: ``make accuracy-times``.
 
 Every table is estimated with part of it left out, by the code that prices runs, and the estimate compared with what was
-left out. Writes ``fakedist/cost_model/data/accuracy.json`` and the tables of docs/accuracy.md between its two marks.
+left out. Writes ``fakedist/cost_model/data/accuracy.json`` and the tables of docs/accuracy/results.md between
+its two marks.
 
 - Products: whole values of n and k are left out, all at once; then wide values, one at a time. Only shapes with every
   side of at least 256 count.
@@ -36,7 +37,7 @@ from fakedist.cost_model.kernels.moving import ELEMENTWISE, Moved, MovingTimes, 
 from fakedist.cost_model.kernels.products import LEAST_LARGE, GroupedTimes, ProductSizes, ProductTimes
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs" / "accuracy" / "results.md"
 BEGIN, END = "<!-- make accuracy-times: begin -->", "<!-- make accuracy-times: end -->"
 
 LEFT_OUT = (1536, 2560, 3584, 5120, 7168, 10240)

@@ -40,7 +40,7 @@ EVENTS = (_RECORDS, _WAITS)
 #: The host's time, least and most, over the estimate (90 % interval). A host may be twice as fast. A forward of
 #: torch's Linear takes 13.5 us on a DGX H100, where 11 are counted, and 33 to 37 on Grace; Transformer Engine's takes
 #: 91 to 100 there (NVIDIA/TransformerEngine#2053). Tests of Megatron-LM that the host limits take 4.6 to 6 times what
-#: is counted (docs/accuracy.md).
+#: is counted (docs/accuracy/results.md).
 HOST_RANGE = (0.5, 6.5)
 
 

@@ -158,7 +158,7 @@ def rows_of(golden: Golden, summary: dict[str, Any]) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", action="append", choices=[golden.name for golden in GOLDEN])
-    parser.add_argument("--write", action="store_true", help="into docs/accuracy and docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="the data and the table into docs/accuracy")
     chosen = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
     for golden in GOLDEN:

@@ -1,4 +1,4 @@
-"""Kinds of kernels: what is known of their times. ``make accuracy-kinds`` writes the table of docs/accuracy.md.
+"""Kinds of kernels: what is known of their times. ``make accuracy-kinds`` writes the table of docs/accuracy/results.md.
 
 A run of ``tests/integration/jobs/many_operations.py`` on a virtual H100 has a range for each of its operations. A row
 of the table is what estimates of some kernels rest on:
@@ -29,7 +29,7 @@ from fakedist.results.run import Run
 
 ROOT = Path(__file__).parent.parent.parent
 JOB = ROOT / "tests" / "integration" / "jobs" / "many_operations.py"
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs" / "accuracy" / "results.md"
 BEGIN, END = "<!-- make accuracy-kinds: begin -->", "<!-- make accuracy-kinds: end -->"
 _PREFIX, _BACKWARD = "case:", " backward"
 _MOST_NAMED = 4

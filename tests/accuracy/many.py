@@ -5,7 +5,7 @@
 On a real GPU all the processes share it, and each rank is faked twice: on that GPU, and on a virtual one of the same
 model and memory. Without a GPU, each process has a virtual one; the ranks' tensors meet all the same. ``--backend
 nccl`` uses device memory as NCCL does (tests/accuracy/host_group.py), ``gloo`` is torch's own. ``--write`` puts the
-rows into docs/accuracy, in place of those of the same jobs, and the table into docs/accuracy.md. Exit code 1: a job
+rows into docs/accuracy, in place of those of the same jobs, and the table into its page. Exit code 1: a job
 that failed, or a difference without an explanation.
 """
 
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("nccl", "gloo"), action="append")
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas between")
     parser.add_argument("--job", action="append", choices=JOBS)
-    parser.add_argument("--write", action="store_true", help="into docs/accuracy and docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="the data and the table into docs/accuracy")
     parser.add_argument("--at-once", type=int, default=1, help="faked ranks at a time, and a job for every four")
     chosen = parser.parse_args(arguments)
     ways = [

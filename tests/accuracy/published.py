@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", action="append", choices=[figure.name for figure in FIGURES])
     parser.add_argument("--packages", type=Path, default=titan.INSTALLED)
-    parser.add_argument("--write", action="store_true", help="into docs/accuracy and docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="the data and the table into docs/accuracy")
     chosen = parser.parse_args(arguments)
     titan.install(chosen.packages)
     rows = []

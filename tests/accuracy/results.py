@@ -1,4 +1,4 @@
-"""The results of comparisons, as data in docs/accuracy, and the tables of docs/accuracy.md made of it.
+"""The results of comparisons, as data in docs/accuracy, and the tables of its pages made of it.
 
     python -m tests.accuracy.results                # the tables again, from the data
     python -m tests.accuracy.results gpu-results    # and what `make gpu` measured, before them
@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.gpu.driver.build import torch_build
-from tests.accuracy.tables import TABLES
+from tests.accuracy.tables import GPU_TABLES, TABLES
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "accuracy"
-PAGE = ROOT / "docs" / "accuracy.md"
+#: The pages with tables between marks: ``<!-- NAME -->`` and ``<!-- end -->``.
+PAGES = (DATA / "results.md", DATA / "waiting-for-a-gpu.md")
 #: Where `make gpu` puts what goes into docs/accuracy and tests/data/gpu, and what a rehearsal calls its files.
 MEASURED, RECORDINGS, REHEARSED = "accuracy", "recordings", "rehearsal-"
 EMPTY = "*Empty: never measured.*"
+NOTHING = "Nothing has been measured on a GPU: [these tables wait for one](waiting-for-a-gpu.md)."
 
 Row = dict[str, Any]
 Match = Callable[[Row], tuple[Any, ...]]
@@ -43,7 +45,7 @@ def write_result(
     """Write ``<name>.json``: when, with which versions, and the rows.
 
     Args:
-        name: A key of ``tables.TABLES``.
+        name: A key of ``tables.TABLES`` or ``tables.GPU_TABLES``.
         rows: Plain values.
         into: Directory; docs/accuracy where none is given.
         instead_of: With it, rows of the existing file stay except those of which it gives what it gives of one
@@ -114,25 +116,48 @@ def measured(path: Path) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(path.read_text())
     if path.name.startswith(REHEARSED) or data["head"].get("rehearsal"):
         raise NotMeasuredError(f"{path} is a rehearsal: the virtual GPU stood in for a real one")
-    if path.stem not in TABLES:
-        raise NotMeasuredError(f"{path} is of no table of {PAGE.name}")
+    if path.stem not in (*TABLES, *GPU_TABLES):
+        raise NotMeasuredError(f"{path} is of no table")
     return data
 
 
 def write_tables() -> None:
-    """Put the tables of all existing data between their marks in docs/accuracy.md."""
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    """Put the tables of all existing data between their marks."""
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))
 
 
 def with_tables(page: str) -> str:
-    """The page with every table rebuilt; one without data says that it is empty."""
-    for name, table in TABLES.items():
-        path = DATA / f"{name}.json"
-        text = table(measured(path)) if path.exists() else EMPTY
-        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
-        page, found = re.subn(pattern, lambda match, text=text: match[1] + text + match[2], page, flags=re.DOTALL)
-        assert found == 1, f"{PAGE} has no place for {name}"
-    return page
+    """The text of a page with every table rebuilt."""
+    made = {name: _table(name) for name in TABLES} | {"on-a-gpu": _on_a_gpu(), "waiting-for-a-gpu": _waiting()}
+
+    def rebuilt(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{made[match[1]]}\n<!-- end -->"
+
+    return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", rebuilt, page, flags=re.DOTALL)
+
+
+def _table(name: str) -> str:
+    path = DATA / f"{name}.json"
+    return TABLES[name](measured(path)) if path.exists() else EMPTY
+
+
+def _on_a_gpu() -> str:
+    found = [
+        f"### {each.title}\n\n{each.shows}\n\n{each.table(measured(DATA / f'{name}.json'))}"
+        for name, each in GPU_TABLES.items()
+        if (DATA / f"{name}.json").exists()
+    ]
+    return "\n\n".join(found or [NOTHING])
+
+
+def _waiting() -> str:
+    rows = [
+        f'| {each.title} | {each.shows} | `make gpu PIECES="{each.piece}"` |'
+        for name, each in GPU_TABLES.items()
+        if not (DATA / f"{name}.json").exists()
+    ]
+    return "\n".join(["| table | figures | command |", "|---|---|---|", *rows]) if rows else "Every table is filled."
 
 
 def main(arguments: Sequence[str]) -> int:

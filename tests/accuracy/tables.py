@@ -1,9 +1,10 @@
-"""The tables of docs/accuracy.md: each function makes one of the data of a file in docs/accuracy."""
+"""The tables of docs/accuracy/results.md: each function makes one of the data of a file in docs/accuracy."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -170,15 +171,73 @@ def _table(data: Data, columns: Sequence[str], rows: Iterable[Sequence[object]])
     return "\n".join([*lines, *([""] if failed else []), *(f"Not in the table: {text}." for text in failed)])
 
 
+@dataclass(frozen=True)
+class GpuTable:
+    """A table that only a machine with a GPU can fill.
+
+    Attributes:
+        title: Its heading.
+        shows: Its figures, in a sentence or two.
+        piece: The piece of ``make gpu`` that measures them.
+        table: Makes the table of the data.
+    """
+
+    title: str
+    shows: str
+    piece: str
+    table: Callable[[Data], str]
+
+
+#: Tables of the data that any machine can make.
 TABLES: dict[str, Callable[[Data], str]] = {
     "many-processes-virtual": many_processes,
-    "many-processes-cuda": many_processes,
     "published": published,
     "golden": golden,
-    "gpu-recordings": recordings,
-    "gpu-examples": examples,
-    "gpu-out-of-memory": out_of_memory,
-    "gpu-outside": outside,
-    "gpu-recording-cost": recording_cost,
-    "gpu-estimates": estimates,
+}
+#: Tables that wait for a GPU until there are data.
+GPU_TABLES = {
+    "gpu-recordings": GpuTable(
+        "Event by event",
+        "36 jobs on the GPU against the same jobs on the virtual GPU, and against themselves under `fakedist profile "
+        "--device cuda`: peaks, fragmentation (peak reserved less peak allocated), and the first event that differs.",
+        "recordings",
+        recordings,
+    ),
+    "gpu-examples": GpuTable(
+        "The examples", "The same of the examples, under `fakedist profile` on both.", "examples", examples
+    ),
+    "many-processes-cuda": GpuTable(
+        "A faked rank against real processes",
+        "Real processes that share the GPU, against each of their ranks, faked on that GPU and on the virtual GPU.",
+        "processes",
+        many_processes,
+    ),
+    "gpu-out-of-memory": GpuTable(
+        "Too little memory",
+        "Where a transformer that trains on ever longer sequences fails, as memory shrinks in steps of 1 GiB: by the "
+        "allocator's own limit (`set_per_process_memory_fraction`), or because the rest of the device is taken outside "
+        "the allocator, so that `cudaMalloc` refuses.",
+        "out-of-memory",
+        out_of_memory,
+    ),
+    "gpu-outside": GpuTable(
+        "Outside the allocator",
+        "Bytes in use on the device, less what the allocator reserved, after the first use of each thing that a job "
+        "may use.",
+        "outside",
+        outside,
+    ),
+    "gpu-recording-cost": GpuTable(
+        "Kernel times under the recording",
+        "The kernels of one step, by CUPTI: without fakedist, and in the step that `fakedist profile` times.",
+        "times",
+        recording_cost,
+    ),
+    "gpu-estimates": GpuTable(
+        "Kernel times, estimated",
+        "Estimated on the virtual GPU against measured: in total, each family with 2% or more, and the layer that is "
+        "furthest off.",
+        "times",
+        estimates,
+    ),
 }

@@ -4,7 +4,7 @@
 
 Each piece writes its results as soon as it has them, so a piece that fails or is cut off loses none of the others.
 ``python -m tests.accuracy.results gpu-results`` then copies the measurements into docs/accuracy and tests/data/gpu, and
-makes the tables of docs/accuracy.md.
+makes their tables.
 
 Without a GPU it rehearses: the virtual GPU takes the real one's place, the results are marked as rehearsals in their
 names and heads, and they cannot be kept. Exit code 0: every piece succeeded.

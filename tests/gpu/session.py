@@ -91,7 +91,7 @@ class Session:
         self.lines += lines
 
     def write(self, name: str, rows: Sequence[Row], failed: Sequence[str] = ()) -> None:
-        """Write the data of a table of docs/accuracy.md, and why rows are missing."""
+        """Write the data of a table of docs/accuracy/results.md, and why rows are missing."""
         about = {key: self.machine[key] for key in ("gpu", "driver", "torch", "python")}
         about |= {"command": self.command} | ({"failed": list(failed)} if failed else {})
         if self.rehearsal:

@@ -2,8 +2,8 @@
 
     python tests/gpu/steps.py JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
-The times of the same step by ``fakedist profile`` are next to it in docs/accuracy.md. On the virtual GPU, which stands
-in while ``make gpu`` is rehearsed, kernels take the simulated time that its CUPTI tells.
+The times of the same step by ``fakedist profile`` are next to it in docs/accuracy/results.md. On the virtual GPU, which
+stands in while ``make gpu`` is rehearsed, kernels take the simulated time that its CUPTI tells.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m tests.gpu.times MEASURED.json ESTIMATED.json
 
-prints the table for docs/accuracy.md. The jobs train for three steps: on a GPU the first is recorded, the second warms
-up, the third is timed; on the virtual GPU the third is estimated. Needs numpy, which torch's environments have.
+prints the table for docs/accuracy/results.md. The jobs train for three steps: on a GPU the first is recorded, the
+second warms up, the third is timed; on the virtual GPU the third is estimated. Needs numpy, which torch's environments
+have.
 """
 
 from __future__ import annotations

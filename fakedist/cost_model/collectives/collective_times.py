@@ -9,7 +9,7 @@
 - What was not measured (more GPUs, another model, NCCL's variables) scales what was by the ratio of NCCL's tuner
   (:mod:`fakedist.cost_model.nccl.tuner`), which also chooses algorithm and protocol.
 
-docs/accuracy.md has the logs, and the errors when part of them is left out.
+docs/accuracy/results.md has the logs, and the errors when part of them is left out.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class CollectiveTime:
 
 
 #: 90 % intervals in one domain: as many GPUs as were measured, another number, and more than twice the most; another
-#: GPU model with NVLink, and without, where hosts differ most (docs/accuracy.md).
+#: GPU model with NVLink, and without, where hosts differ most (docs/accuracy/results.md).
 _DOMAIN_SPREAD, _COUNT_SPREAD, _FAR_SPREAD, _OTHERS_SPREAD, _PCIE_SPREAD = 0.15, 0.3, 0.7, 0.6, 2.0
 #: Over nodes, messages from this size on were measured. Smaller ones rest on the tuner's latencies.
 _MEASURED_BYTES, _SMALL_SPREAD = 32e6, 0.7

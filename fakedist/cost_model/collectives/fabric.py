@@ -50,7 +50,7 @@ class Fabric:
 
 
 #: hop_us, local_hop_us and achieved are fitted to the logs of 1, 2, 4 and 8 GPUs on each of ten nodes
-#: (docs/accuracy.md shows them left out); send: the same logs, sendrecv of one GPU a node.
+#: (docs/accuracy/results.md shows them left out); send: the same logs, sendrecv of one GPU a node.
 _NDR = Fabric(
     name="dgx-h100-ndr",
     source="nccl-tests on ten nodes of eight H100, InfiniBand NDR (xxrjun/nccl-tests-cluster @455de4f8)",

@@ -1,14 +1,16 @@
-"""docs/accuracy.md shows the data in docs/accuracy, says where there is none, and takes no rehearsal for a figure."""
+"""The pages of docs/accuracy show all data, and what waits for a GPU, and take no rehearsal for a figure."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.accuracy import results, tables
+from tests.gpu import confirm
 
 HEAD = {"date": "2026-01-01", "gpu": "virtual", "torch": "2.15.0", "python": "3.11"}
 
@@ -31,9 +33,13 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "docs"
 
 
-def test_the_page_is_made_of_the_data_that_is_there() -> None:
-    page = results.PAGE.read_text()
-    assert results.with_tables(page) == page, "python -m tests.accuracy.results"
+def test_the_pages_are_made_of_the_data_that_is_there() -> None:
+    marks = []
+    for path in results.PAGES:
+        page = path.read_text()
+        assert results.with_tables(page) == page, "python -m tests.accuracy.results"
+        marks += [mark for mark in re.findall(r"<!-- ([\w-]+) -->", page) if mark != "end"]
+    assert sorted(marks) == sorted([*tables.TABLES, "on-a-gpu", "waiting-for-a-gpu"])
 
 
 def test_ranks_of_a_job_are_one_line_with_the_largest_difference() -> None:
@@ -52,6 +58,27 @@ def test_a_rank_faked_on_two_devices_has_a_line_for_each() -> None:
 def test_what_was_never_measured_is_called_empty(data: Path) -> None:
     page = "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in tables.TABLES)
     assert results.with_tables(page).count(results.EMPTY) == len(tables.TABLES)
+
+
+def test_a_table_waits_for_a_gpu_until_there_are_data(data: Path) -> None:
+    pages = "<!-- on-a-gpu -->\n<!-- end -->\n", "<!-- waiting-for-a-gpu -->\n<!-- end -->\n"
+    empty, waiting = map(results.with_tables, pages)
+    assert results.NOTHING in empty
+    assert [line.count("make gpu PIECES=") for line in waiting.splitlines()[3:-1]] == [1] * len(tables.GPU_TABLES)
+    results.write_result("gpu-outside", [{"after": "context", "used_bytes": 1 << 20, "reserved_bytes": 0}], gpu="H200")
+    filled, waiting = map(results.with_tables, pages)
+    assert "### Outside the allocator\n" in filled
+    assert "| context | 1 MiB | +1 MiB |" in filled
+    assert results.NOTHING not in filled
+    assert "Outside the allocator" not in waiting
+    assert waiting.count("make gpu PIECES=") == len(tables.GPU_TABLES) - 1
+
+
+def test_each_table_that_waits_names_a_piece_that_measures_it() -> None:
+    pieces = "".join(path.read_text() for path in (results.ROOT / "tests" / "gpu" / "pieces").glob("*.py"))
+    for name, each in tables.GPU_TABLES.items():
+        assert each.piece in confirm.PIECES
+        assert f'session.write("{name}"' in pieces
 
 
 def test_rows_of_a_job_that_was_measured_again_take_the_place_of_the_old_ones(data: Path) -> None:
@@ -95,11 +122,11 @@ def test_a_rehearsal_is_refused_by_its_name_and_by_its_head(name: str, data: Pat
         results.keep(tmp_path)
     results.write_result("gpu-outside", [], rehearsal=True)
     with pytest.raises(results.NotMeasuredError, match="is a rehearsal"):
-        results.with_tables("".join(f"<!-- {table} -->\n\n<!-- end -->\n" for table in tables.TABLES))
+        results.with_tables("<!-- on-a-gpu -->\n<!-- end -->\n")
 
 
 def test_no_rehearsal_lies_in_docs() -> None:
-    found = [path for path in results.DATA.glob("*.json") if path.stem in tables.TABLES]
+    found = [path for path in results.DATA.glob("*.json") if path.stem in (*tables.TABLES, *tables.GPU_TABLES)]
     assert found
     assert not [path for path in found if results.measured(path)["head"].get("rehearsal")]
     assert not list(results.DATA.glob(f"{results.REHEARSED}*"))

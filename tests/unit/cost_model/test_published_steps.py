@@ -90,7 +90,7 @@ def test_the_kept_estimates_are_those_of_the_model_today(judge: ModuleType) -> N
 
 
 def test_the_page_shows_what_is_kept(judge: ModuleType) -> None:
-    page = (ROOT / "docs" / "accuracy.md").read_text()
+    page = (ROOT / "docs" / "accuracy" / "results.md").read_text()
     assert judge.table(step_accuracy()) in page
     assert judge.host_table(step_accuracy()) in page
 
