@@ -20,6 +20,8 @@ C_SOURCES = git ls-files -z '*.c' '*.h' '*.cpp' '*.cu'
 # The pages' JavaScript has a linter and tests of its own. Users need neither, so they run where node is installed.
 NPM := $(shell command -v npm)
 DEMO := fakedist-demo-rank0of1024
+# What `make help` lists first, in this order.
+EVERYDAY := setup demo test check lint types format budgets
 # A GPU machine may have its own torch and no network: make gpu takes the Python that it finds.
 GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 OUT ?= gpu-results
@@ -32,7 +34,11 @@ PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 .PHONY: frameworks recipes clients clients-new clients-recipes clients-fast test-page plotly
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@awk -F ':.*## ' -v everyday='$(EVERYDAY)' ' \
+		function line(name) { printf "  %-17s%s\n", name, text[name]; delete text[name] } \
+		/^[a-z-]+:.*## / { text[$$1] = $$2; names[++n] = $$1 } \
+		END { split(everyday, first, " "); print "Every day:"; for (i = 1; i in first; i++) line(first[i]); \
+			print "\nMore:"; for (i = 1; i <= n; i++) if (names[i] in text) line(names[i]) }' $(MAKEFILE_LIST)
 
 setup: .venv/.installed ## .venv with the exact versions of constraints.txt
 
@@ -61,13 +67,13 @@ test-all: test test-rest oldest clients-fast ## all tests, also on the oldest to
 test-page: ## the pages' JavaScript, by node's own test runner
 	$(if $(NPM),npm run --silent test,@echo "node is not installed: the pages' JavaScript is not tested")
 
-mutants: setup ## change one thing at a time in rooms that compute figures: do their unit tests notice? ARGS=--sample 500
+mutants: setup ## change one thing at a time: do the unit tests notice? ARGS=--sample 500
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-nightly: frameworks ## what takes too long for CI: other torches and Pythons, poisoned memory, fuzzers, mutants; ONLY=text chooses
+nightly: frameworks ## what takes too long for CI: other torches, Pythons, poisoned memory, fuzzers; ONLY= chooses
 	$(BIN)/python -m tests.nightly --torches '$(TORCHES)' --pythons '$(PYTHONS)' --only '$(ONLY)'
 
-lint: setup $(if $(NPM),node_modules/.installed)
+lint: setup $(if $(NPM),node_modules/.installed) ## Python, C, C++ and JavaScript: mistakes and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(C_SOURCES) | xargs -0 $(BIN)/clang-format --dry-run --Werror
@@ -78,13 +84,13 @@ node_modules/.installed: package.json package-lock.json
 	npm install --no-save --no-audit --no-fund --silent
 	touch $@
 
-types: setup
+types: setup ## mypy, strict
 	$(BIN)/mypy
 
 budgets: setup ## our own examples against reports/baselines
 	$(BIN)/fakedist check
 
-check: lint types test budgets ## before a commit: lint, types, tests, budgets
+check: lint types test budgets ## before a commit: lint, types, test, budgets
 
 frameworks: .venv/.frameworks ## DeepSpeed, Accelerate, torchtitan and the rest of docs/clients.md into .venv
 
@@ -112,7 +118,7 @@ clients-recipes: recipes ## only public projects' recipes, one rank of each: 15 
 clients-fast: frameworks ## the fast jobs, and launchers
 	$(BIN)/python -m pytest $(PARALLEL) tests/clients
 
-format: setup $(if $(NPM),node_modules/.installed) ## format the sources
+format: setup $(if $(NPM),node_modules/.installed) ## format Python, C, C++ and JavaScript
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(C_SOURCES) | xargs -0 $(BIN)/clang-format -i
@@ -124,34 +130,34 @@ plotly: ## build the plotly.js that pages carry (tools/plotly): 300 MB of packag
 bench: setup ## every benchmark, results on stdout
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-gpu: ## measure the figures of docs/accuracy/results.md on the GPU of this machine: 25 minutes; PIECES= chooses; results in $(OUT)
+gpu: ## measure what waits for a GPU on the one of this machine: 25 minutes, into gpu-results; PIECES= chooses
 	$(GPU_PYTHON) -m tests.gpu.confirm $(PIECES) --out $(OUT)
 
 accuracy: setup ## real processes against faked ranks, on virtual GPUs: 10 minutes; into docs/accuracy
 	$(BIN)/python -m tests.accuracy.many --backend nccl --backend gloo --write
 
-calibrate: ## measure kernels of many shapes on the GPU of this machine, for fakedist profile --times
+calibrate: ## measure kernels of many shapes on the GPU of this machine, for --times
 	$(GPU_PYTHON) -m tests.gpu.calibrate
 
-measured: setup ## published measurements of kernels into fakedist/cost_model/data (bench/measured/README.md): 80 MB, 1 minute
+measured: setup ## published measurements of kernels (bench/measured/README.md): 80 MB, 1 minute
 	$(BIN)/python $(PIP_INSTALL) --no-deps --target build/measured aiconfigurator-core==0.12.0
 	$(BIN)/python bench/measured/make.py build/measured/aiconfigurator_core/systems/data
 	$(BIN)/python bench/measured/collectives.py build/measured/aiconfigurator_core/systems/data
 
-accuracy-times: setup ## estimated kernel times against left-out measured ones; into docs/accuracy/results.md
+accuracy-times: setup ## estimated kernel times against left-out measured ones; into docs/accuracy
 	$(BIN)/python bench/accuracy_times.py
 	$(BIN)/python bench/accuracy_collectives.py
 
-accuracy-kinds: setup ## what is known of the kernels of 250 operations: 1 minute; into docs/accuracy/results.md
+accuracy-kinds: setup ## what is known of the kernels of 250 operations: 1 minute; into docs/accuracy
 	$(BIN)/python -m tests.accuracy.kernel_kinds
 
-accuracy-steps: frameworks ## estimated steps against published ones: 20 minutes; ARGS=--recorded runs no job; into docs/accuracy/results.md
+accuracy-steps: frameworks ## estimated steps against published ones: 20 minutes, into docs/accuracy; ARGS=--recorded runs no job
 	$(BIN)/python bench/accuracy_steps.py $(ARGS)
 
 gallery: setup ## make the pages of reports/ again
 	$(BIN)/python reports/make.py
 
-oldest: .venv-oldest/.installed ## tests on the oldest supported torch
+oldest: .venv-oldest/.installed ## the tests that touch torch, on the oldest supported one
 	$(OLDEST)/python -m pytest $(PARALLEL) --short $(OLDEST_TESTS)
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
@@ -160,7 +166,7 @@ oldest: .venv-oldest/.installed ## tests on the oldest supported torch
 	$(OLDEST)/python $(PIP_INSTALL) --constraint constraints-oldest.txt --no-build-isolation --editable '.[test]'
 	touch $@
 
-torch: ## tests and our own jobs on another torch, in an environment of its own (6 GB): make torch TORCH=2.9.1
+torch: ## tests and our own jobs on another torch, in .venv-torch-... (6 GB): make torch TORCH=2.9.1
 	@test -n '$(TORCH)' || { echo 'which torch? make torch TORCH=2.9.1   ($(TORCHES))'; exit 2; }
 	$(MAKE) --no-print-directory $(TORCH_ENV)/.installed
 	$(TORCH_ENV)/bin/fakedist doctor
@@ -175,7 +181,7 @@ torch: ## tests and our own jobs on another torch, in an environment of its own 
 	$(@D)/bin/python $(PIP_INSTALL) --no-build-isolation --editable '.[test]'
 	touch $@
 
-python: ## the tests on another Python, in an environment of its own (6 GB): make python VERSION=3.13; TESTS= chooses
+python: ## the tests on another Python, in .venv-python-... (6 GB): make python VERSION=3.13; TESTS= chooses
 	@test -n '$(VERSION)' || { echo 'which Python? make python VERSION=3.13   ($(PYTHONS))'; exit 2; }
 	$(MAKE) --no-print-directory $(PYTHON_ENV)/.installed
 	$(PYTHON_ENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
@@ -186,12 +192,12 @@ python: ## the tests on another Python, in an environment of its own (6 GB): mak
 	$(@D)/bin/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-matrix: ## make torch and make python for all that is supported, one after the other; record what ran in docs/versions.md
+matrix: ## make torch and make python for all that is supported; into docs/versions.md
 	failed=; for torch in $(TORCHES); do $(MAKE) --no-print-directory torch TORCH=$$torch || failed="$$failed torch-$$torch"; done; \
 		for version in $(PYTHONS); do $(MAKE) --no-print-directory python VERSION=$$version || failed="$$failed python-$$version"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-dist: ## wheel and sdist into dist/, checked as a user installs them, without a network but for pip: 2 minutes
+dist: ## wheel and sdist into dist/, checked as a user installs them: 2 minutes
 	rm -rf dist build/dist && mkdir -p build/dist
 	$(PYTHON) -m venv build/dist/tools
 	build/dist/tools/bin/python $(PIP_INSTALL) build twine
