@@ -13,21 +13,23 @@
 int cudaSetDevice(int), cudaMalloc(void **, size_t), cudaFree(void *), cudaGetDevice(int *);
 int cudaMemcpyAsync(void *, const void *, size_t, int, void *), cudaMemsetAsync(void *, int, size_t, void *);
 int cudaStreamCreateWithFlags(void **, unsigned), cudaStreamDestroy(void *), cudaStreamSynchronize(void *);
-int cudaStreamBeginCapture(void *, int), cudaStreamEndCapture(void *, void **), cudaStreamWaitEvent(void *, void *, unsigned);
+int cudaStreamBeginCapture(void *, int), cudaStreamEndCapture(void *, void **),
+    cudaStreamWaitEvent(void *, void *, unsigned);
 int cudaEventCreateWithFlags(void **, unsigned), cudaEventRecord(void *, void *), cudaEventDestroy(void *);
-int cudaGraphInstantiate(void **, void *, unsigned long long), cudaGraphLaunch(void *, void *), cudaGraphDestroy(void *);
+int cudaGraphInstantiate(void **, void *, unsigned long long), cudaGraphLaunch(void *, void *),
+    cudaGraphDestroy(void *);
 int cudaGraphExecDestroy(void *), cudaMallocHost(void **, size_t), cudaFreeHost(void *), cudaGetLastError(void);
 int cudaThreadExchangeStreamCaptureMode(int *), cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                                              unsigned, unsigned, void *, void **, void **);
+                                                               unsigned, unsigned, void *, void **, void **);
 int cuMemAddressReserve(void **, size_t, size_t, void *, unsigned long long), cuMemAddressFree(void *, size_t);
 int cuMemMap(void *, size_t, size_t, void *, unsigned long long), cuMemUnmap(void *, size_t), cuMemRelease(void *);
 int cuMemCreate(void **, size_t, const void *, unsigned long long), cuTexRefCreate(void *);
 void fakedist_configure(const struct gpu_model *);
 
-#define MUST(call)                                                                      \
-    do {                                                                                \
-        int status = (call);                                                            \
-        if (status) fprintf(stderr, "%s: %d\n", #call, status), exit(1);                \
+#define MUST(call) \
+    do { \
+        int status = (call); \
+        if (status) fprintf(stderr, "%s: %d\n", #call, status), exit(1); \
     } while (0)
 
 static void use_memory(unsigned *seed, void **held, void *stream, void *pinned) {
@@ -120,7 +122,8 @@ int main(void) {
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     for (int device = 0; device < 4; device++) {
         memory_left(device, &free_bytes, &total_bytes);
-        if (free_bytes != total_bytes) return fprintf(stderr, "device %d leaks %zu\n", device, total_bytes - free_bytes), 1;
+        if (free_bytes != total_bytes)
+            return fprintf(stderr, "device %d leaks %zu\n", device, total_bytes - free_bytes), 1;
     }
     printf("launches %lu, mallocs %lu, frees %lu\n", (unsigned long)counters.launches, (unsigned long)counters.mallocs,
            (unsigned long)counters.frees);

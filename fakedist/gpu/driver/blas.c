@@ -44,8 +44,8 @@ API int cublasSetAtomicsMode(void *handle, int mode) { return (void)handle, (voi
 static int copy_columns(int rows, int columns, int element, const char *from, int from_stride, char *to, int to_stride,
                         void *stream) {
     for (int i = 0; i < columns; i++)
-        submit_copy(to + (size_t)i * (size_t)to_stride * (size_t)element, from + (size_t)i * (size_t)from_stride * (size_t)element,
-             (size_t)rows * (size_t)element, stream);
+        submit_copy(to + (size_t)i * (size_t)to_stride * (size_t)element,
+                    from + (size_t)i * (size_t)from_stride * (size_t)element, (size_t)rows * (size_t)element, stream);
     return OK;
 }
 API int cublasSetMatrixAsync(int rows, int columns, int element, const void *from, int lda, void *to, int ldb,
@@ -109,15 +109,7 @@ API int cublasZgeqrfBatched(QR) { return factors_of_arguments(handle, __func__, 
 #define LEAST_SQUARES \
     void *handle, int transposed, int rows, int columns, int count, void *list, int lda, void *others, int ldc, \
         int *arguments, int *info, int batch
-API int cublasSgelsBatched(LEAST_SQUARES) {
-    return *arguments = 0, factors_on_device(handle, __func__, info, batch);
-}
-API int cublasDgelsBatched(LEAST_SQUARES) {
-    return *arguments = 0, factors_on_device(handle, __func__, info, batch);
-}
-API int cublasCgelsBatched(LEAST_SQUARES) {
-    return *arguments = 0, factors_on_device(handle, __func__, info, batch);
-}
-API int cublasZgelsBatched(LEAST_SQUARES) {
-    return *arguments = 0, factors_on_device(handle, __func__, info, batch);
-}
+API int cublasSgelsBatched(LEAST_SQUARES) { return *arguments = 0, factors_on_device(handle, __func__, info, batch); }
+API int cublasDgelsBatched(LEAST_SQUARES) { return *arguments = 0, factors_on_device(handle, __func__, info, batch); }
+API int cublasCgelsBatched(LEAST_SQUARES) { return *arguments = 0, factors_on_device(handle, __func__, info, batch); }
+API int cublasZgelsBatched(LEAST_SQUARES) { return *arguments = 0, factors_on_device(handle, __func__, info, batch); }

@@ -30,7 +30,8 @@ API int cublasLtMatmulDescInit_internal(void *descriptor, size_t size, int compu
     return OK;
 }
 API int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
-    return *out = gpu_new_handle(DESCRIPTOR_BYTES), cublasLtMatmulDescInit_internal(*out, DESCRIPTOR_BYTES, compute, scale);
+    return *out = gpu_new_handle(DESCRIPTOR_BYTES),
+           cublasLtMatmulDescInit_internal(*out, DESCRIPTOR_BYTES, compute, scale);
 }
 API int cublasLtMatmulDescDestroy(void *descriptor) { return free(descriptor), OK; }
 API int cublasLtMatmulDescSetAttribute(void *descriptor, int attribute, const void *value, size_t size) {
@@ -49,9 +50,7 @@ API int cublasLtMatmulDescSetAttribute(void *descriptor, int attribute, const vo
     return OK;
 }
 
-API int cublasLtMatmulPreferenceInit_internal(void *preference, size_t size) {
-    return memset(preference, 0, size), OK;
-}
+API int cublasLtMatmulPreferenceInit_internal(void *preference, size_t size) { return memset(preference, 0, size), OK; }
 API int cublasLtMatmulPreferenceCreate(void **out) { return *out = gpu_new_handle(DESCRIPTOR_BYTES), OK; }
 API int cublasLtMatmulPreferenceDestroy(void *preference) { return free(preference), OK; }
 API int cublasLtMatmulPreferenceSetAttribute(void *preference, int attribute, const void *value, size_t size) {
@@ -125,11 +124,11 @@ API int cublasLtMatmulAlgoConfigGetAttribute(const void *algorithm, int attribut
 
 /* Whether beta is not 0. In the other pointer modes it is 0 or in device memory. */
 static int is_added(const struct operation *o, const void *beta) {
-    enum { ON_HOST = 0, BETA_ON_HOST = 4 };                                      /* cublasLtPointerMode_t */
+    enum { ON_HOST = 0, BETA_ON_HOST = 4 }; /* cublasLtPointerMode_t */
     enum { DOUBLE = 1, HALF = 2, COMPLEX_SINGLE = 4, COMPLEX_DOUBLE = 5, BF16 = 14 }; /* cudaDataType_t */
     if (!beta || (o->pointer_mode != ON_HOST && o->pointer_mode != BETA_ON_HOST)) return 0;
     int type = o->scalar_type;
-    size_t size = type == HALF || type == BF16                 ? 2
+    size_t size = type == HALF || type == BF16               ? 2
                   : type == DOUBLE || type == COMPLEX_SINGLE ? 8
                   : type == COMPLEX_DOUBLE                   ? 16
                                                              : 4;

@@ -62,7 +62,8 @@ static const uint32_t *attribute(const Elf64_Ehdr *elf, const Elf64_Shdr *info, 
 }
 
 static int64_t symbol_index(const Elf64_Ehdr *elf, const char *kernel) {
-    const Elf64_Shdr *all = (const Elf64_Shdr *)((const char *)elf + elf->e_shoff), *table = section(elf, ".symtab", "");
+    const Elf64_Shdr *all = (const Elf64_Shdr *)((const char *)elf + elf->e_shoff),
+                     *table = section(elf, ".symtab", "");
     if (!table) return -1;
     const Elf64_Sym *symbols = (const Elf64_Sym *)((const char *)elf + table->sh_offset);
     const char *names = (const char *)elf + all[table->sh_link].sh_offset;
@@ -107,8 +108,13 @@ static int read_cubin(const void *image, const char *kernel, struct kernel_resou
     size_t shared_bytes = shared ? shared->sh_size : 0;
     /* .nv.shared of compute capability 9.0 and newer begins with CUDA's reserved bytes. */
     if (model.major >= 9 && shared_bytes >= RESERVED_SHARED) shared_bytes -= RESERVED_SHARED;
-    *out = (struct kernel_resources){(int)registers[1], (int)shared_bytes, frame ? (int)frame[1] : 0,
-                                     threads ? (int)(threads[0] * threads[1] * threads[2]) : 1024, 0, NULL, 0};
+    *out = (struct kernel_resources){(int)registers[1],
+                                     (int)shared_bytes,
+                                     frame ? (int)frame[1] : 0,
+                                     threads ? (int)(threads[0] * threads[1] * threads[2]) : 1024,
+                                     0,
+                                     NULL,
+                                     0};
     out->parameter_bytes = read_parameters(elf, info, &out->num_parameters);
     return 1;
 }

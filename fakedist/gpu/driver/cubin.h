@@ -11,6 +11,7 @@ struct kernel_resources {
     const uint16_t *parameter_bytes; /* of each parameter; lives as long as the process */
     int architecture; /* the one it was compiled for, e.g. 86: the best image of a fat binary; 0: unknown */
 };
-LOCAL int cubin_read(const void *image, const char *kernel, struct kernel_resources *out); /* 0: the image does not say */
+LOCAL int cubin_read(const void *image, const char *kernel,
+                     struct kernel_resources *out); /* 0: the image does not say */
 LOCAL size_t cubin_size(const void *image); /* 0: not a cubin */
 #endif

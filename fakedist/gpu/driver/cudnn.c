@@ -25,7 +25,9 @@ size_t cudnn_version(void) {
     return version ? version() : 0;
 }
 
-int cudnn_launch(void *handle, const char *name) { return submit_library(name, ((struct cudnn_handle *)handle)->stream); }
+int cudnn_launch(void *handle, const char *name) {
+    return submit_library(name, ((struct cudnn_handle *)handle)->stream);
+}
 
 API int cudnnCreate(void **out) { return *out = gpu_new_handle(sizeof(struct cudnn_handle)), OK; }
 API int cudnnDestroy(void *handle) { return free(handle), OK; }

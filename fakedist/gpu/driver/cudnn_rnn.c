@@ -60,10 +60,10 @@ static int shape(const struct rnn *net, size_t layer, size_t linear, size_t *row
     int is_projection = linear == 2 * gates;
     if (linear > 2 * gates || (is_projection && net->projected == net->hidden)) return 0;
     *rows = is_projection ? net->projected : net->hidden;
-    *columns = is_projection            ? net->hidden
-               : linear >= gates        ? net->projected
+    *columns = is_projection             ? net->hidden
+               : linear >= gates         ? net->projected
                : layer / net->directions ? net->directions * net->projected
-                                        : net->input;
+                                         : net->input;
     return 1;
 }
 

@@ -24,7 +24,7 @@ typedef void buffer_completed(void *context, uint32_t stream, uint8_t *buffer, s
 
 int cupti_tracing;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t kinds;                      /* the enabled kinds, one bit each */
+static uint64_t kinds; /* the enabled kinds, one bit each */
 static uint8_t ignored[2][MOST_NUMBERS / 8]; /* driver and runtime functions that are not reported */
 static buffer_requested *request;
 static buffer_completed *complete;
@@ -113,7 +113,9 @@ static const struct traced_function *find_function(const char *name) {
     return f->name ? f : NULL;
 }
 
-static int is_ignored(const struct traced_function *f) { return ignored[f->is_runtime][f->number / 8] >> f->number % 8 & 1; }
+static int is_ignored(const struct traced_function *f) {
+    return ignored[f->is_runtime][f->number / 8] >> f->number % 8 & 1;
+}
 
 struct traced_call cupti_call_begins(const struct traced_function **known, const char *name) {
     if (!*known) *known = find_function(name);
@@ -122,9 +124,10 @@ struct traced_call cupti_call_begins(const struct traced_function **known, const
     thread.correlation = __atomic_add_fetch(&num_calls, 1, __ATOMIC_RELAXED);
     for (int kind = 0; kind < MOST_EXTERNAL_KINDS; kind++)
         if (pushed[kind].depth)
-            append(cupti_record_of_external(), &(struct activity){.correlation = thread.correlation,
-                                                          .external_kind = kind,
-                                                          .external = pushed[kind].ids[pushed[kind].depth - 1]});
+            append(cupti_record_of_external(),
+                   &(struct activity){.correlation = thread.correlation,
+                                      .external_kind = kind,
+                                      .external = pushed[kind].ids[pushed[kind].depth - 1]});
     return (struct traced_call){*known, now()};
 }
 
@@ -135,10 +138,10 @@ void cupti_call_ended(struct traced_call *call) {
     thread.inside = 0;
     if (is_ignored(f)) return;
     append(cupti_record_of_call(f->is_runtime), &(struct activity){.start = call->start,
-                                                          .end = now(),
-                                                          .correlation = thread.correlation,
-                                                          .thread = (uint32_t)(uintptr_t)pthread_self(),
-                                                          .number = f->number});
+                                                                   .end = now(),
+                                                                   .correlation = thread.correlation,
+                                                                   .thread = (uint32_t)(uintptr_t)pthread_self(),
+                                                                   .number = f->number});
 }
 
 /* ---- what the GPU does ---- */
@@ -152,21 +155,23 @@ static void do_launch(const struct launch *made, struct cupti_queue *queue, uint
     queue->reaches = start + takes;
     if (device_reaches[made->device] < queue->reaches) device_reaches[made->device] = queue->reaches;
     if (!num_traced++)
-        fprintf(stderr, "fakedist: a profiler traces the virtual GPU: every kernel takes %d us there\n", KERNEL_NS / 1000);
+        fprintf(stderr, "fakedist: a profiler traces the virtual GPU: every kernel takes %d us there\n",
+                KERNEL_NS / 1000);
     pthread_mutex_unlock(&lock);
     append(cupti_record_of_launch(made->kind), &(struct activity){.start = start,
-                                                         .end = start + takes,
-                                                         .correlation = thread.correlation,
-                                                         .context = (uint32_t)made->device + 1,
-                                                         .stream = queue->number,
-                                                         .node = node,
-                                                         .launch = made});
+                                                                  .end = start + takes,
+                                                                  .correlation = thread.correlation,
+                                                                  .context = (uint32_t)made->device + 1,
+                                                                  .stream = queue->number,
+                                                                  .node = node,
+                                                                  .launch = made});
 }
 
 /* A library function launches its kernels with cudaLaunchKernelExC. */
 static void launch_of_library(const struct launch *made, struct cupti_queue *queue, uint64_t node) {
     static const struct traced_function *known;
-    struct traced_call call __attribute__((cleanup(cupti_call_ended))) = cupti_call_begins(&known, "cudaLaunchKernelExC");
+    struct traced_call call __attribute__((cleanup(cupti_call_ended))) =
+        cupti_call_begins(&known, "cudaLaunchKernelExC");
     do_launch(made, queue, node);
 }
 
@@ -180,10 +185,10 @@ uint64_t cupti_trace_record(uint64_t event, const struct cupti_queue *queue) {
     uint64_t time = now(), reached = queue->reaches > time ? queue->reaches : time;
     pthread_mutex_unlock(&lock);
     append(cupti_record_of_event(), &(struct activity){.end = reached,
-                                               .correlation = thread.correlation,
-                                               .external = event,
-                                               .context = (uint32_t)device_current() + 1,
-                                               .stream = queue->number});
+                                                       .correlation = thread.correlation,
+                                                       .external = event,
+                                                       .context = (uint32_t)device_current() + 1,
+                                                       .stream = queue->number});
     return reached;
 }
 
@@ -194,15 +199,15 @@ void cupti_trace_wait(int kind, uint64_t event, struct cupti_queue *queue, uint6
     if (kind == STREAM_WAITS && queue->reaches < until) queue->reaches = until;
     pthread_mutex_unlock(&lock);
     if (kind != STREAM_WAITS) cupti_wait_until(until);
-    append(cupti_record_of_wait(), &(struct activity){.start = start,
-                                              .end = now(),
-                                              .launch_kind = kind,
-                                              .correlation = thread.correlation,
-                                              .external = event,
-                                              .context = (uint32_t)device_current() + 1,
-                                              .stream = kind == HOST_WAITS_FOR_DEVICE || (kind == HOST_WAITS && event)
-                                                            ? UINT32_MAX
-                                                            : queue->number});
+    append(cupti_record_of_wait(),
+           &(struct activity){
+               .start = start,
+               .end = now(),
+               .launch_kind = kind,
+               .correlation = thread.correlation,
+               .external = event,
+               .context = (uint32_t)device_current() + 1,
+               .stream = kind == HOST_WAITS_FOR_DEVICE || (kind == HOST_WAITS && event) ? UINT32_MAX : queue->number});
 }
 
 /* Launches reported to profilers. Their traces contain times that no GPU measured. */
@@ -283,7 +288,8 @@ API int cuptiActivityEnableDriverApi(uint32_t number, uint8_t on) { return ignor
 API int cuptiActivityEnableCudaEventDeviceTimestamps(uint8_t on) { return (void)on, OK; }
 API int cuptiActivitySetAttribute(int attribute, size_t *size, void *value) {
     if (!size || !value) return INVALID_PARAMETER;
-    return cupti_record_can_set(attribute) ? OK : refuse_call("cuptiActivitySetAttribute of an unusual attribute", REFUSED);
+    return cupti_record_can_set(attribute) ? OK
+                                           : refuse_call("cuptiActivitySetAttribute of an unusual attribute", REFUSED);
 }
 
 API int cuptiActivityPushExternalCorrelationId(int kind, uint64_t id) {

@@ -19,9 +19,9 @@ extern LOCAL int cupti_tracing; /* whether a profiler has enabled anything */
 static inline int cupti_is_tracing(void) { return __atomic_load_n(&cupti_tracing, __ATOMIC_RELAXED); }
 
 /* A function that begins with TRACED is reported. One that it calls is not, as with CUPTI. */
-#define TRACED                                                                          \
-    static const struct traced_function *this_one;                                      \
-    struct traced_call this_call __attribute__((cleanup(cupti_call_ended))) = {0};      \
+#define TRACED \
+    static const struct traced_function *this_one; \
+    struct traced_call this_call __attribute__((cleanup(cupti_call_ended))) = {0}; \
     if (cupti_is_tracing()) this_call = cupti_call_begins(&this_one, __func__)
 LOCAL struct traced_call cupti_call_begins(const struct traced_function **known, const char *name);
 LOCAL void cupti_call_ended(struct traced_call *call);

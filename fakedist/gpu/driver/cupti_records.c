@@ -48,7 +48,8 @@ size_t cupti_record_bytes(int kind) {
 int cupti_record_can_enable(int kind) { return cupti_record_bytes(kind) || kind == CUPTI_ACTIVITY_KIND_OVERHEAD; }
 /* CUPTI's buffers on the GPU, and its buffers per thread: here none on the GPU, and one buffer for all threads. */
 int cupti_record_can_set(int attribute) {
-    return attribute == CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_SIZE || attribute == CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_POOL_LIMIT ||
+    return attribute == CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_SIZE ||
+           attribute == CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_POOL_LIMIT ||
            attribute == CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER;
 }
 
@@ -57,7 +58,9 @@ int cupti_record_of_launch(int launch_kind) {
            : launch_kind == LAUNCH_FILL ? CUPTI_ACTIVITY_KIND_MEMSET
                                         : CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
 }
-int cupti_record_of_call(int is_runtime) { return is_runtime ? CUPTI_ACTIVITY_KIND_RUNTIME : CUPTI_ACTIVITY_KIND_DRIVER; }
+int cupti_record_of_call(int is_runtime) {
+    return is_runtime ? CUPTI_ACTIVITY_KIND_RUNTIME : CUPTI_ACTIVITY_KIND_DRIVER;
+}
 int cupti_record_of_external(void) { return CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION; }
 int cupti_record_of_event(void) { return CUPTI_ACTIVITY_KIND_CUDA_EVENT; }
 int cupti_record_of_wait(void) { return CUPTI_ACTIVITY_KIND_SYNCHRONIZATION; }
@@ -65,8 +68,8 @@ int cupti_record_of_wait(void) { return CUPTI_ACTIVITY_KIND_SYNCHRONIZATION; }
 static int at_least_one(uint32_t size) { return size ? (int)size : 1; }
 
 /* The time and place in all records of launches. */
-#define WRITE_PLACE(out, from)                                                                                         \
-    ((out)->start = (from)->start, (out)->end = (from)->end, (out)->deviceId = (uint32_t)(from)->launch->device,       \
+#define WRITE_PLACE(out, from) \
+    ((out)->start = (from)->start, (out)->end = (from)->end, (out)->deviceId = (uint32_t)(from)->launch->device, \
      (out)->contextId = (from)->context, (out)->streamId = (from)->stream, (out)->correlationId = (from)->correlation, \
      (out)->graphNodeId = (from)->node, (out)->graphId = (uint32_t)(from)->launch->graph)
 

@@ -39,7 +39,8 @@ static int named_by(const char *entry, size_t length) {
     int found = -1;
     if (length < 4 || strncasecmp(entry, "GPU-", 4)) {
         char *end;
-        long index = isdigit((unsigned char)*entry) ? strtol(entry, &end, 10) : -1; /* what follows a number is ignored */
+        long index =
+            isdigit((unsigned char)*entry) ? strtol(entry, &end, 10) : -1; /* what follows a number is ignored */
         return index >= 0 && index < model.devices ? (int)index : -1;
     }
     for (int device = 0; device < model.devices; device++) {

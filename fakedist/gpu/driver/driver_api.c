@@ -70,9 +70,7 @@ API int cuStreamGetCtx_v2(void *stream, void **out, void **green) {
     return (void)stream, *green = NULL, cuCtxGetCurrent(out);
 }
 API int cuCtxGetDevice(int *device) { return *device = device_current(), OK; }
-API int cuCtxGetLimit(size_t *value, int limit) {
-    return cudaDeviceGetLimit(value, limit);
-}
+API int cuCtxGetLimit(size_t *value, int limit) { return cudaDeviceGetLimit(value, limit); }
 API int cuCtxSetLimit(int limit, size_t value) { return (void)limit, (void)value, OK; }
 API int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return cudaDeviceGetStreamPriorityRange(least, greatest);
@@ -83,8 +81,12 @@ API int cuMemFree_v2(void *address) { return memory_free(address); }
 API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     return memory_left(device_current(), free_bytes, total_bytes), OK;
 }
-API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) { return memory_allocation_of(address, base, size); }
-API int cuMemGetAddressRange(void **base, size_t *size, void *address) { return memory_allocation_of(address, base, size); }
+API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) {
+    return memory_allocation_of(address, base, size);
+}
+API int cuMemGetAddressRange(void **base, size_t *size, void *address) {
+    return memory_allocation_of(address, base, size);
+}
 API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) {
     TRACED;
     return submit_copy(to, from, size, NULL);

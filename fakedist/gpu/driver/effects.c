@@ -42,8 +42,21 @@ static size_t type_bytes(const char *name) {
     static const struct {
         const char *name;
         size_t bytes;
-    } types[] = {{"b", 1}, {"a", 1}, {"h", 1}, {"s", 2}, {"t", 2}, {"i", 4}, {"j", 4}, {"l", 8}, {"m", 8}, {"f", 4}, {"d", 8},
-                 {"N3c104HalfE", 2}, {"N3c108BFloat16E", 2}, {"N3c107complexIfEE", 8}, {"N3c107complexIdEE", 16}};
+    } types[] = {{"b", 1},
+                 {"a", 1},
+                 {"h", 1},
+                 {"s", 2},
+                 {"t", 2},
+                 {"i", 4},
+                 {"j", 4},
+                 {"l", 8},
+                 {"m", 8},
+                 {"f", 4},
+                 {"d", 8},
+                 {"N3c104HalfE", 2},
+                 {"N3c108BFloat16E", 2},
+                 {"N3c107complexIfEE", 8},
+                 {"N3c107complexIdEE", 16}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         size_t length = strlen(types[i].name);
         if (!strncmp(name, types[i].name, length) && name[length] == 'E') return types[i].bytes;

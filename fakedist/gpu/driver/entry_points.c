@@ -46,7 +46,8 @@ static char refusals[MAX_LIBRARIES][256]; /* refuse.c keeps the pointers */
 static const char *refusal_of(const char *library) {
     const char *slash = strrchr(library, '/');
     char name[sizeof refusals[0]];
-    snprintf(name, sizeof name, "cuGetExportTable (the CUDA runtime linked statically into %s; a shared one is answered)",
+    snprintf(name, sizeof name,
+             "cuGetExportTable (the CUDA runtime linked statically into %s; a shared one is answered)",
              slash ? slash + 1 : library);
     pthread_mutex_lock(&lock);
     int i = 0;

@@ -95,7 +95,9 @@ API int cuEventSynchronize(void *event) { return cudaEventSynchronize(event); }
 API int cuEventQuery(void *event) { return cudaEventQuery(event); }
 API int cuEventDestroy_v2(void *event) { return cudaEventDestroy(event); }
 API int cuEventElapsedTime(float *ms, void *start, void *end) { return cudaEventElapsedTime(ms, start, end); }
-API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return cudaStreamWaitEvent(stream, event, flags); }
+API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    return cudaStreamWaitEvent(stream, event, flags);
+}
 API int cuStreamSynchronize(void *stream) { return cudaStreamSynchronize(stream); }
 API int cuStreamQuery(void *stream) { return cudaStreamQuery(stream); }
 API int cuCtxSynchronize(void) { return cudaDeviceSynchronize(); }

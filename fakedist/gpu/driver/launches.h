@@ -45,7 +45,8 @@ static inline int launch_accumulates(const void *beta, size_t size) {
 
 extern LOCAL int launch_log_on;
 static inline int launch_is_logged(void) { return __atomic_load_n(&launch_log_on, __ATOMIC_RELAXED); }
-LOCAL struct launch launch_tagged(struct launch made, void *stream); /* with stream, device, this thread's tag and call */
+LOCAL struct launch launch_tagged(struct launch made,
+                                  void *stream); /* with stream, device, this thread's tag and call */
 LOCAL void launch_append(const struct launch *made); /* to the log, if it is still on */
 LOCAL uint64_t launch_new_event(void); /* each recording of an event gets a number, so that a wait refers to it */
 #endif

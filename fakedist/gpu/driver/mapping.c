@@ -72,8 +72,7 @@ API int cuMemGetAllocationGranularity(size_t *bytes, const struct properties *pr
 API int cuMemCreate(void **out, size_t size, const struct properties *properties, unsigned long long flags) {
     (void)flags;
     if (!size || size % GRANULE) return INVALID_VALUE;
-    if (properties->location_type != LOCATION_DEVICE)
-        return refuse_call("cuMemCreate of host memory", NOT_SUPPORTED);
+    if (properties->location_type != LOCATION_DEVICE) return refuse_call("cuMemCreate of host memory", NOT_SUPPORTED);
     if (properties->device < 0 || properties->device >= device_count()) return INVALID_DEVICE;
     if (!memory_charge(properties->device, size)) return OUT_OF_MEMORY;
     struct physical *memory = gpu_new_handle(sizeof *memory);

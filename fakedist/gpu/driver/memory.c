@@ -30,10 +30,10 @@
 struct segment {
     void *address;
     size_t size, span; /* requested, and rounded up to whole granules */
-    uint8_t *blocks;   /* a bit for each BLOCK bytes: one of the allocator's blocks begins there; NULL: it named none */
+    uint8_t *blocks; /* a bit for each BLOCK bytes: one of the allocator's blocks begins there; NULL: it named none */
     struct segment *next_known;
-    uint8_t *known;    /* a bit for each byte: a value reached it; NULL: none did */
-    uint8_t *made_up;  /* the same: that value is made up, or computed from made-up ones */
+    uint8_t *known; /* a bit for each byte: a value reached it; NULL: none did */
+    uint8_t *made_up; /* the same: that value is made up, or computed from made-up ones */
 };
 
 struct range { /* freed addresses */

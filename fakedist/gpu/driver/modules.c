@@ -258,9 +258,7 @@ API int cuLinkCreate_v2(unsigned count, void *options, void **values, void **out
 }
 API int cuLinkAddData_v2(void *state) { return (void)state, OK; }
 API int cuLinkAddFile_v2(void *state) { return (void)state, OK; }
-API int cuLinkComplete(void *state, void **image, size_t *size) {
-    return *image = state, *size = SMALLEST_HANDLE, OK;
-}
+API int cuLinkComplete(void *state, void **image, size_t *size) { return *image = state, *size = SMALLEST_HANDLE, OK; }
 API int cuLinkDestroy(void *state) { return free(state), OK; }
 
 /* A tensor map is 128 opaque bytes that only kernels read. */

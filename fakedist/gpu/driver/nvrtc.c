@@ -102,8 +102,8 @@ enum { NUM_REAL = sizeof real / sizeof(void *) };
 
 static int find_real(void) {
     static const char *const names[NUM_REAL] = {"nvrtcCreateProgram",  "nvrtcAddNameExpression", "nvrtcCompileProgram",
-                                        "nvrtcGetLoweredName", "nvrtcGetCUBINSize",      "nvrtcGetCUBIN",
-                                        "nvrtcDestroyProgram"};
+                                                "nvrtcGetLoweredName", "nvrtcGetCUBINSize",      "nvrtcGetCUBIN",
+                                                "nvrtcDestroyProgram"};
     if (real.destroy) return 1;
     char soname[32];
     snprintf(soname, sizeof soname, "libnvrtc.so.%d", model.runtime_version / 1000);
@@ -124,7 +124,8 @@ static char *compile(const struct program *p, const char *kernel, char **lowered
     void *program;
     size_t size = 0;
     snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d", model.major * 10 + model.minor);
-    if (!find_real() || real.create(&program, p->source, p->name, p->headers.count, p->headers.items, p->header_names.items))
+    if (!find_real() ||
+        real.create(&program, p->source, p->name, p->headers.count, p->headers.items, p->header_names.items))
         return NULL;
     char **options = calloc((size_t)p->options.count + 1, sizeof(char *));
     if (!options) abort();
@@ -147,7 +148,6 @@ char *nvrtc_compile(const void *image, const char *kernel, char **lowered) {
     struct image found;
     memcpy(&found, image, sizeof found);
     char *cubin = compile(found.program, kernel, lowered);
-    if (!cubin)
-        refuse_call("a question about the registers of a kernel that NVRTC would not compile", NOT_SUPPORTED);
+    if (!cubin) refuse_call("a question about the registers of a kernel that NVRTC would not compile", NOT_SUPPORTED);
     return cubin;
 }

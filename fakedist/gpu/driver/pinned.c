@@ -70,7 +70,9 @@ API int cudaHostRegister(void *address, size_t size, unsigned flags) {
 }
 API int cudaHostUnregister(void *address) { return pinned_free(address); }
 API int cudaHostGetDevicePointer(void **out, void *host, unsigned flags) { return (void)flags, *out = host, OK; }
-API int cudaHostGetFlags(unsigned *flags, void *host) { return *flags = 0, pinned_contains(host) ? OK : gpu_fail(INVALID_VALUE); }
+API int cudaHostGetFlags(unsigned *flags, void *host) {
+    return *flags = 0, pinned_contains(host) ? OK : gpu_fail(INVALID_VALUE);
+}
 API int cuMemAllocHost_v2(void **out, size_t size) { return pinned_malloc(size, out); }
 API int cuMemHostAlloc(void **out, size_t size, unsigned flags) { return (void)flags, pinned_malloc(size, out); }
 API int cuMemFreeHost(void *address) { return pinned_free(address); }

@@ -7,11 +7,11 @@
 
 enum { REAL_SINGLE = 0, REAL_DOUBLE = 1, REAL_HALF = 2, COMPLEX_SINGLE = 4, COMPLEX_DOUBLE = 5 }; /* cudaDataType_t */
 enum { /* cublasComputeType_t */
-    COMPUTE_HALF = 64,
-    COMPUTE_SINGLE = 68,
-    COMPUTE_DOUBLE = 70,
-    COMPUTE_FAST_TF32 = 77,
-    COMPUTE_EMULATED_16BFX9 = 78,
+       COMPUTE_HALF = 64,
+       COMPUTE_SINGLE = 68,
+       COMPUTE_DOUBLE = 70,
+       COMPUTE_FAST_TF32 = 77,
+       COMPUTE_EMULATED_16BFX9 = 78,
 };
 
 /* The compute type of a product: the one passed, or for -1 the routine's own. The handle's math mode (cublasMath_t) lets
@@ -33,7 +33,8 @@ static int is_added(void *handle, const void *beta, int type, int compute) {
     enum { COMPUTE_HALF_PEDANTIC = 65, COMPUTE_DOUBLE_PEDANTIC = 71, COMPUTE_DOUBLE_EMULATED = 79 };
     if (!beta || blas_scalars_on_device(handle)) return 0;
     int is_half = compute == COMPUTE_HALF || compute == COMPUTE_HALF_PEDANTIC;
-    int is_double = compute == COMPUTE_DOUBLE || compute == COMPUTE_DOUBLE_PEDANTIC || compute == COMPUTE_DOUBLE_EMULATED;
+    int is_double =
+        compute == COMPUTE_DOUBLE || compute == COMPUTE_DOUBLE_PEDANTIC || compute == COMPUTE_DOUBLE_EMULATED;
     int is_complex = type == COMPLEX_SINGLE || type == COMPLEX_DOUBLE;
     return launch_accumulates(beta, (is_half ? 2u : is_double ? 8u : 4u) << is_complex);
 }
@@ -99,8 +100,7 @@ API int cublasGemmEx_64(BEGIN_64, const void *a, int a_type, int64_t lda, const 
         int ldc, long long to_c, int batch
 #define STRIDED_PRODUCT(type) \
     (UNUSED, (void)to_a, (void)to_b, (void)to_c, product(handle, __func__, m, n, k, batch, SIDES(type, type), type, -1))
-#define LISTED \
-    BEGIN, const void *a, int lda, const void *b, int ldb, const void *beta, void *c, int ldc, int batch
+#define LISTED BEGIN, const void *a, int lda, const void *b, int ldb, const void *beta, void *c, int ldc, int batch
 #define LISTED_PRODUCT(type) (UNUSED, product(handle, __func__, m, n, k, batch, SIDES(type, type), type, -1))
 
 API int cublasSgemmStridedBatched(STRIDED) { return STRIDED_PRODUCT(REAL_SINGLE); }

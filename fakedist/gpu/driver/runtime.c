@@ -88,9 +88,9 @@ static const char *error_text(int error, int as_name) {
     case INVALID_HANDLE: return as_name ? "cudaErrorInvalidResourceHandle" : "invalid resource handle";
     case NOT_FOUND: return as_name ? "cudaErrorSymbolNotFound" : "named symbol not found";
     case NOT_READY: return as_name ? "cudaErrorNotReady" : "device not ready";
-    case ILLEGAL_STATE: return as_name ? "cudaErrorIllegalState" : "the operation cannot be performed in the present state";
-    case PEER_ALREADY_ENABLED:
-        return as_name ? "cudaErrorPeerAccessAlreadyEnabled" : "peer access is already enabled";
+    case ILLEGAL_STATE:
+        return as_name ? "cudaErrorIllegalState" : "the operation cannot be performed in the present state";
+    case PEER_ALREADY_ENABLED: return as_name ? "cudaErrorPeerAccessAlreadyEnabled" : "peer access is already enabled";
     case PEER_NOT_ENABLED: return as_name ? "cudaErrorPeerAccessNotEnabled" : "peer access has not been enabled";
     case STREAM_CAPTURE_UNSUPPORTED:
         return as_name ? "cudaErrorStreamCaptureUnsupported" : "operation not permitted when stream is capturing";
@@ -98,9 +98,11 @@ static const char *error_text(int error, int as_name) {
         return as_name ? "cudaErrorStreamCaptureInvalidated"
                        : "operation failed due to a previous error during capture";
     case STREAM_CAPTURE_UNMATCHED:
-        return as_name ? "cudaErrorStreamCaptureUnmatched" : "attempt to terminate a thread-local capture sequence from another thread";
+        return as_name ? "cudaErrorStreamCaptureUnmatched"
+                       : "attempt to terminate a thread-local capture sequence from another thread";
     case CAPTURED_EVENT:
-        return as_name ? "cudaErrorCapturedEvent" : "operation not permitted on an event last recorded in a capturing stream";
+        return as_name ? "cudaErrorCapturedEvent"
+                       : "operation not permitted on an event last recorded in a capturing stream";
     case NOT_SUPPORTED:
         return as_name ? "cudaErrorNotSupported" : "operation not supported: the virtual GPU does not answer this call";
     default: return as_name ? "cudaErrorUnknown" : "unknown error";
@@ -119,7 +121,8 @@ API int cudaMalloc(void **out, size_t size) {
 }
 API int cudaFree(void *address) {
     TRACED;
-    int unsafe = address ? stream_check_unsafe_call() : OK; /* cudaFree(NULL) creates the context, which already exists */
+    int unsafe =
+        address ? stream_check_unsafe_call() : OK; /* cudaFree(NULL) creates the context, which already exists */
     return unsafe ? unsafe : memory_free(address);
 }
 /* Managed memory counts as device memory. Where its pages are changes nothing. */

@@ -105,8 +105,8 @@ API int cusolverDnDgetrf(LU) { return DONE(1); }
 API int cusolverDnCgetrf(LU) { return DONE(1); }
 API int cusolverDnZgetrf(LU) { return DONE(1); }
 #define SOLVE_LU \
-    void *handle, int transposed, int n, int count, const void *a, int lda, const int *pivots, void *b, \
-        int ldb, int *info
+    void *handle, int transposed, int n, int count, const void *a, int lda, const int *pivots, void *b, int ldb, \
+        int *info
 API int cusolverDnSgetrs(SOLVE_LU) { return DONE(1); }
 API int cusolverDnDgetrs(SOLVE_LU) { return DONE(1); }
 API int cusolverDnCgetrs(SOLVE_LU) { return DONE(1); }
@@ -193,8 +193,8 @@ API int cusolverDnDorgqr_bufferSize(SIZE_OF_Q) { return AREA(of_q(columns)); }
 API int cusolverDnCungqr_bufferSize(SIZE_OF_Q) { return AREA(of_q(columns)); }
 API int cusolverDnZungqr_bufferSize(SIZE_OF_Q) { return AREA(of_q(columns)); }
 #define Q \
-    void *handle, int rows, int columns, int reflectors, void *a, int lda, const void *tau, void *work, \
-        int lwork, int *info
+    void *handle, int rows, int columns, int reflectors, void *a, int lda, const void *tau, void *work, int lwork, \
+        int *info
 API int cusolverDnSorgqr(Q) { return DONE(1); }
 API int cusolverDnDorgqr(Q) { return DONE(1); }
 API int cusolverDnCungqr(Q) { return DONE(1); }
@@ -235,8 +235,7 @@ API int cusolverDnDsyevd_bufferSize(SIZE_OF_SYMMETRIC) { return AREA(of_symmetri
 API int cusolverDnCheevd_bufferSize(SIZE_OF_SYMMETRIC) { return AREA(of_symmetric(has_vectors, n)); }
 API int cusolverDnZheevd_bufferSize(SIZE_OF_SYMMETRIC) { return AREA(of_symmetric(has_vectors, n)); }
 #define SYMMETRIC \
-    void *handle, int has_vectors, int side, int n, void *a, int lda, void *values, void *work, int lwork, \
-        int *info
+    void *handle, int has_vectors, int side, int n, void *a, int lda, void *values, void *work, int lwork, int *info
 API int cusolverDnSsyevd(SYMMETRIC) { return DONE(1); }
 API int cusolverDnDsyevd(SYMMETRIC) { return DONE(1); }
 API int cusolverDnCheevd(SYMMETRIC) { return DONE(1); }
@@ -250,8 +249,8 @@ API int cusolverDnDsyevj_bufferSize(SIZE_OF_JACOBI) { return AREA(of_jacobi(n, 1
 API int cusolverDnCheevj_bufferSize(SIZE_OF_JACOBI) { return AREA(of_jacobi(n, 1)); }
 API int cusolverDnZheevj_bufferSize(SIZE_OF_JACOBI) { return AREA(of_jacobi(n, 1)); }
 #define JACOBI \
-    void *handle, int has_vectors, int side, int n, void *a, int lda, void *values, void *work, int lwork, \
-        int *info, void *parameters
+    void *handle, int has_vectors, int side, int n, void *a, int lda, void *values, void *work, int lwork, int *info, \
+        void *parameters
 API int cusolverDnSsyevj(JACOBI) { return DONE(1); }
 API int cusolverDnDsyevj(JACOBI) { return DONE(1); }
 API int cusolverDnCheevj(JACOBI) { return DONE(1); }
@@ -264,8 +263,8 @@ API int cusolverDnDsyevjBatched_bufferSize(SIZE_OF_JACOBI_BATCH) { return AREA(o
 API int cusolverDnCheevjBatched_bufferSize(SIZE_OF_JACOBI_BATCH) { return AREA(of_jacobi(n, batch)); }
 API int cusolverDnZheevjBatched_bufferSize(SIZE_OF_JACOBI_BATCH) { return AREA(of_jacobi(n, batch)); }
 #define JACOBI_BATCH \
-    void *handle, int has_vectors, int side, int n, void *a, int lda, void *values, void *work, int lwork, \
-        int *info, void *parameters, int batch
+    void *handle, int has_vectors, int side, int n, void *a, int lda, void *values, void *work, int lwork, int *info, \
+        void *parameters, int batch
 API int cusolverDnSsyevjBatched(JACOBI_BATCH) { return DONE(batch); }
 API int cusolverDnDsyevjBatched(JACOBI_BATCH) { return DONE(batch); }
 API int cusolverDnCheevjBatched(JACOBI_BATCH) { return DONE(batch); }
@@ -313,8 +312,8 @@ API int cusolverDnDgesvd_bufferSize(SIZE_OF_SINGULAR) { return AREA(of_singular(
 API int cusolverDnCgesvd_bufferSize(SIZE_OF_SINGULAR) { return AREA(of_singular(rows, columns)); }
 API int cusolverDnZgesvd_bufferSize(SIZE_OF_SINGULAR) { return AREA(of_singular(rows, columns)); }
 #define SINGULAR \
-    void *handle, signed char left, signed char right, int rows, int columns, void *a, int lda, void *values, \
-        void *u, int ldu, void *vt, int ldvt, void *work, int lwork, void *real_work, int *info
+    void *handle, signed char left, signed char right, int rows, int columns, void *a, int lda, void *values, void *u, \
+        int ldu, void *vt, int ldvt, void *work, int lwork, void *real_work, int *info
 API int cusolverDnSgesvd(SINGULAR) { return DONE(1); }
 API int cusolverDnDgesvd(SINGULAR) { return DONE(1); }
 API int cusolverDnCgesvd(SINGULAR) { return DONE(1); }
@@ -328,34 +327,50 @@ API int cusolverDnDgesvdj_bufferSize(SIZE_OF_SINGULAR_JACOBI) { return AREA(of_j
 API int cusolverDnCgesvdj_bufferSize(SIZE_OF_SINGULAR_JACOBI) { return AREA(of_jacobi_svd(rows, columns, 1)); }
 API int cusolverDnZgesvdj_bufferSize(SIZE_OF_SINGULAR_JACOBI) { return AREA(of_jacobi_svd(rows, columns, 1)); }
 #define SINGULAR_JACOBI \
-    void *handle, int has_vectors, int is_economical, int rows, int columns, void *a, int lda, void *values, \
-        void *u, int ldu, void *v, int ldv, void *work, int lwork, int *info, void *parameters
+    void *handle, int has_vectors, int is_economical, int rows, int columns, void *a, int lda, void *values, void *u, \
+        int ldu, void *v, int ldv, void *work, int lwork, int *info, void *parameters
 API int cusolverDnSgesvdj(SINGULAR_JACOBI) { return DONE(1); }
 API int cusolverDnDgesvdj(SINGULAR_JACOBI) { return DONE(1); }
 API int cusolverDnCgesvdj(SINGULAR_JACOBI) { return DONE(1); }
 API int cusolverDnZgesvdj(SINGULAR_JACOBI) { return DONE(1); }
 #define SIZE_OF_SINGULAR_BATCH \
-    void *handle, int has_vectors, int rows, int columns, const void *a, int lda, const void *values, \
-        const void *u, int ldu, const void *v, int ldv, int *lwork, void *parameters, int batch
-API int cusolverDnSgesvdjBatched_bufferSize(SIZE_OF_SINGULAR_BATCH) { return AREA(of_jacobi_svd(rows, columns, batch)); }
-API int cusolverDnDgesvdjBatched_bufferSize(SIZE_OF_SINGULAR_BATCH) { return AREA(of_jacobi_svd(rows, columns, batch)); }
-API int cusolverDnCgesvdjBatched_bufferSize(SIZE_OF_SINGULAR_BATCH) { return AREA(of_jacobi_svd(rows, columns, batch)); }
-API int cusolverDnZgesvdjBatched_bufferSize(SIZE_OF_SINGULAR_BATCH) { return AREA(of_jacobi_svd(rows, columns, batch)); }
+    void *handle, int has_vectors, int rows, int columns, const void *a, int lda, const void *values, const void *u, \
+        int ldu, const void *v, int ldv, int *lwork, void *parameters, int batch
+API int cusolverDnSgesvdjBatched_bufferSize(SIZE_OF_SINGULAR_BATCH) {
+    return AREA(of_jacobi_svd(rows, columns, batch));
+}
+API int cusolverDnDgesvdjBatched_bufferSize(SIZE_OF_SINGULAR_BATCH) {
+    return AREA(of_jacobi_svd(rows, columns, batch));
+}
+API int cusolverDnCgesvdjBatched_bufferSize(SIZE_OF_SINGULAR_BATCH) {
+    return AREA(of_jacobi_svd(rows, columns, batch));
+}
+API int cusolverDnZgesvdjBatched_bufferSize(SIZE_OF_SINGULAR_BATCH) {
+    return AREA(of_jacobi_svd(rows, columns, batch));
+}
 #define SINGULAR_BATCH \
-    void *handle, int has_vectors, int rows, int columns, void *a, int lda, void *values, void *u, int ldu, \
-        void *v, int ldv, void *work, int lwork, int *info, void *parameters, int batch
+    void *handle, int has_vectors, int rows, int columns, void *a, int lda, void *values, void *u, int ldu, void *v, \
+        int ldv, void *work, int lwork, int *info, void *parameters, int batch
 API int cusolverDnSgesvdjBatched(SINGULAR_BATCH) { return DONE(batch); }
 API int cusolverDnDgesvdjBatched(SINGULAR_BATCH) { return DONE(batch); }
 API int cusolverDnCgesvdjBatched(SINGULAR_BATCH) { return DONE(batch); }
 API int cusolverDnZgesvdjBatched(SINGULAR_BATCH) { return DONE(batch); }
 #define SIZE_OF_SINGULAR_STRIDED \
     void *handle, int has_vectors, int rank, int rows, int columns, const void *a, int lda, long long to_a, \
-        const void *values, long long to_values, const void *u, int ldu, long long to_u, const void *v, \
-        int ldv, long long to_v, int *lwork, int batch
-API int cusolverDnSgesvdaStridedBatched_bufferSize(SIZE_OF_SINGULAR_STRIDED) { return AREA(of_jacobi_svd(rows, columns, batch)); }
-API int cusolverDnDgesvdaStridedBatched_bufferSize(SIZE_OF_SINGULAR_STRIDED) { return AREA(of_jacobi_svd(rows, columns, batch)); }
-API int cusolverDnCgesvdaStridedBatched_bufferSize(SIZE_OF_SINGULAR_STRIDED) { return AREA(of_jacobi_svd(rows, columns, batch)); }
-API int cusolverDnZgesvdaStridedBatched_bufferSize(SIZE_OF_SINGULAR_STRIDED) { return AREA(of_jacobi_svd(rows, columns, batch)); }
+        const void *values, long long to_values, const void *u, int ldu, long long to_u, const void *v, int ldv, \
+        long long to_v, int *lwork, int batch
+API int cusolverDnSgesvdaStridedBatched_bufferSize(SIZE_OF_SINGULAR_STRIDED) {
+    return AREA(of_jacobi_svd(rows, columns, batch));
+}
+API int cusolverDnDgesvdaStridedBatched_bufferSize(SIZE_OF_SINGULAR_STRIDED) {
+    return AREA(of_jacobi_svd(rows, columns, batch));
+}
+API int cusolverDnCgesvdaStridedBatched_bufferSize(SIZE_OF_SINGULAR_STRIDED) {
+    return AREA(of_jacobi_svd(rows, columns, batch));
+}
+API int cusolverDnZgesvdaStridedBatched_bufferSize(SIZE_OF_SINGULAR_STRIDED) {
+    return AREA(of_jacobi_svd(rows, columns, batch));
+}
 #define SINGULAR_STRIDED \
     void *handle, int has_vectors, int rank, int rows, int columns, const void *a, int lda, long long to_a, \
         void *values, long long to_values, void *u, int ldu, long long to_u, void *v, int ldv, long long to_v, \

@@ -23,9 +23,7 @@ static int sparse_launch(void *handle, const char *name) {
 
 API int cusparseCreate(void **out) { return *out = gpu_new_handle(sizeof(struct sparse_handle)), OK; }
 API int cusparseDestroy(void *handle) { return free(handle), OK; }
-API int cusparseSetStream(void *handle, void *stream) {
-    return ((struct sparse_handle *)handle)->stream = stream, OK;
-}
+API int cusparseSetStream(void *handle, void *stream) { return ((struct sparse_handle *)handle)->stream = stream, OK; }
 API int cusparseGetStream(void *handle, void **stream) {
     return *stream = ((struct sparse_handle *)handle)->stream, OK;
 }
@@ -133,7 +131,8 @@ API int cusparseSpSM_solve(void *handle) { return sparse_launch(handle, __func__
         const int *offsets, const int *places, int side, void *information, int *bytes
 #define MATRIX_SOLUTION \
     void *handle, int direction, int transposed, int transposed_b, int rows, int columns, int count, \
-        const void *matrix, void *values, const int *offsets, const int *places, int side, void *information, int *bytes
+        const void *matrix, void *values, const int *offsets, const int *places, int side, void *information, \
+        int *bytes
 static int sized_int(const char *name, int64_t numbers, int *bytes) {
     size_t size;
     sized(name, numbers, &size);

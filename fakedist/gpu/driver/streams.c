@@ -136,7 +136,8 @@ static int begin_capture(void *stream, struct graph *into, int mode) {
     if (capture_of(s)) return gpu_fail(ILLEGAL_STATE);
     struct capture *c = gpu_new_handle(sizeof *c);
     pthread_mutex_lock(&lock);
-    *c = (struct capture){++last_capture, into ? into : graph_create(), s, mode, 0, into != NULL, pthread_self(), captures};
+    *c = (struct capture){++last_capture, into ? into : graph_create(), s, mode, 0, into != NULL, pthread_self(),
+                          captures};
     captures = c;
     s->capture = c;
     __atomic_fetch_add(&stream_captures, 1, __ATOMIC_RELEASE);
@@ -193,13 +194,13 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
     if (count) *count = num_nodes ? 1 : 0;
     return OK;
 }
-API int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes,
-                                    const void **edges, size_t *count) {
+API int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph,
+                                    const void ***nodes, const void **edges, size_t *count) {
     if (edges) *edges = NULL;
     return capture_info(stream, status, id, graph, nodes, count);
 }
-API int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes,
-                                    size_t *count) {
+API int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
+                                    const void ***nodes, size_t *count) {
     return capture_info(stream, status, id, graph, nodes, count);
 }
 API int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes,

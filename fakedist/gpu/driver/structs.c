@@ -40,10 +40,12 @@ AGREES(NODE_MEMSET, cudaGraphNodeTypeMemset, CU_GRAPH_NODE_TYPE_MEMSET);
 AGREES(NODE_HOST, cudaGraphNodeTypeHost, CU_GRAPH_NODE_TYPE_HOST);
 AGREES(NODE_CONDITIONAL, cudaGraphNodeTypeConditional, CU_GRAPH_NODE_TYPE_CONDITIONAL);
 AGREES(offsetof(struct launch_config, stream), offsetof(cudaLaunchConfig_t, stream), offsetof(CUlaunchConfig, hStream));
-AGREES(sizeof(struct dim3) * 2, offsetof(cudaLaunchConfig_t, dynamicSmemBytes), offsetof(CUlaunchConfig, sharedMemBytes));
+AGREES(sizeof(struct dim3) * 2, offsetof(cudaLaunchConfig_t, dynamicSmemBytes),
+       offsetof(CUlaunchConfig, sharedMemBytes));
 _Static_assert((int)INVALID_SYMBOL == (int)cudaErrorInvalidSymbol, "a runtime's error alone");
 _Static_assert((int)TO_DEVICE == (int)cudaMemcpyHostToDevice && (int)TO_HOST == (int)cudaMemcpyDeviceToHost &&
-               (int)WITHIN_DEVICE == (int)cudaMemcpyDeviceToDevice, "cudaMemcpyKind");
+                   (int)WITHIN_DEVICE == (int)cudaMemcpyDeviceToDevice,
+               "cudaMemcpyKind");
 
 #pragma GCC visibility push(default)
 
@@ -138,7 +140,8 @@ cudaError_t CUDARTAPI cudaOccupancyMaxActiveClusters(int *clusters, const void *
 /* A conditional node's body is a graph that the caller then captures into. */
 #if CUDART_VERSION >= 13000
 cudaError_t CUDARTAPI cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *before,
-                                       const cudaGraphEdgeData *edges, size_t count, struct cudaGraphNodeParams *params) {
+                                       const cudaGraphEdgeData *edges, size_t count,
+                                       struct cudaGraphNodeParams *params) {
     (void)edges;
 #else
 cudaError_t CUDARTAPI cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *before,

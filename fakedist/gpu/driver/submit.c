@@ -114,7 +114,8 @@ static void run(const struct graph *graph, void *stream, int number) {
     struct graph_node *const *nodes = graph_nodes(graph, &count);
     for (size_t i = 0; i < count; i++) {
         const struct graph_node *n = nodes[i];
-        if (n->type == NODE_MEMCPY && may_touch(n->to) && may_touch(n->from)) memory_copy(n->to, n->from, n->launch.bytes);
+        if (n->type == NODE_MEMCPY && may_touch(n->to) && may_touch(n->from))
+            memory_copy(n->to, n->from, n->launch.bytes);
         else if (n->type == NODE_MEMSET) memory_fill(n->to, n->value, n->launch.bytes);
         else if (n->type == NODE_HOST) n->function(n->to);
         else if (n->type == NODE_CONDITIONAL) run(n->body, stream, number);

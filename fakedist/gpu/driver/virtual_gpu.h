@@ -35,7 +35,8 @@
 #define API __attribute__((visibility("default")))
 #define LOCAL __attribute__((visibility("hidden")))
 #define MAX_DEVICES 128
-#define RESERVED_SHARED 1024 /* bytes of a block that CUDA takes: capability 8.0 and newer, programming guide, table 21 */
+#define RESERVED_SHARED \
+    1024 /* bytes of a block that CUDA takes: capability 8.0 and newer, programming guide, table 21 */
 /* For assertions of functions whose caller holds a lock. A free lock is taken, and the process ends. */
 #define IS_HELD(lock) (pthread_mutex_trylock(lock) != 0)
 

@@ -36,7 +36,7 @@ using torch::jit::Stack;
 
 // Numbers that Python shares: Cells of record/marker.py.
 struct Cells {
-    std::atomic<int64_t> op;      // number of the next operation
+    std::atomic<int64_t> op; // number of the next operation
     std::atomic<int64_t> version; // changes whenever the position changes
 };
 
@@ -51,15 +51,15 @@ enum { NOTHING, GRAD_MODE, NODE };
 // Methods and flags of Rule in fast_path/rules.py.
 enum Method { PYTHON, PLAIN, KERNEL, LISTS };
 enum Flag {
-    FOLLOWED = 1,    // what is known about an argument says something about the result
-    HOST_ONLY = 2,   // only if no argument is on a device
-    POSITIONS = 4,   // not with masks as indices
-    COPIES = 8,      // not from a device to the host
+    FOLLOWED = 1, // what is known about an argument says something about the result
+    HOST_ONLY = 2, // only if no argument is on a device
+    POSITIONS = 4, // not with masks as indices
+    COPIES = 8, // not from a device to the host
     OVERWRITES = 16, // what it writes does not depend on the previous contents
-    CONDENSES = 32,  // comparisons and reductions make up more
-    COUNTS = 64,     // not of a mask
+    CONDENSES = 32, // comparisons and reductions make up more
+    COUNTS = 64, // not of a mask
     MAKES_MASK = 128, // not if the result is a mask
-    IS_VIEW = 256,   // allocates nothing
+    IS_VIEW = 256, // allocates nothing
     IS_GEMM = 512,
     LOOKS_ON = 1024, // a view: its result takes nothing, whatever its arguments
 };
@@ -79,9 +79,8 @@ struct Rule {
 
 constexpr DispatchKey OURS = DispatchKey::Fake, PYTHONS = DispatchKey::TESTING_ONLY_GenericMode;
 const DispatchKeySet BELOW(DispatchKeySet::FULL_AFTER, OURS);
-const DispatchKeySet ABOVE = (DispatchKeySet(DispatchKeySet::FULL) - BELOW)
-                                 .remove(DispatchKey::Python)
-                                 .remove(DispatchKey::PythonTLSSnapshot);
+const DispatchKeySet ABOVE =
+    (DispatchKeySet(DispatchKeySet::FULL) - BELOW).remove(DispatchKey::Python).remove(DispatchKey::PythonTLSSnapshot);
 
 std::atomic<bool> is_on{false};
 std::atomic<int64_t> num_passed{0};
@@ -104,8 +103,8 @@ auto &registration = *new std::optional<c10::RegistrationHandleRAII>; // never d
 // What was found while looking at an operation's arguments.
 struct Seen {
     int num_device = 0, num_host = 0;
-    bool is_large = false;    // one argument is too large to be computed
-    bool is_missing = false;  // one argument holds no values, and none would be made up
+    bool is_large = false; // one argument is too large to be computed
+    bool is_missing = false; // one argument holds no values, and none would be made up
 };
 
 bool is_known(const at::Tensor &tensor) {
@@ -183,7 +182,8 @@ bool kernel_passes(const Rule &rule, const c10::IValue *arguments, Seen &seen) {
     if (!seen.num_device) return seen.num_host && !names_device;
     if (rule.flags & HOST_ONLY || !(seen.is_large || seen.is_missing)) return false;
     const at::Tensor *first = arguments[0].isTensor() ? &arguments[0].toTensor() : nullptr;
-    if (names_device && !(rule.flags & COPIES && first && first->is_cuda() && arguments[rule.device].toDevice().is_cuda()))
+    if (names_device &&
+        !(rule.flags & COPIES && first && first->is_cuda() && arguments[rule.device].toDevice().is_cuda()))
         return false;
     if (rule.flags & COPIES && rule.device < 0 && !(first && first->is_cuda())) return false; // copy_
     if (rule.flags & COUNTS && first && first->scalar_type() == at::kBool) return false;
@@ -229,12 +229,9 @@ bool passes(const Rule &rule, const c10::IValue *arguments, Seen &seen) {
     case PLAIN:
         return !(rule.flags & MAKES_MASK) || rule.dtype < 0 || arguments[rule.dtype].isNone() ||
                arguments[rule.dtype].toScalarType() != at::kBool;
-    case KERNEL:
-        return kernel_passes(rule, arguments, seen);
-    case LISTS:
-        return lists_pass(rule, arguments);
-    default:
-        return false;
+    case KERNEL: return kernel_passes(rule, arguments, seen);
+    case LISTS: return lists_pass(rule, arguments);
+    default: return false;
     }
 }
 
@@ -309,14 +306,15 @@ void lose_written(const Rule &rule, const c10::IValue *arguments) {
                 if (!tensor.defined() || !tensor.is_cuda() || !tensor.numel()) return true;
                 const bool is_whole = !tensor.is_contiguous();
                 const c10::Storage &storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-                fakedist_know(is_whole ? storage.data() : tensor.const_data_ptr(), is_whole ? storage.nbytes() : tensor.nbytes(), 0);
+                fakedist_know(is_whole ? storage.data() : tensor.const_data_ptr(),
+                              is_whole ? storage.nbytes() : tensor.nbytes(), 0);
                 return true;
             });
 }
 
 // The driver need not find out what the launches of an operation write.
 class Covered {
-public:
+  public:
     Covered() {
         if (fakedist_cover) fakedist_cover(1);
     }
@@ -385,7 +383,8 @@ void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
 #define API extern "C" __attribute__((visibility("default")))
 
 // Begin a run: nothing is known and nothing passes yet.
-API void fakedist_fast_begin(Cells *shared, const Limits *given, int (*where)(Where *), void (*loss)(uint64_t, uint64_t)) {
+API void fakedist_fast_begin(Cells *shared, const Limits *given, int (*where)(Where *),
+                             void (*loss)(uint64_t, uint64_t)) {
     const std::lock_guard<std::mutex> held(lock);
     is_on = graphs_replay = false;
     num_passed = 0;

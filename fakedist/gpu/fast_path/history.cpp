@@ -33,7 +33,8 @@ using Snapshot = c10::cuda::CUDACachingAllocator::SnapshotInfo;
 using Entry = decltype(Snapshot::device_traces)::value_type::value_type;
 
 // Python names the actions in this order (rundir/schema.py).
-static_assert(Entry::ALLOC == 0 && Entry::FREE_REQUESTED == 1 && Entry::FREE_COMPLETED == 2 && Entry::SEGMENT_ALLOC == 3);
+static_assert(Entry::ALLOC == 0 && Entry::FREE_REQUESTED == 1 && Entry::FREE_COMPLETED == 2 &&
+              Entry::SEGMENT_ALLOC == 3);
 static_assert(Entry::SEGMENT_FREE == 4 && Entry::SEGMENT_MAP == 5 && Entry::SEGMENT_UNMAP == 6);
 static_assert(Entry::SNAPSHOT == 7 && Entry::OOM == 8);
 constexpr int MOST_DIGITS = 18; // of a number that fits into 64 bits
@@ -45,18 +46,18 @@ struct Events {
     std::vector<int64_t> size;
     std::vector<uint64_t> stream;
     std::vector<int64_t> time_us, op;
-    std::vector<int32_t> stack;            // -1 without one
+    std::vector<int32_t> stack; // -1 without one
     std::vector<uint32_t> lengths, frames; // of each new stack: how many frames, and which, innermost first
-    std::string named;                     // of each new frame: file, line and function, each ended by a zero byte
-    std::vector<int64_t> pools;    // of each segment of a private pool: index of the event, both numbers of the pool
+    std::string named; // of each new frame: file, line and function, each ended by a zero byte
+    std::vector<int64_t> pools; // of each segment of a private pool: index of the event, both numbers of the pool
     std::vector<int64_t> products; // of each block that a product of matrices allocated: index of the event, `highest`
-    int64_t highest = -1;          // operation so far
+    int64_t highest = -1; // operation so far
 };
 
 std::vector<Events> devices;
-std::string ours, operators;                       // the package's path, and the file by which it calls operators
-std::unordered_map<std::string, uint32_t> frames;  // of the run, by name
-std::map<std::vector<uint32_t>, int32_t> stacks;   // of the run
+std::string ours, operators; // the package's path, and the file by which it calls operators
+std::unordered_map<std::string, uint32_t> frames; // of the run, by name
+std::map<std::vector<uint32_t>, int32_t> stacks; // of the run
 
 // The number of the operation, which the recorder sets as metadata.
 int64_t number(const std::string &metadata) {
@@ -215,8 +216,8 @@ API int fakedist_history_read(const int64_t *gemms, size_t num_gemms, int64_t hi
     const auto named = torch::symbolize(found);
     const std::unordered_set<int64_t> products(gemms, gemms + num_gemms);
     constexpr int32_t UNKNOWN = -2;
-    std::vector<int32_t> known(found.size(), UNKNOWN);                  // the stack of each context
-    std::map<std::vector<uint64_t>, int32_t> raw;                       // and of each traceback
+    std::vector<int32_t> known(found.size(), UNKNOWN); // the stack of each context
+    std::map<std::vector<uint64_t>, int32_t> raw; // and of each traceback
     for (const auto &trace : traces) {
         auto &to = devices.emplace_back();
         for (const auto &event : trace) {
@@ -247,9 +248,10 @@ API int fakedist_history_read(const int64_t *gemms, size_t num_gemms, int64_t hi
 // Returns the highest operation up to the last of them.
 API int64_t fakedist_history_events(int device, View *to) {
     const Events &from = devices[static_cast<size_t>(device)];
-    for (const View &column : {view(from.action), view(from.address), view(from.size), view(from.stream),
-                               view(from.time_us), view(from.op), view(from.stack), view(from.lengths), view(from.frames),
-                               View{from.named.data(), from.named.size()}, view(from.pools), view(from.products)})
+    for (const View &column :
+         {view(from.action), view(from.address), view(from.size), view(from.stream), view(from.time_us), view(from.op),
+          view(from.stack), view(from.lengths), view(from.frames), View{from.named.data(), from.named.size()},
+          view(from.pools), view(from.products)})
         *to++ = column;
     return from.highest;
 }

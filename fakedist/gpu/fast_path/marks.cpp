@@ -118,7 +118,8 @@ API void fakedist_mark(int64_t op, uint64_t address, int64_t start, int64_t byte
     mark(op, {address, start, bytes}, category, layer);
 }
 
-API void fakedist_mark_state(const c10::TensorImpl *tensor, uint64_t address, int64_t start, int64_t bytes, int64_t layer) {
+API void fakedist_mark_state(const c10::TensorImpl *tensor, uint64_t address, int64_t start, int64_t bytes,
+                             int64_t layer) {
     mark_state(tensor, {address, start, bytes}, layer);
 }
 

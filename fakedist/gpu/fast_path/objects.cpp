@@ -17,9 +17,8 @@ struct Holder {
 };
 
 // Writes the indices of the objects of some types that are wanted. Returns how many there are.
-template <typename Wanted>
-size_t indices(const Object *const *objects, size_t count, const void *const *types, size_t num_types, uint32_t *to,
-              Wanted is_wanted) {
+template <typename Wanted> size_t indices(const Object *const *objects, size_t count, const void *const *types,
+                                          size_t num_types, uint32_t *to, Wanted is_wanted) {
     const std::unordered_set<const void *> known(types, types + num_types);
     const void *last = nullptr;
     bool is_known = false;

@@ -52,11 +52,12 @@ bool add_tensor(const at::Tensor &tensor, Key &key) {
     }
     const c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
     if (!impl->has_storage() || impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides()) return false;
-    if (impl->key_set().has(c10::DispatchKey::Python) || impl->key_set().has(c10::DispatchKey::NestedTensor)) return false;
+    if (impl->key_set().has(c10::DispatchKey::Python) || impl->key_set().has(c10::DispatchKey::NestedTensor))
+        return false;
     const auto sizes = impl->sizes(), strides = impl->strides();
-    key.insert(key.end(), {TENSOR, static_cast<int64_t>(tensor.scalar_type()), static_cast<int64_t>(tensor.device().type()),
-                           tensor.device().index(), static_cast<int64_t>(impl->unsafe_storage().nbytes()),
-                           static_cast<int64_t>(sizes.size())});
+    key.insert(key.end(), {TENSOR, static_cast<int64_t>(tensor.scalar_type()),
+                           static_cast<int64_t>(tensor.device().type()), tensor.device().index(),
+                           static_cast<int64_t>(impl->unsafe_storage().nbytes()), static_cast<int64_t>(sizes.size())});
     key.insert(key.end(), sizes.begin(), sizes.end());
     key.insert(key.end(), strides.begin(), strides.end());
     return true;

@@ -11,7 +11,7 @@ __global__ void scale(float *values, long count) {
     if (i < count) values[i] = values[i] * scratch[threadIdx.x] + shift[0];
 }
 
-#define TRY(call)                                  \
+#define TRY(call) \
     if (cudaError_t error = (call); error != cudaSuccess) return error
 
 static cudaError_t launch(float *values, long count, cudaStream_t stream) {
