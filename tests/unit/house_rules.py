@@ -1,4 +1,4 @@
-"""Allowed imports: the tables of test_architecture.py."""
+"""Tables of test_architecture.py: where each library is imported, and exceptions with their reasons."""
 
 from __future__ import annotations
 
@@ -21,47 +21,7 @@ LIBRARY_HOMES = {
     "yaml": ("sweep/",),
 }
 
-EVERYWHERE = (
-    *("_version", "torch_releases", "errors", "units", "rank_list", "section", "bounded", "visible", "temporary"),
-    *("gpu/models", "options"),
-)
-#: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of EVERYWHERE.
-MAY_IMPORT = {
-    "__init__": ("api", "results", "sweep"),
-    "__main__": ("cli",),
-    "_version": (),
-    "errors": (),
-    "units": (),
-    "torch_releases": (),
-    "rank_list": (),
-    "section": (),
-    "bounded": (),
-    "visible": (),
-    "temporary": (),
-    "options": (),
-    "importing": (),
-    "patch": (),
-    "frames": ("rundir",),
-    "graph_captures": ("patch",),
-    "own_memory": (),
-    "api": ("check", "results"),
-    "cli": ("launcher", "rank/fork_server", "rundir", "results", "report", "check", "cost_model", "export", "sweep"),
-    "launcher": ("rank", "rundir", "gpu", "world", "cost_model", "results", "report"),
-    "rank": ("importing", "patch", "rundir", "gpu", "world", "record"),
-    "rundir": (),
-    "world": ("rundir", "patch", "frames"),
-    "gpu": ("rundir", "patch", "frames", "importing", "own_memory", "graph_captures"),
-    "record": ("rundir", "rank/frameworks", "patch", "frames", "importing", "own_memory", "graph_captures"),
-    "cost_model": ("rundir", "analysis"),
-    "analysis": ("rundir",),
-    "results": ("rundir", "analysis", "cost_model", "report"),  # report only when a chart is wanted: run.figures
-    "report": ("rundir", "analysis", "cost_model", "results"),
-    "export": ("rundir", "cost_model", "results"),
-    "check": ("api", "rundir", "results", "report", "launcher"),
-    "sweep": ("launcher", "rundir", "cost_model", "results", "report"),
-}
-
-#: A module's name that stands in several rooms -> what all of them are.
+#: A name of several modules, or of several public classes ("class Name") -> what all of them are.
 SAME_THING = {
     "build": "compiles one library of ours, with its flags",
     "doctor": "`fakedist doctor`: its checks, and its command",
@@ -69,8 +29,6 @@ SAME_THING = {
     "job_time": "the step of a whole job: the record, and what makes it",
     "__main__": "the program of a process, which is started by the file's path",
 }
-#: The name of a public class that stands in several modules -> what all of them are.
-SAME_CLASS: dict[str, str] = {}
 #: A module of fewer than 80 lines with one importer -> why it is one.
 SMALL_FOR_A_REASON = {
     **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file", "options/options_page"), "run with `python -m`"),

@@ -1,34 +1,61 @@
-"""The house keeps its shape: who may import what, how long things may be, what must not be written."""
+"""The house keeps its shape: who may import whom, how long things may be, what must not be written."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.unit.house_rules import EVERYWHERE, LIBRARY_HOMES, MAY_IMPORT, SAME_CLASS, SAME_THING, SMALL_FOR_A_REASON
+from tests.unit.house_rules import LIBRARY_HOMES, SAME_THING, SMALL_FOR_A_REASON
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "fakedist"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-SHIPPED = [
-    *MODULES,
-    ROOT / "cli.py",
-    *sorted((ROOT / "examples").rglob("*.py")),
-    *sorted((ROOT / "bench").rglob("*.py")),
-    *sorted((ROOT / "reports").rglob("*.py")),
-]
+OUTSIDE = [path for folder in ("examples", "bench", "reports") for path in sorted((ROOT / folder).rglob("*.py"))]
+SHIPPED = [*MODULES, ROOT / "cli.py", *OUTSIDE]
 WRITTEN = [*SHIPPED, *sorted((ROOT / "tests").rglob("*.py"))]
 
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 60
 MAX_POSITIONAL_PARAMETERS = 5
+
+HOUSE = (ROOT / "CONTRIBUTING.md").read_text().partition("## The house")[2].partition("\n## ")[0]
+DRAWING, ARROWS = re.findall(r"^```\nfakedist/\n(.*?)^```", HOUSE, re.DOTALL | re.MULTILINE)
+#: Each room and module outside of rooms -> the rooms and modules that it may import besides itself and EVERYWHERE.
+MAY_IMPORT = {
+    room: homes.replace("/", ".").replace(",", "").split()
+    for rooms, homes in re.findall(r"^  (\S+(?:, \S+)*) +-> ?(.*)$", ARROWS, re.MULTILINE)
+    for room in rooms.split(", ")
+}
+EVERYWHERE = MAY_IMPORT.pop("any")
+
+
+def half(name: str) -> set[str]:
+    """The rooms of the recording or the reading half, as listed below the drawing."""
+    listed = re.search(rf"The {name} half \(([^)]+)\)", HOUSE)
+    assert listed is not None
+    return set(re.findall(r"\w+", listed[1]))
+
+
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_bytes())))
+
+
+def module_name(path: Path) -> str:
+    """Dotted, below the package: "world.environ"; of a room's __init__, the room's."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+NAMES = {module_name(path) for path in MODULES}
 
 
 @dataclass(frozen=True)
@@ -44,138 +71,151 @@ class Import:
         return self.path.relative_to(PACKAGE).with_suffix("").as_posix()
 
     @property
+    def library(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
     def target(self) -> str:
-        """The imported module inside the package, as in `where`."""
-        return self.module.partition(".")[2].replace(".", "/")
+        """The imported module of the package, as `module_name` has it; empty for a library's."""
+        return "" if self.library != "fakedist" else self.module.removeprefix("fakedist").lstrip(".") or "__init__"
 
     def __str__(self) -> str:
         return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
 
 
 def imports_of(path: Path) -> Iterator[Import]:
-    tree = ast.parse(path.read_bytes())
-    inside_functions = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
-    for node in ast.walk(tree):
-        at_top = id(node) not in inside_functions
+    functions = [node for node in nodes_of(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {id(node) for function in functions for node in ast.walk(function)}
+    for node in nodes_of(path):
+        names = []
         if isinstance(node, ast.Import):
-            for name in node.names:
-                yield Import(path, node.lineno, name.name, at_top)
+            names = [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports inside the package are written out in full"
-            module = node.module or ""
-            # `from fakedist import launcher` names a module; from anywhere else what is imported may be anything.
-            names = [f"fakedist.{name.name}" for name in node.names] if module == "fakedist" else [module]
-            for name in names:
-                yield Import(path, node.lineno, name, at_top)
+            module = str(node.module)
+            inner = [f"{module}.{name.name}" for name in node.names]
+            names = [name if name.removeprefix("fakedist.") in NAMES else module for name in inner]
+        for name in dict.fromkeys(names):
+            yield Import(path, getattr(node, "lineno", 0), name, id(node) not in inside)
 
 
 ALL_IMPORTS = [found for path in MODULES for found in imports_of(path)]
 
 
+def is_in(target: str, home: str) -> bool:
+    return target == home or target.startswith(f"{home}.")
+
+
+def room_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def offending(imports: Iterable[Import], *, unless: Callable[[Import], bool]) -> list[str]:
+    return [str(each) for each in imports if not unless(each)]
+
+
 def test_every_library_is_imported_in_its_own_rooms_only() -> None:
-    strays = [
-        str(found)
-        for found in ALL_IMPORTS
-        if (homes := LIBRARY_HOMES.get(found.module.partition(".")[0])) is not None
-        and not any(found.where == home or (home.endswith("/") and found.where.startswith(home)) for home in homes)
-    ]
-    assert strays == []
+    def is_at_home(found: Import) -> bool:
+        homes = LIBRARY_HOMES.get(found.library, ("",))
+        return any(found.where == home or (home[-1:] in ("", "/") and found.where.startswith(home)) for home in homes)
+
+    known = {*sys.stdlib_module_names, *LIBRARY_HOMES, "numpy", "fakedist"}
+    assert offending(ALL_IMPORTS, unless=is_at_home) == []
+    assert offending(ALL_IMPORTS, unless=lambda found: found.library in known) == []
 
 
 def test_pyarrow_is_loaded_only_when_tables_are_written_or_read() -> None:
-    assert [str(found) for found in ALL_IMPORTS if found.module.startswith("pyarrow") and found.at_top] == []
-
-
-def test_nothing_else_from_outside_is_imported() -> None:
-    known = {*sys.stdlib_module_names, *LIBRARY_HOMES, "numpy", "fakedist"}
-    assert [str(found) for found in ALL_IMPORTS if found.module.partition(".")[0] not in known] == []
+    assert offending(ALL_IMPORTS, unless=lambda found: found.library != "pyarrow" or not found.at_top) == []
 
 
 def test_the_driver_is_built_with_the_standard_library_alone() -> None:
-    allowed = {*sys.stdlib_module_names, "fakedist"}
-    found = [found for found in ALL_IMPORTS if found.where.startswith("gpu/driver/")]
-    assert found
-    assert [str(each) for each in found if each.module.partition(".")[0] not in allowed] == []
+    allowed, driver = {*sys.stdlib_module_names, "fakedist"}, [one for one in ALL_IMPORTS if "gpu/driver/" in one.where]
+    assert driver
+    assert offending(driver, unless=lambda found: found.library in allowed) == []
 
 
-def test_rooms_import_only_the_rooms_they_may() -> None:
-    strays = []
-    for found in ALL_IMPORTS:
-        if found.module.partition(".")[0] != "fakedist":
-            continue
-        room, target = found.where.partition("/")[0], found.target
-        top = target.partition("/")[0]
-        is_public_name = top and not (PACKAGE / top).exists() and not (PACKAGE / f"{top}.py").exists()
-        may = any(_is_in(target, home) for home in (room, *EVERYWHERE, *MAY_IMPORT[room]))
-        if not target or may or is_public_name:
-            continue
-        strays.append(str(found))
-    assert strays == []
-
-
-def _is_in(target: str, home: str) -> bool:
-    return target == home or target.startswith(f"{home}/")
-
-
-def test_every_room_is_drawn_and_no_right_to_import_is_left_over() -> None:
+def test_the_drawing_has_every_room_and_every_module_outside_of_rooms() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     alone = {path.stem for path in PACKAGE.glob("*.py")}
     assert set(MAY_IMPORT) == rooms | alone
-    house = (ROOT / "CONTRIBUTING.md").read_text().partition("```\nfakedist/\n")[2].partition("```")[0]
-    drawn = {name for line in house.splitlines() for name in re.findall(r"^  ((?:\w+(?:/|\.py),? ?)+)", line)}
-    named_there = {each.strip(" ,") for names in drawn for each in names.split()}
-    assert {name.removesuffix("/") for name in named_there if name.endswith("/")} == rooms
-    assert {name.removesuffix(".py") for name in named_there if name.endswith(".py")} == alone - {
-        "__init__",
-        "__main__",
-    }
-    used = {room: {found.target for found in ALL_IMPORTS if _is_of(found, room)} for room in MAY_IMPORT}
-    left_over = {
-        room: [home for home in may if not any(_is_in(target, home) for target in used[room])]
-        for room, may in MAY_IMPORT.items()
-    }
-    assert {room: homes for room, homes in left_over.items() if homes} == {}
+    names = [
+        name for names in re.findall(r"^  ((?:\w+(?:/|\.py),? ?)+)", DRAWING, re.MULTILINE) for name in names.split()
+    ]
+    drawn = {name.strip(",") for name in names}
+    assert {name.removesuffix("/") for name in drawn if name.endswith("/")} == rooms
+    assert {name.removesuffix(".py") for name in drawn if name.endswith(".py")} == alone - {"__init__", "__main__"}
 
 
-def _is_of(found: Import, room: str) -> bool:
-    return found.where.partition("/")[0] == room and found.module.startswith("fakedist.")
+def test_rooms_import_what_the_drawing_lets_them_and_no_arrow_is_left_over() -> None:
+    inside = [found for found in ALL_IMPORTS if found.target]
+    used: dict[str, set[str]] = {room: set() for room in MAY_IMPORT}
+    for found in inside:
+        used[room_of(module_name(found.path))].add(found.target)
 
+    def may(found: Import) -> bool:
+        room = room_of(module_name(found.path))
+        return any(is_in(found.target, home) for home in (room, *EVERYWHERE, *MAY_IMPORT[room]))
 
-def test_record_side_and_read_side_meet_only_in_rundir() -> None:
-    record_side = {"rank", "world", "gpu", "record"}
-    read_side = {"cost_model", "analysis", "results", "report", "export", "check", "sweep"}
-    for room in record_side:
-        assert not read_side & set(MAY_IMPORT[room])
-    for room in read_side:
-        assert not record_side & set(MAY_IMPORT[room])
-    assert MAY_IMPORT["rundir"] == ()
+    assert offending(inside, unless=may) == []
+    arrows = [(room, home) for room, homes in MAY_IMPORT.items() for home in homes]
+    left_over = [f"{room} -> {home}" for room, home in arrows if not any(is_in(one, home) for one in used[room])]
+    left_over += [
+        home for home in EVERYWHERE if not any(is_in(one, home) for targets in used.values() for one in targets)
+    ]
+    assert left_over == []
 
 
 #: A property that opens another room when it is asked for: who has it, and what it opens.
-DOORS = {("fakedist.results.run", "fakedist.report.figures.run_figures")}
+DOORS = {("results.run", "report.figures.run_figures")}
 
 
-def imported_modules() -> dict[str, set[str]]:
-    """The modules of the package that each module imports, in functions and for types too, without DOORS."""
+def imported_modules(*, at_top: bool = False) -> dict[str, set[str]]:
+    """The modules of the package that each module imports, without DOORS: all, or what importing it loads."""
+    found: dict[str, set[str]] = {name: set() for name in NAMES}
+    for one in ALL_IMPORTS:
+        name = module_name(one.path)
+        if one.target in NAMES and (name, one.target) not in DOORS and (one.at_top or not at_top):
+            found[name].add(one.target)
+    return found
 
-    def name_of(path: Path) -> str:
-        return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
-    names = {name_of(path) for path in MODULES}
-    found: dict[str, set[str]] = {name: set() for name in names}
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.ImportFrom):
-                inside = [f"{node.module}.{alias.name}" for alias in node.names]
-                found[name_of(path)] |= {each if each in names else str(node.module) for each in inside}
-            elif isinstance(node, ast.Import):
-                found[name_of(path)] |= {alias.name for alias in node.names}
-    return {name: {each for each in found[name] & names if (name, each) not in DOORS} for name in names}
+def reached(rooms: set[str], imported: dict[str, set[str]]) -> set[str]:
+    """The modules of some rooms, and all that these import."""
+    known, left = set(), [name for name in NAMES if room_of(name) in rooms]
+    while left:
+        if (name := left.pop()) not in known:
+            known.add(name)
+            left += imported[name]
+    return known
+
+
+def test_the_recording_half_never_imports_what_tables_and_terminals_need() -> None:
+    """Not even where a function imports it, nor in what this half imports of the rest."""
+    modules = reached(half("recording"), imported_modules())
+    assert {"rank.main", "rundir.records"} <= modules
+    unwanted = {"pandas", "pyarrow", "click", "rich", "plotly", "jinja2"}
+    imports = [found for found in ALL_IMPORTS if module_name(found.path) in modules and found.where != "rundir/tables"]
+    assert offending(imports, unless=lambda found: found.library not in unwanted) == []
+
+
+def test_the_reading_half_never_imports_torch() -> None:
+    """A function of the launcher imports the other half where a rank is forked: importing the launcher does not."""
+    rooms, loaded = half("reading"), reached(half("reading"), imported_modules(at_top=True))
+    assert {"results.run", "launcher.launching"} <= loaded
+    imports = [
+        found
+        for found in ALL_IMPORTS
+        if room_of(name := module_name(found.path)) in rooms or (name in loaded and found.at_top)
+    ]
+    assert offending(imports, unless=lambda found: found.library != "torch") == []
+
+
+def test_the_halves_meet_only_in_rundir() -> None:
+    recording, reading = half("recording"), half("reading")
+    for rooms, others in ((recording, reading), (reading, recording), ({"rundir"}, recording | reading)):
+        imports = [found for found in ALL_IMPORTS if room_of(module_name(found.path)) in rooms]
+        met = [str(found) for found in imports if room_of(found.target) in others]
+        assert [text for text in met if "fakedist.gpu.models" not in text] == []  # plain data
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -190,45 +230,31 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def loaded_by(statements: str) -> set[str]:
     """The third-party libraries that a fresh interpreter has loaded after `statements`."""
     listing = f"{statements}\nimport sys\nprint('LOADED', *{{name.partition('.')[0] for name in sys.modules}})"
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", listing],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-W", "error", "-c", listing]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return set(finished.stdout.rpartition("LOADED")[2].split()) & set(LIBRARY_HOMES)
 
 
+@pytest.mark.parametrize("command", ["--help", "profile --help", "compare --help", "check --help", "--version"])
+def test_help_loads_no_library_but_click(command: str) -> None:
+    assert loaded_by(f"from fakedist.cli import main\nmain({command.split()})") <= {"click"}
+
+
 @pytest.mark.parametrize(
-    "command", [["--help"], ["profile", "--help"], ["compare", "--help"], ["check", "--help"], ["--version"]]
+    ("modules", "libraries"),
+    [
+        ("fakedist", set()),
+        ("fakedist.launcher.launching", set()),  # the parent of a run
+        ("fakedist.check.plugin", {"pytest"}),  # what every pytest on the machine loads
+        ("fakedist.rank.main, fakedist.world.reroute, fakedist.record.recorder, fakedist.gpu.values.engine", {"torch"}),
+    ],
 )
-def test_help_loads_no_library_but_click(command: list[str]) -> None:
-    assert loaded_by(f"from fakedist.cli import main\nmain({command!r})") <= {"click"}
-
-
-def test_the_parent_of_a_run_never_loads_torch() -> None:
-    assert loaded_by("import fakedist.launcher.launching") == set()
-
-
-def test_a_pytest_that_finds_the_plugin_pays_for_nothing() -> None:
-    assert loaded_by("import fakedist.check.plugin") <= {"pytest"}
-
-
-def test_the_package_itself_loads_nothing() -> None:
-    assert loaded_by("import fakedist") == set()
-
-
-def test_the_recording_half_loads_torch_and_nothing_of_the_reading_half() -> None:
-    statements = (
-        "import fakedist.rank.main, fakedist.world.reroute, fakedist.record.recorder, fakedist.gpu.values.engine"
-    )
-    assert loaded_by(statements) == {"torch"}
+def test_a_module_loads_what_it_needs_and_no_more(modules: str, libraries: set[str]) -> None:
+    assert loaded_by(f"import {modules}") == libraries
 
 
 def test_reports_are_made_without_torch() -> None:
-    statements = "import fakedist.results.building, fakedist.report.text.run_report, fakedist.report.text.run_report"
-    assert "torch" not in loaded_by(statements)
+    assert "torch" not in loaded_by("import fakedist.results.building, fakedist.report.text.run_report")
 
 
 def named(path: Path, *more: object) -> str:
@@ -236,63 +262,37 @@ def named(path: Path, *more: object) -> str:
     return ": ".join(map(str, (path.relative_to(ROOT), *more)))
 
 
+def num_lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
 def test_no_file_is_too_long() -> None:
-    too_long = [
-        named(path, f"{lines} lines")
-        for path in WRITTEN
-        if (lines := len(path.read_text().splitlines())) > MAX_FILE_LINES
-    ]
+    too_long = [named(path, f"{num_lines(path)} lines") for path in WRITTEN if num_lines(path) > MAX_FILE_LINES]
     assert too_long == []
 
 
-def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def test_no_name_of_a_module_stands_for_two_things() -> None:
-    homes: dict[str, list[str]] = {}
+def test_no_name_of_a_module_or_class_stands_for_two_things() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
     for path in MODULES:
+        where = path.relative_to(PACKAGE).as_posix()
         if path.name != "__init__.py":
-            homes.setdefault(path.stem, []).append(path.relative_to(PACKAGE).as_posix())
-    assert {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in SAME_THING} == {}
-    assert [name for name in SAME_THING if len(homes.get(name, ())) < 2] == []
-
-
-def test_no_name_of_a_class_stands_for_two_things() -> None:
-    homes: dict[str, list[str]] = {}
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_bytes())):
+            homes[path.stem].append(where)
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
-    assert {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in SAME_CLASS} == {}
-    assert [name for name in SAME_CLASS if len(homes.get(name, ())) < 2] == []
+                homes[f"class {node.name}"].append(where)
+    repeated = {name: paths for name, paths in homes.items() if len(paths) > 1}
+    assert {name: paths for name, paths in repeated.items() if name not in SAME_THING} == {}
+    assert set(SAME_THING) <= set(repeated)
 
 
 def test_a_small_module_with_one_importer_has_a_reason() -> None:
-    importers: dict[str, set[str]] = {}
-    for importer, targets in imported_modules().items():
-        for target in targets:
-            importers.setdefault(target, set()).add(importer)
+    importers = Counter(target for targets in imported_modules().values() for target in targets)
     small = {
         path.relative_to(PACKAGE).with_suffix("").as_posix()
         for path in MODULES
-        if path.name != "__init__.py"
-        and len(path.read_text().splitlines()) < 80
-        and len(importers.get(".".join(path.relative_to(ROOT).with_suffix("").parts), ())) < 2
+        if path.name != "__init__.py" and num_lines(path) < 80 and importers[module_name(path)] < 2
     }
     assert small == set(SMALL_FOR_A_REASON)
-
-
-def test_no_function_is_too_long() -> None:
-    too_long = [
-        named(path, function.name, f"{lines} lines")
-        for path in WRITTEN
-        for function in functions_of(path)
-        if (lines := (function.end_lineno or 0) - function.lineno + 1) > MAX_FUNCTION_LINES
-    ]
-    assert too_long == []
 
 
 def num_positional_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -300,14 +300,18 @@ def num_positional_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) 
     return sum(each.arg not in ("self", "cls") for each in [*function.args.posonlyargs, *function.args.args])
 
 
-def test_no_function_takes_too_many_positional_parameters() -> None:
-    too_many = [
-        named(path, function.name, f"{number} positional parameters")
-        for path in SHIPPED
-        for function in functions_of(path)
-        if (number := num_positional_parameters(function)) > MAX_POSITIONAL_PARAMETERS
-    ]
-    assert too_many == []
+def test_functions_are_short_and_take_few_positional_parameters() -> None:
+    offenders = []
+    for path in WRITTEN:
+        for node in nodes_of(path):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            lines, parameters = (node.end_lineno or 0) - node.lineno + 1, num_positional_parameters(node)
+            if lines > MAX_FUNCTION_LINES:
+                offenders.append(named(path, node.name, f"{lines} lines"))
+            if ROOT / "tests" not in path.parents and parameters > MAX_POSITIONAL_PARAMETERS:
+                offenders.append(named(path, node.name, f"{parameters} positional parameters"))
+    assert offenders == []
 
 
 def test_no_module_is_a_drawer_for_anything() -> None:
@@ -317,7 +321,8 @@ def test_no_module_is_a_drawer_for_anything() -> None:
 
 def public_definitions(path: Path) -> Iterator[tuple[str, bool]]:
     """Names of what a module offers (module, classes, functions, methods), each with whether it is described."""
-    tree = ast.parse(path.read_bytes())
+    tree = nodes_of(path)[0]
+    assert isinstance(tree, ast.Module)
     yield "module", ast.get_docstring(tree) is not None
     scopes: list[tuple[str, ast.Module | ast.ClassDef]] = [("", tree)]
     while scopes:
@@ -354,7 +359,7 @@ def test_nothing_is_left_for_later() -> None:
     later = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
     texts = [*WRITTEN, *PACKAGE.rglob("*.c"), *PACKAGE.rglob("*.h"), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     found = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        named(path, number, line.strip())
         for path in texts
         if path != Path(__file__)
         for number, line in enumerate(path.read_text().splitlines(), start=1)
@@ -363,21 +368,22 @@ def test_nothing_is_left_for_later() -> None:
     assert found == []
 
 
-def calls_of(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Call):
-            yield node.lineno, ast.unparse(node.func)
+def calls_of(path: Path, *names: str) -> list[str]:
+    """The calls of functions with these names, as text."""
+    last = {name.rpartition(".")[2] for name in names}
+    calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
+    likely = [call for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) in last]
+    return [named(path, call.lineno, name) for call in likely if (name := ast.unparse(call.func)) in names]
 
 
 def test_only_the_command_line_prints_and_ends_the_process() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{line} calls {name}"
-        for path in MODULES
-        if path.name != "__main__.py" and path.relative_to(PACKAGE).parts[0] != "cli"
-        for line, name in calls_of(path)
-        if name in ("print", "sys.exit", "exit", "quit")
-    ]
-    assert found == []
+    quiet = [path for path in MODULES if path.name != "__main__.py" and room_of(module_name(path)) != "cli"]
+    assert [call for path in quiet for call in calls_of(path, "print", "sys.exit", "exit", "quit")] == []
+
+
+def test_the_users_logging_is_left_alone() -> None:
+    touched = ("logging.basicConfig", "logging.getLogger().addHandler", "logging.disable")
+    assert [call for path in MODULES for call in calls_of(path, *touched)] == []
 
 
 def test_tensors_of_our_own_are_made_by_torchs_own_functions() -> None:
@@ -386,9 +392,3 @@ def test_tensors_of_our_own_are_made_by_torchs_own_functions() -> None:
     rooms = [path for room in ("gpu", "world", "rank/frameworks", "record") for path in (PACKAGE / room).rglob("*.py")]
     found = [f"{path.name}: {match[0]}" for path in rooms for match in replaced.finditer(path.read_text())]
     assert found == [], "from torch import empty"
-
-
-def test_the_users_logging_is_left_alone() -> None:
-    touched = ("logging.basicConfig", "logging.getLogger().addHandler", "logging.disable")
-    found = [f"{path.name}:{line}" for path in MODULES for line, name in calls_of(path) if name in touched]
-    assert found == []
