@@ -24,12 +24,7 @@ def test_tests_are_counted_by_tier_and_skips_by_reason() -> None:
         "error": [Made("tests/unit/a.py::two")],  # failed in its teardown too: one test
         "skipped": [_skipped("d", "no GPU"), _skipped("e", "not installed"), _skipped("f", "not installed")],
     }
-    assert summary(stats) == [
-        "3 ran: 2 unit, 1 integration",
-        "3 skipped:",
-        "      2  not installed",
-        "      1  no GPU",
-    ]
+    assert summary(stats) == ["3 ran: 2 unit, 1 integration", "3 skipped:", "      2  not installed", "      1  no GPU"]
 
 
 def test_without_a_skip_there_is_one_line() -> None:
