@@ -15,14 +15,23 @@ def store() -> Any:
     return RankStore(8)
 
 
-def test_what_was_set_can_be_read(store: Any) -> None:
+def test_what_was_set_can_be_read_waited_for_appended_to_and_deleted(store: Any) -> None:
     store.set("text", "value")
     store.set("bytes", b"\x00\xff")
-    assert store.get("text") == b"value"
-    assert store.get("bytes") == b"\x00\xff"
-    assert store.num_keys() == 2
+    assert (store.get("text"), store.get("bytes"), store.num_keys()) == (b"value", b"\x00\xff", 2)
     assert store.check(["text", "bytes"])
     assert not store.check(["text", "other"])
+    store.wait(["text"])
+    store.wait(["text"], timedelta(seconds=1))
+    store.append("log", "a")
+    store.append("log", b"b")
+    store.multi_set(["x", "y"], ["1", b"2"])
+    assert store.multi_get(["log", "x", "y"]) == [b"ab", b"1", b"2"]
+    assert store.has_extended_api()
+    assert store.delete_key("text")
+    assert not store.delete_key("text")
+    store.set_timeout(timedelta(seconds=5))
+    assert store.timeout == timedelta(seconds=5)
 
 
 @pytest.mark.parametrize("ask", [lambda store: store.get("other/3"), lambda store: store.wait(["other/3"])])
@@ -31,16 +40,8 @@ def test_what_another_rank_would_set_is_an_error_at_once(store: Any, ask: Callab
         ask(store)
 
 
-def test_waiting_for_what_is_there(store: Any) -> None:
-    store.set("key", "value")
-    store.wait(["key"])
-    store.wait(["key"], timedelta(seconds=1))
-
-
 def test_counters_count_for_every_rank(store: Any) -> None:
-    assert store.add("arrived", 1) == 8
-    assert store.add("arrived", 1) == 16
-    assert store.add("arrived", 0) == 16
+    assert [store.add("arrived", number) for number in (1, 1, 0)] == [8, 16, 16]
     assert store.get("arrived") == b"16"
 
 
@@ -52,33 +53,12 @@ def test_compare_and_set(store: Any) -> None:
     assert not store.check(["absent"])
 
 
-def test_appending_and_several_at_once(store: Any) -> None:
-    store.append("log", "a")
-    store.append("log", b"b")
-    store.multi_set(["x", "y"], ["1", b"2"])
-    assert store.multi_get(["log", "x", "y"]) == [b"ab", b"1", b"2"]
-    assert store.has_extended_api()
-
-
-def test_deleting(store: Any) -> None:
-    store.set("key", "value")
-    assert store.delete_key("key")
-    assert not store.delete_key("key")
-
-
-def test_the_timeout_is_remembered(store: Any) -> None:
-    store.set_timeout(timedelta(seconds=5))
-    assert store.timeout == timedelta(seconds=5)
-
-
 def test_torchs_own_prefix_works_on_it(store: Any) -> None:
     prefixed = dist.PrefixStore("group", dist.PrefixStore("deep", store))
     prefixed.set("key", "value")
-    assert prefixed.get("key") == b"value"
-    assert prefixed.add("count", 1) == 8
-    assert prefixed.check(["key"])
     prefixed.wait(["key"])
-    assert store.num_keys() == 2
+    assert (prefixed.get("key"), prefixed.add("count", 1), store.num_keys()) == (b"value", 8, 2)
+    assert prefixed.check(["key"])
     assert prefixed.compare_set("key", "value", "next") == b"next"
     assert prefixed.delete_key("key")
 
