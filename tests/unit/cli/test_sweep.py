@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -59,31 +57,22 @@ def test_options_may_follow_a_sweep_file(
     assert f"into {'elsewhere' if more else 'fakedist-sweep-sweep'};" in text
 
 
-def test_results_are_printed_where_nothing_can_be_written(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_printed_where_nothing_can_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     about = About(command=[], program="train.py", axes={"tp": [1]}, ranks="0", headroom=0.05, points=None)
     write_about(tmp_path, about)
     journal = SweepJournal(tmp_path / JOURNAL_NAME)
     journal.add_row(row(1000.0, tp=1))
     journal.close()
-
-    def full(path: Path, text: str) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("fakedist.sweep.page.replace_file", full)
+    (tmp_path / "report.html").mkdir()  # a file cannot take its place
     assert main(["sweep", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert "1 point: 1 fits" in printed.out
-    assert f"the table and the page in {tmp_path} stay as they are: No space left on device" in printed.err
+    assert f"the table and the page in {tmp_path} stay as they are: Is a directory" in printed.err
 
 
-def test_options_after_a_script_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_after_a_script_are_its_own_and_json_has_every_point(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "train.py", "{tp}{fabric}", "--json", "-o", "x", "conf.toml"]) == 0
     assert "-o x conf.toml" in capsys.readouterr().out
-
-
-def test_a_dry_run_as_json_has_every_point(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--json", "--fabric", "{fabric}", "-m", "pkg.train", "{tp}"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["num_points"], found["num_runs"], found["ranks"]) == (4, 2, "ends")

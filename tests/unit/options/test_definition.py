@@ -41,31 +41,18 @@ def test_a_job_that_makes_no_sense_is_refused_with_one_line(change: dict[str, An
     assert error.value.exit_code == 2
 
 
-def test_a_rank_knows_its_place_on_its_machine() -> None:
+def test_a_rank_knows_its_place_on_its_machine_of_which_the_last_may_not_be_full() -> None:
     assert (JOB.node_rank, JOB.local_rank, JOB.local_world_size, JOB.num_nodes) == (1, 5, 8, 128)
-
-
-def test_the_last_machine_may_not_be_full() -> None:
     job = Job(world_size=12, rank=9, target="train.py")
     assert (job.num_nodes, job.local_rank, job.local_world_size) == (2, 1, 4)
-
-
-def test_the_one_real_gpu_is_number_0_and_virtual_ones_have_their_true_number() -> None:
+    # The one real GPU is number 0; virtual ones have their true number.
     assert dataclasses.replace(JOB, device="cuda").device_index == 0
     assert dataclasses.replace(JOB, device="virtual").device_index == 5
 
 
-def test_a_job_comes_back_from_json_as_it_was() -> None:
+def test_a_job_comes_back_from_json_also_of_a_newer_version() -> None:
+    variables = {"environment": (("A", "b=c"),), "nccl_environment": (("NCCL_ALGO", "Ring"),)}
     job = dataclasses.replace(
-        JOB,
-        arguments=("--lr", "1"),
-        environment=(("A", "b=c"),),
-        nccl_environment=(("NCCL_ALGO", "Ring"),),
-        gpu_memory_bytes=UNLIMITED_BYTES,
-        timeout_s=1.5,
+        JOB, arguments=("--lr", "1"), gpu_memory_bytes=UNLIMITED_BYTES, timeout_s=1.5, **variables
     )
-    assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
-
-
-def test_keys_of_a_newer_version_do_not_hinder_reading_a_job() -> None:
-    assert Job.from_dict({**JOB.to_dict(), "added_later": 1}) == JOB
+    assert Job.from_dict({**json.loads(json.dumps(job.to_dict())), "added_later": 1}) == job

@@ -10,23 +10,15 @@ from fakedist.options import Door, JobProgram, make_jobs, world_from_environment
 PROGRAM = JobProgram("train.py")
 
 
-@pytest.mark.parametrize(
-    ("environ", "place"),
-    [
+def test_world_size_and_rank_are_taken_from_the_launchers_environment() -> None:
+    for environ, place in (
         ({}, (None, None)),
         ({"WORLD_SIZE": "8", "RANK": "3"}, (8, 3)),
         ({"SLURM_NTASKS": "16", "SLURM_PROCID": "4"}, (16, 4)),
         ({"OMPI_COMM_WORLD_SIZE": "32", "OMPI_COMM_WORLD_RANK": "5"}, (32, 5)),
         ({"WORLD_SIZE": "8", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, (8, 0)),
-    ],
-)
-def test_world_size_and_rank_are_taken_from_the_launchers_environment(
-    environ: dict[str, str], place: tuple[int | None, int | None]
-) -> None:
-    assert world_from_environment(environ) == place
-
-
-def test_a_variable_that_is_no_number_is_named() -> None:
+    ):
+        assert world_from_environment(environ) == place
     with pytest.raises(JobError, match="WORLD_SIZE=many"):
         world_from_environment({"WORLD_SIZE": "many"})
 
@@ -38,35 +30,27 @@ def test_nodes_and_gpus_per_node_give_the_world_size(door: Door) -> None:
     assert make_jobs(PROGRAM, {"nnodes": 128, "gpus_per_node": 8, "world_size": 1024}, door) == (job,)
 
 
-@pytest.mark.parametrize(
-    ("given", "told", "hint"),
-    [
-        (
-            {"nnodes": 128, "gpus_per_node": 8, "world_size": 1000},
-            "--world-size 1000 contradicts --nnodes 128 --gpus-per-node 8, which have 1024 ranks",
-            "leave out --world-size",
-        ),
-        ({"nnodes": 4}, "--nnodes 4 needs the GPUs per node", "--nnodes 4 --gpus-per-node 8"),
-        ({}, "how many ranks has the job?", "--world-size 1024, or WORLD_SIZE in the environment"),
-    ],
-)
-def test_a_world_size_that_is_unclear_is_refused_in_one_line(given: dict[str, object], told: str, hint: str) -> None:
-    with pytest.raises(JobError) as error:
-        make_jobs(PROGRAM, given, Door.COMMAND_LINE)
-    assert (error.value.message, error.value.hint) == (told, hint)
+NODES = {"nnodes": 128, "gpus_per_node": 8, "world_size": 1000}
+CONTRADICTION = "--world-size 1000 contradicts --nnodes 128 --gpus-per-node 8, which have 1024 ranks"
+NO_STEPS = {"world_size": 8, "steps": 0}
 
 
 @pytest.mark.parametrize(
-    ("door", "told", "hint"),
+    ("door", "given", "told", "hint"),
     [
-        (Door.COMMAND_LINE, "--steps must be 1 or more, not 0", "--steps 3"),
-        (Door.TOML, "steps must be 1 or more, not 0", "steps = 3"),
-        (Door.PYTHON, "steps must be 1 or more, not 0", "steps=3"),
+        (Door.COMMAND_LINE, NODES, CONTRADICTION, "leave out --world-size"),
+        (Door.COMMAND_LINE, {"nnodes": 4}, "--nnodes 4 needs the GPUs per node", "--nnodes 4 --gpus-per-node 8"),
+        (Door.COMMAND_LINE, {}, "how many ranks has the job?", "--world-size 1024, or WORLD_SIZE in the environment"),
+        (Door.COMMAND_LINE, NO_STEPS, "--steps must be 1 or more, not 0", "--steps 3"),
+        (Door.TOML, NO_STEPS, "steps must be 1 or more, not 0", "steps = 3"),
+        (Door.PYTHON, NO_STEPS, "steps must be 1 or more, not 0", "steps=3"),
     ],
 )
-def test_an_error_uses_the_names_of_its_door(door: Door, told: str, hint: str) -> None:
+def test_an_error_is_one_line_in_the_names_of_its_door(
+    door: Door, given: dict[str, object], told: str, hint: str
+) -> None:
     with pytest.raises(JobError) as error:
-        make_jobs(PROGRAM, {"world_size": 8, "steps": 0}, door)
+        make_jobs(PROGRAM, given, door)
     assert (error.value.message, error.value.hint) == (told, hint)
 
 

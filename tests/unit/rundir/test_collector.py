@@ -27,13 +27,10 @@ def test_collections_are_rare_inside_also_when_nested() -> None:
     assert gc.get_threshold() == (700, 10, 10)
 
 
-def test_thresholds_that_a_module_sets_stay() -> None:
+def test_what_a_module_sets_stays() -> None:
     with rare_collections():
         gc.set_threshold(1234, 5, 6)
     assert gc.get_threshold() == (1234, 5, 6)
-
-
-def test_a_collector_that_a_module_turns_off_stays_off() -> None:
     with rare_collections():
         gc.disable()
     try:

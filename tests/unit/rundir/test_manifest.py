@@ -15,33 +15,16 @@ from fakedist.rundir.schema import SCHEMA_VERSION
 JOB = Job(world_size=8, rank=1, target="train.py")
 
 
-def test_a_new_manifest_says_that_the_run_is_running(tmp_path: Path) -> None:
-    new_manifest(tmp_path, JOB)
+def test_a_new_manifest_says_that_the_run_is_running_and_has_every_option_of_its_job(tmp_path: Path) -> None:
+    names = {"world_size": 64, "rank": 3, "target": "module", "is_module": True, "arguments": ("--lr", "1")}
+    several = {"environment": (("A", "b=c"),), "nccl_environment": (("NCCL_ALGO", "Ring"),), "tapes": ("a", "b")}
+    limits = {"steps": 3, "until": "save", "timeout_s": 2.5, "gpu_memory_bytes": 1 << 30}
+    job = Job(**names, **several, **limits, nsys=True, nsys_args=("--trace=cuda",))  # type: ignore[arg-type]
+    new_manifest(tmp_path, job)
     manifest = load_manifest(tmp_path)
     assert manifest.exit == Ending(Outcome.RUNNING, None)
-    assert manifest.job == load_job(tmp_path) == JOB
+    assert manifest.job == load_job(tmp_path) == job
     assert manifest.summary is manifest.imported is None
-
-
-def test_every_option_of_a_job_comes_back(tmp_path: Path) -> None:
-    job = Job(
-        world_size=64,
-        rank=3,
-        target="module",
-        is_module=True,
-        arguments=("--lr", "1"),
-        steps=3,
-        until="save",
-        environment=(("A", "b=c"),),
-        nccl_environment=(("NCCL_ALGO", "Ring"),),
-        timeout_s=2.5,
-        tapes=("a", "b"),
-        nsys=True,
-        nsys_args=("--trace=cuda",),
-        gpu_memory_bytes=1 << 30,
-    )
-    new_manifest(tmp_path, job)
-    assert load_job(tmp_path) == job
 
 
 def test_an_imported_run_has_its_report_and_no_job(tmp_path: Path) -> None:
@@ -82,18 +65,19 @@ def test_the_commit_of_the_users_tree_is_kept_with_a_plus_if_changed(
     assert load_manifest(run).git_commit == git("rev-parse", "HEAD") + "+"
 
 
-def test_a_missing_directory_is_told_from_one_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="does not exist"):
-        load_manifest(tmp_path / "nowhere")
-    with pytest.raises(RunDirectoryError, match="not a run directory"):
-        load_manifest(tmp_path)
-
-
-@pytest.mark.parametrize("text", ['{"schema_version": 1, "jo', "", "[]", '{"name": "package.json"}'])
-def test_truncated_and_foreign_manifests_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(RunDirectoryError):
-        load_manifest(tmp_path)
+def test_what_is_no_run_is_told_from_what_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "a.pickle").write_bytes(b"x")
+    for name, message in (
+        ("nowhere", "does not exist"),
+        (".", "not a run directory"),
+        ("a.pickle", r"a\.pickle is a file, and a run directory is needed here"),
+    ):
+        with pytest.raises(RunDirectoryError, match=message):
+            load_manifest(tmp_path / name)
+    for text in ('{"schema_version": 1, "jo', "", "[]", '{"name": "package.json"}'):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(RunDirectoryError):
+            load_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +118,3 @@ def test_a_newer_schema_is_refused_and_says_what_to_type(tmp_path: Path) -> None
     with pytest.raises(RunDirectoryError, match=f"schema version {SCHEMA_VERSION + 1}") as caught:
         load_manifest(tmp_path)
     assert "upgrade" in caught.value.hint
-
-
-def test_a_file_in_place_of_a_run_directory_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.pickle").write_bytes(b"x")
-    with pytest.raises(RunDirectoryError, match=r"a\.pickle is a file, and a run directory is needed here"):
-        load_manifest(tmp_path / "a.pickle")

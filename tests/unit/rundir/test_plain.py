@@ -43,12 +43,9 @@ def test_a_record_comes_back_from_json_as_it_was() -> None:
     assert from_plain(Whole, json.loads(json.dumps(PLAIN))) == WHOLE
 
 
-def test_fields_with_a_default_may_be_missing_and_unknown_keys_are_ignored() -> None:
+def test_a_default_may_be_missing_unknown_keys_are_ignored_and_null_is_none() -> None:
     plain = {key: value for key, value in PLAIN.items() if key != "notes"} | {"of_a_later_version": 1}
     assert from_plain(Whole, plain).notes == []
-
-
-def test_what_may_be_null_is_none() -> None:
     assert from_plain(Whole, PLAIN | {"share": None}).share is None
 
 

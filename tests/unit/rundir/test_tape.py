@@ -66,8 +66,7 @@ def test_a_tape_is_over_when_its_rank_has_ended(run: Path, tape: JournalWriter) 
     follower = TapeFollower(Tape(run, 0), 1)
     tape.append(sent(0, 1))
     write_manifest(run, dataclasses.replace(load_manifest(run), exit=Ending(Outcome.STOPPED, 0)))
-    assert read(follower) == [1]
-    assert follower.is_over
+    assert (read(follower), follower.is_over) == ([1], True)
 
 
 def test_a_tape_is_over_when_nothing_writes_it_any_more(tmp_path: Path) -> None:
@@ -75,5 +74,4 @@ def test_a_tape_is_over_when_nothing_writes_it_any_more(tmp_path: Path) -> None:
         new_manifest(directory, Job(world_size=4, rank=0, target="train.py"))  # and its parent is killed
         JournalWriter(directory / TAPE_NAME).close()
     follower = TapeFollower(Tape(tmp_path / "rank0", 0), 1)
-    assert read(follower) == []
-    assert follower.is_over
+    assert (read(follower), follower.is_over) == ([], True)

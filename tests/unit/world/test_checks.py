@@ -29,20 +29,16 @@ def t(length: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 # By rank 1 of 2.
 GLOO: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "root": (
-        lambda: dist.get_world_size() and dist.distributed_c10d._get_default_group().broadcast([t()], _to(7)),
-        RuntimeError,
-        "ProcessGroupGloo::broadcast: invalid root rank: 7",
-    ),
+    "root": (lambda: of_default_group().broadcast([t()], _to(7)), RuntimeError, "broadcast: invalid root rank: 7"),
     "all_gather": (
         lambda: dist.all_gather([t()], t()),
         RuntimeError,
-        r"ProcessGroupGloo::allgather: invalid output tensor list at index 0 \(expected length 2, got 1\)",
+        r"allgather: invalid output tensor list at index 0 \(expected length 2, got 1\)",
     ),
     "all_gather slot": (
         lambda: dist.all_gather([t(), t(3)], t()),
         RuntimeError,
-        r"ProcessGroupGloo::allgather: invalid tensor size at index 1 \(expected \(4\), got \(3\)\)",
+        r"allgather: invalid tensor size at index 1 \(expected \(4\), got \(3\)\)",
     ),
     "all_gather type": (
         lambda: dist.all_gather([t(dtype=torch.float64), t()], t()),
@@ -50,9 +46,9 @@ GLOO: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "Invalid usage of tensors with different dtypes",
     ),
     "all_gather_into_tensor": (
-        lambda: dist.distributed_c10d._get_default_group()._allgather_base(t(7), t()),
+        lambda: of_default_group()._allgather_base(t(7), t()),
         RuntimeError,
-        r"ProcessGroupGloo::allgather: invalid tensor size at index 1 \(expected \(4\), got \(3\)\)",
+        r"allgather: invalid tensor size at index 1 \(expected \(4\), got \(3\)\)",
     ),
     "reduce_scatter": (
         lambda: dist.reduce_scatter(t(), [t()]),
@@ -89,24 +85,25 @@ GLOO: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "all_to_all": (
         lambda: dist.all_to_all([t()], [t()]),
         RuntimeError,
-        "ProcessGroupGloo::alltoall: input tensor list size 1 does not match world size 2",
+        "alltoall: input tensor list size 1 does not match world size 2",
     ),
-    "scatter": (
-        lambda: dist.scatter(t(), [t(3), t(4)], src=1),
-        RuntimeError,
-        r"ProcessGroupGloo::scatter: invalid tensor size at index 0 \(expected \(4\), got \(3\)\)",
-    ),
-    "gather": (
-        lambda: dist.gather(t(), [t(3), t(4)], dst=1),
-        RuntimeError,
-        r"ProcessGroupGloo::gather: invalid tensor size at index 0 \(expected \(4\), got \(3\)\)",
-    ),
+    **{
+        name: (call, RuntimeError, rf"ProcessGroupGloo::{name}: invalid tensor size at index 0 \(expected \(4\), got")
+        for name, call in {
+            "scatter": lambda: dist.scatter(t(), [t(3), t(4)], src=1),
+            "gather": lambda: dist.gather(t(), [t(3), t(4)], dst=1),
+        }.items()
+    },
     "no tensor": (lambda: dist.all_reduce([1]), TypeError, "Expected parameter `tensor` of type torch.Tensor"),  # type: ignore[arg-type]
     "to itself": (lambda: dist.send(t(), 1), ValueError, "destination rank should not be the same"),
     "from itself": (lambda: dist.recv(t(), 1), ValueError, "source rank should not be the same"),
     "no such backend": (lambda: dist.new_group([0, 1], backend="ncll"), AssertionError, "Unknown backend type ncll"),
     "twice": (lambda: dist.init_process_group("gloo"), ValueError, "initialize the default process group twice"),
 }
+
+
+def of_default_group() -> Any:
+    return dist.distributed_c10d._get_default_group()
 
 
 def _to(root: int) -> Any:

@@ -71,15 +71,13 @@ def test_a_flag_decides_and_is_refused(tmp_path: Path, flag: Any) -> None:
         tape = Tape(tmp_path / "3", 3)
         assert tape.guesses() == []
         assert tape.awaited() is not None
-
-
-def test_a_flag_on_the_tape_arrives(tmp_path: Path) -> None:
     with rank(0, tmp_path):
-        dist.scatter_object_list([None], [False] * 4, src=0)
-    got = [True]
+        dist.scatter_object_list([None], [not flag] * 4, src=0)
     with rank(3, tmp_path, 0):
-        dist.scatter_object_list(got, None, src=0)
-    assert got == [False]
+        dist.scatter_object_list(got := [flag], None, src=0)
+    assert got == [not flag]
+    with rank(3, tmp_path), pytest.raises(WorldError, match="scatter_object_list waits for an object from rank 0"):
+        dist.scatter_object_list([None], [None] * 4, src=0)  # the placeholders of torch's own example
 
 
 def test_what_runs_all_that_a_rank_waits_for_is_offered_unless_that_is_what_runs(tmp_path: Path) -> None:
@@ -95,11 +93,6 @@ def test_what_runs_all_that_a_rank_waits_for_is_offered_unless_that_is_what_runs
         assert (len(lines) == 2) == told
 
 
-def test_the_placeholders_of_torchs_own_example_are_refused(tmp_path: Path) -> None:
-    with rank(3, tmp_path), pytest.raises(WorldError, match="scatter_object_list waits for an object from rank 0"):
-        dist.scatter_object_list([None], [None] * 4, src=0)
-
-
 def test_sizes_and_pickled_bytes_that_no_tape_has_are_guesses_after_objects(tmp_path: Path) -> None:
     def script() -> None:
         size = torch.zeros(1, dtype=torch.int64)
@@ -110,13 +103,11 @@ def test_sizes_and_pickled_bytes_that_no_tape_has_are_guesses_after_objects(tmp_
         dist.broadcast_object_list([""], src=0)
 
     found = guesses(tmp_path, script)
-    assert [(guess.called, guess.is_object) for guess in found] == [
-        ("broadcast_object_list", True),
-        ("broadcast", False),
-        ("recv", False),
+    assert [(guess.called, guess.is_object, guess.held) for guess in found] == [
+        ("broadcast_object_list", True, "this rank's own ''"),
+        ("broadcast", False, "this rank's own values in a tensor int64 [1]"),
+        ("recv", False, "zeros in a tensor uint8 [8]"),
     ]
-    assert found[1].held == "this rank's own values in a tensor int64 [1]"
-    assert found[2].held == "zeros in a tensor uint8 [8]"
 
 
 def test_a_tape_has_what_was_guessed_and_then_nothing_is(tmp_path: Path) -> None:
@@ -139,8 +130,9 @@ def test_a_tape_has_what_was_guessed_and_then_nothing_is(tmp_path: Path) -> None
         send()
     tape = Tape(tmp_path / "0", 0)
     assert [tape.has(guess.awaited, 3) for guess in asked] == [True, True]
-    with rank(3, tmp_path, 0):
+    with rank(3, tmp_path, 0) as tapes:
         assert receive() == [{"vocabulary": 50_257}, "theirs"]
+        assert not any("made_up" in note.code for note in tapes.notes())
     assert Tape(tmp_path / "3", 3).guesses() == []
 
 
@@ -165,10 +157,6 @@ def test_a_key_of_a_store_that_another_rank_sets_comes_from_its_tape(tmp_path: P
         assert one.check(["address"])
         assert not one.check(["other"])
         assert [one.get("address") for _ in range(3)] == [b"first", b"second", b"second"]
-
-
-def test_the_shapes_that_ddp_compares_are_no_guess(tmp_path: Path) -> None:
-    assert guesses(tmp_path, lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))) == []
 
 
 @pytest.fixture
@@ -212,16 +200,6 @@ def test_what_stays_as_it_was_is_not_made_up() -> None:
     assert tapes.notes() == []
 
 
-def test_what_a_tape_answers_is_not_counted_as_made_up(tmp_path: Path) -> None:
-    with rank(0, tmp_path):
-        dist.send(torch.ones(2), 1)
-        dist.broadcast_object_list(["theirs"], 0)
-    with rank(1, tmp_path, 0) as tapes:
-        dist.recv(torch.zeros(2), 0)
-        dist.broadcast_object_list(["mine"], 0)
-        assert not any("made_up" in note.code for note in tapes.notes())
-
-
 def test_integers_on_the_host_that_no_tape_has_are_named_with_their_line(tapes: Tapes) -> None:
     dist.broadcast(torch.tensor([3]), 0)
     dist.broadcast(torch.ones(2), 0)
@@ -232,6 +210,8 @@ def test_integers_on_the_host_that_no_tape_has_are_named_with_their_line(tapes: 
     assert record.command == "--rank 0,1"
 
 
-def test_shapes_that_ddp_compares_are_this_ranks_own(tapes: Tapes) -> None:
-    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-    assert tapes.not_sent() == []
+def test_shapes_that_ddp_compares_are_this_ranks_own(tmp_path: Path) -> None:
+    with rank(3, tmp_path) as tapes:
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        assert tapes.not_sent() == []
+    assert Tape(tmp_path / "3", 3).guesses() == []
