@@ -209,9 +209,9 @@ class Ground:
         return sorted(name for name in {*self.parts, *earlier} if self.parts.get(name) != earlier.get(name))
 
 
-def find_ground(job: Job) -> Ground:
-    """The ground of a sweep, here and now."""
-    versions = [*_installed(), f"python {platform.python_version()}", f"fakedist {__version__}"]
+def find_ground(job: Job, version: str = __version__) -> Ground:
+    """The ground of a sweep by this version of fakedist, here and now."""
+    versions = [*_installed(), f"python {platform.python_version()}", f"fakedist {version}"]
     parts = {"versions": _digest(versions), **_script_digests(job)}
     for name, value in os.environ.items():
         if name not in _TERMINAL_VARIABLES and not name.startswith(_SESSION_PREFIXES):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -379,6 +379,10 @@ def _chunks(run: Run, stages: Sequence[int]) -> int | None:
     return max(1, round(len(sent) / ran)) if len(sent) and ran else None
 
 
+#: As :func:`estimate_step`.
+StepEstimator = Callable[
+    [Sequence[Path], Sequence[RankResult], PricedFor, int | None, int | None], tuple[StepEstimate | None, str]
+]
 _STATUS_OF_KIND = {
     RankKind.OUT_OF_MEMORY: Status.DOES_NOT_FIT,
     RankKind.INVALID: Status.INVALID,
@@ -387,7 +391,14 @@ _STATUS_OF_KIND = {
 
 
 def make_row(
-    run: PointRun, results: Sequence[RankResult], plan: SweepPlan, sweep: Path, *, row_id: str, key: str
+    run: PointRun,
+    results: Sequence[RankResult],
+    plan: SweepPlan,
+    sweep: Path,
+    *,
+    row_id: str,
+    key: str,
+    estimate: StepEstimator = estimate_step,
 ) -> Row:
     """The row of a point."""
     failed = next((result for result in results if result.kind is not RankKind.RAN), None)
@@ -405,7 +416,7 @@ def make_row(
         reason = failed.reason if len(results) == 1 else f"rank {failed.rank}: {failed.reason}"
         return replace(common, status=_STATUS_OF_KIND[failed.kind], reason=reason, line=failed.line, layer=failed.layer)
     directories = [sweep / result.directory for result in results]
-    step, why = estimate_step(directories, results, run.pricing, *plan.counts_at(run.point))
+    step, why = estimate(directories, results, run.pricing, *plan.counts_at(run.point))
     status, reason = _fit(common)
     return replace(common, status=status, reason=reason, step=step, why_no_step=why)
 

@@ -20,12 +20,13 @@ from fakedist.errors import SetupError, SweepError
 from fakedist.launcher import launching
 from fakedist.launcher.executors.task import Executor, Task, TaskResult
 from fakedist.launcher.interrupts import ended_like_interrupted
+from fakedist.options import Job
 from fakedist.rundir.directory import MANIFEST_NAME
 from fakedist.rundir.outcome import Outcome
 from fakedist.sweep.command import PointRun
 from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import Ground, SweepPlan, find_ground, id_of, key_of
-from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, judge, make_row
+from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimator, estimate_step, judge, make_row
 from fakedist.sweep.points import ListedPoints, MonotonePoints, Source, Wait, sample_to_check
 from fakedist.sweep.ranking import rank_rows
 from fakedist.sweep.space import Point, all_points
@@ -65,10 +66,13 @@ def run_sweep(
     *,
     fresh: bool = False,
     limit_bytes: int | None = None,
+    check: Callable[[Job], None] | None = None,
+    estimate: StepEstimator = estimate_step,
 ) -> Sweep:
     """Run a sweep. The executor is closed in the end.
 
-    ``limit_bytes`` of host memory end one rank's processes; None for no limit.
+    ``limit_bytes`` of host memory end one rank's processes; None for no limit. ``check`` sees the first job before
+    anything is written; ``estimate`` prices the step of each point.
 
     Raises:
         FakedistError: The sweep cannot run: a point is not valid, the directory is in use, the machine lacks something.
@@ -79,7 +83,7 @@ def run_sweep(
         if plan.num_trials is not None:
             see_that_optuna_is_installed()
         runs = [plan.command.at(plan.space, point) for point in first_points(plan)]
-        launching.check(runs[0].job)
+        (check or launching.check)(runs[0].job)
         with locked_directory(directory) as locked:
             if fresh:
                 _empty(locked)
@@ -92,6 +96,7 @@ def run_sweep(
                 executor=executor,
                 finished=listener.finished,
                 limit_bytes=limit_bytes,
+                estimate=estimate,
             )
             try:
                 with ended_like_interrupted():
@@ -198,7 +203,8 @@ class _Run:
 class SweepRunner:
     """Runs points and writes down their results.
 
-    ``finished`` gets each row as it comes, and whether it was known before. ``limit_bytes``: see :func:`run_sweep`.
+    ``finished`` gets each row as it comes, and whether it was known before. For ``limit_bytes`` and
+    ``estimate`` see :func:`run_sweep`.
     """
 
     def __init__(
@@ -211,10 +217,11 @@ class SweepRunner:
         executor: Executor,
         finished: Callable[[Row, bool], None],
         limit_bytes: int | None = None,
+        estimate: StepEstimator = estimate_step,
     ) -> None:
         self._plan, self._directory, self._journal = plan, directory, journal
         self.ground, self._executor, self._finished = ground, executor, finished
-        self._limit_bytes = limit_bytes
+        self._limit_bytes, self._estimate = limit_bytes, estimate
         self._runs: dict[str, _Run] = {}
         self._ready: deque[tuple[_Run, int]] = deque()
         self._in_flight: dict[str, tuple[_Run, int]] = {}
@@ -384,7 +391,9 @@ class SweepRunner:
             every = len(results)
             if known is not None and _stands(known) and len(known.ranks) >= every:
                 continue
-            row = make_row(run, results, self._plan, self._directory, row_id=row_id, key=one.key)
+            row = make_row(
+                run, results, self._plan, self._directory, row_id=row_id, key=one.key, estimate=self._estimate
+            )
             row = dataclasses.replace(row, is_check=row_id in self._checked)
             self._journal.add_row(row)
             self._finished(row, False)

@@ -18,37 +18,19 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_public_names_are_these() -> None:
-    assert fakedist.__all__ == [
-        "CheckError",
-        "FakedistError",
-        "InventedValueError",
-        "JobError",
-        "JobTime",
-        "RecordingError",
-        "ReportError",
-        "Run",
-        "RunDirectoryError",
-        "ScriptError",
-        "SetupError",
-        "Sweep",
-        "SweepError",
-        "WorldError",
-        "__version__",
-        "open",
-        "open_sweep",
-        "profile",
-        "step",
-        "time_job",
-    ]
+    names = """CheckError FakedistError InventedValueError JobError JobTime RecordingError ReportError Run
+        RunDirectoryError ScriptError SetupError Sweep SweepError WorldError __version__ open open_sweep profile step
+        time_job"""
+    assert fakedist.__all__ == names.split()
     assert all(hasattr(fakedist, name) for name in fakedist.__all__)
 
 
-def test_the_changelog_knows_this_version() -> None:
+def test_the_changelog_knows_this_version_and_the_reading_half_needs_all_but_torch() -> None:
     assert f"## [{fakedist.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_step_does_nothing_outside_a_run() -> None:
-    assert fakedist.step() is None
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [name for name in project["dependencies"] if name.startswith("torch")] == []
+    assert project["optional-dependencies"]["torch"] == ["torch>=2.8.0a0"]
+    assert fakedist.step() is None  # outside of a run it does nothing
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +51,7 @@ def test_the_wheel_holds_every_source_of_the_package(wheel: Path) -> None:
         ".py",
         ".c",
         ".h",
+        ".cpp",
         ".typed",
         ".j2",
         ".js",
@@ -79,7 +62,6 @@ def test_the_wheel_holds_every_source_of_the_package(wheel: Path) -> None:
         ".toml",
         ".gz",
         ".txt",
-        ".cpp",
     }
     expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fakedist").rglob("*") if path.suffix in suffixes}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("fakedist/")}
@@ -96,21 +78,13 @@ def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> Non
         "from fakedist.gpu.driver.build import ensure_driver\n"
         "print(fakedist.__file__, ensure_driver(), sep='\\n')"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", statements], cwd=empty, env=environment, capture_output=True, text=True
-    )
-    assert finished.returncode == 0, finished.stderr
-    package, driver = finished.stdout.splitlines()
+
+    def python(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=empty, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    package, driver = python("-c", statements).splitlines()
     assert Path(package).is_relative_to(site)
     assert Path(driver).is_relative_to(tmp_path / "cache")
     assert Path(driver).is_file()
-    version = subprocess.run(
-        [sys.executable, "-m", "fakedist", "--version"], cwd=empty, env=environment, capture_output=True, text=True
-    )
-    assert version.stdout == f"fakedist {fakedist.__version__}\n"
-
-
-def test_the_half_that_reads_needs_all_but_torch() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert [name for name in project["dependencies"] if name.startswith("torch")] == []
-    assert project["optional-dependencies"]["torch"] == ["torch>=2.8.0a0"]
+    assert python("-m", "fakedist", "--version") == f"fakedist {fakedist.__version__}\n"

@@ -5,18 +5,10 @@ import pytest
 from fakedist.errors import JobError
 from fakedist.rank_list import format_rank_list, parse_rank_list
 
+RANKS = {"0": (0,), "8,0,4": (8, 0, 4), "0-3": (0, 1, 2, 3), "5-5": (5,), "0-15:4": (0, 4, 8, 12)}
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("0", (0,)),
-        ("8,0,4", (8, 0, 4)),
-        ("0-3", (0, 1, 2, 3)),
-        ("5-5", (5,)),
-        ("0-15:4", (0, 4, 8, 12)),
-        ("0,8-12:2", (0, 8, 10, 12)),
-    ],
-)
+
+@pytest.mark.parametrize(("text", "found"), [*RANKS.items(), ("0,8-12:2", (0, 8, 10, 12))])
 def test_ranks_are_numbers_and_ranges(text: str, found: tuple[int, ...]) -> None:
     assert parse_rank_list(text) == found
 
@@ -27,9 +19,6 @@ def test_ranks_are_numbers_and_ranges(text: str, found: tuple[int, ...]) -> None
 def test_what_is_no_list_of_ranks_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="is not a list of ranks"):
         parse_rank_list(text)
-
-
-def test_a_rank_that_appears_twice_is_refused() -> None:
     with pytest.raises(JobError, match="0-3,2 has rank 2 twice"):
         parse_rank_list("0-3,2")
 

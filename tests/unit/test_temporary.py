@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fakedist import temporary
 from fakedist.errors import SetupError
 from fakedist.temporary import kept_directory, remove_left_over, replacing, scratch_directory
 
@@ -37,6 +36,12 @@ def start() -> tuple[subprocess.Popen[str], Path]:
     return process, Path(process.stdout.readline().strip())
 
 
+def boot_of(folder: Path) -> str:
+    """The part of a temporary directory's name that names this kernel's boot."""
+    with scratch_directory("check", folder) as path:
+        return path.name.split("-")[2]
+
+
 def end(process: subprocess.Popen[str], *, kill: bool = False) -> None:
     if kill:
         process.kill()
@@ -60,7 +65,7 @@ def test_a_directory_goes_with_its_context_and_with_the_start_after_a_kill(folde
 def test_only_directories_of_this_kernel_that_nobody_holds_are_removed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    boot = temporary._boot()
+    boot = boot_of(folder)
     (elsewhere := folder / "target").mkdir()
     (elsewhere / "file").write_text("mine")
     names = ("fakedist-0", "fakedist-x8k2j4l1", "fakedist-check-8k2j4l1a", f"fakedist-check-{'0' * 16}-8k2j4l1a")
@@ -84,7 +89,7 @@ def test_only_directories_of_this_kernel_that_nobody_holds_are_removed(
 
 
 def test_nothing_is_removed_where_anyone_may_give_a_directory_such_a_name(folder: Path) -> None:
-    (path := folder / f"fakedist-check-{temporary._boot()}-8k2j4l1a").mkdir()
+    (path := folder / f"fakedist-check-{boot_of(folder)}-8k2j4l1a").mkdir()
     folder.chmod(0o777)
     remove_left_over()
     assert path.is_dir()

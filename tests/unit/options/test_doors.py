@@ -15,6 +15,7 @@ from fakedist.check import plugin
 from fakedist.check.config import read_config
 from fakedist.cli.job_options import jobs_of
 from fakedist.cli.profile import profile as profile_command_line
+from fakedist.errors import JobError
 from fakedist.options import Door, Job, JobOptions, profile_arguments
 from fakedist.options.definition import OPTIONS
 from fakedist.options.making import option_named
@@ -91,9 +92,23 @@ def in_toml(option: Option, directory: Path) -> Job:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The jobs that would have run from Python."""
     jobs: list[Job] = []
-    monkeypatch.setattr(api, "run_job", lambda job, *others: jobs.append(job))
-    monkeypatch.setattr(plugin, "_inner_arguments", lambda item: [])
+
+    def refuse(job: Job, *others: object) -> None:
+        jobs.append(job)
+        raise JobError("nothing runs here", "")
+
+    monkeypatch.setattr(api, "run_job", refuse)
     return jobs
+
+
+def marked(directory: Path, values: dict[str, Any]) -> Any:
+    """A test function with the plugin's mark, as far as the plugin looks at it."""
+    plugins = SimpleNamespace(get_plugin=lambda name: None)
+    config = SimpleNamespace(invocation_params=SimpleNamespace(dir=directory), rootpath=directory, inipath=None)
+    config.pluginmanager, config.getoption = plugins, lambda name: "prepend"
+    mark = pytest.mark.fakedist(**values).mark
+    names = {"name": "test", "nodeid": "test.py::test", "path": directory / "test.py"}
+    return SimpleNamespace(**names, config=config, get_closest_marker=lambda name: mark)
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
@@ -104,17 +119,17 @@ def test_every_door_accepts_every_option(option: Option, tmp_path: Path, ran: li
     without = typed([*(word for name, value in plain.items() for word in _words(name, value)), "train.py"])
     assert job != without, "the example does not change the job"
     assert in_toml(option, tmp_path) == job
-    fakedist.profile("train.py", output=tmp_path / "run", **values)
+    with pytest.raises(JobError, match="nothing runs"):
+        fakedist.profile("train.py", output=tmp_path / "run", **values)
     assert ran.pop() == job
-    item: Any = SimpleNamespace(
-        name="test", nodeid="test.py::test", config=SimpleNamespace(invocation_params=SimpleNamespace(dir=tmp_path))
-    )
-    plugin._run_marked(item, values, tmp_path / "run")
-    marked = ran.pop()
-    inside = (plugin.INSIDE_VARIABLE, item.nodeid)
-    assert inside in marked.environment
-    environment = tuple(pair for pair in marked.environment if pair != inside)
-    assert dataclasses.replace(marked, target="train.py", is_module=False, environment=environment) == job
+    with pytest.raises(pytest.fail.Exception, match="nothing runs"):
+        plugin.pytest_pyfunc_call(marked(tmp_path, values))
+    found = ran.pop()
+    inside = (plugin.INSIDE_VARIABLE, "test.py::test")
+    assert inside in found.environment
+    environment = tuple(pair for pair in found.environment if pair != inside)
+    given_to_pytest = {"target": "train.py", "is_module": False, "arguments": ()}
+    assert dataclasses.replace(found, environment=environment, **given_to_pytest) == job
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

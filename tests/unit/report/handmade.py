@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.results.building import build_tables
@@ -17,6 +18,13 @@ from tests.unit.cost_model.times_by_hand import H100, NAN, kernel, record
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize2x1x1_execute_segment_k_off_kernel"
 GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>"
+
+
+def built(made: HandMade, directory: Path, outcome: str = "stopped", **job: Any) -> Path:
+    """The run directory of what was made, with its tables; further settings are the job's."""
+    run = made.write(new_run(directory, outcome, **job))
+    build_tables(run)
+    return run
 
 
 def recorded() -> HandMade:
@@ -71,9 +79,7 @@ def talking(made: HandMade) -> HandMade:
 
 
 def ended_well(directory: Path) -> Path:
-    run = talking(recorded()).write(new_run(directory, arguments=("--layers", "3")))
-    build_tables(run)
-    return run
+    return built(talking(recorded()), directory, arguments=("--layers", "3"))
 
 
 def out_of_memory(directory: Path) -> Path:
@@ -84,9 +90,7 @@ def out_of_memory(directory: Path) -> Path:
     line = "/job/model.py:12 (forward)"
     made.record("oom", device=0, requested_bytes=90 * GIB, op=op, layer="layers.2.mlp", line=line, message="")
     made.ended("out_of_memory", 4, "CUDA out of memory. Tried to allocate 90.00 GiB.")
-    run = made.write(new_run(directory, "out_of_memory"))
-    build_tables(run)
-    return run
+    return built(made, directory, "out_of_memory")
 
 
 def timed(directory: Path, source: str = "estimated") -> Path:
@@ -97,13 +101,9 @@ def timed(directory: Path, source: str = "estimated") -> Path:
     mlps = (7, 8, 9)
     rows = []
     for number, layer in enumerate(mlps):
-        work = {"layer": layer, "flops": 4e9, "moved_bytes": 2e8, "bound": "compute" if tool == "model" else ""}
-        small = {
-            "layer": layer,
-            "moved_bytes": 4e6,
-            "bound": "launch" if tool == "model" else "",
-            "family": "elementwise",
-        }
+        known = ("compute", "launch") if tool == "model" else ("", "")
+        work = {"layer": layer, "flops": 4e9, "moved_bytes": 2e8, "bound": known[0]}
+        small = {"layer": layer, "moved_bytes": 4e6, "bound": known[1], "family": "elementwise"}
         for start, phase, again in ((20, "forward", False), (320, "backward", True), (620, "backward", False)):
             at = start + 100.0 * number
             rows.append(kernel(at, 60.0 + number, launch_us=at - 15, phase=phase, recompute=again, name=GEMM, **work))
@@ -112,9 +112,7 @@ def timed(directory: Path, source: str = "estimated") -> Path:
     rows.append(kernel(700, NAN if tool == "model" else 8, "communication", stream=9, call=1, layer=1))
     rows.append(kernel(930, 20, "optimizer", phase="optimizer", launch_us=900, name="multi_tensor_apply_kernel<Adam>"))
     made.others.append(record(*rows, source=source, tool=tool, step_us=1000.0, step=3))
-    run = made.write(new_run(directory))
-    build_tables(run)
-    return run
+    return built(made, directory)
 
 
 def measured(directory: Path) -> Path:
@@ -160,9 +158,7 @@ def overlapping(directory: Path) -> Path:
     rows = [kernel(0, 5, layer=7), kernel(20, 40, layer=7), kernel(20, 100, "communication", stream=9, call=0)]
     made.others.append(record(*rows, source="measured", tool="cupti", step_us=150.0))
     made.ended()
-    run = made.write(new_run(directory))
-    build_tables(run)
-    return run
+    return built(made, directory)
 
 
 def ranged(directory: Path) -> Path:
@@ -173,6 +169,4 @@ def ranged(directory: Path) -> Path:
     ranges = [RangeRow("<b>outer</b>", 0, 0, 0, 2), RangeRow("inner", 0, 1, 0, 1)]
     made.others.append(dataclasses.replace(launches, ranges=ranges))
     made.ended()
-    run = made.write(new_run(directory))
-    build_tables(run)
-    return run
+    return built(made, directory)

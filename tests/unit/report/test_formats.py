@@ -10,10 +10,9 @@ import pytest
 
 from fakedist.cli import main
 from fakedist.report.text.run_report import MAX_CHARACTERS, run_markdown
-from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
-from tests.unit.analysis.recorded import MIB, HandMade, new_run
-from tests.unit.report.handmade import ended_well, out_of_memory
+from tests.unit.analysis.recorded import MIB, HandMade
+from tests.unit.report.handmade import built, ended_well, out_of_memory
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -32,10 +31,7 @@ def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
     assert len(tables) == 8
     assert all(len({line.count("|") for line in lines}) == 1 for lines in tables)  # every row as many cells
-
-
-def test_markdown_of_a_rank_that_does_not_fit_says_so_first(tmp_path: Path) -> None:
-    lines = run_markdown(open_run(out_of_memory(tmp_path / "run"))).splitlines()
+    lines = run_markdown(open_run(out_of_memory(tmp_path / "full"))).splitlines()
     assert lines[2].startswith("rank 1 of 8 **does not fit**: ")
 
 
@@ -45,8 +41,7 @@ def test_markdown_fits_a_comment(tmp_path: Path) -> None:
         layer = made.layer("|" * 500 + f"<b>{number}")
         made.op("forward", 1, layer)
         made.alloc(number * MIB, MIB)
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
+    run = built(made, tmp_path / "run")
     text = run_markdown(open_run(run))
     assert len(text) < MAX_CHARACTERS + 200
     assert text.endswith("did not fit here.\n")
@@ -60,43 +55,38 @@ def test_csv_is_plain_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (row["num_repeats"], row["peak_parameter_bytes"]) == ("3", str(48 * MIB))
     blocks = printed(capsys, "report", run, "--format", "csv", "--table", "blocks").splitlines()
     assert len(blocks) == len(open_run(run).table("blocks")) + 1
-
-
-def test_a_table_that_does_not_exist_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ended_well(tmp_path / "run")
     assert main(["report", str(run), "--format", "csv", "--table", "secrets"]) == 2
     assert "no table is called 'secrets'" in capsys.readouterr().err
 
 
-def test_json_is_json_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ended_well(tmp_path / "run")
-    assert printed(capsys, "report", run, "--json") == printed(capsys, "report", run, "--format", "json")
-    assert main(["report", str(run), "--json", "--format", "csv"]) == 2
-
-
-def test_markdown_and_json_name_the_same_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ended_well(tmp_path / "run")
-    advice = json.loads(printed(capsys, "report", run, "--json"))["advice"]
-    markdown = printed(capsys, "report", run, "--format", "markdown")
-    assert [piece["rule"] for piece in advice] == ["expandable-segments"]
-    assert all(f"({piece['rule']})" in markdown for piece in advice)
-
-
-def test_view_says_where_the_page_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_json_is_json_both_ways_and_names_the_advice_of_markdown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run = ended_well(tmp_path / "run")
+    text = printed(capsys, "report", run, "--json")
+    assert text == printed(capsys, "report", run, "--format", "json")
+    markdown = printed(capsys, "report", run, "--format", "markdown")
+    assert [piece["rule"] for piece in json.loads(text)["advice"]] == ["expandable-segments"]
+    assert "(expandable-segments)" in markdown
+
+
+@pytest.fixture
+def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_browser")
+def test_view_says_where_the_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = ended_well(tmp_path / "run")
     assert printed(capsys, "view", run) == f"{(run / 'report.html').resolve().as_uri()}\n"
     assert (run / "report.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.usefixtures("no_browser")
 def test_view_shows_no_page_of_somebody_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (old := tmp_path / "tmp" / "fakedist-view-old").mkdir(parents=True)
     os.utime(old, (0, 0))

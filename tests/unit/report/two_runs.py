@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fakedist.results.building import build_tables
 from fakedist.rundir.trace_records import KernelsRecord
-from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.analysis.recorded import MIB, HandMade
 from tests.unit.cost_model.times_by_hand import NAN, kernel, record
+from tests.unit.report.handmade import built
 
 
 def run_of(
@@ -56,9 +56,7 @@ def run_of(
     if gemm_us:
         made.others.append(_timed(mlps, gemm_us, source))
     made.ended(ended)
-    run = made.write(new_run(directory, ended, **job))
-    build_tables(run)
-    return run
+    return built(made, directory, ended, **job)
 
 
 def _timed(mlps: list[int], gemm_us: float, source: str) -> KernelsRecord:

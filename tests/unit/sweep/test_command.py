@@ -67,7 +67,7 @@ def test_a_gpu_that_differs_in_its_clocks_alone_is_priced(tmp_path: Path) -> Non
     assert [run.pricing.gpu for run in found] == [None, None, str(slow), None]
 
 
-def test_an_unknown_placeholder_is_named_with_its_place() -> None:
+def test_a_placeholder_that_is_unknown_and_an_axis_or_a_file_that_nothing_uses_are_refused() -> None:
     for one, where in (
         (swept("--tp", "{tpp}"), "the arguments"),
         (swept("{tp}", env={"X": "{tpp}"}), "the option env"),
@@ -76,11 +76,10 @@ def test_an_unknown_placeholder_is_named_with_its_place() -> None:
         with pytest.raises(SweepError, match=f"unknown placeholder {{tpp}} in {where}") as raised:
             runs(one, "tp=1")
         assert "did you mean 'tp'?" in raised.value.hint
-
-
-def test_an_axis_that_is_used_nowhere_is_refused() -> None:
     with pytest.raises(SweepError, match="axis pp is used nowhere"):
         runs(swept("{tp}"), "tp=1", "pp=1,2")
+    with pytest.raises(SweepError, match="the file config is used nowhere"):
+        runs(swept("{tp}", files=(PointFile("config", "c.json", {}, ()),)), "tp=1")
 
 
 def test_an_axis_that_only_a_derived_value_uses_is_used() -> None:
@@ -100,11 +99,6 @@ def test_a_file_stands_for_its_content_until_it_has_a_place(tmp_path: Path) -> N
     assert (tmp_path / "a" / "c.json").read_text() == '{\n  "tp": 1\n}\n'
 
 
-def test_a_file_that_no_argument_names_is_refused() -> None:
-    with pytest.raises(SweepError, match="the file config is used nowhere"):
-        runs(swept("{tp}", files=(PointFile("config", "c.json", {}, ()),)), "tp=1")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -119,8 +113,6 @@ def test_a_value_that_an_option_refuses_names_the_point(options: dict[str, objec
 
 
 def test_the_command_line_gives_texts() -> None:
-    from fakedist.sweep.command import Texts
-
     space = Space((Axis("n", (8, 16)),))
     options = {"world_size": Texts(("{n}",)), "env": Texts(("A={n}", "B=1"))}
     one = SweptCommand(JobProgram("train.py"), options, door=Door.COMMAND_LINE)
@@ -135,16 +127,9 @@ FILLING = Filling(
 )
 
 
-def test_a_placeholder_in_a_text_becomes_the_value() -> None:
-    assert FILLING.text("--tp={tp},lr={lr},on={on}") == "--tp=4,lr=0.5,on=true"
-
-
-def test_double_braces_are_the_text_itself() -> None:
-    assert FILLING.text("{{tp}}={tp}") == "{tp}=4"
-
-
 @pytest.mark.parametrize("text", ['{"a": {"b": 1}}', "{}", "{0}", "{ tp }", "${x", "{a-b}"])
-def test_other_braces_are_left_as_they_are(text: str) -> None:
+def test_placeholders_become_values_and_other_braces_are_left_as_they_are(text: str) -> None:
+    assert FILLING.text("--tp={tp},lr={lr},on={on},{{tp}}") == "--tp=4,lr=0.5,on=true,{tp}"
     assert FILLING.text(text) == text
     assert list(placeholders_of(text)) == []
 
@@ -159,9 +144,6 @@ def test_an_argument_may_become_several_or_none() -> None:
         *("--tp", "4", "--recompute", "full", "--x"),
         "y--x",
     )
-
-
-def test_several_arguments_within_a_text_are_refused() -> None:
     with pytest.raises(SweepError, match="stands for 2 arguments"):
         FILLING.text("x={rec}")
 
@@ -251,12 +233,12 @@ def test_a_base_that_cannot_be_read_is_refused(tmp_path: Path, name: str, text: 
         read_plain(tmp_path / name)
 
 
-@pytest.mark.parametrize("called", ["../../evil.toml", "/etc/evil.toml", "a/b.toml"])
-def test_a_file_is_written_into_the_points_own_directory(tmp_path: Path, called: str) -> None:
-    section = Section("sweep.toml", {"name": called, "set": {"a": 1}}, SweepError)
-    assert "/" not in read_point_file("config", section, tmp_path).file_name
+def test_a_file_is_written_into_the_points_own_directory_and_needs_a_known_ending(tmp_path: Path) -> None:
+    def named(name: str) -> str:
+        section = Section("sweep.toml", {"name": name, "set": {"a": 1}}, SweepError)
+        return read_point_file("config", section, tmp_path).file_name
 
-
-def test_a_file_without_a_known_ending_is_refused(tmp_path: Path) -> None:
+    for name in ("../../evil.toml", "/etc/evil.toml", "a/b.toml"):
+        assert "/" not in named(name)
     with pytest.raises(SweepError, match="has an ending of"):
-        read_point_file("config", Section("sweep.toml", {"name": "run.sh"}, SweepError), tmp_path)
+        named("run.sh")

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
+import fakedist
 from fakedist.launcher.executors.task import Task
 from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
-from fakedist.sweep import point_rows
 from fakedist.sweep.command import PricedFor
 from fakedist.sweep.point_rows import RankKind, RankResult, estimate_step, judge
 from tests.unit.results.test_job_time import NUM_BATCHES, stage
 from tests.unit.sweep.fake_executor import make_failed, result
 
+PACKAGE = Path(fakedist.__file__).parent
 MESSAGE = "WorldError: recv_object_list waits for an object from rank 4, which does not run"
 
 
@@ -26,7 +27,7 @@ def judged(place: Path, message: str, line: str) -> RankResult:
 
 
 def test_a_rank_that_needs_another_says_how_to_run_it(tmp_path: Path) -> None:
-    found = judged(tmp_path, MESSAGE, f"{point_rows._PACKAGE}/world/objects.py:299 (_keep)")
+    found = judged(tmp_path, MESSAGE, f"{PACKAGE}/world/objects.py:299 (_keep)")
     assert found.kind is RankKind.FAILED
     assert found.reason == f"{MESSAGE} (--rank stages:all or --with-peers runs more ranks)"
     assert found.line == ""  # fakedist's own line says nothing about the job
@@ -34,7 +35,7 @@ def test_a_rank_that_needs_another_says_how_to_run_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "kind"),
-    [("/job/train.py:7 (main)", RankKind.INVALID), (f"{point_rows._PACKAGE}/world/groups.py:1 (new)", RankKind.FAILED)],
+    [("/job/train.py:7 (main)", RankKind.INVALID), (f"{PACKAGE}/world/groups.py:1 (new)", RankKind.FAILED)],
     ids=["job", "fakedist"],
 )
 def test_only_the_job_refuses_a_layout(tmp_path: Path, line: str, kind: RankKind) -> None:

@@ -48,12 +48,9 @@ def test_a_point_without_enough_room_is_counted_and_not_ranked() -> None:
     assert [each.row for each in ranking.ranked] == [rows[1]]
     assert ranking.num_too_full == 1
     assert rank_rows(rows, 0.0).num_too_full == 0
-
-
-def test_a_point_that_may_not_fit_is_not_ranked() -> None:
-    ranking = rank_rows([row(900, tp=1, status=Status.MAY_NOT_FIT)], 0.0)
-    assert ranking.best is None
-    assert ranking.counts == {Status.MAY_NOT_FIT: 1}
+    ranking = rank_rows([row(900, tp=1, status=Status.MAY_NOT_FIT), row(None, tp=2)], 0.0)
+    assert (ranking.best, ranking.num_without_step) == (None, 1)
+    assert ranking.counts == {Status.MAY_NOT_FIT: 1, Status.FITS: 1}
 
 
 def test_the_front_has_what_no_other_point_beats() -> None:
@@ -114,8 +111,3 @@ def test_steps_of_unknown_work_are_not_ranked() -> None:
     ranking = rank_rows([known(row(500, tp=1)), known(row(900, tp=2))], 0.0)
     assert (ranking.unit, ranking.ranked, ranking.num_without_speed) == ("", [], 2)
     assert next(iter(answer(ranking))).startswith("no ranking: steps of unequal work do not compare")
-
-
-def test_a_point_without_a_step_is_counted() -> None:
-    ranking = rank_rows([row(None, tp=1), row(500, tp=2)], 0.0)
-    assert (len(ranking.ranked), ranking.num_without_step) == (1, 1)

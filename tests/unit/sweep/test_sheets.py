@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -62,10 +63,22 @@ def test_a_point_has_a_short_label(values: dict[str, bool | int | str], text: st
     assert short_label(tuple(values.items())) == text
 
 
-def test_the_terminal_shows_points_axes_and_why_layouts_are_invalid() -> None:
+def shown(found: Sweep) -> str:
     text = StringIO()
-    render_sweep(sweep(*ROWS), Console(file=text, width=160))
-    lines = text.getvalue().splitlines()
+    render_sweep(found, Console(file=text, width=160))
+    return text.getvalue()
+
+
+def test_of_many_points_the_fastest_are_shown_and_a_place_of_its_own_is_no_tie() -> None:
+    rows = [row(100 * 1.1**number, tp=number) for number in range(22)]
+    text = shown(sweep(*rows))
+    assert "2 more are in sweep.parquet, on the page and in --json" in text
+    assert re.findall(r"^ *(\d+[=*]*)  ", text, re.MULTILINE) == ["1*", *map(str, range(2, 21))]
+    assert "more are in" not in shown(sweep(*rows[:20]))
+
+
+def test_the_terminal_shows_points_axes_and_why_layouts_are_invalid() -> None:
+    lines = shown(sweep(*ROWS)).splitlines()
     (first,) = [line for line in lines if "1=" in line and "moe_act" in line and " 2 " in line]
     assert "68.10 GiB" in first
     assert any("2 x invalid layout: AssertionError: no at /job/train.py:7 (main) (first tp=3" in line for line in lines)

@@ -56,29 +56,21 @@ def test_a_condition_on_constants_alone_is_tested() -> None:
         all_points(space("world_size == 9"))
 
 
-def test_too_many_points_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fakedist.sweep.space.MAX_POINTS", 100)
-    wide = (Axis("a", tuple(range(11))), Axis("b", tuple(range(10))))
-    with pytest.raises(SweepError, match="more than 100 points") as raised:
+def test_too_many_points_and_a_search_without_an_end_are_refused() -> None:
+    wide = (Axis("a", tuple(range(101))), Axis("b", tuple(range(100))))
+    with pytest.raises(SweepError, match="more than 10,000 points") as raised:
         all_points(space(axes=wide))
     assert "--trials" in raised.value.hint
-    assert len(all_points(space("a < 10", axes=wide))) == 100
-
-
-def test_a_search_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fakedist.sweep.space._MAX_LOOKED_AT", 1_000)
-    wide = tuple(Axis(f"x{number}", tuple(range(1000))) for number in range(4))
-    with pytest.raises(SweepError, match="combinations would have to be looked at"):
-        all_points(space("x0 + x1 + x2 + x3 < 0", axes=wide))
+    assert len(all_points(space("a < 100", axes=wide))) == 10_000
+    deep = tuple(Axis(f"x{number}", tuple(range(1000))) for number in range(4))
+    with pytest.raises(SweepError, match="more than 200,000 combinations would have to be looked at"):
+        all_points(space("x0 + x1 + x2 + x3 < 0", axes=deep))
 
 
 def test_a_name_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SweepError, match="uses tpp, which is not an axis") as raised:
         space("tpp < 8")
     assert raised.value.hint == "did you mean 'tp'?"
-
-
-def test_two_things_of_one_name_are_refused() -> None:
     with pytest.raises(SweepError, match="tp is named twice"):
         space(derived=(("tp", "2"),))
 
@@ -105,28 +97,19 @@ def test_derived_values_follow_in_order() -> None:
         ("0.5,1e-3", [0.5, 1e-3]),
         ("0..1+0.25", [0, 0.25, 0.5, 0.75, 1]),
         ("8,16..32+8", [8, 16, 24, 32]),
-        ("a..b,1", None),
     ],
 )
-def test_values_are_read_from_text(text: str, values: list[Scalar] | None) -> None:
-    if values is None:
-        with pytest.raises(SweepError, match="a range goes from a number to a number"):
-            read_values(text, "--axis tp")
-    else:
-        found = read_values(text, "--axis tp")
-        assert found == values
-        assert list(map(type, found)) == list(map(type, values)) or text == "0..1+0.25"
+def test_values_are_read_from_text(text: str, values: list[Scalar]) -> None:
+    found = read_values(text, "--axis tp")
+    assert found == values
+    assert list(map(type, found)) == list(map(type, values)) or text == "0..1+0.25"
 
 
 def test_a_text_that_is_no_number_stays_a_text() -> None:
-    assert [read_scalar(text) for text in ("8b", "1_000", "0x10", "nan", "inf", "")] == [
-        "8b",
-        "1_000",
-        "0x10",
-        "nan",
-        "inf",
-        "",
-    ]
+    for text in ("8b", "1_000", "0x10", "nan", "inf", ""):
+        assert read_scalar(text) == text
+    with pytest.raises(SweepError, match="a range goes from a number to a number"):
+        read_values("a..b,1", "--axis tp")
 
 
 @pytest.mark.parametrize(
@@ -218,57 +201,50 @@ def test_an_expression_names_what_it_uses() -> None:
     assert Expression("min(tp, 8) * pp and true", "where:").names == {"tp", "pp"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "__import__('os').system('touch x')",
-        "().__class__.__bases__",
-        "tp.real",
-        "kind.format(tp)",
-        "[x for x in (1, 2)]",
-        "(lambda: 1)()",
-        "open('/etc/passwd')",
-        "eval('1')",
-        "exec('1')",
-        "print(1)",
-        "f'{tp}'",
-        "{'a': 1}",
-        "tp[0]",
-        "min(*[1, 2])",
-        "min(1, 2, key=abs)",
-        "x := 1",
-        "import os",
-        "tp = 8",
-        "1; 2",
-        "",
-        "tp <=",
-        "b'x'",
-        "1 + " * 300 + "1",
-        "(" * 500 + "1" + ")" * 500,
-        "await tp",
-        "...",
-    ],
-)
+REFUSED = """
+__import__('os').system('touch x')
+().__class__.__bases__
+tp.real
+kind.format(tp)
+[x for x in (1, 2)]
+(lambda: 1)()
+open('/etc/passwd')
+eval('1')
+exec('1')
+print(1)
+f'{tp}'
+{'a': 1}
+tp[0]
+min(*[1, 2])
+min(1, 2, key=abs)
+x := 1
+import os
+tp = 8
+1; 2
+
+tp <=
+b'x'
+await tp
+..."""
+WITHOUT_VALUE = """1 / (tp - 4)
+kind < 1
+9 ** 9 ** 9
+10 ** 64 ** 64
+'a' * 10 ** 9
+'%999999999d' % 1
+[1] * 9 ** 9
+(1, 2)
+log2(0)
+kind % 1"""
+
+
+@pytest.mark.parametrize("text", [*REFUSED[1:].split("\n"), "1 + " * 300 + "1", "(" * 500 + "1" + ")" * 500])
 def test_an_expression_runs_nothing(text: str) -> None:
     with pytest.raises(SweepError):
         Expression(text, "where:").value(NAMES)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1 / (tp - 4)",
-        "kind < 1",
-        "9 ** 9 ** 9",
-        "10 ** 64 ** 64",
-        "'a' * 10 ** 9",
-        "'%999999999d' % 1",
-        "[1] * 9 ** 9",
-        "(1, 2)",
-        "log2(0)",
-        "kind % 1",
-    ],
-)
+@pytest.mark.parametrize("text", WITHOUT_VALUE.split("\n"))
 def test_an_expression_without_a_value_is_an_error_that_names_it(text: str) -> None:
     with pytest.raises(SweepError, match=r"has no value|gives no number"):
         Expression(text, "where:").value(NAMES)

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+import platform
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fakedist.errors import FakedistError, SweepError
+from fakedist.launcher.checked_script import check_script
 from fakedist.launcher.executors.task import Task
+from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.tables import read_table, write_table
 from fakedist.sweep.opened import Sweep, open_sweep
-from fakedist.sweep.plan import CommandLineSettings, sweep_of_file
+from fakedist.sweep.plan import CommandLineSettings, find_ground, sweep_of_file
 from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimate, estimate_step
 from fakedist.sweep.sheets import reasons
 from fakedist.sweep.sweeping import SweepListener, next_rank, run_sweep
@@ -27,6 +35,7 @@ from tests.unit.sweep.fake_executor import (
     REFUSED,
     FakeExecutor,
 )
+from tests.unit.sweep.rows_by_hand import step
 
 SWEEP = """
 script = "train.py"
@@ -52,24 +61,7 @@ class Told:
         return SweepListener(self.begins, lambda row, known: self.rows.append((row, known)), self.remarks.append)
 
 
-STEP = StepEstimate(
-    step_us=1e6,
-    low_us=9e5,
-    high_us=1.1e6,
-    bubble_us=0.0,
-    bubble_from="placed",
-    communication_us=0.0,
-    tokens_per_step=1000,
-    tokens_per_s_per_gpu=125.0,
-    samples_per_step=8,
-    sample_shape="1000",
-    samples_per_s_per_gpu=0.125,
-    tflops_per_gpu=None,
-    mfu=None,
-    mfu_torchtitan=None,
-    gpu="NVIDIA H100 80GB HBM3",
-    fabric="dgx-h100-ndr",
-)
+STEP = replace(step(125.0), bubble_from="placed")
 MADE: list[Path] = []
 
 
@@ -83,31 +75,33 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def priced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are priced, as they are outside of these tests."""
-    monkeypatch.setattr("fakedist.sweep.point_rows.estimate_step", estimate_step)
-
-
 @pytest.fixture(autouse=True)
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script, in a directory where sweeps run. Nothing of the machine is checked, and no step is priced."""
-    monkeypatch.setattr("fakedist.sweep.point_rows.estimate_step", lambda *given: (STEP, ""))
+    """A script, in a directory where sweeps run."""
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "train.py").write_text("pass\n")
     monkeypatch.chdir(tmp_path / "job")
-    monkeypatch.setattr("fakedist.launcher.launching.check", lambda job: None)
     return tmp_path / "job"
 
 
+def same_step(*given: object) -> tuple[StepEstimate, str]:
+    return STEP, ""
+
+
 def run(
-    directory: Path, outcome: Callable[[Task], str] = lambda task: RAN, text: str = SWEEP, **settings: object
+    directory: Path,
+    outcome: Callable[[Task], str] = lambda task: RAN,
+    text: str = SWEEP,
+    made: Path | None = None,
+    **settings: object,
 ) -> tuple[Sweep, FakeExecutor, Told]:
+    """Run a sweep of a script that is all that is checked. No step is priced unless ``priced`` is set."""
     Path("sweep.toml").write_text(text)
-    fresh = bool(settings.pop("fresh", False))
+    fresh, estimate = bool(settings.pop("fresh", False)), estimate_step if settings.pop("priced", False) else same_step
     plan = sweep_of_file(Path("sweep.toml"), CommandLineSettings(settings=settings))
-    executor, told = FakeExecutor(MADE[0], outcome), Told()
-    return run_sweep(plan, directory, executor, told.listener(), fresh=fresh), executor, told
+    executor, told = FakeExecutor(made or MADE[0], outcome), Told()
+    sweep = run_sweep(plan, directory, executor, told.listener(), fresh=fresh, check=check_script, estimate=estimate)
+    return sweep, executor, told
 
 
 def ranks(tasks: Sequence[Task]) -> list[int]:
@@ -122,9 +116,8 @@ def statuses(sweep: Sweep) -> dict[tuple[object, ...], Status]:
     return {tuple(value for _, value in row.values): row.status for row in sweep.rows}
 
 
-@pytest.mark.usefixtures("priced")
 def test_each_point_runs_the_first_and_the_last_stage(tmp_path: Path) -> None:
-    sweep, executor, told = run(tmp_path / "s", text=SWEEP.replace("mbs = [1, 2]", "mbs = [1]"))
+    sweep, executor, told = run(tmp_path / "s", text=SWEEP.replace("mbs = [1, 2]", "mbs = [1]"), priced=True)
     assert ranks(executor.tasks) == [0, 4] * 2
     assert executor.tasks[1].job.tapes == (str(executor.tasks[0].directory),)
     assert executor.is_closed
@@ -146,44 +139,40 @@ def test_listed_ranks_run(tmp_path: Path) -> None:
     assert ranks(executor.tasks) == [4] * 4
 
 
-def test_points_that_ran_do_not_run_again(tmp_path: Path) -> None:
+def test_points_that_ran_do_not_run_again_and_new_values_of_an_axis_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, _, _ = run(tmp_path / "s")
+    monkeypatch.setenv("SSH_TTY", "/dev/pts/7")  # a variable of the terminal changes nothing
+    monkeypatch.setenv("COLUMNS", "81")
     again, executor, told = run(tmp_path / "s")
     assert executor.tasks == []
     assert all(known for _, known in told.rows)
     assert again.rows == first.rows
-
-
-def test_new_values_of_an_axis_run_and_old_points_do_not(tmp_path: Path) -> None:
-    run(tmp_path / "s")
     sweep, executor, _ = run(tmp_path / "s", text=SWEEP.replace("tp = [1, 2]", "tp = [2, 4]"))
     assert {argument(task, "--tp") for task in executor.tasks} == {4}
     assert {dict(row.values)["tp"] for row in sweep.rows} == {2, 4}
 
 
-@pytest.mark.parametrize("change", ["script", "variable", "version", "fresh"])
+@pytest.mark.parametrize("change", ["model.py", "variable NVTE_FLASH_ATTN", "versions", "fresh"])
 def test_a_change_runs_every_point_again_and_is_named(
     tmp_path: Path, job: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path / "s")
-    if change == "script":
-        (job / "model.py").write_text("x = 1\n")
-    elif change == "variable":
+    if change == "model.py":
+        (job / change).write_text("x = 1\n")
+    elif change.startswith("variable"):
         monkeypatch.setenv("NVTE_FLASH_ATTN", "0")
-    elif change == "version":
-        monkeypatch.setattr("fakedist.sweep.plan.__version__", "9.9.9")
+    elif change == "versions":
+        monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
     _, executor, told = run(tmp_path / "s", fresh=change == "fresh")
     assert len(executor.tasks) == 8
-    named = {"script": "model.py", "variable": "variable NVTE_FLASH_ATTN", "version": "versions"}
-    if change != "fresh":
-        assert named[change] in told.remarks[0]
+    assert change == "fresh" or change in told.remarks[0]
 
 
-def test_a_variable_of_the_terminal_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tmp_path / "s")
-    monkeypatch.setenv("SSH_TTY", "/dev/pts/7")
-    monkeypatch.setenv("COLUMNS", "81")
-    assert run(tmp_path / "s")[1].tasks == []
+def test_another_version_of_fakedist_is_another_ground() -> None:
+    job = Job(world_size=8, rank=0, target="train.py")
+    assert find_ground(job).differences(find_ground(job, "9.9.9").parts) == ["versions"]
 
 
 def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:
@@ -264,16 +253,15 @@ def test_a_rank_that_a_signal_killed_runs_once_more_and_the_row_says_so(tmp_path
     assert "2 ranks ran a second time: the first was killed by SIGSEGV" in list(reasons(sweep.rows))
 
 
-@pytest.mark.usefixtures("priced")
 def test_prices_make_rows_and_no_runs(tmp_path: Path) -> None:
     text = SWEEP.replace("mbs = [1, 2]", 'mbs = [1]\nfabric = ["p5-efa", "dgx-h100-ndr"]')
     text = text.replace("tp = [1, 2]", "tp = [1]").replace("[axes]", 'fabric = "{fabric}"\n[axes]')
-    sweep, executor, _ = run(tmp_path / "s", text=text)
+    sweep, executor, _ = run(tmp_path / "s", text=text, priced=True)
     assert len(executor.tasks) == 2
     assert len(sweep.rows) == 2
     assert {row.step.fabric for row in sweep.rows if row.step} == {"p5-efa", "dgx-h100-ndr"}
     later = text.replace('"dgx-h100-ndr"]', '"dgx-h100-ndr", "dgx-a100-hdr"]')
-    again, executor, _ = run(tmp_path / "s", text=later)
+    again, executor, _ = run(tmp_path / "s", text=later, priced=True)
     assert executor.tasks == []
     assert len(again.rows) == 3
 
@@ -325,31 +313,30 @@ def test_two_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
     run(tmp_path / "s", nested)
 
 
-@pytest.mark.parametrize("wrong", ["script", "directory", "journal"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("script", "train.py"),
+        ("directory", "neither empty nor a sweep's directory"),
+        ("journal", "journal.jsonl"),
+    ],
+)
 def test_a_sweep_that_cannot_begin_leaves_no_executor_open(
-    tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wrong: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "s").mkdir()
     if wrong == "script":
-        monkeypatch.undo()  # the script is looked for again
-        monkeypatch.chdir(tmp_path)
+        monkeypatch.chdir(tmp_path)  # where it is not
     elif wrong == "directory":
         (tmp_path / "s" / "thesis.tex").touch()
     else:
         (tmp_path / "s" / "journal.jsonl").write_text("{}\n")
     Path("sweep.toml").write_text(SWEEP)
-    executor = FakeExecutor(MADE[0])
-    with pytest.raises(FakedistError):
-        run_sweep(sweep_of_file(Path("sweep.toml"), CommandLineSettings()), tmp_path / "s", executor, Told().listener())
+    executor, plan = FakeExecutor(MADE[0]), sweep_of_file(Path("sweep.toml"), CommandLineSettings())
+    with pytest.raises(FakedistError, match=message):
+        run_sweep(plan, tmp_path / "s", executor, Told().listener(), check=check_script)
     assert executor.is_closed
     assert executor.tasks == []
-
-
-def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "thesis.tex").touch()
-    with pytest.raises(SweepError, match="neither empty nor a sweep's directory"):
-        run(tmp_path / "s")
 
 
 def test_a_damaged_journal_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -362,9 +349,6 @@ def test_a_damaged_journal_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_a_journal_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import errno
-    import os
-
     calls = []
 
     def full(descriptor: int) -> None:
@@ -373,17 +357,25 @@ def test_a_full_disk_leaves_a_journal_that_can_be_read(tmp_path: Path, monkeypat
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("fakedist.sweep.sweep_directory.os.fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             run(tmp_path / "s")
     assert len(open_sweep(tmp_path / "s").rows) == 1
     assert len(run(tmp_path / "s")[0].rows) == 4
 
 
-def test_every_stage_runs_for_the_best(tmp_path: Path) -> None:
-    sweep, executor, _ = run(tmp_path / "s", ranks="stages:1")
-    assert ranks(executor.tasks) == [0, 4] * 4  # a pipeline of two has no other stage
-    assert {row.has_every_stage for row in sweep.rows} == {True}
+def test_every_stage_runs_for_the_best_alone(tmp_path: Path) -> None:
+    made = tmp_path / "three"
+    for rank, of in ((0, 0), (2, 4), (4, 4)):
+        shutil.copytree(MADE[0] / f"rank{of}", made / f"rank{rank}")
+        groups = read_table(made / f"rank{rank}", "groups").to_pydict()
+        groups["ranks"] = [ranks.replace("0,4", "0,2,4") for ranks in groups["ranks"]]
+        write_table(made / f"rank{rank}", "groups", groups)
+    one_fits = SWEEP.replace("tp = [1, 2]", "tp = [1]")
+    for which, expected in (("stages:1", [0, 4, 0, 4, 2]), ("ends", [0, 4, 0, 4])):
+        sweep, executor, _ = run(tmp_path / which, text=one_fits, ranks=which, made=made)
+        assert ranks(executor.tasks) == expected
+        assert [row.has_every_stage for row in sweep.rows].count(True) == int(which == "stages:1")
 
 
 WIDE = SWEEP.replace("tp = [1, 2]", 'tp = "1..64"').replace("mbs = [1, 2]", 'mbs = "1..64"')
@@ -394,8 +386,9 @@ def test_a_sampler_runs_as_many_points_as_trials(tmp_path: Path) -> None:
     assert len(sweep.rows) == 12
     assert len(executor.tasks) == 24
     again, executor, _ = run(tmp_path / "s", text=WIDE, trials=14)
-    assert len(executor.tasks) == 4
-    assert len(again.rows) == 14
+    assert (len(executor.tasks), len(again.rows)) == (4, 14)
+    sweep, _, _ = run(tmp_path / "few", trials=50, ranks="0")  # a space that is used up ends the sampler
+    assert len(sweep.rows) == 4
 
 
 def test_a_sampler_learns_what_does_not_fit(tmp_path: Path) -> None:
@@ -407,11 +400,6 @@ def test_a_sampler_learns_what_does_not_fit(tmp_path: Path) -> None:
     sweep, _, _ = run(tmp_path / "s", outcome, text=WIDE, trials=40, ranks="0")
     later = [row.status for row in sweep.rows][20:]
     assert later.count(Status.DOES_NOT_FIT) < 5
-
-
-def test_a_space_that_is_used_up_ends_the_sampler(tmp_path: Path) -> None:
-    sweep, _, _ = run(tmp_path / "s", trials=50, ranks="0")
-    assert len(sweep.rows) == 4
 
 
 def ended(*ranks: int) -> dict[int, RankResult]:

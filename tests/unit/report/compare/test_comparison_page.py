@@ -20,13 +20,6 @@ def typed(text: str) -> str:
     return text.replace("\u2212", "-").replace("\u2192", "->")
 
 
-def test_the_headline_names_the_changed_argument(tmp_path: Path) -> None:
-    smaller = run_of(tmp_path / "b", activation=MIB, arguments=("--loss-parallel",))
-    read = read_page(comparison_page(Comparison(run_of(tmp_path / "a"), smaller)))
-    assert read.figures["changed"] == "--loss-parallel"
-    assert read.title.startswith("--loss-parallel: \u221221.00 MiB at the peak: activations of ")
-
-
 def test_the_page_says_what_the_terminal_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", activation=12 * MIB, mlp="ffn", line=212)]
     assert main(["compare", *map(str, runs), "--format", "html", "-o", str(tmp_path / "page.html")]) == 0
@@ -45,20 +38,19 @@ def test_the_page_says_what_the_terminal_says(tmp_path: Path, capsys: pytest.Cap
             assert cells in shown, sheet.title
 
 
-def test_nothing_is_fetched_and_only_our_script_may_run(tmp_path: Path) -> None:
-    text = comparison_page(Comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b")))
+def test_nothing_is_fetched_only_our_script_may_run_and_names_are_text(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)>{{ 7 * 7 }}"
+    b = run_of(tmp_path / "b", mlp=hostile, activation=MIB, arguments=("--loss-parallel",))
+    text = comparison_page(Comparison(run_of(tmp_path / "a"), b))
     read = read_page(text)
     assert all(address.startswith(("#", "data:")) for address in read.fetched)
     assert read.handlers == []
     assert len(read.scripts) == 3
     assert "default-src 'none'; script-src 'sha256-" in text
-
-
-def test_what_a_run_calls_its_layers_is_no_markup(tmp_path: Path) -> None:
-    hostile = "<img src=x onerror=alert(1)>{{ 7 * 7 }}"
-    text = comparison_page(Comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", mlp=hostile, activation=MIB)))
     assert "<img" not in text
     assert "&lt;img" in text
+    assert read.figures["changed"] == "--loss-parallel"
+    assert read.title.startswith("--loss-parallel: \u221221.00 MiB at the peak: activations of ")
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:

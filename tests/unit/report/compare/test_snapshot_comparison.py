@@ -67,17 +67,17 @@ def test_a_checkout_that_moved_changes_no_line(tmp_path: Path) -> None:
     assert comparison.why == "the peak is the same, 14.00 MiB"
 
 
+LINE_30, SAME = "/job/model.py:30 (forward)", "the peak is the same, 14.00 MiB"
+
+
 @pytest.mark.parametrize(
     ("after", "told"),
     [
         (AFTER, "+16.00 MiB at the peak: 2 more blocks from /job/model.py:12 (forward), +8.00 MiB"),
         (BEFORE[1:], "-4.00 MiB at the peak: 1 fewer block from /job/model.py:12 (forward), -4.00 MiB"),
         (BEFORE[:3], "-2.00 MiB at the peak: 1 block from /job/model.py:30 (forward), only in A, -2.00 MiB"),
-        (
-            [*BEFORE[:3], (30, 5 * MIB)],
-            "+3.00 MiB at the peak: larger blocks from /job/model.py:30 (forward), +3.00 MiB",
-        ),
-        ([*BEFORE[:2], (12, 2 * MIB), (30, 4 * MIB)], "the peak is the same, 14.00 MiB, but made of different blocks"),
+        ([*BEFORE[:3], (30, 5 * MIB)], f"+3.00 MiB at the peak: larger blocks from {LINE_30}, +3.00 MiB"),
+        ([*BEFORE[:2], (12, 2 * MIB), (30, 4 * MIB)], f"{SAME}, but made of different blocks"),
     ],
 )
 def test_the_reason_is_one_line(tmp_path: Path, after: list[tuple[int, int]], told: str) -> None:
@@ -115,11 +115,8 @@ def test_a_run_and_its_own_snapshot_are_the_same(tmp_path: Path) -> None:
         assert set(comparison.lines["what"]) == set(comparison.segments["what"]) == {"same"}
         assert comparison.sizes.empty
         assert comparison.look_first == comparison.warnings == []
-
-
-def test_a_run_is_compared_with_the_snapshot_of_another(tmp_path: Path) -> None:
-    a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", activation=12 * MIB, line=20)
-    comparison = open_comparison(a, b / SNAPSHOT_NAME)
+    other = run_of(tmp_path / "b", activation=12 * MIB, line=20)
+    comparison = open_comparison(run, other / SNAPSHOT_NAME)
     assert comparison.why == "+12.00 MiB at the peak: larger blocks from model.py:20 (forward), +12.00 MiB"
     assert read_page(comparison_page(comparison)).figures["peak_A"] == "73.00 MiB"
 
@@ -152,21 +149,19 @@ def test_the_page_has_both_histories_and_no_word_of_steps(tmp_path: Path) -> Non
     assert "step 0" not in text
 
 
-def test_empty_snapshots_are_the_same(tmp_path: Path) -> None:
+def test_empty_snapshots_are_compared(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
-    comparison = open_comparison(tmp_path / "a", tmp_path / "b")
-    assert comparison.why == "the peak is the same, 0 B"
-    assert comparison_markdown(comparison, all_rows=True)
-    assert comparison_page(comparison)
-    assert "+16.00" not in json.dumps(compared_object(comparison))
-
-
-def test_a_snapshot_is_compared_with_an_empty_one(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
-    comparison = open_comparison(tmp_path / "a", snapshot_of(tmp_path / "b", BEFORE))
-    assert comparison.why == "+14.00 MiB at the peak: 3 blocks from /job/model.py:12 (forward), only in B, +12.00 MiB"
-    assert comparison_markdown(comparison)
+    full = snapshot_of(tmp_path / "full", BEFORE)
+    for other, why in (
+        (tmp_path / "b", "the peak is the same, 0 B"),
+        (full, "+14.00 MiB at the peak: 3 blocks from /job/model.py:12 (forward), only in B, +12.00 MiB"),
+    ):
+        comparison = open_comparison(tmp_path / "a", other)
+        assert comparison.why == why
+        assert comparison_markdown(comparison, all_rows=True)
+        assert comparison_page(comparison)
+        assert "+16.00" not in json.dumps(compared_object(comparison))
 
 
 @pytest.mark.parametrize(

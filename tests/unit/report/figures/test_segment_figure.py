@@ -11,12 +11,12 @@ import pytest
 import fakedist
 from fakedist.report.figures.look import FREE, STYLE_NAMES
 from fakedist.report.figures.memory_figures import drawn_blocks, has_segments, segment_map
-from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.units import MIB
-from tests.unit.analysis.recorded import new_run
+from tests.unit.analysis.recorded import HandMade
 from tests.unit.analysis.test_segments import fragmented
+from tests.unit.report.handmade import built
 
 EVIL = '<a href="javascript:alert(1)">x</a>'
 
@@ -25,9 +25,7 @@ EVIL = '<a href="javascript:alert(1)">x</a>'
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     made = fragmented()
     made.ended()
-    directory = made.write(new_run(tmp_path_factory.mktemp("runs") / "run"))
-    build_tables(directory)
-    return open_run(directory)
+    return open_run(built(made, tmp_path_factory.mktemp("runs") / "run"))
 
 
 def test_rows_are_segments_and_bars_in_them_are_what_is_allocated(run: Run) -> None:
@@ -40,17 +38,12 @@ def test_rows_are_segments_and_bars_in_them_are_what_is_allocated(run: Run) -> N
     (pinning,) = [each.base[0] for each in figure.data[1:] if 0 in each.y]
     assert (bars[0], pinning) == (4, 30)  # in the segment with the most free memory, behind what was freed
     assert figure.layout.yaxis.ticktext[0] == "96.00 MiB"
+    assert FREE in {each.marker.color for each in figure.data} <= STYLE_NAMES.keys()
 
 
 def test_it_says_how_many_segments_are_not_drawn(run: Run) -> None:
     assert "; 3 segments with less free memory are not drawn" in segment_map(run, most=2).layout.title.text
     assert len(segment_map(run, most=2).data[0].x) == 2
-
-
-def test_its_colours_are_the_pages(run: Run) -> None:
-    colours = {each.marker.color for each in run.figures.segments().data}
-    assert FREE in colours
-    assert colours <= STYLE_NAMES.keys()
 
 
 def test_narrow_blocks_share_a_bar_that_counts_them() -> None:
@@ -61,11 +54,15 @@ def test_narrow_blocks_share_a_bar_that_counts_them() -> None:
     assert len(drawn_blocks(blocks, 100 * 1024)) == 100
 
 
-def test_names_are_text(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run.memory is not None
-    evil = run.memory.segment_blocks().assign(layer=EVIL, line=EVIL, operation=EVIL)
-    monkeypatch.setattr(run.memory, "segment_blocks", lambda moment: evil)
-    assert "<a" not in run.figures.segments().to_json()
+def test_names_are_text(tmp_path: Path) -> None:
+    made = HandMade()
+    stack = made.stack((f"/job/{EVIL}.py", 1, EVIL))
+    made.op("forward", 1, made.layer(EVIL), name=EVIL)
+    made.alloc(0, 2 * MIB, stack=stack)
+    made.ended()
+    found = open_run(built(made, tmp_path / "run")).figures.segments().to_json()
+    assert "alert(1)" in found
+    assert "<a" not in found
 
 
 def test_a_wrong_moment_names_the_right_ones(run: Run) -> None:
@@ -80,10 +77,6 @@ def test_a_snapshot_has_it_without_layers(run: Run) -> None:
 
 
 def test_a_run_without_memory_has_none(tmp_path: Path) -> None:
-    directory = new_run(tmp_path / "run")
-    from tests.unit.analysis.recorded import HandMade
-
-    HandMade().write(directory)
-    build_tables(directory)
-    assert list(open_run(directory).figures.segments().data[0].x) == []
-    assert not has_segments(open_run(directory))
+    run = open_run(built(HandMade(), tmp_path / "run"))
+    assert list(run.figures.segments().data[0].x) == []
+    assert not has_segments(run)

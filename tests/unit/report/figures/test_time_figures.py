@@ -9,12 +9,11 @@ import pytest
 
 from fakedist.report.figures.look import PHASE_COLOURS
 from fakedist.report.figures.time_figures import kernel_lanes
-from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
-from tests.unit.analysis.recorded import GPU, HandMade, new_run
+from tests.unit.analysis.recorded import GPU, HandMade
 from tests.unit.cost_model.times_by_hand import H100, NAN, kernel, record
-from tests.unit.report.handmade import ended_well, overlapping, ranged, timed
+from tests.unit.report.handmade import built, ended_well, overlapping, ranged, timed
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,7 @@ def test_the_roofline_leaves_out_what_is_not_known(tmp_path: Path) -> None:
     rows.append(kernel(120, NAN, "communication"))
     made.others.append(record(*rows))
     made.ended()
-    directory = made.write(new_run(tmp_path / "run"))
-    build_tables(directory)
+    directory = built(made, tmp_path / "run")
     (points,) = (each for each in open_run(directory).figures.roofline().data if each.mode == "markers")
     assert [each[0] for each in points.customdata] == ["both"]
     assert list(points.x) == [100]

@@ -14,9 +14,10 @@ from fakedist.report.text.run_report import render
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.rundir.manifest import load_manifest, write_manifest
-from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
+from tests.unit.analysis.recorded import MIB, HandMade, wrote_nothing
 from tests.unit.analysis.test_segments import fragmented
 from tests.unit.report import handmade
+from tests.unit.report.handmade import built
 from tests.unit.report.reading import PageText, read_page
 
 HOSTILE = ("<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "🔥 {{ 7 * 7 }} </td>", "x" * 10_000)
@@ -57,14 +58,12 @@ def test_a_loaded_page_reads_and_compiles_no_template(tmp_path: Path, monkeypatc
 )
 def test_the_page_shows_the_numbers_of_the_terminal(tmp_path: Path, title: str, table: str) -> None:
     run = handmade.ended_well(tmp_path / "run")
-    told = [
-        [cell.replace("<-", "\u2190") for cell in row] for row in section(terminal_rows(run), title) if len(row) > 2
-    ]
-    rows = read(run).tables[table][1:]
-    shown = [[cell for cell in row if cell] for row in rows]
+    shown = [[cell for cell in row if cell] for row in read(run).tables[table][1:]]
+    told = [row for row in section(terminal_rows(run), title) if len(row) > 2]
     assert told
     for row in told:
-        assert any(row == each[: len(row)] for each in shown), (row, shown)
+        cells = [cell.replace("<-", "\u2190") for cell in row]
+        assert any(cells == each[: len(cells)] for each in shown), (cells, shown)
 
 
 def test_the_table_of_layers_has_the_terminals_figures_with_the_total_first(tmp_path: Path) -> None:
@@ -116,8 +115,7 @@ def test_a_run_that_broke_off_fits_so_far(tmp_path: Path) -> None:
     made.op("init", 0)
     made.alloc(0, MIB)
     made.ended("exception", 1, "RuntimeError: <b>no</b>")
-    run = made.write(new_run(tmp_path / "run", outcome="exit", gpu_memory_bytes=1 << 36))
-    build_tables(run)
+    run = built(made, tmp_path / "run", "exit", gpu_memory_bytes=1 << 36)
     found = read(run)
     assert found.figures["left"].endswith("until the rank ended: exception (RuntimeError: <b>no</b>) after 0 steps.")
     assert "fits so far" in found.words
@@ -132,8 +130,7 @@ def test_notes_name_files_as_everything_else_does(tmp_path: Path) -> None:
     rows = [("aten.item", "/env/lib/python3.11/site-packages/lib/a.py", 3, 1, 5)]
     made.record("invented", rows=rows)
     made.record("note", note={"code": "told", "text": "seen at /job/train.py:7: once"})
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
+    run = built(made, tmp_path / "run")
     words = " ".join(read(run).words)
     assert "first at lib/a.py:3, because" in words
     assert "seen at train.py:7: once" in words
@@ -144,8 +141,7 @@ def test_notes_name_files_as_everything_else_does(tmp_path: Path) -> None:
 def test_the_page_draws_the_segments_with_the_most_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = fragmented()
     made.ended()
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
+    run = built(made, tmp_path / "run")
     text = page(open_run(run))
     assert 'id="segment-map"' in text
     assert "are not drawn" not in text
@@ -176,9 +172,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     made.record("calls", rows=[(0, HOSTILE[2], 0, 1, 1, HOSTILE[0], False, 0, 1, 0, -1, 0, 0)])
     made.record("note", note={"code": "told", "text": HOSTILE[0]})
     made.ended(outcome="exception", code=1, message=HOSTILE[1])
-    run = made.write(new_run(tmp_path / "run", arguments=HOSTILE))
-    build_tables(run)
-    found = read(run)
+    found = read(built(made, tmp_path / "run", arguments=HOSTILE))
     assert len(found.scripts) == 3
     assert not any("alert" in script for script in found.scripts)
     assert found.handlers == []
@@ -194,21 +188,18 @@ def test_a_run_that_never_reached_the_gpu_makes_a_page(tmp_path: Path) -> None:
     assert "blocks" not in found.tables
 
 
-def test_a_run_of_one_allocation_makes_a_page(tmp_path: Path) -> None:
-    made = HandMade()
-    made.op("init", 0)
-    made.alloc(0, MIB)
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
-    assert read(run).figures["peak_allocated"] == "1.00 MiB"
-
-
-def test_report_writes_the_page_where_it_is_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_the_same_page_where_it_is_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = handmade.ended_well(tmp_path / "run")
-    assert main(["report", str(run), "--format", "html", "-o", str(tmp_path / "a page.html")]) == 0
+    report = ["report", str(run), "--format", "html", "-o"]
+    assert main([*report, str(tmp_path / "a page.html")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'a page.html'}\n"
-    assert (tmp_path / "a page.html").read_text().startswith("<!doctype html>")
+    text = (tmp_path / "a page.html").read_text()
+    assert text.startswith("<!doctype html>")
     assert not list(tmp_path.glob(".*"))
+    write_page(open_run(run), tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_text() == text
+    assert main([*report, str(tmp_path / "a page.html" / "a.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_secrets_of_the_command_line_are_not_in_the_page(tmp_path: Path) -> None:
@@ -218,30 +209,3 @@ def test_secrets_of_the_command_line_are_not_in_the_page(tmp_path: Path) -> None
     words = " ".join(" ".join(read(run).words).split())
     assert "fakedist profile --env HF_TOKEN=... --env 'A=b c'" in words
     assert "hunter2" not in page(open_run(run))
-
-
-def test_a_page_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = handmade.ended_well(tmp_path / "run")
-    (tmp_path / "file").touch()
-    assert main(["report", str(run), "--format", "html", "-o", str(tmp_path / "file" / "a.html")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-
-
-def test_of_very_many_layers_the_largest_are_in_the_page(tmp_path: Path) -> None:
-    made = HandMade()
-    for number in range(3_000):
-        layer = made.layer(f"odd{number}", "Linear")
-        made.op("forward", 1, layer)
-        made.alloc(number * (1 << 18), 512 * (1 + number % 100))
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
-    found = read(run)
-    assert 900 < len(found.tables["layer-table"]) < 1_002
-    assert "more, in tables/layers.parquet" in " ".join(found.words)
-
-
-def test_the_same_run_makes_the_same_page(tmp_path: Path) -> None:
-    run = handmade.ended_well(tmp_path / "run")
-    write_page(open_run(run), tmp_path / "one.html")
-    write_page(open_run(run), tmp_path / "two.html")
-    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()

@@ -40,13 +40,10 @@ def test_nothing_can_be_written(server: PageServer, method: str) -> None:
     assert ask(server, server.path, method)[0] == 501
 
 
-def test_another_name_for_this_machine_gets_nothing(server: PageServer) -> None:
+def test_only_this_machine_is_listened_to_and_another_name_for_it_gets_nothing(server: PageServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
     assert ask(server, server.path, host="evil.example")[0] == 404
     assert ask(server, server.path, host=f"localhost:{server.server_port}")[0] == 200
-
-
-def test_only_this_machine_is_listened_to(server: PageServer) -> None:
-    assert server.server_address[0] == "127.0.0.1"
 
 
 def test_every_server_has_an_address_of_its_own(server: PageServer) -> None:
@@ -56,7 +53,6 @@ def test_every_server_has_an_address_of_its_own(server: PageServer) -> None:
 
 
 def test_a_port_that_is_taken_is_told(server: PageServer) -> None:
-    with pytest.raises(SetupError, match="cannot be used"):
-        PageServer("", server.server_port)
-    with pytest.raises(SetupError, match="cannot be used"):
-        PageServer("", 70_000)
+    for port in (server.server_port, 70_000):
+        with pytest.raises(SetupError, match="cannot be used"):
+            PageServer("", port)

@@ -13,14 +13,14 @@ from fakedist.report.page import drawings
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import page
 from fakedist.report.text.time_sheets import group_time_sheet
-from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
+from fakedist.results.run import Run
 from fakedist.rundir.schema import FAMILIES
 from fakedist.rundir.step_time import GroupTime, PathPart
 from fakedist.units import format_us
-from tests.unit.analysis.recorded import HandMade, new_run
+from tests.unit.analysis.recorded import HandMade
 from tests.unit.cost_model.times_by_hand import kernel, record
-from tests.unit.report.handmade import ended_well, measured, overlapping, ranged, timed
+from tests.unit.report.handmade import built, ended_well, measured, overlapping, ranged, timed
 from tests.unit.report.reading import PageText, read_page
 
 HOSTILE = '<script>alert("k")</script>'
@@ -87,10 +87,16 @@ def test_a_run_without_times_has_no_section(tmp_path: Path) -> None:
     assert 'href="#time"' not in text
 
 
+def drawn(found: Run) -> Kept:
+    """The arrays of the drawing of a run's kernels."""
+    pack = Kept()
+    drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), found.time.summary())
+    return pack
+
+
 def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
-    pack, found = Kept(), open_run(run)
-    kernels = read_kernels(found)
-    drawings.add_kernels(pack, found, kernels, found.table("layers"), found.time.summary())
+    found = open_run(run)
+    pack, kernels = drawn(found), read_kernels(found)
     tick = pack.meta["tick_us"]
     ordered = kernels.sort_values(["stream", "start_us"])
     assert np.multiply(pack.arrays["bar_start"], tick) == pytest.approx(ordered["start_us"].to_numpy(), abs=1e-3)
@@ -105,15 +111,13 @@ def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
 
 
 def test_a_collective_says_how_much_of_it_compute_hides(tmp_path: Path) -> None:
-    pack, found = Kept(), open_run(overlapping(tmp_path / "run"))
-    drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), found.time.summary())
+    pack = drawn(open_run(overlapping(tmp_path / "run")))
     assert np.multiply(pack.arrays["bar_hidden"], pack.meta["tick_us"]) == pytest.approx([0, 0, 40])
 
 
 def test_the_scripts_ranges_are_lanes_and_a_table(tmp_path: Path) -> None:
-    pack, found = Kept(), open_run(ranged(tmp_path / "run"))
-    time = found.time.summary()
-    drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), time)
+    found = open_run(ranged(tmp_path / "run"))
+    pack, time = drawn(found), found.time.summary()
     assert [pack.meta["ranges"][int(name)] for name in pack.arrays["range_name"]] == ["<b>outer</b>", "inner"]
     assert (pack.arrays["range_lane"], pack.arrays["range_kernels"]) == ([0, 1], [2, 1])
     busy = np.multiply(pack.arrays["range_busy"], pack.meta["tick_us"])
@@ -167,8 +171,7 @@ def test_names_of_kernels_are_text(tmp_path: Path) -> None:
     layer = made.layer(HOSTILE)
     made.others.append(record(kernel(0, 5, name=HOSTILE, layer=layer)))
     made.ended()
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
+    run = built(made, tmp_path / "run")
     found = read(run)
     assert len(found.scripts) == 3  # ours, plotly.js and the numbers
     assert found.tables["top-kernels"][1][0] == HOSTILE
@@ -183,10 +186,8 @@ def test_a_page_of_many_kernels_says_that_neighbours_are_one_bar(
     layers = [made.layer(f"l{at}") for at in range(5)]
     made.others.append(record(*(kernel(at * 2.0, 1.9, layer=layers[at % 5], name=f"k{at}") for at in range(2_000))))
     made.ended()
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
-    pack, found = Kept(), open_run(run)
-    drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), found.time.summary())
+    run = built(made, tmp_path / "run")
+    pack = drawn(open_run(run))
     assert pack.meta["merged"]
     assert len(pack.arrays["bar_kind"]) <= 60
     assert sum(pack.arrays["bar_num"]) == 2_000 == pack.meta["num_kernels"]
@@ -199,8 +200,7 @@ def test_a_step_that_generates_says_how_much_of_it_decodes(tmp_path: Path) -> No
     made.others.append(
         record(kernel(0.0, 2e3, phase="generation"), kernel(4e3, 2e3, phase="generation"), kernel(6e3, 2e3))
     )
-    build_tables(made.write(new_run(tmp_path / "run")))
-    found = open_run(tmp_path / "run")
+    found = open_run(built(made, tmp_path / "run"))
     assert found.summary.timed is not None
     assert found.summary.timed[0].generation_us == 6e3
     text = page(found)

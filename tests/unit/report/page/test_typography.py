@@ -37,17 +37,9 @@ def test_a_name_breaks_after_its_dots_and_stays_text(name: str, markup: str) -> 
     assert str(layer_name(name)) == markup
 
 
-def test_a_command_breaks_between_its_words() -> None:
-    assert str(command("train.py --loss-parallel <x>")) == (
-        'train.py <span class="name">--loss-parallel</span> &lt;x&gt;'
-    )
+def test_commands_break_between_words_lines_after_folders_and_the_interval_of_a_step_is_lighter() -> None:
+    assert str(command("a.py --loss-parallel <x>")) == 'a.py <span class="name">--loss-parallel</span> &lt;x&gt;'
     assert str(command("-" * 50)) == "-" * 50
-
-
-def test_a_line_breaks_after_its_folders() -> None:
     assert str(source_line("a/<b>.py:7 (main)")) == "a/<wbr>&lt;b&gt;.py:7 (main)"
-
-
-def test_the_interval_of_a_step_is_lighter() -> None:
     assert str(step_time("2.71 s (2.50 to 3.00)")) == '2.71 s <span class="interval">(2.50 to 3.00)</span>'
     assert str(step_time("2.71 s")) == "2.71 s"

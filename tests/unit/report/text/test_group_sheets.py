@@ -12,9 +12,9 @@ from fakedist.errors import RunDirectoryError
 from fakedist.report.compare.change_sheets import render_comparison
 from fakedist.report.compare.comparison import Comparison
 from fakedist.report.page.run_page import page
-from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
-from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.analysis.recorded import MIB, HandMade
+from tests.unit.report.handmade import built
 from tests.unit.report.reading import read_page
 
 SIDE = 77
@@ -43,9 +43,7 @@ def run_of(directory: Path, gather_group: int) -> Path:
     ]
     made.record("calls", rows=rows)
     made.ended()
-    run = made.write(new_run(directory))
-    build_tables(run)
-    return run
+    return built(made, directory)
 
 
 @pytest.mark.parametrize("width", [80, 160])

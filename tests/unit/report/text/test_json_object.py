@@ -76,12 +76,9 @@ def test_repeated_layers_are_folded_and_their_bytes_summed(tmp_path: Path) -> No
     assert "layers.0-2.mlp" not in apart
 
 
-def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_the_run_directory_is_absolute_and_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunDirectoryError, match=r"no run\.json"):
         summary_object(tmp_path)
-
-
-def test_the_run_directory_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended_well(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert summary_object(Path("run"))["run_directory"] == str((tmp_path / "run").resolve())

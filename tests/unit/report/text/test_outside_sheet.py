@@ -42,33 +42,29 @@ def summary(reserved: int, low: float, high: float, fits: bool = True, measured_
     )
 
 
-def told(found: Summary) -> str:
+SO_FAR = "fits so far, headroom 10.00 GiB"
+UNSURE = "1.00 GiB is not reserved, but NCCL takes"
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (summary(70, 1, 2), f"{SO_FAR}, 1.00 to 2.00 GiB of it for NCCL, estimated"),
+        (summary(70, 0, 0), SO_FAR),
+        (replace(summary(70, 0, 0), estimated_outside=None), SO_FAR),
+        (summary(79, 0.5, 2), f"may not fit: {UNSURE} 512.00 MiB to 2.00 GiB, estimated"),
+        (summary(79, 1.5, 2, fits=False), f"does not fit: {UNSURE} 1.50 to 2.00 GiB, estimated"),
+        (summary(81, 1.5, 2, fits=False), "does not fit: it takes 81.00 GiB, 1.00 GiB more than the GPU has"),
+    ],
+)
+def test_the_verdict_has_one_headroom_and_is_certain_where_the_estimate_decides_nothing(
+    found: Summary, text: str
+) -> None:
     said = verdict(found, "")
     assert said is not None
-    return said.word + said.more
-
-
-def test_a_fit_says_its_headroom_once_and_what_nccl_takes_of_it() -> None:
-    assert told(summary(70, 1, 2)) == "fits so far, headroom 10.00 GiB, 1.00 to 2.00 GiB of it for NCCL, estimated"
-    assert told(summary(70, 0, 0)) == "fits so far, headroom 10.00 GiB"
-
-
-def test_a_fit_that_depends_on_the_estimate_is_not_certain() -> None:
-    found = summary(79, 0.5, 2)
-    assert told(found) == "may not fit: 1.00 GiB is not reserved, but NCCL takes 512.00 MiB to 2.00 GiB, estimated"
-    said = verdict(found, "")
-    assert said is not None
-    assert said.fits
-    assert not said.is_sure
-
-
-def test_what_does_not_even_fit_the_least_estimate_does_not_fit() -> None:
-    assert told(summary(79, 1.5, 2, fits=False)).startswith("does not fit: 1.00 GiB is not reserved, but NCCL takes")
-    assert told(summary(81, 1.5, 2, fits=False)) == "does not fit: it takes 81.00 GiB, 1.00 GiB more than the GPU has"
-
-
-def test_without_an_estimate_there_is_one_headroom() -> None:
-    assert told(replace(summary(70, 0, 0), estimated_outside=None)) == "fits so far, headroom 10.00 GiB"
+    assert said.word + said.more == text
+    assert said.fits == ("does not" not in text)
+    assert said.is_sure == ("may not" not in text)
 
 
 def test_page_and_markdown_have_the_section_with_every_communicator(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ COLUMNS = [
 ]
 
 
-def printed(width: int) -> list[str]:
+def printed(width: int, columns: list[SheetColumn] = COLUMNS) -> list[str]:
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
-    print_table(console, "By layer", COLUMNS)
+    print_table(console, "By layer", columns)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -53,34 +53,27 @@ WIDE = [
 ]
 
 
-def shown(columns: list[SheetColumn], width: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
-    print_table(console, "By layer", columns)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()[2:]
-
-
 def test_on_a_narrow_terminal_the_key_column_stays_and_names_fold_at_their_dots() -> None:
-    assert shown(WIDE, 40) == [
+    assert printed(40, WIDE)[2:] == [
         "layer                  params      total",
         "layers.0-79.        20.00 MiB  60.04 MiB",
         "attention.wq x80",
         "  columns not shown: most (a wider",
         "  terminal or --json has them)",
     ]
-    assert shown(WIDE, 30)[0].split() == ["layer", "total"]
+    assert printed(30, WIDE)[2].split() == ["layer", "total"]
 
 
 def test_headings_fold_before_a_column_is_left_out() -> None:
     columns = [SheetColumn("step", ["1"]), SheetColumn("allocated at end", ["1.00 GiB"], rank=2)]
-    assert shown(columns, 22) == ["step  allocated at end", "   1          1.00 GiB"]
-    assert shown(columns, 15) == ["      allocated", "step     at end", "   1   1.00 GiB"]
-    assert shown(columns, 14)[:2] == ["step", "   1"]
+    assert printed(22, columns)[2:] == ["step  allocated at end", "   1          1.00 GiB"]
+    assert printed(15, columns)[2:] == ["      allocated", "step     at end", "   1   1.00 GiB"]
+    assert printed(14, columns)[2:4] == ["step", "   1"]
 
 
 def test_no_figure_is_ever_cut() -> None:
     for width in range(8, 60):
-        lines = shown(WIDE, width)
+        lines = printed(width, WIDE)[2:]
         assert "60.04 MiB" in " ".join(lines)
         assert "…" not in " ".join(lines)
 

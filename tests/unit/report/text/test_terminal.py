@@ -6,6 +6,7 @@ python -m tests.unit.report.text.test_terminal
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.report.text.run_report import render
 from fakedist.results.building import build_tables
 from tests.unit.analysis.recorded import GIB, HandMade, new_run, wrote_nothing
-from tests.unit.report.handmade import ended_well, measured, out_of_memory, timed
+from tests.unit.report.handmade import built, ended_well, measured, out_of_memory, timed
 
 EXPECTED = Path(__file__).parent / "expected"
 CASES = [(ended_well, 80), (ended_well, 160), (out_of_memory, 80), (out_of_memory, 160)]
@@ -43,45 +44,23 @@ def test_no_line_but_paths_and_messages_is_wider_than_the_terminal(
 ) -> None:
     lines = text(make(tmp_path / "run"), width, all_layers=True).splitlines()
     assert [line for line in lines if len(line) > width and not line.startswith("run ")] == []
-
-
-def test_no_line_ends_in_blanks(tmp_path: Path) -> None:
-    shown = text(ended_well(tmp_path / "run"), 80)
-    assert [line for line in shown.splitlines() if line != line.rstrip()] == []
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_of_many_steps_the_first_the_last_and_that_of_the_peak_are_shown(tmp_path: Path) -> None:
-    made = HandMade()
-    for step in range(10):
-        made.op("forward", step)
-        made.alloc(0, (3 if step == 5 else 1) * GIB // 4)
-        made.free(0, (3 if step == 5 else 1) * GIB // 4)
-        made.step(step)
-    made.ended()
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
-    shown = text(run)
-    steps = [
-        line.split()[0]
-        for line in shown.splitlines()
-        if line.strip().startswith(tuple("0123456789")) and "forward" in line
-    ]
-    assert steps[:4] == ["0", "1", "5", "9"]
-    assert "5  forward <- peak" in shown
-    assert "6 of the steps 2 to 8 are only in --json" in shown
-
-
-def test_a_single_step_that_is_not_shown_is_named(tmp_path: Path) -> None:
-    made = HandMade()
-    for step in range(5):
-        made.op("forward", step)
-        made.alloc(0, (3 if step == 2 else 1) * GIB // 4)
-        made.free(0, (3 if step == 2 else 1) * GIB // 4)
-        made.step(step)
-    made.ended()
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
-    assert "step 3 is only in --json" in text(run)
+    for number, peak in ((10, 5), (5, 2)):
+        made = HandMade()
+        for step in range(number):
+            made.op("forward", step)
+            made.alloc(0, (3 if step == peak else 1) * GIB // 4)
+            made.free(0, (3 if step == peak else 1) * GIB // 4)
+            made.step(step)
+        made.ended()
+        shown = text(built(made, tmp_path / f"run{number}"))
+        steps = re.findall(r"^ *(\d+)  forward", shown, re.MULTILINE)
+        assert steps[:4] == ["0", "1", str(peak), str(number - 1)]
+        assert f"{peak}  forward <- peak" in shown
+        assert ("6 of the steps 2 to 8 are only in --json" if number == 10 else "step 3 is only in --json") in shown
 
 
 def test_every_layer_is_shown_on_request(tmp_path: Path) -> None:
@@ -98,8 +77,7 @@ def test_a_run_that_only_just_does_not_fit_says_by_how_much(tmp_path: Path) -> N
     made.op()
     made.event("segment_alloc", 2 * GIB, 80 * GIB)
     made.ended()
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
+    run = built(made, tmp_path / "run")
     shown = text(run)
     assert "  does not fit: it takes 81.00 GiB, 1.00 GiB more than the GPU has\n" in shown
     assert "Largest blocks" not in shown  # there was none
@@ -122,9 +100,7 @@ def test_names_with_brackets_are_text_and_no_style(tmp_path: Path) -> None:
     made.alloc(0, GIB)
     made.record("note", note={"code": "told", "text": "see [bold]here[/bold]"})
     made.ended()
-    run = made.write(new_run(tmp_path / "run", arguments=("[a]",)))
-    build_tables(run)
-    shown = text(run)
+    shown = text(built(made, tmp_path / "run", arguments=("[a]",)))
     assert "job     train.py [a]\n" in shown
     assert "\n[red]mlp[/] " in shown
     assert "  - see [bold]here[/bold]\n" in shown

@@ -74,14 +74,6 @@ def test_markdown_says_where_every_table_is_from(tmp_path: Path, make: object) -
     assert ("duration is not known" in text) == (make is timed)
 
 
-def test_a_time_of_which_a_part_is_not_known_says_so() -> None:
-    assert [unknown_time(0, 2), unknown_time(1500, 2), unknown_time(0, 0)] == [
-        "not known",
-        "1.50 ms + 2 not known",
-        "-",
-    ]
-
-
 @pytest.mark.parametrize(
     ("low_us", "high_us", "text"),
     [
@@ -106,12 +98,10 @@ def test_the_accuracy_of_the_main_families_is_one_line(run: Run) -> None:
     assert accuracy_text(replace(source, accuracy=[])) == ""
 
 
-def test_the_bound_of_a_row_is_that_of_most_of_its_time() -> None:
-    assert main_bound(1, 3, 0) == "memory 75%"
-    assert main_bound(0, 0, 0) == ""
-
-
-def test_names_of_kernels_lose_what_all_have() -> None:
+def test_parts_that_are_not_known_bounds_and_names_of_kernels_are_short() -> None:
+    found = [unknown_time(0, 2), unknown_time(1500, 2), unknown_time(0, 0)]
+    assert found == ["not known", "1.50 ms + 2 not known", "-"]
+    assert (main_bound(1, 3, 0), main_bound(0, 0, 0)) == ("memory 75%", "")
     assert short_kernel("void at::native::(anonymous namespace)::softmax<4>(int)") == "softmax<4>(int)"
     assert short_kernel("k" * 100) == "k" * 43 + "…"
 
@@ -127,25 +117,16 @@ def text_of(run: Run) -> str:
     return text.getvalue()
 
 
-def test_the_text_names_both_gpus_and_what_stays_and_then_has_the_reports_tables(launched: Run) -> None:
-    text = text_of(launched.priced_for("b200"))
+def test_a_step_priced_for_another_gpu_has_the_same_facts_in_every_form(launched: Run) -> None:
+    assert "priced for NVIDIA H100 80GB HBM3\n" in text_of(launched.priced_for())
+    priced = launched.priced_for("b200")
+    text = text_of(priced)
     assert "priced for NVIDIA B200, run for NVIDIA H100 80GB HBM3; its memory" in text
     for title in ("Time of step 2, estimated", "Time by layer", "Time by family", "Kernels that take the most time"):
         assert title in text
-
-
-def test_the_runs_own_gpu_is_named_once(launched: Run) -> None:
-    assert "priced for NVIDIA H100 80GB HBM3\n" in text_of(launched.priced_for())
-
-
-def test_markdown_has_the_same_facts(launched: Run) -> None:
-    text = priced_markdown(launched.priced_for("b200"), all_layers=False)
-    assert "- GPU: priced for NVIDIA B200, run for" in text
-    assert "<summary>Time by layer, estimated, with children</summary>" in text
-
-
-def test_the_object_has_the_summarys_keys(launched: Run) -> None:
-    priced = launched.priced_for("b200")
+    markdown = priced_markdown(priced, all_layers=False)
+    assert "- GPU: priced for NVIDIA B200, run for" in markdown
+    assert "<summary>Time by layer, estimated, with children</summary>" in markdown
     assert priced_object(priced) == {
         "run_directory": str(launched.path),
         "kernels": to_plain(priced.summary.kernels),
