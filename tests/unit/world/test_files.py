@@ -62,9 +62,6 @@ def test_what_a_rank_removes_is_on_its_tape_and_what_it_does_not_get_rid_of_is_n
         (str(tree), ""),
         (str(tmp_path / "marker"), ""),
     ]
-
-
-def test_removing_trees_works_as_ever_and_the_functions_are_put_back(tmp_path: Path) -> None:
     before = {name: getattr(os, name) for name in ("rename", "replace", "remove", "unlink", "rmdir")}
     with rank(0, tmp_path):
         assert os.unlink in os.supports_dir_fd

@@ -120,40 +120,34 @@ def test_a_script_that_starts_one_machines_ranks_has_the_chosen_one_among_them(r
     with chosen(rank, 16):
         mp.spawn(train_on_node, (node, 16), nprocs=8)  # type: ignore[no-untyped-call]
     assert ran_here == [(os.getpid(), rank, 16, node)]
-
-
-def test_a_script_that_starts_all_ranks_of_two_machines_has_the_chosen_one_once() -> None:
-    with chosen(9, 16):
+    with chosen(rank, 16):  # all ranks of both machines
         mp.spawn(train, (16, ""), nprocs=16)  # type: ignore[no-untyped-call]
-    assert [ran[1] for ran in ran_here] == [9]
+    assert [ran[1] for ran in ran_here] == [rank, rank]
 
 
-def test_a_rank_that_leaves_lets_the_script_go_on() -> None:
+def test_a_rank_that_leaves_lets_the_script_go_on_and_its_error_is_the_scripts() -> None:
     with chosen(1):
         mp.spawn(leave, nprocs=4)  # type: ignore[no-untyped-call]
-
-
-def test_an_error_of_the_rank_is_the_scripts() -> None:
     with chosen(1) as notes:
         with pytest.raises(ValueError, match="rank 1 fails"):
             mp.spawn(fail, nprocs=4)  # type: ignore[no-untyped-call]
         assert notes() == []  # it was run, as one that is stopped after its steps
 
 
-def test_a_note_tells_if_the_chosen_rank_is_not_started() -> None:
-    with chosen(9, 16) as notes:
-        mp.spawn(train, (16, ""), nprocs=8)  # type: ignore[no-untyped-call]
-        assert any(
-            "the script started 8 ranks itself, but none of them is rank 9 of 16" in note.text for note in notes()
-        )
-    assert ran_here == []
-
-
-def test_a_script_of_another_world_is_run_and_told() -> None:
-    with chosen(1, 16) as notes:
-        mp.spawn(train, (4, ""), nprocs=4)  # type: ignore[no-untyped-call]
-        assert any("the script joined the job as rank 1 of 4, not as rank 1 of 16" in note.text for note in notes())
-    assert [ran[1:3] for ran in ran_here] == [(1, 4)]
+@pytest.mark.parametrize(
+    ("rank", "started", "ran", "told"),
+    [
+        (9, (16, 8), [], "the script started 8 ranks itself, but none of them is rank 9 of 16"),
+        (1, (4, 4), [(1, 4)], "the script joined the job as rank 1 of 4, not as rank 1 of 16"),
+    ],
+)
+def test_a_note_tells_if_the_chosen_rank_is_not_started_or_of_another_world(
+    rank: int, started: tuple[int, int], ran: list[tuple[int, int]], told: str
+) -> None:
+    with chosen(rank, 16) as notes:
+        mp.spawn(train, (started[0], ""), nprocs=started[1])  # type: ignore[no-untyped-call]
+        assert any(told in note.text for note in notes())
+    assert [each[1:3] for each in ran_here] == ran
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
