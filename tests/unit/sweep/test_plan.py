@@ -101,13 +101,10 @@ def test_a_command_line_alone_is_a_sweep() -> None:
 )
 def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in SWEEP
-    with pytest.raises(SweepError, match=message):
-        read(tmp_path, SWEEP.replace(old, new))
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="cannot be read: No such file"):
         sweep_of_file(tmp_path / "sweep.toml", CommandLineSettings())
+    with pytest.raises(SweepError, match=message):
+        read(tmp_path, SWEEP.replace(old, new))
 
 
 def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:

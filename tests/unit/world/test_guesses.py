@@ -190,14 +190,12 @@ def test_tensors_that_no_tape_has_are_counted(tapes: Tapes) -> None:
     assert f"first in recv at {__file__}:" in note.text
 
 
-def test_what_stays_as_it_was_is_not_made_up() -> None:
-    tapes = Tapes(rank=1)
-    with fake_world(Job(world_size=4, rank=1, target="x", collectives="noop"), tapes=tapes):
-        dist.init_process_group("gloo")
+def test_what_stays_as_it_was_is_not_made_up(tmp_path: Path) -> None:
+    with rank(1, tmp_path, collectives="noop") as tapes:
         dist.recv(received := torch.full((2,), 7.0), 0)
         dist.scatter(received, None, src=0)
-    assert received.tolist() == [7.0, 7.0]
-    assert tapes.notes() == []
+        assert received.tolist() == [7.0, 7.0]
+        assert tapes.notes() == []
 
 
 def test_integers_on_the_host_that_no_tape_has_are_named_with_their_line(tapes: Tapes) -> None:
