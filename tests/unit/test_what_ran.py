@@ -32,7 +32,7 @@ def test_without_a_skip_there_is_one_line() -> None:
 
 
 def test_files_are_listed_with_all_that_their_tests_took() -> None:
-    stats = {
+    stats: dict[str, list[object]] = {
         "": [Made("tests/unit/a.py::one", duration=4.0), Made("tests/unit/b.py::two", duration=1.0)],
         "passed": [Made("tests/unit/a.py::one", duration=3.0), Made("tests/unit/c.py::three", duration=2.0)],
         "warnings": [object()],

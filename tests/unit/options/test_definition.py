@@ -51,7 +51,7 @@ def test_a_rank_knows_its_place_on_its_machine_of_which_the_last_may_not_be_full
 
 
 def test_a_job_comes_back_from_json_also_of_a_newer_version() -> None:
-    variables = {"environment": (("A", "b=c"),), "nccl_environment": (("NCCL_ALGO", "Ring"),)}
+    variables: dict[str, Any] = {"environment": (("A", "b=c"),), "nccl_environment": (("NCCL_ALGO", "Ring"),)}
     job = dataclasses.replace(
         JOB, arguments=("--lr", "1"), gpu_memory_bytes=UNLIMITED_BYTES, timeout_s=1.5, **variables
     )

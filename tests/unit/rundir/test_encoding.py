@@ -79,9 +79,8 @@ def test_a_record_comes_back_from_builtins_and_its_rows_with_their_names(record:
     assert b"fakedist" not in body  # no class is named: the reader refuses any
     found = decode(pickle.loads(body), TAPE_RECORDS if record in ON_TAPE else RECORDS)
     assert found == record
-    assert not isinstance(found, CallsRecord) or [row.operation for row in found.rows[:1]] == ["all_reduce"] * bool(
-        found.rows
-    )
+    if isinstance(found, CallsRecord):
+        assert {row.operation for row in found.rows} <= {"all_reduce"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Decisions of the page's sections: which rows they have, and what they say of the ends of a table."""
+"""Decisions of the page's sections: their rows, widths of bars, and when a section is left out."""
 
 from __future__ import annotations
 
