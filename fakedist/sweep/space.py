@@ -343,7 +343,7 @@ def _short(text: str) -> str:
 #: More points than this need a number of trials.
 MAX_POINTS = 10_000
 #: Combinations that are looked at. More take minutes, and then the conditions say little.
-_MAX_LOOKED_AT = 200_000
+MAX_LOOKED_AT = 200_000
 
 
 @dataclass(frozen=True)
@@ -422,21 +422,19 @@ class Space:
         values = self.named_values(point)
         return next((condition.text for condition in self.conditions if not condition.value(values)), "")
 
-    def points(self) -> Iterator[Point]:
+    def points(self, max_looked_at: int = MAX_LOOKED_AT) -> Iterator[Point]:
         """The points that meet every condition. A condition is tested as soon as the axes that it needs have values.
 
         Raises:
             SweepError: Too many combinations would have to be looked at.
         """
-        yield from self._below([], [0])
+        yield from self._below([], [0], max_looked_at)
 
-    def _below(self, values: list[tuple[str, Scalar]], looked_at: list[int]) -> Iterator[Point]:
+    def _below(self, values: list[tuple[str, Scalar]], looked_at: list[int], most: int) -> Iterator[Point]:
         depth = len(values)
         looked_at[0] += 1
-        if looked_at[0] > _MAX_LOOKED_AT:
-            raise SweepError(
-                f"more than {_MAX_LOOKED_AT:,} combinations would have to be looked at", "--sampler tpe --trials 60"
-            )
+        if looked_at[0] > most:
+            raise SweepError(f"more than {most:,} combinations would have to be looked at", "--sampler tpe --trials 60")
         if not self._possible(values):
             return
         if depth == len(self.axes):
@@ -444,7 +442,7 @@ class Space:
             return
         axis = self.axes[depth]
         for value in axis.values:
-            yield from self._below([*values, (axis.name, value)], looked_at)
+            yield from self._below([*values, (axis.name, value)], looked_at, most)
 
     def _possible(self, values: list[tuple[str, Scalar]]) -> bool:
         """True if the values of the first axes meet the conditions that need the last of them and no further axis."""
@@ -466,18 +464,18 @@ class Space:
                 )
 
 
-def all_points(space: Space) -> list[Point]:
+def all_points(space: Space, *, max_points: int = MAX_POINTS, max_looked_at: int = MAX_LOOKED_AT) -> list[Point]:
     """The points of a space that is run as a whole.
 
     Raises:
         SweepError: No point meets the conditions, or there are too many.
     """
     points: list[Point] = []
-    for point in space.points():
+    for point in space.points(max_looked_at):
         points.append(point)
-        if len(points) > MAX_POINTS:
+        if len(points) > max_points:
             raise SweepError(
-                f"the space has more than {MAX_POINTS:,} points (of {space.size:,} without conditions)",
+                f"the space has more than {max_points:,} points (of {space.size:,} without conditions)",
                 "--sampler tpe --trials 60 runs some of them; or add a condition: --where",
             )
     if not points:
