@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -16,22 +17,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from fakedist.record.dispatch import every_operation
+from fakedist import frames
+from fakedist.record.dispatch import every_operation, warnings_at_the_script
 
 _KEY = torch._C._parse_dispatch_key("Fake")  # type: ignore[attr-defined]
 _IS_BELOW_PYTHON = not torch._C._dispatch_keyset_full_after(_KEY).has(torch._C.DispatchKey.Python)  # type: ignore[attr-defined]
+
+
+def _naming(names: list[str]) -> Callable[..., Any]:
+    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **kwargs)
+
+    return run
 
 
 @contextmanager
 def seen(*, views: bool = False) -> Iterator[list[str]]:
     """Names of the operations that are seen, as they run."""
     names: list[str] = []
-
-    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names.append(func._schema.name.removeprefix("aten::"))
-        return func(*args, **kwargs)
-
-    with every_operation(run) as interception:
+    with every_operation(_naming(names)) as interception:
         interception.see_views(views)
         yield names
 
@@ -49,23 +54,12 @@ def test_views_are_run_by_torch_alone_unless_they_are_asked_for() -> None:
     with seen(views=True) as names:
         assert torch.equal(views(x), expected)
     assert names[:5] == ["view", "t", "split", "slice", "unbind"]
-
-
-@pytest.mark.skipif(not _IS_BELOW_PYTHON, reason="this torch passes views of tensor subclasses through the key")
-def test_views_are_switched_on_and_off_while_it_runs() -> None:
-    names: list[str] = []
-
-    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names.append(func._schema.name.removeprefix("aten::"))
-        return func(*args, **kwargs)
-
-    x = torch.ones(2, 2)
-    with every_operation(run) as interception:
+    names = []
+    with every_operation(_naming(names)) as interception:
         for are_seen in (False, True, True, False):
             interception.see_views(are_seen)
-            x.t()
-            x.neg()
-    assert names == ["neg", "t", "neg", "t", "neg", "neg"]
+            x.view(4, 4).t().neg()
+    assert names == ["neg", *["view", "t", "neg"] * 2, "neg"]
 
 
 def test_what_a_view_of_a_sparse_tensor_allocates_is_seen() -> None:
@@ -308,3 +302,15 @@ def test_running_out_of_memory_keeps_no_argument_alive() -> None:
         temporary().cos()
     assert caught.tb is not None  # which keeps its frames
     assert freed == ["the argument"]
+
+
+@pytest.mark.parametrize(("file", "is_ours"), [(f"{frames.OURS}record/dispatch.py", True), ("/job/train.py", False)])
+def test_a_warning_of_the_recorder_names_the_scripts_line(
+    file: str, is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, int]] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda text, category, name, line, *more: shown.append((name, line)))
+    with warnings_at_the_script():
+        warnings.showwarning("text", UserWarning, file, 7)
+    ((name, line),) = shown
+    assert (name, line == 7) == (__file__ if is_ours else file, not is_ours)
