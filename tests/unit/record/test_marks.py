@@ -9,7 +9,7 @@ from fakedist.record.marks import Marks, _OwnedMemory
 from fakedist.record.module_names import KEEP_LAYER, OUTSIDE, LayerTable
 from fakedist.record.position import Position
 from fakedist.rundir.schema import CATEGORIES
-from tests.unit.record.on_device import on_device
+from tests.support.on_device import on_device
 
 
 def pieces(length: int, *bounds: tuple[int, int, int]) -> tuple[torch.Tensor, _OwnedMemory]:
