@@ -39,7 +39,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         return output, Ending(Outcome.INTERRUPTED, 130) if job.rank == 3 else Ending(Outcome.STOPPED, 0)
 
     monkeypatch.setattr(launching, "profile", profile)
-    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     return jobs
 
 
@@ -114,7 +113,6 @@ class Stages:
 def run_stages(stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[int, str], list[str]]:
     """The end of each of two ranks, and the messages meanwhile."""
     monkeypatch.setattr(launching, "profile", stages.profile)
-    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     said: list[str] = []
     runs = list(profile_ranks(JOB, (0, 1), tmp_path / "runs", False, Streams(say=said.append)))
     assert sorted(run.rank for run in runs) == [0, 1]
@@ -194,7 +192,6 @@ def run_peers(
 ) -> tuple[Ending, list[str]]:
     """The end of a rank that runs with its peers, and the messages meanwhile."""
     monkeypatch.setattr(launching, "profile", pipeline.profile)
-    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     said: list[str] = []
     job = dataclasses.replace(JOB, rank=rank, with_peers=True)
     found, ending = profile_with_peers(job, tmp_path / "runs", False, Streams(say=said.append))
