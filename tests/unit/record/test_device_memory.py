@@ -56,10 +56,15 @@ def test_nothing_happens_after_the_watch_or_in_a_forked_process(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("meta")])
-def test_an_operation_elsewhere_does_not_initialise_it(device: object) -> None:
+def test_an_operation_elsewhere_does_not_initialise_it(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Beginning()
     cuda.before({"device": device})
     assert not cuda.is_past
+    made: list[object] = []
+    monkeypatch.setattr(torch.ops.aten.empty, "memory_format", lambda size, device: made.append(device))
+    for _ in range(2):
+        cuda.before({"device": "cuda:1"})
+    assert (made, cuda.is_past) == (["cuda:1"], True)
 
 
 def test_the_recorders_own_look_ups_do_not_initialise_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +101,8 @@ def drained(monkeypatch: pytest.MonkeyPatch, trace: list[dict[str, Any]], *segme
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: None)
     records: list[Record] = []
     history = AllocatorHistory(records.append, dict)
+    history.drain()
+    assert records == []  # nothing before it begins
     history.start()
     history.drain()
     (record,) = records
@@ -106,7 +113,11 @@ def drained(monkeypatch: pytest.MonkeyPatch, trace: list[dict[str, Any]], *segme
 def test_events_without_a_pool_have_that_of_the_segment_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = (MIB, 4 * MIB, 5 * MIB, 6 * MIB, 9 * MIB)
     segments = held(9 * MIB, MIB, (2, 0)), held(4 * MIB, 2 * MIB, (1, 0)), held(MIB, MIB, (0, 0))
-    record = drained(monkeypatch, [mapped(address) for address in addresses], *segments)
+    frame = {"filename": "train.py", "line": 7, "name": "main"}
+    trace = [mapped(address) for address in addresses]
+    trace[1]["frames"] = [frame]
+    record = drained(monkeypatch, trace, *segments)
+    assert [*memoryview(record.stack).cast("i")] == [-1, 0, -1, -1, -1]  # most have no stack
     assert record.pools == [PoolRow(1, 1, 0), PoolRow(2, 1, 0), PoolRow(4, 2, 0)]
     assert drained(monkeypatch, [mapped(MIB)], held(MIB, MIB, (1, 0), device=1)).pools == []  # another device's
     named = drained(monkeypatch, [mapped(MIB, pool_id=(3, 1))], held(MIB, MIB, (1, 0)))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import pytest
 import torch
 from torch import nn
 
 from fakedist.errors import StopRun
+from fakedist.record.alive import all_alive
 from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.position import Position
-from fakedist.record.steps import After, Evaluations, StepListener, Steps, StepSize, Training, live_bytes
+from fakedist.record.steps import After, Evaluations, StepListener, Steps, StepSize, Training, any_waits, live_bytes
 
 
 class Optimizer:
@@ -134,6 +135,12 @@ def test_the_run_stops_where_the_step_after_the_last_would_begin_and_each_time_a
         with pytest.raises(StopRun):
             log.steps.work()
     assert (log.ended, log.steps.last) == ([1, 2], 2)
+    assert not issubclass(StopRun, Exception)  # `except Exception` does not swallow it
+    by_hand = Log(limit=2)
+    by_hand.run("m")
+    with pytest.raises(StopRun):
+        by_hand.run("m")
+    assert by_hand.ended == [1, 2]
 
 
 def test_more_steps_run_and_are_not_counted_as_recorded() -> None:
@@ -143,18 +150,6 @@ def test_more_steps_run_and_are_not_counted_as_recorded() -> None:
     with pytest.raises(StopRun):
         log.turns("a" * 9)
     assert (ended, log.steps.last) == ([1, 2, 3, 4], 2)
-
-
-def test_except_exception_does_not_swallow_the_stop() -> None:
-    assert not issubclass(StopRun, Exception)
-
-
-def test_manual_steps_stop_the_run_at_the_limit() -> None:
-    log = Log(limit=2)
-    log.steps.manual()
-    with pytest.raises(StopRun):
-        log.steps.manual()
-    assert log.ended == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -233,73 +228,37 @@ def test_work_before_any_optimizer_exists_is_init() -> None:
     assert (job.steps.number, job.merged, job.ended) == (2, [0], [1])
 
 
-def test_only_the_first_optimizer_takes_the_first_step_back() -> None:
-    job = Log()
-    job.made()
-    job.steps.work()
-    job.made()
-    job.steps.work()
-    assert (job.steps.number, job.merged) == (1, [])
-
-
-@pytest.mark.parametrize("steps_at_once", [True, False])
-def test_an_optimizer_made_for_gradients_that_are_there_belongs_to_the_step(steps_at_once: bool) -> None:
-    job = Log()
-    job.steps.work()
-    job.weight.grad = torch.ones(1)
-    optimizer = job.made()
-    if not steps_at_once:
-        job.steps.work()
-    job.optimizer_step(optimizer)
-    assert (job.steps.number, job.merged) == (1, [])
-
-
-def test_gradients_that_are_dropped_before_the_next_work_were_a_probes() -> None:
-    job = Log()
-    job.steps.work()
-    job.weight.grad = torch.ones(1)
-    optimizer = job.made()
-    optimizer.zero_grad()
-    job.steps.work()
-    assert job.merged == [0]
-
-
-def test_an_optimizer_made_between_a_forward_and_its_backward_belongs_to_the_step() -> None:
-    job = Log()
-    job.steps.work()
-    optimizer = job.made()
-    job.steps.work(continues=True)
-    job.optimizer_step(optimizer)
-    assert (job.steps.number, job.merged) == (1, [])
-
-
-def test_the_backward_of_a_probe_does_not_make_it_a_step() -> None:
-    job = Log()
-    job.steps.work()
-    job.steps.work(continues=True)
-    job.made()
-    job.steps.work()
-    assert job.merged == [0]
-
-
-def test_an_optimizer_that_creates_its_state_after_a_probe_is_init() -> None:
-    job = Log()
-    job.steps.work()
-    optimizer = job.made()
-    job.weight.grad = torch.zeros(1)  # as torch's distributed checkpoints do
-    job.optimizer_step(optimizer)
-    assert (job.steps.number, job.merged) == (0, [0])
-    job.steps.work()
-    assert job.steps.number == 1
-
-
-def test_a_script_that_counts_its_own_steps_goes_on_counting() -> None:
-    job = Log()
-    job.steps.work()
-    job.steps.manual()
-    job.made()
-    job.steps.work()
-    assert (job.steps.number, job.merged, job.ended) == (2, [], [1])
+@pytest.mark.parametrize(
+    ("script", "number", "merged"),
+    [
+        ("owow", 1, []),  # only the first optimizer takes the first step back
+        ("wgos", 1, []),  # gradients that are there: the optimizer belongs to the step
+        ("wgows", 1, []),
+        ("wgozw", 1, [0]),  # gradients that are dropped before the next work were a probe's
+        ("wocs", 1, []),  # made between a forward and its backward
+        ("wcow", 1, [0]),  # the backward of a probe does not make it a step
+        ("wogs", 0, [0]),  # creates its state after a probe, as torch's distributed checkpoints do
+        ("wogsw", 1, [0]),
+        ("wmow", 2, []),  # a script that counts its own steps goes on counting
+    ],
+)
+def test_work_before_the_first_optimizer_is_a_probe_unless_it_is_the_optimizers_first_step(
+    script: str, number: int, merged: list[int]
+) -> None:
+    """Work (w), a backward (c), gradients made (g) or dropped (z), an optimizer made (o) or stepping (s), m by hand."""
+    job, made = Log(), list[torch.optim.Optimizer]()
+    actions: dict[str, Callable[[], object]] = {
+        "w": job.steps.work,
+        "c": lambda: job.steps.work(continues=True),
+        "g": lambda: setattr(job.weight, "grad", torch.zeros(1)),
+        "z": lambda: made[-1].zero_grad(),
+        "o": lambda: made.append(job.made()),
+        "s": lambda: job.optimizer_step(made[-1]),
+        "m": job.steps.manual,
+    }
+    for letter in script:
+        actions[letter]()
+    assert (job.steps.number, job.merged) == (number, merged)
 
 
 def model(*, frozen: bool = False) -> nn.Module:
@@ -323,15 +282,12 @@ def test_an_evaluation_ends_where_training_goes_on() -> None:
     assert (evaluations.running, evaluations.num_ended) == (False, 1)
 
 
-def test_a_frozen_model_in_each_step_is_no_evaluation() -> None:
+def test_a_frozen_model_in_each_step_or_a_generator_without_grad_is_no_evaluation() -> None:
     evaluations, trained, encoder = Evaluations(), model(), model(frozen=True).eval()
     for stepped in (False, True):
         forward(evaluations, encoder, grad=False, stepped=stepped)
         forward(evaluations, trained, stepped=stepped)
     assert not evaluations.seen
-
-
-def test_a_generator_that_runs_without_grad_for_its_critic_is_no_evaluation() -> None:
     evaluations, generator, critic = Evaluations(), model(), model()
     for stepped in (False, True):
         forward(evaluations, generator, grad=False, stepped=stepped)
@@ -394,24 +350,18 @@ def test_samples_are_those_of_the_model_that_runs_first_also_in_a_step_of_severa
     assert job.ended[-1] == (3, 8, "4")
 
 
-def test_without_a_positional_tensor_samples_are_not_known() -> None:
-    job = Job()
-    job.forward(MODEL, "text", torch.zeros(()))
-    job.step()
-    job.training.steps.close()
-    assert job.ended == [(1, 0, "")]
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_rows_of_a_nested_input_are_samples_without_a_shape() -> None:
+def test_rows_of_a_nested_input_are_samples_without_a_shape_and_without_a_tensor_none_are_known() -> None:
     rows = [torch.zeros(each, 4) for each in (3, 5)]
-    job = Job()
-    for layout in (torch.jagged, torch.strided):
-        job.forward(MODEL, torch.nested.nested_tensor(rows, layout=layout))
-    job.step()
-    assert job.training.size_of(1) == StepSize(4, 64, 2)
-    job.training.steps.close()
-    assert job.ended == [(1, 4, "")]
+    nested = [torch.nested.nested_tensor(rows, layout=layout) for layout in (torch.jagged, torch.strided)]
+    for inputs, size in (([(each,) for each in nested], StepSize(4, 64, 2)), ([("text", torch.zeros(()))], None)):
+        job = Job()
+        for each in inputs:
+            job.forward(MODEL, *each)
+        job.step()
+        assert size is None or job.training.size_of(1) == size
+        job.training.steps.close()
+        assert job.ended == [(1, 0 if size is None else 4, "")]
 
 
 def test_the_size_of_a_step_has_the_rows_of_the_first_input_and_the_elements_of_all() -> None:
@@ -435,3 +385,12 @@ def test_live_bytes_are_those_that_were_requested_and_the_large_blocks(monkeypat
     stats = {"allocated_bytes": allocated, "requested_bytes": requested}
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: stats, raising=False)
     assert live_bytes() == {0: (2 << 20, 700, 3 << 20)}
+
+
+def test_an_optimizer_waits_if_it_has_parameters_that_none_that_stepped_has() -> None:
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    first, again, second = (torch.optim.SGD([weights[number]]) for number in (0, 0, 1))
+    living = set(map(id, all_alive().of(lambda kind: issubclass(kind, torch.optim.Optimizer))))
+    assert {id(first), id(again), id(second)} <= living
+    assert any_waits(living - {id(second)})
+    assert not any_waits(living - {id(again)})  # wraps the first one
