@@ -4,7 +4,7 @@ import pytest
 import torch
 from typing_extensions import deprecated
 
-from fakedist.gpu.values.inventions import LOOP_LIMIT, Inventions, script_line
+from fakedist.gpu.values.inventions import LOOP_LIMIT, Inventions, Randoms, script_line
 
 
 def test_integers_are_zero_floats_finite_bools_a_coin_and_the_seed_decides() -> None:
@@ -84,3 +84,32 @@ def test_a_line_that_only_computes_is_no_loop_that_waits() -> None:
     assert missing.abs().item() > 1e-30
     inventions.decide(True)
     assert "did not end" not in str(inventions.branches())
+
+
+def test_a_loop_that_waits_for_another_answer_gets_it_and_the_note_says_where() -> None:
+    inventions = Inventions(0)
+    assert inventions.branches() is None
+    answers = [inventions.decide(True) for _ in range(LOOP_LIMIT + 2)]
+    assert answers == [True] * LOOP_LIMIT + [False, True]
+    assert [inventions.decide(number) for number in (3, 0)] == [3, 0]
+    note = inventions.branches()
+    assert note is not None
+    assert f"{LOOP_LIMIT + 2:,} times, true" in note.text
+    assert "twice" in note.text or "2 times, 1 of them true" in note.text
+    for _ in range(LOOP_LIMIT + 1):
+        drawn = torch.full((1,), torch.nan)
+        inventions.draw_missing(drawn, None, non_negative=False)
+    assert drawn.item() == torch.finfo(torch.float32).tiny
+
+
+def test_random_numbers_follow_from_seed_and_offset_and_leave_the_hosts_own_alone() -> None:
+    randoms = Randoms(0)
+    seeds = [randoms.generator(state).initial_seed() for state in ((1, 2), (1, 2), (2, 1), (1, 6))]
+    assert seeds[0] == seeds[1] == 4533873174211652711
+    assert len(set(seeds)) == 3
+    before = torch.default_generator.get_state()
+    with randoms.as_default((1, 2)):
+        first = torch.rand(3)
+    with randoms.as_default((1, 2)):
+        assert torch.equal(torch.rand(3), first)
+    assert torch.equal(torch.default_generator.get_state(), before)
