@@ -40,10 +40,8 @@ def child(run_directory: Path, code: str, started: bool = True, grace_s: float =
     lines = ["import os, sys, signal, time, subprocess", f"pipe = int(os.environ['{PIPE_VARIABLE}'])"]
     if started:
         lines.append('os.write(pipe, b\'{"Started": {"pid": %d}}\\n\' % os.getpid())')
-    recorded = job.pop("recorded", lambda: None)
-    streams = Streams(
-        program=(sys.executable, "-c", "\n".join([*lines, code])), grace_s=grace_s, **job.pop("streams", {})
-    )
+    recorded, say = job.pop("recorded", lambda: None), job.pop("say", lambda text: None)
+    streams = Streams(say=say, program=(sys.executable, "-c", "\n".join([*lines, code])), grace_s=grace_s)
     return launching.run_child(dataclasses.replace(JOB, **job), run_directory, streams, recorded)
 
 

@@ -73,10 +73,10 @@ def run(executor: LocalExecutor, tasks: list[Task]) -> list[str]:
     return [each.key for each in executor.run(tasks)]
 
 
-def test_every_task_has_one_result(processes: Processes) -> None:
-    assert sorted(run(executor(processes), [task(number) for number in range(9)])) == [
-        str(number) for number in range(9)
-    ]
+def test_every_task_has_one_result_and_tasks_on_a_real_gpu_run_one_by_one(processes: Processes) -> None:
+    assert sorted(run(executor(processes, 8), [task(number, device="cuda") for number in range(3)])) == list("012")
+    assert processes.most == 1
+    assert sorted(run(executor(processes), [task(number) for number in range(9)])) == list("012345678")
     assert not processes.over.is_set()
 
 
@@ -104,11 +104,6 @@ def test_what_earlier_tasks_held_says_how_many_fit(processes: Processes) -> None
     processes.gate = threading.Barrier(2)
     run(together, [task(number) for number in range(4)])
     assert processes.most == 2
-
-
-def test_tasks_on_a_real_gpu_run_one_by_one(processes: Processes) -> None:
-    run(executor(processes, 8), [task(number, device="cuda") for number in range(3)])
-    assert processes.most == 1
 
 
 def test_a_task_is_asked_for_when_there_is_room_and_after_the_results_before_it(processes: Processes) -> None:
