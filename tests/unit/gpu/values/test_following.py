@@ -17,7 +17,7 @@ from fakedist.gpu.values.following import FEW, MANY
 from fakedist.record.dispatch import every_operation
 from tests.support.on_device import all_on_device
 
-N = 1500  # a mask of N x N elements is large, and more than a piece
+N = 2100  # a mask of N x N elements is large, and too large to be computed whole
 Tensor = torch.Tensor
 
 
@@ -59,7 +59,7 @@ PROGRAMS: dict[str, Callable[[], Tensor]] = {
     "padding": lambda: pad(causal(), (5, 3, 2, 0), value=True).sum(0),
     "padding that cuts": lambda: pad(causal(), (-5, 3, 0, -40)).sum(1),
     "no padding": lambda: pad(causal(), (0, 0, 0, 0)).sum(1),
-    "a part": lambda: causal()[100:1201:3, 7:].sum(1),
+    "a part": lambda: causal()[100:1801:3, 7:].sum(1),
     "transposed": lambda: causal().t()[:, 10:].sum(1),
     "contiguous after that": lambda: causal().t().contiguous().sum(0),
     "reshaped": lambda: causal().reshape(2, N // 2, N).sum((0, 2)),
@@ -125,6 +125,30 @@ def test_the_logarithm_of_a_value_that_was_made_up_is_finite_and_isnan_of_it_is_
     known = engine.known(isnan)
     assert known is not None
     assert not any(known.tolist())
+
+
+def unknown_mask() -> Tensor:
+    return torch.empty(N, N, dtype=torch.bool)
+
+
+READS: dict[str, tuple[Callable[[], object], object]] = {
+    "positions of half a mask": (lambda: len(unknown_mask().nonzero()), N * N // 2),
+    "positions of none": (lambda: len(torch.empty(N, N).isnan().nonzero()), 0),
+    "selected by half a mask": (lambda: len(torch.empty(N, N).masked_select(unknown_mask())), N * N // 2),
+    "selected by each row": (lambda: len(torch.empty(3, N, N).masked_select(unknown_mask())), 3 * N * N // 2),
+    "equal shapes": (lambda: torch.equal(torch.empty(N, N), torch.empty(N, N)), True),
+    "other shapes": (lambda: torch.equal(torch.empty(N, N), torch.empty(N, N + 1)), False),
+    "bins": (lambda: torch.bincount(torch.empty(N * N, dtype=torch.int64), minlength=7).tolist(), [630000] * 7),
+    "an element of a known mask": (lambda: torch.empty(N, N).isnan().logical_not()[3, 4].item(), True),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_the_host_reads_of_large_tensors_follows_from_what_is_known(engine: ValueEngine, name: str) -> None:
+    read, expected = READS[name]
+    assert read() == expected
+    is_known = name in ("positions of none", "an element of a known mask")
+    assert bool(engine.invented()) is not is_known
 
 
 def test_large_floats_of_the_host_are_not_computed_and_their_elements_are_made_up() -> None:
