@@ -11,10 +11,10 @@ import torch
 from fakedist.gpu.launch_log import Launch, LaunchKind, LaunchLog
 from fakedist.gpu.model_tracer import ModelTracer
 from fakedist.rundir.launch_records import RangeRow
-from fakedist.rundir.rows import Place
+from fakedist.rundir.rows import Location
 from fakedist.rundir.schema import PHASES
 
-FORWARD, BACKWARD = Place(3, "forward", 5, recompute=False), Place(3, "backward", 6, recompute=True)
+FORWARD, BACKWARD = Location(3, "forward", 5, recompute=False), Location(3, "backward", 6, recompute=True)
 aten = torch.ops.aten
 
 
@@ -68,9 +68,9 @@ def tracer(log: Log) -> ModelTracer:
     return ModelTracer(log=log)
 
 
-def product(tracer: ModelTracer, log: Log, op: int, place: Place = FORWARD) -> None:
+def product(tracer: ModelTracer, log: Log, op: int, location: Location = FORWARD) -> None:
     a, b = torch.empty(64, 32, device="meta"), torch.empty(32, 16, device="meta")
-    tag = tracer.operation(op, "aten.mm.default", place)
+    tag = tracer.operation(op, "aten.mm.default", location)
     log.add("cutlass_gemm")
     tracer.done(tag, aten.mm.default, (a, b), {}, torch.empty(64, 16, device="meta"))
 
@@ -79,7 +79,7 @@ def test_launches_have_the_operation_or_the_place_in_which_they_were_made(tracer
     tracer.begin(3)
     product(tracer, log, 7)
     log.add("after the operation")
-    tracer.place(BACKWARD)
+    tracer.location(BACKWARD)
     log.add("by an extension")
     tracer.graph(9, "compiled graph", FORWARD)
     log.add("of a graph")

@@ -19,7 +19,7 @@ def test_a_job_is_compared_in_total_by_family_and_by_its_worst_layer() -> None:
     found = compare_times({"job": MEASURED}, {"job": ESTIMATED})
     errors = {each.what: round(each.error, 3) for each in found}
     assert errors == {"total": 0.065, "gemm": 0.1, "elementwise": -0.5, "layer b": -0.5}
-    assert MEASURED.total_us == 1000.0  # copies that stand for communication are no time of the job
+    assert MEASURED.total_us == 1000.0  # copies that stand for communication do not count
     table = markdown(found).splitlines()
     assert table[2] == "| job | total | 1.000 ms | 1.065 ms | +6.5% |"
     assert table[4] == "| job | elementwise | 0.190 ms | 0.095 ms | -50.0% |"

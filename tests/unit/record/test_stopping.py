@@ -59,7 +59,7 @@ def test_what_trains_while_the_stop_runs_through_it_swallows_nothing(ended: list
 
 
 def reported(error: BaseException) -> tuple[list[str], bool]:
-    """What a unittest result keeps of a test that raises, and whether it goes on."""
+    """Errors that a unittest result keeps of a test that raises, and whether the result stops."""
     result = unittest.TestResult()
     case = unittest.FunctionTestCase(lambda: None)
     try:

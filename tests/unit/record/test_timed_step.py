@@ -231,7 +231,7 @@ def test_nsys_is_told_the_step_and_one_phase_at_a_time(monkeypatch: pytest.Monke
     tracer = NsysTracer()
     tracer.begin(4)
     for phase in ("forward", "backward"):
-        tracer.place(Place(4, phase, 0, recompute=False))
+        tracer.location(Location(4, phase, 0, recompute=False))
     tracer.end()
     step = ["wait", "+fakedist.timed", "+fakedist.step:4", "wait"]
     forward, backward = "fakedist.phase:forward", "fakedist.phase:backward"

@@ -48,7 +48,7 @@ def test_a_whole_file_stands_alone_and_a_peak_replaces_only_its_own_type(tmp_pat
     assert dataclasses.replace(read(tmp_path, WHOLE), name="h100-80g") == GPUS["h100-80g"]
     spec = read(tmp_path, 'like = "h100-80g"\n[peak_tflops]\nbf16 = 756')
     assert spec.peak_flops == {**GPUS["h100-80g"].peak_flops, "bf16": 756e12}
-    assert find_gpu(str(tmp_path / "my_gpu.toml"), 350).watts == 350  # the command line's power goes before the file's
+    assert find_gpu(str(tmp_path / "my_gpu.toml"), 350).watts == 350  # the command line's power comes before the file's
 
 
 @pytest.mark.parametrize("key", ["memory", "sms", "watts", "memory_gb_s", "product", "compute_capability", "l2"])

@@ -1,4 +1,4 @@
-"""What the engine decides: which values are known, made up or missing. All tensors say that they are on a device."""
+"""The engine decides which values are known, made up or missing. All tensors say that they are on a device."""
 
 from __future__ import annotations
 
