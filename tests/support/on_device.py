@@ -48,19 +48,16 @@ class MadeUpCuda:
         self.stats["num_ooms"] = 3
         self.fail: Callable[[int, int, int, int], None] = lambda *numbers: None
         all_on_device(monkeypatch)
-        for name, value in {
+        functions: dict[str, Callable[..., object]] = {
             "_cuda_memorySnapshot": lambda mempool: {"device_traces": [self.trace], "segments": []},
             "_cuda_setMemoryMetadata": lambda number: self.numbers.append(int(number)),
             "_cuda_attach_out_of_memory_observer": lambda observer: setattr(self, "fail", observer),
             "_cuda_memoryStats": lambda device: self.stats,
-        }.items():
-            monkeypatch.setattr(torch._C, name, value, raising=False)
-        for name, value in {
-            "is_initialized": lambda: True,
-            "current_device": lambda: 0,
-            "device_count": lambda: 1,
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, value)
+        }
+        for name, function in functions.items():
+            monkeypatch.setattr(torch._C, name, function, raising=False)
+        for name, answer in (("is_initialized", True), ("current_device", 0), ("device_count", 1)):
+            monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
         monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self._history)
 

@@ -24,8 +24,8 @@ class Log(LaunchLog):
         self._names: dict[int, str] = {}
         self._launches: list[Launch] = []
         self._tag = self._call = -1
-        self.tag = lambda number: setattr(self, "_tag", number)
-        self.tag_call = lambda number: setattr(self, "_call", number)
+        functions = {name[1:]: lambda number, name=name: setattr(self, name, number) for name in ("_tag", "_call")}
+        vars(self).update(tag=functions["tag"], tag_call=functions["call"])
 
     def begin(self) -> None:
         self._launches = []

@@ -87,12 +87,12 @@ def test_frees_in_another_order_with_nothing_between_them_are_told_and_count_as_
 
 def test_segments_given_back_in_another_order_or_blocks_that_change_places_are_an_order_too() -> None:
     given_back = [("segment_free", 20 << 20, 64), ("segment_free", 2 << 20, 96)]
-    sides = [job(events=(*EVENTS, *segments, EVENTS[1])) for segments in (given_back, given_back[::-1])]
-    assert compare_job("train", *sides).verdict == "order"
+    one, other = (job(events=(*EVENTS, *segments, EVENTS[1])) for segments in (given_back, given_back[::-1]))
+    assert compare_job("train", one, other).verdict == "order"
     block_first = job(events=(*EVENTS[:-2], *given_back, *EVENTS[-2:], EVENTS[1]))
-    assert compare_job("train", sides[0], block_first).verdict == "events"
-    places = [job(inactive_split__all__freed=number) for number in (6, 7)]
-    assert compare_job("train", *places).verdict == "order"
+    assert compare_job("train", one, block_first).verdict == "events"
+    one, other = (job(inactive_split__all__freed=number) for number in (6, 7))
+    assert compare_job("train", one, other).verdict == "order"
 
 
 def test_an_allocation_between_frees_is_no_matter_of_order() -> None:

@@ -40,6 +40,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.scale: torch.Tensor
         self.register_buffer("scale", torch.ones(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,9 +64,8 @@ class Recorded:
     def marks(self) -> list[dict[str, Any]]:
         rows = []
         for record in self.of(MarksRecord):
-            columns = {
-                name: memoryview(getattr(record, name)).cast(code[-1]) for name, code in columns_of(MarksRecord).items()
-            }
+            codes: Any = columns_of(MarksRecord).items()
+            columns = {name: memoryview(getattr(record, name)).cast(code[-1]) for name, code in codes}
             rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         return rows
 
@@ -182,6 +182,7 @@ def test_a_failed_request_the_statistics_and_the_end_are_written(recorded: Recor
     assert [record.note.code for record in recorded.of(NoteRecord)] == ["history_requests_ignored"]
     (outcome,) = recorded.of(OutcomeRecord)
     assert (outcome.outcome, outcome.code, outcome.line) == (Outcome.STOPPED, 0, "train.py:9 (main)")
+    assert outcome.training is not None
     assert (outcome.last_phase, outcome.last_step, outcome.training.optimizer_steps) == ("other", 2, 2)
     assert set(recorded.phases) <= {
         (phase, step, 2 << 20) for phase in ("init", "forward", "backward", "optimizer", "other") for step in range(3)
