@@ -43,15 +43,18 @@ class ModelTracer:
     Implements protocol ``record.timed_step.tracer.OperationTracer``. ``known`` returns a tensor's values, or None if no
     kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the
     location of what a compiled graph launches in this thread, ``known_in_graph`` its buffers' values; None otherwise.
+    ``log`` is the driver's.
     """
 
-    def __init__(self, known: Known = lambda tensor: None, numbers: Tags | None = None) -> None:
+    def __init__(
+        self, known: Known = lambda tensor: None, numbers: Tags | None = None, log: LaunchLog | None = None
+    ) -> None:
         self.inside: Callable[[], Location | None] = lambda: None
         self.location_of: Callable[[int], Location] = lambda scope: _Outside.location
         self.known_in_graph: Known = lambda tensor: None
         self._known = known
         self._kernels: dict[str, TritonKernel] = {}
-        self._log = LaunchLog()
+        self._log = LaunchLog() if log is None else log
         self._tags: dict[int, Tagged] = {}
         self._captured: dict[int, Tagged] = {}
         self._numbers = Tags() if numbers is None else numbers

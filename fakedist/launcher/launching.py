@@ -33,10 +33,7 @@ from fakedist.rundir.environment import check_variable, refusal
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 from fakedist.world.environ import rank_environment
 
-#: A rank's program. Its argument is the run directory.
 _RANK = (sys.executable, os.fspath(Path(__file__).parents[1] / "rank" / "__main__.py"))
-#: Seconds between asking the child to end and killing it.
-GRACE_S = 10.0
 _POLL_S = 0.05
 
 
@@ -53,12 +50,16 @@ class Streams:
         progress: Terminal for the progress line. None shows no line.
         say: When several ranks run, called with a line that names the next one.
         door: The fork server from which the rank forks, if it fits. None starts the rank on its own.
+        program: The rank's program. Its argument is the run directory.
+        grace_s: Seconds between asking the child to end and killing it.
     """
 
     child_stdout: int | None = None
     progress: TextIO | None = None
     say: Callable[[str], None] = _say_nothing
     door: RankDoor | None = None
+    program: tuple[str, ...] = _RANK
+    grace_s: float = 10.0
 
 
 def check(job: Job) -> None:
@@ -138,7 +139,7 @@ class _Running:
         listener, streams = self._listener, self._streams
         child = self._start(environment)
         listener.close_writer()
-        watch = _Watch(child, self._job.timeout_s, streams.say)
+        watch = _Watch(child, self._job.timeout_s, streams)
         line = ProgressLine(streams.progress) if streams.progress is not None else None
         try:
             with watch.signals():
@@ -173,7 +174,7 @@ class _Running:
 
             around, environment = nsight.around(self._job, self._run_directory, environment)
         process = subprocess.Popen(
-            [*around, *_RANK, os.fspath(self._run_directory)],
+            [*around, *self._streams.program, os.fspath(self._run_directory)],
             env=environment,
             stdout=stdout,
             pass_fds=(pipe,),
@@ -220,8 +221,8 @@ def child_environment(job: Job) -> dict[str, str]:
 class _Watch:
     """Watches the child's process group, or under nsys the rank's own, forwards signals to it and ends it in time."""
 
-    def __init__(self, child: Child, timeout_s: float | None, say: Callable[[str], None] = _say_nothing) -> None:
-        self._child, self._say = child, say
+    def __init__(self, child: Child, timeout_s: float | None, streams: Streams) -> None:
+        self._child, self._say, self._grace_s = child, streams.say, streams.grace_s
         self.pid = self.rank = child.pid
         self.timed_out = self.rank_ended = False
         self.interrupts = 0
@@ -232,7 +233,7 @@ class _Watch:
     def listen(self, listener: Listener) -> None:
         """Take in the rank's messages. A rank that could not set itself up gets a deadline to leave."""
         if self._kill_at is None and listener.failed is not None and listener.failed.before_start:
-            self._kill_at = time.monotonic() + GRACE_S
+            self._kill_at = time.monotonic() + self._grace_s
         if listener.started is not None:
             self.rank = listener.started.pid
         if self.rank != self.pid and listener.ended is not None and not self.rank_ended:
@@ -297,7 +298,7 @@ class _Watch:
     def _terminate(self) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.rank, signal.SIGTERM)
-        self._kill_at = time.monotonic() + GRACE_S
+        self._kill_at = time.monotonic() + self._grace_s
 
     def _signal_group(self, number: int) -> None:
         for group in {self.rank, self.pid} if number == signal.SIGKILL else {self.rank}:

@@ -28,15 +28,15 @@ _HELP_S = 60.0
 ENVIRONMENT = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
-def find_nsys() -> Path:
-    """Find the ``nsys`` program.
+def find_nsys(places: Iterable[str] = _PLACES) -> Path:
+    """Find the ``nsys`` program, on PATH or at one of the places.
 
     Raises:
         SetupError: Nsight Systems is not installed.
     """
     if found := shutil.which("nsys"):
         return Path(found)
-    for pattern in _PLACES:
+    for pattern in places:
         if there := sorted(Path("/").glob(pattern[1:])):
             return there[-1]
     raise SetupError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from fakedist.launcher.executors.process import TaskProcesses
@@ -18,19 +18,28 @@ class LocalExecutor:
 
     ``jobs`` run at once; None chooses by cores and free memory, taking unknown needs from earlier tasks. Tasks on a
     real GPU run one by one, because they would take each other's memory and time. Unless ``cold``, ranks fork from a
-    server, from the second on.
+    server, from the second on. ``processes`` run the tasks; ``free_memory`` returns the bytes left for them.
     """
 
-    def __init__(self, jobs: int | None = None, *, cold: bool = False) -> None:
+    def __init__(
+        self,
+        jobs: int | None = None,
+        *,
+        cold: bool = False,
+        processes: TaskProcesses | None = None,
+        cores: int | None = None,
+        free_memory: Callable[[], int] = free_memory_bytes,
+    ) -> None:
         self._jobs = jobs
-        self._cores = num_cores()
-        self._processes = TaskProcesses(fork=not cold)
+        self._cores = cores or num_cores()
+        self._processes = processes or TaskProcesses(fork=not cold)
+        self._free_memory = free_memory
         self._most_bytes: int | None = None
 
     def run(self, tasks: Iterable[Task | None]) -> Iterator[TaskResult]:
         """Run tasks and yield the result of each as it ends, see :class:`fakedist.launcher.executors.task.Executor`."""
         running: dict[Future[TaskResult], Task] = {}
-        free_bytes = free_memory_bytes()
+        free_bytes = self._free_memory()
         coming = Coming(tasks)
         with ThreadPoolExecutor(self._jobs or self._cores) as pool:
             try:

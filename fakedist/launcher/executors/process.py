@@ -46,8 +46,10 @@ class TaskProcesses:
     imports of the first one.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None, fork: bool = False) -> None:
-        self._environment, self._fork = environment, fork
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, fork: bool = False, program: tuple[str, ...] = _TASK
+    ) -> None:
+        self._environment, self._fork, self._program = environment, fork, program
         self._lock = threading.Lock()
         self._supervisors: set[_Supervisor] = set()
         self._idle: list[_Supervisor] = []
@@ -91,7 +93,7 @@ class TaskProcesses:
         server = [sys.executable, _PROGRAM, "fork", "page" if task.job.page else "", priced_gpu(task.job)]
         data.write_text(json.dumps({"job": task.job.to_dict(), "directory": os.fspath(task.directory.absolute())}))
         return Order(
-            command=[*_TASK],
+            command=[*self._program],
             arguments=[os.fspath(data)],
             server=server if forks else [],
             environment=dict(os.environ if self._environment is None else self._environment),

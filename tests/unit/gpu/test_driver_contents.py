@@ -134,7 +134,35 @@ read(block())
 after = gpu.counters()
 found["counted without Python"] = [after[name] - before[name] for name in ("reads_made_up", "bytes_made_up")]
 """
+
+
 _WRITTEN = list(b"12345678")
+#: What the host reads, and how many of its bytes are made up.
+READS = {
+    "a block handed out": ([0] * 8, 8),
+    "uploaded": (list(range(8)), 0),
+    "uploaded in part": ([*b"abc", 0, 0, 0, 0, 0], 5),
+    "filled": ([5] * 8, 0),
+    "copied within the device": ([*b"abcd", 0, 0, 0, 0], 4),
+    "handed out again": ([0] * 8, 8),
+    "the engine's": ([7] * 8, 0),
+    "the engine's, half of it made up": ([7] * 8, 4),
+    "the engine's, chosen bytes": ([0, 7] * 4, 4),
+    "covered by an operation": (_WRITTEN, 0),
+    "after a library call that is not read": (_WRITTEN, 8),
+}
+EXPECTED = {what: [0, *read] for what, read in READS.items()} | {
+    "more than memory holds": [True, [2 << 20]],
+    # A kernel takes the values of what it writes, and leaves what it reads.
+    "a kernel's output, input and neighbour": [[0, [0] * 8, 8], [0, _WRITTEN, 0], [0, _WRITTEN, 0]],
+    "losses": 1,
+    "what a kernel of Triton's may have written": [[0, _WRITTEN, 8], 1],
+    # torch's fills are done; one that is not recognised leaves nothing.
+    **{f"fill of {kind}": [True, 0] for kind in ("l", "f", "N3c108BFloat16E")},
+    "a fill of an unknown type": [[0] * 8, 8],
+    "refused": 801,
+    "counted without Python": [1, 8],
+}
 
 
 @pytest.fixture(scope="module")
@@ -142,46 +170,6 @@ def found() -> dict[str, Any]:
     return on_driver(_SCRIPT)
 
 
-@pytest.mark.parametrize(
-    ("what", "read", "made_up"),
-    [
-        ("a block handed out", [0] * 8, 8),
-        ("uploaded", list(range(8)), 0),
-        ("uploaded in part", [*b"abc", 0, 0, 0, 0, 0], 5),
-        ("filled", [5] * 8, 0),
-        ("copied within the device", [*b"abcd", 0, 0, 0, 0], 4),
-        ("handed out again", [0] * 8, 8),
-        ("the engine's", [7] * 8, 0),
-        ("the engine's, half of it made up", [7] * 8, 4),
-        ("the engine's, chosen bytes", [0, 7] * 4, 4),
-        ("covered by an operation", _WRITTEN, 0),
-        ("after a library call that is not read", _WRITTEN, 8),
-    ],
-)
-def test_the_host_reads_values_and_zeros(found: dict[str, Any], what: str, read: list[int], made_up: int) -> None:
-    assert found[what] == [0, read, made_up]
-
-
-def test_memory_without_data_reads_as_zeros(found: dict[str, Any]) -> None:
-    assert found["more than memory holds"] == [True, [2 << 20]]
-
-
-def test_a_kernel_takes_the_values_of_what_it_writes_and_leaves_what_it_reads(found: dict[str, Any]) -> None:
-    read = found["a kernel's output, input and neighbour"]
-    assert read == [[0, [0] * 8, 8], [0, _WRITTEN, 0], [0, _WRITTEN, 0]]
-    assert found["losses"] == 1
-    assert found["what a kernel of Triton's may have written"] == [[0, _WRITTEN, 8], 1]
-
-
-@pytest.mark.parametrize("kind", ["l", "f", "N3c108BFloat16E"])
-def test_torchs_fills_are_done(found: dict[str, Any], kind: str) -> None:
-    assert found[f"fill of {kind}"] == [True, 0]
-
-
-def test_a_fill_that_is_not_recognised_leaves_nothing(found: dict[str, Any]) -> None:
-    assert found["a fill of an unknown type"] == [[0] * 8, 8]
-
-
-def test_reads_are_refused_or_counted(found: dict[str, Any]) -> None:
-    assert found["refused"] == 801
-    assert found["counted without Python"] == [1, 8]
+@pytest.mark.parametrize("what", EXPECTED)
+def test_the_driver_answers(found: dict[str, Any], what: str) -> None:
+    assert found[what] == EXPECTED[what]

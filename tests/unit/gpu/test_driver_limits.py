@@ -160,93 +160,55 @@ found["refused"] = [len(refused), len(gpu.refused())]
 """
 
 
+INVALID_VALUE, OUT_OF_MEMORY = 1, "status 2"
+EXPECTED = {
+    # Small segments hold what is copied, large ones what the host writes; pairs are of one size and of a byte more.
+    "to a small segment": [True, False],  # 1 MiB
+    "to a large segment": [True, False],  # 64 KiB
+    "within small segments": [True, False],  # 1 MiB
+    "within large segments": False,
+    "from a large segment to a small one": False,
+    "from a small segment to a large one": False,
+    "on the host": True,
+    "fills of a small segment": [True, False],  # 1 MiB
+    "fills of a large segment": False,
+    "patterns": [True, False],
+    "zeros": [[True, True]] * 4,  # they replace what memory held, and take no pages
+    # A tensor may span two mapped segments.
+    "up to the end of a segment": True,
+    "one byte past its end": False,
+    "across two small segments": True,
+    "mapped twice": INVALID_VALUE,
+    "mapped askew": INVALID_VALUE,
+    "one byte takes": 2 << 20,
+    "one byte too many": OUT_OF_MEMORY,
+    "all that is left": [True, 0],
+    "given back": True,
+    "addresses are used again": True,
+    "addresses of another size": [False, True],
+    # A device takes addresses in chunks of 64 GiB, and goes on in the next one.
+    "a device's addresses go on": 63 << 30,
+    "another device's chunk": 1,
+    "bytes of a transform": {kind: size * 3 * 8 * 4 for kind, size in (("4", 8), ("5", 16), ("6", 4))},
+    "bytes of a QR": {
+        columns: {kind: size * elements for kind, size in (("0", 4), ("1", 8), ("4", 8), ("5", 16))}
+        for columns, elements in (("10", 196608), ("10000", 10000 * 32))
+    },
+    "refused": [300, 256],  # the first 256 functions are counted
+    "a reservation without limit": 4 << 40,
+    "reservations": 64 // 4 - 2 - 1,  # of 4 TiB in 64; less two, and what came before
+    "streams": [(1 << 14) + 2, True],  # ascending handles, without limit
+    "contexts": [0] * 16 + [2],
+    "registers of an unknown kernel": 32,
+    "threads of an unknown kernel": 1024,
+}
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     return on_driver(_SCRIPT)
 
 
-@pytest.mark.parametrize(
-    ("where", "done"),
-    [
-        ("to a small segment", [True, False]),  # 1 MiB, and one byte more
-        ("to a large segment", [True, False]),  # 64 KiB, and one byte more
-        ("within small segments", [True, False]),  # 1 MiB, and one byte more
-        ("within large segments", False),
-        ("from a large segment to a small one", False),
-        ("from a small segment to a large one", False),
-        ("on the host", True),
-    ],
-)
-def test_small_segments_hold_what_is_copied_and_large_ones_what_the_host_writes(
-    found: dict[str, Any], where: str, done: object
-) -> None:
-    assert found[where] == done
-
-
-def test_fills_are_done_in_small_segments(found: dict[str, Any]) -> None:
-    assert found["fills of a small segment"] == [True, False]  # 1 MiB, and one byte more
-    assert found["fills of a large segment"] is False
-    assert found["patterns"] == [True, False]
-
-
-def test_zeros_replace_what_memory_held_and_take_no_pages(found: dict[str, Any]) -> None:
-    assert found["zeros"] == [[True, True]] * 4
-
-
-def test_a_tensor_may_span_two_mapped_segments(found: dict[str, Any]) -> None:
-    assert found["up to the end of a segment"] is True
-    assert found["one byte past its end"] is False
-    assert found["across two small segments"] is True
-
-
-def test_addresses_are_mapped_once_and_in_whole_granules(found: dict[str, Any]) -> None:
-    invalid_value = 1
-    assert (found["mapped twice"], found["mapped askew"]) == (invalid_value, invalid_value)
-
-
-def test_memory_is_taken_in_granules_of_2_mib_up_to_the_last_byte(found: dict[str, Any]) -> None:
-    assert found["one byte takes"] == 2 << 20
-    assert found["one byte too many"] == "status 2"  # cudaErrorMemoryAllocation
-    assert found["all that is left"] == [True, 0]
-    assert found["given back"]
-    assert found["addresses are used again"]
-
-
-def test_addresses_are_used_again_for_the_same_size_alone(found: dict[str, Any]) -> None:
-    assert found["addresses of another size"] == [False, True]
-
-
-def test_devices_take_addresses_in_chunks_of_64_gib_and_go_on_in_the_next(found: dict[str, Any]) -> None:
-    assert found["a device's addresses go on"] == 63 << 30
-    assert found["another device's chunk"] == 1
-
-
-def test_scratch_memory_of_transforms_and_factorisations_is_as_documented(found: dict[str, Any]) -> None:
-    elements = 3 * 8 * 4
-    assert found["bytes of a transform"] == {"4": 8 * elements, "5": 16 * elements, "6": 4 * elements}
-    assert found["bytes of a QR"] == {
-        columns: {kind: size * elements for kind, size in (("0", 4), ("1", 8), ("4", 8), ("5", 16))}
-        for columns, elements in (("10", 196608), ("10000", 10000 * 32))
-    }
-
-
-def test_the_first_256_refused_functions_are_counted(found: dict[str, Any]) -> None:
-    assert found["refused"] == [300, 256]
-
-
-def test_a_reservation_without_limit_takes_4_tib_of_64(found: dict[str, Any]) -> None:
-    assert found["a reservation without limit"] == 4 << 40
-    assert found["reservations"] == 64 // 4 - 2 - 1, "less two, and what the tests above took"
-
-
-def test_streams_have_ascending_handles_and_are_not_limited(found: dict[str, Any]) -> None:
-    assert found["streams"] == [(1 << 14) + 2, True]
-
-
-def test_a_thread_pushes_16_contexts(found: dict[str, Any]) -> None:
-    assert found["contexts"] == [0] * 16 + [2]
-
-
-def test_an_unknown_kernel_limits_nothing(found: dict[str, Any]) -> None:
-    assert found["registers of an unknown kernel"] == 32
-    assert found["threads of an unknown kernel"] == 1024
+@pytest.mark.parametrize("what", EXPECTED)
+def test_the_driver_answers(found: dict[str, Any], what: str) -> None:
+    assert found[what] == EXPECTED[what]

@@ -78,40 +78,38 @@ found["notes"] = {"before": before} | {note.code: note.text for note in gpu.note
 """
 
 
+ONES, NOT_SUPPORTED = 0x01010101, 10
+EXPECTED = {
+    # As large as the published ones: cupy/cupy#7261 for Jacobi's method, JAX's export tests for QR.
+    "Jacobi": {"1": 2077, "2": 3126, "4": 5224, "512": 1028 + 512 * 1049},
+    "QR of 3 x 3": [196608, 33056],
+    # An area that an int cannot say is an invalid value, and fits in 64 bits.
+    "too large": "status 3",
+    "in 64 bits": 4 * (1 + 6 * 40000 + 2 * 40000**2),
+    # Each matrix is factorised with success.
+    "of one matrix": [[0, ONES, ONES]] * 4,
+    "of a batch": [[0, 0, 0]] * 4,
+    "about the arguments": 0,
+    "sizes of a sparse matrix": [100, 50, 700],
+    "buffer of a product": [0, 4 * 101],
+    "a result whose places are not known": NOT_SUPPORTED,
+    "zero pivot": -1,  # none
+    "prefetch": 0,
+}
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     return on_driver(_SCRIPT)
 
 
-def test_work_areas_are_as_large_as_the_published_ones(found: dict[str, Any]) -> None:
-    """cupy/cupy#7261 for Jacobi's method, JAX's export tests for QR."""
-    assert found["Jacobi"] == {"1": 2077, "2": 3126, "4": 5224, "512": 1028 + 512 * 1049}
-    assert found["QR of 3 x 3"] == [196608, 33056]
-
-
-def test_an_area_that_an_int_cannot_say_is_an_invalid_value_and_fits_in_64_bits(found: dict[str, Any]) -> None:
-    assert found["too large"] == "status 3"
-    assert found["in 64 bits"] == 4 * (1 + 6 * 40000 + 2 * 40000**2)
-
-
-def test_each_matrix_is_factorised_with_success(found: dict[str, Any]) -> None:
-    ones = 0x01010101
-    assert found["of one matrix"] == [[0, ones, ones]] * len(found["of one matrix"])
-    assert found["of a batch"] == [[0, 0, 0]] * 4
-    assert found["about the arguments"] == 0
-
-
-def test_sparse_matrices_keep_their_sizes_and_results_of_unknown_size_are_refused(found: dict[str, Any]) -> None:
-    not_supported = 10
-    assert found["sizes of a sparse matrix"] == [100, 50, 700]
-    assert found["buffer of a product"] == [0, 4 * 101]
-    assert found["a result whose places are not known"] == not_supported
-    assert found["zero pivot"] == -1, "none"
+@pytest.mark.parametrize("what", EXPECTED)
+def test_the_driver_answers(found: dict[str, Any], what: str) -> None:
+    assert found[what] == EXPECTED[what]
 
 
 def test_estimated_areas_and_managed_memory_are_named(found: dict[str, Any]) -> None:
     notes = found["notes"]
     assert notes["before"] == ["work_areas_estimated"]
     assert "cusolverDnXsyevd_bufferSize and 4 other functions, at most 11.92 GiB each" in notes["work_areas_estimated"]
-    assert found["prefetch"] == 0
     assert notes["memory_managed"].startswith("3.00 MiB of managed memory")

@@ -28,15 +28,13 @@ def temporary() -> Path:
     return Path(tempfile.gettempdir()) / f"fakedist-{os.geteuid()}"
 
 
-def test_a_new_cache_may_be_entered_by_its_user_alone(home: Path) -> None:
-    assert cache_directory() == home / ".cache/fakedist"
-    assert (home / ".cache/fakedist").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_cache_that_others_may_read_is_closed_to_them(home: Path) -> None:
-    (home / ".cache/fakedist").mkdir(parents=True, mode=0o755)
-    assert cache_directory() == home / ".cache/fakedist"
-    assert (home / ".cache/fakedist").stat().st_mode & 0o777 == 0o700
+@pytest.mark.parametrize("mode", [None, 0o755])
+def test_a_cache_may_be_entered_by_its_user_alone(home: Path, mode: int | None) -> None:
+    cache = home / ".cache/fakedist"
+    if mode is not None:
+        cache.mkdir(parents=True, mode=mode)
+    assert cache_directory() == cache
+    assert cache.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_cache_that_others_may_write_to_is_not_taken(home: Path) -> None:
@@ -65,22 +63,21 @@ def test_another_users_directory_is_not_taken_nor_their_link_to_ours(
     assert "FAKEDIST_CACHE=" in raised.value.hint
 
 
-def test_the_chosen_cache_is_looked_at_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "shared").mkdir()
-    (home / "shared").chmod(0o1777)
-    monkeypatch.setenv("FAKEDIST_CACHE", str(home / "shared"))
-    with pytest.raises(SetupError, match="shared may be written by other users"):
-        cache_directory()
-
-
-def test_a_cache_that_others_may_move_away_is_not_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "shared").mkdir()
-    (home / "shared").chmod(0o777)
-    monkeypatch.setenv("FAKEDIST_CACHE", str(home / "shared/mine"))
-    with pytest.raises(SetupError, match=r"may be moved by other users, who may write to .*shared"):
-        cache_directory()
-    (home / "shared").chmod(0o1777)
-    assert cache_directory() == home / "shared/mine"
+def test_the_chosen_cache_is_looked_at_too_and_so_is_who_may_move_it_away(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = home / "shared"
+    shared.mkdir()
+    for mode, chosen, refused in (
+        (0o1777, shared, "shared may be written by other users"),
+        (0o777, shared / "mine", r"may be moved by other users, who may write to .*shared"),
+    ):
+        shared.chmod(mode)
+        monkeypatch.setenv("FAKEDIST_CACHE", str(chosen))
+        with pytest.raises(SetupError, match=refused):
+            cache_directory()
+    shared.chmod(0o1777)
+    assert cache_directory() == shared / "mine"
 
 
 def test_one_process_builds_at_a_time(home: Path) -> None:

@@ -1,14 +1,18 @@
-"""The first configuration is taken where a real GPU would be tuned for; here in stand-ins for Inductor and Triton."""
+"""Tuning takes the first configuration, and Triton's key is kept; in stand-ins for Inductor and Triton."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from fakedist.gpu.tuning import FirstConfigurations
+from fakedist.gpu.tuning import FirstConfigurations, kept_triton_key
 
 
 class CachingAutotuner:
@@ -76,17 +80,72 @@ def test_the_first_configuration_that_compiles_is_taken_and_the_others_are_not_c
 
 
 @pytest.mark.usefixtures("modules")
-def test_where_no_configuration_compiles_the_error_is_inductors() -> None:
-    with FirstConfigurations().taken(), pytest.raises(RuntimeError, match="No valid triton configs"):
-        CachingAutotuner("too large", "too large")._precompile_worker()
-
-
-@pytest.mark.usefixtures("modules")
-def test_afterwards_tuning_is_as_it_was_and_nothing_is_noted_where_nothing_was_tuned() -> None:
+def test_where_no_configuration_compiles_the_error_is_inductors_and_afterwards_tuning_is_as_it_was() -> None:
     tuning = FirstConfigurations()
-    with tuning.taken():
-        pass
+    with tuning.taken(), pytest.raises(RuntimeError, match="No valid triton configs"):
+        CachingAutotuner("too large", "too large")._precompile_worker()
     tuner = CachingAutotuner("a", "b")
     tuner._precompile_worker()
     assert tuner.compiled == ["a", "b"]
-    assert tuning.notes() == []
+    assert FirstConfigurations().notes() == []
+
+
+_CACHE = """
+from pathlib import Path
+counted = []
+def triton_key():
+    counted.append(1)
+    return (Path(__file__).parents[1] / "library.so").read_text()
+"""
+
+
+@pytest.fixture
+def triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    place = tmp_path / "triton"
+    (place / "runtime").mkdir(parents=True)
+    (place / "__init__.py").touch()
+    (place / "runtime" / "__init__.py").touch()
+    (place / "runtime" / "cache.py").write_text(_CACHE)
+    (place / "library.so").write_text("one")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kept = _without_triton()
+    yield place
+    _without_triton()
+    sys.modules.update(kept)
+
+
+def _without_triton() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name.partition(".")[0] == "triton"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def key(directory: Path) -> tuple[str, bool]:
+    """The key in a process of its own, and whether it was computed there."""
+    _without_triton()
+    with kept_triton_key(directory):
+        cache = importlib.import_module("triton.runtime.cache")
+        found = [cache.triton_key() for _ in range(2)]
+    assert found[0] == found[1]
+    assert len(cache.counted) <= 1
+    return found[0], bool(cache.counted)
+
+
+def test_a_key_is_computed_once_for_all_processes_and_anew_for_another_file(tmp_path: Path, triton: Path) -> None:
+    assert [key(tmp_path / "keys") for _ in range(2)] == [("one", True), ("one", False)]
+    (triton / "library.so").write_text("two")  # of the same size
+    os.utime(triton / "library.so", ns=(0, 0))
+    assert key(tmp_path / "keys") == ("two", True)
+
+
+@pytest.mark.usefixtures("triton")
+def test_an_empty_file_and_a_place_that_takes_none_are_no_keys(tmp_path: Path) -> None:
+    key(tmp_path / "keys")
+    (kept,) = (tmp_path / "keys").iterdir()
+    kept.write_text("")
+    (tmp_path / "file").touch()
+    assert [key(tmp_path / name) for name in ("keys", "file")] == [("one", True)] * 2
+
+
+def test_a_file_that_cannot_be_looked_at_has_the_key_computed(tmp_path: Path, triton: Path) -> None:
+    (triton / ".#driver.py").symlink_to("/nowhere/driver.py")
+    assert [key(tmp_path / "keys") for _ in range(2)] == [("one", True)] * 2

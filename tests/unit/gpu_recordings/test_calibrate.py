@@ -30,6 +30,7 @@ def test_a_gpu_is_found_by_the_name_that_cuda_reports(monkeypatch: pytest.Monkey
     assert 'product = "NVIDIA H900"' in caught.value.hint
 
 
+@pytest.mark.long
 def test_a_job_that_fails_is_told_with_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "shapes.py"
     broken.write_text("raise SystemExit('no such kernel')")

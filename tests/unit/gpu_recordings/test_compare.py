@@ -5,17 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.compare import NotComparableError, check_comparable, compare, compare_job, main
-from tests.unit.gpu_recordings.made_up import EVENTS, job, recording
+from tests.unit.gpu_recordings.made_up import EVENTS, Event, job, recording
 
 MIB = 1 << 20
 
 
-def test_equal_jobs_are_the_same() -> None:
+def test_equal_jobs_are_the_same_whatever_their_places_and_streams_are_called() -> None:
     found = compare_job("train", job(), job())
     assert (found.verdict, found.reason, found.lines) == ("same", "", [])
-
-
-def test_names_of_places_and_handles_of_streams_do_not_count() -> None:
     other = job(events=tuple((action, size, stream + 7) for action, size, stream in EVENTS))
     other.events.names = [name + " elsewhere" for name in other.events.names]
     assert compare_job("train", job(), other).is_same
@@ -31,31 +28,42 @@ def test_an_event_more_is_found_with_its_place_and_its_neighbours() -> None:
     assert "virtual has 1 event more here; then both sides agree again" in found.lines
 
 
-def test_an_event_less_at_the_end_is_found() -> None:
-    found = compare_job("train", job(), job(events=EVENTS[:-1]))
-    assert found.reason == f"event 22: real free_completed {MIB} stream 0, virtual ended"
-    assert "real has 1 event more here; then both sides agree again" in found.lines
-
-
-def test_another_size_is_found() -> None:
-    other = (*EVENTS[:4], ("alloc", 512, 64), *EVENTS[5:])
-    found = compare_job("train", job(), job(events=other))
-    assert found.reason == f"event 4: real alloc {2 * MIB} stream 1, virtual alloc 512 stream 0"
-    assert "both sides agree again after 1 event" in found.lines
-
-
-def test_another_stream_is_found() -> None:
-    other = (*EVENTS[:3], ("alloc", 2 * MIB, 96), *EVENTS[4:])
-    found = compare_job("train", job(), job(events=other))
-    assert found.reason == f"event 3: real alloc {2 * MIB} stream 0, virtual alloc {2 * MIB} stream 1"
-
-
-def test_another_order_is_found() -> None:
-    other = (*EVENTS[:3], EVENTS[5], EVENTS[4], EVENTS[3], *EVENTS[6:])
-    found = compare_job("train", job(), job(events=other))
+@pytest.mark.parametrize(
+    ("events", "reason", "line"),
+    [
+        (
+            EVENTS[:-1],
+            f"event 22: real free_completed {MIB} stream 0, virtual ended",
+            "real has 1 event more here; then both sides agree again",
+        ),
+        (
+            (*EVENTS[:4], ("alloc", 512, 64), *EVENTS[5:]),
+            f"event 4: real alloc {2 * MIB} stream 1, virtual alloc 512 stream 0",
+            "both sides agree again after 1 event",
+        ),
+        (
+            (*EVENTS[:3], ("alloc", 2 * MIB, 96), *EVENTS[4:]),
+            f"event 3: real alloc {2 * MIB} stream 0, virtual alloc {2 * MIB} stream 1",
+            "",
+        ),
+        (
+            (*EVENTS[:3], EVENTS[5], EVENTS[4], EVENTS[3], *EVENTS[6:]),
+            "event 3: ",
+            "both sides agree again after 3 events",
+        ),
+        (
+            (*EVENTS[:3], *(("alloc", 7, 64) for _ in range(300))),
+            "event 3: ",
+            "no agreement within 200 events after it",
+        ),
+    ],
+    ids=["one less", "size", "stream", "order", "never again"],
+)
+def test_another_event_is_found(events: tuple[Event, ...], reason: str, line: str) -> None:
+    found = compare_job("train", job(), job(events=events))
     assert found.verdict == "events"
-    assert found.reason.startswith("event 3: ")
-    assert "both sides agree again after 3 events" in found.lines
+    assert found.reason.startswith(reason)
+    assert not line or line in found.lines
 
 
 #: Two blocks more, freed one after the other; then the first of them is needed again.
@@ -77,17 +85,14 @@ def test_frees_in_another_order_with_nothing_between_them_are_told_and_count_as_
     assert found.reason == "frees with nothing between them come in another order, from event 25 on"
 
 
-def test_segments_given_back_in_another_order_are_an_order_too() -> None:
+def test_segments_given_back_in_another_order_or_blocks_that_change_places_are_an_order_too() -> None:
     given_back = [("segment_free", 20 << 20, 64), ("segment_free", 2 << 20, 96)]
-    sides = [job(events=(*EVENTS, *segments, EVENTS[1])) for segments in (given_back, given_back[::-1])]
-    assert compare_job("train", *sides).verdict == "order"
+    one, other = (job(events=(*EVENTS, *segments, EVENTS[1])) for segments in (given_back, given_back[::-1]))
+    assert compare_job("train", one, other).verdict == "order"
     block_first = job(events=(*EVENTS[:-2], *given_back, *EVENTS[-2:], EVENTS[1]))
-    assert compare_job("train", sides[0], block_first).verdict == "events"
-
-
-def test_blocks_of_equal_size_that_change_places_are_an_order_too() -> None:
-    found = compare_job("train", job(inactive_split__all__freed=6), job(inactive_split__all__freed=7))
-    assert found.verdict == "order"
+    assert compare_job("train", one, block_first).verdict == "events"
+    one, other = (job(inactive_split__all__freed=number) for number in (6, 7))
+    assert compare_job("train", one, other).verdict == "order"
 
 
 def test_an_allocation_between_frees_is_no_matter_of_order() -> None:
@@ -97,11 +102,6 @@ def test_an_allocation_between_frees_is_no_matter_of_order() -> None:
     assert found.reason == "event 27: real free_requested 1024 stream 0, virtual alloc 512 stream 0"
 
 
-def test_sides_that_never_agree_again_are_told_so() -> None:
-    other = (*EVENTS[:3], *(("alloc", 7, 64) for _ in range(300)))
-    assert "no agreement within 200 events after it" in compare_job("train", job(), job(events=other)).lines
-
-
 def test_other_statistics_are_found_though_every_event_is_the_same() -> None:
     found = compare_job("train", job(num_ooms=0), job(num_ooms=2, allocated_bytes__all__peak=1))
     assert found.verdict == "statistics"
@@ -109,16 +109,13 @@ def test_other_statistics_are_found_though_every_event_is_the_same() -> None:
     assert found.lines[-1].split() == ["num_ooms", "0", "2", "+2"]
 
 
-def test_a_statistic_that_one_side_lacks_is_a_difference() -> None:
+def test_what_one_side_lacks_is_a_difference() -> None:
     found = compare_job("train", job(num_ooms=0), job())
     assert found.verdict == "statistics"
     assert found.lines[-1].split() == ["num_ooms", "0", "-", "-"]
-
-
-def test_a_missing_job_is_a_difference() -> None:
-    found = compare(recording(job(), job("other")), recording(job(), device="virtual"))
-    assert [(each.job, each.verdict) for each in found] == [("train", "same"), ("other", "missing")]
-    assert found[1].reason == "other was not recorded on the side called virtual"
+    jobs = compare(recording(job(), job("other")), recording(job(), device="virtual"))
+    assert [(each.job, each.verdict) for each in jobs] == [("train", "same"), ("other", "missing")]
+    assert jobs[1].reason == "other was not recorded on the side called virtual"
 
 
 def test_an_error_of_one_side_is_a_difference_and_one_of_both_is_no_agreement() -> None:
@@ -136,9 +133,6 @@ def test_an_error_of_one_side_is_a_difference_and_one_of_both_is_no_agreement() 
 def test_another_torch_or_gpu_is_refused_before_comparing(head: dict[str, str], word: str) -> None:
     with pytest.raises(NotComparableError, match=f"recorded with {word} "):
         check_comparable(recording(job()), recording(job(), **head))
-
-
-def test_another_torch_is_compared_where_that_is_asked_for() -> None:
     check_comparable(recording(job()), recording(job(), torch="2.15.0+cu132"), other_torch=True)
 
 

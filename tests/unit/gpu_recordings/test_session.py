@@ -59,9 +59,8 @@ def test_a_piece_that_breaks_is_told_and_ends_nothing_else(tmp_path: Path, monke
     def breaks(made: Session) -> bool:
         raise ValueError("a broken piece")
 
-    monkeypatch.setattr(
-        confirm, "PIECES", {"bad": Piece("bad", 5.0, breaks), "good": Piece("good", 5.0, lambda made: True)}
-    )
+    pieces = {name: Piece(name, 5.0, runs) for name, runs in (("bad", breaks), ("good", lambda made: True))}
+    monkeypatch.setattr(confirm, "PIECES", pieces)
     made = session(tmp_path, rehearsal=False)
     assert [run_piece(made, name) for name in confirm.PIECES] == [False, True]
     assert any("a broken piece" in line for line in made.lines)

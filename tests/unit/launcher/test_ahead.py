@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.launcher import ahead
-from fakedist.launcher.ahead import Ahead
+from fakedist.launcher.ahead import Ahead, priced_gpu
 from fakedist.options import Job
 from fakedist.rundir.directory import JOURNAL_NAME
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
@@ -51,10 +50,6 @@ def test_what_cannot_be_computed_is_left_for_later(run: Path, capsys: pytest.Cap
     assert capsys.readouterr() == ("", "")
 
 
-def test_only_what_the_job_needs_is_loaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[bool, str]] = []
-    monkeypatch.setattr(ahead, "import_ahead", lambda page, gpu: asked.append((page, gpu)))
-    for more in ({}, {"page": True}, {"kernels": False}, {"device": "cuda"}):
-        with Ahead(dataclasses.replace(JOB, **more), run):
-            pass
-    assert asked == [(False, JOB.gpu), (True, JOB.gpu), (False, ""), (False, "")]
+def test_a_step_is_priced_on_the_virtual_gpu_if_kernels_are_wanted() -> None:
+    jobs = [dataclasses.replace(JOB, **more) for more in ({}, {"kernels": False}, {"device": "cuda"})]
+    assert [priced_gpu(job) for job in jobs] == [JOB.gpu, "", ""]

@@ -29,12 +29,9 @@ def _states() -> dict[str, str]:
     return {finding.name: finding.state for finding in doctor.diagnose().findings}
 
 
-def test_the_virtual_gpu_works_without_a_real_one(machine: pytest.MonkeyPatch) -> None:
+def test_the_virtual_gpu_works_without_a_real_one_and_both_with_one(machine: pytest.MonkeyPatch) -> None:
     assert doctor.diagnose().devices == ("virtual",)
     assert _states()["real GPU"] == "optional"
-
-
-def test_a_real_gpu_works_too(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(doctor, "count_real_gpus", lambda: 2)
     assert doctor.diagnose().devices == ("cuda", "virtual")
 
@@ -46,22 +43,15 @@ def test_a_cpu_build_of_torch_is_named_with_what_to_install(machine: pytest.Monk
     assert finding.hint.startswith("pip install torch==")
 
 
-def test_a_driver_in_the_cache_needs_no_compiler(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(doctor, "find_c_compiler", _missing)
-    assert _states()["C compiler"] == "missing"
-    assert doctor.diagnose().devices == ("virtual",)
-
-
-def test_without_a_cpp_compiler_everything_works(machine: pytest.MonkeyPatch) -> None:
+def test_a_driver_in_the_cache_needs_no_compiler_and_a_fast_path_is_not_needed(machine: pytest.MonkeyPatch) -> None:
     assert _states()["fast path"] == "ok"
-    machine.setattr(doctor, "ensure_fast_path", _missing)
-    assert _states()["fast path"] == "optional"
+    for name in ("find_c_compiler", "ensure_fast_path"):
+        machine.setattr(doctor, name, _missing)
+    assert (_states()["C compiler"], _states()["fast path"]) == ("missing", "optional")
     assert doctor.diagnose().devices == ("virtual",)
-
-
-def test_without_driver_and_gpu_nothing_works(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(doctor, "driver_path", _missing)
     assert doctor.diagnose().devices == ()
+    assert all(finding.hint for finding in doctor.diagnose().findings if finding.state == "missing")
 
 
 def test_a_driver_that_is_not_built_yet_is_built(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,13 +65,6 @@ def test_a_driver_that_is_not_built_yet_is_built(machine: pytest.MonkeyPatch, tm
     machine.setattr(doctor, "ensure_driver", build)
     assert doctor.check_driver().text.startswith("built now in ")
     assert path.exists()
-
-
-def test_every_thing_missing_says_what_to_type(machine: pytest.MonkeyPatch) -> None:
-    for name in ("find_c_compiler", "driver_path"):
-        machine.setattr(doctor, name, _missing)
-    machine.setattr(doctor, "torch_build", lambda: ("2.13.0", ""))
-    assert all(finding.hint for finding in doctor.diagnose().findings if finding.state == "missing")
 
 
 def test_nsys_is_looked_for_where_a_run_looks_for_it(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,16 +3,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fakedist.errors import JobError, RecordingError, SetupError
 from fakedist.launcher import launching
-from fakedist.launcher.fork_servers import OwnChild
 from fakedist.launcher.launching import Streams
 from fakedist.options import Device, Job
 from fakedist.rank.reporter import PIPE_VARIABLE, Failed, Message
@@ -36,12 +35,14 @@ def tell(message: Message) -> str:
     return f"os.write(pipe, {line.encode()!r})"
 
 
-def child(monkeypatch: pytest.MonkeyPatch, code: str, started: bool = True) -> None:
-    """Have the child run ``code`` instead of the harness."""
+def child(run_directory: Path, code: str, started: bool = True, grace_s: float = 600.0, **job: Any) -> Ending:
+    """The end of a rank that runs ``code`` instead of the harness."""
     lines = ["import os, sys, signal, time, subprocess", f"pipe = int(os.environ['{PIPE_VARIABLE}'])"]
     if started:
         lines.append('os.write(pipe, b\'{"Started": {"pid": %d}}\\n\' % os.getpid())')
-    monkeypatch.setattr(launching, "_RANK", (sys.executable, "-c", "\n".join([*lines, code])))
+    recorded, say = job.pop("recorded", lambda: None), job.pop("say", lambda text: None)
+    streams = Streams(say=say, program=(sys.executable, "-c", "\n".join([*lines, code])), grace_s=grace_s)
+    return launching.run_child(dataclasses.replace(JOB, **job), run_directory, streams, recorded)
 
 
 class Clock:
@@ -70,76 +71,54 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("sys.exit(3)", Ending(Outcome.EXIT, 3)),
         (f"{tell(Told(Outcome.OUT_OF_MEMORY, 4, 'm'))}; sys.exit(4)", Ending(Outcome.OUT_OF_MEMORY, 4, "m")),
         ("os.kill(os.getpid(), signal.SIGSEGV)", Ending(Outcome.KILLED, 139, "by SIGSEGV")),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            Ending(Outcome.KILLED, 137, "by SIGKILL; the machine may have run out of memory"),
+        ),
     ],
 )
-def test_the_ending_is_what_the_child_said_or_how_it_died(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path, code: str, ending: Ending
-) -> None:
-    child(monkeypatch, code)
-    assert launching.run_child(JOB, run_directory, Streams()) == ending
+def test_the_ending_is_what_the_child_said_or_how_it_died(run_directory: Path, code: str, ending: Ending) -> None:
+    assert child(run_directory, code) == ending
 
 
-def test_a_killed_child_hints_at_the_machines_memory(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
-    child(monkeypatch, "os.kill(os.getpid(), signal.SIGKILL)")
-    ending = launching.run_child(JOB, run_directory, Streams())
-    assert (ending.outcome, ending.code) == ("killed", 137)
-    assert "may have run out of memory" in ending.message
+def test_a_rank_that_does_not_leave_when_asked_to_is_killed_and_was_interrupted(run_directory: Path) -> None:
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+    assert child(run_directory, code, grace_s=0.2) == Ending(Outcome.INTERRUPTED, 143, "SIGTERM")
 
 
-def test_a_rank_that_does_not_leave_when_asked_to_is_killed_and_was_interrupted(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path
-) -> None:
-    monkeypatch.setattr(launching, "GRACE_S", 0.2)
-    child(
-        monkeypatch,
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)",
-    )
-    assert launching.run_child(JOB, run_directory, Streams()) == Ending(Outcome.INTERRUPTED, 143, "SIGTERM")
+@pytest.mark.parametrize(
+    ("at_sigterm", "grace_s", "line"),
+    [
+        ("signal.SIG_DFL", 600.0, ""),
+        ("signal.SIG_IGN", 0.2, ""),
+        (
+            f"lambda *_: ({tell(Told(Outcome.INTERRUPTED, 143, 'SIGTERM', 'train.py:3 (wait_for)'))}, sys.exit(143))",
+            600.0,
+            ", at train.py:3 (wait_for)",
+        ),
+    ],
+    ids=["dies", "does not heed", "names the line that it came to"],
+)
+def test_the_given_time_is_over(run_directory: Path, begin: str, at_sigterm: str, grace_s: float, line: str) -> None:
+    code = f"signal.signal(signal.SIGTERM, {at_sigterm}); {begin}; time.sleep(600)"
+    reached = f"the time limit given with --timeout was reached{line}"
+    assert child(run_directory, code, grace_s=grace_s, timeout_s=0.5) == Ending(Outcome.TIMEOUT, 124, reached)
 
 
-def test_the_end_of_the_given_time_names_the_line_that_the_script_had_come_to(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str
-) -> None:
-    told = tell(Told(Outcome.INTERRUPTED, 143, "SIGTERM", "train.py:3 (wait_for)"))
-    handler = f"lambda *_: ({told}, sys.exit(143))"
-    monkeypatch.setattr(launching, "GRACE_S", 600.0)
-    child(monkeypatch, f"signal.signal(signal.SIGTERM, {handler}); {begin}; time.sleep(600)")
-    ending = launching.run_child(dataclasses.replace(JOB, timeout_s=1.0), run_directory, Streams())
-    assert ending == Ending(
-        Outcome.TIMEOUT, 124, "the time limit given with --timeout was reached, at train.py:3 (wait_for)"
-    )
-
-
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (f"{tell(Failed('no', 'do', before_start=True))}; sys.exit(1)", ("no", "do")),
+        ("sys.exit(9)", ("the rank's process ended before the script began: exit code 9", "fakedist doctor")),
+    ],
+)
 def test_an_error_of_ours_before_the_script_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+    run_directory: Path, code: str, error: tuple[str, str]
 ) -> None:
-    child(monkeypatch, f"{tell(Failed('no', 'do', before_start=True))}; sys.exit(1)", started=False)
-    with pytest.raises(RecordingError) as error:
-        launching.run_child(JOB, run_directory, Streams())
-    assert (error.value.message, error.value.hint) == ("no", "do")
+    with pytest.raises(RecordingError) as caught:
+        child(run_directory, code, started=False)
+    assert (caught.value.message, caught.value.hint) == error
     assert list(run_directory.iterdir()) == []
-
-
-def test_a_child_that_dies_before_the_script_begins_is_our_error(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path
-) -> None:
-    child(monkeypatch, "sys.exit(9)", started=False)
-    with pytest.raises(RecordingError, match="before the script began: exit code 9"):
-        launching.run_child(JOB, run_directory, Streams())
-    assert list(run_directory.iterdir()) == []
-
-
-def test_the_time_is_over(monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str) -> None:
-    child(monkeypatch, f"{begin}; time.sleep(600)")
-    ending = launching.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
-    assert (ending.outcome, ending.code) == ("timeout", 124)
-
-
-def test_a_child_that_does_not_heed_is_killed(monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str) -> None:
-    child(monkeypatch, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {begin}; time.sleep(600)")
-    monkeypatch.setattr(launching, "GRACE_S", 0.2)
-    ending = launching.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
-    assert (ending.outcome, ending.code) == ("timeout", 124)
 
 
 @pytest.mark.parametrize(
@@ -150,41 +129,37 @@ def test_a_child_that_does_not_heed_is_killed(monkeypatch: pytest.MonkeyPatch, r
     ],
 )
 def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path, heard: str, ending: Ending
+    run_directory: Path, heard: str, ending: Ending
 ) -> None:
-    monkeypatch.setattr(launching, "GRACE_S", 600.0)
+    said: list[str] = []
     body = "try:\n    os.kill(os.getppid(), signal.SIGINT)\n    time.sleep(600)\nexcept KeyboardInterrupt:\n"
-    child(monkeypatch, f"signal.signal(signal.SIGINT, signal.default_int_handler)\n{body}    {heard}")
-    assert launching.run_child(JOB, run_directory, Streams()) == ending
+    code = f"signal.signal(signal.SIGINT, signal.default_int_handler)\n{body}    {heard}"
+    assert child(run_directory, code, say=said.append) == ending
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert said == ["stopping; writing the report (a second Ctrl-C kills the script)"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_what_the_caller_ignores_stays_ignored(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path, number: int
-) -> None:
-    child(monkeypatch, f"os.kill(os.getppid(), {number}); time.sleep(0.3); {tell(Told(Outcome.FINISHED, 0))}")
+def test_what_the_caller_ignores_stays_ignored(run_directory: Path, number: int) -> None:
+    code = f"os.kill(os.getppid(), {number}); time.sleep(0.3); {tell(Told(Outcome.FINISHED, 0))}"
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        assert launching.run_child(JOB, run_directory, Streams()) == Ending(Outcome.FINISHED, 0)
+        assert child(run_directory, code) == Ending(Outcome.FINISHED, 0)
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
 
 
-def test_the_last_record_is_told_while_the_child_still_runs(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path
-) -> None:
+def test_the_last_record_is_reported_while_the_child_still_runs(run_directory: Path) -> None:
     heard = run_directory / "heard"
     waits = f"\nwhile not os.path.exists({str(heard)!r}): time.sleep(0.01)"
-    child(monkeypatch, tell(Told(Outcome.FINISHED, 0)) + waits)
-    assert launching.run_child(JOB, run_directory, Streams(), heard.touch) == Ending(Outcome.FINISHED, 0)
+    code = tell(Told(Outcome.FINISHED, 0)) + waits
+    assert child(run_directory, code, recorded=heard.touch) == Ending(Outcome.FINISHED, 0)
 
 
-def test_what_the_child_left_running_is_ended(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
+def test_what_the_child_left_running_is_ended(run_directory: Path) -> None:
     left = run_directory / "left"
-    child(monkeypatch, f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")
-    launching.run_child(JOB, run_directory, Streams())
+    child(run_directory, f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")
     stat = Path(f"/proc/{left.read_text()}/stat")
     assert not stat.exists() or ") Z " in stat.read_text()
 
@@ -242,13 +217,3 @@ def test_an_allocator_that_keeps_no_history_is_refused_before_anything_is_writte
     with pytest.raises(SetupError, match="cudaMallocAsync") as error:
         launching.check(job)
     assert "--env PYTORCH_CUDA_ALLOC_CONF=" in error.value.hint
-
-
-def test_the_first_ctrl_c_says_that_the_report_follows() -> None:
-    said: list[str] = []
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
-        watch = launching._Watch(OwnChild(child), None, said.append)
-        watch._interrupt(signal.SIGINT, None)
-        watch._interrupt(signal.SIGINT, None)
-        child.wait()
-    assert said == ["stopping; writing the report (a second Ctrl-C kills the script)"]

@@ -27,10 +27,13 @@ def install(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Pa
 
 def test_without_nsys_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(nsight, "_PLACES", ())
     with pytest.raises(SetupError, match="neither on PATH") as raised:
-        find_nsys()
+        find_nsys(places=())
     assert "nsight-systems" in raised.value.hint
+    program = tmp_path / "opt" / "nsys"
+    program.parent.mkdir()
+    program.touch()
+    assert find_nsys(places=(f"{tmp_path}/*/nsys",)) == program
 
 
 def test_the_users_arguments_come_last() -> None:
@@ -80,33 +83,25 @@ def test_a_stream_without_its_importer_is_an_error(tmp_path: Path) -> None:
 
 #: Runs what stands behind its options in a session of its own, as nsys does, and then does as told.
 _AROUND = 'shift; while [ "${1#-}" != "$1" ]; do shift; done\nsetsid "$@" & wait $!; code=$?\n'
-_RANK = (
-    "import json, os, sys\n"
-    "pipe = int(os.environ['FAKEDIST_PROGRESS_FD'])\n"
-    "os.write(pipe, json.dumps({'Started': {'pid': os.getpid()}}).encode() + b'\\n')\n"
-)
+_RANK = """
+import json, os, sys
+pipe = int(os.environ['FAKEDIST_PROGRESS_FD'])
+for message in ({{'Started': {{'pid': os.getpid()}}}}, {{'Ended': {{'outcome': {outcome!r}, 'code': {code}}}}}):
+    os.write(pipe, json.dumps(message).encode() + b'\\n')
+sys.exit({code})
+"""
 
 
-def test_the_ranks_exit_code_is_given_back_whatever_nsys_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(tmp_path, monkeypatch, f"{_AROUND}exit 1")
-    told = "{'Ended': {'outcome': 'exit', 'code': 7}}"
-    program = f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n'); sys.exit(7)"
-    monkeypatch.setattr(launching, "_RANK", (sys.executable, "-c", program))
-    job = Job(world_size=8, rank=0, target="train.py", nsys=True)
-    (tmp_path / "run").mkdir()
-    ending = launching.run_child(job, tmp_path / "run", Streams())
-    assert (ending.outcome, ending.code) == ("exit", 7)
-
-
-def test_an_nsys_that_never_ends_is_ended_when_the_rank_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(tmp_path, monkeypatch, f"{_AROUND}exec sleep 321")
-    told = "{'Ended': {'outcome': 'finished', 'code': 0}}"
-    program = f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n')"
-    monkeypatch.setattr(launching, "_RANK", (sys.executable, "-c", program))
+@pytest.mark.parametrize(("then", "outcome", "code"), [("exit 1", "exit", 7), ("exec sleep 321", "finished", 0)])
+def test_the_ranks_exit_code_is_given_back_whatever_nsys_says_and_if_it_never_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str, outcome: str, code: int
+) -> None:
+    install(tmp_path, monkeypatch, f"{_AROUND}{then}")
     monkeypatch.setattr(nsight, "FINISH_S", 0.5)
     (tmp_path / "run").mkdir()
-    ending = launching.run_child(Job(world_size=8, rank=0, target="train.py", nsys=True), tmp_path / "run", Streams())
-    assert (ending.outcome, ending.code) == ("finished", 0)
+    streams = Streams(program=(sys.executable, "-c", _RANK.format(outcome=outcome, code=code)))
+    ending = launching.run_child(Job(world_size=8, rank=0, target="train.py", nsys=True), tmp_path / "run", streams)
+    assert (ending.outcome, ending.code) == (outcome, code)
     assert "sleep 321" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.split("\n")
 
 

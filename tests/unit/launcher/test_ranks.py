@@ -39,7 +39,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         return output, Ending(Outcome.INTERRUPTED, 130) if job.rank == 3 else Ending(Outcome.STOPPED, 0)
 
     monkeypatch.setattr(launching, "profile", profile)
-    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     return jobs
 
 
@@ -49,6 +48,10 @@ def test_each_rank_has_the_tapes_of_those_before(asked: list[Job], tmp_path: Pat
     names = [[Path(tape).name for tape in job.tapes] for job in asked]
     assert names == [[], ["rank4"], ["rank4"], ["rank4", "rank0"]]
     assert exit_code(runs) == 1
+    asked.clear()
+    found = profile_ranks(JOB, (0,), tmp_path / "more", False, Streams(), more=lambda first: (first.rank, 4, 8))
+    assert [run.rank for run in found] == [0, 4, 8]  # the first run says which others run
+    assert [len(job.tapes) for job in asked] == [0, 1, 2]
 
 
 def test_an_interrupt_ends_all(asked: list[Job], tmp_path: Path) -> None:
@@ -57,17 +60,10 @@ def test_an_interrupt_ends_all(asked: list[Job], tmp_path: Path) -> None:
     assert exit_code(runs) == 130
 
 
-def test_nothing_runs_where_a_run_is_in_the_way(asked: list[Job], tmp_path: Path) -> None:
-    made_run(tmp_path / "rank5")
-    with pytest.raises(RunDirectoryError, match="rank5 holds a run already"):
-        list(profile_ranks(JOB, (0, 5), tmp_path, False, Streams()))
-    (tmp_path / "rank5" / "thesis.tex").write_text("three years")
-    with pytest.raises(RunDirectoryError, match=r"thesis\.tex"):
-        list(profile_ranks(JOB, (0, 5), tmp_path, True, Streams()))
-    assert asked == []
-
-
 def test_ranks_replace_the_run_of_one_rank_if_they_may(asked: list[Job], tmp_path: Path) -> None:
+    made_run(tmp_path / "runs" / "rank5")
+    with pytest.raises(RunDirectoryError, match="rank5 holds a run already"):
+        list(profile_ranks(JOB, (0, 5), tmp_path / "runs", False, Streams()))
     run = tmp_path / "run"
     made_run(run)
     with pytest.raises(RunDirectoryError, match="run holds a run already") as caught:
@@ -114,7 +110,6 @@ class Stages:
 def run_stages(stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[int, str], list[str]]:
     """The end of each of two ranks, and the messages meanwhile."""
     monkeypatch.setattr(launching, "profile", stages.profile)
-    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     said: list[str] = []
     runs = list(profile_ranks(JOB, (0, 1), tmp_path / "runs", False, Streams(say=said.append)))
     assert sorted(run.rank for run in runs) == [0, 1]
@@ -139,24 +134,19 @@ def test_ranks_that_wait_for_each_other_end_as_they_are(monkeypatch: pytest.Monk
     assert stages.order == [0, 1]
 
 
-def test_a_rank_that_waits_for_the_same_again_is_not_run_for_ever(
+def test_a_rank_that_waits_for_the_same_again_or_by_turns_is_not_run_for_ever(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stages = Stages(num_stages=4, first=0)
     monkeypatch.setattr(Tape, "has", lambda tape, awaited, rank: True)
-    outcomes, _ = run_stages(stages, monkeypatch, tmp_path)
+    outcomes, _ = run_stages(stages, monkeypatch, tmp_path / "same")
     assert outcomes == {0: "exception", 1: "exception"}
     assert stages.order == [0, 1, 0, 1]
-
-
-def test_a_rank_that_waits_for_two_things_by_turns_is_not_run_for_ever(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     stages = Stages(num_stages=4, first=0)
     by_turns = (Awaited("send_object_list", 1, ((0, 1), 0), 0, None, nth) for nth in itertools.cycle((1, 2)))
     monkeypatch.setattr(Tape, "has", lambda tape, awaited, rank: len(stages.order) < 50)
     monkeypatch.setattr(Tape, "awaited", lambda tape: next(by_turns) if tape.rank == 0 else None)
-    run_stages(stages, monkeypatch, tmp_path)
+    run_stages(stages, monkeypatch, tmp_path / "by turns")
     assert stages.order == [0, 1, 0, 0]
 
 
@@ -194,7 +184,6 @@ def run_peers(
 ) -> tuple[Ending, list[str]]:
     """The end of a rank that runs with its peers, and the messages meanwhile."""
     monkeypatch.setattr(launching, "profile", pipeline.profile)
-    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     said: list[str] = []
     job = dataclasses.replace(JOB, rank=rank, with_peers=True)
     found, ending = profile_with_peers(job, tmp_path / "runs", False, Streams(say=said.append))
@@ -214,17 +203,15 @@ def test_a_rank_with_peers_runs_those_that_it_waits_for_and_they_theirs(
     assert said[-1] == "rank 3 runs again: the tape of rank 2 has what it waited for"
 
 
-def test_a_rank_that_waits_for_no_other_runs_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pipeline = Pipeline()
-    assert run_peers(pipeline, 0, monkeypatch, tmp_path)[1] == []
-    assert pipeline.order == [0]
-
-
-def test_a_peer_that_never_sends_leaves_the_rank_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pipeline = Pipeline(never=1)
-    ending, _ = run_peers(pipeline, 2, monkeypatch, tmp_path)
-    assert ending.code == 1
-    assert pipeline.order == [2, 1, 0, 1]
+@pytest.mark.parametrize(
+    ("never", "rank", "code", "order"), [(-1, 0, 0, [0]), (1, 2, 1, [2, 1, 0, 1])], ids=["waits for none", "in vain"]
+)
+def test_a_rank_runs_alone_if_it_waits_for_no_other_and_is_left_as_it_was_if_a_peer_never_sends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, never: int, rank: int, code: int, order: list[int]
+) -> None:
+    pipeline = Pipeline(never=never)
+    assert run_peers(pipeline, rank, monkeypatch, tmp_path)[0].code == code
+    assert pipeline.order == order
 
 
 def test_peers_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -246,17 +233,3 @@ def test_a_rank_that_failed_for_itself_has_no_peers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pipeline, "profile", does_not_fit)
     assert run_peers(pipeline, 5, monkeypatch, tmp_path)[0].code == 4
     assert pipeline.order == [5]
-
-
-def test_the_first_run_says_which_others_run(asked: list[Job], tmp_path: Path) -> None:
-    seen = []
-
-    def more(run: ranks.RankRun) -> tuple[int, ...]:
-        seen.append(run.rank)
-        return (0, 4, 8)
-
-    runs = list(profile_ranks(JOB, (0,), tmp_path, False, Streams(), more=more))
-    assert [run.rank for run in runs] == [0, 4, 8]
-    assert seen == [0]
-    names = [[Path(tape).name for tape in job.tapes] for job in asked]
-    assert names == [[], ["rank0"], ["rank0", "rank4"]]

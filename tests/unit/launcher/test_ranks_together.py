@@ -87,14 +87,13 @@ def test_each_rank_has_the_tapes_of_those_before_it_though_they_still_run(execut
     assert executor.tapes == {"4": ["given"], "0": ["given", "rank4"], "1": ["given", "rank4", "rank0"]}
 
 
-def test_a_rank_starts_when_the_one_before_it_has_begun_its_tape(executor: Executor, tmp_path: Path) -> None:
+def test_a_rank_starts_when_the_one_before_it_has_begun_its_tape_or_cannot_start(
+    executor: Executor, tmp_path: Path
+) -> None:
     executor.slow = {"0": 2}
-    together = RanksTogether(JOB, tmp_path, (0, 1), {}, executor=executor)
+    together = RanksTogether(JOB, tmp_path / "slow", (0, 1), {}, executor=executor)
     together.result(0)
     assert executor.log == ["start 0", "wait", "wait", "start 1", "end 1", "end 0"]
-
-
-def test_a_rank_that_cannot_start_holds_up_no_other(executor: Executor, tmp_path: Path) -> None:
     executor.broken = {"0"}
     together = RanksTogether(JOB, tmp_path, (0, 1), {}, executor=executor)
     assert together.result(0).outcome is Outcome.ERROR
@@ -102,10 +101,13 @@ def test_a_rank_that_cannot_start_holds_up_no_other(executor: Executor, tmp_path
     together.result(1)
     assert 1 not in together
     assert executor.tapes["1"] == []
+    together.close()
+    assert executor.is_closed
 
 
 def test_the_tape_of_an_earlier_run_is_not_followed(executor: Executor, tmp_path: Path) -> None:
-    new_manifest_at(tmp_path / "rank0")
+    (tmp_path / "rank0").mkdir(parents=True)
+    new_manifest(tmp_path / "rank0", JOB)
     JournalWriter(tmp_path / "rank0" / TAPE_NAME).append(GroupRecord(0, (0, 1), 0))
     RanksTogether(JOB, tmp_path, (0,), {}, executor=executor)
     assert not (tmp_path / "rank0").exists()
@@ -117,15 +119,3 @@ def test_a_directory_of_something_else_is_refused_before_any_rank_starts(executo
     with pytest.raises(RunDirectoryError, match="neither empty nor a run directory"):
         RanksTogether(JOB, tmp_path, (0, 1), {}, executor=executor)
     assert executor.log == []
-
-
-def test_closing_ends_the_ranks_that_run(executor: Executor, tmp_path: Path) -> None:
-    together = RanksTogether(JOB, tmp_path, (0, 1), {}, executor=executor)
-    together.result(1)
-    together.close()
-    assert executor.is_closed
-
-
-def new_manifest_at(directory: Path) -> None:
-    directory.mkdir(parents=True)
-    new_manifest(directory, JOB)

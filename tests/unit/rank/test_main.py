@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,13 @@ def test_a_forked_child_writes_nothing_into_the_journal(tmp_path: Path, monkeypa
     assert list(read_journal(tmp_path / "journal.bin")) == [NoteRecord(Note("parent", "parent"))]
 
 
-def test_a_full_disk_ends_the_run_past_every_except_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = OwnJournal(tmp_path / "journal.bin")
-
-    def full(record: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(journal._writer, "append", full)
-    with pytest.raises(JournalFailed, match="No space left on device"):
-        journal.append(NoteRecord(Note("lost", "lost")))
+def test_a_file_that_cannot_grow_ends_the_run_past_every_except_exception(tmp_path: Path) -> None:
+    journal, limits = OwnJournal(tmp_path / "journal.bin"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
+    try:
+        with pytest.raises(JournalFailed, match="File too large"):
+            journal.append(NoteRecord(Note("lost", "lost" * 10_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     journal.close()
     assert not issubclass(JournalFailed, Exception)

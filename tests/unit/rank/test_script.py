@@ -88,14 +88,11 @@ def test_a_script_finds_what_it_finds_under_python(
     assert "__main__" in ours.stdout
 
 
-@pytest.mark.parametrize("target", ["script.py", "folder", "zipped.zip"])
-def test_a_script_that_is_there_passes(project: Path, target: str) -> None:
-    check_script(job(target))
-
-
-def test_a_module_is_found_without_importing_its_package(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check_script(job("package.inner.train", is_module=True))
-    check_script(job("package", is_module=True))
+def test_a_script_or_a_module_that_is_there_is_found_without_importing_its_package(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for target in ("script.py", "folder", "zipped.zip", "package.inner.train", "package"):
+        check_script(job(target, is_module=target.startswith("package")))
     assert capsys.readouterr().out == ""
     assert "package" not in sys.modules
 

@@ -60,13 +60,8 @@ class Events(list[Any]):
         return correlation
 
     def _add(self, device: Any, name: str, start: int, end: int, resource: int, **more: Any) -> None:
-        rest = {
-            "flops": 0,
-            "linked_correlation_id": 0,
-            "sequence_nr": -1,
-            "is_user_annotation": False,
-            "metadata_json": "",
-        }
+        rest = {"flops": 0, "linked_correlation_id": 0, "sequence_nr": -1}
+        rest |= {"is_user_annotation": False, "metadata_json": ""}
         made = {"device_type": device, "name": name, "start_ns": start, "duration_ns": end - start, "nbytes": 0}
         self.append(Event({**rest, **made, "device_resource_id": resource, **more}))
 
@@ -151,17 +146,10 @@ def test_the_operations_of_a_product_are_its_kernels_by_their_time() -> None:
     assert np.isnan(flops[2:]).all()
 
 
-def test_kernels_of_a_cuda_graph_are_counted_in_a_note() -> None:
+@pytest.mark.parametrize("how", [{"node": ', "graph node id": 12'}, {"by": "cudaGraphLaunch"}])
+def test_kernels_of_a_cuda_graph_are_counted_in_a_note(how: dict[str, str]) -> None:
     events = training()
-    events.kernel("in_graph", 1150, 4, node=', "graph node id": 12')
-    layers = LayerNumbers([NONE])
-    made = kernel_record(profiler_trace(profiler_record(events, "")), layers, TOOL)
-    assert kernels_of_graphs(1) in made.source.notes
-
-
-def test_a_graphs_kernels_are_known_by_their_launch_where_torch_tells_no_node() -> None:
-    events = training()
-    events.kernel("in_graph", 1150, 4, by="cudaGraphLaunch")
+    events.kernel("in_graph", 1150, 4, **how)
     made = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([NONE]), TOOL)
     assert kernels_of_graphs(1) in made.source.notes
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -16,22 +17,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from fakedist.record.dispatch import every_operation
+from fakedist import frames
+from fakedist.record.dispatch import every_operation, warnings_at_the_script
 
 _KEY = torch._C._parse_dispatch_key("Fake")  # type: ignore[attr-defined]
 _IS_BELOW_PYTHON = not torch._C._dispatch_keyset_full_after(_KEY).has(torch._C.DispatchKey.Python)  # type: ignore[attr-defined]
+
+
+def _naming(names: list[str]) -> Callable[..., Any]:
+    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **kwargs)
+
+    return run
 
 
 @contextmanager
 def seen(*, views: bool = False) -> Iterator[list[str]]:
     """Names of the operations that are seen, as they run."""
     names: list[str] = []
-
-    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names.append(func._schema.name.removeprefix("aten::"))
-        return func(*args, **kwargs)
-
-    with every_operation(run) as interception:
+    with every_operation(_naming(names)) as interception:
         interception.see_views(views)
         yield names
 
@@ -49,23 +54,12 @@ def test_views_are_run_by_torch_alone_unless_they_are_asked_for() -> None:
     with seen(views=True) as names:
         assert torch.equal(views(x), expected)
     assert names[:5] == ["view", "t", "split", "slice", "unbind"]
-
-
-@pytest.mark.skipif(not _IS_BELOW_PYTHON, reason="this torch passes views of tensor subclasses through the key")
-def test_views_are_switched_on_and_off_while_it_runs() -> None:
-    names: list[str] = []
-
-    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names.append(func._schema.name.removeprefix("aten::"))
-        return func(*args, **kwargs)
-
-    x = torch.ones(2, 2)
-    with every_operation(run) as interception:
+    names = []
+    with every_operation(_naming(names)) as interception:
         for are_seen in (False, True, True, False):
             interception.see_views(are_seen)
-            x.t()
-            x.neg()
-    assert names == ["neg", "t", "neg", "t", "neg", "neg"]
+            x.view(4, 4).t().neg()
+    assert names == ["neg", *["view", "t", "neg"] * 2, "neg"]
 
 
 def test_what_a_view_of_a_sparse_tensor_allocates_is_seen() -> None:
@@ -75,7 +69,7 @@ def test_what_a_view_of_a_sparse_tensor_allocates_is_seen() -> None:
     assert "cat" in names or "unsqueeze" in names
 
 
-def test_forward_and_backward_are_seen_and_gradients_are_added_in_place() -> None:
+def test_forward_and_backward_are_seen_and_gradients_are_written_in_place() -> None:
     x = torch.ones(4, 4, requires_grad=True)
     with seen() as names:
         y = x * 2
@@ -84,10 +78,6 @@ def test_forward_and_backward_are_seen_and_gradients_are_added_in_place() -> Non
     # The two gradients of y are added in place; under a dispatch mode that would be another "add".
     assert names[-2:] == ["add_", "mul"]
     assert x.grad is not None
-
-
-def test_derivatives_of_indexing_write_in_place() -> None:
-    x = torch.ones(4, 4, requires_grad=True)
     with seen() as names:
         x[torch.tensor([0, 2])].sum().backward()
     assert "_index_put_impl_" in names
@@ -228,20 +218,6 @@ def test_higher_order_operators_run_as_without_us_and_those_inside_are_seen(
     assert torch._C._dispatch_keyset_full().has(_KEY) == operator.non_fallthrough_keys.has(_KEY)
 
 
-def test_nothing_that_dynamo_would_trace_is_replaced() -> None:
-    before = (
-        torch._ops._compute_keyset,
-        torch._ops.HigherOrderOperator.__call__,
-        torch._ops.HigherOrderOperator.dispatch,
-    )
-    with seen():
-        assert before == (
-            torch._ops._compute_keyset,
-            torch._ops.HigherOrderOperator.__call__,
-            torch._ops.HigherOrderOperator.dispatch,
-        )
-
-
 def test_shapes_alone_are_not_seen() -> None:
     with seen() as names:
         with FakeTensorMode():
@@ -271,17 +247,22 @@ def test_other_threads_are_left_alone_and_autograds_are_not() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_everything_is_undone(fails: bool) -> None:
-    before = TorchDispatchMode.__enter__, TorchDispatchMode.__exit__, torch._ops._compute_keyset
-    names: list[str] = []
+def test_nothing_that_dynamo_would_trace_is_replaced_and_everything_is_undone(fails: bool) -> None:
+    def state() -> tuple[object, ...]:
+        operator, mode = torch._ops.HigherOrderOperator, TorchDispatchMode
+        modes = mode.__enter__, mode.__exit__
+        return *modes, torch._ops._compute_keyset, operator.__call__, operator.dispatch
+
+    before, names = state(), list[str]()
     try:
         with seen() as names:
+            assert before[2:] == state()[2:]
             torch.ones(2)
             if fails:
                 raise KeyError
     except KeyError:
         pass
-    assert (TorchDispatchMode.__enter__, TorchDispatchMode.__exit__, torch._ops._compute_keyset) == before
+    assert state() == before
     assert not torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     torch.ones(2)
     assert names == ["ones"]
@@ -308,3 +289,15 @@ def test_running_out_of_memory_keeps_no_argument_alive() -> None:
         temporary().cos()
     assert caught.tb is not None  # which keeps its frames
     assert freed == ["the argument"]
+
+
+@pytest.mark.parametrize(("file", "is_ours"), [(f"{frames.OURS}record/dispatch.py", True), ("/job/train.py", False)])
+def test_a_warning_of_the_recorder_names_the_scripts_line(
+    file: str, is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, int]] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda text, category, name, line, *more: shown.append((name, line)))
+    with warnings_at_the_script():
+        warnings.showwarning("text", UserWarning, file, 7)
+    ((name, line),) = shown
+    assert (name, line == 7) == (__file__ if is_ours else file, not is_ours)

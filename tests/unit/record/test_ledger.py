@@ -7,7 +7,7 @@ from fakedist.record.ledger import Ledger
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.records import CallsRecord, GroupsRecord
 from fakedist.rundir.rows import CallRow, GroupRow
-from tests.unit.record.on_device import on_device
+from tests.support.on_device import on_device
 
 
 class Kept:
@@ -33,8 +33,14 @@ def kept() -> Kept:
 
 def test_a_call_is_one_row(kept: Kept) -> None:
     kept.ledger.write("all_gather", 2, [torch.ones(2).half()], [torch.ones(3), torch.ones(4)], is_async=True)
+    kept.ledger.write("recv", 0, [], [torch.ones(2, dtype=torch.int64)], peer=5)
+    kept.ledger.write("barrier", 0, [], [])
     kept.ledger.flush()
-    assert kept.calls() == [(0, "all_gather", 2, 4, 28, "float16", True, 0, 7, 3, -1, 0, 0)]
+    assert kept.calls() == [
+        (0, "all_gather", 2, 4, 28, "float16", True, 0, 7, 3, -1, 0, 0),
+        (1, "recv", 0, 0, 16, "int64", False, 0, 7, 3, 5, 0, 0),
+        (2, "barrier", 0, 0, 0, "", False, 0, 7, 3, -1, 0, 0),
+    ]
     assert kept.marked == []  # CPU tensors are not device memory
 
 
@@ -48,32 +54,14 @@ def test_the_blocks_of_a_calls_tensors_are_marked_where_they_begin(kept: Kept, m
     assert [row.stream for row in kept.calls()] == [5, 5]
 
 
-def test_a_receive_has_its_peer_and_the_type_of_its_output(kept: Kept) -> None:
-    kept.ledger.write("recv", 0, [], [torch.ones(2, dtype=torch.int64)], peer=5)
-    kept.ledger.flush()
-    assert kept.calls() == [(0, "recv", 0, 0, 16, "int64", False, 0, 7, 3, 5, 0, 0)]
-
-
-def test_a_barrier_has_neither(kept: Kept) -> None:
-    kept.ledger.write("barrier", 0, [], [])
-    kept.ledger.flush()
-    assert kept.calls() == [(0, "barrier", 0, 0, 0, "", False, 0, 7, 3, -1, 0, 0)]
-
-
-def test_calls_are_numbered_and_placed_where_they_happen(kept: Kept) -> None:
-    for operation, scope in ((1, 10), (1, 11), (9, 12)):
-        kept.at = (operation, scope)
-        kept.ledger.write("barrier", 0, [], [])
-    kept.ledger.flush()
-    assert [(row.sequence, row.op, row.scope) for row in kept.calls()] == [(0, 1, 10), (1, 1, 11), (2, 9, 12)]
-
-
 def test_rows_reach_the_journal_in_batches(kept: Kept) -> None:
-    for _ in range(4095):
+    for number in range(4095):
+        kept.at = (number // 2, number)  # placed where they happen
         kept.ledger.write("barrier", 0, [], [])
     assert kept.records == []
     kept.ledger.write("barrier", 0, [], [])
     assert len(kept.calls()) == 4096
+    assert [(row.op, row.scope) for row in kept.calls()[:3]] == [(0, 0), (0, 1), (1, 2)]
     kept.ledger.flush()
     assert len(kept.records) == 1
     kept.ledger.write("barrier", 0, [], [])
@@ -100,7 +88,4 @@ def test_a_group_is_written_at_once_with_its_ranks(
     row = GroupRow(0, "0", "default_pg", *written, 3, "nccl")
     assert kept.records == [GroupsRecord([row])]
     assert list(row.members) == list(ranks)
-
-
-def test_groups_are_numbered(kept: Kept) -> None:
-    assert [kept.ledger.add_group(str(name), "", [0], 0, "gloo") for name in range(3)] == [0, 1, 2]
+    assert kept.ledger.add_group("1", "", [0], 0, "gloo") == 1

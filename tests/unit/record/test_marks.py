@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fakedist.record.marker import Piece, device_pieces
 from fakedist.record.marks import Marks, _OwnedMemory
 from fakedist.record.module_names import KEEP_LAYER, OUTSIDE, LayerTable
 from fakedist.record.position import Position
 from fakedist.rundir.schema import CATEGORIES
-from tests.unit.record.on_device import on_device
+from tests.support.on_device import on_device
 
 
 def pieces(length: int, *bounds: tuple[int, int, int]) -> tuple[torch.Tensor, _OwnedMemory]:
@@ -19,20 +20,29 @@ def pieces(length: int, *bounds: tuple[int, int, int]) -> tuple[torch.Tensor, _O
     return flat, _OwnedMemory((start + 4 * first, start + 4 * end, layer) for first, end, layer in bounds)
 
 
-def test_a_flat_copy_is_divided_among_the_layers_whose_parts_it_holds() -> None:
-    flat, known = pieces(100, (40, 90, 2), (0, 40, 1))
-    assert known.parts(flat) == [(1, 0, 40), (2, 40, 50)]
-
-
-def test_a_shard_that_begins_and_ends_inside_of_parameters_gets_its_parts_of_them() -> None:
-    flat, known = pieces(100, (0, 40, 1), (40, 60, 2), (60, 100, 3))
-    assert known.parts(flat[30:70]) == [(1, 0, 10), (2, 10, 20), (3, 30, 10)]
-
-
-def test_memory_without_an_owner_has_no_parts() -> None:
-    flat, known = pieces(100, (0, 40, 1))
-    assert known.parts(flat[40:]) == []
+@pytest.mark.parametrize(
+    ("bounds", "part", "parts"),
+    [
+        ([(40, 90, 2), (0, 40, 1)], slice(None), [(1, 0, 40), (2, 40, 50)]),
+        ([(0, 40, 1), (40, 60, 2), (60, 100, 3)], slice(30, 70), [(1, 0, 10), (2, 10, 20), (3, 30, 10)]),
+        ([(0, 40, 1)], slice(40, None), []),
+    ],
+    ids=["a flat copy", "a shard that begins and ends inside parameters", "without an owner"],
+)
+def test_memory_is_divided_among_the_layers_whose_parts_it_holds(
+    bounds: list[tuple[int, int, int]], part: slice, parts: list[tuple[int, int, int]]
+) -> None:
+    flat, known = pieces(100, *bounds)
+    assert known.parts(flat[part]) == parts
     assert known.parts(torch.zeros(4)) == []
+
+
+def test_no_tensor_has_no_pieces() -> None:
+    flat = on_device(4)
+    assert [*device_pieces(None), *device_pieces("text"), *device_pieces(torch.ones(2)), *device_pieces(flat[:0])] == []
+    assert device_pieces(flat[1:3]) == (Piece(flat.data_ptr(), 4, 8),)
+    sparse = torch.eye(3).to_sparse()
+    assert list(device_pieces(sparse)) == []
 
 
 def marked(marks: Marks) -> list[tuple[int, int, int]]:

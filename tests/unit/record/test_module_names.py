@@ -34,24 +34,18 @@ def names(table: LayerTable) -> list[str]:
     return [name for _, name, _, _ in table.rows]
 
 
-def test_layer_0_is_outside_of_any_module() -> None:
-    assert LayerTable().rows == [(OUTSIDE, "", "", -1)]
-
-
-def test_the_root_is_called_by_its_class_and_children_by_their_attribute_path() -> None:
+def test_rows_have_names_by_attribute_path_classes_and_parents_and_are_given_once() -> None:
     table, model = LayerTable(), Model()
+    assert table.rows == [(OUTSIDE, "", "", -1)]
     assert table.name(table.layer(model)) == "(Model)"
     assert table.name(table.layer(model.layers[1].mlp[0])) == "layers.1.mlp.0"
-
-
-def test_rows_carry_class_and_parent() -> None:
-    table, model = LayerTable(), Model()
-    table.layer(model)
     rows = {name: (of_class, parent) for _, name, of_class, parent in table.rows}
     ids = {name: layer for layer, name, _, _ in table.rows}
     assert rows["(Model)"] == ("Model", OUTSIDE)
     assert rows["head"] == ("Linear", ids["(Model)"])
     assert rows["layers.1.mlp.0"] == ("Linear", ids["layers.1.mlp"])
+    assert len(table.new_rows()) == len(table.rows)
+    assert table.new_rows() == []
 
 
 @pytest.mark.parametrize("wrap", [Wrapped, lambda model: torch.compile(model), checkpoint_wrapper])
@@ -65,54 +59,34 @@ def test_wrappers_add_nothing_to_names_and_take_the_inner_class(wrap) -> None:  
     assert next(row for row in table.rows if row[1] == "layers.0")[2] == "Block"
 
 
-def test_a_child_that_runs_before_its_model_is_named_from_the_model() -> None:
+def test_a_child_that_runs_before_its_model_is_named_from_the_model_while_parents_are_remembered() -> None:
     table = LayerTable()
     with remember_parents(table):
         model = Model()
-    assert table.name(table.layer(model.layers[0].attention)) == "layers.0.attention"
-
-
-def test_parents_are_no_longer_remembered_after_leaving() -> None:
-    table = LayerTable()
-    with remember_parents(table):
-        pass
-    model = Model()
-    assert table.name(table.layer(model.head)) == "(Linear)"
-
-
-def test_layers_of_a_second_model_start_with_its_name() -> None:
-    table = LayerTable()
-    table.layer(Model())
-    block = Block()
-    assert table.name(table.layer(block)) == "(Block)"
-    assert table.name(table.layer(block.mlp)) == "(Block).mlp"
-
-
-def test_a_second_model_of_the_same_class_is_numbered() -> None:
-    table, first, second = LayerTable(), Model(), Model()
-    assert table.name(table.layer(first)) == "(Model)"
-    assert table.name(table.layer(second)) == "(Model#2)"
-    assert table.name(table.layer(second.head)) == "(Model#2).head"
-    assert table.name(table.layer(first.head)) == "head"
-
-
-def test_a_copied_model_is_a_model_of_its_own() -> None:
-    table = LayerTable()
-    with remember_parents(table):
-        model = Model()
+        assert table.name(table.layer(model.layers[0].attention)) == "layers.0.attention"
+        model.adapter = nn.Linear(2, 2)  # added later
         twin = copy.deepcopy(model)
+    assert table.name(table.layer(model.adapter)) == "adapter"
     assert table.layer(model) != table.layer(twin)
     assert table.layer(model.head) != table.layer(twin.head)
+    assert table.name(table.layer(Block().attention)) == "(Linear)"
 
 
-def test_a_module_in_two_places_takes_the_name_under_the_calling_layer() -> None:
+def test_layers_of_a_second_model_start_with_its_name_and_one_of_the_same_class_is_numbered() -> None:
+    table, first, second, block = LayerTable(), Model(), Model(), Block()
+    modules = (first, second, second.head, first.head, block, block.mlp)
+    names = ["(Model)", "(Model#2)", "(Model#2).head", "head", "(Block)", "(Block).mlp"]
+    assert [table.name(table.layer(module)) for module in modules] == names
+
+
+def test_a_module_in_two_places_takes_the_name_under_the_calling_layer_and_ends_where_it_began() -> None:
     table, model = LayerTable(), Model()
-    shared = model.layers[0].mlp
-    model.layers[1].mlp = shared
+    shared = model.layers[1].mlp = model.layers[0].mlp
     table.layer(model)
-    second = table.layer(model.layers[1])
-    assert table.name(table.layer(shared, calling=second)) == "layers.1.mlp"
-    assert table.name(table.layer(shared, calling=table.layer(model.layers[0]))) == "layers.0.mlp"
+    for number, block in enumerate(model.layers):
+        layer = table.layer(shared, calling=table.layer(block))
+        assert table.name(layer) == f"layers.{number}.mlp"
+        assert table.layer(shared, calling=layer) == layer
 
 
 def test_a_module_that_no_other_has_and_without_parameters_is_its_callers() -> None:
@@ -153,41 +127,9 @@ def test_a_module_made_in_a_forward_is_its_callers_and_one_made_before_is_a_root
             layer = table.layer(inside, calling=caller)
             assert table.name(layer) == "layers.0.(Block)"
             assert table.name(table.layer(inside.mlp[0], calling=layer)) == "layers.0.(Block).mlp.0"
+        model.late = nn.Linear(2, 2)  # a part made in its model's own forward
+        assert table.name(table.layer(model.late, calling=table.layer(model))) == "late"
     assert table.name(table.layer(before, calling=caller)) == "(Block)"
-
-
-def test_a_module_that_makes_its_parts_in_its_own_forward_keeps_its_name() -> None:
-    table = LayerTable()
-    running = False
-    with remember_parents(table, lambda: running):
-        model = Model()
-        root = table.layer(model)
-        running = True
-        model.late = nn.Linear(2, 2)
-        assert table.name(table.layer(model.late, calling=root)) == "late"
-
-
-def test_a_shared_module_ends_where_it_began() -> None:
-    table, model = LayerTable(), Model()
-    shared = model.layers[1].mlp = model.layers[0].mlp
-    layer = table.layer(shared, calling=table.layer(model.layers[1]))
-    assert table.layer(shared, calling=layer) == layer
-
-
-def test_a_module_added_later_gets_its_name() -> None:
-    table = LayerTable()
-    with remember_parents(table):
-        model = Model()
-        table.layer(model)
-        model.adapter = nn.Linear(2, 2)
-    assert table.name(table.layer(model.adapter)) == "adapter"
-
-
-def test_new_rows_are_given_once() -> None:
-    table = LayerTable()
-    table.layer(Model())
-    assert len(table.new_rows()) == len(table.rows)
-    assert table.new_rows() == []
 
 
 def test_roots_are_the_topmost_modules_alive() -> None:
@@ -220,25 +162,16 @@ def test_the_model_that_trains_takes_the_short_names_from_one_that_ran_before() 
     assert len(set(names(table))) == len(table.rows)
 
 
-def test_two_models_that_are_known_swap_their_names_and_keep_their_numbers() -> None:
-    table, first, second = LayerTable(), Model(), Model()
-    layers = [table.layer(module) for module in (first, second, first.head, second.head)]
-    table.name_first(second)
-    assert [table.name(layer) for layer in layers] == ["(Model#2)", "(Model)", "(Model#2).head", "head"]
-    assert [table.layer(module) for module in (first, second, first.head, second.head)] == layers
-    table.name_first(second)
-    assert table.name(layers[3]) == "head"
-
-
-@pytest.mark.parametrize("wrap", [Wrapped, lambda model: torch.compile(model), checkpoint_wrapper])
-def test_a_model_that_is_wrapped_after_its_probe_keeps_its_layers(wrap) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("wrap", [lambda model: model, Wrapped, lambda model: torch.compile(model), checkpoint_wrapper])
+def test_two_models_that_are_known_swap_their_names_and_keep_their_numbers(wrap) -> None:  # type: ignore[no-untyped-def]
     table, first, second = LayerTable(), Model(), Model()
     layers = [table.layer(module) for module in (first, second, first.head, second.head)]
     root = wrap(second)
-    table.name_first(root)
+    for _ in range(2):
+        table.name_first(root)
+        assert [table.name(layer) for layer in layers] == ["(Model#2)", "(Model)", "(Model#2).head", "head"]
     assert table.layer(root) == layers[1]
     assert [table.layer(module) for module in (first, second, first.head, second.head)] == layers
-    assert [table.name(layer) for layer in layers] == ["(Model#2)", "(Model)", "(Model#2).head", "head"]
 
 
 def test_a_part_that_ran_alone_gives_the_short_names_to_its_model() -> None:

@@ -52,8 +52,8 @@ class Watch:
         self.position.backward_begins(creates_graph)
         return True
 
-    def where(self, operation: str) -> list[Where]:
-        """(phase, layer, recompute) of each run of an operation, in order."""
+    def where(self, *wanted: str) -> list[Where]:
+        """(phase, layer, recompute) of each run of operations with these texts in their names, in order."""
         taken = self.operations.numbering.take()
         operations, scopes = taken.operation, taken.scope
         names = dict(self.operations.names)
@@ -61,7 +61,7 @@ class Watch:
             scope: (phase, self.layers.name(layer), again) for scope, _, phase, layer, again in self.position.new_scopes
         }
         pairs = zip(memoryview(operations).cast("I"), memoryview(scopes).cast("I"), strict=True)
-        return [table[scope] for number, scope in pairs if operation in names[number]]
+        return [table[scope] for number, scope in pairs if any(each in names[number] for each in wanted)]
 
 
 class Model(nn.Module):
@@ -88,27 +88,25 @@ def run(watch: Watch, model: nn.Module) -> None:
         model(torch.randn(3, 4, requires_grad=True)).sum().backward()
 
 
-def test_forward_operations_belong_to_the_innermost_module(watch: Watch) -> None:
-    run(watch, Model())
-    assert watch.where("addmm")[:2] == [("forward", "first", False), ("forward", "second", False)]
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_run_forward_and_backward_in_backward_under_their_own_name(
+    watch: Watch, reentrant: bool
+) -> None:
+    run(watch, Model(checkpointed=True, reentrant=reentrant))
+    runs = watch.where("aten.")
+    again = [(phase, layer) for phase, layer, recomputed in runs if recomputed]
+    assert list(dict.fromkeys(again)) == [("backward", "second"), ("backward", "first")]
+    regions = [watch.layers.name(layer) for _, _, layer in watch.position.regions]
+    assert regions == ["", "second", "first"]
 
 
-def test_backward_operations_belong_to_the_layer_whose_forward_made_the_node(watch: Watch) -> None:
-    run(watch, Model())
+@pytest.mark.parametrize("kinds", [(False, False), (True, False), (True, True)])
+def test_backward_operations_belong_to_the_layer_whose_forward_made_the_node(
+    watch: Watch, kinds: tuple[bool, bool]
+) -> None:
+    run(watch, Model(*kinds))
     runs = watch.where("aten.mm.default")
     assert runs == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
-
-
-def test_what_follows_the_model_belongs_to_no_layer_but_to_forward(watch: Watch) -> None:
-    run(watch, Model())
-    assert watch.where("aten.sum.default") == [("forward", "", False)]
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_layers_are_recomputed_in_backward_under_their_own_name(watch: Watch, reentrant: bool) -> None:
-    run(watch, Model(checkpointed=True, reentrant=reentrant))
-    again = [(phase, layer) for phase, layer, recomputed in watch.where("aten.") if recomputed]
-    assert list(dict.fromkeys(again)) == [("backward", "second"), ("backward", "first")]
 
 
 class _Twice(torch.autograd.Function):
@@ -130,47 +128,17 @@ class _Doubling(nn.Module):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("early_stop", [False, True])
-def test_a_function_with_its_own_backward_is_recomputed_with_its_layer(
+def test_a_function_with_its_own_backward_is_recomputed_with_its_layer_and_its_backward_is_not(
     watch: Watch, reentrant: bool, early_stop: bool
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), _Doubling(), nn.GELU())
     with watch.on(), set_checkpoint_early_stop(early_stop):
         for _ in range(2):
             checkpoint(model, torch.randn(3, 4, requires_grad=True), use_reentrant=reentrant).sum().backward()
-    assert watch.where("aten.mul.Tensor") == [("forward", "1", False), ("backward", "1", True)] * 2
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_the_backward_of_such_a_function_is_no_recomputation(watch: Watch, reentrant: bool) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), _Doubling(), nn.GELU())
-    with watch.on():
-        checkpoint(model, torch.randn(3, 4, requires_grad=True), use_reentrant=reentrant).sum().backward()
-    assert watch.where("aten.div") == [("backward", "1", False)]
-    assert [watch.layers.name(layer) for _, _, layer in watch.position.regions][-1:] == ["0"]
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_backward_of_a_checkpointed_layer_belongs_to_the_layer(watch: Watch, reentrant: bool) -> None:
-    run(watch, Model(checkpointed=True, reentrant=reentrant))
-    runs = watch.where("aten.mm.default")
-    assert runs == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
-
-
-def test_the_forward_region_ends_where_backward_begins(watch: Watch) -> None:
-    run(watch, Model())
-    assert len(watch.position.regions) == 1
-    first, last, _ = watch.position.regions[0]
-    operations = watch.operations.numbering.take().operation
-    names = dict(watch.operations.names)
-    ran = [names[number] for number in memoryview(operations).cast("I")]
-    assert "aten.sum.default" in ran[first : last + 1]
-    assert not any("backward" in name or name == "aten.mm.default" for name in ran[first : last + 1])
-    assert any("backward" in name for name in ran[last + 1 :])
-
-
-def test_each_recomputed_layer_is_a_region_of_its_own(watch: Watch) -> None:
-    run(watch, Model(checkpointed=True))
-    assert [watch.layers.name(layer) for _, _, layer in watch.position.regions] == ["", "second", "first"]
+    regions = [watch.layers.name(layer) for _, _, layer in watch.position.regions]
+    both = watch.where("aten.mul.Tensor", "aten.div")
+    assert both == [("forward", "1", False), ("backward", "1", True), ("backward", "1", False)] * 2
+    assert regions[-1:] == ["0"]
 
 
 def test_a_forward_without_grad_saves_nothing(watch: Watch) -> None:
@@ -228,12 +196,6 @@ def test_optimizer_operations_belong_to_the_optimizer(watch: Watch) -> None:
         torch.ones(2)
     assert watch.where("aten.add_.Tensor")[-1][0] == "optimizer"
     assert watch.where("aten.ones") == []
-
-
-def test_before_the_first_forward_is_init(watch: Watch) -> None:
-    with watch.on():
-        torch.ones(2)
-    assert watch.where("aten.ones") == [("init", "", False)]
 
 
 def test_every_end_of_a_phase_is_told() -> None:

@@ -1,11 +1,19 @@
+"""Where steps end, which forwards are an evaluation's, and the samples and the size of a step."""
+
+from __future__ import annotations
+
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import pytest
 import torch
+from torch import nn
 
 from fakedist.errors import StopRun
-from fakedist.record.steps import After, Steps
+from fakedist.record.alive import all_alive
+from fakedist.record.cuda_graphs import Graphs
+from fakedist.record.position import Position
+from fakedist.record.steps import After, Evaluations, StepListener, Steps, StepSize, Training, any_waits, live_bytes
 
 
 class Optimizer:
@@ -13,12 +21,26 @@ class Optimizer:
 
 
 class Log:
-    """Steps that end, of a job that runs a script of letters."""
+    """Steps that ended, and those that turned out to go on, of a job whose optimizers named ``exist`` exist."""
 
-    def __init__(self, limit: int = 10) -> None:
+    def __init__(self, limit: int = 10, exist: str = "") -> None:
         self.ended: list[int] = []
-        self.steps = Steps(After(limit), lambda step, start_us, end_us: self.ended.append(step))
-        self.optimizers = {"a": Optimizer(), "b": Optimizer()}
+        self.merged: list[int] = []
+        self.optimizers = {name: Optimizer() for name in "abc"}
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.of: list[int] = []
+        self._exist = [id(self.optimizers[name]) for name in exist]
+        self.steps = Steps(
+            After(limit), lambda step, start_us, end_us: self.ended.append(step), self._goes_on, self._waits
+        )
+
+    def _goes_on(self, step: int) -> None:
+        self.merged.append(step)
+        self.ended = [number for number in self.ended if number != step]
+        self.of = [min(number, step) for number in self.of]
+
+    def _waits(self, stepped: Container[int]) -> bool:
+        return any(optimizer not in stepped for optimizer in self._exist)
 
     def micro_batch(self) -> None:
         self.steps.work()
@@ -27,6 +49,19 @@ class Log:
     def optimizer_step(self, optimizer: object) -> None:
         self.steps.optimizer_begins(optimizer)
         self.steps.optimizer_ended(optimizer)
+
+    def made(self) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD([self.weight])
+        self.steps.optimizer_made(optimizer)
+        return optimizer
+
+    def turns(self, names: str) -> str:
+        """Work and a step of each optimizer by name; the step that each turned out to be of."""
+        for name in names:
+            self.steps.work()
+            self.optimizer_step(self.optimizers[name])
+            self.of.append(self.steps.number)
+        return "".join(map(str, self.of))
 
     def run(self, script: str) -> None:
         """Run work (w), steps of optimizers (a, b, n: a new one), of one with a closure ([...]), manual ends (m), |."""
@@ -38,15 +73,10 @@ class Log:
             "]": lambda: self.steps.optimizer_ended(self.optimizers["a"]),
         }
         for letter in script:
-            if letter in "abn":
+            if letter in "abcn":
                 self.optimizer_step(self.optimizers.get(letter) or Optimizer())
             else:
                 actions[letter]()
-
-
-@pytest.fixture
-def adam() -> object:
-    return Optimizer()
 
 
 @pytest.mark.parametrize(
@@ -81,86 +111,45 @@ def test_a_step_ends_at_the_first_work_after_an_optimizers_step(script: str, end
     assert (log.ended, log.steps.number) == (ended, number)
 
 
-def test_a_closure_of_an_optimizer_that_steps_second_is_of_the_same_step(adam: object) -> None:
-    log, lbfgs = Log(limit=3), Optimizer()
-    numbers = []
+@pytest.mark.parametrize(("first", "second"), [("wwa", "b"), ("", "a")])
+def test_a_closure_works_in_its_optimizers_step_also_in_the_first_or_the_second_one(first: str, second: str) -> None:
+    log, numbers = Log(limit=3), list[int]()
 
     def train() -> None:
         while True:
-            log.micro_batch()
-            log.optimizer_step(adam)
-            log.steps.optimizer_begins(lbfgs)
+            log.run(first)
+            log.steps.optimizer_begins(log.optimizers[second])
             log.micro_batch()
             numbers.append(log.steps.number)
-            log.steps.optimizer_ended(lbfgs)
+            log.steps.optimizer_ended(log.optimizers[second])
 
     with pytest.raises(StopRun):
         train()
     assert (numbers, log.ended) == ([1, 2, 3], [1, 2, 3])
 
 
-def test_the_run_stops_where_the_step_after_the_last_would_begin(adam: object) -> None:
+def test_the_run_stops_where_the_step_after_the_last_would_begin_and_each_time_again() -> None:
     log = Log(limit=2)
-    for _ in range(2):
-        log.micro_batch()
-        log.optimizer_step(adam)
-    with pytest.raises(StopRun):
-        log.steps.work()
-    assert log.ended == [1, 2]
-    assert log.steps.last == 2
-
-
-def test_a_swallowed_stop_is_raised_again(adam: object) -> None:
-    log = Log(limit=1)
-    log.micro_batch()
-    log.optimizer_step(adam)
+    log.run("wwawwa")
     for _ in range(3):
         with pytest.raises(StopRun):
             log.steps.work()
-    assert log.ended == [1]
-
-
-def test_except_exception_does_not_swallow_the_stop() -> None:
-    assert not issubclass(StopRun, Exception)
-
-
-def test_manual_steps_stop_the_run_at_the_limit() -> None:
-    log = Log(limit=2)
-    log.steps.manual()
+    assert (log.ended, log.steps.last) == ([1, 2], 2)
+    assert not issubclass(StopRun, Exception)  # `except Exception` does not swallow it
+    by_hand = Log(limit=2)
+    by_hand.run("m")
     with pytest.raises(StopRun):
-        log.steps.manual()
-    assert log.ended == [1, 2]
+        by_hand.run("m")
+    assert by_hand.ended == [1, 2]
 
 
-class Turns:
-    """Optimizers that step in turn, with work before each of their steps."""
-
-    def __init__(self, limit: int = 10, *names: str) -> None:
-        self.ended: list[int] = []
-        self.went_on: list[int] = []
-        self.optimizers = {name: Optimizer() for name in "abc"}
-        self.exist = [self.optimizers[name] for name in names]
-        self.steps = Steps(
-            After(limit), lambda step, start_us, end_us: self.ended.append(step), self.merged, self.waits
-        )
-        self.of: list[int] = []
-
-    def merged(self, step: int) -> None:
-        self.went_on.append(step)
-        self.ended = [number for number in self.ended if number != step]
-        self.of = [min(number, step) for number in self.of]
-
-    def waits(self, stepped: Container[int]) -> bool:
-        return any(id(optimizer) not in stepped for optimizer in self.exist)
-
-    def run(self, names: str) -> str:
-        """Work and a step of each optimizer by name; the step that each turned out to be of."""
-        for name in names:
-            self.steps.work()
-            self.steps.optimizer_begins(self.optimizers[name])
-            self.steps.optimizer_ended(self.optimizers[name])
-            self.of.append(self.steps.number)
-        return "".join(map(str, self.of))
+def test_more_steps_run_and_are_not_counted_as_recorded() -> None:
+    ended: list[int] = []
+    log = Log()
+    log.steps = Steps(After(2), lambda step, start_us, end_us: ended.append(step), num_more=2)
+    with pytest.raises(StopRun):
+        log.turns("a" * 9)
+    assert (ended, log.steps.last) == ([1, 2, 3, 4], 2)
 
 
 @pytest.mark.parametrize(
@@ -177,40 +166,30 @@ class Turns:
 )
 @pytest.mark.parametrize("known", ["", "abc"])
 def test_a_step_lasts_until_the_optimizer_that_stepped_first_steps_again(names: str, expected: str, known: str) -> None:
-    turns = Turns(99, *known)
-    assert turns.run(names) == expected
+    assert Log(99, known).turns(names) == expected
 
 
-def test_two_steps_of_a_gan_are_two_iterations() -> None:
-    turns = Turns(2, "a", "b")
+@pytest.mark.parametrize(
+    ("limit", "names", "of"),
+    [
+        (2, "abababab", [1, 1, 2, 2]),
+        (1, "abab", [1, 1]),
+        (2, "aaaa", [1, 2]),  # one that never steps does not hold up the second step
+    ],
+)
+def test_steps_of_a_gan_are_iterations_if_its_optimizers_exist(limit: int, names: str, of: list[int]) -> None:
+    log = Log(limit, "ab")
     with pytest.raises(StopRun):
-        turns.run("abababab")
-    assert turns.of == [1, 1, 2, 2]
-    assert turns.ended == [1, 2]
-
-
-def test_one_step_of_a_gan_is_one_iteration_if_its_optimizers_exist() -> None:
-    turns = Turns(1, "a", "b")
-    with pytest.raises(StopRun):
-        turns.run("abab")
-    assert turns.of == [1, 1]
-
-
-def test_an_optimizer_that_never_steps_does_not_hold_up_the_second_step() -> None:
-    turns = Turns(2, "a", "b")
-    with pytest.raises(StopRun):
-        turns.run("aaaa")
-    assert turns.of == [1, 2]
-    assert turns.ended == [1, 2]
+        log.turns(names)
+    assert (log.of, log.ended) == (of, list(range(1, limit + 1)))
 
 
 def test_work_that_only_a_new_optimizer_ends_is_of_the_same_step() -> None:
-    turns = Turns()
-    assert turns.run("ab") == "11"
-    assert turns.went_on == [1]
-    assert turns.ended == []
-    assert turns.run("a") == "112"
-    assert turns.ended == [1]
+    log = Log()
+    assert log.turns("ab") == "11"
+    assert (log.merged, log.ended) == ([1], [])
+    assert log.turns("a") == "112"
+    assert log.ended == [1]
 
 
 def test_optimizers_in_backward_step_in_any_order() -> None:
@@ -222,22 +201,6 @@ def test_optimizers_in_backward_step_in_any_order() -> None:
             log.steps.optimizer_begins(optimizer, in_backward=True)
             log.steps.optimizer_ended(optimizer, in_backward=True)
     assert (log.ended, log.steps.number) == ([1, 2], 3)
-
-
-def test_closures_work_inside_of_the_optimizer_from_the_first_step_on(adam: object) -> None:
-    log = Log(limit=2)
-    numbers = []
-
-    def train() -> None:
-        for _ in range(3):
-            log.steps.optimizer_begins(adam)
-            log.micro_batch()
-            numbers.append(log.steps.number)
-            log.steps.optimizer_ended(adam)
-
-    with pytest.raises(StopRun):
-        train()
-    assert (numbers, log.ended) == ([1, 2], [1, 2])
 
 
 def test_a_clock_that_is_set_changes_no_steps_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,27 +215,8 @@ def test_a_clock_that_is_set_changes_no_steps_length(monkeypatch: pytest.MonkeyP
     assert all(0 <= length < year_ns // 1000 // 2 for length in lengths)
 
 
-class Probed:
-    """A job that works before its first optimizer is made; ``merged`` has the steps that turned out to go on."""
-
-    def __init__(self) -> None:
-        self.merged: list[int] = []
-        self.ended: list[int] = []
-        self.steps = Steps(After(10), lambda step, start_us, end_us: self.ended.append(step), self.merged.append)
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def made(self) -> torch.optim.Optimizer:
-        optimizer = torch.optim.SGD([self.weight])
-        self.steps.optimizer_made(optimizer)
-        return optimizer
-
-    def optimizer_step(self, optimizer: object) -> None:
-        self.steps.optimizer_begins(optimizer)
-        self.steps.optimizer_ended(optimizer)
-
-
 def test_work_before_any_optimizer_exists_is_init() -> None:
-    job = Probed()
+    job = Log()
     job.steps.work()
     assert (job.steps.number, job.merged) == (1, [])  # a script without an optimizer trains in step 1
     optimizer = job.made()
@@ -284,70 +228,169 @@ def test_work_before_any_optimizer_exists_is_init() -> None:
     assert (job.steps.number, job.merged, job.ended) == (2, [0], [1])
 
 
-def test_only_the_first_optimizer_takes_the_first_step_back() -> None:
-    job = Probed()
-    job.made()
-    job.steps.work()
-    job.made()
-    job.steps.work()
-    assert (job.steps.number, job.merged) == (1, [])
+@pytest.mark.parametrize(
+    ("script", "number", "merged"),
+    [
+        ("owow", 1, []),  # only the first optimizer takes the first step back
+        ("wgos", 1, []),  # gradients that are there: the optimizer belongs to the step
+        ("wgows", 1, []),
+        ("wgozw", 1, [0]),  # gradients that are dropped before the next work were a probe's
+        ("wocs", 1, []),  # made between a forward and its backward
+        ("wcow", 1, [0]),  # the backward of a probe does not make it a step
+        ("wogs", 0, [0]),  # creates its state after a probe, as torch's distributed checkpoints do
+        ("wogsw", 1, [0]),
+        ("wmow", 2, []),  # a script that counts its own steps goes on counting
+    ],
+)
+def test_work_before_the_first_optimizer_is_a_probe_unless_it_is_the_optimizers_first_step(
+    script: str, number: int, merged: list[int]
+) -> None:
+    """Work (w), a backward (c), gradients made (g) or dropped (z), an optimizer made (o) or stepping (s), m by hand."""
+    job, made = Log(), list[torch.optim.Optimizer]()
+    actions: dict[str, Callable[[], object]] = {
+        "w": job.steps.work,
+        "c": lambda: job.steps.work(continues=True),
+        "g": lambda: setattr(job.weight, "grad", torch.zeros(1)),
+        "z": lambda: made[-1].zero_grad(),
+        "o": lambda: made.append(job.made()),
+        "s": lambda: job.optimizer_step(made[-1]),
+        "m": job.steps.manual,
+    }
+    for letter in script:
+        actions[letter]()
+    assert (job.steps.number, job.merged) == (number, merged)
 
 
-@pytest.mark.parametrize("steps_at_once", [True, False])
-def test_an_optimizer_made_for_gradients_that_are_there_belongs_to_the_step(steps_at_once: bool) -> None:
-    job = Probed()
-    job.steps.work()
-    job.weight.grad = torch.ones(1)
-    optimizer = job.made()
-    if not steps_at_once:
-        job.steps.work()
-    job.optimizer_step(optimizer)
-    assert (job.steps.number, job.merged) == (1, [])
+def model(*, frozen: bool = False) -> nn.Module:
+    return nn.Linear(1, 1).requires_grad_(not frozen)
 
 
-def test_gradients_that_are_dropped_before_the_next_work_were_a_probes() -> None:
-    job = Probed()
-    job.steps.work()
-    job.weight.grad = torch.ones(1)
-    optimizer = job.made()
-    optimizer.zero_grad()
-    job.steps.work()
-    assert job.merged == [0]
+def forward(evaluations: Evaluations, module: nn.Module, *, grad: bool = True, stepped: bool = True) -> None:
+    with torch.set_grad_enabled(grad):
+        evaluations.root_forward(module, stepped)
 
 
-def test_an_optimizer_made_between_a_forward_and_its_backward_belongs_to_the_step() -> None:
-    job = Probed()
-    job.steps.work()
-    optimizer = job.made()
-    job.steps.work(continues=True)
-    job.optimizer_step(optimizer)
-    assert (job.steps.number, job.merged) == (1, [])
+def test_an_evaluation_ends_where_training_goes_on() -> None:
+    evaluations, trained = Evaluations(), model()
+    forward(evaluations, trained, stepped=False)
+    forward(evaluations, trained)
+    assert not evaluations.seen
+    forward(evaluations, trained, grad=False)
+    forward(evaluations, trained, grad=False)
+    assert (evaluations.running, evaluations.num_ended) == (True, 0)
+    forward(evaluations, trained)
+    assert (evaluations.running, evaluations.num_ended) == (False, 1)
 
 
-def test_the_backward_of_a_probe_does_not_make_it_a_step() -> None:
-    job = Probed()
-    job.steps.work()
-    job.steps.work(continues=True)
-    job.made()
-    job.steps.work()
-    assert job.merged == [0]
+def test_a_frozen_model_in_each_step_or_a_generator_without_grad_is_no_evaluation() -> None:
+    evaluations, trained, encoder = Evaluations(), model(), model(frozen=True).eval()
+    for stepped in (False, True):
+        forward(evaluations, encoder, grad=False, stepped=stepped)
+        forward(evaluations, trained, stepped=stepped)
+    assert not evaluations.seen
+    evaluations, generator, critic = Evaluations(), model(), model()
+    for stepped in (False, True):
+        forward(evaluations, generator, grad=False, stepped=stepped)
+        forward(evaluations, critic, stepped=stepped)
+        forward(evaluations, generator, stepped=stepped)
+    assert not evaluations.seen
+    forward(evaluations, generator.eval(), grad=False)
+    assert evaluations.seen
 
 
-def test_an_optimizer_that_creates_its_state_after_a_probe_is_init() -> None:
-    job = Probed()
-    job.steps.work()
-    optimizer = job.made()
-    job.weight.grad = torch.zeros(1)  # as torch's distributed checkpoints do
-    job.optimizer_step(optimizer)
-    assert (job.steps.number, job.merged) == (0, [0])
-    job.steps.work()
-    assert job.steps.number == 1
+def test_a_model_in_eval_that_trained_in_train_is_evaluated_with_grad_too() -> None:
+    evaluations, trained = Evaluations(), model()
+    forward(evaluations, trained, stepped=False)
+    forward(evaluations, trained.eval())
+    assert evaluations.seen
 
 
-def test_a_script_that_counts_its_own_steps_goes_on_counting() -> None:
-    job = Probed()
-    job.steps.work()
-    job.steps.manual()
-    job.made()
-    job.steps.work()
-    assert (job.steps.number, job.merged, job.ended) == (2, [], [1])
+MODEL, CRITIC = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+class Job(StepListener):
+    """A job whose optimizers step on request; ``ended`` has the samples of each step that ended."""
+
+    def __init__(self) -> None:
+        self.training = Training(Position(), 10, None, Graphs(), self)
+        self.ended: list[tuple[int, int, str]] = []
+        self.optimizers = [torch.optim.SGD(model.parameters()) for model in (MODEL, CRITIC)]
+
+    def step_ended(self, step: int, start_us: int, end_us: int) -> None:
+        self.ended.append((step, *self.training.samples_of(step)))
+
+    def forward(self, model: nn.Module, *inputs: object) -> None:
+        self.training.root_forward(model, inputs)
+        self.training.backward()
+
+    def step(self, number: int = 0) -> None:
+        self.training.optimizer_begins(self.optimizers[number])
+        self.training.optimizer_ended(self.optimizers[number])
+
+
+def test_samples_of_a_step_are_its_inputs_first_dimensions_over_all_micro_batches() -> None:
+    job = Job()
+    for rows in (8, 8):
+        job.forward(MODEL, {"name": "x", "image": torch.zeros(rows, 3, 5)}, torch.zeros(rows))
+    with torch.no_grad():
+        job.training.root_forward(MODEL, (torch.zeros(100, 3, 5),))
+    job.step()
+    job.training.steps.close()
+    assert job.ended == [(1, 16, "3x5")]
+
+
+def test_samples_are_those_of_the_model_that_runs_first_also_in_a_step_of_several_optimizers() -> None:
+    job = Job()
+    for _ in range(3):
+        job.forward(MODEL, torch.zeros(8, 4))
+        job.step(0)
+        job.forward(CRITIC, torch.zeros(32, 4))
+        job.step(1)
+    job.training.steps.close()
+    assert job.ended[-1] == (3, 8, "4")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_rows_of_a_nested_input_are_samples_without_a_shape_and_without_a_tensor_none_are_known() -> None:
+    rows = [torch.zeros(each, 4) for each in (3, 5)]
+    nested = [torch.nested.nested_tensor(rows, layout=layout) for layout in (torch.jagged, torch.strided)]
+    for inputs, size in (([(each,) for each in nested], StepSize(4, 64, 2)), ([("text", torch.zeros(()))], None)):
+        job = Job()
+        for each in inputs:
+            job.forward(MODEL, *each)
+        job.step()
+        assert size is None or job.training.size_of(1) == size
+        job.training.steps.close()
+        assert job.ended == [(1, 0 if size is None else 4, "")]
+
+
+def test_the_size_of_a_step_has_the_rows_of_the_first_input_and_the_elements_of_all() -> None:
+    job = Job()
+    for rows in (8, 8):
+        job.forward(MODEL, torch.zeros(rows, 3), [torch.zeros(5, 4)])
+    assert job.training.size_of(1) == (16, 2 * (24 + 20), 8)
+    assert job.training.size_of(2) == (0, 0, 0)
+
+
+def test_live_bytes_are_those_that_were_requested_and_the_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated, requested = (
+        {
+            pool: {"current": bytes_}
+            for pool, bytes_ in (("all", large + 700), ("large_pool", large), ("small_pool", 700))
+        }
+        for large in (3 << 20, 2 << 20)
+    )
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    stats = {"allocated_bytes": allocated, "requested_bytes": requested}
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: stats, raising=False)
+    assert live_bytes() == {0: (2 << 20, 700, 3 << 20)}
+
+
+def test_an_optimizer_waits_if_it_has_parameters_that_none_that_stepped_has() -> None:
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    first, again, second = (torch.optim.SGD([weights[number]]) for number in (0, 0, 1))
+    living = set(map(id, all_alive().of(lambda kind: issubclass(kind, torch.optim.Optimizer))))
+    assert {id(first), id(again), id(second)} <= living
+    assert any_waits(living - {id(second)})
+    assert not any_waits(living - {id(again)})  # wraps the first one

@@ -1,4 +1,6 @@
 import os
+import sys
+import unittest
 from typing import NoReturn
 
 import pytest
@@ -54,3 +56,25 @@ def test_what_trains_while_the_stop_runs_through_it_swallows_nothing(ended: list
             for _ in range(10):  # a teardown that trains on
                 assert isinstance(stopping.error(), StopRun)
     assert (stopping.num_swallowed, ended) == (0, [])
+
+
+def reported(error: BaseException) -> tuple[list[str], bool]:
+    """Errors that a unittest result keeps of a test that raises, and whether the result stops."""
+    result = unittest.TestResult()
+    case = unittest.FunctionTestCase(lambda: None)
+    try:
+        raise error
+    except BaseException:
+        result.addError(case, sys.exc_info())
+        result.addSubTest(case, case, None)  # without an error
+    return [text.splitlines()[-1] for _, text in result.errors], result.shouldStop
+
+
+def test_a_unittest_stops_without_a_failure_and_others_fail_as_usual() -> None:
+    before = vars(unittest.TestResult)["addError"]
+    with Stopping() as stopping:
+        wrapped = RuntimeError("of the test")
+        wrapped.__cause__ = stopping.error()
+        assert reported(wrapped) == ([], True)
+        assert reported(ValueError("a bug")) == (["ValueError: a bug"], False)
+    assert vars(unittest.TestResult)["addError"] is before

@@ -42,11 +42,21 @@ def test_hooks_are_gone_while_hidden_and_come_back_before_those_of_the_script() 
     assert list(hooks.values()) == ["second", "script"]
 
 
-def test_a_hook_that_the_script_removed_is_not_put_back() -> None:
+def test_a_hook_that_the_script_removed_is_not_put_back_and_a_replaced_method_is_hidden_too() -> None:
     hooks, handles = table(mine="mine")
     handles["mine"].remove()
     put_back(take([handles["mine"]]))
     assert not hooks
+    unseen, original = Unseen(), vars(nn.Linear)["forward"]
+    for _ in range(2):
+        with unseen.replaced(nn.Linear, "forward", lambda *_: None):
+            assert vars(nn.Linear)["forward"] is not original
+            with unseen.hidden():
+                assert vars(nn.Linear)["forward"] is original
+            assert vars(nn.Linear)["forward"] is not original
+        with unseen.hidden():
+            assert vars(nn.Linear)["forward"] is original
+        assert vars(nn.Linear)["forward"] is original
 
 
 def test_flags_of_a_hook_are_hidden_with_it() -> None:

@@ -64,21 +64,12 @@ def test_an_activation_reads_its_input_and_writes_what_it_returns() -> None:
 
 def test_a_norm_has_the_length_of_its_rows() -> None:
     x, weight, statistics = made(TOKENS, HIDDEN), made(HIDDEN), made(TOKENS, dtype=torch.float32)
-    forward = demand_of(
-        "rmsnorm_fwd", x, weight, 1e-5, None, None, 5, 0, False, result=[made(TOKENS, HIDDEN), None, statistics]
-    )
+    result = [made(TOKENS, HIDDEN), None, statistics]
+    forward = demand_of("rmsnorm_fwd", x, weight, 1e-5, None, None, 5, 0, False, result=result)
     assert forward.width == HIDDEN
     assert forward.moved_bytes == 2 * TOKENS * HIDDEN * 2 + HIDDEN * 2 + TOKENS * 4
-    backward = demand_of(
-        "rmsnorm_bwd",
-        x,
-        made(TOKENS, HIDDEN),
-        statistics,
-        weight,
-        0,
-        False,
-        result=[made(TOKENS, HIDDEN), made(HIDDEN)],
-    )
+    gradients = [made(TOKENS, HIDDEN), made(HIDDEN)]
+    backward = demand_of("rmsnorm_bwd", x, made(TOKENS, HIDDEN), statistics, weight, 0, False, result=gradients)
     assert (backward.width, backward.parts[0].words) == (HIDDEN, ("finalize",))
 
 
@@ -111,27 +102,14 @@ def test_an_optimizer_reads_four_lists_and_writes_three() -> None:
 
 
 def attended(
-    layout: str,
-    mask: str,
-    q: Any,
-    k: Any,
-    *,
-    window: Any = (-1, -1),
-    backward: bool = False,
-    known: Any = None,
-    dropout: float = 0.0,
-    deterministic: bool = False,
-) -> Demand:
+    layout: str, mask: str, q: Any, k: Any, *, window: Any = (-1, -1), backward: bool = False, known: Any = None,
+    dropout: float = 0.0, deterministic: bool = False,
+) -> Demand:  # fmt: skip
     ends, v = made(3, dtype=torch.int32), k
     before = (2048, 2048, True, 0.1, dropout, True) if not backward else (2048, 2048, 0.1, dropout, True)
     formats = [Named("NVTE_SBHD")] * (2 if not backward else 2 + 3)
-    middle = (
-        Named(f"NVTE_{layout}"),
-        *formats,
-        Named("NVTE_NO_BIAS"),
-        Named(f"NVTE_{mask}"),
-        Named("NVTE_VANILLA_SOFTMAX"),
-    )
+    kinds = (Named(f"NVTE_{name}") for name in ("NO_BIAS", mask, "VANILLA_SOFTMAX"))
+    middle = (Named(f"NVTE_{layout}"), *formats, *kinds)
     after = (window, False) if not backward else (window, False, deterministic)
     name = "fused_attn_bwd" if backward else "fused_attn_fwd"
     return demand_of(name, *before, *middle, *after, ends, ends, q, k, v, torch.bfloat16, result=[q], known=known)
@@ -174,16 +152,16 @@ def test_fused_attention_has_dropout_and_its_backward_says_whether_it_is_determi
         assert both == plain._replace(dropout=True, deterministic=backward)
 
 
-def test_fused_attention_has_its_mask() -> None:
+@pytest.mark.parametrize(
+    ("window", "shape", "pairs"),
+    [((-1, 0), (True, 0), 1024 * (1025 / 2)), ((127, 0), (True, 128), 128 * 129 / 2 + 896 * 128)],
+)
+def test_fused_attention_has_its_mask(window: Any, shape: tuple[bool, int], pairs: float) -> None:
     q = made(2, 1024, 16, 128)
-    causal = attended("BS3HD", "CAUSAL_MASK", q, q, window=(-1, 0))
+    causal = attended("BS3HD", "CAUSAL_MASK", q, q, window=window)
     assert causal.attention is not None
-    assert (causal.attention.causal, causal.attention.window) == (True, 0)
-    assert causal.flops == 4 * 2 * 16 * 1024 * (1025 / 2) * 128
-    window = attended("BS3HD", "CAUSAL_MASK", q, q, window=(127, 0))
-    assert window.attention is not None
-    assert window.attention.window == 128
-    assert window.flops == 4 * 2 * 16 * (128 * 129 / 2 + 896 * 128) * 128
+    assert (causal.attention.causal, causal.attention.window) == shape
+    assert causal.flops == 4 * 2 * 16 * pairs * 128
 
 
 def test_packed_sequences_have_their_own_lengths_if_they_are_known() -> None:

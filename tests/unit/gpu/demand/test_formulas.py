@@ -47,21 +47,15 @@ def test_each_position_of_a_convolutions_result_meets_its_groups_weights() -> No
     assert convolution(transposed=True, weight=(32, 64, 3, 3)).flops == flops
 
 
-def test_the_gradients_of_a_convolution_take_a_forward_each_whatever_its_groups() -> None:
+def test_the_gradients_of_a_convolution_take_a_forward_each_and_read_that_of_the_result() -> None:
     flops = 2.0 * 8 * 28 * 28 * 64 * 32 * 9
-    assert gradients(1, (64, 32, 3, 3)).flops == 2 * flops
-    assert gradients(4, (64, 8, 3, 3)).flops == 2 * flops / 4
-    assert gradients(1, (64, 32, 3, 3), (False, True, True)).flops == flops
-
-
-def test_the_gradients_of_a_convolution_read_that_of_the_result_each() -> None:
     data, grad, weight = 8 * 32 * 28 * 28 * 2, 8 * 64 * 28 * 28 * 2, 64 * 32 * 9 * 2
     both = gradients(1, (64, 32, 3, 3))
+    assert (both.flops, gradients(4, (64, 8, 3, 3)).flops) == (2 * flops, 2 * flops / 4)
     assert both.moved_bytes == 2 * grad + 2 * data + 2 * weight + 64 * 2
     assert {part.words: part.moved_bytes for part in both.parts} == {("reduce_kernel",): grad + 64 * 2}
     one = gradients(1, (64, 32, 3, 3), (False, True, False))
-    assert one.moved_bytes == grad + data + 2 * weight
-    assert one.parts == ()
+    assert (one.flops, one.moved_bytes, one.parts) == (flops, grad + data + 2 * weight, ())
 
 
 def test_a_depthwise_convolution_moves_its_tensors_and_runs_without_tensor_cores() -> None:
@@ -148,9 +142,8 @@ def test_distances_take_three_operations_for_each_pair_and_dimension() -> None:
 
 def test_packed_and_sparse_products_and_factorisations_have_their_arithmetic() -> None:
     scales = made(32, 64, 2)
-    four = demand_of(
-        aten._weight_int4pack_mm.default, made(16, 128), made(8, 8, 32, 4), 32, scales, result=made(16, 64)
-    )
+    packed = (made(16, 128), made(8, 8, 32, 4), 32, scales)
+    four = demand_of(aten._weight_int4pack_mm.default, *packed, result=made(16, 64))
     assert (four.flops, four.is_bounded) == (2.0 * 16 * 64 * 128, True)
     kept, dense = made(64, 64), made(128, 32)
     sparse = demand_of(aten._sparse_semi_structured_mm.default, kept, kept, dense, result=made(64, 32))
@@ -163,17 +156,10 @@ def test_packed_and_sparse_products_and_factorisations_have_their_arithmetic() -
 def test_columns_of_factorisations_take_as_many_steps_as_published_times_say() -> None:
     """8 us a step. Cholesky of 2048 columns takes 1.95 ms on H100, QR of 32 0.19 ms, eigenvectors of 100 1.8 ms."""
     square = made(2048, 2048, dtype=FP32)
-    steps = {
-        func: demand_of(func, square, *more, result=(square, square)).steps
-        for func, more in (
-            (aten.linalg_cholesky_ex.default, ()),
-            (aten.linalg_qr.default, ()),
-            (aten._linalg_eigh.default, ()),
-            (aten._linalg_svd.default, ()),
-            (aten.linalg_lstsq.default, (square,)),
-        )
-    }
-    assert list(steps.values()) == [256, 1024, 4096, 65536, 4096]
+    names = {"linalg_cholesky_ex": 256, "linalg_qr": 1024, "_linalg_eigh": 4096, "_linalg_svd": 65536}
+    for name, steps in (names | {"linalg_lstsq": 4096}).items():
+        more = (square,) if name == "linalg_lstsq" else ()
+        assert demand_of(getattr(aten, name).default, square, *more, result=(square, square)).steps == steps, name
 
 
 def test_a_pseudo_inverse_takes_its_singular_vectors_or_eigenvectors() -> None:
@@ -218,19 +204,14 @@ def test_a_padding_fills_its_result_and_copies_what_it_keeps() -> None:
     assert {part.words[0]: part.moved_bytes for part in demand.parts} == {"FillFunctor": out.nbytes, "copy": 2 * kept}
 
 
-@pytest.mark.parametrize("kind", ["reflection", "replication"])
-def test_the_gradient_of_a_mirrored_padding_is_added_to_zeros(kind: str) -> None:
+@pytest.mark.parametrize("name", ["reflection_pad2d", "replication_pad2d", "avg_pool2d"])
+def test_the_gradient_of_a_padding_reads_no_input_and_of_a_mirrored_one_is_added_to_zeros(name: str) -> None:
     data, grad = made(2, 8, 16, 16), made(2, 8, 22, 22)
-    demand = demand_of(getattr(aten, f"{kind}_pad2d_backward").default, grad, data, [3, 3, 3, 3], result=data)
-    assert demand.parts == (KernelPart(("reflection_pad", "replication_pad"), grad.nbytes + data.nbytes),)
-
-
-@pytest.mark.parametrize("name", ["reflection_pad2d_backward", "replication_pad2d_backward", "avg_pool2d_backward"])
-def test_the_gradient_of_a_padding_reads_no_input(name: str) -> None:
-    data, grad = made(2, 8, 16, 16), made(2, 8, 22, 22)
-    assert demand_of(getattr(aten, name).default, grad, data, [3, 3, 3, 3], result=data).moved_bytes == (
-        grad.nbytes + data.nbytes
-    )
+    demand = demand_of(getattr(aten, f"{name}_backward").default, grad, data, [3, 3, 3, 3], result=data)
+    moved = grad.nbytes + data.nbytes
+    assert demand.moved_bytes == moved
+    mirrored = (KernelPart(("reflection_pad", "replication_pad"), moved),)
+    assert demand.parts == (() if name == "avg_pool2d" else mirrored)
 
 
 def test_packed_sequences_of_varlen_attention_count_one_by_one() -> None:
@@ -283,18 +264,16 @@ def bitsandbytes() -> Iterator[torch.library.Library]:
 
 def test_decoding_moves_the_packed_and_the_decoded_matrix_and_its_least_is_known() -> None:
     packed, scales, out = made(64 * 32, 1, dtype=torch.uint8), made(64, dtype=torch.float32), made(64, 64)
-    demand = demand_of(
-        torch.ops.bitsandbytes.dequantize_4bit.default, packed, scales, 64, "nf4", [64, 64], BF16, result=out
-    )
+    demand = demand_of(BNB.dequantize_4bit.default, packed, scales, 64, "nf4", [64, 64], BF16, result=out)
     assert (demand.flops, demand.is_bounded) == (0.0, True)
     assert demand.moved_bytes == 64 * 32 + 64 * 4 + 64 * 64 * 2
+    unknown = demand_of(BNB.something_new.default, made(8), result=made(8))  # of a newer release
+    assert math.isnan(unknown.flops)
 
 
 def test_a_product_with_four_bits_is_one_kernel_or_decodes_the_matrix_first() -> None:
     rows, packed, scales = made(8, 128), made(64 * 64, 1, dtype=torch.uint8), made(128, dtype=torch.float32)
-    demand = demand_of(
-        torch.ops.bitsandbytes.gemm_4bit.default, rows, packed, [64, 128], scales, 64, "nf4", result=made(8, 64)
-    )
+    demand = demand_of(BNB.gemm_4bit.default, rows, packed, [64, 128], scales, 64, "nf4", result=made(8, 64))
     assert (demand.flops, demand.is_bounded) == (2.0 * 8 * 64 * 128, True)
     decoded = 64 * 128 * 2 + 64 * 64 + 128 * 4
     assert [(part.words[0], part.moved_bytes) for part in demand.parts] == [
@@ -307,34 +286,16 @@ def test_rows_are_encoded_in_one_pass_and_a_product_of_integers_is_scaled_in_ano
     rows, encoded, stats = made(8, 128), made(8, 128, dtype=INT8), made(8, dtype=torch.float32)
     encoding = demand_of(BNB.int8_vectorwise_quant.default, rows, 6.0, result=(encoded, stats, None))
     assert [part.moved_bytes for part in encoding.parts] == [8 * 128 * 2 + 8 * 128]
-    product = demand_of(
-        torch.ops.bitsandbytes.int8_scaled_mm.default,
-        encoded,
-        made(64, 128, dtype=INT8),
-        stats,
-        stats,
-        result=made(8, 64),
-    )
+    weight = made(64, 128, dtype=INT8)
+    product = demand_of(BNB.int8_scaled_mm.default, encoded, weight, stats, stats, result=made(8, 64))
     assert [part.moved_bytes for part in product.parts] == [8 * 64 * (4 + 2)]
 
 
 def test_an_optimizer_reads_the_gradient_and_changes_the_rest_paged_states_too() -> None:
     gradient, parameter = made(1000, dtype=torch.float32), made(1000, dtype=torch.float32)
     first, second = made(1000, dtype=torch.uint8), torch.empty(1000, dtype=torch.uint8)
-    update = (
-        torch.ops.bitsandbytes.optimizer_update_8bit_blockwise.default,
-        "adam",
-        gradient,
-        parameter,
-        first,
-        second,
-    )
+    update = (BNB.optimizer_update_8bit_blockwise.default, "adam", gradient, parameter, first, second)
     on_device = 4000 + 2 * 4000 + 2 * 1000
     assert demand_of(*update, result=None).moved_bytes == on_device
     second.is_paged = True  # type: ignore[attr-defined]
     assert demand_of(*update, result=None).moved_bytes == on_device + 2 * 1000
-
-
-def test_what_a_newer_release_adds_is_unknown() -> None:
-    demand = demand_of(BNB.something_new.default, made(8), result=made(8))
-    assert demand.flops != demand.flops

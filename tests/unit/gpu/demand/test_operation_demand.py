@@ -22,30 +22,23 @@ def demand_of(func: Any, *args: Any, result: Any = None, **kwargs: Any) -> Deman
     return DemandCounter(func).demand(args, kwargs, func(*args, **kwargs) if result is None else result)
 
 
-def test_an_addition_reads_two_tensors_and_writes_one() -> None:
-    demand = demand_of(aten.add.Tensor, made(4, 1000), made(4, 1000))
-    assert (demand.flops, demand.moved_bytes) == (0.0, 3 * 4 * 1000 * 2)
-
-
-def test_an_expanded_tensor_is_read_once() -> None:
-    assert demand_of(aten.add.Tensor, made(4, 1000), made(1, 1000).expand(4, 1000)).moved_bytes == (4 + 1 + 4) * 2000
-
-
-def test_in_place_reads_and_writes_and_a_fill_only_writes() -> None:
-    tensor = made(1000)
-    assert demand_of(aten.mul_.Tensor, tensor, made(1000)).moved_bytes == 3 * 2000
-    assert demand_of(aten.zero_.default, tensor).moved_bytes == 2000
-    assert demand_of(aten.copy_.default, tensor, made(1000, dtype=torch.float32)).moved_bytes == 2000 + 4000
-
-
-def test_an_out_argument_is_written_not_read() -> None:
-    out = made(1000)
-    assert demand_of(aten.add.out, made(1000), made(1000), out=out).moved_bytes == 3 * 2000
-
-
-def test_of_an_embedding_only_the_rows_that_are_picked_are_read() -> None:
-    indices = made(8, dtype=torch.int64)
-    assert demand_of(aten.embedding.default, made(50_000, 128), indices).moved_bytes == 2 * 8 * 128 * 2 + 8 * 8
+@pytest.mark.parametrize(
+    ("func", "args", "more", "moved"),
+    [
+        (aten.add.Tensor, (made(4, 1000), made(4, 1000)), {}, 3 * 4 * 1000 * 2),
+        (aten.add.Tensor, (made(4, 1000), made(1, 1000).expand(4, 1000)), {}, (4 + 1 + 4) * 2000),  # expanded: once
+        (aten.mul_.Tensor, (made(1000), made(1000)), {}, 3 * 2000),
+        (aten.zero_.default, (made(1000),), {}, 2000),
+        (aten.copy_.default, (made(1000), made(1000, dtype=torch.float32)), {}, 2000 + 4000),
+        (aten.add.out, (made(1000), made(1000)), {"out": made(1000)}, 3 * 2000),  # written, not read
+        (aten.view.default, (made(4, 1000), [4000]), {}, 0),
+        # Of rows that are picked, only those are moved.
+        (aten.embedding.default, (made(50_000, 128), made(8, dtype=torch.int64)), {}, 2 * 8 * 128 * 2 + 8 * 8),
+    ],
+)
+def test_what_is_read_and_written_is_moved_once(func: Any, args: Any, more: dict[str, Any], moved: int) -> None:
+    demand = demand_of(func, *args, **more)
+    assert (demand.flops, demand.moved_bytes) == (0.0, moved)
 
 
 def test_an_update_of_some_rows_does_not_move_the_others() -> None:
@@ -81,6 +74,7 @@ def attention(func: Any, *args: Any, known: Any = None, **kwargs: Any) -> tuple[
     return demand.attention, demand.flops
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("name", "library"),
     [
@@ -89,23 +83,12 @@ def attention(func: Any, *args: Any, known: Any = None, **kwargs: Any) -> tuple[
         ("_scaled_dot_product_efficient_attention", "efficient"),
     ],
 )
-def test_an_attentions_sizes_are_those_of_its_tensors(name: str, library: str) -> None:
-    query, key, value = made(2, 8, 1024, 64), made(2, 2, 512, 64), made(2, 2, 512, 32)
+def test_an_attentions_sizes_are_those_of_its_tensors(name: str, library: str, causal: bool) -> None:
+    query, key, value = made(2, 8, 512, 64), made(2, 2, 512, 64), made(2, 2, 512, 32)
     middle = () if library == "flash2" else (None, True)
-    found, flops = attention(getattr(aten, name).default, query, key, value, *middle, 0.0, False)
-    assert found == AttentionShape("forward", library, 2, 8, 2, 1024, 512, 64, 32)
-    assert flops == 2 * 2 * 8 * 1024 * 512 * (64 + 32)
-
-
-def test_a_causal_attention_meets_half_of_the_keys() -> None:
-    query = made(2, 8, 1024, 64)
-    func = aten._scaled_dot_product_cudnn_attention.default
-    (whole, all_flops), (causal, flops) = (
-        attention(func, query, query, query, None, True, 0.0, masked) for masked in (False, True)
-    )
-    assert (whole.causal, causal.causal) == (False, True)
-    assert all_flops == 2 * 2 * 8 * 1024 * 1024 * 128
-    assert flops == pytest.approx(all_flops / 2, rel=1e-3)
+    found, flops = attention(getattr(aten, name).default, query, key, value, *middle, 0.0, causal)
+    assert found == AttentionShape("forward", library, 2, 8, 2, 512, 512, 64, 32, causal=causal)
+    assert flops == 2 * 2 * 8 * 512 * (513 / 2 if causal else 512) * (64 + 32)
 
 
 def backward_of(library: str, dropout: float = 0.0) -> tuple[AttentionShape, float]:
@@ -117,29 +100,20 @@ def backward_of(library: str, dropout: float = 0.0) -> tuple[AttentionShape, flo
     return attention(func, *(given.get(each.name) for each in func._schema.arguments if not each.kwarg_only))
 
 
-def test_an_attention_has_dropout() -> None:
-    query = made(2, 8, 1024, 64)
-    func = aten._scaled_dot_product_flash_attention.default
-    assert [attention(func, query, query, query, dropout)[0].dropout for dropout in (0.0, 0.1)] == [False, True]
-    assert backward_of("cudnn", 0.1)[0].dropout
-
-
-@pytest.mark.parametrize(("library", "expected"), [("flash", True), ("cudnn", True), ("efficient", False)])
-def test_a_backward_is_deterministic_if_torch_was_told_so_and_the_kernel_can(
-    library: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("library", "can"), [("flash", True), ("cudnn", True), ("efficient", False)])
+def test_backward_of_an_attention_is_five_products_and_deterministic_if_torch_wants_that_and_the_kernel_can(
+    library: str, can: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not backward_of(library)[0].deterministic
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert backward_of(library)[0].deterministic == expected
-    query = made(2, 8, 1024, 64)
-    assert not attention(aten._scaled_dot_product_flash_attention.default, query, query, query)[0].deterministic
-
-
-@pytest.mark.parametrize("library", ["flash", "cudnn", "efficient"])
-def test_backward_of_an_attention_is_five_products(library: str) -> None:
+    query, forward = made(2, 8, 1024, 64), aten._scaled_dot_product_flash_attention.default
     found, flops = backward_of(library)
     assert flops == 5 * 2 * 8 * 512 * 512 * 64
     assert (found.direction, found.heads, found.queries) == ("backward", 8, 512)
+    assert (found.dropout, found.deterministic) == (False, False)
+    assert backward_of("cudnn", 0.1)[0].dropout
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert backward_of(library)[0].deterministic == can
+    shapes = [attention(forward, query, query, query, dropout)[0] for dropout in (0.0, 0.1)]
+    assert [(shape.dropout, shape.deterministic) for shape in shapes] == [(False, False), (True, False)]
 
 
 def packed(*more: Any, known: Any = None, window: int | None = None) -> tuple[AttentionShape, float]:
@@ -224,17 +198,11 @@ def test_a_grouped_product_in_eight_bits_has_its_scaling(scale: tuple[int, ...],
         (aten.linalg_vector_norm.default, (made(8, 500),), 4000),
         (aten.native_group_norm.default, (made(2, 6, 5), None, None, 2, 6, 5, 3, 1e-5), 10),
         (aten.add.Tensor, (made(8, 500), made(8, 500)), 0),
+        (aten.nll_loss_forward.default, (made(16, 1000), made(16, dtype=torch.int64), None, 1, -100), 1000),
     ],
 )
 def test_the_length_of_the_rows_that_are_reduced_is_known(func: Any, args: Any, width: int) -> None:
     assert demand_of(func, *args).width == width
-
-
-def test_a_loss_has_rows_of_its_classes() -> None:
-    scores, target = made(16, 1000, dtype=torch.float32), made(16, dtype=torch.int64)
-    args = (scores, target, None, 1, -100)
-    demand = DemandCounter(aten.nll_loss_forward.default).demand(args, {}, (made(1), made(1)))
-    assert demand.width == 1000
 
 
 def test_a_conversion_to_eight_bits_has_the_sizes_of_its_matrix() -> None:
@@ -245,11 +213,6 @@ def test_a_conversion_to_eight_bits_has_the_sizes_of_its_matrix() -> None:
     assert demand_of(aten.copy_.default, made(64, 128, dtype=eight), made(64, 128), False).quantized == (64, 128)
     assert demand_of(func, made(64, 128, dtype=eight), dtype=torch.bfloat16).quantized == (0, 0)
     assert demand_of(func, source, dtype=torch.float32).quantized == (0, 0)
-
-
-def test_a_view_has_nothing_to_do() -> None:
-    demand = demand_of(aten.view.default, made(4, 1000), [4000])
-    assert (demand.flops, demand.moved_bytes) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -288,14 +251,6 @@ def test_the_gradient_of_an_embedding_sums_its_rows_in_fp32() -> None:
     )
     bytes_of = {part.words[0]: part.moved_bytes for part in demand.parts}
     assert bytes_of == {"radix_sort": 4 * 64 * 8, "compute_grad_weight": 64 * 128 * 6, "sum_and_scatter": 64 * 128 * 6}
-
-
-def test_a_convolution_counts_as_torch_counts_it() -> None:
-    image, kernel = made(2, 3, 32, 32, dtype=torch.float32), made(8, 3, 3, 3, dtype=torch.float32)
-    args = (image, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    demand = demand_of(aten.convolution.default, *args)
-    assert demand.flops == 2 * 2 * 8 * 32 * 32 * 3 * 9
-    assert demand.dtype == "tf32"
 
 
 def test_what_comes_to_the_host_makes_it_wait() -> None:

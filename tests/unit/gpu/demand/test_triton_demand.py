@@ -108,16 +108,21 @@ def test_a_pointwise_kernel_moves_what_it_loads_and_stores() -> None:
     found = demand_of(POINTWISE, arguments | {"xnumel": 4096})
     assert found.moved_bytes == 2 * 4096 * 2 + 64 * 2 + 4096 * 4
     assert (found.flops, found.width) == (0.0, 0)
+    same = made(4096)  # under several names, read once and written once
+    arguments = dict.fromkeys(("in_out_ptr0", "in_ptr0", "out_ptr0"), same)
+    assert demand_of(POINTWISE, arguments | {"xnumel": 4096}).moved_bytes == 2 * same.nbytes
+    unreadable = demand_of("def broken(: pass", {"a": made(100), "b": made(50)})
+    assert unreadable.moved_bytes == 300
 
 
-def test_of_an_embedding_only_the_picked_rows_are_loaded() -> None:
-    arguments = {"in_ptr0": made(64, dtype=torch.int64), "in_ptr1": made(50_000, 64), "out_ptr0": made(64, 64)}
-    assert demand_of(EMBEDDING, arguments).moved_bytes == 64 * 8 + 2 * 4096 * 2
-
-
-def test_what_is_added_to_some_rows_is_read_and_written() -> None:
-    arguments = {"in_ptr0": made(64, dtype=torch.int64), "in_ptr1": made(64, 64), "out_ptr0": made(50_000, 64)}
-    assert demand_of(ADDED, arguments).moved_bytes == 64 * 8 + 3 * 4096 * 2
+@pytest.mark.parametrize(("source", "table", "rows", "moves"), [(EMBEDDING, 1, 0, 2), (ADDED, 2, 0, 3)])
+def test_of_rows_that_are_picked_or_added_to_only_those_are_moved(
+    source: str, table: int, rows: int, moves: int
+) -> None:
+    arguments = [made(64, 64)] * 3
+    arguments[table], arguments[rows] = made(50_000, 64), made(64, dtype=torch.int64)
+    given = dict(zip(("in_ptr0", "in_ptr1", "out_ptr0"), arguments, strict=True))
+    assert demand_of(source, given).moved_bytes == 64 * 8 + moves * 4096 * 2
 
 
 @pytest.mark.parametrize(("columns", "reads"), [(512, 1), (128 * 1024, 2)])
@@ -156,12 +161,6 @@ def test_a_value_that_is_picked_from_a_row_is_no_pass_over_it() -> None:
     assert demand_of(CROSS_ENTROPY, arguments).moved_bytes == 3 * long.nbytes + 4 * 2 + 4 * 2
 
 
-def test_a_tensor_under_two_names_is_read_once_and_written_once() -> None:
-    tensor = made(4096)
-    arguments = {"in_out_ptr0": tensor, "in_ptr0": tensor, "out_ptr0": tensor, "xnumel": 4096}
-    assert demand_of(POINTWISE, arguments).moved_bytes == 2 * tensor.nbytes
-
-
 def test_a_kernel_that_multiplies_has_the_sizes_that_it_is_given() -> None:
     tensors = {"a_ptr": made(64, 32), "b_ptr": made(32, 16), "c_ptr": made(64, 16)}
     found = demand_of(PRODUCT, tensors | {"M": 64, "N": 16, "K": 32})
@@ -183,7 +182,3 @@ def test_a_kernel_that_stores_eight_bits_has_the_sizes_of_its_matrix() -> None:
     assert (found.quantized, found.dtype) == ((32, 128), "fp8")
     found = demand_of(POINTWISE, arguments | {"out_ptr0": made(32, 128)})
     assert (found.quantized, found.dtype) == ((0, 0), "bf16")
-
-
-def test_a_source_that_cannot_be_read_leaves_each_argument_once() -> None:
-    assert demand_of("def broken(: pass", {"a": made(100), "b": made(50)}).moved_bytes == 300

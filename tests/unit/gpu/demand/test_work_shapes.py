@@ -42,15 +42,12 @@ def test_a_window_is_the_most_keys_that_a_query_meets() -> None:
     assert Mask(causal=True).window == Mask(left=5).window == 0
 
 
-def test_packed_sequences_are_as_much_as_equal_ones() -> None:
+def test_packed_sequences_are_as_much_as_equal_ones_and_meet_only_their_own_keys() -> None:
     assert Lengths([512, 512], [512, 512]).equal() == (2, 512, 512)
     batch, queries, keys = Lengths([100, 300, 1600], [100, 300, 1600]).equal()
     assert batch * queries == pytest.approx(2000, rel=0.01)
     assert batch * queries * keys == pytest.approx(100**2 + 300**2 + 1600**2, rel=0.01)
     assert Lengths([], []).equal() == (0, 0, 0)
-
-
-def test_packed_sequences_meet_only_their_own_keys() -> None:
     assert Lengths([4, 6], [4, 6]).met_pairs(Mask()) == 4 * 4 + 6 * 6
     assert Lengths([4, 6], [4, 6]).met_pairs(Mask(causal=True)) == 10 + 21
 
@@ -63,14 +60,10 @@ def test_backward_has_five_products_for_forwards_two() -> None:
     assert wide.flops(32) == 2 * (2 * 8 * 64 * 32) * (16 + 48)
 
 
-def test_a_product_has_the_bytes_of_its_operands() -> None:
+def test_a_product_has_the_bytes_of_its_operands_and_the_rows_of_all_groups() -> None:
     bf16, eight = (torch.empty(0, dtype=dtype) for dtype in (torch.bfloat16, torch.float8_e4m3fn))
     shape = ProductShape(1, 1, 1)
-    assert shape.of(eight, eight, bf16)[-4:-1] == (1, 1, 2)
-    assert shape.of(None, eight)[-4:-1] == (1, 1, 1)
-    assert shape.of()[-4:-1] == (0, 0, 0)
-
-
-def test_a_grouped_products_rows_are_those_of_all_groups() -> None:
+    operands = [shape.of(eight, eight, bf16), shape.of(None, eight), shape.of()]
+    assert [each[-4:-1] for each in operands] == [(1, 1, 2), (1, 1, 1), (0, 0, 0)]
     assert ProductShape(1024, 256, 128, groups=8).flops == 2 * 1024 * 256 * 128
     assert ProductShape(16, 32, 64, batch=3).flops == 3 * 2 * 16 * 32 * 64

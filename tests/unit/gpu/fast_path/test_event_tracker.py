@@ -44,20 +44,23 @@ def tracked(monkeypatch: pytest.MonkeyPatch, *events: tuple[int, int]) -> tuple[
     return EventTracker(), library
 
 
-def test_events_have_the_operation_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = tracked(monkeypatch, (4, 3), (4, 0), (7, 1), (-1, 2))
-    actions = ["segment_alloc", "alloc", "free_requested", "free_completed"]
-    assert list(found.operations(0, actions)) == [4, 4, 7, -1]
-
-
-def test_events_after_the_history_was_read_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = tracked(monkeypatch, (4, 0), (5, 1))
-    assert list(found.operations(0, ["alloc"])) == [4]
-
-
-def test_a_snapshot_has_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = tracked(monkeypatch, (4, 0), (5, 1))
-    assert list(found.operations(0, ["alloc", "snapshot", "free_requested", "snapshot"])) == [4, -1, 5, -1]
+@pytest.mark.parametrize(
+    ("events", "actions", "operations"),
+    [
+        (
+            [(4, 3), (4, 0), (7, 1), (-1, 2)],
+            ["segment_alloc", "alloc", "free_requested", "free_completed"],
+            [4, 4, 7, -1],
+        ),
+        ([(4, 0), (5, 1)], ["alloc"], [4]),  # events after the history was read are left
+        ([(4, 0), (5, 1)], ["alloc", "snapshot", "free_requested", "snapshot"], [4, -1, 5, -1]),
+    ],
+)
+def test_events_have_the_operation_that_ran(
+    monkeypatch: pytest.MonkeyPatch, events: list[tuple[int, int]], actions: list[str], operations: list[int]
+) -> None:
+    found, _ = tracked(monkeypatch, *events)
+    assert list(found.operations(0, actions)) == operations
 
 
 @pytest.mark.parametrize("actions", [["alloc", "alloc"], ["free_requested", "alloc"], ["alloc"] * 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fakedist.gpu.values.contents import (
@@ -24,27 +25,34 @@ def _missing(defined: Defined, tensor: torch.Tensor) -> torch.Tensor:
     return missing
 
 
-def test_fresh_memory_holds_nothing() -> None:
-    defined = Defined(Storages(Watch()))
+@pytest.fixture
+def defined() -> Defined:
+    return Defined(Storages(Watch()))
+
+
+def test_fresh_memory_holds_nothing_and_an_empty_tensor_all_it_has(defined: Defined) -> None:
     tensor = torch.empty(4)
     assert not defined.holds(tensor)
     assert defined.missing(tensor) is None  # no element has a value
+    assert defined.holds(torch.empty(0))
 
 
-def test_an_empty_tensor_holds_all_it_has() -> None:
-    assert Defined(Storages(Watch())).holds(torch.empty(0))
-
-
-def test_views_share_what_their_storage_holds() -> None:
-    defined = Defined(Storages(Watch()))
+def test_views_and_other_types_over_the_same_bytes_share_what_their_storage_holds(defined: Defined) -> None:
     tensor = torch.empty(4, 4)
     defined.define(tensor)
     assert defined.holds(tensor.t())
     assert defined.holds(tensor[1:, 2])
+    integers = torch.empty(4, dtype=torch.int32)
+    defined.define(integers[1:2])
+    assert defined.holds(integers.view(torch.uint8)[4:8])
+    assert not defined.holds(integers.view(torch.uint8)[3:8])
+    pair = torch.empty(2)
+    defined.define(pair[:1].expand(8))  # what an expanded tensor has
+    assert defined.holds(pair[:1])
+    assert not defined.holds(pair)
 
 
-def test_a_part_is_defined_and_spoiled_by_itself() -> None:
-    defined = Defined(Storages(Watch()))
+def test_a_part_is_defined_and_spoiled_by_itself(defined: Defined) -> None:
     tensor = torch.empty(3, 4)
     defined.define(tensor[:, 1])
     assert defined.holds(tensor[:, 1])
@@ -59,44 +67,19 @@ def test_a_part_is_defined_and_spoiled_by_itself() -> None:
     assert not defined.holds(tensor[:2])
 
 
-def test_a_part_without_elements_changes_nothing() -> None:
-    defined = Defined(Storages(Watch()))
+def test_a_part_without_elements_changes_nothing_and_parts_add_up_to_the_whole(defined: Defined) -> None:
     tensor = torch.empty(8)
     defined.define(tensor[:4])
     for change in (defined.define, defined.spoil):
         change(tensor[6:6])
         assert _missing(defined, tensor).tolist() == [False] * 4 + [True] * 4
-    defined.define(tensor)
+    defined.define(tensor[4:])
+    assert defined.holds(tensor)
     defined.spoil(tensor[6:6])
     assert defined.holds(tensor)
 
 
-def test_parts_add_up_to_the_whole() -> None:
-    defined = Defined(Storages(Watch()))
-    tensor = torch.empty(4)
-    defined.define(tensor[:2])
-    defined.define(tensor[2:])
-    assert defined.holds(tensor)
-
-
-def test_another_type_over_the_same_bytes_sees_the_same() -> None:
-    defined = Defined(Storages(Watch()))
-    tensor = torch.empty(4, dtype=torch.int32)
-    defined.define(tensor[1:2])
-    assert defined.holds(tensor.view(torch.uint8)[4:8])
-    assert not defined.holds(tensor.view(torch.uint8)[3:8])
-
-
-def test_an_expanded_tensor_defines_only_what_it_has() -> None:
-    defined = Defined(Storages(Watch()))
-    tensor = torch.empty(2)
-    defined.define(tensor[:1].expand(8))
-    assert defined.holds(tensor[:1])
-    assert not defined.holds(tensor)
-
-
-def test_memory_that_was_given_back_is_another_storage() -> None:
-    defined = Defined(Storages(Watch()))
+def test_memory_that_was_given_back_is_another_storage(defined: Defined) -> None:
     for _ in range(50):
         tensor = torch.empty(1000)
         assert not defined.holds(tensor)

@@ -4,37 +4,27 @@ import pytest
 import torch
 from typing_extensions import deprecated
 
-from fakedist.gpu.values.inventions import LOOP_LIMIT, Inventions, script_line
+from fakedist.gpu.values.inventions import LOOP_LIMIT, Inventions, Randoms, script_line
 
 
-def test_integers_are_zero_floats_finite_bools_a_coin() -> None:
-    inventions = Inventions(0)
-    integers, floats, bools = torch.full((4,), 9), torch.full((4,), torch.nan), torch.zeros(64, dtype=torch.bool)
-    inventions.fill(integers, "op")
-    inventions.fill(floats, "op")
-    inventions.fill(bools, "op")
-    assert integers.tolist() == [0] * 4
-    assert torch.isfinite(floats).all()
-    assert 0 < bools.sum() < 64
+def test_integers_are_zero_floats_finite_bools_a_coin_and_the_seed_decides() -> None:
+    def filled(tensor: torch.Tensor, seed: int = 0, **how: bool) -> torch.Tensor:
+        Inventions(seed).fill(tensor, "op", **how)
+        return tensor
+
+    assert filled(torch.full((4,), 9)).tolist() == [0] * 4
+    assert torch.isfinite(filled(torch.full((4,), torch.nan))).all()
+    assert 0 < filled(torch.zeros(64, dtype=torch.bool)).sum() < 64
+    assert (filled(torch.empty(64), non_negative=True) >= 0).all()  # a norm
+    drawn = [filled(torch.empty(4), seed).tolist() for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
-def test_unsigned_integers_are_made_up_too(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint16, torch.uint32, torch.uint64])
+def test_only_what_is_missing_is_made_up(dtype: torch.dtype) -> None:
     tensor = torch.tensor([5, 6, 7]).to(dtype)
     Inventions(0).draw_missing(tensor, torch.tensor([False, True, False]), non_negative=False)
     assert tensor.tolist() == [5, 0, 7]
-
-
-def test_only_what_is_missing_is_made_up() -> None:
-    tensor = torch.tensor([5, 6, 7])
-    Inventions(0).draw_missing(tensor, torch.tensor([False, True, False]), non_negative=False)
-    assert tensor.tolist() == [5, 0, 7]
-
-
-def test_a_norm_is_not_negative() -> None:
-    tensor = torch.empty(64)
-    Inventions(0).fill(tensor, "op", non_negative=True)
-    assert (tensor >= 0).all()
 
 
 def test_what_lacks_all_values_gets_the_same_as_where_each_is_named() -> None:
@@ -42,15 +32,6 @@ def test_what_lacks_all_values_gets_the_same_as_where_each_is_named() -> None:
     Inventions(0).draw_missing(all_of_them, None, non_negative=False)
     Inventions(0).draw_missing(each, torch.ones(3, 4, dtype=torch.bool), non_negative=False)
     assert torch.equal(all_of_them, each)
-
-
-def test_the_seed_decides() -> None:
-    drawn = []
-    for seed in (0, 0, 1):
-        tensor = torch.empty(4)
-        Inventions(seed).fill(tensor, "op")
-        drawn.append(tensor.tolist())
-    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_an_element_that_no_memory_keeps_is_the_same_each_time() -> None:
@@ -70,15 +51,12 @@ def test_counts_are_by_operation_and_line_and_taken_once() -> None:
     assert inventions.take() == []
 
 
-def test_the_script_line_is_outside_of_torch() -> None:
+def test_the_script_line_is_outside_of_torch_and_of_what_inductor_wrote() -> None:
     class Layer(torch.nn.Module):
         def forward(self) -> tuple[str, int]:
             return script_line()
 
     assert Layer()()[0] == __file__
-
-
-def test_what_inductor_wrote_is_not_the_script() -> None:
     names = {"script_line": script_line}
     exec(compile("def call():\n    return script_line()", f"/cache/inductor/3x/c{'a7' * 25}q.py", "exec"), names)
     assert names["call"]()[0] == __file__
@@ -106,3 +84,32 @@ def test_a_line_that_only_computes_is_no_loop_that_waits() -> None:
     assert missing.abs().item() > 1e-30
     inventions.decide(True)
     assert "did not end" not in str(inventions.branches())
+
+
+def test_a_loop_that_waits_for_another_answer_gets_it_and_the_note_says_where() -> None:
+    inventions = Inventions(0)
+    assert inventions.branches() is None
+    answers = [inventions.decide(True) for _ in range(LOOP_LIMIT + 2)]
+    assert answers == [True] * LOOP_LIMIT + [False, True]
+    assert [inventions.decide(number) for number in (3, 0)] == [3, 0]
+    note = inventions.branches()
+    assert note is not None
+    assert f"{LOOP_LIMIT + 2:,} times, true" in note.text
+    assert "twice" in note.text or "2 times, 1 of them true" in note.text
+    for _ in range(LOOP_LIMIT + 1):
+        drawn = torch.full((1,), torch.nan)
+        inventions.draw_missing(drawn, None, non_negative=False)
+    assert drawn.item() == torch.finfo(torch.float32).tiny
+
+
+def test_random_numbers_follow_from_seed_and_offset_and_leave_the_hosts_own_alone() -> None:
+    randoms = Randoms(0)
+    seeds = [randoms.generator(state).initial_seed() for state in ((1, 2), (1, 2), (2, 1), (1, 6))]
+    assert seeds[0] == seeds[1] == 4533873174211652711
+    assert len(set(seeds)) == 3
+    before = torch.default_generator.get_state()
+    with randoms.as_default((1, 2)):
+        first = torch.rand(3)
+    with randoms.as_default((1, 2)):
+        assert torch.equal(torch.rand(3), first)
+    assert torch.equal(torch.default_generator.get_state(), before)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ def test_nothing_is_nan(means: Means) -> None:
     x = torch.empty(8)
     isnan = torch.empty(8, dtype=torch.bool)
     assert means.follow("isnan", (x,), isnan) == 0.0
+    means.forget(isnan)  # written over
+    assert means.of(isnan) is None
+    means.follow("isnan", (x,), isnan)
     assert means.follow("any", (isnan,), torch.empty((), dtype=torch.bool)) == 0.0
     assert means.follow("logical_not", (isnan,), torch.empty(8, dtype=torch.bool)) == 1.0
 
@@ -55,13 +59,6 @@ def test_half_of_a_mask_that_nothing_is_known_about_is_assumed(means: Means) -> 
     assert not means.is_assumed(positive)
 
 
-def test_what_is_written_over_is_not_known(means: Means) -> None:
-    mask = torch.empty(8, dtype=torch.bool)
-    means.follow("isfinite", (torch.empty(8),), mask)
-    means.forget(mask)
-    assert means.of(mask) is None
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [
@@ -82,20 +79,14 @@ def test_signs(means: Means, name: str, arguments: tuple[Any, ...], expected: bo
     assert means.is_non_negative(result) is expected
 
 
-def test_a_sum_of_what_is_not_negative_is_not_negative(means: Means) -> None:
-    squares, total, scaled = torch.empty(8), torch.empty(()), torch.empty(())
-    means.follow("pow", (torch.empty(8), 2), squares)
-    means.follow("sum", (squares,), total)
-    means.follow("mul", (total, -1.0), scaled)
-    assert means.is_non_negative(total)
-    assert not means.is_non_negative(scaled)
-
-
 def test_a_norm_that_is_tested_in_detail_is_valid(means: Means) -> None:
     """As DeepSpeed does: the root of summed squares, -1 in the place of what is not finite, infinity where negative."""
-    squared, norm, masked, chosen = (torch.empty(()) for _ in range(4))
+    squared, norm, masked, chosen, total, scaled = (torch.empty(()) for _ in range(6))
     isnan, negative = (torch.empty((), dtype=torch.bool) for _ in range(2))
     means.follow("pow", (torch.empty(()), 2.0), squared)
+    means.follow("sum", (squared,), total)
+    means.follow("mul", (total, -1.0), scaled)
+    assert (means.is_non_negative(total), means.is_non_negative(scaled)) == (True, False)
     means.follow("pow", (squared, 0.5), norm)
     means.follow("isnan", (norm,), isnan)
     means.follow("masked_fill_", (norm, isnan, -1.0), masked)
@@ -120,3 +111,91 @@ def test_a_mask_whose_values_are_there_says_what_it_leaves() -> None:
     means.follow("masked_fill", (norm, masks["somewhere"], -1.0), replaced)
     assert means.is_non_negative(kept)
     assert not means.is_non_negative(replaced)
+
+
+X = torch.empty(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "expected"),
+    [
+        *((name, (number,), 0.25) for name, number in (("gt", 0), ("ne", 0), ("eq", 1), ("ge", 1))),
+        *((name, (number,), 0.75) for name, number in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1))),
+        *((name, (2,), 0.5) for name in ("eq", "gt")),  # assumed
+        *((name, (math.inf,), mean) for name, mean in (("eq", 0.0), ("ne", 1.0), ("lt", 0.5))),
+        *((name, (), 0.25) for name in ("clone", "_to_copy", "mean")),
+        *((name, (), 0.75) for name in ("logical_not", "bitwise_not")),
+        *((name, (), None) for name in ("all", "any", "amin", "amax", "cos")),
+        ("sum", (), 1.0),
+        *((name, "half", 0.125) for name in ("mul", "bitwise_and", "logical_and")),
+        *((name, "half", 0.625) for name in ("bitwise_or", "logical_or")),
+        ("stack", "half", None),
+        ("mul", (2,), None),
+        *((name, (), mean) for name, mean in (("zeros_like", 0.0), ("new_zeros", 0.0), ("ones_like", 1.0))),
+        *((name, (), mean) for name, mean in (("isinf", 0.0), ("isposinf", 0.0), ("isneginf", 0.0), ("isfinite", 1.0))),
+        *((name, (3,), 3.0) for name in ("full_like", "fill_")),
+        ("new_full", ((4,), 0.5), 0.5),
+        ("full_like", (None,), None),
+        ("scatter", (0, torch.empty(1, dtype=torch.int64), 1), 0.4375),
+        ("scatter", (0, torch.empty(1, dtype=torch.int64), None), None),
+    ],
+)
+def test_the_mean_of_a_result_follows_from_that_of_a_mask(means: Means, name: str, more: Any, expected: object) -> None:
+    mask, half, result = (torch.empty(4, dtype=torch.bool) for _ in range(3))
+    means.know(mask, 0.25)
+    means.know(half, 0.5)
+    args = (mask, half) if more == "half" else (mask, *more)
+    result = torch.empty((), dtype=torch.int64) if name == "sum" else result
+    assert means.follow(name, args, result) == expected
+
+
+@pytest.mark.parametrize("name", ["all", "_is_all_true", "min", "amin", "any", "_is_any_true", "max", "amax"])
+def test_extremes_of_a_mask_are_known_where_all_of_it_is_the_same(means: Means, name: str) -> None:
+    for mean in (0.0, 1.0):
+        mask = torch.empty(4, dtype=torch.bool)
+        means.know(mask, mean)
+        assert means.follow(name, (mask,), torch.empty((), dtype=torch.bool)) == mean
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "expected"),
+    [
+        *((name, (), True) for name in ("norm", "exp", "relu", "sigmoid", "softplus", "_softmax", "var", "logsumexp")),
+        *((name, (), True) for name in ("mse_loss", "cross_entropy_loss", "huber_loss", "cdist", "zeros_like")),
+        ("full_like", (0,), True),
+        ("full_like", (-1,), False),
+        ("clamp", (0.0,), True),
+        ("clamp", (-1.0,), False),
+        ("clamp", (None, -1.0), False),
+        ("cos", (), False),
+    ],
+)
+def test_signs_follow_from_operations_and_numbers(means: Means, name: str, more: Any, expected: bool) -> None:
+    result = torch.empty(4)
+    means.follow(name, (X, *more), result)
+    assert means.is_non_negative(result) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "is_non_negative"),
+    [
+        ("clamp", (-1.0,), True),
+        ("clamp", (-1.0, 9.0), True),
+        ("mul", (2.0,), True),
+        ("mul", (-2.0,), False),
+        ("add", (1.0,), True),
+    ],
+)
+def test_what_is_not_negative_stays_so(means: Means, name: str, more: Any, is_non_negative: bool) -> None:
+    squares, result = torch.empty(4), torch.empty(4)
+    means.know_non_negative(squares)
+    means.follow(name, (squares, *more), result)
+    assert means.is_non_negative(result) is is_non_negative
+
+
+@pytest.mark.parametrize("name", ["exp", "softplus", "sigmoid", "_softmax"])
+def test_what_is_positive_is_above_zero(means: Means, name: str) -> None:
+    positive = torch.empty(4)
+    means.follow(name, (X,), positive)
+    for compare, mean in (("gt", 1.0), ("ne", 1.0), ("le", 0.0), ("eq", 0.0), ("lt", 0.0), ("ge", 1.0)):
+        assert means.follow(compare, (positive, 0), torch.empty(4, dtype=torch.bool)) == mean

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fakedist.gpu.values.operators import Operator
@@ -12,28 +13,24 @@ def test_in_place_and_out_operations_write() -> None:
     out = Operator(ATEN.add.out)
     assert out.written_names == {"out"}
     assert out.overwrites
-    assert not Operator(ATEN.add_.Tensor).overwrites
-    assert Operator(ATEN.copy_.default).overwrites
     assert Operator(ATEN.add.Tensor).written == ()
 
 
-def test_views_compute_nothing() -> None:
-    assert Operator(ATEN.view.default).is_view
-    assert Operator(ATEN.select.int).is_view
-    assert not Operator(ATEN.lift_fresh.default).is_view
-    assert not Operator(ATEN.relu_.default).is_view
-
-
-def test_operations_whose_size_depends_on_values() -> None:
-    names = ("nonzero", "masked_select", "_unique2", "bincount", "_local_scalar_dense", "equal")
-    assert all(Operator(getattr(ATEN, name).default).dynamic for name in names)
-    assert not Operator(ATEN.mm.default).dynamic
-
-
-def test_random_operations() -> None:
-    assert Operator(ATEN.native_dropout.default).random
-    assert not Operator(ATEN.native_dropout.default).takes_generator
-    assert Operator(ATEN.normal_.default).takes_generator
+@pytest.mark.parametrize(
+    ("fact", "true", "false"),
+    [
+        ("is_view", ("view", "select"), ("lift_fresh", "relu_", "mm")),
+        ("dynamic", ("nonzero", "masked_select", "_unique2", "bincount", "_local_scalar_dense", "equal"), ("mm",)),
+        ("random", ("native_dropout", "normal_"), ("mm",)),
+        ("takes_generator", ("normal_",), ("native_dropout", "mm")),
+        ("overwrites", ("copy_",), ("add_", "mm")),
+    ],
+)
+def test_an_operators_facts_follow_from_its_schema(fact: str, true: tuple[str, ...], false: tuple[str, ...]) -> None:
+    for names, expected in ((true, True), (false, False)):
+        packets = [getattr(ATEN, name) for name in names]
+        found = [getattr(Operator(getattr(packet, packet.overloads()[0])), fact) for packet in packets]
+        assert found == [expected] * len(names)
 
 
 def test_only_pytorchs_own_operations_are_kernels() -> None:

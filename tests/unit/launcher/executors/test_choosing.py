@@ -8,15 +8,12 @@ from fakedist.launcher.executors.choosing import make_executor
 from fakedist.launcher.executors.local import LocalExecutor
 
 
-def test_tasks_run_here_by_default() -> None:
-    assert isinstance(make_executor("local", 3, print), LocalExecutor)
-
-
 @pytest.mark.parametrize(("on", "address"), [("ray", None), ("ray://head:10001", "ray://head:10001")])
 def test_a_cluster_is_named_by_its_address(on: str, address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(ray_cluster, "RayExecutor", lambda *given: asked.append(given))
     make_executor(on, None, print)
+    assert isinstance(make_executor("local", 3, print), LocalExecutor)
     assert asked == [(address, print)]
 
 

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.launcher.executors import local
 from fakedist.launcher.executors.local import LocalExecutor
+from fakedist.launcher.executors.process import TaskProcesses
 from fakedist.launcher.executors.task import ASSUMED_MEMORY_BYTES, Need, Task, TaskResult
 from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
 from fakedist.units import GIB
 
 
-class Processes:
+class Processes(TaskProcesses):
     """Stands in for the processes: a task ends once as many run as the gate takes, "stays" only when cancelled."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.running: set[str] = set()
         self.most = 0
         self.over = threading.Event()
@@ -54,13 +55,8 @@ def result(task: Task, peak_bytes: int = 0) -> TaskResult:
 
 
 @pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
-    """On a machine with 4 cores and 16 GiB free."""
-    made = Processes()
-    monkeypatch.setattr(local, "TaskProcesses", lambda fork: made)
-    monkeypatch.setattr(local, "num_cores", lambda: 4)
-    monkeypatch.setattr(local, "free_memory_bytes", lambda: 16 * GIB)
-    return made
+def processes() -> Processes:
+    return Processes()
 
 
 def task(key: object, need: Need | None = None, device: str = "virtual") -> Task:
@@ -68,12 +64,19 @@ def task(key: object, need: Need | None = None, device: str = "virtual") -> Task
     return Task(key=str(key), job=job, directory=Path(str(key)), need=need or Need())
 
 
+def executor(processes: Processes, jobs: int | None = None) -> LocalExecutor:
+    """On a machine with 4 cores and 16 GiB free."""
+    return LocalExecutor(jobs, processes=processes, cores=4, free_memory=lambda: 16 * GIB)
+
+
 def run(executor: LocalExecutor, tasks: list[Task]) -> list[str]:
     return [each.key for each in executor.run(tasks)]
 
 
-def test_every_task_has_one_result(processes: Processes) -> None:
-    assert sorted(run(LocalExecutor(), [task(number) for number in range(9)])) == [str(number) for number in range(9)]
+def test_every_task_has_one_result_and_tasks_on_a_real_gpu_run_one_by_one(processes: Processes) -> None:
+    assert sorted(run(executor(processes, 8), [task(number, device="cuda") for number in range(3)])) == list("012")
+    assert processes.most == 1
+    assert sorted(run(executor(processes), [task(number) for number in range(9)])) == list("012345678")
     assert not processes.over.is_set()
 
 
@@ -89,23 +92,18 @@ def test_every_task_has_one_result(processes: Processes) -> None:
 )
 def test_as_many_run_at_once_as_fit(processes: Processes, jobs: int | None, need: Need, expected: int) -> None:
     processes.gate = threading.Barrier(expected)
-    assert len(run(LocalExecutor(jobs), [task(number, need) for number in range(2 * expected)])) == 2 * expected
+    assert len(run(executor(processes, jobs), [task(number, need) for number in range(2 * expected)])) == 2 * expected
     assert processes.most == expected
 
 
 def test_what_earlier_tasks_held_says_how_many_fit(processes: Processes) -> None:
-    executor = LocalExecutor()
+    together = executor(processes)
     processes.peak_bytes = int(6.6 * GIB)  # 7.9 with the margin
     assert ASSUMED_MEMORY_BYTES * 4 <= 16 * GIB
-    run(executor, [task("first")])
+    run(together, [task("first")])
     processes.gate = threading.Barrier(2)
-    run(executor, [task(number) for number in range(4)])
+    run(together, [task(number) for number in range(4)])
     assert processes.most == 2
-
-
-def test_tasks_on_a_real_gpu_run_one_by_one(processes: Processes) -> None:
-    run(LocalExecutor(8), [task(number, device="cuda") for number in range(3)])
-    assert processes.most == 1
 
 
 def test_a_task_is_asked_for_when_there_is_room_and_after_the_results_before_it(processes: Processes) -> None:
@@ -118,12 +116,12 @@ def test_a_task_is_asked_for_when_there_is_room_and_after_the_results_before_it(
         assert seen == ["a"]
         yield task("b")
 
-    seen.extend(each.key for each in LocalExecutor().run(tasks()))
+    seen.extend(each.key for each in executor(processes).run(tasks()))
     assert seen == ["a", "b"]
 
 
 def test_leaving_early_ends_what_still_runs(processes: Processes) -> None:
-    with contextlib.closing(LocalExecutor(2).run([task("stays"), *map(task, range(8))])) as results:  # type: ignore[type-var]
+    with contextlib.closing(executor(processes, 2).run([task("stays"), *map(task, range(8))])) as results:  # type: ignore[type-var]
         assert next(results).key == "0"
         assert not processes.over.is_set()
     assert processes.over.is_set()

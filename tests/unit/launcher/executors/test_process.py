@@ -39,9 +39,8 @@ exec(job.arguments[0])
 """.replace("ROOT", str(ROOT))
 
 
-@pytest.fixture(autouse=True)
-def quick_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_TASK", (sys.executable, "-c", _RUN))
+def processes() -> TaskProcesses:
+    return TaskProcesses(program=(sys.executable, "-c", _RUN))
 
 
 def task(tmp_path: Path, statement: str, **options: object) -> Task:
@@ -50,7 +49,7 @@ def task(tmp_path: Path, statement: str, **options: object) -> Task:
 
 
 def run(given: Task) -> TaskResult:
-    return TaskProcesses().run(given)
+    return processes().run(given)
 
 
 def test_a_result_has_the_runs_own_outcome(tmp_path: Path) -> None:
@@ -124,13 +123,13 @@ def test_a_directory_that_this_machine_lacks_is_named(tmp_path: Path) -> None:
 
 
 def test_cancelling_ends_what_runs_and_starts_nothing(tmp_path: Path) -> None:
-    processes, results = TaskProcesses(), []
+    running, results = processes(), []
     given = task(tmp_path, "Path('started').write_text(''); time.sleep(60)")
-    thread = threading.Thread(target=lambda: results.append(processes.run(given)))
+    thread = threading.Thread(target=lambda: results.append(running.run(given)))
     thread.start()
     while not (tmp_path / "started").exists():
         time.sleep(0.01)
-    processes.cancel()
+    running.cancel()
     thread.join()
-    results.append(processes.run(given))
+    results.append(running.run(given))
     assert [(result.outcome, result.failure) for result in results] == [(Outcome.INTERRUPTED, "it was cancelled")] * 2

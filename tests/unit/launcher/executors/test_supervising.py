@@ -54,23 +54,22 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def test_a_program_runs_where_and_as_the_order_says(tmp_path: Path) -> None:
-    found = supervise(tmp_path, order(tmp_path, 'pwd; echo "$WHERE" >&2; exit 7'))
-    assert (found.ended, found.code) == ("itself", 7)
-    assert (tmp_path / "out").read_text().split() == [str(tmp_path), "here"]
-    assert 0 < found.peak_rss_bytes < 1 << 30
-
-
-def test_a_signal_is_its_code(tmp_path: Path) -> None:
-    found = supervise(tmp_path, order(tmp_path, "kill -ABRT $$"))
-    assert (found.ended, found.code) == ("itself", -signal.SIGABRT)
-
-
-def test_a_program_that_takes_too_long_is_asked_to_leave(tmp_path: Path) -> None:
-    script = "trap 'echo bye; exit 3' TERM; while :; do sleep 0.02; done"
-    found = supervise(tmp_path, order(tmp_path, script, timeout_s=0.3))
-    assert (found.ended, found.code) == ("timeout", 3)
-    assert (tmp_path / "out").read_text() == "bye\n"
+@pytest.mark.parametrize(
+    ("script", "timeout_s", "ended", "code", "out"),
+    [
+        ('pwd; echo "$WHERE" >&2; exit 7', None, "itself", 7, ["{cwd}", "here"]),
+        ("kill -ABRT $$", None, "itself", -signal.SIGABRT, []),
+        ("trap 'echo bye; exit 3' TERM; while :; do sleep 0.02; done", 0.3, "timeout", 3, ["bye"]),
+    ],
+    ids=["where and as the order says", "a signal", "asked to leave in time"],
+)
+def test_a_program_runs_to_its_end(
+    tmp_path: Path, script: str, timeout_s: float | None, ended: str, code: int, out: list[str]
+) -> None:
+    found = supervise(tmp_path, order(tmp_path, script, timeout_s=timeout_s))
+    assert (found.ended, found.code) == (ended, code)
+    assert (tmp_path / "out").read_text().split() == [text.format(cwd=tmp_path) for text in out]
+    assert 0 <= found.peak_rss_bytes < 1 << 30
 
 
 def test_memory_of_all_processes_together_counts(tmp_path: Path) -> None:

@@ -59,17 +59,14 @@ def test_a_module_imported_while_adapted_asks_but_does_not_stop(package: str) ->
         module.validate_uneven_dtensor(shard)
 
 
-def test_a_module_imported_before_is_adapted_too(package: str) -> None:
+def test_a_module_imported_before_is_adapted_too_and_others_are_left_alone(package: str) -> None:
+    finders = list(sys.meta_path)
+    with adapted_frameworks():
+        parent = import_(package.rpartition(".")[0])
+        assert "fakedist" not in type(parent.__spec__.loader).__module__
     module = import_(package)
     original = module.validate_uneven_dtensor
     with adapted_frameworks():
         module.validate_uneven_dtensor(Shard(rows=3))
     assert module.validate_uneven_dtensor is original
-
-
-def test_finders_are_as_before_and_other_modules_are_left_alone(package: str) -> None:
-    finders = list(sys.meta_path)
-    with adapted_frameworks():
-        parent = import_(package.rpartition(".")[0])
-        assert "fakedist" not in type(parent.__spec__.loader).__module__
     assert sys.meta_path == finders

@@ -47,18 +47,12 @@ def zero_optimizer() -> ZeroRedundancyOptimizer:
 
 def test_the_rank_that_consolidates_zeros_states_names_the_ranks_that_hold_them(enter_world: Enter) -> None:
     enter_world(8, 2)
-    with (
-        adapted_frameworks(),
-        pytest.raises(WorldError, match=r"consolidate_state_dict needs .* ranks 0,1,3,4,5,6,7 hold\n") as raised,
-    ):
-        zero_optimizer().consolidate_state_dict(to=2)
-    assert "--steps 2" in raised.value.hint
-
-
-def test_a_rank_that_does_not_consolidate_them_discards_what_it_receives(enter_world: Enter) -> None:
-    enter_world(8, 2)
+    held = r"consolidate_state_dict needs .* ranks 0,1,3,4,5,6,7 hold\n"
     with adapted_frameworks():
-        zero_optimizer().consolidate_state_dict(to=0)
+        zero_optimizer().consolidate_state_dict(to=0)  # another rank does: what this one receives is discarded
+        with pytest.raises(WorldError, match=held) as raised:
+            zero_optimizer().consolidate_state_dict(to=2)
+    assert "--steps 2" in raised.value.hint
 
 
 def test_parts_of_original_parameters_that_only_other_ranks_hold_are_named(enter_world: Enter) -> None:
@@ -108,7 +102,9 @@ def test_a_tensor_that_only_other_ranks_have_parts_of_is_saved_and_loaded(
 
 
 @RANKS
-def test_an_error_in_a_step_is_the_ranks_own(enter_world: Enter, rank: int) -> None:
+def test_an_error_in_a_step_is_the_ranks_own_and_what_the_coordinator_says_every_rank_says(
+    enter_world: Enter, rank: int
+) -> None:
     enter_world(8, rank)
     ranks = _DistWrapper(None, True, 0)
 
@@ -118,12 +114,6 @@ def test_an_error_in_a_step_is_the_ranks_own(enter_world: Enter, rank: int) -> N
     for agree in (ranks.reduce_scatter, ranks.all_reduce):
         with pytest.raises(CheckpointException, match="no room"):
             agree("write", fails, list)
-
-
-@RANKS
-def test_what_the_coordinator_says_every_rank_says(enter_world: Enter, rank: int) -> None:
-    enter_world(8, rank)
-    ranks = _DistWrapper(None, True, 0)
     assert ranks.broadcast("step", lambda: "said") == "said"
     assert ranks.all_reduce("step", lambda: 2, sum) == 16
 

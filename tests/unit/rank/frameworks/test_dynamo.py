@@ -122,15 +122,11 @@ def test_no_frame_starts_in_a_call_of_a_group(enter_world: Enter, name: str) -> 
     assert frames_of(method, *arguments) == []
 
 
-@pytest.mark.parametrize("name", WORK_CALLS)
-def test_no_frame_starts_in_a_call_of_a_work(enter_world: Enter, name: str) -> None:
+def test_no_frame_starts_in_a_call_of_a_work_and_those_of_others_do(enter_world: Enter) -> None:
     enter_world(SIZE, RANK)
-    work: Any = dist.all_reduce(torch.ones(2), async_op=True)
-    assert frames_of(getattr(work, name)) == []
-
-
-def test_frames_of_others_do_start(enter_world: Enter) -> None:
-    enter_world(SIZE, RANK)
+    for name in WORK_CALLS:
+        work: Any = dist.all_reduce(torch.ones(2), async_op=True)
+        assert frames_of(getattr(work, name)) == [], name
     assert "cleandoc" in {code.co_name for code in frames_of(inspect.cleandoc, "text")}
 
 
@@ -153,11 +149,8 @@ def test_dynamo_looks_into_nothing_that_stands_for_torch_s_own(enter_world: Ente
         assert trace_rules.check_verbose(value, is_inlined_call=True).skipped, value
 
 
-def test_modules_that_run_the_scripts_code_exist() -> None:
-    assert [name for name in _RUN_THE_SCRIPTS if importlib.util.find_spec(name) is None] == []
-
-
 def test_every_function_of_ours_is_marked() -> None:
+    assert [name for name in _RUN_THE_SCRIPTS if importlib.util.find_spec(name) is None] == []
     codes = {code for code, _ in codes_of_ours()}
     for name, module in list(sys.modules.items()):
         for value in vars(module).values() if name.startswith("fakedist.") else ():
@@ -173,8 +166,11 @@ def test_the_list_of_files_is_torch_s_own_afterwards(enter_world: Enter) -> None
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_compiled_call_gives_what_it_gives_without(enter_world: Enter, is_async: bool) -> None:
+def test_a_compiled_call_gives_what_it_gives_without_in_one_graph_where_nccl_s_is(
+    enter_world: Enter, is_async: bool
+) -> None:
     enter_world(SIZE, RANK)
+    group: Any = c10d._get_default_group()
 
     def reduced(tensor: torch.Tensor) -> torch.Tensor:
         mine = tensor * 2
@@ -184,19 +180,6 @@ def test_a_compiled_call_gives_what_it_gives_without(enter_world: Enter, is_asyn
         return mine + 1
 
     torch._dynamo.reset()
-    assert torch.compile(reduced, backend="eager")(torch.ones(3)).tolist() == [9.0, 9.0, 9.0]
-
-
-def test_calls_are_one_graph_where_nccl_s_are(enter_world: Enter) -> None:
-    enter_world(SIZE, RANK)
-    group: Any = c10d._get_default_group()
-
-    def reduced(tensor: torch.Tensor) -> torch.Tensor:
-        mine = tensor * 2
-        dist.all_reduce(mine)
-        return mine + 1
-
-    torch._dynamo.reset()
-    compiled = torch.compile(reduced, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(reduced, backend="eager" if is_async else "aot_eager", fullgraph=not is_async)
     assert compiled(torch.ones(3)).tolist() == [9.0, 9.0, 9.0]
-    assert group._get_sequence_number_for_group() == 1
+    assert is_async or group._get_sequence_number_for_group() == 1

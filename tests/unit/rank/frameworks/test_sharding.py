@@ -90,10 +90,7 @@ def test_the_first_shards_size_is_torchs_and_is_worked_out_once(
     shapes = [(32, 16), (20, 7), (3, 3)]
     specs = [DTensorSpec(mesh, each, meta(shape)) for each in placements for shape in shapes]
     theirs = [_random._calc_first_shard_size(spec) for spec in specs]
-    with (
-        counted(_random, "_calc_first_shard_size", monkeypatch) as calls,
-        adapted_frameworks(faster=True),
-    ):
+    with counted(_random, "_calc_first_shard_size", monkeypatch) as calls, adapted_frameworks(faster=True):
         for _ in range(2):
             found = [_random._calc_first_shard_size(spec) for spec in specs]
             assert found == theirs
@@ -146,10 +143,7 @@ def test_shardings_of_operations_on_lists_are_torchs(enter_world: Enter, monkeyp
     theirs = [propagator.propagate_op_sharding_non_cached(schema) for schema in schemas]
     with counted(utils, "expand_to_full_mesh_op_strategy", monkeypatch) as before:
         propagator.propagate_op_sharding_non_cached(schemas[0])
-    with (
-        counted(utils, "expand_to_full_mesh_op_strategy", monkeypatch) as calls,
-        adapted_frameworks(faster=True),
-    ):
+    with counted(utils, "expand_to_full_mesh_op_strategy", monkeypatch) as calls, adapted_frameworks(faster=True):
         ours = [propagator.propagate_op_sharding_non_cached(schema) for schema in schemas]
         calls.clear()
         propagator.propagate_op_sharding_non_cached(schemas[0])

@@ -1,13 +1,17 @@
+"""The timed step: the later one that a tracer sees, and the script's ranges."""
+
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakedist.errors import StopRun
-from fakedist.record.steps import After, Steps
-from fakedist.record.timed_step import LaterStep
+from fakedist.record.timed_step import LaterStep, script_ranges
+from fakedist.record.tracer import NsysTracer
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import NoteRecord
@@ -81,9 +85,6 @@ def note_of(step: LaterStep) -> str:
 def test_a_script_that_ends_early_has_a_note_that_says_which_step_was_missing() -> None:
     step = timed(Written())
     assert note_of(step) == "no kernel times: the script ended before step 4, which would have been timed"
-
-
-def test_a_timed_step_that_does_not_end_is_no_measurement() -> None:
     tracer = Written()
     step = timed(tracer)
     step.step_ended(3, AFTER)
@@ -91,20 +92,14 @@ def test_a_timed_step_that_does_not_end_is_no_measurement() -> None:
     assert tracer.calls[-1] == "end"
 
 
-def test_a_tracer_that_cannot_begin_says_why() -> None:
+def test_a_step_that_cannot_be_traced_says_why() -> None:
     step = timed(Written(refuses="CUPTI is taken\nby a tool"))
     assert not step.step_ended(3, AFTER)
     assert note_of(step) == "no kernel times: CUPTI is taken"
-
-
-def test_a_script_with_a_profiler_of_its_own_keeps_it() -> None:
     step = timed(Written())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
         assert not step.step_ended(3, AFTER)
     assert "its own profiler" in note_of(step)
-
-
-def test_inside_of_a_dispatch_mode_the_recording_goes_on() -> None:
     step = LaterStep(str, Written())
     with TorchDispatchMode():
         assert not step.begins_after(2)
@@ -147,18 +142,99 @@ def test_layers_that_an_error_cut_short_are_closed_with_the_one_around_them() ->
     assert spans["4"][0] >= spans["1"][1]
 
 
-def train(steps: Steps) -> None:
-    optimizer = nn.Module()
-    for _ in range(9):
-        steps.work()
-        steps.optimizer_begins(optimizer)
-        steps.optimizer_ended(optimizer)
+class Told:
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def range_begins(self, name: str) -> int:
+        self.seen.append(f"+{name}")
+        return len(self.seen)
+
+    def range_ended(self, number: int) -> None:
+        self.seen.append(f"-{self.seen[number - 1][1:]}")
 
 
-def test_more_steps_run_and_are_not_counted_as_recorded() -> None:
-    ended: list[int] = []
-    steps = Steps(After(2), lambda step, start_us, end_us: ended.append(step), num_more=2)
-    with pytest.raises(StopRun):
-        train(steps)
-    assert ended == [1, 2, 3, 4]
-    assert steps.last == 2
+@pytest.fixture
+def seen() -> Iterator[list[str]]:
+    tracer = Told()
+    with script_ranges(tracer):
+        yield tracer.seen
+
+
+def test_pushed_ranges_nest(seen: list[str]) -> None:
+    torch.cuda.nvtx.range_push("outer")
+    with torch.cuda.nvtx.range("inner {}", 3):
+        torch.cuda.nvtx.mark("now")
+    torch.cuda.nvtx.range_pop()
+    assert seen == ["+outer", "+inner 3", "+now", "-now", "-inner 3", "-outer"]
+
+
+def test_started_ranges_overlap(seen: list[str]) -> None:
+    first, second = torch.cuda.nvtx.range_start("a"), torch.cuda.nvtx.range_start("b")
+    torch.cuda.nvtx.range_end(first)
+    torch.cuda.nvtx.range_end(second)
+    assert seen[:2] == ["+a", "+b"]
+    assert sorted(seen[2:]) == ["-a", "-b"]
+
+
+def test_record_function_is_a_range_also_as_a_decorator(seen: list[str]) -> None:
+    @record_function("decorated")
+    def work() -> None:
+        with record_function("inside"):
+            pass
+
+    work()
+    assert seen == ["+decorated", "+inside", "-inside", "-decorated"]
+
+
+def test_ranges_of_torch_and_ours_are_left_out(seen: list[str]) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.sum().backward()
+    torch.optim.SGD([weight]).step()  # opens Optimizer.step#SGD.step
+    with record_function("fakedist.layer:x"), torch.cuda.nvtx.range("fakedist.phase:y"):
+        pass
+    assert seen == []
+
+
+def test_a_pop_too_many_is_torchs_business(seen: list[str]) -> None:
+    torch.cuda.nvtx.range_pop()
+    assert seen == []
+
+
+def test_an_error_inside_closes_the_range(seen: list[str]) -> None:
+    with contextlib.suppress(KeyError), torch.cuda.nvtx.range("fails"):
+        raise KeyError
+    assert seen == ["+fails", "-fails"]
+
+
+def test_nothing_stays_replaced() -> None:
+    before = (torch._C._nvtx.rangePushA, torch.autograd.profiler.record_function.__enter__)
+    with script_ranges(Told()):
+        assert torch._C._nvtx.rangePushA is not before[0]
+    assert before == (torch._C._nvtx.rangePushA, torch.autograd.profiler.record_function.__enter__)
+
+
+def test_nsys_is_told_the_step_and_one_phase_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    names = iter(range(100))
+    opened: dict[int, str] = {}
+
+    def start(name: str) -> int:
+        told.append(f"+{name}")
+        opened[number := next(names)] = name
+        return number
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("wait"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_start", start)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_end", lambda number: told.append(f"-{opened[number]}"))
+    monkeypatch.setattr(torch.autograd.profiler, "emit_nvtx", contextlib.nullcontext)
+    tracer = NsysTracer()
+    tracer.begin(4)
+    for phase in ("forward", "backward"):
+        tracer.location(Location(4, phase, 0, recompute=False))
+    tracer.end()
+    step = ["wait", "+fakedist.timed", "+fakedist.step:4", "wait"]
+    forward, backward = "fakedist.phase:forward", "fakedist.phase:backward"
+    phases = [f"+{forward}", f"-{forward}", f"+{backward}", "wait", f"-{backward}"]
+    assert told == [*step, *phases, "-fakedist.step:4", "-fakedist.timed"]
+    assert tracer.records() == ()

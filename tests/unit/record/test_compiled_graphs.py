@@ -1,4 +1,4 @@
-"""Modules of graphs: numbered in Dynamo's graph, found again in graphs that are made of it and in alike ones."""
+"""Compiled graphs: when torch compiles, modules by number, and the lines of generated code."""
 
 from __future__ import annotations
 
@@ -8,9 +8,72 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fakedist.record.compiled_graphs import COMPILED, Compilations, Modules
+from fakedist.record.compiled_graphs import (
+    COMPILED,
+    Compilations,
+    Generated,
+    Modules,
+    compilations,
+    parse_generated,
+    with_modules,
+)
 from fakedist.record.graph_layers import Placing, find_layers, is_dynamos
 from fakedist.record.module_names import LayerTable, remember_parents
+
+CODE = """
+async_compile = None
+
+class Runner:
+    def call(self, args):
+        primals_1, mm, tangents_1 = args
+        args.clear()
+        with torch.cuda._DeviceGuard(0):
+            buf0 = empty_strided_cuda((8, 8), (8, 1), torch.float32)
+            # Topologically Sorted Source Nodes: [linear], Original ATen: [aten.mm]
+            extern_kernels.mm(primals_1, tangents_1, out=buf0)
+            buf1 = mm; del mm  # reuse
+            buf2 = empty_strided_cuda((8, ), (1, ), torch.float32)
+            triton_poi_fused_add_0.run(buf1, buf0, buf2, 64, stream=raw_stream0)
+            buf3 = torch.ops.aten.attention.default(buf0)
+            del buf0
+            buf4 = buf3[0]
+            buf5 = reinterpret_tensor(buf4, (64, ), (1, ), 0); del buf4  # reuse
+            buf6 = reinterpret_tensor(buf5, (8, 8), (8, 1), 0)
+            triton_poi_fused_mul_1.run(buf5, 64, stream=raw_stream0)
+        return (buf1, buf6, )
+"""
+MODULES = {"buf0": 0, "buf1": 1, "buf2": 2, "buf3": 3, "buf4": 3, "buf5": 4}
+
+
+def line_of(text: str, source: str = CODE) -> int:
+    return next(number for number, line in enumerate(source.splitlines(), start=1) if text in line)
+
+
+def generated(modules: dict[str, int] = MODULES, source: str = CODE) -> Generated:
+    parsed = parse_generated(with_modules(source, modules))
+    assert parsed is not None
+    return parsed
+
+
+def test_what_a_statement_works_for_is_the_module_of_what_it_writes() -> None:
+    lines = generated().lines
+    expected = {"buf0 = empty": 0, "mm(primals": 0, "add_0": 2, "attention": 3, "mul_1": 4}
+    assert {text: lines[line_of(text)] for text in expected} == expected
+    assert line_of("return") not in lines
+    unknown = generated(MODULES | {"buf0": COMPILED})
+    assert unknown.lines[line_of("buf0 = empty")] == COMPILED
+
+
+def test_memory_that_changes_hands_is_followed_to_who_allocated_it_or_to_an_input() -> None:
+    allocated = (line_of("buf3 = "), line_of("buf5 ="), 4)  # buf6 is only another name
+    assert generated().holders == [(-2, line_of("buf1 = mm"), 1), allocated]  # the second input
+    part = generated(source=CODE.replace("def call(self, args)", "def partition_0(args)"))  # has other inputs
+    assert part.holders == [allocated]
+
+
+def test_code_that_was_compiled_without_us_tells_nothing() -> None:
+    assert parse_generated(CODE) is None
+    assert parse_generated("") is None
 
 
 class Block(nn.Module):
@@ -101,3 +164,24 @@ def test_pieces_that_dynamo_cuts_a_graph_into_are_no_layers_and_the_scripts_own_
     assert is_dynamos(torch.compile(split))  # torch 2.15 calls the cut graph through one of these
     assert not is_dynamos(torch.compile(graph_of([])))
     assert not is_dynamos(torch.compile(nn.Linear(2, 2)))
+
+
+def test_each_compilation_is_reported_with_its_end() -> None:
+    reported: list[bool] = []
+
+    def double(values: torch.Tensor) -> torch.Tensor:
+        return values * 2
+
+    torch._dynamo.reset()
+    with compilations(reported.append):
+        compiled = torch.compile(double, backend="eager", dynamic=False)
+        compiled(torch.ones(2))
+        assert reported == [True, False]
+        compiled(torch.ones(2))
+        assert reported == [True, False]
+        torch._dynamo.reset()
+        compiled(torch.ones(3))
+    assert reported == [True, False] * 2
+    torch._dynamo.reset()
+    compiled(torch.ones(4))
+    assert reported == [True, False] * 2

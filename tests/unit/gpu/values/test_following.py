@@ -1,0 +1,170 @@
+"""Values that follow: what torch computes is what the engine knows, also of large tensors, or it knows nothing.
+
+All tensors say that they are on a device, and ordinary code runs with the engine below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from fakedist.gpu.values.contents import HOST_LIMIT_BYTES
+from fakedist.gpu.values.engine import ValueEngine
+from fakedist.gpu.values.following import FEW, MANY
+from fakedist.record.dispatch import every_operation
+from tests.support.on_device import all_on_device
+
+N = 2100  # a mask of N x N elements is large, and too large to be computed whole
+Tensor = torch.Tensor
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[ValueEngine]:
+    all_on_device(monkeypatch)
+    made = ValueEngine(0)
+    with every_operation(made.execute):
+        yield made
+
+
+def lines() -> tuple[Tensor, Tensor]:
+    return torch.arange(N)[:, None], torch.arange(N)[None]
+
+
+def causal() -> Tensor:
+    q, k = lines()
+    return q >= k
+
+
+def changed(mask: Tensor, change: Callable[[Tensor], object]) -> Tensor:
+    change(mask)
+    return mask
+
+
+PROGRAMS: dict[str, Callable[[], Tensor]] = {
+    "rows": lambda: causal().sum(1),
+    "columns that are kept": lambda: causal().sum(0, keepdim=True),
+    "both dimensions": lambda: causal().sum((0, 1), keepdim=True),
+    "all elements": lambda: causal().sum(),
+    "a count": lambda: (lines()[0] - lines()[1]).count_nonzero(1),
+    "any": lambda: (lines()[0] + lines()[1] > 2 * N - 40).any(1),
+    "all": lambda: (lines()[0] * lines()[1] >= 0).all(0),
+    "the largest": lambda: torch.where(causal(), lines()[0] - lines()[1], -7).amax(1),
+    "the smallest": lambda: (lines()[0] * 3 % 17 + lines()[1] % 5).amin(0, keepdim=True),
+    "sums of numbers": lambda: (lines()[0] // 3 - lines()[1].clamp(5, 900)).sum(1),
+    "shifts": lambda: ((lines()[0] << 2) ^ (lines()[1] >> 1)).sum(0),
+    "documents": lambda: ((torch.arange(N) * 7 % 13)[:, None] == (torch.arange(N) * 7 % 13)[None]).sum(1),
+    "padding": lambda: pad(causal(), (5, 3, 2, 0), value=True).sum(0),
+    "padding that cuts": lambda: pad(causal(), (-5, 3, 0, -40)).sum(1),
+    "no padding": lambda: pad(causal(), (0, 0, 0, 0)).sum(1),
+    "a part": lambda: causal()[100:1801:3, 7:].sum(1),
+    "transposed": lambda: causal().t()[:, 10:].sum(1),
+    "contiguous after that": lambda: causal().t().contiguous().sum(0),
+    "reshaped": lambda: causal().reshape(2, N // 2, N).sum((0, 2)),
+    "filled": lambda: torch.full((N, N), 3, dtype=torch.int32).sum(1),
+    "filled in place": lambda: changed(torch.empty(N, N, dtype=torch.int32), lambda x: x.fill_(4)).sum(0),
+    "zeros and ones": lambda: (torch.zeros(N, N, dtype=torch.int32) + torch.ones_like(causal(), dtype=torch.int32)).sum(
+        0
+    ),
+    "copied": lambda: changed(torch.empty(N, N, dtype=torch.bool), lambda x: x.copy_(causal())).sum(1),
+    "a copied row": lambda: changed(torch.empty(N, N, dtype=torch.int32), lambda x: x.copy_(torch.arange(N))).sum(1),
+    "changed in place": lambda: changed(causal(), lambda x: x.logical_and_(lines()[0] < 99)).sum(0),
+    "another type": lambda: causal().to(torch.int32).sum(1),
+    "masked": lambda: (lines()[0] + lines()[1]).masked_fill(causal(), 1).sum(1),
+    "small": lambda: torch.arange(12).view(3, 4).float().softmax(1).argmax(0),
+    "small and in place": lambda: changed(torch.zeros(4, 4), lambda x: x[1:3].fill_(2.5)),
+    "stacked": lambda: torch.stack([torch.arange(4), torch.ones(4, dtype=torch.int64)]).cumsum(1),
+    "a list": lambda: torch._foreach_add([torch.ones(2), torch.arange(3.0)], 1.0)[1],
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_engine_knows_what_torch_computes(engine: ValueEngine, name: str) -> None:
+    found = PROGRAMS[name]()
+    known = engine.known(found)
+    assert known is not None
+    with torch.utils._python_dispatch._disable_current_modes():
+        expected = PROGRAMS[name]()
+    assert (known.dtype, known.tolist()) == (expected.dtype, expected.tolist())
+    assert engine.invented() == []
+
+
+UNKNOWN: dict[str, Callable[[], Tensor]] = {
+    "a part was written": lambda: changed(causal(), lambda x: x[5:].fill_(True)).sum(1),
+    "floats that are large": lambda: torch.ones(N, N).cumsum(0).sum(1),
+    "a random mask": lambda: (torch.rand(N, N) > 0.5).sum(1),
+    "of unknown numbers": lambda: (torch.empty(N, 1, dtype=torch.int64) > torch.arange(N)).any(1),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_nothing_is_known_of_what_does_not_follow(engine: ValueEngine, name: str) -> None:
+    assert engine.known(UNKNOWN[name]()) is None
+
+
+@pytest.mark.parametrize(("number", "is_made_up"), [(FEW, True), (FEW + 1, False)])
+def test_few_missing_operands_are_made_up_and_results_of_them_are_not_known(
+    engine: ValueEngine, number: int, is_made_up: bool
+) -> None:
+    result = torch.empty(number) + torch.ones(number)
+    assert engine.is_undefined(result) is not is_made_up
+    assert engine.known(result) is None
+
+
+@pytest.mark.parametrize(("number", "is_made_up"), [(MANY, True), (MANY + 1, False)])
+def test_many_missing_operands_are_made_up_to_be_compared(engine: ValueEngine, number: int, is_made_up: bool) -> None:
+    assert engine.is_undefined(torch.empty(number) > torch.arange(float(number))) is not is_made_up
+
+
+def test_the_logarithm_of_a_value_that_was_made_up_is_finite_and_isnan_of_it_is_certain(engine: ValueEngine) -> None:
+    logarithms = torch.empty(64).log()
+    assert torch.isfinite(logarithms).all().item()
+    isnan = torch.empty(64).isnan()
+    known = engine.known(isnan)
+    assert known is not None
+    assert not any(known.tolist())
+
+
+def unknown_mask() -> Tensor:
+    return torch.empty(N, N, dtype=torch.bool)
+
+
+READS: dict[str, tuple[Callable[[], object], object]] = {
+    "positions of half a mask": (lambda: len(unknown_mask().nonzero()), N * N // 2),
+    "positions of none": (lambda: len(torch.empty(N, N).isnan().nonzero()), 0),
+    "selected by half a mask": (lambda: len(torch.empty(N, N).masked_select(unknown_mask())), N * N // 2),
+    "selected by each row": (lambda: len(torch.empty(3, N, N).masked_select(unknown_mask())), 3 * N * N // 2),
+    "equal shapes": (lambda: torch.equal(torch.empty(N, N), torch.empty(N, N)), True),
+    "other shapes": (lambda: torch.equal(torch.empty(N, N), torch.empty(N, N + 1)), False),
+    "bins": (lambda: torch.bincount(torch.empty(N * N, dtype=torch.int64), minlength=7).tolist(), [630000] * 7),
+    "an element of a known mask": (lambda: torch.empty(N, N).isnan().logical_not()[3, 4].item(), True),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_the_host_reads_of_large_tensors_follows_from_what_is_known(engine: ValueEngine, name: str) -> None:
+    read, expected = READS[name]
+    assert read() == expected
+    is_known = name in ("positions of none", "an element of a known mask")
+    assert bool(engine.invented()) is not is_known
+
+
+def test_large_floats_of_the_host_are_not_computed_and_their_elements_are_made_up() -> None:
+    engine = ValueEngine(0)
+    number = HOST_LIMIT_BYTES // 4 + 1
+    with every_operation(engine.execute):
+        offloaded = torch.zeros(number)
+        halved = (offloaded + 1).half()
+        is_nan = torch.isnan(offloaded)
+        element = halved[3].item()
+        small = torch.ones(4).sum().item()
+        offloaded.add_(1)
+    assert (halved.dtype, halved.shape, is_nan.dtype) == (torch.float16, (number,), torch.bool)
+    assert (element != 1.0, small) == (True, 4.0)
+    operations, line = engine.not_computed_on_host()
+    assert operations == 5
+    assert line.startswith(__file__)
+    rows = {row.operation: row.num_values for row in engine.invented()}
+    assert rows == {"aten.isnan.default": number, "aten._local_scalar_dense.default": 1}
