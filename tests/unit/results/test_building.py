@@ -296,10 +296,7 @@ def test_the_tables_are_about_the_ranks_own_device(tmp_path: Path) -> None:
     made.ended()
     manifest = built(made.write(new_run(tmp_path)))
     assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
-    assert texts(manifest) == [
-        "the rank also used cuda:0; the tables are about cuda:1",
-        NOT_REACHED.format("0 steps"),
-    ]
+    assert texts(manifest) == ["the rank also used cuda:0; the tables are about cuda:1", NOT_REACHED.format("0 steps")]
 
 
 def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> None:
@@ -310,10 +307,7 @@ def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> No
     made.ended()
     manifest = built(made.write(new_run(tmp_path)))
     assert manifest["summary"]["peak_allocated_bytes"] == 16 * MIB
-    assert texts(manifest) == [
-        "the rank used cuda:0, not the device of its LOCAL_RANK",
-        NOT_REACHED.format("0 steps"),
-    ]
+    assert texts(manifest) == ["the rank used cuda:0, not the device of its LOCAL_RANK", NOT_REACHED.format("0 steps")]
 
 
 def test_a_device_on_which_only_a_snapshot_was_taken_was_not_used(tmp_path: Path) -> None:

@@ -67,11 +67,7 @@ def test_its_own_gpu_prices_it_as_its_report_did_to_the_digit(run: Run) -> None:
     for name in ("kernels", "layer_times", "kernel_names"):
         stored, made = run.table(name), again.table(name)
         pd.testing.assert_frame_equal(
-            made.reset_index(drop=True),
-            stored,
-            check_exact=True,
-            check_dtype=False,
-            check_categorical=False,
+            made.reset_index(drop=True), stored, check_exact=True, check_dtype=False, check_categorical=False
         )
 
 

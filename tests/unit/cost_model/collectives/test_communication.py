@@ -15,8 +15,7 @@ from fakedist.gpu.models.catalogue import GPUS
 
 MIB = 1 << 20
 GROUPS = pd.DataFrame(
-    [("0-63", 64, 0), ("0-7", 8, 0), ("0-56:8", 8, 0), ("", 4, 0), ("0", 1, 0)],
-    columns=["ranks", "size", "group_rank"],
+    [("0-63", 64, 0), ("0-7", 8, 0), ("0-56:8", 8, 0), ("", 4, 0), ("0", 1, 0)], columns=["ranks", "size", "group_rank"]
 )
 TIMES = CollectiveTimes(GPUS["h100-80g"], FABRICS["dgx-h100-ndr"])
 

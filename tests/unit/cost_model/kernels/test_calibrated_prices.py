@@ -80,10 +80,7 @@ def test_similar_products_are_scaled_by_what_was_measured() -> None:
 
 def test_the_nearest_measurement_weighs_most() -> None:
     close, further = product(4096, 4096, 4200), product(4096, 8000, 4096)
-    samples = {
-        close: [2.0 * float(model([close]).time_us[0])],
-        further: [1.0 * float(model([further]).time_us[0])],
-    }
+    samples = {close: [2.0 * float(model([close]).time_us[0])], further: [1.0 * float(model([further]).time_us[0])]}
     asked = product(4096, 4096, 4096)
     found = applied([asked], samples)
     assert 1.8 < found.times.time_us[0] / model([asked]).time_us[0] < 2.0

@@ -60,11 +60,7 @@ def test_the_same_model_matches_itself() -> None:
 
 def test_a_layer_less_at_the_end_is_gone_with_all_below_it() -> None:
     found = matched(blocks(range(4)), blocks(range(3)))
-    assert {name for name, (_, how) in found.items() if how == "gone"} == {
-        "layers.3",
-        "layers.3.attn",
-        "layers.3.mlp",
-    }
+    assert {name for name, (_, how) in found.items() if how == "gone"} == {"layers.3", "layers.3.attn", "layers.3.mlp"}
     assert found["layers.2.mlp"] == ("layers.2.mlp", "same")
 
 
