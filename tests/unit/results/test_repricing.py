@@ -116,14 +116,6 @@ def test_a_run_without_launches_says_why_it_has_none(tmp_path: Path, job: dict[s
         priced_run(tmp_path / "run", **job).priced_for("b200")
 
 
-def test_a_run_whose_step_was_not_timed_says_what_its_report_says(tmp_path: Path) -> None:
-    run = priced_run(tmp_path / "run")
-    told = replace(run.summary, notes=[not_timed("there was no training step")])
-    write_manifest(run.path, replace(load_manifest(run.path), summary=told))
-    with pytest.raises(RunDirectoryError, match="no kernel times: there was no training step"):
-        open_run(run.path).priced_for("b200")
-
-
 def test_a_run_of_an_older_version_says_so_and_one_that_lost_its_launches_is_damaged(tmp_path: Path) -> None:
     run = priced_run(tmp_path / "run", *STEP)
     (run.path / "tables" / "launches.parquet").unlink()
@@ -132,3 +124,8 @@ def test_a_run_of_an_older_version_says_so_and_one_that_lost_its_launches_is_dam
     write_manifest(run.path, replace(load_manifest(run.path), gpu_model=None))
     with pytest.raises(RunDirectoryError, match="an older fakedist made it"):
         open_run(run.path).priced_for("b200")
+    untimed = priced_run(tmp_path / "untimed")
+    told = replace(untimed.summary, notes=[not_timed("there was no training step")])
+    write_manifest(untimed.path, replace(load_manifest(untimed.path), summary=told))
+    with pytest.raises(RunDirectoryError, match="no kernel times: there was no training step"):
+        open_run(untimed.path).priced_for("b200")
