@@ -12,6 +12,7 @@ from fakedist.cost_model.kernels import rules
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.kernels.measurements import load_measured
 from fakedist.cost_model.kernels.work_arrays import Estimates
+from fakedist.cost_model.step import ImbalancedPrices
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.cost_model.work_by_hand import attention, moving, product, work
@@ -336,3 +337,17 @@ def test_no_rows_are_priced_as_no_rows(h100: KernelTimes) -> None:
     found = h100.price(work(), np.zeros(0))
     assert len(found) == 0
     assert h100.step_interval(found, np.zeros(0)) == (0.0, 0.0)
+
+
+def test_the_busiest_rank_sets_the_pace_of_grouped_products_alone(h100: KernelTimes) -> None:
+    rows, counts = work(product(4096, 4096, 4096), product(4096, 2048, 4096, groups=8)), np.array([1, 3])
+    even, prices = h100.price(rows, counts), ImbalancedPrices(KernelTimes(find_gpu("h100-80g")), 1.5)
+    found = prices.price(rows, counts)
+    for column in ("time_us", "low_us", "high_us"):
+        assert (found[column] / even[column]).tolist() == pytest.approx([1.0, 1.5])
+    assert "1.5 times its even load" in prices.notes()[-1].text
+    prices = ImbalancedPrices(KernelTimes(find_gpu("h100-80g")), 1.0)
+    prices.price(rows, counts)
+    assert prices.notes()[-1].code == "experts_load"
+    prices.price(rows[:1], counts[:1])
+    assert prices.notes()[-1].code == "from_measurements"
