@@ -1,7 +1,5 @@
 """A rank's recording written by hand, record by record, for tests of everything that reads one."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Axes of parallelism are found by the names of groups and by what they are used for; otherwise nothing is assumed."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -1,7 +1,5 @@
 """Notes on the part of a script that was not recorded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

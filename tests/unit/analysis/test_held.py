@@ -1,7 +1,5 @@
 """Blocks that change hands inside of compiled graphs: whose they are at the peak."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd
@@ -53,12 +51,15 @@ def test_siblings_that_differ_or_do_not_follow_each_other_stay_apart(
     assert [fold.name for fold in folds if fold.class_name == "Block"] == names
 
 
-def test_repeats_inside_of_repeats_are_folded_both_times() -> None:
+def test_repeats_inside_of_repeats_are_folded_both_times_and_unfolded_rows_know_their_depth() -> None:
     layers = [("stages", "ModuleList")]
     for stage in range(2):
         layers.append((f"stages.{stage}", "Sequential"))
         layers += [(f"stages.{stage}.{number}", "Linear") for number in range(3)]
     assert told(fold_layers(tree(*layers)))[2:] == [("stages", 1), ("stages.0-1", 2), ("stages.0-1.0-2", 6)]
+    folds = unfolded(tree(*blocks_of(0, 1)))
+    assert told(folds)[2:6] == [("layers", 1), ("layers.0", 1), ("layers.0.attention", 1), ("layers.0.mlp", 1)]
+    assert [fold.depth for fold in folds][:6] == [0, 0, 1, 2, 3, 3]
 
 
 def test_what_a_root_only_calls_changes_no_other_name() -> None:
@@ -74,12 +75,6 @@ def test_several_models_are_several_roots_and_names_without_numbers_are_never_fo
     layers = [("", "", -1), ("(A)", "A", 0), ("w", "Linear", 1), ("v", "Linear", 1), ("(B)", "B", 0)]
     table = pd.DataFrame([*layers, ("(B).w", "Linear", 4)], columns=["name", "class_name", "parent"])
     assert told(fold_layers(table)) == [(name, 1) for name in ("", "(A)", "w", "v", "(B)", "(B).w")]
-
-
-def test_unfolded_rows_are_one_layer_each_and_know_their_depth() -> None:
-    folds = unfolded(tree(*blocks_of(0, 1)))
-    assert told(folds)[2:6] == [("layers", 1), ("layers.0", 1), ("layers.0.attention", 1), ("layers.0.mlp", 1)]
-    assert [fold.depth for fold in folds][:6] == [0, 0, 1, 2, 3, 3]
 
 
 def two_layers(directory: Path) -> pd.DataFrame:
@@ -106,15 +101,11 @@ def whole_table(made: HandMade, first: int = 0) -> pd.DataFrame:
     return layer_table(recording, build_blocks(recording), (first, len(recording.device_events["op"])))
 
 
-def test_a_layer_has_its_own_bytes_and_those_of_its_children(tmp_path: Path) -> None:
+def test_layers_have_their_bytes_at_the_peak_and_the_most_at_once_and_fold(tmp_path: Path) -> None:
     table = two_layers(tmp_path)
     assert table["peak_own_bytes"].tolist() == [0, 16 * MIB, 0, 4 * MIB, 2 * MIB]
     assert table["peak_total_bytes"].tolist() == [0, 22 * MIB, 6 * MIB, 4 * MIB, 2 * MIB]
     assert table["peak_parameter_bytes"].tolist() == [0, 0, 0, 4 * MIB, 2 * MIB]
-
-
-def test_the_most_of_a_layer_is_what_it_held_at_once(tmp_path: Path) -> None:
-    table = two_layers(tmp_path)
     most = {
         "own": [0, 16, 0, 7, 5],
         "total": [0, 22, 9, 7, 5],
@@ -123,10 +114,6 @@ def test_the_most_of_a_layer_is_what_it_held_at_once(tmp_path: Path) -> None:
         "total_parameter": [0, 6, 6, 4, 2],
     }
     assert {name: (table[f"most_{name}_bytes"] / MIB).tolist() for name in most} == most
-
-
-def test_a_folded_row_is_the_sum_at_the_peak_and_the_largest_of_one(tmp_path: Path) -> None:
-    table = two_layers(tmp_path)
     row = fold_table(table, fold_layers(table)).set_index("name").loc["layers.0-1"]
     assert (row["num_repeats"], row["peak_own_bytes"], row["peak_parameter_bytes"]) == (2, 6 * MIB, 6 * MIB)
     assert (row["most_own_bytes"], row["most_total_bytes"]) == (7 * MIB, 7 * MIB)

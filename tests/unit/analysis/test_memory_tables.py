@@ -1,7 +1,5 @@
 """Peaks by phase and step, and whether they are the allocator's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

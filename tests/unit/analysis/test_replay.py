@@ -1,7 +1,5 @@
 """The size of each block, from hand-made histories whose answers are in c10/cuda/CUDACachingAllocator.cpp."""
 
-from __future__ import annotations
-
 import pytest
 
 from fakedist.analysis.replay import AddressRanges, AllocatorSettings, Replay, parse_settings, replay, rounded_bytes
@@ -113,14 +111,11 @@ def test_expandable_segments_split_large_blocks_down_to_512_bytes(conf: str) -> 
     assert list(found.block_bytes) == [20 * MIB - 512]
 
 
-def test_pages_mapped_behind_each_other_serve_one_block() -> None:
+def test_pages_are_one_segment_of_expandable_ones() -> None:
     maps = (("segment_map", 0, 20 * MIB), ("segment_map", 20 * MIB, 20 * MIB))
     found = played(*maps, ("alloc", 0, 30 * MIB), ("alloc", 30 * MIB, 10 * MIB), conf=EXPANDABLE)
     assert list(found.block_bytes) == [30 * MIB, 10 * MIB]
     assert found.reserved_bytes[-1] == 40 * MIB
-
-
-def test_pages_given_back_leave_the_rest_of_a_free_block_where_it_is() -> None:
     held = (("segment_map", 0, 60 * MIB), ("alloc", 0, 3 * MIB), ("segment_unmap", 20 * MIB, 20 * MIB))
     found = played(*held, ("alloc", 3 * MIB, 17 * MIB), ("alloc", 40 * MIB, 20 * MIB), conf=EXPANDABLE)
     assert list(found.block_bytes) == [3 * MIB, 17 * MIB, 20 * MIB]

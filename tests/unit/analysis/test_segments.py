@@ -1,7 +1,5 @@
 """Segments at the peaks, from hand-made histories: what adds up, what is a hole, and what keeps a segment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +50,7 @@ def fragmented() -> HandMade:
     return made
 
 
-def test_segments_add_up_to_what_is_reserved_and_their_blocks_to_what_is_allocated(tmp_path: Path) -> None:
+def test_the_parts_of_a_segment_add_up_and_say_what_holds_it(tmp_path: Path) -> None:
     recording = fragmented().read(tmp_path)
     replay = build_blocks(recording).replay
     for moment in MOMENTS:
@@ -60,10 +58,7 @@ def test_segments_add_up_to_what_is_reserved_and_their_blocks_to_what_is_allocat
         event = found["event"].iloc[0]
         assert found["bytes"].sum() == replay.reserved_bytes[event]
         assert found["allocated_bytes"].sum() == replay.allocated_bytes[event]
-
-
-def test_each_segment_has_its_state_its_holes_and_its_largest_block(tmp_path: Path) -> None:
-    found = table(fragmented().read(tmp_path))
+    found = table(recording)
     columns = ["address", "state", "pool", "stream", "free_bytes", "num_holes", "largest_hole_bytes", "block"]
     assert list(found[columns].itertuples(index=False, name=None)) == [
         (BASE + GIB, "pinned", "large", 0, 96 * MIB, 2, 66 * MIB, 1),

@@ -60,11 +60,15 @@ def overlaps(recorded: Recorded) -> list[list[object]]:
     return [[*(["compute"] if each.compute else []), *each.calls] for each in recorded.found().overlaps]
 
 
-def test_calls_of_the_last_step_are_counted_by_group_and_operation() -> None:
+def test_calls_of_the_last_step_are_counted_by_group_operation_and_layers() -> None:
     recorded = Recorded([("tp", 2), ("dp", 4)]).call("all_reduce", 0, 5).call("all_reduce", 0, 105)
     recorded.call("all_reduce", 1, 210).call("all_reduce", 0, 5, step=0)
     rows = [(row.group, row.operation, row.num_calls, row.bytes_in, row.bytes_out) for row in recorded.found().calls]
     assert rows == [(0, "all_reduce", 2, 20, 6), (1, "all_reduce", 1, 10, 3)]
+    recorded = Recorded([("tp", 2), ("dp", 2)])
+    recorded.call("all_reduce", 0, 5, layer=4).call("all_reduce", 0, 6, layer=4).call("all_reduce", 0, 7, layer=6)
+    recorded.call("all_gather", 1, 8, layer=3).call("all_gather", 1, 9, layer=7)
+    assert [(row.num_layers, row.of_layers) for row in recorded.found().calls] == [(2, 2), (1, 2)]
 
 
 def test_calls_outside_of_phases_say_when_they_were_most_frequent_first() -> None:
@@ -72,13 +76,6 @@ def test_calls_outside_of_phases_say_when_they_were_most_frequent_first() -> Non
     assert (init.step, [row.when for row in init.calls]) == (0, [["init"]])
     between = Recorded([("dp", 4)]).call("all_reduce", 0, 205).call("all_reduce", 0, 206).call("all_reduce", 0, 305)
     assert [row.when for row in between.found().calls] == [["after backward", "after optimizer"]]
-
-
-def test_repeated_layers_that_call_are_counted_against_all_there_are() -> None:
-    recorded = Recorded([("tp", 2), ("dp", 2)])
-    recorded.call("all_reduce", 0, 5, layer=4).call("all_reduce", 0, 6, layer=4).call("all_reduce", 0, 7, layer=6)
-    recorded.call("all_gather", 1, 8, layer=3).call("all_gather", 1, 9, layer=7)
-    assert [(row.num_layers, row.of_layers) for row in recorded.found().calls] == [(2, 2), (1, 2)]
 
 
 def test_two_groups_on_two_streams_run_at_once_and_one_group_or_one_stream_does_not() -> None:
@@ -93,20 +90,14 @@ def test_two_groups_on_two_streams_run_at_once_and_one_group_or_one_stream_does_
     assert overlaps(shared.call("all_reduce", 1, 6, stream=SIDE)) == [["compute"], ["compute"]]
 
 
-def test_synchronous_calls_on_the_stream_of_the_forward_overlap_nothing_of_it() -> None:
+def test_calls_overlap_by_their_streams_and_peers() -> None:
     recorded = Recorded([("tp", 2), ("dp", 4)]).call("all_reduce", 0, 5).call("all_reduce", 1, 6, asynchronous=True)
     assert streams(recorded) == ["compute", "own"]
     assert overlaps(recorded) == [[1], ["compute", 0]]
-
-
-def test_sends_and_receives_run_at_once_where_the_peers_differ() -> None:
     recorded = Recorded([("pp", 4)]).call("recv", 0, 5, peer=0).call("send", 0, 6, peer=2)
     assert overlaps(recorded) == [["compute", 1], ["compute", 0]]
     recorded = Recorded([("pp", 2)]).call("recv", 0, 5, peer=1).call("send", 0, 6, peer=1)
     assert overlaps(recorded) == [["compute"], ["compute"]]
-
-
-def test_calls_on_the_host_and_with_oneself() -> None:
     recorded = Recorded([("gloo", 4), ("nccl", 4), ("alone", 1)]).call("all_reduce", 0, 5)
     recorded.call("all_gather_object", 1, 6).call("all_reduce", 2, 7, asynchronous=True)
     assert streams(recorded) == ["host", "host", "own"]

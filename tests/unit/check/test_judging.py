@@ -1,7 +1,5 @@
 """Figures against budgets and baselines: what is exceeded, by how much, and which layer or kernels are to blame."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

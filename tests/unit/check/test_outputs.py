@@ -1,7 +1,5 @@
 """JUnit, SARIF, annotations and Markdown of one check that has one of everything."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Launches written by hand, for tests of everything that reads their record."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

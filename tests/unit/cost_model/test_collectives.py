@@ -1,7 +1,5 @@
 """Collectives: measured curves in one NVLink domain, a fitted ring between nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pandas as pd
 
 from fakedist.cost_model.breakdown import timed
@@ -21,22 +19,13 @@ def kernels() -> pd.DataFrame:
     )
 
 
-def test_parts_are_where_something_computes_during_a_collective() -> None:
+def test_parts_are_where_something_computes_during_a_collective_and_can_be_seen() -> None:
     exact = hidden_parts(kernels(), 0.1)
     assert exact.to_numpy("f8").tolist() == [[9, 10, 20], [9, 20.5, 40]]
-
-
-def test_pauses_and_parts_that_are_too_short_to_see_are_none() -> None:
     assert hidden_parts(kernels(), 1.0).to_numpy("f8").tolist() == [[9, 10, 40]]
     assert len(hidden_parts(kernels(), 31.0)) == 0
-
-
-def test_a_bar_is_hidden_as_long_as_something_computes() -> None:
     bars = pd.DataFrame({"start_us": [10.0, 60.0, 18.0], "end_us": [50.0, 70.0, 21.0]})
     assert hidden_us(bars, kernels()).tolist() == [29.5, 0.0, 2.5]
-
-
-def test_nothing_is_hidden_without_compute_or_collectives() -> None:
     collectives, compute = kernels()[lambda rows: ~rows["is_compute"]], kernels()[lambda rows: rows["is_compute"]]
     assert len(hidden_parts(collectives, 0.1)) == 0
     assert len(hidden_parts(compute, 0.1)) == 0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,15 +8,9 @@ def floats(*values: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     return np.array(values, np.float64)
 
 
-def test_an_uncovered_interval_is_exposed_whole() -> None:
-    assert exposed_us(floats(2), floats(5), floats(), floats()).tolist() == [3]
-
-
-def test_only_the_part_beyond_a_kernel_is_exposed() -> None:
+def test_only_the_part_of_an_interval_that_no_kernel_covers_is_exposed() -> None:
     assert exposed_us(floats(0, 4, 20), floats(10, 6, 30), floats(3), floats(8)).tolist() == [5, 0, 10]
-
-
-def test_kernels_that_overlap_cover_once() -> None:
+    assert exposed_us(floats(2), floats(5), floats(), floats()).tolist() == [3]
     assert exposed_us(floats(0), floats(10), floats(1, 2, 9), floats(5, 4, 12)).tolist() == [5]
 
 

@@ -1,7 +1,6 @@
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
+import pytest
 
 from fakedist.cost_model.breakdown import exposed_calls_us
 
@@ -10,25 +9,27 @@ def rows(*spans: tuple[float, float]) -> pd.DataFrame:
     return pd.DataFrame({"start_us": [span[0] for span in spans], "known_us": [span[1] - span[0] for span in spans]})
 
 
-def test_what_a_kernel_covers_is_hidden() -> None:
-    assert exposed_calls_us(rows((0, 10)), rows((2, 5))).tolist() == [7]
-
-
-def test_a_gap_belongs_to_the_call_whose_end_lets_the_next_kernel_begin() -> None:
-    long, blocking = (0, 100), (10, 20)
-    assert exposed_calls_us(rows(long, blocking), rows((0, 10), (20, 100))).tolist() == [0, 10]
-
-
-def test_before_the_call_that_is_waited_for_the_gap_belongs_to_the_one_that_ran() -> None:
-    assert exposed_calls_us(rows((10, 14), (14, 20)), rows((0, 10), (20, 30))).tolist() == [4, 6]
-
-
-def test_a_gap_that_no_call_ends_belongs_to_the_first_that_began() -> None:
-    assert exposed_calls_us(rows((0, 100), (5, 90)), rows((0, 10), (20, 100))).tolist() == [10, 0]
-
-
-def test_after_the_last_kernel_the_last_call_to_end_is_waited_for() -> None:
-    assert exposed_calls_us(rows((0, 30), (5, 12)), rows((0, 10))).tolist() == [20, 0]
+@pytest.mark.parametrize(
+    ("calls", "kernels", "exposed"),
+    [
+        # What a kernel covers is hidden.
+        ([(0, 10)], [(2, 5)], [7]),
+        # A gap belongs to the call whose end lets the next kernel begin.
+        ([(0, 100), (10, 20)], [(0, 10), (20, 100)], [0, 10]),
+        # Before the call that is waited for the gap belongs to the one that ran.
+        ([(10, 14), (14, 20)], [(0, 10), (20, 30)], [4, 6]),
+        # A gap that no call ends belongs to the first that began.
+        ([(0, 100), (5, 90)], [(0, 10), (20, 100)], [10, 0]),
+        # After the last kernel the last call to end is waited for.
+        ([(0, 30), (5, 12)], [(0, 10)], [20, 0]),
+        # Nothing waits for a call without a time.
+        ([(12, 12), (12, 18)], [(0, 10), (20, 30)], [0, 6]),
+    ],
+)
+def test_a_gap_belongs_to_the_call_that_is_waited_for(
+    calls: list[tuple[int, int]], kernels: list[tuple[int, int]], exposed: list[int]
+) -> None:
+    assert exposed_calls_us(rows(*calls), rows(*kernels)).tolist() == exposed
 
 
 def test_parts_add_up_to_the_time_that_only_communicates() -> None:
@@ -44,7 +45,3 @@ def test_parts_add_up_to_the_time_that_only_communicates() -> None:
         }
 
     assert exposed_calls_us(calls, kernels).sum() == len(moments(calls) - moments(kernels))
-
-
-def test_nothing_waits_for_a_call_without_a_time() -> None:
-    assert exposed_calls_us(rows((12, 12), (12, 18)), rows((0, 10), (20, 30))).tolist() == [0, 6]

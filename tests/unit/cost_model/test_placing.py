@@ -1,7 +1,5 @@
 """A step with collectives: on two streams, with known durations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,18 +38,8 @@ class Free:
 
 
 def communication(time_us: float, *, interferes: bool = False) -> Communication:
-    calls = pd.DataFrame(
-        {
-            "time_us": [time_us],
-            "low_us": [time_us / 2],
-            "high_us": [time_us * 2],
-            "num_nodes": [1],
-            "moved_bytes": [0.0],
-            "link_share": [1.0],
-            "queue": [0],
-        },
-        index=[40],
-    )
+    calls = pd.DataFrame({"time_us": time_us, "low_us": time_us / 2, "high_us": time_us * 2}, index=[40])
+    calls = calls.assign(num_nodes=1, moved_bytes=0.0, link_share=1.0, queue=0)
     return Communication(calls, GPUS["h100-80g"], FABRICS["dgx-h100-ndr"], interferes)
 
 
@@ -63,15 +51,9 @@ def step(found: Communication | None) -> StepLaunches:
     return StepLaunches(LAUNCHES, WORK, PRICED, found)
 
 
-def test_a_hidden_collective_does_not_lengthen_the_step() -> None:
+def test_only_an_exposed_collective_lengthens_the_step() -> None:
     assert placed(60.0).placed.end_us == 200.0
-
-
-def test_an_exposed_collective_does() -> None:
     assert placed(150.0).placed.end_us == 250.0
-
-
-def test_without_a_fabric_collectives_take_no_time() -> None:
     found = step(None).place(Free())
     assert found.placed.end_us == 200.0
     assert np.isnan(found.time_us[2])
@@ -93,10 +75,6 @@ def test_the_interval_takes_kernels_and_collectives_as_independent() -> None:
     assert low == pytest.approx(250 - np.hypot(10, 50))
     assert high == pytest.approx(250 + np.hypot(20, 150))
     assert (kernels, calls, host) == (20.0, 150.0, 0.0)
-
-
-def test_an_interval_that_is_not_known_stays_so() -> None:
-    made = step(communication(150.0))
     assert made.interval(made.place(Free()), Free(), lambda: (float("nan"), 1.0)) == (None, None, 0.0, 0.0, 0.0)
 
 

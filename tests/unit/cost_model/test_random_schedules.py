@@ -1,7 +1,5 @@
 """Steps of several ranks placed together, whatever their schedules: what holds for all of them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ st = pytest.importorskip("hypothesis.strategies")
 
 NUM_RANKS, NUM_STREAMS = 3, 3
 #: As many schedules each time, always the same ones; nothing is kept between runs.
-BOUNDED = hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
+BOUNDED = hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
 
 @dataclass(frozen=True)

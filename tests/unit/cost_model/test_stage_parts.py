@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import astuple
 
 import numpy as np
@@ -27,6 +25,9 @@ def test_the_parts_are_compute_communication_bubble_and_host() -> None:
     assert parts_of(STEP, 90.0, 100.0) == Parts(
         own_us=90.0, compute_us=45.0, communication_us=20.0, bubble_us=30.0, host_us=5.0, wait_us=0.0
     )
+    rows = rows_of(("forward", 0.0, 50.0, 50.0, 0.0), ("communication", 5.0, 50.0, 10.0, 0.0))
+    found = parts_of(rows, 50.0, 50.0)
+    assert (found.compute_us, found.communication_us, found.bubble_us) == (50.0, 0.0, 0.0)
 
 
 def test_the_parts_add_up_to_the_jobs_step() -> None:
@@ -43,12 +44,6 @@ def test_the_parts_add_up_to_the_jobs_step() -> None:
         _, *parts = astuple(parts_of(rows, own, own + 7.0))
         assert sum(parts) == pytest.approx(own + 7.0)
         assert min(parts) >= 0
-
-
-def test_a_wait_that_is_covered_by_compute_is_no_bubble() -> None:
-    rows = rows_of(("forward", 0.0, 50.0, 50.0, 0.0), ("communication", 5.0, 50.0, 10.0, 0.0))
-    found = parts_of(rows, 50.0, 50.0)
-    assert (found.compute_us, found.communication_us, found.bubble_us) == (50.0, 0.0, 0.0)
 
 
 def test_lanes_show_waits_apart_from_transfers_and_join_what_lies_close() -> None:

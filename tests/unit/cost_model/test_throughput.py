@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
@@ -34,9 +32,6 @@ def test_tokens_are_what_the_first_embedding_looks_up_in_each_micro_batch() -> N
     rows = [*micro_batch(), *micro_batch(), *micro_batch(phase="backward", recompute=True)]
     found = tokens_of(*tables(*rows))
     assert (found.number, found.num_micro_batches) == (2 * 2048, 2)
-
-
-def test_an_operation_of_two_kernels_counts_once() -> None:
     rows = micro_batch()
     rows[0]["op"] = 100
     rows.insert(1, rows[0] | {})
@@ -74,12 +69,9 @@ def test_flops_are_three_times_the_forward_and_conventions_differ_in_attention()
     assert found.num_lacking == 0
 
 
-def test_products_without_flops_are_counted() -> None:
+def test_products_and_attentions_without_flops_are_counted() -> None:
     unknown = PRODUCT._replace(flops=float("nan"))
     assert flops_of(*tables(launch(unknown), launch(unknown))).num_lacking == 2
-
-
-def test_a_kernel_that_prepares_an_attention_lacks_no_flops() -> None:
     seed = WorkRow("extract_seed_and_offset", "kernel", "attention", "transformer_engine.fused_attn_fwd", 0.0, 0.0)
     assert flops_of(*tables(launch(PRODUCT), launch(seed))).num_lacking == 0
     unknown = seed._replace(flops=float("nan"))

@@ -1,7 +1,5 @@
 """The start of launches: after their stream, after their host, after their events."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,17 +24,17 @@ def placed(*rows: dict[str, Any], took: float = 100.0, host: Host | None = None)
     return Timeline(launches).place(duration, host or Host())
 
 
-def test_a_busy_stream_delays_the_next_launch_but_not_the_host() -> None:
+def test_a_busy_stream_delays_the_next_launch_and_a_slow_host_the_step() -> None:
     found = placed(launch(COPY), launch(COPY))
     assert found.start_us.tolist() == [6.0, 106.0]
     assert found.launch_us.tolist() == [6.0, 12.0]
     assert found.end_us == 206.0
-
-
-def test_a_slow_host_bounds_the_step() -> None:
     found = placed(launch(COPY, num_operations=100), launch(COPY, num_operations=100), took=1.0)
     assert found.start_us.tolist() == found.launch_us.tolist() == [402.0, 804.0]
     assert found.end_us == 805.0
+    assert placed(launch(COPY), launch(COPY, device=1)).start_us.tolist() == [6.0, 12.0]
+    found = placed(launch(what="host_waits_for_device"))
+    assert (found.end_us, found.start_us.tolist()) == (0.0, [])
 
 
 def test_a_measured_host_takes_what_was_measured_before_waits_too() -> None:
@@ -52,9 +50,6 @@ def test_streams_overlap_until_one_waits_for_the_others_event() -> None:
     assert apart.start_us.tolist() == [6.0, 12.0]
     behind = placed(*side, launch(what="stream_waits", event=5), launch(COPY))
     assert behind.start_us.tolist() == [6.0, 106.0]
-
-
-def test_an_event_that_was_recorded_again_is_another_event() -> None:
     rows = [
         launch(COPY, stream=7),
         launch(what="stream_records", stream=7, event=5),
@@ -64,10 +59,6 @@ def test_an_event_that_was_recorded_again_is_another_event() -> None:
         launch(COPY),
     ]
     assert placed(*rows).start_us.tolist() == [6.0, 106.0, 106.0]
-
-
-def test_one_stream_of_two_devices_is_two_streams() -> None:
-    assert placed(launch(COPY), launch(COPY, device=1)).start_us.tolist() == [6.0, 12.0]
 
 
 @pytest.mark.parametrize(
@@ -87,20 +78,12 @@ def test_a_host_that_waits_launches_when_the_wait_is_over(wait: dict[str, Any]) 
     assert found.start_us.tolist()[-1] == waited + 6.0
 
 
-def test_the_host_pays_for_a_graph_once_each_time_it_launches_it() -> None:
+def test_the_host_pays_for_a_graph_once_each_time_and_nothing_to_launch_a_collective() -> None:
     kernel = launch(COPY, num_operations=0)
     rows = [kernel | {"graph": graph} for graph in (1, 1, 2)]
     found = placed(*rows, launch(COPY), took=1.0)
     assert found.launch_us.tolist() == [10.0, 10.0, 20.0, 26.0]
-
-
-def test_a_collective_costs_the_host_its_operation_and_no_launch() -> None:
     assert placed(launch(ALL_REDUCE)).launch_us.tolist() == [4.0]
-
-
-def test_a_step_that_launched_nothing_takes_no_time() -> None:
-    found = placed(launch(what="host_waits_for_device"))
-    assert (found.end_us, found.start_us.tolist()) == (0.0, [])
 
 
 def test_a_row_of_an_unknown_kind_is_damage() -> None:

@@ -1,7 +1,5 @@
 """The breakdown of time: every question's answer on kernels whose sums are known by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any
@@ -70,12 +68,9 @@ def test_every_kernel_is_in_one_layer_and_one_kind_and_all_add_up() -> None:
     ].sum() == pytest.approx(whole)
 
 
-def test_recomputation_is_apart_from_forward_and_backward() -> None:
+def test_recomputation_and_phases_without_a_column_are_apart() -> None:
     own = times(*a_step()).tables["layer_times"].loc[UP]
     assert [own[f"{kind}_us"] for kind in KINDS] == [0, 10, 10, 20, 0, 0]
-
-
-def test_phases_without_a_column_of_their_own_are_other() -> None:
     found = summary(kernel(0, 3, phase="init"), kernel(3, 4, phase="other"))
     assert found["by_kind"] == dict.fromkeys(KINDS, 0) | {"other": 7}
 
@@ -90,7 +85,7 @@ def test_repeated_layers_are_one_row_with_the_least_the_median_and_the_most_of_o
     assert "layers.0.up" not in rows
 
 
-def test_communication_is_never_compute() -> None:
+def test_communication_is_never_compute_and_its_kernels_are_one_call() -> None:
     found = summary(*a_step())
     assert (found["num_calls"], found["num_unknown_calls"]) == (4, 1)
     assert all(row["family"] != "communication" for row in found["top_kernels"])
@@ -99,9 +94,6 @@ def test_communication_is_never_compute() -> None:
     assert own.loc[0, ["num_calls", "num_unknown_calls", "communication_us"]].tolist() == [1, 1, 0]
     communication = next(row for row in found["by_family"] if row["family"] == "communication")
     assert (communication["time_us"], communication["num_unknown"], communication["share"]) == (150, 1, None)
-
-
-def test_several_kernels_of_one_collective_are_one_call() -> None:
     copies = [kernel(at, 5, "communication", stream=7, call=3) for at in (0, 5, 10)]
     found = summary(kernel(0, 1), *copies, kernel(20, NAN, "communication", call=-1))
     assert (found["num_calls"], found["num_unknown_calls"]) == (2, 1)
@@ -110,10 +102,10 @@ def test_several_kernels_of_one_collective_are_one_call() -> None:
 def test_streams_that_overlap_are_busy_once() -> None:
     found = summary(kernel(0, 100), kernel(50, 100, stream=9), kernel(200, 10), step_us=300)
     assert (found["kernel_us"], found["busy_us"]) == (210, 160)
-
-
-def test_a_kernel_inside_of_a_longer_one_ends_nothing() -> None:
     assert summary(kernel(0, 100), kernel(10, 5, stream=9), kernel(20, 5, stream=9))["busy_us"] == 100
+    ready = timed(table(kernel(0, 10), kernel(50, NAN, "communication", launch_us=60), kernel(90, 10)))
+    busy = find_busy(ready, 100)
+    assert (busy.busy_us, busy.communication_us, busy.wait_us) == (20, 0, 80)
 
 
 def test_the_parts_of_a_step_add_up_to_it() -> None:
@@ -136,21 +128,9 @@ def test_a_wait_for_the_host_belongs_to_the_layer_whose_kernel_came_late() -> No
     assert own["launch_gap_us"].tolist() == [0, 0, 0, 0, 10, 15, 0, 0, 0, 0, 0, 0]
     folded = {row["name"]: row for row in summary(*rows)["layers"]}
     assert folded["layers.0-2"]["launch_gap_us"] == 25
-
-
-def test_without_launch_times_no_layer_is_blamed() -> None:
     found = summary(kernel(10, 5), kernel(30, 5), step_us=50)
     assert (found["launch_gap_us"], found["wait_us"]) == (0, 40)
-
-
-def test_kernels_make_a_step_that_was_told_too_short_longer() -> None:
     assert summary(kernel(0, 100), step_us=50)["step_us"] == 100
-
-
-def test_a_collective_of_unknown_duration_takes_part_in_no_time() -> None:
-    ready = timed(table(kernel(0, 10), kernel(50, NAN, "communication", launch_us=60), kernel(90, 10)))
-    busy = find_busy(ready, 100)
-    assert (busy.busy_us, busy.communication_us, busy.wait_us) == (20, 0, 80)
 
 
 def test_flops_that_are_not_known_are_counted_and_never_taken_for_none() -> None:
@@ -165,9 +145,6 @@ def test_flops_that_are_not_known_are_counted_and_never_taken_for_none() -> None
     assert (gemm["flops"], gemm["flops_us"], gemm["time_us"]) == (3e9, 150, 250)
     assert (gemm["moved_bytes"], gemm["moved_us"]) == (1e6, 100)
     assert found["model_flops_utilisation"] == pytest.approx(2e9 / (300e-6 * 989.4e12))
-
-
-def test_without_a_peak_there_is_no_utilisation() -> None:
     assert summary(kernel(0, 1, flops=1e9), peaks=None)["model_flops_utilisation"] is None
 
 
@@ -183,7 +160,7 @@ def test_names_are_sorted_by_time_and_tell_what_limits_most_of_it() -> None:
     assert summary(*rows)["by_bound"] == {"compute": 30, "memory": 82}
 
 
-def test_names_are_apart_by_shape_else_grid_and_by_layer_and_add_up() -> None:
+def test_names_are_apart_by_shape_else_grid_by_layer_and_by_family_and_add_up() -> None:
     rows = [kernel(0, 10, name="a", grid="1,2,3"), kernel(10, 20, name="a", grid="4,1,1")]
     rows += [kernel(40, 40, name="a", grid="4,1,1", layer=UP), kernel(90, 1, name="a", shape="8 x 8 x 8 TN")]
     found = times(*rows).tables["kernel_names"]
@@ -195,33 +172,21 @@ def test_names_are_apart_by_shape_else_grid_and_by_layer_and_add_up() -> None:
     ]
     (whole,) = by_name(found).itertuples(index=False)
     assert (whole.name, whole.num_kernels, whole.time_us) == ("a", 4, 71)
-
-
-def test_the_interval_of_a_row_is_the_sum_of_its_kernels() -> None:
     rows = [kernel(0, 10, name="a", low_us=8, high_us=13), kernel(10, 20, name="a", low_us=17, high_us=26)]
-    (found,) = times(*rows).tables["kernel_names"].itertuples(index=False)
-    assert (found.low_us, found.high_us) == (25, 39)
+    (both,) = times(*rows).tables["kernel_names"].itertuples(index=False)
+    assert (both.low_us, both.high_us) == (25, 39)
     measured = times(kernel(0, 10)).tables["kernel_names"].iloc[0]
     assert measured["low_us"] != measured["low_us"]
-
-
-def test_one_name_in_two_families_stays_two_rows() -> None:
     names = times(
         kernel(0, 1, name="copy_kernel", family="copy"), kernel(1, 1, "communication", name="copy_kernel")
     ).tables["kernel_names"]
     assert sorted(names["family"]) == ["communication", "copy"]
 
 
-def test_a_step_without_a_kernel_has_no_times() -> None:
+def test_a_step_without_a_kernel_has_no_times_and_an_unknown_family_is_an_error() -> None:
     found = times()
     assert (found.summary, len(found.tables["layer_times"]), len(found.tables["kernel_names"])) == (None, 0, 0)
     assert list(found.tables["layer_times"].columns) == [column.name for column in TABLES["layer_times"].columns]
-
-
-def test_the_object_is_json_without_nan() -> None:
-    json.dumps(summary(*a_step(), kernel(1100, NAN, "other")), allow_nan=False)
-
-
-def test_an_unknown_family_is_an_error() -> None:
     with pytest.raises(ValueError, match="not in tuple"):
         times(kernel(0, 1, "surprise"))
+    json.dumps(summary(*a_step(), kernel(1100, NAN, "other")), allow_nan=False)

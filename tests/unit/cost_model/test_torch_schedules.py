@@ -1,7 +1,5 @@
 """The bubble of torch.distributed.pipelining's schedules comes out of the order in which their ranks act."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

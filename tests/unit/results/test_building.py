@@ -1,7 +1,5 @@
 """Whole runs from their journals, however they ended."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

@@ -1,7 +1,5 @@
 """A run's step on another GPU: the times change, the memory does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

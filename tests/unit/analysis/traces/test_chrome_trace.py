@@ -1,7 +1,5 @@
 """Chrome traces of torch.profiler: old and new spellings, several processes, and what is damaged."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The place of a launch, from ranges made by hand; times are numbers, rows are numbered from the top."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -33,11 +31,14 @@ def sites(*launches: tuple[int, int]) -> LaunchSites:
     return launch_sites(ranges, at[:, 0], at[:, 1])
 
 
-def test_a_launch_belongs_to_the_innermost_layer_and_operation_of_its_thread() -> None:
+def test_a_launch_belongs_to_the_innermost_layer_operation_and_phase_of_its_thread() -> None:
     found = sites((MAIN, 24), (MAIN, 28), (MAIN, 40), (MAIN, 55))
     assert found.layer.tolist() == [3, 3, 2, -1]
     assert found.operation.tolist() == [4, -1, -1, -1]
     assert not found.in_node.any()
+    found = sites((-1, 24))
+    assert (found.layer.tolist(), found.operation.tolist(), found.call.tolist()) == ([-1], [-1], [-1])
+    assert sites((MAIN, 24), (MAIN, 40), (MAIN, 110), (WORKER, 110)).phase.tolist() == [3, 2, 9, 9]
 
 
 def test_a_launch_of_a_collective_has_the_number_of_the_mark_before_it() -> None:
@@ -46,16 +47,13 @@ def test_a_launch_of_a_collective_has_the_number_of_the_mark_before_it() -> None
     assert found.in_collective.tolist() == [False, True, False]
 
 
-def test_a_node_belongs_to_the_layer_of_the_forward_operation_with_its_number() -> None:
+def test_a_node_belongs_to_the_layer_of_the_forward_operation_with_its_number_or_to_its_own_forward() -> None:
     found = sites((AUTOGRAD, 82), (AUTOGRAD, 93))
     assert found.layer.tolist()[0] == 3
     assert found.operation.tolist() == [5, 8]
     assert found.in_node.tolist() == [True, True]
     assert found.recompute.tolist() == [False, False]
     assert found.unknown.tolist() == [False, True]  # no forward operation has the number 8
-
-
-def test_a_forward_that_a_node_computes_again_has_layers_of_its_own() -> None:
     found = sites((AUTOGRAD, 85))
     assert (found.layer.tolist(), found.operation.tolist(), found.recompute.tolist()) == ([7], [6], [True])
 
@@ -64,12 +62,3 @@ def test_a_forward_that_a_node_computes_again_has_layers_of_its_own() -> None:
 def test_a_thread_without_layers_launches_for_the_layer_that_runs(time: int, layer: int) -> None:
     found = sites((MAIN, 24), (MAIN, 25), (WORKER, time))
     assert found.layer.tolist() == [3, 3, layer]
-
-
-def test_an_unknown_launch_belongs_to_nothing() -> None:
-    found = sites((-1, 24))
-    assert (found.layer.tolist(), found.operation.tolist(), found.call.tolist()) == ([-1], [-1], [-1])
-
-
-def test_the_phase_is_that_of_the_layer_or_phase_around_the_launch() -> None:
-    assert sites((MAIN, 24), (MAIN, 40), (MAIN, 110), (WORKER, 110)).phase.tolist() == [3, 2, 9, 9]

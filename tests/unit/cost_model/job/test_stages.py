@@ -1,7 +1,5 @@
 """Pipelines: what comes out of the ranks' own schedules equals the formulas where those hold."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,55 +54,48 @@ class Schedule:
         return RankStep(self.rank, Timeline(launches), np.array(self.durations), self.transfers)
 
 
+class Stage:
+    """One stage of a pipeline: forwards and backwards, with what they receive and send."""
+
+    def __init__(self, rank: int, num_stages: int, send_us: float = 0.0) -> None:
+        self.made, self.rank, self.last, self.send_us = Schedule(rank), rank, num_stages - 1, send_us
+
+    def forward(self) -> None:
+        self._compute(FORWARD_US, self.rank - 1, self.rank + 1)
+
+    def backward(self) -> None:
+        self._compute(BACKWARD_US, self.rank + 1, self.rank - 1)
+
+    def _compute(self, time_us: float, source: int, target: int) -> None:
+        if 0 <= source <= self.last:
+            self.made.transfer(source, is_send=False, time_us=self.send_us)
+        self.made.compute(time_us)
+        if 0 <= target <= self.last:
+            self.made.transfer(target, is_send=True, time_us=self.send_us)
+
+
 def one_f_one_b(num_stages: int, num_batches: int, send_us: float = 0.0) -> list[RankStep]:
-    steps = []
-    for rank in range(num_stages):
-        made = Schedule(rank)
-
-        def forward(made: Schedule = made, rank: int = rank) -> None:
-            if rank:
-                made.transfer(rank - 1, is_send=False, time_us=send_us)
-            made.compute(FORWARD_US)
-            if rank < num_stages - 1:
-                made.transfer(rank + 1, is_send=True, time_us=send_us)
-
-        def backward(made: Schedule = made, rank: int = rank) -> None:
-            if rank < num_stages - 1:
-                made.transfer(rank + 1, is_send=False, time_us=send_us)
-            made.compute(BACKWARD_US)
-            if rank:
-                made.transfer(rank - 1, is_send=True, time_us=send_us)
-
-        warm_up = min(num_stages - rank - 1, num_batches)
+    stages = [Stage(rank, num_stages, send_us) for rank in range(num_stages)]
+    for stage in stages:
+        warm_up = min(num_stages - stage.rank - 1, num_batches)
         for _ in range(warm_up):
-            forward()
+            stage.forward()
         for _ in range(num_batches - warm_up):
-            forward()
-            backward()
+            stage.forward()
+            stage.backward()
         for _ in range(warm_up):
-            backward()
-        steps.append(made.step())
-    return steps
+            stage.backward()
+    return [stage.made.step() for stage in stages]
 
 
 def gpipe(num_stages: int, num_batches: int) -> list[RankStep]:
-    steps = []
-    for rank in range(num_stages):
-        made = Schedule(rank)
+    stages = [Stage(rank, num_stages) for rank in range(num_stages)]
+    for stage in stages:
         for _ in range(num_batches):
-            if rank:
-                made.transfer(rank - 1, is_send=False)
-            made.compute(FORWARD_US)
-            if rank < num_stages - 1:
-                made.transfer(rank + 1, is_send=True)
+            stage.forward()
         for _ in range(num_batches):
-            if rank < num_stages - 1:
-                made.transfer(rank + 1, is_send=False)
-            made.compute(BACKWARD_US)
-            if rank:
-                made.transfer(rank - 1, is_send=True)
-        steps.append(made.step())
-    return steps
+            stage.backward()
+    return [stage.made.step() for stage in stages]
 
 
 def bubble(steps: list[RankStep], num_batches: int) -> float:
@@ -127,8 +118,7 @@ def test_sends_that_take_time_lengthen_the_bubble() -> None:
 
 def test_the_order_of_the_ranks_does_not_matter() -> None:
     steps = one_f_one_b(4, 8, send_us=7.0)
-    first = place_together(steps, Free()).placed
-    second = place_together(steps[::-1], Free()).placed
+    first, second = (place_together(each, Free()).placed for each in (steps, steps[::-1]))
     assert {rank: each.end_us for rank, each in first.items()} == {rank: each.end_us for rank, each in second.items()}
 
 
@@ -156,21 +146,14 @@ def test_ranks_that_exchange_at_once_do_not_wait_for_each_other_forever() -> Non
     assert found.num_unmatched == {0: 0, 1: 0}
 
 
-def test_what_no_rank_sends_is_counted() -> None:
+@pytest.mark.parametrize(("peer", "num_unmatched"), [(1, 1), (9, 0)], ids=["a given rank", "a rank outside"])
+def test_a_receive_that_no_rank_sends_takes_its_own_time_and_is_counted(peer: int, num_unmatched: int) -> None:
     made, other = Schedule(0), Schedule(1)
-    made.transfer(1, is_send=False, time_us=5.0)
+    made.transfer(peer, is_send=False, time_us=5.0)
     other.compute(10.0)
     found = place_together([made.step(), other.step()], Free())
     assert found.placed[0].end_us == 5.0
-    assert found.num_unmatched == {0: 1, 1: 0}
-
-
-def test_a_rank_outside_takes_its_own_time() -> None:
-    made = Schedule(0)
-    made.transfer(9, is_send=False, time_us=5.0)
-    found = place_together([made.step()], Free())
-    assert found.placed[0].end_us == 5.0
-    assert found.num_unmatched == {0: 0}
+    assert found.num_unmatched == {0: num_unmatched, 1: 0}
 
 
 def test_consecutive_transfers_of_a_stream_run_at_once_unless_something_ran_between() -> None:

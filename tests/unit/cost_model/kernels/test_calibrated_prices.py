@@ -1,7 +1,5 @@
 """A calibration table replaces estimates of the same work and scales those of similar work; everything else stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +49,7 @@ def applied(works: list[WorkRow], samples: dict[WorkRow, list[float]]) -> Calibr
     return apply_calibration(frame, model(works), table, model([row.work for row in table.rows]))
 
 
-def test_the_same_work_takes_what_was_measured_with_its_spread() -> None:
+def test_the_same_work_takes_what_was_measured_with_the_spread_of_many() -> None:
     found = applied([product(512, 512, 512), product(64, 64, 9000)], {product(512, 512, 512): [9.0, 10.0, 11.0] * 9})
     assert found.is_measured.tolist() == [True, False]
     assert found.is_scaled.tolist() == [False, False]
@@ -59,9 +57,6 @@ def test_the_same_work_takes_what_was_measured_with_its_spread() -> None:
     expected = model([product(64, 64, 9000)])
     assert found.times.time_us[1] == expected.time_us[0]
     assert found.times.low_us[1] == expected.low_us[0]
-
-
-def test_a_few_kernels_do_not_show_their_spread() -> None:
     found = applied([product(512, 512, 512)], {product(512, 512, 512): [10.0]})
     assert (found.times.time_us[0], found.times.low_us[0], found.times.high_us[0]) == (10.0, 9.5, 10.5)
 

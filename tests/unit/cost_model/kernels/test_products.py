@@ -1,7 +1,5 @@
 """Products: the measured time on a measured shape, and something between its neighbours elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

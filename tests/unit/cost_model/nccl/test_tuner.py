@@ -1,11 +1,9 @@
 """NCCL's choice of algorithm and protocol, from the formulas of its tuner."""
 
-from __future__ import annotations
-
 import pytest
 
 from fakedist.cost_model.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape, Interconnect
-from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.cost_model.nccl.settings import collective_of, read_settings
 from fakedist.cost_model.nccl.tuner import DOUBT, Network, Tuner
 
 MIB = 1 << 20
@@ -88,11 +86,8 @@ def test_the_environment_forbids(variables: dict[str, str], algorithms: set[str]
     assert {each.protocol for each in found} == protocols
 
 
-def test_pat_can_be_switched_off() -> None:
+def test_pat_can_be_switched_off_and_ll128_needs_nvlink() -> None:
     assert tuner(PAT_ENABLE="0").choose("all_gather", MIB, RAIL).algorithm == "ring"
-
-
-def test_without_nvlink_there_is_no_ll128() -> None:
     assert {each.protocol for each in tuner(PCIE).candidates("all_reduce", MIB, NODE)} == {"ll", "simple"}
 
 
@@ -119,3 +114,20 @@ def test_faster_links_never_cost_more(kind: str, shape: GroupShape) -> None:
     for power in range(4, 34):
         slow, fast = (each.choose(kind, 2.0**power, shape).time_us for each in (tuner(), double))
         assert fast <= slow
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "num_bytes"),
+    [
+        ("all_gather_into_tensor_coalesced", "all_gather", 800),
+        ("reduce_scatter_tensor", "reduce_scatter", 100),
+        ("all_reduce", "all_reduce", 100),
+        ("reduce", "reduce", 800),
+        ("all_to_all_single", "all_to_all", 800),
+        ("recv", "send", 800),
+        ("broadcast_object_list", "broadcast", 800),
+        ("frobnicate", "", 800),
+    ],
+)
+def test_the_collective_and_its_whole_buffer(operation: str, kind: str, num_bytes: int) -> None:
+    assert collective_of(operation, 100, 800) == (kind, num_bytes)

@@ -1,7 +1,5 @@
 """Alignment: repeated steps, lost and extra launches; a band gives what the whole gives."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A trace's times come back exactly, by work; what does not match is counted; what cannot be trusted is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two runs on one axis: phases meet, and no peak is lost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

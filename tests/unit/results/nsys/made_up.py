@@ -1,7 +1,5 @@
 """A report of Nsight Systems, made by hand in the schema of nsys 2025 or of an older one."""
 
-from __future__ import annotations
-
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
