@@ -6,7 +6,7 @@ import pytest
 from fakedist.results.building import build_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
-from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
 
 
 def advice(made: HandMade, directory: Path) -> dict[str, dict[str, Any]]:
@@ -120,6 +120,15 @@ def test_a_change_gives_no_more_than_the_next_peak_leaves(made: HandMade, tmp_pa
     made.alloc(100 * MIB, 60 * MIB)
     piece = advice(made, tmp_path)["fuse-loss"]
     assert (piece["gives_bytes"], piece["line"]) == (20 * MIB, "")
+
+
+def test_what_gives_little_of_the_peak_is_not_said(made: HandMade, tmp_path: Path) -> None:
+    made.op("forward", 1)
+    made.event("segment_alloc", 2 * GIB, 40 * GIB)
+    made.alloc(2 * GIB, 40 * GIB)
+    made.op("forward", 1, name="aten._log_softmax.default")
+    made.alloc(0, 80 * MIB)
+    assert "fuse-loss" not in advice(made, tmp_path)
 
 
 def test_lists_of_temporaries_in_the_optimizer_are_told(made: HandMade, tmp_path: Path) -> None:

@@ -33,9 +33,7 @@ def test_a_script_that_was_stopped_has_not_reached_what_follows(until: Any, eval
 
 
 def test_a_script_without_an_optimizer_is_told_how_to_count_steps() -> None:
-    (note,) = notes(
-        Outcome.FINISHED, 0, training=TrainingFacts(evaluated=False, optimizer_steps=0, counts_itself=False)
-    )
+    (note,) = notes(Outcome.FINISHED, 0, training=TrainingFacts(False, 0, counts_itself=False))
     assert note.startswith("no training step: no optimizer stepped")
     assert "fakedist.step() at the end of each iteration" in note
 

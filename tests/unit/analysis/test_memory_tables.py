@@ -45,6 +45,11 @@ def test_phases_steps_and_the_peak_are_those_of_the_recording(tmp_path: Path) ->
         [1, 1000, 900, 28 * MIB, GIB, 0, ""],
         [2, 2000, 900, 28 * MIB, GIB + 20 * MIB, 0, ""],
     ]
+    spans = memory_tables.span_table(places)
+    assert spans[["step", "phase", "first_event"]].astype({"phase": str}).to_numpy().tolist() == [
+        [0, "init", 0],
+        *([1, "forward", 2], [1, "backward", 3], [2, "forward", 8], [2, "backward", 9]),
+    ]
     peak = memory_tables.find_peak(blocks, places)
     assert (peak.allocated_bytes, peak.reserved_bytes) == (28 * MIB, GIB + 20 * MIB)
     assert (peak.step, peak.phase) == (1, "backward")
@@ -79,6 +84,8 @@ def test_a_step_without_any_event_used_nothing(made: HandMade) -> None:
     blocks, places = build_blocks(recording), event_places(recording)
     assert memory_tables.phase_table(recording, blocks, places).empty
     assert memory_tables.step_table(recording, blocks, places).to_numpy().tolist() == [[1, 1000, 900, 0, 0, 0, ""]]
+    peak = memory_tables.find_peak(blocks, places)
+    assert (peak.allocated_bytes, peak.step, peak.phase) == (0, 0, "init")
 
 
 def test_a_step_that_only_replays_a_graph_held_what_was_held_before(made: HandMade) -> None:

@@ -125,7 +125,8 @@ def test_without_a_baseline_the_blame_goes_to_what_is_there(
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "is_exceeded"), [("16%", True), ("17%", False), ("11 MiB", True), ("12 MiB", False), ("0%", True)]
+    ("tolerance", "is_exceeded"),
+    [("16%", True), ("17%", False), ("11 MiB", True), ("12 MiB", False), ("0%", True), ("0 B", True)],
 )
 def test_growth_is_held_against_the_baseline(tmp_path: Path, run: Runs, tolerance: str, is_exceeded: bool) -> None:
     found = checked(tmp_path, f'max_increase = {{ peak_allocated = "{tolerance}" }}', run(**CHANGED), run())

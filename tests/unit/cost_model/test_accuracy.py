@@ -1,8 +1,6 @@
 """The published accuracy is that of the tables in the package, and holds what is promised."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,20 +11,14 @@ from fakedist.cost_model.accuracy import accuracy_rows, closest
 from fakedist.cost_model.kernels.measurements import DATA, load_measured
 from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import find_gpu
+from tests.support.bench import ROOT, bench_module
 
-ROOT = Path(__file__).parent.parent.parent.parent
 FOUND: list[dict[str, Any]] = json.loads((DATA / "accuracy.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def judge() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accuracy_times", ROOT / "bench" / "accuracy_times.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accuracy_times"] = module
-    spec.loader.exec_module(module)
-    return module
+    return bench_module("accuracy_times")
 
 
 def of(gpu: str, family: str) -> dict[str, Any]:

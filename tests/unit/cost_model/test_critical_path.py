@@ -1,6 +1,6 @@
 """The critical path: what makes a step as long as it is."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,21 +13,16 @@ from fakedist.cost_model.placing import StepInterval
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST, CriticalPath, Timeline, find_critical_path
 from fakedist.rundir.step_time import PathPart
-from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, launch, record
+from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, Host, launch, record
 from tests.unit.cost_model.times_by_hand import model
 
-
-class Host(NamedTuple):
-    operation_us: float = 0.0
-    launch_us: float = 2.0
-    graph_us: float = 10.0
+HOST = Host(launch_us=2.0, graph_us=10.0)
 
 
 def path_of(rows: list[dict[str, Any]], took: list[float], queues: list[int] | None = None) -> CriticalPath:
     launches = launch_table(record(rows))
     timeline = Timeline(launches, None if queues is None else np.array(queues))
-    host = Host()
-    return find_critical_path(timeline, timeline.place(np.array(took), host), host)
+    return find_critical_path(timeline, timeline.place(np.array(took), HOST), HOST)
 
 
 def parts(path: CriticalPath) -> list[tuple[int, int, float]]:
@@ -85,8 +80,8 @@ def test_the_parts_add_up_to_the_step(seed: int) -> None:
     took = [float(random.integers(0, 9)) if row["work"] else 0.0 for row in rows]
     launches = launch_table(record(rows))
     timeline = Timeline(launches)
-    placed = timeline.place(np.array(took), Host())
-    found = find_critical_path(timeline, placed, Host())
+    placed = timeline.place(np.array(took), HOST)
+    found = find_critical_path(timeline, placed, HOST)
     assert found.us.sum() == pytest.approx(placed.end_us)
     assert not (found.what == IDLE).any(), "everything waits for something here"
     assert (np.diff(found.row) <= 0).all(), "a launch waits only for earlier ones"

@@ -1,7 +1,5 @@
 """Published steps: what is kept is what the model says today, and it is as close as promised."""
 
-import importlib.util
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -11,19 +9,12 @@ import pytest
 from fakedist.cost_model.accuracy import step_accuracy
 from fakedist.cost_model.kernels.clocks import HEAT
 from fakedist.errors import SetupError
-
-ROOT = Path(__file__).parents[3]
+from tests.support.bench import ROOT, bench_module
 
 
 @pytest.fixture(scope="module")
 def judge() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accuracy_steps", ROOT / "bench" / "accuracy_steps.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accuracy_steps"] = module
-    spec.loader.exec_module(module)
-    return module
+    return bench_module("accuracy_steps")
 
 
 def test_published_steps_are_met_and_held_by_their_intervals() -> None:

@@ -1,6 +1,6 @@
 """The start of launches: after their stream, after their host, after their events."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,20 +8,16 @@ import pytest
 from fakedist.cost_model.launches import launch_table
 from fakedist.cost_model.timeline import Placed, Timeline
 from fakedist.errors import RunDirectoryError
-from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, launch, record
+from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, Host, launch, record
 
-
-class Host(NamedTuple):
-    operation_us: float = 4.0
-    launch_us: float = 2.0
-    graph_us: float = 10.0
+HOST = Host(operation_us=4.0, launch_us=2.0, graph_us=10.0)
 
 
 def placed(*rows: dict[str, Any], took: float = 100.0, host: Host | None = None) -> Placed:
     """The rows' positions if each with work takes ``took``."""
     launches = launch_table(record(rows))
     duration = np.where(launches["work"] >= 0, took, 0.0)
-    return Timeline(launches).place(duration, host or Host())
+    return Timeline(launches).place(duration, host or HOST)
 
 
 def test_a_busy_stream_delays_the_next_launch_and_a_slow_host_the_step() -> None:
@@ -40,7 +36,7 @@ def test_a_busy_stream_delays_the_next_launch_and_a_slow_host_the_step() -> None
 def test_a_measured_host_takes_what_was_measured_before_waits_too() -> None:
     rows = [launch(COPY), launch(what="host_waits"), launch(COPY)]
     launches = launch_table(record(rows)).assign(host_us=[5.0, 200.0, 30.0])
-    found = Timeline(launches).place(np.array([100.0, 0.0, 100.0]), Host())
+    found = Timeline(launches).place(np.array([100.0, 0.0, 100.0]), HOST)
     assert found.start_us.tolist() == [5.0, 235.0]
 
 
@@ -94,5 +90,5 @@ def test_a_row_of_an_unknown_kind_is_damage() -> None:
 
 def test_a_queue_runs_one_launch_at_a_time_whatever_their_streams() -> None:
     launches = launch_table(record([launch(COPY, stream=stream) for stream in (7, 8, 9)]))
-    found = Timeline(launches, np.array([3, 3, 4])).place(np.full(3, 100.0), Host(operation_us=0.0, launch_us=0.0))
+    found = Timeline(launches, np.array([3, 3, 4])).place(np.full(3, 100.0), Host())
     assert found.start_us.tolist() == [0.0, 100.0, 0.0]

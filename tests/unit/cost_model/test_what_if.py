@@ -12,7 +12,7 @@ from fakedist.cost_model.placing import StepLaunches
 from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
 from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
-from tests.unit.cost_model.test_placing import Free
+from tests.unit.cost_model.launches_by_hand import Host
 
 NDR = FABRICS["dgx-h100-ndr"]
 WORK = pd.DataFrame([("product", 64, 64, 1), ("collective", 0, 0, 0)], columns=["kind", "m", "n", "batch"])
@@ -49,7 +49,7 @@ def end_us(rows: list[tuple[str, int, int, int, int]], what_if: str = "", link_s
     communication = Communication(table, GPUS["h100-80g"], NDR, link_share is not None)
     if what_if:
         launches, communication = changed_launches(read_what_if(what_if), launches, communication, GROUPS)
-    return StepLaunches(launches, WORK, PRICED, communication).place(Free()).placed.end_us
+    return StepLaunches(launches, WORK, PRICED, communication).place(Host()).placed.end_us
 
 
 def test_separate_calls_of_one_group_run_at_once_if_streams_allow() -> None:

@@ -144,7 +144,7 @@ def test_one_rank_twice_no_run_and_an_unknown_group_are_refused(stages: list[Pat
         time_job(stages, what_if="separate=EP")
 
 
-def test_a_run_without_launches_says_why(stages: list[Path], tmp_path: Path) -> None:
+def test_a_run_without_launches_or_with_fewer_calls_says_so(stages: list[Path], tmp_path: Path) -> None:
     made = recorded()
     made.gpu = replace(GPU, model=find_gpu("h100-80g"))
     made.ended()
@@ -152,9 +152,6 @@ def test_a_run_without_launches_says_why(stages: list[Path], tmp_path: Path) -> 
     build_tables(run)
     with pytest.raises(RunDirectoryError, match="has no launches to price"):
         time_job([stages[0], run])
-
-
-def test_a_rank_that_makes_fewer_calls_is_told(stages: list[Path], tmp_path: Path) -> None:
     short = stage(tmp_path / "short", 4, batches=NUM_BATCHES - 1)
     notes = {note.code: note.text for note in time_job([stages[0], short]).summary.notes}
     assert notes["unmatched_calls"].startswith("1 call of rank 0 with the other ranks has no other side")

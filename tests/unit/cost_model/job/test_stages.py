@@ -1,7 +1,5 @@
 """Pipelines: what comes out of the ranks' own schedules equals the formulas where those hold."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,17 +7,9 @@ import pytest
 from fakedist.cost_model.job.stages import RankStep, Transfer, place_together, transfers_of
 from fakedist.cost_model.timeline import Timeline
 from fakedist.rundir.launch_records import LAUNCH_KINDS
+from tests.unit.cost_model.launches_by_hand import Host
 
 FORWARD_US, BACKWARD_US = 100.0, 200.0
-
-
-@dataclass(frozen=True)
-class Free:
-    """A host that takes no time."""
-
-    operation_us: float = 0.0
-    launch_us: float = 0.0
-    graph_us: float = 0.0
 
 
 class Schedule:
@@ -99,7 +89,7 @@ def gpipe(num_stages: int, num_batches: int) -> list[RankStep]:
 
 
 def bubble(steps: list[RankStep], num_batches: int) -> float:
-    placed = place_together(steps, Free()).placed
+    placed = place_together(steps, Host()).placed
     whole = max(each.end_us for each in placed.values())
     return 1 - num_batches * (FORWARD_US + BACKWARD_US) / whole
 
@@ -118,14 +108,14 @@ def test_sends_that_take_time_lengthen_the_bubble() -> None:
 
 def test_the_order_of_the_ranks_does_not_matter() -> None:
     steps = one_f_one_b(4, 8, send_us=7.0)
-    first, second = (place_together(each, Free()).placed for each in (steps, steps[::-1]))
+    first, second = (place_together(each, Host()).placed for each in (steps, steps[::-1]))
     assert {rank: each.end_us for rank, each in first.items()} == {rank: each.end_us for rank, each in second.items()}
 
 
 def test_a_slow_stage_sets_the_pace() -> None:
     steps = one_f_one_b(4, 32)
     slow = RankStep(2, steps[2].timeline, steps[2].duration_us * 2, steps[2].transfers)
-    placed = place_together([*steps[:2], slow, steps[3]], Free()).placed
+    placed = place_together([*steps[:2], slow, steps[3]], Host()).placed
     whole = max(each.end_us for each in placed.values())
     assert whole >= 32 * 2 * (FORWARD_US + BACKWARD_US)
 
@@ -141,7 +131,7 @@ def test_ranks_that_exchange_at_once_do_not_wait_for_each_other_forever() -> Non
         made.durations.append(5.0)
         made.transfers.append([*first, Transfer(second, True, 1 - rank, "pp", 5.0)])
         steps.append(made.step())
-    found = place_together(steps, Free())
+    found = place_together(steps, Host())
     assert [found.placed[rank].end_us for rank in (0, 1)] == [105.0, 105.0]
     assert found.num_unmatched == {0: 0, 1: 0}
 
@@ -151,7 +141,7 @@ def test_a_receive_that_no_rank_sends_takes_its_own_time_and_is_counted(peer: in
     made, other = Schedule(0), Schedule(1)
     made.transfer(peer, is_send=False, time_us=5.0)
     other.compute(10.0)
-    found = place_together([made.step(), other.step()], Free())
+    found = place_together([made.step(), other.step()], Host())
     assert found.placed[0].end_us == 5.0
     assert found.num_unmatched == {0: num_unmatched, 1: 0}
 
@@ -180,7 +170,7 @@ def test_a_receive_that_was_posted_early_holds_up_only_what_waits_for_it() -> No
         made.durations.append(0.0)
         made.compute(1.0)
         steps.append(made.step())
-    found = place_together(steps, Free())
+    found = place_together(steps, Host())
     assert found.num_unmatched == {0: 0, 1: 0}
     assert [found.placed[rank].end_us for rank in (0, 1)] == [100.0 + 5.0 + 1.0, 100.0 + 7.0 + 1.0]
     first = found.placed[0]
@@ -196,7 +186,7 @@ def test_the_host_waits_for_a_receive() -> None:
     made.compute(1.0)
     other.compute(10.0)
     other.transfer(0, is_send=True, time_us=5.0)
-    found = place_together([made.step(), other.step()], Free())
+    found = place_together([made.step(), other.step()], Host())
     assert found.placed[0].launch_us.tolist() == [0.0, 15.0]
     assert found.placed[0].end_us == 16.0
 
@@ -210,6 +200,6 @@ def test_a_collective_begins_when_its_last_rank_is_there() -> None:
         made.rows.append(("collective", 0, 0))
         made.durations.append(4.0)
         steps.append(made.step())
-    found = place_together(steps, Free())
+    found = place_together(steps, Host())
     assert {each.end_us for each in found.placed.values()} == {24.0}
     assert found.num_unmatched == {0: 0, 1: 0, 2: 0}
