@@ -1,5 +1,8 @@
 """A whole check, of ranks whose runs are made by hand: what fails, what does not fit, and what is written."""
 
+import functools
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,12 @@ from tests.unit.report.two_runs import run_of
 HEAD = '[[check.jobs]]\nname = "net"\nscript = "train.py"\nworld_size = 8\nranks = [0, 1]\n'
 
 
+@functools.cache
+def made(**settings: Any) -> Path:
+    """The run with these settings. It is made once."""
+    return run_of(Path(tempfile.mkdtemp()) / "run", **settings)
+
+
 @dataclass
 class ByHand:
     """An executor whose ranks leave runs with these settings behind, or nothing, and end like this."""
@@ -34,7 +43,7 @@ class ByHand:
             settings = self.runs[task.job.rank]
             if settings is not None:
                 task.directory.parent.mkdir(exist_ok=True)
-                run_of(task.directory, **settings)
+                shutil.copytree(made(**settings), task.directory)
             known = {"directory": task.directory, "host": "", "worker": "", "peak_rss_bytes": 0, "output": "printed"}
             is_one = task.job.rank == 1
             ending = (self.outcome, self.code, self.failure) if is_one else (Outcome.STOPPED, 0, "")
@@ -50,7 +59,7 @@ def checked(folder: Path, limits: str, executor: ByHand, *, update: bool = False
     (folder / "fakedist.toml").write_text(HEAD + limits)
     finished: list[tuple[str, float]] = []
     runs = folder / f"runs{len(list(folder.iterdir()))}"
-    running = Running(runs, executor, lambda rank, seconds: finished.append((rank.name, seconds)))
+    running = Running(runs, executor, lambda rank, seconds: finished.append((rank.name, seconds)), lambda job: None)
     found = check(read_config(folder / "fakedist.toml"), running, update=update)
     assert executor.is_closed
     assert len(finished) == 2 - len(found.failures)
