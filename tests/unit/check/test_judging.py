@@ -1,8 +1,6 @@
 """Figures against budgets and baselines: what is exceeded, by how much, and which layer or kernels are to blame."""
 
-import functools
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,23 +17,12 @@ from fakedist.errors import CheckError
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GIB, KIB, MIB
+from tests.unit.check.conftest import Runs
 from tests.unit.report.two_runs import run_of
 
 HEAD = '[[check.jobs]]\nname = "net"\nscript = "train.py"\nworld_size = 8\nranks = [1]\n'
 CHANGED = {"activation": 12 * MIB, "line": 212}
 STEP = 'max_increase = { step_time = "2%" }'
-Runs = Callable[..., Run]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Opens the run with these settings. It is made once."""
-
-    @functools.cache
-    def made(**settings: Any) -> Run:
-        return open_run(run_of(tmp_path_factory.mktemp("run") / "run", **settings))
-
-    return made
 
 
 def config_of(folder: Path, text: str) -> tuple[CheckConfig, CheckJob]:
