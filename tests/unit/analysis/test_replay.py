@@ -29,9 +29,12 @@ SMALL_SEGMENT = ("segment_alloc", 0, 2 * MIB)
 LARGE_SEGMENT = ("segment_alloc", 0, 20 * MIB)
 
 
-def test_requests_are_rounded_up_to_512_bytes() -> None:
+def test_requests_are_rounded_up_to_512_bytes_and_other_settings_left_out() -> None:
     rounded = {1: 512, 511: 512, 512: 512, 513: 1024, 1024: 1024, 1_000_000: 1_000_448}
     assert {size: int(rounded_bytes(size, AllocatorSettings())) for size in rounded} == rounded
+    text = "backend:native, max_split_size_mb:128 ,garbage_collection_threshold:0.8,expandable_segments:true"
+    assert parse_settings(text) == AllocatorSettings(128 * MIB, (), True)
+    assert parse_settings("") == AllocatorSettings()
 
 
 def test_a_small_block_is_split_if_512_bytes_remain_and_given_whole_if_less() -> None:
@@ -42,15 +45,12 @@ def test_a_small_block_is_split_if_512_bytes_remain_and_given_whole_if_less() ->
     assert played(*history, ("alloc", 1024, 1)).block_bytes[-1] == 512
 
 
-def test_a_large_block_is_split_only_if_more_than_1_mib_remains() -> None:
+def test_large_blocks_are_split_if_more_than_1_mib_remains_and_requests_are_small() -> None:
     assert list(played(LARGE_SEGMENT, ("alloc", 0, 19 * MIB)).block_bytes) == [20 * MIB]
     assert list(played(LARGE_SEGMENT, ("alloc", 0, 19 * MIB - 512)).block_bytes) == [19 * MIB - 512]
     found = played(LARGE_SEGMENT, ("alloc", 0, 8 * MIB), ("alloc", 8 * MIB, 11 * MIB + 512))
     assert list(found.block_bytes) == [8 * MIB, 12 * MIB]  # the rest of a split block can be given
     assert list(found.allocated_bytes) == [0, 8 * MIB, 20 * MIB]
-
-
-def test_no_block_is_split_for_a_request_of_max_split_size() -> None:
     history = (("segment_alloc", 0, 64 * MIB), ("alloc", 0, 40 * MIB))
     assert list(played(*history).block_bytes) == [40 * MIB]
     assert list(played(*history, conf="max_split_size_mb:40").block_bytes) == [64 * MIB]
@@ -131,12 +131,6 @@ def test_ranges_are_cut_at_either_end_and_merged_again() -> None:
     ranges.put(90, 10, 7)
     ranges.put(100, 10, 8)
     assert ranges.listed() == [(10, 90, 7), (100, 10, 8)]
-
-
-def test_settings_that_change_no_block_are_left_out() -> None:
-    text = "backend:native, max_split_size_mb:128 ,garbage_collection_threshold:0.8,expandable_segments:true"
-    assert parse_settings(text) == AllocatorSettings(128 * MIB, (), True)
-    assert parse_settings("") == AllocatorSettings()
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,10 @@ def test_every_option_in_what_users_copy_exists(path: Path) -> None:
     assert used <= options(check, compare, profile)
 
 
-def test_the_tables_of_options_in_the_document_are_the_programs() -> None:
+def test_the_document_has_the_programs_options_and_a_configuration_that_is_read(tmp_path: Path) -> None:
     table = DOCUMENT[DOCUMENT.index("## What comes out") : DOCUMENT.index("| exit code |")]
     told = set(re.findall(r"^\| `(--[a-z-]+)", table, flags=re.MULTILINE))
     assert told == options(check) - {"--config", "--update", "--no-annotations"}
-
-
-def test_the_configuration_in_the_document_is_read(tmp_path: Path) -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     (tmp_path / "pyproject.toml").write_text(text)
     (job,) = read_config(tmp_path / "pyproject.toml").jobs

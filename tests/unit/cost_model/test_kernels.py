@@ -120,7 +120,7 @@ def test_what_is_assumed_or_slower_is_said_and_widens_the_interval(h100: KernelT
     assert fixed["high_us"] / fixed["time_us"] > free["high_us"] / free["time_us"]
 
 
-def test_tf32_and_fp32_are_slower_by_their_peaks(h100: KernelTimes) -> None:
+def test_types_have_peaks_of_their_own(h100: KernelTimes) -> None:
     four = {"a_bytes": 4.0, "b_bytes": 4.0, "d_bytes": 4.0}
     bf16, tf32, fp32 = times_us(
         h100,
@@ -131,6 +131,11 @@ def test_tf32_and_fp32_are_slower_by_their_peaks(h100: KernelTimes) -> None:
     peaks = GPUS["h100-80g"].peak_flops
     assert tf32 / bf16 == pytest.approx(peaks["bf16"] / peaks["tf32"], rel=0.05)
     assert fp32 / bf16 == pytest.approx(peaks["bf16"] / peaks["fp32"], rel=0.05)
+    h100, b200 = GPUS["h100-80g"], GPUS["b200"]
+    assert h100.peak("tf32x3") == h100.peak_flops["tf32"] / 3
+    assert b200.peak("bf16x9") == b200.peak_flops["bf16"] / 9
+    assert h100.peak("bf16x9") == h100.peak_flops["fp32"], "cuBLAS emulates from Blackwell on"
+    assert GPUS["a100-80g"].peak("fp8") is None
 
 
 def test_unknown_work_has_no_time_and_may_take_as_long_as_the_longest_kernel(h100: KernelTimes) -> None:
@@ -168,16 +173,13 @@ def test_a_complex_product_takes_as_long_as_its_four_products(name: str) -> None
     assert one == pytest.approx(other, rel=0.02)
 
 
-def test_steps_that_wait_for_each_other_have_a_latency(h100: KernelTimes) -> None:
+def test_steps_that_wait_and_bounded_work_lie_above_their_roofline(h100: KernelTimes) -> None:
     lstm = WorkRow("cudnnRNNForward", "library", "gemm", "aten._cudnn_rnn", 5.5e11, 1e8, dtype="bf16", steps=512)
     few, many = priced(h100, lstm._replace(steps=0), lstm).to_dict("records")
     assert many["time_us"] - few["time_us"] > 512
     assert many["low_us"] > 5.5e11 / GPUS["h100-80g"].peak_flops["bf16"] * 1e6
     assert "512" not in many["basis"]
     assert "each step that waits" in many["basis"]
-
-
-def test_what_is_bounded_has_an_interval_from_its_roofline_up(h100: KernelTimes) -> None:
     cdist = WorkRow("cdist_kernel", "kernel", "gemm", "aten._cdist_forward", 1e11, 1e8, dtype="fp32", is_bounded=True)
     (found,) = priced(h100, cdist).to_dict("records")
     least = 1e11 / GPUS["h100-80g"].peak_flops["fp32"] * 1e6
@@ -193,14 +195,6 @@ def test_no_rule_prices_below_the_roofline(h100: KernelTimes) -> None:
     assert (found["time_us"] == found["least_us"]).all()
     assert (found["low_us"] == found["least_us"]).all()
     assert found["basis"].str.endswith("not below the roofline").all()
-
-
-def test_single_precision_made_of_several_products_has_its_own_peak() -> None:
-    h100, b200 = GPUS["h100-80g"], GPUS["b200"]
-    assert h100.peak("tf32x3") == h100.peak_flops["tf32"] / 3
-    assert b200.peak("bf16x9") == b200.peak_flops["bf16"] / 9
-    assert h100.peak("bf16x9") == h100.peak_flops["fp32"], "cuBLAS emulates from Blackwell on"
-    assert GPUS["a100-80g"].peak("fp8") is None
 
 
 def test_fp8_has_no_time_on_a_gpu_without_fp8_and_int8_is_like_bf16() -> None:

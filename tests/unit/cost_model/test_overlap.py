@@ -35,11 +35,13 @@ def rates(table: pd.DataFrame, bound: int, contender: Contender) -> list[float]:
     return rates_with(table, floats(*[bound] * len(table)), SMS, BANDWIDTH, contender).tolist()
 
 
-def test_a_kernel_loses_the_sms_or_the_traffic_of_a_collective_next_to_it() -> None:
+def test_a_kernel_loses_sms_or_traffic_only_while_the_collective_runs() -> None:
     exact, small = ("product", 132 * 128, 256), ("product", 60 * 128, 256)
     assert rates(work(exact, small), 0, Contender(24, 0.0)) == [0.5, 1.0]
     assert rates(work(("kernel", 0, 0)), 1, Contender(24, 335e9)) == [pytest.approx(0.8)]
     assert rates(work(("kernel", 0, 0)), 0, Contender(33, 335e9)) == [pytest.approx(0.75)]
+    kernel, call = two_streams(100.0, 10.0, 0.8)
+    assert (kernel, call) == (pytest.approx(102.0, rel=1e-4), 10.0)
 
 
 def two_streams(kernel_us: float, call_us: float, rate: float) -> tuple[float, float]:
@@ -48,11 +50,6 @@ def two_streams(kernel_us: float, call_us: float, rate: float) -> tuple[float, f
     groups = [SharedLinks(members, floats(rate, 1), floats(0, 1))]
     found = settle(lambda durations: floats(0, 0), floats(kernel_us, call_us), groups)
     return float(found[0]), float(found[1])
-
-
-def test_a_kernel_loses_only_while_the_collective_runs() -> None:
-    kernel, call = two_streams(100.0, 10.0, 0.8)
-    assert (kernel, call) == (pytest.approx(102.0, rel=1e-4), 10.0)
 
 
 def two_calls(begins_us: float, shares: Floats) -> Floats:
@@ -77,28 +74,22 @@ def at_once(filled: Floats, *alone: float) -> list[float]:
     return settle(lambda durations: begins, floats(*alone), [], filled).tolist()
 
 
-def test_products_that_fill_the_gpu_take_turns_and_others_run_side_by_side() -> None:
+def test_products_that_fill_the_gpu_with_their_tiles_take_turns() -> None:
     assert at_once(floats(1, 1), 10, 10) == [20, 20]
     assert at_once(floats(1, 1, 1, 1), 10, 10, 10, 10) == [40] * 4
     assert at_once(floats(1, 1), 10, 20) == pytest.approx([20, 30], rel=0.03)
     assert at_once(floats(0.5, 0.5), 10, 10) == [10, 10]
     assert at_once(floats(1, 0), 10, 10) == [10, 10]  # memory limits the other one
-
-
-def test_a_product_fills_as_many_sms_as_it_has_tiles() -> None:
     table = work(("product", 33 * 128, 256), ("product", 132 * 128, 512), ("kernel", 0, 0)).assign(groups=0)
     assert filled_sms(table, SMS).tolist() == [0.25, 1.0, 1.0]
     assert filled_sms(table.assign(batch=2), SMS).tolist() == [0.5, 1.0, 1.0]
     assert filled_sms(table.assign(groups=3), SMS).tolist() == [0.75, 1.0, 1.0]
 
 
-def test_only_the_part_of_an_interval_that_no_kernel_covers_is_exposed() -> None:
+def test_only_what_no_kernel_covers_is_exposed_and_unions_join_what_touches() -> None:
     assert exposed_us(floats(0, 4, 20), floats(10, 6, 30), floats(3), floats(8)).tolist() == [5, 0, 10]
     assert exposed_us(floats(2), floats(5), floats(), floats()).tolist() == [3]
     assert exposed_us(floats(0), floats(10), floats(1, 2, 9), floats(5, 4, 12)).tolist() == [5]
-
-
-def test_union_joins_what_overlaps_or_touches() -> None:
     starts, ends = union(floats(5, 0, 1, 9, 3), floats(6, 2, 4, 9, 4))
     assert (starts.tolist(), ends.tolist()) == ([0, 5], [4, 6])
     assert union_us(floats(5, 0, 1, 9, 3), floats(6, 2, 4, 9, 4)) == 5

@@ -41,12 +41,14 @@ def step(found: Communication | None) -> StepLaunches:
     return StepLaunches(LAUNCHES, WORK, PRICED, found)
 
 
-def test_only_an_exposed_collective_lengthens_the_step() -> None:
+def test_only_an_exposed_collective_lengthens_the_step_and_a_faster_one_never() -> None:
     assert placed(60.0).placed.end_us == 200.0
     assert placed(150.0).placed.end_us == 250.0
     found = step(None).place(Host())
     assert found.placed.end_us == 200.0
     assert np.isnan(found.time_us[2])
+    ends = [placed(time_us, interferes=True).placed.end_us for time_us in (10.0, 60.0, 100.0, 150.0, 400.0, 1000.0)]
+    assert ends == sorted(ends)
 
 
 def test_a_product_that_fills_the_gpu_is_slower_during_a_collective() -> None:
@@ -66,11 +68,6 @@ def test_the_interval_takes_kernels_and_collectives_as_independent() -> None:
     assert high == pytest.approx(250 + np.hypot(20, 150))
     assert (kernels, calls, host) == (20.0, 150.0, 0.0)
     assert made.interval(made.place(Host()), Host(), lambda: (float("nan"), 1.0)) == (None, None, 0.0, 0.0, 0.0)
-
-
-def test_a_faster_collective_never_makes_the_step_longer() -> None:
-    ends = [placed(time_us, interferes=True).placed.end_us for time_us in (10.0, 60.0, 100.0, 150.0, 400.0, 1000.0)]
-    assert ends == sorted(ends)
 
 
 def test_products_on_two_streams_share_the_gpu() -> None:

@@ -112,13 +112,18 @@ def test_the_hosts_own_copies_take_time_and_make_it_wait_but_once() -> None:
     assert len(rows) == 1
 
 
-def test_a_collective_is_one_row_without_a_duration_and_its_copies_are_none() -> None:
+def test_a_collective_is_one_row_without_a_duration_and_a_graph_one_launch() -> None:
     launches = [launch(LaunchKind.COLLECTIVE, tag=0, call=9), kernel(1, call=9), kernel(2)]
     (collective, after), step = rows_of(launches, {0: Tagged(12, "all_reduce", FORWARD), 1: tagged(), 2: tagged()})
     assert (collective["name"], collective["family"], collective["call"]) == ("all_reduce", "communication", 9)
     assert math.isnan(collective["duration_us"])
     assert after["start_us"] == after["launch_us"]
     assert note_codes(step) == ["from_measurements", "collectives_take_no_time"]
+    launches = [kernel(0, graph=1), kernel(1, graph=1), kernel(0, graph=2), kernel(1, graph=2)]
+    rows, _ = rows_of(launches, {0: tagged(), 1: tagged()})
+    launched = [row["launch_us"] for row in rows]
+    assert launched == [PRICES.host.graph_us] * 2 + [2 * PRICES.host.graph_us] * 2
+    assert len({row["duration_us"] for row in rows}) == 1
 
 
 def test_kernels_of_one_operation_share_its_work_by_their_threads_after_its_fills() -> None:
@@ -154,11 +159,3 @@ def test_a_launch_without_a_tag_has_no_estimate_and_is_counted() -> None:
     assert math.isnan(row["duration_us"])
     assert (row["op"], row["operation"], row["bound"]) == (-1, "", "")
     assert step.notes[-1].text == "1 launch has no estimate, because the work is unknown: kernel"
-
-
-def test_a_graph_is_launched_once_for_all_that_is_in_it() -> None:
-    launches = [kernel(0, graph=1), kernel(1, graph=1), kernel(0, graph=2), kernel(1, graph=2)]
-    rows, _ = rows_of(launches, {0: tagged(), 1: tagged()})
-    launched = [row["launch_us"] for row in rows]
-    assert launched == [PRICES.host.graph_us] * 2 + [2 * PRICES.host.graph_us] * 2
-    assert len({row["duration_us"] for row in rows}) == 1

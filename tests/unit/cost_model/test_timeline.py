@@ -33,13 +33,6 @@ def test_a_busy_stream_delays_the_next_launch_and_a_slow_host_the_step() -> None
     assert (found.end_us, found.start_us.tolist()) == (0.0, [])
 
 
-def test_a_measured_host_takes_what_was_measured_before_waits_too() -> None:
-    rows = [launch(COPY), launch(what="host_waits"), launch(COPY)]
-    launches = launch_table(record(rows)).assign(host_us=[5.0, 200.0, 30.0])
-    found = Timeline(launches).place(np.array([100.0, 0.0, 100.0]), HOST)
-    assert found.start_us.tolist() == [5.0, 235.0]
-
-
 def test_streams_overlap_until_one_waits_for_the_others_event() -> None:
     side = [launch(COPY, stream=7), launch(what="stream_records", stream=7, event=5)]
     apart = placed(*side, launch(COPY))
@@ -88,7 +81,11 @@ def test_a_row_of_an_unknown_kind_is_damage() -> None:
         Timeline(launches.assign(what=["telepathy"]))
 
 
-def test_a_queue_runs_one_launch_at_a_time_whatever_their_streams() -> None:
+def test_a_queue_runs_one_launch_at_a_time_and_a_measured_host_takes_what_was_measured() -> None:
     launches = launch_table(record([launch(COPY, stream=stream) for stream in (7, 8, 9)]))
     found = Timeline(launches, np.array([3, 3, 4])).place(np.full(3, 100.0), Host())
     assert found.start_us.tolist() == [0.0, 100.0, 0.0]
+    rows = [launch(COPY), launch(what="host_waits"), launch(COPY)]
+    launches = launch_table(record(rows)).assign(host_us=[5.0, 200.0, 30.0])
+    found = Timeline(launches).place(np.array([100.0, 0.0, 100.0]), HOST)
+    assert found.start_us.tolist() == [5.0, 235.0]

@@ -131,10 +131,14 @@ def test_the_host_takes_what_it_took_without_its_waits_and_with_copies_to_pageab
     assert copied["host_us"].tolist() == [5, 4]
 
 
-def test_collectives_that_take_as_long_as_their_copies_leave_the_step_as_it_was() -> None:
+def test_priced_collectives_move_and_slow_down_what_follows_or_nothing() -> None:
     found = priced(step(), 21.0)
     assert found.kernels[found.kernels["call"] < 0]["start_us"].tolist() == [5, 105]
     assert found.step_us == 205
+    kernels = priced(step(), 300.0, interferes=True).kernels
+    first, second = kernels[kernels["call"] < 0]["duration_us"]
+    assert 100 < first < 130
+    assert second == 100
 
 
 def test_what_waits_for_a_longer_collective_begins_later() -> None:
@@ -146,13 +150,6 @@ def test_what_waits_for_a_longer_collective_begins_later() -> None:
     assert (found.step_low_us, found.step_high_us) == (260, 710), "the interval is the collectives'"
     assert kernels.loc["gemm_kernel", "basis"].tolist() == ["measured", "measured"]
     assert [note.code for note in found.notes] == ["collectives_estimated"]
-
-
-def test_a_kernel_next_to_a_priced_collective_takes_longer_than_was_measured() -> None:
-    kernels = priced(step(), 300.0, interferes=True).kernels
-    first, second = kernels[kernels["call"] < 0]["duration_us"]
-    assert 100 < first < 130
-    assert second == 100
 
 
 def test_ranges_have_the_launches_that_the_host_made_in_them() -> None:

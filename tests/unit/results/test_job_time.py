@@ -239,12 +239,9 @@ def test_the_figure_has_a_lane_for_each_rank_and_a_notebook_a_row(stages: list[P
     assert "<th>bubble_us</th>" in shown
 
 
-def test_the_stages_are_the_ranks_of_the_pipelines_group(stages: list[Path]) -> None:
+def test_the_stages_are_the_ranks_of_the_pipelines_group(stages: list[Path], tmp_path: Path) -> None:
     found = stages_of_job(stages[1])
     assert (found.ranks, found.group, found.why) == ((0, 4), "PP", "its name is PP")
-
-
-def test_a_rank_without_a_pipeline_says_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the groups of rank 1 show no pipeline") as raised:
         stages_of_job(ended_well(tmp_path / "run"))
     assert raised.value.hint == "name the ranks to run: --rank 0,64"

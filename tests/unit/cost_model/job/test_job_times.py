@@ -38,9 +38,6 @@ def test_tokens_are_what_the_first_embedding_looks_up_in_each_micro_batch() -> N
     rows[0]["op"] = 100
     rows.insert(1, rows[0] | {})
     assert tokens_of(*tables(*rows)).number == 2048
-
-
-def test_products_outside_of_torchs_operations_count_each() -> None:
     launches, work = tables(*micro_batch(), *micro_batch())
     is_product = (work["family"] == "gemm").to_numpy()[launches["work"]]
     launches.loc[is_product, "op"] = -1
@@ -62,16 +59,13 @@ def test_tokens_that_are_not_certain_are_not_known(rows: list[dict[str, Any]], w
     assert why in found.why
 
 
-def test_flops_are_three_times_the_forward_and_conventions_differ_in_attention() -> None:
+def test_flops_are_three_times_the_forward_and_what_lacks_is_counted() -> None:
     rows = [*micro_batch(), launch(ATTENTION, layer=3), launch(PRODUCT, phase="backward")]
     found = flops_of(*tables(*rows))
     every = 2 * 2 * 8 * 1024 * 1024 * (64 + 64)
     assert found.torchtitan == 3 * (2 * PRODUCT.flops + every)
     assert found.megatron == 3 * (2 * PRODUCT.flops + every / 2)
     assert found.num_lacking == 0
-
-
-def test_products_and_attentions_without_flops_are_counted() -> None:
     unknown = PRODUCT._replace(flops=float("nan"))
     assert flops_of(*tables(launch(unknown), launch(unknown))).num_lacking == 2
     seed = WorkRow("extract_seed_and_offset", "kernel", "attention", "transformer_engine.fused_attn_fwd", 0.0, 0.0)

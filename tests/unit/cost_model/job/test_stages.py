@@ -101,18 +101,12 @@ def test_the_bubble_is_the_formulas(stages: int, batches: int) -> None:
     assert bubble(gpipe(stages, batches), batches) == pytest.approx(expected, abs=1e-9)
 
 
-def test_sends_that_take_time_lengthen_the_bubble() -> None:
+def test_slow_stages_and_sends_lengthen_the_step_in_any_order_of_the_ranks() -> None:
     free, slow = bubble(one_f_one_b(4, 16), 16), bubble(one_f_one_b(4, 16, send_us=10.0), 16)
     assert free < slow < free + 0.1
-
-
-def test_the_order_of_the_ranks_does_not_matter() -> None:
     steps = one_f_one_b(4, 8, send_us=7.0)
     first, second = (place_together(each, Host()).placed for each in (steps, steps[::-1]))
     assert {rank: each.end_us for rank, each in first.items()} == {rank: each.end_us for rank, each in second.items()}
-
-
-def test_a_slow_stage_sets_the_pace() -> None:
     steps = one_f_one_b(4, 32)
     slow = RankStep(2, steps[2].timeline, steps[2].duration_us * 2, steps[2].transfers)
     placed = place_together([*steps[:2], slow, steps[3]], Host()).placed

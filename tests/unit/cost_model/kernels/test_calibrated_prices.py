@@ -79,6 +79,13 @@ def test_the_nearest_measurement_weighs_most() -> None:
     asked = product(4096, 4096, 4096)
     found = applied([asked], samples)
     assert 1.8 < found.times.time_us[0] / model([asked]).time_us[0] < 2.0
+    own, other = product(4096, 4096, 4096), product(4096, 4096, 4096, layout="NT")
+    base = float(model([own]).time_us[0])
+    found = applied([product(4096, 4096, 5000, layout="NT")], {own: [base], other: [3 * base]})
+    assert found.times.time_us[0] > 2 * float(model([product(4096, 4096, 5000)]).time_us[0])
+    small, large = kernel(1e6), kernel(1e6, "void mul<float>(int)")
+    found = applied([kernel(1.5e6, "void mul<double>(int)")], {small: [1.0], large: [3.0]})
+    assert found.times.time_us[0] > 2 * 1.5
 
 
 def test_a_factor_of_similar_work_brings_no_estimate_below_its_roofline() -> None:
@@ -94,16 +101,6 @@ def test_work_of_another_type_is_not_similar(difference: dict[str, object]) -> N
     own = product(4096, 4096, 4096)
     found = applied([own._replace(n=5000, **difference)], {own: [1.0]})  # type: ignore[arg-type]
     assert not found.is_scaled.any()
-
-
-def test_the_same_layout_and_the_same_kernel_are_nearer() -> None:
-    own, other = product(4096, 4096, 4096), product(4096, 4096, 4096, layout="NT")
-    base = float(model([own]).time_us[0])
-    found = applied([product(4096, 4096, 5000, layout="NT")], {own: [base], other: [3 * base]})
-    assert found.times.time_us[0] > 2 * float(model([product(4096, 4096, 5000)]).time_us[0])
-    small, large = kernel(1e6), kernel(1e6, "void mul<float>(int)")
-    found = applied([kernel(1.5e6, "void mul<double>(int)")], {small: [1.0], large: [3.0]})
-    assert found.times.time_us[0] > 2 * 1.5
 
 
 def test_what_the_model_does_not_know_is_known_once_it_is_measured() -> None:

@@ -32,17 +32,13 @@ def test_clocks_follow_the_power_that_is_left() -> None:
     assert found[-1] == 1.0
 
 
-def test_memory_bound_work_neither_falls_nor_takes_longer() -> None:
+def test_memory_bound_work_neither_falls_nor_takes_longer_and_keeps_more_clock() -> None:
     assert clock_at("h100-80g", "h100-sxm", 500, computes=False).fraction == 1.0
     model = PowerModel(replace(GPUS["h100-80g"], watts=500.0), GPUS["h100-80g"], "h100-sxm")
     assert model.slower(SHORT, MEMORY, SustainedClock(0.7, 500.0)) == 1.0
     assert model.slower(SHORT, ARITHMETIC, SustainedClock(0.7, 500.0)) == pytest.approx(1 / 0.7)
     model = PowerModel(GPUS["h100-80g"], GPUS["h100-80g"], "h100-sxm")
     assert model.clock(np.array([np.nan]), ARITHMETIC, OFTEN).fraction == 1.0
-
-
-def test_a_step_that_is_half_memory_bound_keeps_more_clock_than_one_of_products_alone() -> None:
-    model = PowerModel(replace(GPUS["h100-80g"], watts=500.0), GPUS["h100-80g"], "h100-sxm")
     both, often = np.array([500.0, 500.0]), np.array([1000.0, 1000.0])
     alone = model.clock(SHORT, ARITHMETIC, OFTEN).fraction
     assert model.clock(both, np.array([True, False]), often).fraction > alone

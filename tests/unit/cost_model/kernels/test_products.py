@@ -47,10 +47,14 @@ def test_a_shape_that_was_not_measured_follows_its_neighbours(times: ProductTime
     assert one(times, 8192, 131072, 4096) == pytest.approx(2 * one(times, 8192, 65536, 4096), rel=0.02)
 
 
-def test_a_gpu_with_less_bandwidth_is_slower_where_memory_limits(times: ProductTimes) -> None:
+def test_bandwidth_and_bytes_count_where_memory_limits(times: ProductTimes) -> None:
     slow = ProductRoof(H100.sms, H100.peak_flops, H100.memory_bandwidth / 2)
     assert one(times, 16, 8192, 8192, slow) > 1.5 * one(times, 16, 8192, 8192)
     assert one(times, 8192, 8192, 8192, slow) == pytest.approx(one(times, 8192, 8192, 8192), rel=0.01)
+    sizes = ProductSizes.of(*(np.array([size]) for size in (8192, 8192, 64)))
+    moved = np.array([8192 * 8192 * 2.0 + 2 * 8192 * 64 * 2])
+    usual, wide = (float(times.time_us(replace(sizes, moved_bytes=share * moved))[0]) for share in (1, 2))
+    assert wide > 1.5 * usual
 
 
 def test_how_far_a_shape_is_from_measured_ones_is_known(times: ProductTimes) -> None:
@@ -65,13 +69,6 @@ def test_a_batch_takes_longer_than_one_of_it_and_less_than_each_alone(times: Pro
     batch = replace(one_of_it, batch=np.array([64.0]))
     alone, together = (float(times.time_us(sizes)[0]) for sizes in (one_of_it, batch))
     assert alone < together < 64 * alone
-
-
-def test_bytes_count_where_memory_limits(times: ProductTimes) -> None:
-    sizes = ProductSizes.of(*(np.array([size]) for size in (8192, 8192, 64)))
-    moved = np.array([8192 * 8192 * 2.0 + 2 * 8192 * 64 * 2])
-    usual, wide = (float(times.time_us(replace(sizes, moved_bytes=share * moved))[0]) for share in (1, 2))
-    assert wide > 1.5 * usual
 
 
 def test_a_million_products_are_estimated_in_one_call(times: ProductTimes) -> None:

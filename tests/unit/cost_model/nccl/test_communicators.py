@@ -67,46 +67,32 @@ def test_an_operation_connects_what_it_may_use(
     assert list(parts(shape, operation, interconnect=interconnect, **environment)) == ["channels", *names]
 
 
-def test_without_runtime_connect_everything_is_connected_at_once() -> None:
-    found = parts(NODE, "broadcast", RUNTIME_CONNECT="0")
-    assert {"rings", "trees", "NVLink SHARP", "network pool"} < set(found)
-    # Over nodes also the pools of the node's other ranks.
-    assert parts(GroupShape(64, 8, 8), "broadcast", RUNTIME_CONNECT="0")["network pool"].high == 8 * 32 * MIB
-
-
-def test_all_reduce_uses_one_of_rings_trees_and_nvlink_sharp_at_least() -> None:
+def test_a_communicator_has_what_its_operations_need_at_least() -> None:
     found = parts(NODE, "all_reduce")
     assert sum(found[name].low for name in ("rings", "trees", "NVLink SHARP")) == 256 * MIB
     assert found["NVLink SHARP"].high == 16 * 2 * MIB * 8
     assert parts(NODE, "broadcast")["rings"] == Span(24 * 12 * MIB, 24 * 12 * MIB)
+    found = parts(NODE, "broadcast", RUNTIME_CONNECT="0")
+    assert {"rings", "trees", "NVLink SHARP", "network pool"} < set(found)
+    # Over nodes also the pools of the node's other ranks.
+    assert parts(GroupShape(64, 8, 8), "broadcast", RUNTIME_CONNECT="0")["network pool"].high == 8 * 32 * MIB
+    found = parts(RAIL, "broadcast")["rings"]
+    assert found.low == 0
+    assert found.high == 8 * 2 * 10 * MIB
+    small, large = (parts(GroupShape(8 * nodes, nodes, 8), "broadcast")["channels"].high for nodes in (2, 8192))
+    assert large - small > 16 * (65536 * (608 + 8 + 4) - 6 * MIB)
 
 
-def test_all_to_all_over_nodes_shares_pools_and_has_few_channels_a_peer() -> None:
-    assert channels_per_peer(GroupShape(64, 8, 8), HOPPER, DEFAULT) == Span(1, 2)
-    found = parts(GroupShape(64, 8, 8), "all_to_all")
-    assert found["send and receive"] == Span(7 * 12 * MIB, 7 * 2 * 12 * MIB)
-    assert found["network pool"] == Span(0, 9 * 32 * MIB)  # one for receives, and with PXN the sends of the node
-
-
-def test_a_pipeline_has_pools_for_other_nodes_and_perhaps_a_communicator_a_pair() -> None:
+def test_sends_need_the_channels_and_pools_of_their_pairs() -> None:
     operations, shape = frozenset({"send", "recv"}), GroupShape(4, 4, 1)
     usage = Usage(operations, send_remote=1, recv_remote=1)
     assert list(memory(usage, shape)) == ["channels", "network pool", "pairs"]
     assert list(memory(Usage(operations, 0, 0, 1, 1, True), shape)) == ["channels", "network pool"]
-
-
-def test_sends_that_are_not_batched_need_no_more_than_the_channels_of_a_pair() -> None:
     found = memory(Usage(frozenset({"send"}), send_local=1))
     assert found["channels"] == Span((32 * 6 + 4) * MIB, (32 * 6 + 4 + 24 * 2 + 2) * MIB)
     # Ampere splits the buffers of a connection between both sides.
     split = memory(Usage(frozenset({"send"}), send_local=1, is_bound=True), interconnect=AMPERE)
     assert split["send and receive"] == Span(8 * 6 * MIB, 32 * 6 * MIB)
-
-
-def test_without_gpudirect_a_ring_over_one_rank_a_node_takes_nothing_of_the_gpu() -> None:
-    found = parts(RAIL, "broadcast")["rings"]
-    assert found.low == 0
-    assert found.high == 8 * 2 * 10 * MIB
 
 
 @pytest.mark.parametrize(
@@ -119,11 +105,6 @@ def test_without_gpudirect_a_ring_over_one_rank_a_node_takes_nothing_of_the_gpu(
 )
 def test_a_ring_over_nodes_leaves_a_rank_in_its_share_of_channels(shape: GroupShape, low: int, high: int) -> None:
     assert parts(shape, "broadcast")["rings"] == Span(low * MIB, high * MIB)
-
-
-def test_small_arrays_grow_with_the_world() -> None:
-    small, large = (parts(GroupShape(8 * nodes, nodes, 8), "broadcast")["channels"].high for nodes in (2, 8192))
-    assert large - small > 16 * (65536 * (608 + 8 + 4) - 6 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +129,10 @@ def test_all_to_all_has_a_connection_to_each_rank_of_the_node_in_each_channel() 
     assert found["send and receive"].high == 7 * 32 * 12 * MIB
     for variable in ("MAX_P2P_NCHANNELS", "MAX_NCHANNELS"):
         assert parts(NODE, "all_to_all", **{variable: "4"})["send and receive"].high == 7 * 4 * 12 * MIB
+    assert channels_per_peer(GroupShape(64, 8, 8), HOPPER, DEFAULT) == Span(1, 2)
+    found = parts(GroupShape(64, 8, 8), "all_to_all")
+    assert found["send and receive"] == Span(7 * 12 * MIB, 7 * 2 * 12 * MIB)
+    assert found["network pool"] == Span(0, 9 * 32 * MIB)  # one for receives, and with PXN the sends of the node
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,17 @@ def test_a_removed_or_inserted_layer_of_its_own_kind_renumbers_those_behind_it()
     assert found["layers.4.attn"] == ("layers.5.attn", "renumbered")
 
 
-def test_numbers_that_are_names_are_kept() -> None:
+def test_numbers_that_are_names_are_kept_and_other_layers_are_not_matched() -> None:
     """A pipeline stage holds some of the layers under the numbers of the whole model."""
     found = matched(blocks([4, 5, 6, 7]), blocks([6, 7, 8]))
     assert found["layers.6.mlp"] == ("layers.6.mlp", "same")
     assert found["layers.4"] == ("", "gone")
     assert found["+layers.8"] == ("layers.8", "appeared")
+    a: Layers = [("(Net)", "Net", 0), ("embed", "Embedding", 900)]
+    b: Layers = [("(Net)", "Net", 0), ("router", "Router", 10)]
+    found = matched(a, b)
+    assert found["embed"] == ("", "gone")
+    assert found["+router"] == ("router", "appeared")
 
 
 @pytest.mark.parametrize("new_class", ["MLP", "FeedForward"])
@@ -85,14 +90,6 @@ def test_a_renamed_layer_is_found_by_its_class_or_its_size(new_class: str) -> No
     assert found["layers.1.mlp"] == ("layers.1.feed_forward", "renamed")
     renamed = renamed_layers(table(a), table(b), match_layers(table(a), table(b)))
     assert renamed == [{"was": "layers.*.mlp", "name": "layers.*.feed_forward", "how": "renamed"}]
-
-
-def test_a_layer_that_is_nothing_alike_is_not_matched() -> None:
-    a: Layers = [("(Net)", "Net", 0), ("embed", "Embedding", 900)]
-    b: Layers = [("(Net)", "Net", 0), ("router", "Router", 10)]
-    found = matched(a, b)
-    assert found["embed"] == ("", "gone")
-    assert found["+router"] == ("router", "appeared")
 
 
 def test_a_model_is_the_same_in_a_wrapper_and_under_a_root_of_another_class() -> None:
