@@ -83,11 +83,11 @@ def test_a_thread_without_layers_launches_for_the_layer_that_runs(time: int, lay
 
 #: Torch's operations and ranges on the main thread: start, end, autograd's sequence number, flops, text.
 OPERATIONS = [
+    (3_000, 5_000, 7, 800, "aten::mm"),
     (500, 20_000, -1, 0, "step 3"),  # the script's own, of which fakedist's are the better ones
     (1_000, 1_000, -1, 0, "fakedist.step:4"),
     (1_000, 1_000, -1, 0, "fakedist.phase:forward"),
     (2_000, 9_000, -1, 0, "fakedist.layer:up"),
-    (3_000, 5_000, 7, 800, "aten::mm"),
     (9_500, 9_500, -1, 0, "fakedist.phase:backward"),
     (10_000, 10_000, -1, 0, "fakedist.range:0:mine"),
     (10_500, 10_500, -1, 0, "fakedist.call:5"),
@@ -95,7 +95,7 @@ OPERATIONS = [
     (12_500, 12_500, -1, 0, "fakedist.range_end:0"),
     (13_000, 13_000, -1, 0, "fakedist.range:1:endless"),
 ]
-MM, REDUCE, CUPTI = 5, 9, 99
+MM, REDUCE, CUPTI = 1, 9, 99
 #: Correlation, start, operation, CUPTI's thread.
 CALLS = [(21, 3_500, MM, CUPTI), (22, 4_000, MM, CUPTI), (23, 11_500, REDUCE, CUPTI), (24, 6_000, 0, CUPTI)]
 CALLS += [(25, 6_500, 0, CUPTI), (26, 14_500, 0, CUPTI)]

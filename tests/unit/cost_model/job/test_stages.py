@@ -78,16 +78,6 @@ def one_f_one_b(num_stages: int, num_batches: int, send_us: float = 0.0) -> list
     return [stage.made.step() for stage in stages]
 
 
-def gpipe(num_stages: int, num_batches: int) -> list[RankStep]:
-    stages = [Stage(rank, num_stages) for rank in range(num_stages)]
-    for stage in stages:
-        for _ in range(num_batches):
-            stage.forward()
-        for _ in range(num_batches):
-            stage.backward()
-    return [stage.made.step() for stage in stages]
-
-
 def bubble(steps: list[RankStep], num_batches: int) -> float:
     placed = place_together(steps, Host()).placed
     whole = max(each.end_us for each in placed.values())
@@ -98,7 +88,6 @@ def bubble(steps: list[RankStep], num_batches: int) -> float:
 def test_the_bubble_is_the_formulas(stages: int, batches: int) -> None:
     expected = (stages - 1) / (batches + stages - 1)
     assert bubble(one_f_one_b(stages, batches), batches) == pytest.approx(expected, abs=1e-9)
-    assert bubble(gpipe(stages, batches), batches) == pytest.approx(expected, abs=1e-9)
 
 
 def test_slow_stages_and_sends_lengthen_the_step_in_any_order_of_the_ranks() -> None:
