@@ -113,13 +113,18 @@ def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
         if field in ("annotation", "returns", "decorator_list", "type_params") or isinstance(tree, ast.Raise):
             continue
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(child, ast.AST) and not _is_type_checking(child):
+            if isinstance(child, ast.AST) and not _is_type_checking(child) and not _is_strict(child):
                 yield tree, field, index
                 yield from walk(child)
 
 
 def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _is_strict(node: ast.AST) -> bool:
+    """Whether this is ``zip``'s check of lengths, which changes no result."""
+    return isinstance(node, ast.keyword) and node.arg == "strict"
 
 
 def _child(parent: ast.AST, field: str, index: int | None) -> ast.AST:

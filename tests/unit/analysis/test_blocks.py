@@ -4,7 +4,7 @@ import pytest
 
 from fakedist.analysis.blocks import Blocks, build_blocks
 from fakedist.rundir.schema import CATEGORIES
-from tests.unit.analysis.recorded import MIB, HandMade
+from tests.unit.analysis.recorded import BASE, MIB, HandMade
 
 
 def categories(blocks: Blocks) -> list[str]:
@@ -17,23 +17,10 @@ def test_a_block_says_where_it_was_made(made: HandMade) -> None:
     made.op("backward", 2, layer, recompute=True, name="aten.add.Tensor")
     made.alloc(0, 1000, stream=5, stack=line)
     row = made.blocks().frame.iloc[0].to_dict()
-    assert row | {"address": 0} == {
-        "address": 0,
-        "requested_bytes": 1000,
-        "bytes": 1024,
-        "alloc_event": 1,
-        "free_event": 2,
-        "reuse_event": 2,
-        "op": 0,
-        "operation": "aten.add.Tensor",
-        "step": 2,
-        "phase": "backward",
-        "recompute": True,
-        "layer": layer,
-        "category": "temporary",
-        "stream": 5,
-        "stack": 0,
-    }
+    events = {"alloc_event": 1, "free_event": 2, "reuse_event": 2, "op": 0, "operation": "aten.add.Tensor"}
+    place = {"step": 2, "phase": "backward", "recompute": True, "layer": layer, "stream": 5, "stack": 0}
+    sizes = {"address": BASE, "requested_bytes": 1000, "bytes": 1024, "category": "temporary"}
+    assert row == sizes | events | place
 
 
 def test_a_block_outside_of_any_operation_has_no_place(made: HandMade) -> None:
@@ -90,17 +77,26 @@ def test_a_block_that_is_kept_for_backward_is_an_activation_unless_it_is_somethi
     assert categories(made.blocks()) == [category]
 
 
-@pytest.mark.parametrize("freed", [False, True])
-def test_in_the_last_step_the_optimizer_tells_a_kept_buffer_from_an_activation(made: HandMade, freed: bool) -> None:
+@pytest.mark.parametrize(
+    ("freed", "phase", "step", "category"),
+    [
+        (True, "optimizer", 1, "activation"),
+        (False, "optimizer", 1, "communication"),  # in the last step the optimizer tells a kept buffer
+        (False, "forward", 2, "communication"),
+    ],
+)
+def test_a_buffer_for_communication_that_outlives_its_step_is_no_activation(
+    made: HandMade, freed: bool, phase: str, step: int, category: str
+) -> None:
     first = made.op("forward")
     made.alloc(0, MIB, mark=("communication",))
     made.region(first, first)
     made.op("backward")
     if freed:
         made.free(0, MIB)
-    made.op("optimizer")
+    made.op(phase, step)
     made.alloc(MIB, MIB)
-    assert categories(made.blocks())[0] == ("activation" if freed else "communication")
+    assert categories(made.blocks())[0] == category
 
 
 def test_activations_are_what_is_left_of_a_forward_when_it_ends(made: HandMade) -> None:
