@@ -178,3 +178,19 @@ def test_addresses_that_no_gpu_has_make_no_error(address: object) -> None:
     wrong = [segment(held(5 * MIB), free(MIB)) | {"address": address}]
     trace = [entry("segment_unmap", address, 1 << 50), *history()[-3:]]  # type: ignore[arg-type]
     table(read_foreign({"segments": wrong, "device_traces": [trace]}).recording)
+
+
+def test_a_segment_has_its_largest_block_and_if_it_served_nothing_the_pool_of_its_size(made: HandMade) -> None:
+    made.op()
+    made.alloc(0, 8 * MIB)
+    made.alloc(512 * MIB, 4 * MIB)
+    for at, size in ((2, 2), (3, 4)):
+        made.event("segment_alloc", at * GIB, size * MIB)
+    rows = table(made.read()).set_index("address")
+    assert rows["block"].to_dict() == {BASE: 0, BASE + 2 * GIB: -1, BASE + 3 * GIB: -1}
+    assert rows["pool"].to_dict() == {BASE: "large", BASE + 2 * GIB: "small", BASE + 3 * GIB: "large"}
+
+
+def test_blocks_that_are_more_than_was_reserved_have_no_segments() -> None:
+    small = segment(held(5 * MIB)) | {"total_size": MIB}
+    assert table(read_foreign({"segments": [small], "device_traces": [[entry("snapshot", 0, 0)]]}).recording).empty

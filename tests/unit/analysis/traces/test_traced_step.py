@@ -75,7 +75,7 @@ def test_a_node_belongs_to_the_layer_of_the_forward_operation_with_its_number_or
     assert (found.layer.tolist(), found.operation.tolist(), found.recompute.tolist()) == ([7], [6], [True])
 
 
-@pytest.mark.parametrize(("time", "layer"), [(25, 3), (55, -1)])
+@pytest.mark.parametrize(("time", "layer"), [(5, -1), (25, 3), (55, -1)])
 def test_a_thread_without_layers_launches_for_the_layer_that_runs(time: int, layer: int) -> None:
     found = sites((MAIN, 24), (MAIN, 25), (WORKER, time))
     assert found.layer.tolist() == [3, 3, layer]
