@@ -16,6 +16,7 @@ import contextlib
 import copy
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -59,11 +60,11 @@ _BINARY: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: the ``place``-th node of a walk through the file, changed in the ``how``-th way."""
+    """One change: the ``node``-th of a walk through the file, changed in the ``variant``-th way."""
 
     path: str
-    place: int
-    how: int
+    node: int
+    variant: int
     line: int
     text: str
 
@@ -112,7 +113,7 @@ def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
         if field in ("annotation", "returns", "decorator_list", "type_params") or isinstance(tree, ast.Raise):
             continue
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(child, ast.AST) and not _is_type_checking(child):
+            if isinstance(child, ast.AST) and not _is_type_checking(child) and not _is_strict(child):
                 yield tree, field, index
                 yield from walk(child)
 
@@ -121,29 +122,33 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
+def _is_strict(node: ast.AST) -> bool:
+    """Whether this is ``zip``'s check of lengths, which changes no result."""
+    return isinstance(node, ast.keyword) and node.arg == "strict"
+
+
 def _child(parent: ast.AST, field: str, index: int | None) -> ast.AST:
     value = getattr(parent, field)
-    found: ast.AST = value if index is None else value[index]
-    return found
+    child: ast.AST = value if index is None else value[index]
+    return child
 
 
 def mutants(path: Path) -> list[Mutant]:
-    found = []
-    for place, step in enumerate(walk(ast.parse(path.read_bytes()))):
-        child = _child(*step)
-        for how, (text, _) in enumerate(changes(child)):
-            line: int = getattr(child, "lineno", 0)
-            found.append(Mutant(str(path.relative_to(ROOT)), place, how, line, text))
-    return found
+    """Every change of a file."""
+    return [
+        Mutant(str(path.relative_to(ROOT)), node, variant, getattr(child, "lineno", 0), text)
+        for node, child in enumerate(_child(*step) for step in walk(ast.parse(path.read_bytes())))
+        for variant, (text, _) in enumerate(changes(child))
+    ]
 
 
 def compiled(mutant: Mutant) -> CodeType:
     """The file's code with the change."""
     path = ROOT / mutant.path
     tree = ast.parse(path.read_bytes())
-    parent, field, index = next(step for place, step in enumerate(walk(tree)) if place == mutant.place)
+    parent, field, index = next(itertools.islice(walk(tree), mutant.node, None))
     child = _child(parent, field, index)
-    _, changed = list(changes(child))[mutant.how]
+    _, changed = list(changes(child))[mutant.variant]
     ast.copy_location(changed, child)
     if index is None:
         setattr(parent, field, changed)
@@ -166,8 +171,8 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname != self._name:
             return None
         file = ROOT / self._mutant.path
-        places = [str(file.parent)] if self._is_package else None
-        return importlib.util.spec_from_file_location(fullname, file, loader=self, submodule_search_locations=places)
+        folders = [str(file.parent)] if self._is_package else None
+        return importlib.util.spec_from_file_location(fullname, file, loader=self, submodule_search_locations=folders)
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compiled(self._mutant), module.__dict__)
@@ -206,7 +211,7 @@ class _Covering:
         return (yield)
 
 
-def cover(tests: Sequence[str], kept: Path) -> int:
+def cover(tests: Sequence[str], written: Path) -> int:
     """Run the tests, and write {file: {line: [test files]}}. What runs at import belongs to all files that run any."""
     from coverage import Coverage
 
@@ -218,16 +223,16 @@ def cover(tests: Sequence[str], kept: Path) -> int:
     lines: dict[str, dict[int, list[str]]] = defaultdict(dict)
     for name in data.measured_files():
         by_line = data.contexts_by_lineno(name)
-        every = sorted({each for files in by_line.values() for each in files if each})
+        every = sorted({file for files in by_line.values() for file in files if file})
         for line, files in by_line.items():
             lines[str(Path(name).relative_to(ROOT))][line] = sorted(filter(None, files)) or every
-    kept.write_text(json.dumps(lines))
+    written.write_text(json.dumps(lines))
     return code
 
 
 def covering_tests(by_line: dict[str, list[str]], line: int) -> list[str]:
     """Test files that run a line or, where Python counts it to an earlier line of its statement, that one."""
-    before = [int(each) for each in by_line if int(each) <= line]
+    before = [int(covered) for covered in by_line if int(covered) <= line]
     return by_line[str(max(before))] if before else []
 
 
@@ -262,12 +267,12 @@ def main() -> int:
     random.Random(chosen.seed).shuffle(everything)
     sample = everything[: chosen.sample or None]
     with tempfile.TemporaryDirectory() as folder:
-        kept = Path(folder) / "covered.json"
+        written = Path(folder) / "covered.json"
         tests = sorted({ROOMS[room_of[mutant]] for mutant in sample})
-        if in_child(lambda: cover(tests, kept)):
+        if in_child(lambda: cover(tests, written)):
             print("the tests fail without any change")
             return 1
-        covered = json.loads(kept.read_text())
+        covered = json.loads(written.read_text())
     results: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant in sample:
         tests = covering_tests(covered.get(mutant.path, {}), mutant.line)

@@ -69,11 +69,17 @@ class Checked:
 
 @dataclass(frozen=True)
 class Running:
-    """The executor of jobs, closed afterwards. ``finished`` gets every rank that ended, with its seconds."""
+    """The executor of jobs, closed afterwards.
+
+    Attributes:
+        finished: Gets every rank that ended, with its seconds.
+        can_run: Checks that a job can run where the executor runs it.
+    """
 
     directory: Path
     executor: Executor = field(default_factory=LocalExecutor)
     finished: Callable[[RankToRun, float], None] = lambda rank, seconds: None
+    can_run: Callable[[Job], None] = see_that_it_can_run
 
 
 def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
@@ -84,7 +90,7 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
     """
     with contextlib.chdir(config.root):
         for job in config.jobs:
-            _see_that_it_can_run(job)
+            _see_that_it_can_run(job, running.can_run)
         before = {job.name: None if update else read_baseline(config, job) for job in config.jobs}
         ranks = {
             (job.name, rank_job.rank): _rank(job, rank_job, running) for job in config.jobs for rank_job in job.jobs
@@ -138,11 +144,11 @@ def _takes_nothing(run: Run) -> bool:
     return not run.summary.peak_allocated_bytes and run.summary.exit.outcome is not Outcome.OUT_OF_MEMORY
 
 
-def _see_that_it_can_run(job: CheckJob) -> None:
+def _see_that_it_can_run(job: CheckJob, can_run: Callable[[Job], None]) -> None:
     where = f"job {job.name!r}"
     try:
         for rank_job in job.jobs:
-            see_that_it_can_run(rank_job)
+            can_run(rank_job)
     except ScriptError as error:
         raise ScriptError(f"{where}: {error.message}", error.hint, error.output) from None
     except JobError as error:

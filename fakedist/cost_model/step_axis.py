@@ -239,7 +239,9 @@ def _about(job: Job | None, source: KernelSource | None, left_out: list[Note]) -
     return facts | ({"left out": "; ".join(note.text for note in left_out)} if left_out else {})
 
 
-def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, left_out: list[Note]) -> Iterator[str]:
+def trace_events(
+    tables: dict[str, pd.DataFrame], source: KernelSource | None, left_out: list[Note], most_bars: int = MOST_BARS
+) -> Iterator[str]:
     """Every event of the run's tables as JSON; ``left_out`` receives a note for everything that is left out."""
     kernels = tables["kernels"]
     if len(kernels):
@@ -249,17 +251,17 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
         yield from _slices(_GPU, _PHASES, "phases", kind_runs(ready), [*KINDS])
         names = [str(name) for name in tables["layers"]["name"]]
         all_runs = layer_runs(ready, tables["layers"]["parent"].to_numpy())
-        runs = longest_runs(all_runs, MOST_BARS)
+        runs = longest_runs(all_runs, most_bars)
         if num := len(all_runs) - len(runs):
             left_out.append(notes.trace_bars_left_out(num, len(all_runs)))
         yield from _slices(_GPU, _LAYERS, "layers", runs.rename(columns={"layer": "row"}), names)
-        merged_bars = bars(ready, MOST_BARS)
+        merged_bars = bars(ready, most_bars)
         if len(merged_bars) < len(ready):
             left_out.append(notes.trace_kernels_merged(len(ready), len(merged_bars)))
         calls = call_texts(tables["calls"], tables["groups"])
         yield from _exposed(ready, calls)
         yield from _streams(ready, merged_bars, names, calls)
-        yield from _ranges(tables["ranges"])
+        yield from range_events(tables["ranges"])
         yield from _memory(_GPU, *_memory_on_gpu(ready, tables["events"]))
     events = tables["events"]
     if len(events):
@@ -350,7 +352,7 @@ def _streams(kernels: pd.DataFrame, shown: pd.DataFrame, layers: list[str], call
             yield f'{{"ph":"i","s":"t","name":{text},"pid":{_GPU},"tid":{streams[stream]},"ts":{when}{more}}}'
 
 
-def _ranges(ranges: pd.DataFrame) -> Iterator[str]:
+def range_events(ranges: pd.DataFrame) -> Iterator[str]:
     """The script's ranges by thread, from the launch of the first kernel in each to that of the last."""
     known = ranges[ranges["begin_us"].notna()]
     for thread, rows in known.groupby("thread"):

@@ -23,6 +23,7 @@ from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.results.calibration.matching import (
+    MOST_CELLS,
     Floats,
     Matched,
     RecordedLaunches,
@@ -93,13 +94,20 @@ class Calibrated:
 
 
 def calibrate(
-    step: RecordedLaunches, trace: ProcessTrace, file: Path, peak_flops: dict[str, float], *, is_rehearsal: bool = False
+    step: RecordedLaunches,
+    trace: ProcessTrace,
+    file: Path,
+    peak_flops: dict[str, float],
+    *,
+    is_rehearsal: bool = False,
+    most_cells: int = MOST_CELLS,
 ) -> Calibrated:
     """Measure the work of a recorded step in a trace, whose file messages and the table name.
 
     Args:
         peak_flops: Dense peak of the trace's GPU by type, FLOP/s; empty if unknown.
         is_rehearsal: Take a trace of the virtual GPU, and mark the table.
+        most_cells: Of a longer trace the first steps are read, see :func:`~.matching.align`.
 
     Raises:
         ReportError: Too little matches to trust it, or the trace is of the virtual GPU.
@@ -107,7 +115,7 @@ def calibrate(
     traced = traced_kernels(trace)
     if not is_rehearsal:
         _refuse_virtual(traced, file)
-    matched = match(step.launches, step.work, traced)
+    matched = match(step.launches, step.work, traced, most_cells)
     _refuse_little(step, traced, matched, file)
     fast = _too_fast(step, matched, peak_flops)
     samples: dict[WorkRow, list[float]] = defaultdict(list)

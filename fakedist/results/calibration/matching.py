@@ -231,12 +231,12 @@ _SKIP_RECORDED, _SKIP_TRACED = 3, 1
 _UNREACHED = -(1 << 28)
 _TOOK, _SKIPPED = 1, 2
 #: The most cells that are computed as a whole, a byte of memory each.
-_MAX_CELLS = 300_000_000
+MOST_CELLS = 300_000_000
 #: Half of the band's width, in launches.
 _REACH = 256
 
 
-def align(recorded: Sequence, traced: Sequence, scores: Scores) -> Ints:
+def align(recorded: Sequence, traced: Sequence, scores: Scores, most_cells: int = MOST_CELLS) -> Ints:
     """The position of each traced launch's recorded launch; -1 without one, as beyond the first of a very long trace.
 
     Positions count on over repetitions of the step: modulo the number of recorded launches, they are the launch; the
@@ -245,13 +245,13 @@ def align(recorded: Sequence, traced: Sequence, scores: Scores) -> Ints:
     if not len(recorded) or not len(traced):
         return np.full(len(traced), -1, np.int64)
     scores = np.where(scores > 0, scores, _UNREACHED)
-    if len(recorded) * len(traced) <= _MAX_CELLS:
+    if len(recorded) * len(traced) <= most_cells:
         return _ring(scores, recorded.signature, traced.signature)
     anchors, marks = (launches.of_families("gemm", "attention") for launches in (recorded, traced))
     if len(anchors) < 2:
         anchors, marks = np.arange(len(recorded)), np.arange(len(traced))
     num_marks = len(marks)
-    marks = marks[: max(_MAX_CELLS // max(len(anchors), 1), 1)]
+    marks = marks[: max(most_cells // max(len(anchors), 1), 1)]
     rough = _ring(scores, recorded.signature[anchors], traced.signature[marks])
     known = np.flatnonzero(rough >= 0)
     if not len(known):
@@ -400,11 +400,11 @@ class Matched:
     num_read: int
 
 
-def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
+def match(recorded: Sequence, work: Ints, traced: Traced, most_cells: int = MOST_CELLS) -> Matched:
     """Match a trace with a recorded step, whose ``work`` is a row of that table for each launch."""
     rows, columns = recorded.signatures, traced.launches.signatures
     scores = score(rows, columns)
-    position = align(recorded, traced.launches, scores)
+    position = align(recorded, traced.launches, scores, most_cells)
     position, num_repetitions = _of_whole_steps(position, max(len(recorded), 1))
     pairs = np.flatnonzero(position >= 0)
     launch, repetition = position[pairs] % max(len(recorded), 1), position[pairs] // max(len(recorded), 1)

@@ -1,7 +1,5 @@
 """RMSNorm as it was in December 2024: the values of today's, from the operations of then."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode

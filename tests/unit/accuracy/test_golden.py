@@ -1,7 +1,5 @@
 """Megatron-LM's golden values: which figures of a run are compared with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.accuracy.golden import GOLDEN, WORKSPACE_BYTES, rows_of

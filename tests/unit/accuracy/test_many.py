@@ -1,7 +1,5 @@
 """Real processes against faked ranks: what is faked where, without running anything."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

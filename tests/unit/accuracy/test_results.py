@@ -1,7 +1,5 @@
 """The pages of docs/accuracy show all data, and what waits for a GPU, and take no rehearsal for a figure."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

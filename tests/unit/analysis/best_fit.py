@@ -3,8 +3,6 @@
 It knows what it gives, so its history is one whose answers are known without the replay.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A rank's recording written by hand, record by record, for tests of everything that reads one."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 import zlib
@@ -10,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fakedist.analysis.blocks import Blocks, build_blocks
 from fakedist.analysis.recording import Recording, read_recording
 from fakedist.options import Job
 from fakedist.rundir.directory import JOURNAL_NAME
@@ -52,6 +51,7 @@ class HandMade:
     stacks: list[tuple[int, ...]] = field(default_factory=list)
     others: list[Record] = field(default_factory=list)
     gpu: GpuRecord | None = GPU
+    directory: Path = Path()
 
     def layer(self, name: str, class_name: str = "Linear", parent: int = 0) -> int:
         self.layers.append(LayerRow(len(self.layers), name, class_name, parent))
@@ -72,8 +72,11 @@ class HandMade:
         op, stream, stack = more.get("op", len(self.ops) - 1), more.get("stream", 0), more.get("stack", -1)
         self.events[device].append((ACTIONS.index(action), BASE + address, size, stream, 0, op, stack))
 
-    def alloc(self, address: int, size: int, **more: int) -> None:
+    def alloc(self, address: int, size: int, *, mark: tuple[Any, ...] = (), **more: int) -> None:
+        """Allocate a block, and say what it is for."""
         self.event("alloc", address, size, **more)
+        if mark:
+            self.mark(address, *mark)
 
     def free(self, address: int, size: int, **more: int) -> None:
         self.event("free_requested", address, size, **more)
@@ -131,8 +134,11 @@ class HandMade:
         journal.close()
         return directory
 
-    def read(self, directory: Path) -> Recording:
-        return read_recording(self.write(directory))
+    def read(self, directory: Path | None = None) -> Recording:
+        return read_recording(self.write(directory or self.directory))
+
+    def blocks(self) -> Blocks:
+        return build_blocks(self.read())
 
 
 def new_run(directory: Path, outcome: str = "stopped", **job: Any) -> Path:

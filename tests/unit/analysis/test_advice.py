@@ -6,7 +6,7 @@ import pytest
 from fakedist.results.building import build_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
-from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
 
 
 def advice(made: HandMade, directory: Path) -> dict[str, dict[str, Any]]:
@@ -39,8 +39,7 @@ def trained(made: HandMade, layers: list[int], *, saved: int = 3) -> None:
     made.step(1)
 
 
-def test_checkpointing_keeps_one_output_a_layer_and_one_layer_whole(tmp_path: Path) -> None:
-    made = HandMade()
+def test_checkpointing_keeps_one_output_a_layer_and_one_layer_whole(made: HandMade, tmp_path: Path) -> None:
     trained(made, blocks(made, 4))
     piece = advice(made, tmp_path)["checkpoint"]
     # Of 122 MiB stay, with a checkpoint: outputs of three layers, the whole of the one at work, and backward's own.
@@ -51,9 +50,8 @@ def test_checkpointing_keeps_one_output_a_layer_and_one_layer_whole(tmp_path: Pa
 
 @pytest.mark.parametrize(("number", "saved"), [(4, 1), (1, 3)])
 def test_nothing_is_said_of_layers_that_save_their_output_alone_or_do_not_repeat(
-    tmp_path: Path, number: int, saved: int
+    made: HandMade, tmp_path: Path, number: int, saved: int
 ) -> None:
-    made = HandMade()
     trained(made, blocks(made, number), saved=saved)
     assert "checkpoint" not in advice(made, tmp_path)
 
@@ -69,13 +67,11 @@ def replicated(
     """Parameters of 40 MiB, Adam's state of twice that, gradients that are all-reduced in backward."""
     (layer,) = blocks(made, 1)
     made.op("init", 0)
-    made.alloc(0, 40 * MIB)
-    made.mark(0, "parameter", layer, 40 * MIB)
+    made.alloc(0, 40 * MIB, mark=("parameter", layer, 40 * MIB))
     made.op("forward", 1, layer)
     made.op("backward", 1)
     made.op("optimizer", 1)
-    made.alloc(100 * MIB, state_bytes)
-    made.mark(100 * MIB, "optimizer_state", layer, state_bytes)
+    made.alloc(100 * MIB, state_bytes, mark=("optimizer_state", layer, state_bytes))
     made.step(1)
     made.record("groups", rows=[(0, "0", "default_pg", tuple(range(group_size)), 0, 0, "nccl")])
     # The call is of scope 2, the backward.
@@ -85,8 +81,7 @@ def replicated(
     made.record("calls", rows=rows)
 
 
-def test_optimizer_state_that_a_group_holds_alike_can_be_sharded(tmp_path: Path) -> None:
-    made = HandMade()
+def test_optimizer_state_that_a_group_holds_alike_can_be_sharded(made: HandMade, tmp_path: Path) -> None:
     replicated(made)
     assert advice(made, tmp_path)["shard-optimizer"]["gives_bytes"] == 70 * MIB  # seven eighths
 
@@ -97,15 +92,13 @@ def test_optimizer_state_that_a_group_holds_alike_can_be_sharded(tmp_path: Path)
     ids=["one rank", "tensor parallel", "some gradients", "state is sharded already"],
 )
 def test_a_group_of_one_of_tensor_parallelism_or_of_some_gradients_shards_no_optimizer(
-    tmp_path: Path, how: dict[str, Any]
+    made: HandMade, tmp_path: Path, how: dict[str, Any]
 ) -> None:
-    made = HandMade()
     replicated(made, **how)
     assert "shard-optimizer" not in advice(made, tmp_path)
 
 
-def test_whole_logits_in_the_loss_are_told_with_the_line(tmp_path: Path) -> None:
-    made = HandMade()
+def test_whole_logits_in_the_loss_are_told_with_the_line(made: HandMade, tmp_path: Path) -> None:
     line = made.stack(("/site/torch/nn/functional.py", 5, "cross_entropy"), ("/job/train.py", 12, "loss"))
     made.op("forward", 1, name="aten._to_copy.default")
     made.alloc(0, 64 * MIB, stack=line)
@@ -119,8 +112,7 @@ def test_whole_logits_in_the_loss_are_told_with_the_line(tmp_path: Path) -> None
     assert piece["line"] == "/job/train.py:12 (loss)"
 
 
-def test_a_change_gives_no_more_than_the_next_peak_leaves(tmp_path: Path) -> None:
-    made = HandMade()
+def test_a_change_gives_no_more_than_the_next_peak_leaves(made: HandMade, tmp_path: Path) -> None:
     made.op("forward", 1, name="aten._log_softmax.default")
     made.alloc(0, 80 * MIB)
     made.free(0, 80 * MIB)
@@ -130,8 +122,16 @@ def test_a_change_gives_no_more_than_the_next_peak_leaves(tmp_path: Path) -> Non
     assert (piece["gives_bytes"], piece["line"]) == (20 * MIB, "")
 
 
-def test_lists_of_temporaries_in_the_optimizer_are_told(tmp_path: Path) -> None:
-    made = HandMade()
+def test_what_gives_little_of_the_peak_is_not_said(made: HandMade, tmp_path: Path) -> None:
+    made.op("forward", 1)
+    made.event("segment_alloc", 2 * GIB, 40 * GIB)
+    made.alloc(2 * GIB, 40 * GIB)
+    made.op("forward", 1, name="aten._log_softmax.default")
+    made.alloc(0, 80 * MIB)
+    assert "fuse-loss" not in advice(made, tmp_path)
+
+
+def test_lists_of_temporaries_in_the_optimizer_are_told(made: HandMade, tmp_path: Path) -> None:
     made.op("forward", 1)
     made.alloc(0, 50 * MIB)
     made.op("optimizer", 1, name="aten._foreach_sqrt.default")
@@ -139,13 +139,11 @@ def test_lists_of_temporaries_in_the_optimizer_are_told(tmp_path: Path) -> None:
     assert advice(made, tmp_path)["fuse-optimizer"]["gives_bytes"] == 30 * MIB
 
 
-def test_gradients_kept_through_the_forward_are_told(tmp_path: Path) -> None:
-    made = HandMade()
+def test_gradients_kept_through_the_forward_are_told(made: HandMade, tmp_path: Path) -> None:
     (layer,) = blocks(made, 1)
     made.op("forward", 1, layer)
     made.op("backward", 1, layer)
-    made.alloc(0, 20 * MIB)
-    made.mark(0, "gradient", layer, 20 * MIB)
+    made.alloc(0, 20 * MIB, mark=("gradient", layer, 20 * MIB))
     made.op("optimizer", 1)
     made.alloc(50 * MIB, 512)
     made.step(1)
@@ -157,20 +155,15 @@ def test_gradients_kept_through_the_forward_are_told(tmp_path: Path) -> None:
     assert advice(made, tmp_path)["drop-gradients"]["gives_bytes"] == 20 * MIB
 
 
-def test_reserved_memory_that_nothing_used_asks_for_expandable_segments(tmp_path: Path) -> None:
-    made = HandMade()
-    made.op("forward", 1)
-    made.alloc(0, 256 * MIB)
-    piece = advice(made, tmp_path)["expandable-segments"]
-    assert (piece["gives_bytes"], piece["of"]) == (768 * MIB, "peak_reserved_bytes")
-    assert piece["is_upper_bound"]
-
-
-def test_what_is_only_a_limit_comes_after_what_was_computed(tmp_path: Path) -> None:
-    made = HandMade()
+def test_reserved_memory_that_nothing_used_is_a_limit_and_comes_after_what_was_computed(
+    made: HandMade, tmp_path: Path
+) -> None:
     made.op("forward", 1, name="aten._log_softmax.default")
     made.alloc(0, 80 * MIB)
-    assert list(advice(made, tmp_path)) == ["fuse-loss", "expandable-segments"]  # 70 and up to 944 MiB
+    found = advice(made, tmp_path)
+    assert list(found) == ["fuse-loss", "expandable-segments"]  # 70 and up to 944 MiB
+    limit = found["expandable-segments"]
+    assert (limit["gives_bytes"], limit["of"], limit["is_upper_bound"]) == (944 * MIB, "peak_reserved_bytes", True)
 
 
 def test_nothing_is_said_of_a_run_without_memory(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 """Notes on the part of a script that was not recorded."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,11 +22,7 @@ def notes(outcome: Outcome, num_steps: int = 2, until: Any = None, training: Tra
     [
         (None, False, "after 2 steps; not recorded: validation, saving and what else follows ("),
         (None, True, "after 2 steps; not recorded: saving and what else follows ("),
-        (
-            "validation",
-            True,
-            "after its first validation, with 2 steps recorded; not recorded: saving and what else",
-        ),
+        ("validation", True, "after its first validation, with 2 steps recorded; not recorded: saving and what else"),
         ("save", True, "after its first checkpoint, with 2 steps recorded; not recorded: what follows ("),
     ],
 )
@@ -40,9 +33,7 @@ def test_a_script_that_was_stopped_has_not_reached_what_follows(until: Any, eval
 
 
 def test_a_script_without_an_optimizer_is_told_how_to_count_steps() -> None:
-    (note,) = notes(
-        Outcome.FINISHED, 0, training=TrainingFacts(evaluated=False, optimizer_steps=0, counts_itself=False)
-    )
+    (note,) = notes(Outcome.FINISHED, 0, training=TrainingFacts(False, 0, counts_itself=False))
     assert note.startswith("no training step: no optimizer stepped")
     assert "fakedist.step() at the end of each iteration" in note
 
@@ -55,12 +46,11 @@ def test_nothing_is_said_of_a_script_that_trained_to_its_end(training: TrainingF
     assert notes(Outcome.FINISHED, training=training) == []
 
 
-def test_a_step_that_went_on_holds_what_was_recorded_as_the_next(tmp_path: Path) -> None:
-    made = HandMade()
+def test_a_step_that_went_on_holds_what_was_recorded_as_the_next(made: HandMade) -> None:
     made.record("scopes", rows=[(0, 1, "forward", 0, False), (1, 2, "forward", 0, False)])
     made.step(1)
     made.record("step_went_on", step=1)
     made.record("scopes", rows=[(2, 2, "forward", 0, False)])
-    recording = made.read(tmp_path)
+    recording = made.read()
     assert [scope.step for scope in recording.scopes] == [1, 1, 2]
     assert recording.steps == []

@@ -84,22 +84,23 @@ def test_blocks_of_torch_2_1_have_no_address_and_keep_frames_in_their_history() 
     assert any("has no history" in note.text for note in found.notes)
 
 
-def test_unknown_actions_and_fields_are_left_out_and_told() -> None:
+def test_unknown_actions_and_fields_are_left_out_and_what_is_missing_counts_as_0() -> None:
     trace = [*history(), entry("teleport", 5, 5), {"action": "oom", "size": 9, "device_free": 3, "later": object()}]
     found = read_foreign({"segments": at_the_end(), "device_traces": [trace], "novelty": {"x": 1}})
     assert "entries of the unknown action 'teleport' were left out: 1" in [note.text for note in found.notes]
     assert len(found.recording.device_events["op"]) == 11
+    trace = [{"action": "alloc", "size": 512}, entry("alloc", 1 << 20, 512, time_us=None, stream=None, frames=None)]
+    columns = read_foreign({"segments": [], "device_traces": [trace]}).recording.device_events
+    assert columns["address"].tolist() == [0, 1 << 20]
+    assert columns["time_us"].tolist() == columns["stream"].tolist() == [0, 0]
 
 
-def test_the_device_with_the_longest_history_is_shown() -> None:
+def test_the_device_with_the_longest_history_is_shown_and_an_empty_snapshot_is_empty() -> None:
     found = read_foreign({"segments": [segment(held(MIB), device=1)], "device_traces": [history()[:1], history()]})
     assert found.recording.device == 1
     assert any("also has a history of cuda:0" in note.text for note in found.notes)
-
-
-@pytest.mark.parametrize("snapshot", [{"segments": [], "device_traces": []}, {"segments": [], "device_traces": [[]]}])
-def test_an_empty_snapshot_is_empty(snapshot: dict[str, Any]) -> None:
-    assert len(build_blocks(read_foreign(snapshot).recording).frame) == 0
+    for traces in ([], [[]]):
+        assert build_blocks(read_foreign({"segments": [], "device_traces": traces}).recording).frame.empty
 
 
 SHARED: list[Any] = ["x"]
@@ -133,13 +134,6 @@ WRONG = {
 def test_what_torch_never_writes_is_refused(said: str) -> None:
     with pytest.raises(NoSnapshotError, match=f"^{said}"):
         read_foreign({"segments": [], "device_traces": []} | WRONG[said])
-
-
-def test_what_older_versions_leave_out_counts_as_0() -> None:
-    trace = [{"action": "alloc", "size": 512}, entry("alloc", 1 << 20, 512, time_us=None, stream=None, frames=None)]
-    columns = read_foreign({"segments": [], "device_traces": [trace]}).recording.device_events
-    assert columns["address"].tolist() == [0, 1 << 20]
-    assert columns["time_us"].tolist() == columns["stream"].tolist() == [0, 0]
 
 
 def test_texts_are_cut_and_lone_surrogates_written_out() -> None:

@@ -1,7 +1,5 @@
 """Blocks that change hands inside of compiled graphs: whose they are at the peak."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -92,9 +90,8 @@ def test_what_an_operation_in_a_graph_allocates_is_told_by_the_line_that_calls_i
 
 
 def test_a_gradient_is_found_though_the_graph_that_made_it_has_a_smaller_number_than_what_it_called(
-    tmp_path: Path,
+    made: HandMade,
 ) -> None:
-    made = HandMade()
     layer = made.layer("up")
     graph = made.op("backward", name="inductor::graph")
     made.op("backward")
@@ -102,5 +99,5 @@ def test_a_gradient_is_found_though_the_graph_that_made_it_has_a_smaller_number_
     made.free(0, MIB)
     made.alloc(0, 2 * MIB, op=graph)
     made.mark(0, "gradient", layer, 2 * MIB)
-    frame = build_blocks(made.read(tmp_path)).frame
+    frame = made.blocks().frame
     assert list(frame["category"].astype(str)) == ["temporary", "gradient"]

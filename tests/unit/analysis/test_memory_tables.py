@@ -1,7 +1,5 @@
 """Peaks by phase and step, and whether they are the allocator's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.recording import Recording
+from fakedist.rundir.schema import CATEGORIES
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 
 
@@ -16,8 +15,7 @@ def two_steps(directory: Path) -> Recording:
     """8 MiB of weights, 4 MiB for forward, 16 MiB for a moment in backward; the same again."""
     made = HandMade()
     made.op("init", 0)
-    made.alloc(0, 8 * MIB)
-    made.mark(0, "parameter")
+    made.alloc(0, 8 * MIB, mark=("parameter",))
     for step in (1, 2):
         made.op("forward", step)
         made.alloc(8 * MIB, 4 * MIB)
@@ -30,9 +28,10 @@ def two_steps(directory: Path) -> Recording:
     return made.read(directory)
 
 
-def test_phases_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+def test_phases_steps_and_the_peak_are_those_of_the_recording(tmp_path: Path) -> None:
     recording = two_steps(tmp_path)
-    phases = memory_tables.phase_table(recording, build_blocks(recording), event_places(recording))
+    blocks, places = build_blocks(recording), event_places(recording)
+    phases = memory_tables.phase_table(recording, blocks, places)  # in the order in which they began
     columns = ["step", "phase", "peak_allocated_bytes", "end_allocated_bytes"]
     assert phases[columns].astype({"phase": str}).to_numpy().tolist() == [
         [0, "init", 8 * MIB, 8 * MIB],
@@ -42,10 +41,22 @@ def test_phases_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
         [2, "backward", 28 * MIB, 8 * MIB],
     ]
     assert phases["peak_reserved_bytes"].tolist() == [GIB] * 4 + [GIB + 20 * MIB]
+    assert memory_tables.step_table(recording, blocks, places).to_numpy().tolist() == [
+        [1, 1000, 900, 28 * MIB, GIB, 0, ""],
+        [2, 2000, 900, 28 * MIB, GIB + 20 * MIB, 0, ""],
+    ]
+    spans = memory_tables.span_table(places)
+    assert spans[["step", "phase", "first_event"]].astype({"phase": str}).to_numpy().tolist() == [
+        [0, "init", 0],
+        *([1, "forward", 2], [1, "backward", 3], [2, "forward", 8], [2, "backward", 9]),
+    ]
+    peak = memory_tables.find_peak(blocks, places)
+    assert (peak.allocated_bytes, peak.reserved_bytes) == (28 * MIB, GIB + 20 * MIB)
+    assert (peak.step, peak.phase) == (1, "backward")
+    assert peak.by_category == dict.fromkeys(CATEGORIES, 0) | {"parameter": 8 * MIB, "temporary": 20 * MIB}
 
 
-def test_a_phase_without_an_allocation_has_what_was_held_while_it_ran(tmp_path: Path) -> None:
-    made = HandMade()
+def test_a_phase_without_an_allocation_has_what_was_held_while_it_ran(made: HandMade) -> None:
     made.op("forward", 0, layer=made.layer("(Model)"))  # a probe on the host, in no step
     made.op("init", 0)
     made.op("forward", 1)
@@ -56,7 +67,7 @@ def test_a_phase_without_an_allocation_has_what_was_held_while_it_ran(tmp_path: 
     made.free(0, 8 * MIB)
     made.op("forward", 2)  # cut short by the stop
     made.ended()
-    recording = made.read(tmp_path)
+    recording = made.read()
     phases = memory_tables.phase_table(recording, build_blocks(recording), event_places(recording))
     assert phases.astype({"phase": str}).to_numpy().tolist() == [
         [0, "init", 0, 0, 0],
@@ -67,26 +78,17 @@ def test_a_phase_without_an_allocation_has_what_was_held_while_it_ran(tmp_path: 
     ]
 
 
-def test_a_step_has_the_most_of_its_phases(tmp_path: Path) -> None:
-    recording = two_steps(tmp_path)
-    steps = memory_tables.step_table(recording, build_blocks(recording), event_places(recording))
-    assert steps.to_numpy().tolist() == [
-        [1, 1000, 900, 28 * MIB, GIB, 0, ""],
-        [2, 2000, 900, 28 * MIB, GIB + 20 * MIB, 0, ""],
-    ]
-
-
-def test_a_step_without_any_event_used_nothing(tmp_path: Path) -> None:
-    made = HandMade()
+def test_a_step_without_any_event_used_nothing(made: HandMade) -> None:
     made.step(1)
-    recording = made.read(tmp_path)
+    recording = made.read()
     blocks, places = build_blocks(recording), event_places(recording)
     assert memory_tables.phase_table(recording, blocks, places).empty
     assert memory_tables.step_table(recording, blocks, places).to_numpy().tolist() == [[1, 1000, 900, 0, 0, 0, ""]]
+    peak = memory_tables.find_peak(blocks, places)
+    assert (peak.allocated_bytes, peak.step, peak.phase) == (0, 0, "init")
 
 
-def test_a_step_that_only_replays_a_graph_held_what_was_held_before(tmp_path: Path) -> None:
-    made = HandMade()
+def test_a_step_that_only_replays_a_graph_held_what_was_held_before(made: HandMade) -> None:
     made.op("init", 0)
     made.alloc(0, 8 * MIB)
     made.op("forward", 1)
@@ -94,77 +96,45 @@ def test_a_step_that_only_replays_a_graph_held_what_was_held_before(tmp_path: Pa
     made.free(8 * MIB, 4 * MIB)
     made.step(1)
     made.step(2)
-    recording = made.read(tmp_path)
+    recording = made.read()
     steps = memory_tables.step_table(recording, build_blocks(recording), event_places(recording))
     assert steps["peak_allocated_bytes"].tolist() == [12 * MIB, 8 * MIB]
     assert steps["peak_reserved_bytes"].tolist() == [GIB, GIB]
 
 
-def test_the_peak_is_told_with_its_place_and_by_category(tmp_path: Path) -> None:
-    recording = two_steps(tmp_path)
-    peak = memory_tables.find_peak(build_blocks(recording), event_places(recording))
-    assert (peak.allocated_bytes, peak.reserved_bytes) == (28 * MIB, GIB + 20 * MIB)
-    assert (peak.step, peak.phase) == (1, "backward")
-    assert peak.by_category == {
-        "parameter": 8 * MIB,
-        "optimizer_state": 0,
-        "gradient": 0,
-        "workspace": 0,
-        "activation": 0,
-        "communication": 0,
-        "temporary": 20 * MIB,
-        "other": 0,
-    }
-
-
 @pytest.mark.parametrize(
-    ("allocated", "reserved", "reset", "said"),
+    ("allocated", "reserved", "reset", "figure", "difference"),
     [
-        (8 * MIB, GIB, False, []),
-        (
-            8 * MIB + 512,
-            GIB,
-            False,
-            ["the allocated peak of 8388608 bytes differs from the allocator's own statistics by -512 bytes"],
-        ),
-        (
-            8 * MIB,
-            GIB - 1,
-            False,
-            ["the reserved peak of 1073741824 bytes differs from the allocator's own statistics by 1 bytes"],
-        ),
-        (0, 0, True, []),
-        (
-            9 * MIB,
-            GIB,
-            True,
-            [f"the allocated peak of {8 * MIB} bytes differs from the allocator's own statistics by {-MIB} bytes"],
-        ),
+        (8 * MIB, GIB, False, "", 0),
+        (8 * MIB + 512, GIB, False, f"allocated peak of {8 * MIB}", -512),
+        (8 * MIB, GIB - 1, False, f"reserved peak of {GIB}", 1),
+        (0, 0, True, "", 0),
+        (9 * MIB, GIB, True, f"allocated peak of {8 * MIB}", -MIB),
     ],
 )
 def test_a_replay_that_is_not_the_allocators_own_is_never_silent(
-    tmp_path: Path, allocated: int, reserved: int, reset: bool, said: list[str]
+    made: HandMade, allocated: int, reserved: int, reset: bool, figure: str, difference: int
 ) -> None:
-    made = HandMade()
     made.op("init", 0)
     made.alloc(0, 8 * MIB)
     made.stats(allocated, reserved, peaks_were_reset=reset)
-    recording = made.read(tmp_path)
-    assert [note.text for note in memory_tables.differences(recording, build_blocks(recording))] == said
+    said = f"the {figure} bytes differs from the allocator's own statistics by {difference} bytes"
+    assert differences(made) == [said] * bool(figure)
+
+
+def differences(made: HandMade) -> list[str]:
+    recording = made.read()
+    return [note.text for note in memory_tables.differences(recording, build_blocks(recording))]
 
 
 @pytest.mark.parametrize(("number", "were"), [(1, "1 block was"), (2, "2 blocks were")])
-def test_blocks_from_before_the_recording_are_told(tmp_path: Path, number: int, were: str) -> None:
-    made = HandMade()
+def test_blocks_from_before_the_recording_are_told(made: HandMade, number: int, were: str) -> None:
     for block in range(number):
         made.free(block * MIB, MIB)
-    recording = made.read(tmp_path)
-    said = [note.text for note in memory_tables.differences(recording, build_blocks(recording))]
-    assert said == [f"{were} allocated before the recording began and not counted"]
+    assert differences(made) == [f"{were} allocated before the recording began and not counted"]
 
 
-def test_the_largest_blocks_come_with_the_users_line(tmp_path: Path) -> None:
-    made = HandMade()
+def test_the_largest_blocks_come_with_the_users_line(made: HandMade) -> None:
     layer = made.layer("head")
     inner = ("/site-packages/torch/nn/modules/linear.py", 134, "forward")
     line = made.stack(
@@ -177,7 +147,7 @@ def test_the_largest_blocks_come_with_the_users_line(tmp_path: Path) -> None:
     made.alloc(0, MIB, stack=nowhere)
     made.alloc(8 * MIB, 4 * MIB, stack=line)
     made.alloc(16 * MIB, 4 * MIB)
-    recording = made.read(tmp_path)
+    recording = made.read()
     lines = memory_tables.stack_lines(recording)
     assert lines == ["/job/model.py:12 (forward)", ""]
     largest = memory_tables.largest_blocks(recording, build_blocks(recording), lines)
@@ -186,18 +156,16 @@ def test_the_largest_blocks_come_with_the_users_line(tmp_path: Path) -> None:
     assert largest.iloc[0][["category", "layer", "phase", "step", "operation"]].tolist() == place
 
 
-def test_only_the_largest_blocks_are_listed(tmp_path: Path) -> None:
-    made = HandMade()
+def test_only_the_largest_blocks_are_listed(made: HandMade) -> None:
     made.op()
     for number in range(memory_tables.LARGEST + 5):
         made.alloc(number * MIB, (number + 1) * 512)
-    recording = made.read(tmp_path)
+    recording = made.read()
     largest = memory_tables.largest_blocks(recording, build_blocks(recording), [])
     assert largest["bytes"].tolist() == [(number + 1) * 512 for number in range(24, 4, -1)]
 
 
-def test_a_large_block_that_layers_share_is_none_of_its_makers(tmp_path: Path) -> None:
-    made = HandMade()
+def test_a_large_block_that_layers_share_is_none_of_its_makers(made: HandMade) -> None:
     model = made.layer("(Model)")
     first, second, maker = (made.layer(name, parent=model) for name in ("a", "b", "c"))
     made.op("backward", 1, maker)
@@ -205,8 +173,6 @@ def test_a_large_block_that_layers_share_is_none_of_its_makers(tmp_path: Path) -
     made.alloc(10 * MIB, MIB)
     for owner in (first, second):
         made.mark(0, "gradient", owner, 5 * MIB, 5 * MIB * (owner == second))
-    recording = made.read(tmp_path)
-    assert memory_tables.largest_blocks(recording, build_blocks(recording), [])["layer"].tolist() == [
-        "2 layers of (Model)",
-        "c",
-    ]
+    recording = made.read()
+    largest = memory_tables.largest_blocks(recording, build_blocks(recording), [])
+    assert largest["layer"].tolist() == ["2 layers of (Model)", "c"]

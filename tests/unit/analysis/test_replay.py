@@ -1,7 +1,5 @@
 """The size of each block, from hand-made histories whose answers are in c10/cuda/CUDACachingAllocator.cpp."""
 
-from __future__ import annotations
-
 import pytest
 
 from fakedist.analysis.replay import AddressRanges, AllocatorSettings, Replay, parse_settings, replay, rounded_bytes
@@ -31,62 +29,42 @@ SMALL_SEGMENT = ("segment_alloc", 0, 2 * MIB)
 LARGE_SEGMENT = ("segment_alloc", 0, 20 * MIB)
 
 
-def test_requests_are_rounded_up_to_512_bytes() -> None:
-    plain = AllocatorSettings()
-    assert [rounded_bytes(size, plain) for size in (1, 511, 512, 513, 1024, 1_000_000)] == [
-        512,
-        512,
-        512,
-        1024,
-        1024,
-        1_000_448,
-    ]
+def test_requests_are_rounded_up_to_512_bytes_and_other_settings_left_out() -> None:
+    rounded = {1: 512, 511: 512, 512: 512, 513: 1024, 1024: 1024, 1_000_000: 1_000_448}
+    assert {size: int(rounded_bytes(size, AllocatorSettings())) for size in rounded} == rounded
+    text = "backend:native, max_split_size_mb:128 ,garbage_collection_threshold:0.8,expandable_segments:true"
+    assert parse_settings(text) == AllocatorSettings(128 * MIB, (), True)
+    assert parse_settings("") == AllocatorSettings()
 
 
-def test_a_small_block_is_split_if_512_bytes_remain() -> None:
+def test_a_small_block_is_split_if_512_bytes_remain_and_given_whole_if_less() -> None:
     history = (SMALL_SEGMENT, ("alloc", 0, MIB), ("alloc", MIB, MIB - 512), *freed(MIB, MIB - 512))
     found = played(*history, ("alloc", MIB, MIB - 1000))  # 488 of the 1000 bytes are lost to rounding, 512 remain
     assert list(found.block_bytes) == [MIB, MIB - 512, MIB - 512]
-
-
-def test_a_small_block_is_given_whole_if_less_remains() -> None:
     history = (SMALL_SEGMENT, ("alloc", 0, 1024), ("alloc", 1024, 512), ("alloc", 1536, 512), *freed(1024, 512))
     assert played(*history, ("alloc", 1024, 1)).block_bytes[-1] == 512
 
 
-def test_a_large_block_is_split_only_if_more_than_1_mib_remains() -> None:
-    exactly = played(LARGE_SEGMENT, ("alloc", 0, 19 * MIB))
-    more = played(LARGE_SEGMENT, ("alloc", 0, 19 * MIB - 512))
-    assert list(exactly.block_bytes) == [20 * MIB]
-    assert list(more.block_bytes) == [19 * MIB - 512]
-
-
-def test_the_rest_of_a_split_block_can_be_given() -> None:
+def test_large_blocks_are_split_if_more_than_1_mib_remains_and_requests_are_small() -> None:
+    assert list(played(LARGE_SEGMENT, ("alloc", 0, 19 * MIB)).block_bytes) == [20 * MIB]
+    assert list(played(LARGE_SEGMENT, ("alloc", 0, 19 * MIB - 512)).block_bytes) == [19 * MIB - 512]
     found = played(LARGE_SEGMENT, ("alloc", 0, 8 * MIB), ("alloc", 8 * MIB, 11 * MIB + 512))
-    assert list(found.block_bytes) == [8 * MIB, 12 * MIB]
+    assert list(found.block_bytes) == [8 * MIB, 12 * MIB]  # the rest of a split block can be given
     assert list(found.allocated_bytes) == [0, 8 * MIB, 20 * MIB]
-
-
-def test_no_block_is_split_for_a_request_of_max_split_size() -> None:
     history = (("segment_alloc", 0, 64 * MIB), ("alloc", 0, 40 * MIB))
     assert list(played(*history).block_bytes) == [40 * MIB]
     assert list(played(*history, conf="max_split_size_mb:40").block_bytes) == [64 * MIB]
     assert list(played(*history, conf="max_split_size_mb:41").block_bytes) == [40 * MIB]
 
 
-def test_freed_neighbours_are_merged() -> None:
-    parts = [("alloc", offset * MIB, 5 * MIB) for offset in (0, 5, 10)] + [("alloc", 15 * MIB, 5 * MIB)]
+def test_freed_neighbours_of_one_segment_are_merged() -> None:
+    parts = [("alloc", offset * MIB, 5 * MIB) for offset in (0, 5, 10, 15)]
     # The middle last, so that it is merged with both sides.
     frees = [event for offset in (0, 10, 5) for event in freed(offset * MIB, 5 * MIB)]
-    found = played(LARGE_SEGMENT, *parts, *frees, ("alloc", 0, 14 * MIB + 512))
-    assert found.block_bytes[-1] == 15 * MIB
-
-
-def test_neighbours_of_different_segments_are_not_merged() -> None:
-    segments = (("segment_alloc", 0, 20 * MIB), ("segment_alloc", 20 * MIB, 20 * MIB))
-    blocks = (("alloc", 0, 20 * MIB), ("alloc", 20 * MIB, 20 * MIB))
-    frees = (*freed(0, 20 * MIB), *freed(20 * MIB, 20 * MIB))
-    assert played(*segments, *blocks, *frees, ("alloc", 0, 19 * MIB)).block_bytes[-1] == 20 * MIB
+    assert played(LARGE_SEGMENT, *parts, *frees, ("alloc", 0, 14 * MIB + 512)).block_bytes[-1] == 15 * MIB
+    blocks = [(action, at * MIB, 20 * MIB) for at in (0, 20) for action in ("segment_alloc", "alloc")]
+    both = (*blocks, *freed(0, 20 * MIB), *freed(20 * MIB, 20 * MIB))
+    assert played(*both, ("alloc", 0, 19 * MIB)).block_bytes[-1] == 20 * MIB
 
 
 def test_bytes_are_let_go_when_the_free_is_asked_for_but_given_again_only_when_it_is_completed() -> None:
@@ -96,31 +74,20 @@ def test_bytes_are_let_go_when_the_free_is_asked_for_but_given_again_only_when_i
     assert list(found.free_event) == [3, 4, 8]
 
 
-def test_a_free_of_a_block_from_before_the_history_is_counted_and_changes_nothing() -> None:
-    found = played(*freed(4 * MIB, 100), LARGE_SEGMENT, ("alloc", 0, 20 * MIB))
+def test_what_is_from_before_the_history_changes_nothing_and_is_counted() -> None:
+    others = (("oom", 77, 1 << 40), ("snapshot", 0, 0), ("annotate", 0, 0))
+    found = played(*freed(4 * MIB, 100), LARGE_SEGMENT, ("alloc", 0, 20 * MIB), *others)
     assert found.unknown_frees == 1
-    assert list(found.allocated_bytes) == [0, 0, 0, 20 * MIB]
-
-
-def test_a_block_in_a_segment_from_before_the_history_is_what_was_asked_for() -> None:
-    found = played(("alloc", 0, 1000), *freed(0, 1000), ("alloc", 0, 300))
-    assert list(found.block_bytes) == [1024, 512]
-
-
-def test_reserved_bytes_follow_segments() -> None:
-    found = played(SMALL_SEGMENT, ("segment_alloc", 32 * MIB, 20 * MIB), ("segment_free", 0, 2 * MIB))
-    assert list(found.reserved_bytes) == [2 * MIB, 22 * MIB, 20 * MIB]
+    assert list(found.allocated_bytes) == [0, 0, 0, *[20 * MIB] * 4]
+    # A block in a segment from before the history is as large as was asked for.
+    assert list(played(("alloc", 0, 1000), *freed(0, 1000), ("alloc", 0, 300)).block_bytes) == [1024, 512]
 
 
 def test_a_segment_that_comes_back_at_an_address_starts_anew() -> None:
     first = (LARGE_SEGMENT, ("alloc", 0, 6 * MIB), *freed(0, 6 * MIB), ("segment_free", 0, 20 * MIB))
     found = played(*first, ("segment_alloc", 0, 2 * MIB), ("alloc", 0, 100), ("alloc", 512, 100))
     assert list(found.block_bytes) == [6 * MIB, 512, 512]
-
-
-def test_other_events_change_nothing() -> None:
-    found = played(LARGE_SEGMENT, ("alloc", 0, 20 * MIB), ("oom", 77, 1 << 40), ("snapshot", 0, 0), ("annotate", 0, 0))
-    assert list(found.allocated_bytes) == [0, *[20 * MIB] * 4]
+    assert list(found.reserved_bytes) == [*[20 * MIB] * 4, 0, *[2 * MIB] * 3]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -138,28 +105,21 @@ def test_a_long_history_gives_what_the_allocator_gave(seed: int, max_split_mib: 
 EXPANDABLE = "expandable_segments:True"
 
 
-def test_expandable_segments_split_large_blocks_down_to_512_bytes() -> None:
-    found = played(("segment_map", 0, 20 * MIB), ("alloc", 0, 20 * MIB - 512), conf=EXPANDABLE)
+@pytest.mark.parametrize("conf", [EXPANDABLE, ""], ids=["set", "seen in the history"])
+def test_expandable_segments_split_large_blocks_down_to_512_bytes(conf: str) -> None:
+    found = played(("segment_map", 0, 20 * MIB), ("alloc", 0, 20 * MIB - 512), conf=conf)
     assert list(found.block_bytes) == [20 * MIB - 512]
 
 
-def test_pages_mapped_behind_each_other_serve_one_block() -> None:
+def test_pages_are_one_segment_of_expandable_ones() -> None:
     maps = (("segment_map", 0, 20 * MIB), ("segment_map", 20 * MIB, 20 * MIB))
     found = played(*maps, ("alloc", 0, 30 * MIB), ("alloc", 30 * MIB, 10 * MIB), conf=EXPANDABLE)
     assert list(found.block_bytes) == [30 * MIB, 10 * MIB]
     assert found.reserved_bytes[-1] == 40 * MIB
-
-
-def test_pages_given_back_leave_the_rest_of_a_free_block_where_it_is() -> None:
     held = (("segment_map", 0, 60 * MIB), ("alloc", 0, 3 * MIB), ("segment_unmap", 20 * MIB, 20 * MIB))
     found = played(*held, ("alloc", 3 * MIB, 17 * MIB), ("alloc", 40 * MIB, 20 * MIB), conf=EXPANDABLE)
     assert list(found.block_bytes) == [3 * MIB, 17 * MIB, 20 * MIB]
     assert found.reserved_bytes[-1] == 40 * MIB
-
-
-def test_pages_that_a_script_switches_on_itself_are_seen_in_the_history() -> None:
-    found = played(("segment_map", 0, 20 * MIB), ("alloc", 0, 20 * MIB - 512))
-    assert list(found.block_bytes) == [20 * MIB - 512]
 
 
 def test_ranges_are_cut_at_either_end_and_merged_again() -> None:
@@ -171,12 +131,6 @@ def test_ranges_are_cut_at_either_end_and_merged_again() -> None:
     ranges.put(90, 10, 7)
     ranges.put(100, 10, 8)
     assert ranges.listed() == [(10, 90, 7), (100, 10, 8)]
-
-
-def test_settings_that_change_no_block_are_left_out() -> None:
-    text = "backend:native, max_split_size_mb:128 ,garbage_collection_threshold:0.8,expandable_segments:true"
-    assert parse_settings(text) == AllocatorSettings(128 * MIB, (), True)
-    assert parse_settings("") == AllocatorSettings()
 
 
 @pytest.mark.parametrize(

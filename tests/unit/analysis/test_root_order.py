@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -52,14 +50,7 @@ def test_every_block_stays_with_its_layer(tmp_path: Path) -> None:
     blocks = build_blocks(recording)
     table = make_tables(recording, blocks, event_places(recording))["layers"].set_index("name")
     held = {name: size // MIB for name, size in table["peak_own_bytes"].items()}
-    assert held == {
-        "": 0,
-        "(Student)": 4,
-        "blocks": 5,
-        "(Teacher)": 1,
-        "(Teacher).blocks": 2,
-        "(Teacher).(Softmax)": 3,
-    }
+    assert held == {"": 0, "(Student)": 4, "blocks": 5, "(Teacher)": 1, "(Teacher).blocks": 2, "(Teacher).(Softmax)": 3}
     folds = [fold.name for fold in fold_layers(table.reset_index())]
     assert folds == ["", "(Student)", "blocks", "(Teacher)", "(Teacher).blocks", "(Teacher).(Softmax)"]
 

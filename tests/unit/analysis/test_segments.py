@@ -1,7 +1,5 @@
 """Segments at the peaks, from hand-made histories: what adds up, what is a hole, and what keeps a segment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +50,7 @@ def fragmented() -> HandMade:
     return made
 
 
-def test_the_reserved_peak_is_when_its_block_is_there(tmp_path: Path) -> None:
-    found = table(fragmented().read(tmp_path))
-    last = found.set_index("address").loc[BASE + 5 * GIB]
-    assert (last["allocated_bytes"], last["free_bytes"], last["num_blocks"]) == (2 * GIB, 0, 1)
-
-
-def test_segments_add_up_to_what_is_reserved_and_their_blocks_to_what_is_allocated(tmp_path: Path) -> None:
+def test_the_parts_of_a_segment_add_up_and_say_what_holds_it(tmp_path: Path) -> None:
     recording = fragmented().read(tmp_path)
     replay = build_blocks(recording).replay
     for moment in MOMENTS:
@@ -66,10 +58,7 @@ def test_segments_add_up_to_what_is_reserved_and_their_blocks_to_what_is_allocat
         event = found["event"].iloc[0]
         assert found["bytes"].sum() == replay.reserved_bytes[event]
         assert found["allocated_bytes"].sum() == replay.allocated_bytes[event]
-
-
-def test_each_segment_has_its_state_its_holes_and_its_largest_block(tmp_path: Path) -> None:
-    found = table(fragmented().read(tmp_path))
+    found = table(recording)
     columns = ["address", "state", "pool", "stream", "free_bytes", "num_holes", "largest_hole_bytes", "block"]
     assert list(found[columns].itertuples(index=False, name=None)) == [
         (BASE + GIB, "pinned", "large", 0, 96 * MIB, 2, 66 * MIB, 1),
@@ -80,32 +69,32 @@ def test_each_segment_has_its_state_its_holes_and_its_largest_block(tmp_path: Pa
     ]
 
 
-def test_an_empty_segment_has_the_pool_that_it_served(tmp_path: Path) -> None:
-    made = HandMade()
+def test_an_empty_segment_has_the_pool_that_it_served(made: HandMade) -> None:
     made.op()
     made.event("segment_alloc", 2 * GIB, 64 * MIB)  # as with another size of small segments
     made.alloc(2 * GIB, KIB)
     made.free(2 * GIB, KIB)
     made.alloc(0, GIB)
-    assert table(made.read(tmp_path), "peak_allocated")["pool"].tolist() == ["small", "large"]
+    assert table(made.read(), "peak_allocated")["pool"].tolist() == ["small", "large"]
 
 
-def test_a_block_that_another_stream_still_uses_is_neither_free_nor_allocated(tmp_path: Path) -> None:
-    made = HandMade()
+def test_a_block_that_another_stream_still_uses_is_neither_free_nor_allocated(made: HandMade) -> None:
     made.op()
     made.alloc(0, 300 * MIB)
     made.event("free_requested", 0, 300 * MIB)
-    made.alloc(400 * MIB, 400 * MIB)
+    made.alloc(400 * MIB, 400 * MIB - 24)
     made.event("free_completed", 0, 300 * MIB)
-    recording = made.read(tmp_path)
+    recording = made.read()
     (row,) = table(recording, "peak_allocated").itertuples()
     assert (row.allocated_bytes, row.waiting_bytes, row.free_bytes) == (400 * MIB, 300 * MIB, 324 * MIB)
     assert (row.num_holes, row.largest_hole_bytes, row.num_blocks) == (2, 224 * MIB, 2)
+    assert moments(recording)[1].rounding_bytes == 24
     assert moments(recording)[1].unused == {"used": 324 * MIB, "waiting": 300 * MIB}
 
 
 def test_the_parts_add_up_to_what_is_not_allocated(tmp_path: Path) -> None:
     first, second = moments(fragmented().read(tmp_path))
+    assert first.rounding_bytes == 0
     assert first.unused == {"empty": 20 * MIB, "small": 2 * MIB - KIB, "pinned": 96 * MIB}
     for moment in (first, second):
         assert sum(moment.unused.values()) == moment.reserved_bytes - moment.allocated_bytes
@@ -113,23 +102,12 @@ def test_the_parts_add_up_to_what_is_not_allocated(tmp_path: Path) -> None:
     assert first.taken_for is not None
     assert first.taken_for.bytes == 2 * GIB
     assert second.taken_for is None
+    (kept_segment,) = first.held
+    assert (kept_segment.free_bytes, kept_segment.bytes, kept_segment.num_blocks) == (96 * MIB, 100 * MIB, 1)
+    assert (kept_segment.block.bytes, kept_segment.block.line) == (4 * MIB, "/job/train.py:7 (main)")
 
 
-def test_the_block_that_keeps_a_segment_is_named_with_its_line(tmp_path: Path) -> None:
-    (held_one,) = moments(fragmented().read(tmp_path))[0].held
-    assert (held_one.free_bytes, held_one.bytes, held_one.num_blocks) == (96 * MIB, 100 * MIB, 1)
-    assert (held_one.block.bytes, held_one.block.line) == (4 * MIB, "/job/train.py:7 (main)")
-
-
-def test_rounding_is_part_of_what_is_allocated(tmp_path: Path) -> None:
-    made = HandMade()
-    made.op()
-    made.alloc(0, 1000)
-    assert moments(made.read(tmp_path))[0].rounding_bytes == 24
-
-
-def test_pages_of_an_expandable_segment_are_one_row_and_its_holes_count(tmp_path: Path) -> None:
-    made = HandMade()
+def test_pages_of_an_expandable_segment_are_one_row_and_its_holes_count(made: HandMade) -> None:
     made.op()
     made.event("segment_free", 0, GIB)
     for page in range(3):
@@ -138,7 +116,7 @@ def test_pages_of_an_expandable_segment_are_one_row_and_its_holes_count(tmp_path
     made.event("segment_map", 4 * GIB, 2 * MIB, stream=7)
     made.alloc(4 * GIB, KIB)
     made.event("segment_map", 2 * GIB + 60 * MIB, GIB, stream=7)
-    rows = table(made.read(tmp_path))
+    rows = table(made.read())
     columns = ["bytes", "state", "is_expandable", "pool", "stream", "num_holes"]
     assert list(rows[columns].itertuples(index=False, name=None)) == [
         (GIB + 60 * MIB, "expandable", True, "large", 7, 1),
@@ -146,13 +124,12 @@ def test_pages_of_an_expandable_segment_are_one_row_and_its_holes_count(tmp_path
     ]
 
 
-def test_private_pools_are_told_apart(tmp_path: Path) -> None:
-    made = HandMade()
+def test_private_pools_are_told_apart(made: HandMade) -> None:
     made.op()
     made.event("segment_alloc", 2 * GIB, GIB)
     made.alloc(2 * GIB, MIB * 3)
     made.pools[0] = [(1, 4, 0)]
-    found = table(made.read(tmp_path)).set_index("address")
+    found = table(made.read()).set_index("address")
     assert found.loc[BASE + 2 * GIB, ["private_pool", "state"]].tolist() == ["4,0", "private"]
     assert found.loc[BASE, ["private_pool", "state"]].tolist() == ["", "empty"]
 
@@ -201,3 +178,19 @@ def test_addresses_that_no_gpu_has_make_no_error(address: object) -> None:
     wrong = [segment(held(5 * MIB), free(MIB)) | {"address": address}]
     trace = [entry("segment_unmap", address, 1 << 50), *history()[-3:]]  # type: ignore[arg-type]
     table(read_foreign({"segments": wrong, "device_traces": [trace]}).recording)
+
+
+def test_a_segment_has_its_largest_block_and_if_it_served_nothing_the_pool_of_its_size(made: HandMade) -> None:
+    made.op()
+    made.alloc(0, 8 * MIB)
+    made.alloc(512 * MIB, 4 * MIB)
+    for at, size in ((2, 2), (3, 4)):
+        made.event("segment_alloc", at * GIB, size * MIB)
+    rows = table(made.read()).set_index("address")
+    assert rows["block"].to_dict() == {BASE: 0, BASE + 2 * GIB: -1, BASE + 3 * GIB: -1}
+    assert rows["pool"].to_dict() == {BASE: "large", BASE + 2 * GIB: "small", BASE + 3 * GIB: "large"}
+
+
+def test_blocks_that_are_more_than_was_reserved_have_no_segments() -> None:
+    small = segment(held(5 * MIB)) | {"total_size": MIB}
+    assert table(read_foreign({"segments": [small], "device_traces": [[entry("snapshot", 0, 0)]]}).recording).empty

@@ -5,7 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from fakedist.analysis.topology import Topology, find_topology
+from fakedist.analysis.recording import Recording
+from fakedist.analysis.topology import Topology, call_table, collective_table, find_topology, group_table
+from tests.unit.analysis.recorded import HandMade
 
 LAYERS = ["", "(Gpt)", "layers", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "norm"]
 SIDE, MAIN = 77, 0
@@ -58,64 +60,93 @@ def overlaps(recorded: Recorded) -> list[list[object]]:
     return [[*(["compute"] if each.compute else []), *each.calls] for each in recorded.found().overlaps]
 
 
-def test_calls_of_the_last_step_are_counted_by_group_and_operation() -> None:
+def test_calls_of_the_last_step_are_counted_by_group_operation_and_layers() -> None:
     recorded = Recorded([("tp", 2), ("dp", 4)]).call("all_reduce", 0, 5).call("all_reduce", 0, 105)
     recorded.call("all_reduce", 1, 210).call("all_reduce", 0, 5, step=0)
     rows = [(row.group, row.operation, row.num_calls, row.bytes_in, row.bytes_out) for row in recorded.found().calls]
     assert rows == [(0, "all_reduce", 2, 20, 6), (1, "all_reduce", 1, 10, 3)]
-
-
-def test_without_a_step_the_calls_are_those_of_init() -> None:
-    recorded = Recorded([("world", 8)], num_steps=0).call("broadcast", 0, 5, step=0, phase="init")
-    found = recorded.found()
-    assert found.step == 0
-    assert [row.when for row in found.calls] == [["init"]]
-
-
-def test_calls_between_phases_say_after_which_one_most_frequent_first() -> None:
-    recorded = Recorded([("dp", 4)]).call("all_reduce", 0, 205).call("all_reduce", 0, 206).call("all_reduce", 0, 305)
-    assert [row.when for row in recorded.found().calls] == [["after backward", "after optimizer"]]
-
-
-def test_repeated_layers_that_call_are_counted_against_all_there_are() -> None:
     recorded = Recorded([("tp", 2), ("dp", 2)])
     recorded.call("all_reduce", 0, 5, layer=4).call("all_reduce", 0, 6, layer=4).call("all_reduce", 0, 7, layer=6)
     recorded.call("all_gather", 1, 8, layer=3).call("all_gather", 1, 9, layer=7)
     assert [(row.num_layers, row.of_layers) for row in recorded.found().calls] == [(2, 2), (1, 2)]
 
 
-def test_two_groups_on_two_streams_run_at_once_and_one_group_does_not() -> None:
-    one = Recorded([("dp", 4), ("gather", 4)])
-    one.call("all_gather", 0, 105, asynchronous=True, stream=5).call("reduce_scatter", 0, 110, stream=SIDE)
-    two = Recorded([("dp", 4), ("gather", 4)])
-    two.call("all_gather", 1, 105, asynchronous=True, stream=5).call("reduce_scatter", 0, 110, stream=SIDE)
-    assert streams(one) == streams(two) == ["own", "1"]
-    assert overlaps(one) == [["compute"], ["compute"]]
-    assert overlaps(two) == [["compute", 1], ["compute", 0]]
+def test_calls_outside_of_phases_say_when_they_were_most_frequent_first() -> None:
+    init = Recorded([("world", 8)], num_steps=0).call("broadcast", 0, 5, step=0, phase="init").found()
+    assert (init.step, [row.when for row in init.calls]) == (0, [["init"]])
+    between = Recorded([("dp", 4)]).call("all_reduce", 0, 205).call("all_reduce", 0, 206).call("all_reduce", 0, 305)
+    assert [row.when for row in between.found().calls] == [["after backward", "after optimizer"]]
 
 
-def test_two_groups_on_one_stream_do_not_run_at_once() -> None:
-    recorded = (
-        Recorded([("dp", 4), ("tp", 4)]).call("all_gather", 0, 5, stream=SIDE).call("all_reduce", 1, 6, stream=SIDE)
-    )
-    assert overlaps(recorded) == [["compute"], ["compute"]]
+def test_two_groups_on_two_streams_run_at_once_and_one_group_or_one_stream_does_not() -> None:
+    def both(group: int) -> Recorded:
+        made = Recorded([("dp", 4), ("gather", 4)]).call("all_gather", group, 105, asynchronous=True, stream=5)
+        return made.call("reduce_scatter", 0, 110, stream=SIDE)
+
+    assert streams(both(0)) == streams(both(1)) == ["own", "1"]
+    assert overlaps(both(0)) == [["compute"], ["compute"]]
+    assert overlaps(both(1)) == [["compute", 1], ["compute", 0]]
+    shared = Recorded([("dp", 4), ("tp", 4)]).call("all_gather", 0, 5, stream=SIDE)
+    assert overlaps(shared.call("all_reduce", 1, 6, stream=SIDE)) == [["compute"], ["compute"]]
 
 
-def test_synchronous_calls_on_the_stream_of_the_forward_overlap_nothing_of_it() -> None:
+def test_calls_overlap_by_their_streams_and_peers() -> None:
     recorded = Recorded([("tp", 2), ("dp", 4)]).call("all_reduce", 0, 5).call("all_reduce", 1, 6, asynchronous=True)
     assert streams(recorded) == ["compute", "own"]
     assert overlaps(recorded) == [[1], ["compute", 0]]
-
-
-def test_sends_and_receives_run_at_once_where_the_peers_differ() -> None:
     recorded = Recorded([("pp", 4)]).call("recv", 0, 5, peer=0).call("send", 0, 6, peer=2)
     assert overlaps(recorded) == [["compute", 1], ["compute", 0]]
     recorded = Recorded([("pp", 2)]).call("recv", 0, 5, peer=1).call("send", 0, 6, peer=1)
     assert overlaps(recorded) == [["compute"], ["compute"]]
-
-
-def test_calls_on_the_host_and_with_oneself() -> None:
     recorded = Recorded([("gloo", 4), ("nccl", 4), ("alone", 1)]).call("all_reduce", 0, 5)
     recorded.call("all_gather_object", 1, 6).call("all_reduce", 2, 7, asynchronous=True)
     assert streams(recorded) == ["host", "host", "own"]
     assert overlaps(recorded) == [["compute"], ["compute"], []]
+
+
+def talk(made: HandMade) -> Recording:
+    layer = made.layer("head")
+    made.op("forward", 1, layer)
+    made.record(
+        "groups",
+        rows=[(1, "3", "tp", (0, 1), 0, 1, "nccl"), (0, "0", "default_pg", (0, 8), 1, 1, "cpu:gloo,cuda:nccl")],
+    )
+    rows = [
+        (0, "broadcast", 0, 10, 10, "float32", False, 0, 0, -1, -1, 0, 0),
+        (1, "all_reduce", 1, 100, 100, "bfloat16", True, 7, 1, 0, -1, 0, 0),
+        (2, "all_reduce", 0, 1_000, 1_000, "float32", False, 0, 1, 0, -1, 0, 0),
+        (3, "all_reduce", 1, 300, 300, "bfloat16", True, 7, 1, 0, -1, 0, 0),
+        (4, "all_gather_into_tensor", 0, 500, 4_000, "float32", False, 0, 1, 0, -1, 0, 0),
+        (5, "send", 0, 20, 0, "float32", False, 0, 1, 0, 3, 0, 0),
+    ]
+    made.record("calls", rows=rows[:2])
+    made.record("calls", rows=rows[2:])
+    return made.read()
+
+
+def test_calls_and_groups_are_tables_of_a_recording(made: HandMade) -> None:
+    recording = talk(made)
+    calls = call_table(recording)
+    assert calls["sequence"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert calls[["step", "phase", "layer"]].to_numpy().tolist() == [[0, "other", 0], *[[1, "forward", 1]] * 5]
+    assert calls["peer"].tolist() == [-1, -1, -1, -1, -1, 3]
+    summed = ["group", "operation", "num_calls", "bytes_in", "bytes_out"]
+    assert collective_table(calls)[summed].to_numpy().tolist() == [  # most bytes first
+        [0, "all_gather_into_tensor", 1, 500, 4_000],
+        [0, "all_reduce", 1, 1_000, 1_000],
+        [1, "all_reduce", 2, 400, 400],
+        [0, "send", 1, 20, 0],
+        [0, "broadcast", 1, 10, 10],
+    ]
+    groups = group_table(recording)  # in the order in which they were made
+    assert groups[["name", "description", "size", "group_rank", "ranks"]].to_numpy().tolist() == [
+        ["0", "default_pg", 8, 1, "0-7"],
+        ["3", "tp", 2, 1, "0,1"],
+    ]
+
+
+def test_a_rank_that_made_no_call_has_empty_tables(made: HandMade) -> None:
+    recording = made.read()
+    assert call_table(recording).empty
+    assert group_table(recording).empty
+    assert collective_table(call_table(recording)).empty

@@ -1,7 +1,5 @@
 """Files that users copy fit the program: the options exist, the examples are read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -40,13 +38,10 @@ def test_every_option_in_what_users_copy_exists(path: Path) -> None:
     assert used <= options(check, compare, profile)
 
 
-def test_the_tables_of_options_in_the_document_are_the_programs() -> None:
+def test_the_document_has_the_programs_options_and_a_configuration_that_is_read(tmp_path: Path) -> None:
     table = DOCUMENT[DOCUMENT.index("## What comes out") : DOCUMENT.index("| exit code |")]
     told = set(re.findall(r"^\| `(--[a-z-]+)", table, flags=re.MULTILINE))
     assert told == options(check) - {"--config", "--update", "--no-annotations"}
-
-
-def test_the_configuration_in_the_document_is_read(tmp_path: Path) -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     (tmp_path / "pyproject.toml").write_text(text)
     (job,) = read_config(tmp_path / "pyproject.toml").jobs
@@ -59,7 +54,7 @@ def test_every_key_in_the_document_is_known(tmp_path: Path, heading: str) -> Non
     table = DOCUMENT[DOCUMENT.index(heading) :].split("\n\n")[1]
     keys = [key for line in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", line.split("|")[1])]
     assert len(keys) > 6
-    source = (ROOT / "fakedist/check/config.py").read_text() + (ROOT / "fakedist/check/config.py").read_text()
+    source = (ROOT / "fakedist/check/config.py").read_text()
     options = {option.toml_key for option in OPTIONS}
     assert [key for key in keys if f'"{key}"' not in source and key not in options] == []
 

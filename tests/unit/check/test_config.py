@@ -1,7 +1,5 @@
 """The configuration: valid ones are read, anything else is refused with one clear line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -155,16 +153,13 @@ def test_the_configuration_is_found_from_below(tmp_path: Path) -> None:
     assert find_config(tmp_path / "a/b") == own
 
 
-def test_a_job_that_is_not_there_is_likened_to_one_that_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_or_script_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, JOB)
     assert main(["check", "--config", str(path), "lama"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "fakedist: error: there is no job 'lama' in fakedist.toml",
         "  did you mean 'llama'?",
     ]
-
-
-def test_a_script_that_is_not_there_is_named_with_its_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--config", str(written(tmp_path, JOB))]) == 2
     error = capsys.readouterr().err
     assert "job 'llama'" in error

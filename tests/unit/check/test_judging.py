@@ -1,6 +1,4 @@
-"""Figures against budgets and baselines: what is exceeded, by how much, and which layer is to blame."""
-
-from __future__ import annotations
+"""Figures against budgets and baselines: what is exceeded, by how much, and which layer or kernels are to blame."""
 
 import json
 from dataclasses import replace
@@ -10,17 +8,21 @@ from typing import Any
 import pytest
 
 from fakedist.check.baselines import baseline_path, baseline_text, read_baseline, settings_of, stale_settings
+from fakedist.check.checking import Checked, judge_job
 from fakedist.check.config import CheckConfig, CheckJob, Figure, read_config
 from fakedist.check.judging import Finding, judge
 from fakedist.check.measured import RankFigures, measure
+from fakedist.check.outputs import checked_markdown, checked_object, finding_columns
 from fakedist.errors import CheckError
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GIB, KIB, MIB
+from tests.unit.check.conftest import Runs
 from tests.unit.report.two_runs import run_of
 
 HEAD = '[[check.jobs]]\nname = "net"\nscript = "train.py"\nworld_size = 8\nranks = [1]\n'
 CHANGED = {"activation": 12 * MIB, "line": 212}
+STEP = 'max_increase = { step_time = "2%" }'
 
 
 def config_of(folder: Path, text: str) -> tuple[CheckConfig, CheckJob]:
@@ -33,65 +35,62 @@ def measured(job: CheckJob, run: Run) -> RankFigures:
     return measure(run, {limit.figure for limit in (*job.budgets, *job.tolerances)}, "job 'net', rank 1")
 
 
-def judged(tmp_path: Path, text: str, now: dict[str, Any], before: dict[str, Any] | None = None) -> list[Finding]:
-    _, job = config_of(tmp_path, text)
-    run = open_run(run_of(tmp_path / "now", **now))
-    was = None if before is None else measured(job, open_run(run_of(tmp_path / "before", **before)))
-    return judge(job, 1, measured(job, run), was)
+def baseline_of(job: CheckJob, run: Run) -> str:
+    return baseline_text(settings_of(job, run.summary), {1: measured(job, run)})
 
 
-def only(findings: list[Finding]) -> Finding:
-    (found,) = [finding for finding in findings if finding.is_exceeded]
+def write_baseline(config: CheckConfig, text: str) -> Path:
+    path = baseline_path(config, config.jobs[0])
+    path.parent.mkdir()
+    path.write_text(text)
+    return path
+
+
+def checked(folder: Path, text: str, now: Run, before: Run | None = None) -> Checked:
+    """Judge a run as `fakedist check` does once it has run, against a baseline that was written and read."""
+    config, job = config_of(folder, text)
+    found = Checked(config)
+    if before is not None:
+        write_baseline(config, baseline_of(job, before))
+    judge_job(found, job, {1: now}, None if before is None else read_baseline(config, job))
     return found
 
 
-@pytest.mark.parametrize(
-    ("limit", "value", "message"),
-    [
-        ('peak_allocated = "72 MiB"', 73 * MIB, "peak allocated is 73.00 MiB, 1.00 MiB over its budget of 72.00 MiB"),
-        ('peak_reserved = "1 GB"', GIB, "peak reserved is 1.00 GiB, 70.33 MiB over its budget of 953.67 MiB"),
-        ('headroom = "79.5 GiB"', 79 * GIB, "headroom is 79.00 GiB, 512.00 MiB under its budget of 79.50 GiB"),
-        ('headroom = "99%"', 79 * GIB, "headroom is 79.00 GiB, 204.80 MiB under its budget of 79.20 GiB"),
-        (
-            'categories = { activation = "20 MiB" }',
-            24 * MIB,
-            "category activation is 24.00 MiB, 4.00 MiB over its budget of 20.00 MiB",
-        ),
-        (
-            'layers = { "layers.*.mlp" = "71 MiB" }',
-            72 * MIB,
-            "layers layers.*.mlp is 72.00 MiB, 1.00 MiB over its budget of 71.00 MiB",
-        ),
-        (
-            'layers = { "layers.1" = "1 MiB" }',
-            24 * MIB,
-            "layers layers.1 is 24.00 MiB, 23.00 MiB over its budget of 1.00 MiB",
-        ),
-        ('groups = { tp = "15 MiB" }', 16 * MIB, "group tp is 16.00 MiB, 1.00 MiB over its budget of 15.00 MiB"),
-    ],
-)
-def test_a_budget_that_is_exceeded_says_by_how_much(tmp_path: Path, limit: str, value: int, message: str) -> None:
-    finding = only(judged(tmp_path, f"budgets = {{ {limit} }}", {}))
+def only(found: Checked) -> Finding:
+    (finding,) = found.exceeded
+    return finding
+
+
+BUDGETS = [
+    ('peak_allocated = "{} MiB"', 72, 73, 73 * MIB, "peak allocated is 73.00 MiB, 1.00 MiB over"),
+    ('peak_reserved = "{} GB"', 1, 1.08, GIB, "peak reserved is 1.00 GiB, 70.33 MiB over its budget of 953.67 MiB"),
+    ('headroom = "{} GiB"', 79.5, 79, 79 * GIB, "headroom is 79.00 GiB, 512.00 MiB under its budget of 79.50 GiB"),
+    ('headroom = "{}%"', 99, 98, 79 * GIB, "headroom is 79.00 GiB, 204.80 MiB under its budget of 79.20 GiB"),
+    (
+        'categories = {{ activation = "{} MiB" }}',
+        *(20, 24, 24 * MIB),
+        "category activation is 24.00 MiB, 4.00 MiB over its budget of 20.00 MiB",
+    ),
+    (
+        'layers = {{ "layers.*.mlp" = "{} MiB" }}',
+        *(71, 72, 72 * MIB),
+        "layers layers.*.mlp is 72.00 MiB, 1.00 MiB over its budget of 71.00 MiB",
+    ),
+    ('layers = {{ "layers.1" = "{} MiB" }}', 1, 24, 24 * MIB, "layers layers.1 is 24.00 MiB, 23.00 MiB over"),
+    ('groups = {{ tp = "{} MiB" }}', 15, 16, 16 * MIB, "group tp is 16.00 MiB, 1.00 MiB over"),
+]
+
+
+@pytest.mark.parametrize(("limit", "exceeded", "within", "value", "message"), BUDGETS)
+def test_a_budget_that_is_exceeded_says_by_how_much_and_one_that_is_just_met_is_within(
+    tmp_path: Path, run: Runs, limit: str, exceeded: float, within: float, value: int, message: str
+) -> None:
+    finding = only(checked(tmp_path, f"budgets = {{ {limit.format(exceeded)} }}", run()))
     assert finding.value == value
     assert finding.message.startswith(f"net rank 1: {message}")
-
-
-@pytest.mark.parametrize(
-    "limit",
-    [
-        'peak_allocated = "73 MiB"',
-        'peak_reserved = "1 GiB"',
-        'headroom = "79 GiB"',
-        'headroom = "98%"',
-        'categories = { activation = "24 MiB" }',
-        'layers = { "layers.*.mlp" = "72 MiB" }',
-        'groups = { tp = "16 MiB" }',
-    ],
-)
-def test_what_is_just_within_its_budget_is_within(tmp_path: Path, limit: str) -> None:
-    findings = judged(tmp_path, f"budgets = {{ {limit} }}", {})
-    assert not any(finding.is_exceeded for finding in findings)
-    assert sum(finding.budget is not None for finding in findings) == 1
+    found = checked(tmp_path, f"budgets = {{ {limit.format(within)} }}", run())
+    assert found.exceeded == []
+    assert sum(finding.budget is not None for finding in found.findings) == 1
 
 
 @pytest.mark.parametrize(
@@ -105,32 +104,33 @@ def test_what_is_just_within_its_budget_is_within(tmp_path: Path, limit: str) ->
         ),
     ],
 )
-def test_without_a_baseline_the_blame_goes_to_what_is_there(tmp_path: Path, limit: str, blame: str, line: str) -> None:
-    finding = only(judged(tmp_path, f"budgets = {{ {limit} }}", {}))
+def test_without_a_baseline_the_blame_goes_to_what_is_there(
+    tmp_path: Path, run: Runs, limit: str, blame: str, line: str
+) -> None:
+    finding = only(checked(tmp_path, f"budgets = {{ {limit} }}", run()))
     assert (finding.blame, finding.line) == (blame, line)
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "is_exceeded"), [("16%", True), ("17%", False), ("11 MiB", True), ("12 MiB", False), ("0%", True)]
+    ("tolerance", "is_exceeded"),
+    [("16%", True), ("17%", False), ("11 MiB", True), ("12 MiB", False), ("0%", True), ("0 B", True)],
 )
-def test_growth_is_held_against_the_baseline(tmp_path: Path, tolerance: str, is_exceeded: bool) -> None:
-    findings = judged(tmp_path, f'max_increase = {{ peak_allocated = "{tolerance}" }}', CHANGED, {})
-    assert any(finding.is_exceeded for finding in findings) is is_exceeded
-    if is_exceeded:
-        assert only(findings).message == (
-            "net rank 1: peak allocated is 85.00 MiB, 12.00 MiB (+16.4%) more than its baseline of 73.00 MiB, where "
-            f"{tolerance} is allowed: activations of layers.*.mlp, +12.00 MiB, made at model.py:212 (forward)"
-        )
+def test_growth_is_held_against_the_baseline(tmp_path: Path, run: Runs, tolerance: str, is_exceeded: bool) -> None:
+    found = checked(tmp_path, f'max_increase = {{ peak_allocated = "{tolerance}" }}', run(**CHANGED), run())
+    message = (
+        "net rank 1: peak allocated is 85.00 MiB, 12.00 MiB (+16.4%) more than its baseline of 73.00 MiB, where "
+        f"{tolerance} is allowed: activations of layers.*.mlp, +12.00 MiB, made at model.py:212 (forward)"
+    )
+    assert [finding.message for finding in found.exceeded] == [message] * is_exceeded
 
 
-def test_what_shrank_is_never_exceeded(tmp_path: Path) -> None:
-    findings = judged(tmp_path, 'max_increase = "0%"', {"activation": 700 * KIB}, {})
-    assert not any(finding.is_exceeded for finding in findings)
+def test_what_shrank_is_never_exceeded(tmp_path: Path, run: Runs) -> None:
+    assert checked(tmp_path, 'max_increase = "0%"', run(activation=700 * KIB), run()).exceeded == []
 
 
-def test_the_budget_names_its_baseline_and_blames_what_grew(tmp_path: Path) -> None:
-    finding = only(judged(tmp_path, 'budgets = { peak_allocated = "80 MiB" }', CHANGED, {}))
-    assert finding.message == (
+def test_the_budget_names_its_baseline_and_blames_what_grew(tmp_path: Path, run: Runs) -> None:
+    limits = 'budgets = { peak_allocated = "80 MiB" }\nmax_increase = "100%"'
+    assert only(checked(tmp_path, limits, run(**CHANGED), run())).message == (
         "net rank 1: peak allocated is 85.00 MiB, 5.00 MiB over its budget of 80.00 MiB (baseline 73.00 MiB): "
         "activations of layers.*.mlp, +12.00 MiB, made at model.py:212 (forward)"
     )
@@ -141,48 +141,35 @@ def test_the_budget_names_its_baseline_and_blames_what_grew(tmp_path: Path) -> N
     [
         ('layers = { "layers.*.mpl" = "1 GiB" }', "no layer is called 'layers.*.mpl'", "'layers.*.mlp'?"),
         ('groups = { pt = "1 GiB" }', "there is no group 'pt'", "'tp'"),
+        ('step_time = "1 s"', "no step was timed, so there is no step_time", ""),
     ],
 )
-def test_a_part_that_the_model_does_not_have_is_refused(tmp_path: Path, limit: str, told: str, hint: str) -> None:
+def test_a_figure_that_the_run_does_not_have_is_refused(
+    tmp_path: Path, run: Runs, limit: str, told: str, hint: str
+) -> None:
     with pytest.raises(CheckError) as raised:
-        judged(tmp_path, f"budgets = {{ {limit} }}", {})
+        checked(tmp_path, f"budgets = {{ {limit} }}", run())
     assert told in raised.value.message
     assert hint in raised.value.hint
 
 
-def baseline_of(job: CheckJob, run: Run) -> str:
-    return baseline_text(settings_of(job, run.summary), {1: measured(job, run)})
-
-
-def test_a_baseline_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_baseline_comes_back_as_it_was_written(tmp_path: Path, run: Runs) -> None:
+    assert read_baseline(*config_of(tmp_path, 'budgets = { peak_allocated = "1 GiB" }')) is None  # it needs none
     config, job = config_of(tmp_path, 'max_increase = { layers = { "layers.*.mlp" = "1%" }, groups = { tp = "1%" } }')
-    run = open_run(run_of(tmp_path / "run"))
-    path = baseline_path(config, job)
-    path.parent.mkdir()
-    path.write_text(baseline_of(job, run))
+    path = write_baseline(config, baseline_of(job, run()))
     found = read_baseline(config, job)
     assert found is not None
-    now = measured(job, run)
+    now = measured(job, run())
     assert found.ranks[1].record == now.record
     assert found.ranks[1].parts.sort_values(["path", "category"]).values.tolist() == now.parts.values.tolist()
     assert now.parts["bytes"].sum() == 73 * MIB
     assert not any(finding.is_exceeded for finding in judge(job, 1, now, found.ranks[1]))
-    assert stale_settings(found, settings_of(job, run.summary)) == []
+    assert stale_settings(found, settings_of(job, run().summary)) == []
+    other = settings_of(job, replace(run().summary, torch="2.99", gpu="NVIDIA B200"))
+    assert stale_settings(found, other) == ["torch 2.15.0 -> 2.99", "GPU NVIDIA H100 80GB HBM3 -> NVIDIA B200"]
     text = path.read_text()
     assert json.dumps(json.loads(text), sort_keys=True, indent=1) + "\n" == text
-    assert str(tmp_path) not in text
-
-
-def test_another_torch_or_gpu_is_said(tmp_path: Path) -> None:
-    config, job = config_of(tmp_path, "")
-    run = open_run(run_of(tmp_path / "run"))
-    path = baseline_path(config, job)
-    path.parent.mkdir()
-    path.write_text(baseline_of(job, run))
-    found = read_baseline(config, job)
-    assert found is not None
-    now = settings_of(job, replace(run.summary, torch="2.99", gpu="NVIDIA B200"))
-    assert stale_settings(found, now) == ["torch 2.15.0 -> 2.99", "GPU NVIDIA H100 80GB HBM3 -> NVIDIA B200"]
+    assert str(run().path.parent) not in text
 
 
 @pytest.mark.parametrize(
@@ -196,14 +183,11 @@ def test_another_torch_or_gpu_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_a_baseline_that_cannot_be_used_is_refused(
-    tmp_path: Path, change: dict[str, Any] | None, told: str, hint: str
+    tmp_path: Path, run: Runs, change: dict[str, Any] | None, told: str, hint: str
 ) -> None:
     config, job = config_of(tmp_path, 'max_increase = "1%"')
     if change is not None:
-        path = baseline_path(config, job)
-        path.parent.mkdir()
-        good = json.loads(baseline_of(job, open_run(run_of(tmp_path / "run"))))
-        path.write_text(json.dumps({**good, **change}))
+        write_baseline(config, json.dumps({**json.loads(baseline_of(job, run())), **change}))
     with pytest.raises(CheckError) as raised:
         read_baseline(config, job)
     assert told in raised.value.message
@@ -211,11 +195,78 @@ def test_a_baseline_that_cannot_be_used_is_refused(
     assert raised.value.exit_code == 2
 
 
-def test_a_job_without_tolerances_needs_no_baseline(tmp_path: Path) -> None:
-    config, job = config_of(tmp_path, 'budgets = { peak_allocated = "1 GiB" }')
-    assert read_baseline(config, job) is None
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ('step_time = "400 us"', "step time (estimated) is 450 µs, 50.0 µs over its budget of 400 µs"),
+        ('families = { gemm = "400 us" }', "kernels of gemm (estimated) is 420 µs, 20.0 µs over its budget of 400 µs"),
+    ],
+)
+def test_a_budget_says_that_the_time_is_estimated_and_what_takes_most(
+    tmp_path: Path, run: Runs, limit: str, message: str
+) -> None:
+    found = checked(tmp_path, f"budgets = {{ {limit} }}", run(gemm_us=140))
+    assert only(found).message == f"net rank 1: {message}: gemm of layers.*.mlp, 420 µs"
 
 
-def test_times_are_times(tmp_path: Path) -> None:
+def test_a_step_that_grew_beyond_its_baseline_is_blamed_on_the_kernels_that_grew(tmp_path: Path, run: Runs) -> None:
+    found = checked(tmp_path, STEP, run(gemm_us=140), run(gemm_us=100))
+    told = "120 µs (+36.4%) more than its baseline of 330 µs, where 2% is allowed: gemm of layers.*.mlp, +120 µs"
+    assert only(found).message == f"net rank 1: step time (estimated) is 450 µs, {told}"
+    assert (found.exit_code, found.warnings) == (3, [])
+
+
+def test_a_shorter_step_passes(tmp_path: Path, run: Runs) -> None:
+    assert checked(tmp_path, STEP, run(gemm_us=90), run(gemm_us=100)).exit_code == 0
+
+
+def test_every_output_says_where_the_time_is_from(tmp_path: Path, run: Runs) -> None:
+    found = checked(tmp_path, 'budgets = { step_time = "1 s" }', run(gemm_us=100))
+    figures = next(column for column in finding_columns(found.findings) if column.name == "figure")
+    assert "step time (estimated)" in figures.cells
+    assert "step time (estimated)" in checked_markdown(found).replace("\\", "")
+    sources = {row["figure"]: row["source"] for row in checked_object(found)["findings"]}
+    assert sources == {"peak_allocated": "measured", "peak_reserved": "measured", "step_time": "estimated"}
+
+
+def test_measured_times_are_not_compared_with_estimated_ones_without_a_word(tmp_path: Path, run: Runs) -> None:
+    found = checked(tmp_path, STEP, run(gemm_us=100), run(gemm_us=100, source="measured"))
+    assert found.warnings == ["the baseline of net rank 1: its times are measured, and this run's are estimated"]
+
+
+def test_collectives_that_are_of_unknown_duration_now_are_told(tmp_path: Path, run: Runs) -> None:
+    config, job = config_of(tmp_path, STEP)
+    timed = run(gemm_us=100)
+    plain = json.loads(baseline_of(job, timed))
+    plain["ranks"]["1"]["time"]["num_unknown_calls"] = 0
+    write_baseline(config, json.dumps(plain))
+    found = Checked(config)
+    judge_job(found, job, {1: timed}, read_baseline(config, job))
+    (warning,) = found.warnings
+    assert "collectives of unknown duration were 0 and are 1" in warning
+
+
+def test_a_baseline_from_before_times_were_asked_for_is_told(tmp_path: Path, run: Runs) -> None:
+    timed = run(gemm_us=100)
+    _, plain = config_of(tmp_path, "")
+    assert measured(plain, timed).record.time is None
+    config, job = config_of(tmp_path, STEP)
+    write_baseline(config, baseline_of(plain, timed))
+    with pytest.raises(CheckError, match="has no step time"):
+        judge_job(Checked(config), job, {1: timed}, read_baseline(config, job))
+
+
+def test_a_gpu_without_kernels_has_the_wall_time_of_its_last_step(tmp_path: Path, run: Runs) -> None:
+    found = checked(tmp_path, 'device = "cuda"\nbudgets = { step_time = "1 us" }', run(device="cuda"))
+    assert only(found).message == "net rank 1: step time (measured) is 900 µs, 899 µs over its budget of 1.0 µs"
+
+
+def test_the_same_run_twice_gives_the_same_baseline(tmp_path: Path, run: Runs) -> None:
+    _, job = config_of(tmp_path, STEP)
+    again = open_run(run_of(tmp_path / "again", gemm_us=100))
+    assert baseline_of(job, again) == baseline_of(job, run(gemm_us=100))
+
+
+def test_times_are_written_as_times() -> None:
     finding = Finding("net", 0, Figure("step_time"), 950_000.0, budget=900_000.0)
     assert finding.message == "net rank 0: step time is 950.0 ms, 50.0 ms over its budget of 900.0 ms"

@@ -1,13 +1,20 @@
 """Launches written by hand, for tests of everything that reads their record."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LAUNCH_KINDS, LaunchesRecord, WorkRow
 from fakedist.rundir.schema import PHASES
+
+
+class Host(NamedTuple):
+    """How long the host takes; nothing, unless told otherwise."""
+
+    operation_us: float = 0.0
+    launch_us: float = 0.0
+    graph_us: float = 0.0
+
 
 COPY = WorkRow("elementwise", "kernel", "elementwise", "aten.add.Tensor", 0.0, 1e9, "bf16", threads=128)
 PRODUCT = WorkRow(

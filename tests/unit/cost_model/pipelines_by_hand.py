@@ -1,7 +1,5 @@
 """Recorded steps of pipelines, made from the order in which a schedule of torch.distributed.pipelining acts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace

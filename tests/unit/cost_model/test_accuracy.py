@@ -1,10 +1,6 @@
 """The published accuracy is that of the tables in the package, and holds what is promised."""
 
-from __future__ import annotations
-
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,20 +11,14 @@ from fakedist.cost_model.accuracy import accuracy_rows, closest
 from fakedist.cost_model.kernels.measurements import DATA, load_measured
 from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import find_gpu
+from tests.support.bench import ROOT, bench_module
 
-ROOT = Path(__file__).parent.parent.parent.parent
 FOUND: list[dict[str, Any]] = json.loads((DATA / "accuracy.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def judge() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accuracy_times", ROOT / "bench" / "accuracy_times.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accuracy_times"] = module
-    spec.loader.exec_module(module)
-    return module
+    return bench_module("accuracy_times")
 
 
 def of(gpu: str, family: str) -> dict[str, Any]:
@@ -59,10 +49,13 @@ def test_other_families_are_within_8_percent_at_the_median(family: str) -> None:
     assert max(medians) <= 0.08
 
 
-def test_intervals_hold_what_they_promise() -> None:
+def test_intervals_hold_what_they_promise_and_the_page_shows_every_result() -> None:
     large = [each for each in FOUND if each["kernels"] >= 100]
     assert large
     assert [(each["gpu"], each["family"]) for each in large if not 0.84 <= each["inside"] <= 0.95] == []
+    page = (ROOT / "docs" / "accuracy" / "results.md").read_text()
+    missing = [each for each in FOUND if f"| {each['gpu']} | {each['family']} | {each['kernels']:,} |" not in page]
+    assert missing == []
 
 
 def test_the_published_figures_are_those_of_the_tables(judge: ModuleType) -> None:
@@ -75,38 +68,19 @@ def test_the_published_figures_are_those_of_the_tables(judge: ModuleType) -> Non
     assert attention.median == pytest.approx(of("h100-sxm", "attention forward")["median"])
 
 
-def test_the_page_shows_every_result() -> None:
-    page = (ROOT / "docs" / "accuracy" / "results.md").read_text()
-    missing = [each for each in FOUND if f"| {each['gpu']} | {each['family']} | {each['kernels']:,} |" not in page]
-    assert missing == []
-
-
-def test_a_job_gets_the_rows_of_its_own_gpu() -> None:
+def test_a_job_gets_the_rows_of_its_gpu_or_of_the_one_it_is_like() -> None:
     found = closest(find_gpu("h200"), ["products bf16", "norms", "products bf16"])
     assert [(row.gpu, row.family) for row in found] == [("h200-sxm", "products bf16"), ("h200-sxm", "norms")]
-
-
-def test_a_gpu_that_was_not_measured_gets_the_rows_of_the_one_it_is_like() -> None:
-    (found,) = closest(find_gpu("rtx4090"), ["products bf16"])
-    assert found.gpu == "l40s"
-
-
-def test_a_family_that_was_measured_elsewhere_gets_that_row() -> None:
-    (found,) = closest(find_gpu("a100"), ["norms"])
-    assert found.family == "norms"
+    assert [row.gpu for row in closest(find_gpu("rtx4090"), ["products bf16"])] == ["l40s"]
+    assert [row.family for row in closest(find_gpu("a100"), ["norms"])] == ["norms"]  # measured elsewhere
     assert closest(find_gpu("a100"), ["no such family"]) == []
 
 
-@pytest.mark.parametrize("text", ["", "[", "{}", '[{"family": "x"}]', "[1]"])
-def test_a_damaged_file_names_the_command(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, "", "[", "{}", '[{"family": "x"}]', "[1]"])
+def test_a_missing_or_damaged_file_names_the_command(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "accuracy.json"
-    path.write_text(text)
-    with pytest.raises(SetupError, match="damaged") as caught:
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SetupError, match="missing" if text is None else "damaged") as caught:
         accuracy_rows(path)
-    assert "make accuracy-times" in caught.value.hint
-
-
-def test_a_missing_file_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="missing") as caught:
-        accuracy_rows(tmp_path / "none.json")
     assert "make accuracy-times" in caught.value.hint

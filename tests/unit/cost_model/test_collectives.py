@@ -1,17 +1,15 @@
 """Collectives: measured curves in one NVLink domain, a fitted ring between nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from fakedist.cost_model.collectives.collective_times import CollectiveTimes, load_collectives
+from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes, load_collectives
 from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.nccl.interconnect import GroupShape
+from fakedist.cost_model.nccl.settings import read_settings
 from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import GPUS
 
@@ -19,7 +17,6 @@ NDR = FABRICS["dgx-h100-ndr"]
 H100 = GPUS["h100-80g"]
 #: With NVLink that was not measured.
 MY_GPU = replace(H100, name="my-gpu", product="My GPU", nvlink_bandwidth=200e9)
-MIB = 1 << 20
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send")
 
 
@@ -30,16 +27,20 @@ def h100() -> CollectiveTimes:
 
 def test_a_measured_message_takes_what_was_measured() -> None:
     logs = load_collectives()
-    row = logs[(logs["gpu"] == "h100-80g") & (logs["operation"] == "all_reduce") & (logs["nodes"] == 1)]
-    row = row[(row["gpus_per_node"] == 8) & (row["bytes"] == 64 * MIB)].iloc[0]
+    is_node = (logs["gpus_per_node"] == 8) & (logs["nodes"] == 1)
+    row = logs[is_node & (logs["gpu"] == "h100-80g") & (logs["operation"] == "all_reduce")]
+    row = row[row["bytes"] == 64 * MIB].iloc[0]
     found = h100().time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
     assert found.time_us == pytest.approx(row["time_us"], rel=1e-6)
     assert (found.algorithm, found.protocol, found.basis) == ("nvls", "simple", "measured")
-
-
-def test_beyond_the_largest_message_its_bandwidth_holds() -> None:
+    without = CollectiveTimes(H100, NDR, logs[~is_node]).time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
+    assert without.time_us != pytest.approx(found.time_us, rel=1e-3)
+    four, eight = (h100().time("all_reduce", 2.0**32, GroupShape(ranks, 1, ranks)) for ranks in (4, 8))
+    assert (eight.algorithm, eight.time_us < four.time_us) == ("nvls", True)
+    # Beyond the largest message its bandwidth holds, and a group of one takes no time.
     large, double = (h100().time("all_gather", num_bytes, GroupShape(8, 1, 8)).time_us for num_bytes in (64e9, 128e9))
     assert double == pytest.approx(2 * large)
+    assert h100().time("all_reduce", 1e9, GroupShape(1, 1, 1)).time_us == 0.0
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -57,13 +58,16 @@ def test_a_faster_network_is_never_slower(operation: str) -> None:
         assert double.time(operation, 2.0**power, shape).time_us <= h100().time(operation, 2.0**power, shape).time_us
 
 
-def test_a_group_with_one_rank_a_node_has_one_nic() -> None:
+def test_a_group_has_its_shape_and_one_nic_where_it_has_one_rank_a_node() -> None:
     rail, full = (
         h100().time("all_gather", 2**34, shape).time_us for shape in (GroupShape(8, 8, 1), GroupShape(64, 8, 8))
     )
     one_nic = 2**34 * 7 / 8 / (NDR.nic_bandwidth * NDR.achieved) * 1e6
     assert rail == pytest.approx(one_nic, rel=0.01)
     assert full < rail / 5
+    assert GroupShape.of(range(0, 64, 8), 8) == GroupShape(8, 8, 1)
+    assert GroupShape.of(range(16), 8) == GroupShape(16, 2, 8)
+    assert GroupShape.of([0, 1, 2, 8], 8) == GroupShape(4, 2, 1)
 
 
 def test_ten_nodes_are_met_within_the_interval() -> None:
@@ -72,30 +76,6 @@ def test_ten_nodes_are_met_within_the_interval() -> None:
     for row in rows.to_dict("records"):
         found = h100().time("all_gather", row["bytes"], GroupShape(40, 10, 4))
         assert found.time_us == pytest.approx(row["time_us"], rel=0.25)
-
-
-def test_a_small_all_reduce_over_many_nodes_runs_on_a_tree() -> None:
-    shape = GroupShape(1024, 128, 8)
-    assert h100().time("all_reduce", 1 * MIB, shape).algorithm == "tree"
-    assert h100().time("all_reduce", 1024 * MIB, shape).algorithm == "nvlstree"
-    assert h100().time("all_reduce", 64 * 1024 * MIB, GroupShape(128, 128, 1)).algorithm == "ring"
-
-
-def test_a_group_of_one_takes_no_time() -> None:
-    assert h100().time("all_reduce", 1e9, GroupShape(1, 1, 1)).time_us == 0.0
-
-
-def test_the_shape_of_a_group_follows_from_its_ranks() -> None:
-    assert GroupShape.of(range(0, 64, 8), 8) == GroupShape(8, 8, 1)
-    assert GroupShape.of(range(16), 8) == GroupShape(16, 2, 8)
-    assert GroupShape.of([0, 1, 2, 8], 8) == GroupShape(4, 2, 1)
-
-
-def test_a_model_without_logs_says_so_by_its_interval() -> None:
-    own = h100().time("all_reduce", MIB, GroupShape(8, 1, 8))
-    other = CollectiveTimes(MY_GPU, NDR).time("all_reduce", MIB, GroupShape(8, 1, 8))
-    between = h100().time("all_reduce", MIB, GroupShape(6, 1, 6))
-    assert own.spread < between.spread < other.spread
 
 
 def test_logs_without_times_are_refused(tmp_path: Path) -> None:
@@ -108,20 +88,17 @@ def test_logs_without_times_are_refused(tmp_path: Path) -> None:
         load_collectives(tmp_path / "none.csv")
 
 
-def test_left_out_rows_change_the_curve() -> None:
-    logs = load_collectives()
-    rest: pd.DataFrame = logs[~((logs["gpus_per_node"] == 8) & (logs["nodes"] == 1))]
-    found = CollectiveTimes(H100, NDR, rest).time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
-    assert found.time_us != pytest.approx(h100().time("all_reduce", 64 * MIB, GroupShape(8, 1, 8)).time_us, rel=1e-3)
-
-
-def test_more_gpus_than_were_measured_follow_the_tuner() -> None:
+def test_what_was_not_measured_follows_the_tuner_within_a_wider_interval() -> None:
     logs = load_collectives()
     few = logs[~((logs["gpus_per_node"] > 4) & (logs["gpu"] == "h100-80g") & (logs["nodes"] == 1))]
     for operation in ("all_gather", "reduce_scatter", "all_to_all"):
         found = CollectiveTimes(H100, NDR, few).time(operation, 64 * MIB, GroupShape(8, 1, 8))
         assert found.time_us == pytest.approx(h100().time(operation, 64 * MIB, GroupShape(8, 1, 8)).time_us, rel=0.2)
         assert found.basis == "measured, and NCCL's tuner"
+    own = h100().time("all_reduce", MIB, GroupShape(8, 1, 8))
+    other = CollectiveTimes(MY_GPU, NDR).time("all_reduce", MIB, GroupShape(8, 1, 8))
+    between = h100().time("all_reduce", MIB, GroupShape(6, 1, 6))
+    assert own.spread < between.spread < other.spread
 
 
 def test_slower_links_of_another_model_count() -> None:
@@ -142,11 +119,16 @@ def test_nvlink_of_the_fabric_counts_before_the_models() -> None:
     assert found.spread > own.spread
 
 
-def test_a_card_without_nvlink_has_a_wide_interval_unless_it_was_measured() -> None:
+def test_a_card_without_nvlink_has_a_wide_interval_and_crosses_its_node_on_the_way_to_others() -> None:
     shape = GroupShape(2, 1, 2)
     measured, other = (CollectiveTimes(GPUS[name], NDR).time("all_gather", MIB, shape) for name in ("l40s", "rtx4090"))
     assert (measured.spread, other.spread) == (0.15, 2.0)
     assert CollectiveTimes(GPUS["l40s"], NDR).time("all_gather", MIB, GroupShape(16, 1, 16)).spread == 2.0
+    times = CollectiveTimes(GPUS["l40s"], NDR)
+    inside, across = (times.time("all_gather", 2.0**32, GroupShape(*sizes)) for sizes in ((8, 1, 8), (8, 8, 1)))
+    assert across.time_us >= inside.time_us > 3e6
+    assert across.spread >= inside.spread
+    assert across.basis.endswith("as in one node")
 
 
 def test_latency_leaves_the_links_idle_and_large_messages_do_not() -> None:
@@ -188,15 +170,70 @@ def test_more_nodes_and_more_bytes_are_never_faster(gpu: str, fabric: str) -> No
             before = found
 
 
-def test_gpus_without_nvlink_cross_their_node_on_the_way_to_others() -> None:
-    times = CollectiveTimes(GPUS["l40s"], NDR)
-    inside, across = (times.time("all_gather", 2.0**32, GroupShape(*shape)) for shape in ((8, 1, 8), (8, 8, 1)))
-    assert across.time_us >= inside.time_us > 3e6
-    assert across.spread >= inside.spread
-    assert across.basis.endswith("as in one node")
+MIB = 1 << 20
+NODE, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(512, 64, 8), GroupShape(2, 2, 1)
 
 
-def test_eight_gpus_with_nvlink_sharp_reduce_faster_than_four_as_measured() -> None:
-    four, eight = (h100().time("all_reduce", 2.0**32, GroupShape(ranks, 1, ranks)) for ranks in (4, 8))
-    assert eight.algorithm == "nvls"
-    assert eight.time_us < four.time_us
+def took(
+    operation: str, num_bytes: float, shape: GroupShape, gpu: str = "h100-80g", **variables: str
+) -> CollectiveTime:
+    settings = read_settings({f"NCCL_{name}": value for name, value in variables.items()})
+    return CollectiveTimes(GPUS[gpu], FABRICS["dgx-h100-ndr"], nccl=settings).time(operation, num_bytes, shape)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shape", "variables", "algorithms"),
+    [
+        (MIB, NODES, {}, ("tree",)),
+        (4096 * MIB, NODES, {}, ("nvlstree",)),
+        (64 * 1024 * MIB, GroupShape(128, 128, 1), {}, ("ring",)),
+        (4096 * MIB, NODES, {"ALGO": "^NVLSTree"}, ("tree", "ring")),
+        (4096 * MIB, NODES, {"ALGO": "Tree"}, ("tree",)),
+    ],
+)
+def test_an_all_reduce_runs_the_algorithm_that_nccl_chooses_of_those_allowed(
+    num_bytes: float, shape: GroupShape, variables: dict[str, str], algorithms: tuple[str, ...]
+) -> None:
+    assert took("all_reduce", num_bytes, shape, **variables).algorithm in algorithms
+
+
+def test_a_forbidden_algorithm_or_protocol_does_not_run() -> None:
+    free, ring = took("all_reduce", MIB, NODES), took("all_reduce", MIB, NODES, ALGO="Ring")
+    assert (ring.algorithm, ring.time_us > free.time_us) == ("ring", True)
+    assert ring.basis == "fitted, and NCCL's tuner"
+    small = [took("all_gather", 1e5, NODES, PROTO=name).time_us for name in ("LL", "LL128", "Simple")]
+    assert took("all_gather", 1e5, NODES).time_us == min(small) < max(small)
+    large = [took("all_gather", 1e9, NODES, PROTO=name).time_us for name in ("LL", "Simple")]
+    assert large[0] > 5 * large[1]
+
+
+@pytest.mark.parametrize("variables", [{"NVLS_ENABLE": "0"}, {"ALGO": "Ring"}, {"ALGO": "^NVLS"}])
+def test_an_all_reduce_that_the_switches_may_not_do_takes_two_passes(variables: dict[str, str]) -> None:
+    # Rings move both halves over NVLink: 8 H100 reach 360 GB/s so, and 480 GB/s with NVLink SHARP.
+    free, ring = (took("all_reduce", 1024 * MIB, NODE, **each) for each in ({}, variables))
+    assert 1.25 < ring.time_us / free.time_us < 1.45
+    assert (free.algorithm, ring.algorithm) == ("nvls", "ring")
+    assert took("all_gather", 1024 * MIB, NODE, **variables) == took("all_gather", 1024 * MIB, NODE)
+    others = [took("all_reduce", 1024 * MIB, NODE, gpu="a100-80g", **each).time_us for each in ({}, variables)]
+    assert others[0] == others[1]
+
+
+def test_few_channels_slow_collectives_and_sends_down() -> None:
+    for operation in ("all_gather", "all_to_all", "all_reduce", "send"):
+        shape = GroupShape(2, 1, 2) if operation == "send" else NODE
+        free, many, few = (
+            took(operation, 1024 * MIB, shape, **each).time_us
+            for each in ({}, {"MAX_NCHANNELS": "16"}, {"MAX_NCHANNELS": "4"})
+        )
+        assert free == many
+        assert 2 < few / free < 5
+
+
+def test_larger_chunks_let_a_send_use_its_nic() -> None:
+    gigabyte = [
+        1e9 / took("send", 1e9, RAIL, **each).time_us / 1e3
+        for each in ({}, {"P2P_NET_CHUNKSIZE": "524288"}, {"P2P_NET_CHUNKSIZE": "2097152"})
+    ]
+    assert gigabyte[0] == pytest.approx(24.9, rel=0.01)
+    assert 30 < gigabyte[1] < 40
+    assert 46 < gigabyte[2] < 48

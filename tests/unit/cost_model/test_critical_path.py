@@ -1,8 +1,6 @@
 """The critical path: what makes a step as long as it is."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,35 +13,30 @@ from fakedist.cost_model.placing import StepInterval
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST, CriticalPath, Timeline, find_critical_path
 from fakedist.rundir.step_time import PathPart
-from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, launch, record
+from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, Host, launch, record
 from tests.unit.cost_model.times_by_hand import model
 
-
-class Host(NamedTuple):
-    operation_us: float = 0.0
-    launch_us: float = 2.0
-    graph_us: float = 10.0
+HOST = Host(launch_us=2.0, graph_us=10.0)
 
 
 def path_of(rows: list[dict[str, Any]], took: list[float], queues: list[int] | None = None) -> CriticalPath:
     launches = launch_table(record(rows))
     timeline = Timeline(launches, None if queues is None else np.array(queues))
-    host = Host()
-    return find_critical_path(timeline, timeline.place(np.array(took), host), host)
+    return find_critical_path(timeline, timeline.place(np.array(took), HOST), HOST)
 
 
 def parts(path: CriticalPath) -> list[tuple[int, int, float]]:
     return [(int(row), int(what), float(us)) for row, what, us in zip(path.row, path.what, path.us, strict=True)][::-1]
 
 
-def test_one_stream_is_its_kernels_after_the_first_launch() -> None:
+def test_one_stream_is_its_kernels_or_the_hosts_launches() -> None:
     found = path_of([launch(COPY), launch(COPY)], [100.0, 50.0])
     assert parts(found) == [(0, ON_HOST, 2.0), (0, ON_GPU, 100.0), (1, ON_GPU, 50.0)]
-
-
-def test_a_step_that_launches_limit_is_the_hosts() -> None:
     found = path_of([launch(COPY), launch(COPY)], [1.0, 1.0])
     assert parts(found) == [(0, ON_HOST, 2.0), (1, ON_HOST, 2.0), (1, ON_GPU, 1.0)]
+    found = path_of([launch(COPY), launch(what="host_waits"), launch(COPY)], [100.0, 0.0, 5.0])
+    assert parts(found) == [(0, ON_HOST, 2.0), (0, ON_GPU, 100.0), (2, ON_HOST, 2.0), (2, ON_GPU, 5.0)]
+    assert not len(path_of([], []).row)
 
 
 def step_with_a_call(kernel_us: float, call_us: float) -> CriticalPath:
@@ -61,20 +54,12 @@ def step_with_a_call(kernel_us: float, call_us: float) -> CriticalPath:
     return path_of(rows, [100.0, 0, 0, call_us, 0, kernel_us, 0, 10.0])
 
 
-def test_a_longer_collective_is_on_the_path_and_a_shorter_one_is_not() -> None:
+def test_only_collectives_that_something_waits_for_are_on_the_path() -> None:
     assert [row for row, what, _ in parts(step_with_a_call(40, 70)) if what == ON_GPU] == [0, 3, 7]
     assert [row for row, what, _ in parts(step_with_a_call(70, 40)) if what == ON_GPU] == [0, 5, 7]
-
-
-def test_calls_of_one_communicator_follow_each_other() -> None:
     rows = [launch(ALL_REDUCE, stream=7, call=0), launch(ALL_REDUCE, stream=8, call=1), launch(COPY)]
     found = path_of(rows, [100.0, 100.0, 1.0], queues=[3, 3, -1])
     assert [row for row, what, _ in parts(found) if what == ON_GPU] == [0, 1]
-
-
-def test_a_host_that_waits_for_the_gpu_is_behind_what_it_waited_for() -> None:
-    found = path_of([launch(COPY), launch(what="host_waits"), launch(COPY)], [100.0, 0.0, 5.0])
-    assert parts(found) == [(0, ON_HOST, 2.0), (0, ON_GPU, 100.0), (2, ON_HOST, 2.0), (2, ON_GPU, 5.0)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -95,15 +80,11 @@ def test_the_parts_add_up_to_the_step(seed: int) -> None:
     took = [float(random.integers(0, 9)) if row["work"] else 0.0 for row in rows]
     launches = launch_table(record(rows))
     timeline = Timeline(launches)
-    placed = timeline.place(np.array(took), Host())
-    found = find_critical_path(timeline, placed, Host())
+    placed = timeline.place(np.array(took), HOST)
+    found = find_critical_path(timeline, placed, HOST)
     assert found.us.sum() == pytest.approx(placed.end_us)
     assert not (found.what == IDLE).any(), "everything waits for something here"
     assert (np.diff(found.row) <= 0).all(), "a launch waits only for earlier ones"
-
-
-def test_a_step_without_launches_has_no_path() -> None:
-    assert not len(path_of([], []).row)
 
 
 def test_parts_are_summed_by_layer_and_group_the_longest_first() -> None:

@@ -1,7 +1,5 @@
 """A step's estimated times, and what is said about how close they are."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -1,17 +1,14 @@
 """Work is priced from measurements, for every GPU, with an interval and the reason; what is unknown stays unknown."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.kernels import rules
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.kernels.measurements import load_measured
-from fakedist.cost_model.kernels.work_arrays import Estimates
+from fakedist.cost_model.step import ImbalancedPrices
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.cost_model.work_by_hand import attention, moving, product, work
@@ -69,7 +66,8 @@ def test_every_family_has_a_time_an_interval_and_a_reason_on_every_gpu(name: str
 def test_loaded_measurements_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     times = KernelTimes(find_gpu("h100"))
     times.load()
-    monkeypatch.setattr(rules, "load_measured", None)
+    load_measured.cache_clear()
+    monkeypatch.setattr(np, "load", None)
     assert (priced(times, product(8192, 4096, 4096), attention(4096), moving(1e8))["time_us"] > 0).all()
 
 
@@ -82,16 +80,19 @@ def test_a_measured_product_takes_what_was_measured(h100: KernelTimes) -> None:
     assert found["accuracy"] == "products bf16"
 
 
-def test_dropout_takes_as_long_for_each_score_whatever_the_width(h100: KernelTimes) -> None:
+def test_dropout_takes_as_long_for_each_score_and_longer_with_cudnn(h100: KernelTimes) -> None:
     shapes = [(4096, 128), (8192, 128), (8192, 64)]
     for direction in ("forward", "backward"):
         rows = [attention(tokens, direction, width=width) for tokens, width in shapes]
         plain = times_us(h100, *rows)
         with_dropout = times_us(h100, *(row._replace(dropout=True) for row in rows))
-        more = [after - before for before, after in zip(plain, with_dropout, strict=True)]
+        more = [with_ - without for without, with_ in zip(plain, with_dropout, strict=True)]
         assert more[0] > 0
         assert more[1] == pytest.approx(4 * more[0], rel=1e-3)
         assert more[2] == pytest.approx(more[1])
+    rows = [attention(8192, library=library) for library in ("cudnn", "flash2")]
+    before, after = (times_us(h100, *(row._replace(dropout=value) for row in rows)) for value in (False, True))
+    assert after[0] - before[0] == pytest.approx(1.5 * (after[1] - before[1]))
 
 
 @every_gpu
@@ -106,28 +107,20 @@ def test_a_mask_that_is_not_known_may_be_anything_from_one_block_to_all_keys(nam
     assert "mask is not known" in unknown.basis
 
 
-def test_dropout_of_cudnn_takes_longer_than_flash_attentions(h100: KernelTimes) -> None:
-    rows = [attention(8192, library=library) for library in ("cudnn", "flash2")]
-    plain, dropping = (times_us(h100, *(row._replace(dropout=value) for row in rows)) for value in (False, True))
-    assert dropping[0] - plain[0] == pytest.approx(1.5 * (dropping[1] - plain[1]))
-
-
-def test_a_deterministic_backward_is_slower_and_says_so(h100: KernelTimes) -> None:
-    row = attention(8192, "backward")
-    plain, fixed = priced(h100, row, row._replace(deterministic=True)).to_dict("records")
-    assert fixed["time_us"] == pytest.approx(plain["time_us"] / 0.87)
-    assert "deterministic" in fixed["basis"]
-    assert fixed["high_us"] / fixed["time_us"] > plain["high_us"] / plain["time_us"]
-
-
-def test_what_is_assumed_is_said_and_widens_the_interval(h100: KernelTimes) -> None:
-    plain, other = priced(h100, product(8192, 4096, 4096), product(8192, 4096, 4096, layout="NN")).to_dict("records")
+def test_what_is_assumed_or_slower_is_said_and_widens_the_interval(h100: KernelTimes) -> None:
+    row, backward = product(8192, 4096, 4096), attention(8192, "backward")
+    plain, other, free, fixed = priced(
+        h100, row, row._replace(layout="NN"), backward, backward._replace(deterministic=True)
+    ).to_dict("records")
     assert "assumed: as fast as TN" in other["basis"]
     assert other["time_us"] == plain["time_us"]
     assert other["high_us"] > plain["high_us"]
+    assert fixed["time_us"] == pytest.approx(free["time_us"] / 0.87)
+    assert "deterministic" in fixed["basis"]
+    assert fixed["high_us"] / fixed["time_us"] > free["high_us"] / free["time_us"]
 
 
-def test_tf32_and_fp32_are_slower_by_their_peaks(h100: KernelTimes) -> None:
+def test_types_have_peaks_of_their_own(h100: KernelTimes) -> None:
     four = {"a_bytes": 4.0, "b_bytes": 4.0, "d_bytes": 4.0}
     bf16, tf32, fp32 = times_us(
         h100,
@@ -138,19 +131,24 @@ def test_tf32_and_fp32_are_slower_by_their_peaks(h100: KernelTimes) -> None:
     peaks = GPUS["h100-80g"].peak_flops
     assert tf32 / bf16 == pytest.approx(peaks["bf16"] / peaks["tf32"], rel=0.05)
     assert fp32 / bf16 == pytest.approx(peaks["bf16"] / peaks["fp32"], rel=0.05)
+    h100, b200 = GPUS["h100-80g"], GPUS["b200"]
+    assert h100.peak("tf32x3") == h100.peak_flops["tf32"] / 3
+    assert b200.peak("bf16x9") == b200.peak_flops["bf16"] / 9
+    assert h100.peak("bf16x9") == h100.peak_flops["fp32"], "cuBLAS emulates from Blackwell on"
+    assert GPUS["a100-80g"].peak("fp8") is None
 
 
-def test_unknown_work_has_no_time(h100: KernelTimes) -> None:
-    found = priced(
-        h100,
+def test_unknown_work_has_no_time_and_may_take_as_long_as_the_longest_kernel(h100: KernelTimes) -> None:
+    unknown = [
         WorkRow("ncclKernel", "collective", "communication", flops=NAN, moved_bytes=NAN),
         WorkRow("mystery", "kernel", "other", flops=NAN, moved_bytes=NAN),
         WorkRow("gemm", "kernel", "gemm", flops=NAN, moved_bytes=NAN),
         WorkRow("triton", "kernel", "elementwise", flops=NAN, moved_bytes=1e8),
-    )
-    assert found["time_us"].isna().all()
-    assert (found["bound"] == "").all()
-    assert (found["basis"] == "").all()
+    ]
+    found = priced(h100, *unknown, product(8192, 4096, 4096))
+    assert found["time_us"].isna().tolist() == [True] * 4 + [False]
+    assert (found[["bound", "basis"]][:4] == "").all(axis=None)
+    assert (found["low_us"][1], found["high_us"][1]) == (0, found["time_us"][4])
 
 
 def test_unknown_work_has_the_bounds_of_its_bytes_and_widens_the_step(h100: KernelTimes) -> None:
@@ -167,12 +165,6 @@ def test_unknown_work_has_the_bounds_of_its_bytes_and_widens_the_step(h100: Kern
     assert whole[1] == pytest.approx(known[1] + 3 * high)
 
 
-def test_unknown_work_without_bytes_may_take_as_long_as_the_longest_kernel(h100: KernelTimes) -> None:
-    found = priced(h100, product(8192, 4096, 4096), WorkRow("mystery", "kernel", "other", flops=NAN, moved_bytes=NAN))
-    assert found["high_us"][1] == found["time_us"][0]
-    assert found["low_us"][1] == 0
-
-
 @every_gpu
 def test_a_complex_product_takes_as_long_as_its_four_products(name: str) -> None:
     complex_ = product(2048, 2048, 2048, dtype="fp32", a_bytes=8.0, b_bytes=8.0, d_bytes=8.0)
@@ -181,16 +173,13 @@ def test_a_complex_product_takes_as_long_as_its_four_products(name: str) -> None
     assert one == pytest.approx(other, rel=0.02)
 
 
-def test_steps_that_wait_for_each_other_have_a_latency(h100: KernelTimes) -> None:
+def test_steps_that_wait_and_bounded_work_lie_above_their_roofline(h100: KernelTimes) -> None:
     lstm = WorkRow("cudnnRNNForward", "library", "gemm", "aten._cudnn_rnn", 5.5e11, 1e8, dtype="bf16", steps=512)
     few, many = priced(h100, lstm._replace(steps=0), lstm).to_dict("records")
     assert many["time_us"] - few["time_us"] > 512
     assert many["low_us"] > 5.5e11 / GPUS["h100-80g"].peak_flops["bf16"] * 1e6
     assert "512" not in many["basis"]
     assert "each step that waits" in many["basis"]
-
-
-def test_what_is_bounded_has_an_interval_from_its_roofline_up(h100: KernelTimes) -> None:
     cdist = WorkRow("cdist_kernel", "kernel", "gemm", "aten._cdist_forward", 1e11, 1e8, dtype="fp32", is_bounded=True)
     (found,) = priced(h100, cdist).to_dict("records")
     least = 1e11 / GPUS["h100-80g"].peak_flops["fp32"] * 1e6
@@ -199,42 +188,19 @@ def test_what_is_bounded_has_an_interval_from_its_roofline_up(h100: KernelTimes)
     assert found["high_us"] > 10 * least
 
 
-def test_no_rule_prices_below_the_roofline(h100: KernelTimes, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = (product(8192, 4096, 4096), attention(4096), moving(1e8), moving(1e8)._replace(over_host_link=True))
-    least = priced(h100, *rows)["least_us"]
-    for rule in ("_products", "_attention", "_memory"):
-        rules = getattr(h100, rule)
-        for name in ("single", "grouped", "price", "over_host_link"):
-            if hasattr(rules, name):
-                original = getattr(rules, name)
-                monkeypatch.setattr(type(rules), name, lambda _, some, run=original: _a_tenth(run(some)))
-    found = priced(KernelTimes(find_gpu("h100")), *rows)
-    assert (found["time_us"] == least).all()
-    assert (found["low_us"] == least).all()
+def test_no_rule_prices_below_the_roofline(h100: KernelTimes) -> None:
+    rows = (product(8192, 4096, 4096), product(8192, 4096, 2048, groups=8), attention(4096))
+    found = priced(h100, *(row._replace(flops=1e17) for row in rows))  # far more than kernels of these sizes have
+    assert found["least_us"].tolist() == pytest.approx([1e17 / GPUS["h100-80g"].peak_flops["bf16"] * 1e6] * 3)
+    assert (found["time_us"] == found["least_us"]).all()
+    assert (found["low_us"] == found["least_us"]).all()
     assert found["basis"].str.endswith("not below the roofline").all()
-
-
-def _a_tenth(found: Estimates) -> Estimates:
-    found.time_us /= 100
-    return found
-
-
-def test_a_type_without_units_has_no_time_even_if_its_bytes_are_known(h100: KernelTimes) -> None:
-    fp8 = WorkRow("conv", "library", "gemm", "aten.convolution.default", 1e12, 1e8, dtype="fp8")
-    assert np.isnan(times_us(KernelTimes(GPUS["a100-80g"]), fp8)).all()
-
-
-def test_single_precision_made_of_several_products_has_its_own_peak() -> None:
-    h100, b200 = GPUS["h100-80g"], GPUS["b200"]
-    assert h100.peak("tf32x3") == h100.peak_flops["tf32"] / 3
-    assert b200.peak("bf16x9") == b200.peak_flops["bf16"] / 9
-    assert h100.peak("bf16x9") == h100.peak_flops["fp32"], "cuBLAS emulates from Blackwell on"
-    assert GPUS["a100-80g"].peak("fp8") is None
 
 
 def test_fp8_has_no_time_on_a_gpu_without_fp8_and_int8_is_like_bf16() -> None:
     fp8 = product(4096, 4096, 4096, dtype="fp8", a_bytes=1.0, b_bytes=1.0, scaling="tensor")
-    assert np.isnan(times_us(KernelTimes(GPUS["a100-80g"]), fp8)).all()
+    known_bytes = WorkRow("conv", "library", "gemm", "aten.convolution.default", 1e12, 1e8, dtype="fp8")
+    assert np.isnan(times_us(KernelTimes(GPUS["a100-80g"]), fp8, known_bytes)).all()
     int8 = product(4096, 4096, 4096, dtype="int8", a_bytes=1.0, b_bytes=1.0, d_bytes=4.0)
     (found,) = priced(KernelTimes(GPUS["a100-80g"]), int8).to_dict("records")
     assert "assumed: int8 reaches the fraction of its peak that bf16 does" in found["basis"]
@@ -284,13 +250,19 @@ def test_less_bandwidth_slows_what_memory_limits_and_nothing_else() -> None:
     assert after / before == pytest.approx([1.0, 2.0], rel=0.02)
 
 
-def test_clocks_fall_with_the_power_limit_and_slow_only_arithmetic() -> None:
+def test_clocks_fall_with_the_power_limit_and_follow_the_mix_of_the_step() -> None:
     table, counts = work(product(8192, 8192, 8192), moving(1e9)), np.array([1000, 100])
     found = [KernelTimes(find_gpu("h100"), watts).price(table, counts)["time_us"] for watts in (10_000, 700, 500, 350)]
     products, moved = ([each[place] for each in found] for place in (0, 1))
     assert products == sorted(products)
     assert products[0] < products[2] < products[3]
     assert len(set(moved)) == 1
+    fractions = []
+    for counts in ([1000, 0], [1000, 1000], [0, 1000]):
+        times = KernelTimes(find_gpu("h100"), 500)
+        times.price(table, np.array(counts))
+        fractions.append(times.clock.fraction)
+    assert fractions[0] < fractions[1] <= fractions[2] == 1.0
 
 
 def test_a_note_says_whose_measurements_and_what_the_clock_is() -> None:
@@ -304,17 +276,7 @@ def test_a_note_says_whose_measurements_and_what_the_clock_is() -> None:
     assert plain.text == "kernel times are estimated from published measurements of the NVIDIA H100 80GB HBM3"
 
 
-def test_the_clock_follows_the_mix_of_the_step() -> None:
-    table = work(product(8192, 8192, 8192), moving(1e9))
-    fractions = []
-    for counts in ([1000, 0], [1000, 1000], [0, 1000]):
-        times = KernelTimes(find_gpu("h100"), 500)
-        times.price(table, np.array(counts))
-        fractions.append(times.clock.fraction)
-    assert fractions[0] < fractions[1] <= fractions[2] == 1.0
-
-
-def test_a_sum_is_better_known_than_its_parts(h100: KernelTimes) -> None:
+def test_a_sum_is_better_known_than_its_parts_but_launches_of_one_shape_err_alike(h100: KernelTimes) -> None:
     rows = [product(8192, size, 4096) for size in range(1000, 1200)] + [
         moving(size * 1e5) for size in range(1000, 1200)
     ]
@@ -323,16 +285,24 @@ def test_a_sum_is_better_known_than_its_parts(h100: KernelTimes) -> None:
     low, high = h100.step_interval(found, counts)
     total = found["time_us"].sum()
     assert found["low_us"].sum() < low < total < high < found["high_us"].sum()
-
-
-def test_launches_of_one_shape_err_alike(h100: KernelTimes) -> None:
     table = work(product(8192, 4096, 4096))
     found = h100.price(table, np.array([0]))
     low, high = h100.step_interval(found, np.array([100]))
     assert (low, high) == pytest.approx((100 * found["low_us"][0], 100 * found["high_us"][0]))
-
-
-def test_no_rows_are_priced_as_no_rows(h100: KernelTimes) -> None:
     found = h100.price(work(), np.zeros(0))
     assert len(found) == 0
     assert h100.step_interval(found, np.zeros(0)) == (0.0, 0.0)
+
+
+def test_the_busiest_rank_sets_the_pace_of_grouped_products_alone(h100: KernelTimes) -> None:
+    rows, counts = work(product(4096, 4096, 4096), product(4096, 2048, 4096, groups=8)), np.array([1, 3])
+    even, prices = h100.price(rows, counts), ImbalancedPrices(KernelTimes(find_gpu("h100-80g")), 1.5)
+    found = prices.price(rows, counts)
+    for column in ("time_us", "low_us", "high_us"):
+        assert (found[column] / even[column]).tolist() == pytest.approx([1.0, 1.5])
+    assert "1.5 times its even load" in prices.notes()[-1].text
+    prices = ImbalancedPrices(KernelTimes(find_gpu("h100-80g")), 1.0)
+    prices.price(rows, counts)
+    assert prices.notes()[-1].code == "experts_load"
+    prices.price(rows[:1], counts[:1])
+    assert prices.notes()[-1].code == "from_measurements"

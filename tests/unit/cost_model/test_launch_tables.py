@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd
@@ -20,21 +18,17 @@ ROWS = [
 ]
 
 
-def test_launches_come_back_from_the_journal_in_their_order(tmp_path: Path) -> None:
+def test_launches_and_the_work_that_they_share_come_back_from_the_journal(tmp_path: Path) -> None:
     made = HandMade()
     made.others.append(record(ROWS))
-    table = launch_table(made.read(tmp_path).launches)
+    launches = made.read(tmp_path).launches
+    table = launch_table(launches)
     measured = ["measured_us", "host_us"]  # of a step on a GPU
     assert table[measured].isna().all(axis=None)
     found = table.drop(columns=measured).to_dict("records")
     places = {PRODUCT: 0, COPY: 1, UNKNOWN: 2, None: -1}
     assert found == [row | {"work": places[row["work"]], "step": 2} for row in ROWS]
-
-
-def test_work_comes_back_once_for_all_launches_that_share_it(tmp_path: Path) -> None:
-    made = HandMade()
-    made.others.append(record(ROWS))
-    product, copy, unknown = work_table(made.read(tmp_path).launches).to_dict("records")
+    product, copy, unknown = work_table(launches).to_dict("records")
     assert (product, copy) == (PRODUCT._asdict(), COPY._asdict())
     assert unknown["flops"] != unknown["flops"]
 

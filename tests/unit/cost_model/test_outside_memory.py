@@ -1,7 +1,5 @@
 """The estimate of a run: groups and calls in, bytes and what is left out of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
@@ -86,29 +84,20 @@ def test_objects_and_barriers_of_a_group_with_gloo_go_over_the_host() -> None:
     assert len(estimate((1, "barrier", -1))["communicators"]) == 1
 
 
-def test_a_bound_group_counts_before_any_call() -> None:
+def test_a_bound_group_and_the_scripts_environment_count() -> None:
     assert [each["group"] for each in estimate(bound={1, 3})["communicators"]] == ["tp"]
-
-
-def test_the_scripts_environment_counts() -> None:
     found = estimate((1, "all_reduce", -1), nccl_environment={"NCCL_MAX_NCHANNELS": "2"})
     assert found["communicators"][0]["channels"] == [2, 2]
     assert found["nccl_environment"] == {"NCCL_MAX_NCHANNELS": "2"}
 
 
-def test_what_is_not_known_is_left_out_and_said() -> None:
+def test_what_is_known_counts_with_its_source_and_what_is_not_is_left_out() -> None:
     found = estimate((1, "all_reduce", -1), gpu="NVIDIA GB200")
     assert (found["low_bytes"], found["high_bytes"], found["communicators"]) == (0, 0, [])
     assert [text.partition(":")[0] for text in found["left_out"]] == ["CUDA context", "NCCL", "libraries"]
-
-
-def test_a_published_context_counts_with_its_source() -> None:
     found = estimate(gpu="NVIDIA GeForce RTX 3060")
     assert (found["context_bytes"], found["low_bytes"], found["high_bytes"]) == (114 * MIB, 114 * MIB, 114 * MIB)
     assert found["context_source"] == "sgl-project/sglang#35538"
-
-
-def test_what_was_measured_stands_next_to_the_estimate_and_is_not_in_it() -> None:
     assert estimate(measured_bytes=GIB)["measured_bytes"] == GIB
     assert estimate(measured_bytes=GIB)["high_bytes"] == 0
 
@@ -121,10 +110,7 @@ def test_reserved_and_the_estimate_fill_the_gpu_together(beyond: int, word: str)
     assert estimate(*peers, reserved_bytes=GIB + beyond, capacity_bytes=GIB + most)["beside_reserved"] == word
     assert estimate(*peers, reserved_bytes=GIB, capacity_bytes=GIB + least)["beside_reserved"] == "may not fit"
     assert estimate(*peers, reserved_bytes=GIB + 1, capacity_bytes=GIB + least)["beside_reserved"] == "does not fit"
-
-
-def test_without_a_capacity_everything_fits() -> None:
-    assert estimate((1, "all_reduce", -1), reserved_bytes=GIB)["beside_reserved"] == "fits"
+    assert estimate(*peers, reserved_bytes=GIB)["beside_reserved"] == "fits"  # without a capacity everything does
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,5 @@
 """A step with collectives: on two streams, with known durations."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +8,7 @@ from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.placing import PlacedStep, StepLaunches
 from fakedist.gpu.models.catalogue import GPUS
+from tests.unit.cost_model.launches_by_hand import Host
 
 WORK = pd.DataFrame([("product", 132 * 128, 256, 1), ("collective", 0, 0, 0)], columns=["kind", "m", "n", "batch"])
 PRICED = pd.DataFrame({"time_us": [100.0, np.nan], "bound": ["compute", ""]})
@@ -30,51 +27,28 @@ LAUNCHES = pd.DataFrame(
 ).assign(num_operations=0, graph=0, device=0)
 
 
-@dataclass(frozen=True)
-class Free:
-    """A host that takes no time."""
-
-    operation_us: float = 0.0
-    launch_us: float = 0.0
-    graph_us: float = 0.0
-
-
 def communication(time_us: float, *, interferes: bool = False) -> Communication:
-    calls = pd.DataFrame(
-        {
-            "time_us": [time_us],
-            "low_us": [time_us / 2],
-            "high_us": [time_us * 2],
-            "num_nodes": [1],
-            "moved_bytes": [0.0],
-            "link_share": [1.0],
-            "queue": [0],
-        },
-        index=[40],
-    )
+    calls = pd.DataFrame({"time_us": time_us, "low_us": time_us / 2, "high_us": time_us * 2}, index=[40])
+    calls = calls.assign(num_nodes=1, moved_bytes=0.0, link_share=1.0, queue=0)
     return Communication(calls, GPUS["h100-80g"], FABRICS["dgx-h100-ndr"], interferes)
 
 
 def placed(*arguments: object, **options: object) -> PlacedStep:
-    return step(communication(*arguments, **options)).place(Free())  # type: ignore[arg-type]
+    return step(communication(*arguments, **options)).place(Host())  # type: ignore[arg-type]
 
 
 def step(found: Communication | None) -> StepLaunches:
     return StepLaunches(LAUNCHES, WORK, PRICED, found)
 
 
-def test_a_hidden_collective_does_not_lengthen_the_step() -> None:
+def test_only_an_exposed_collective_lengthens_the_step_and_a_faster_one_never() -> None:
     assert placed(60.0).placed.end_us == 200.0
-
-
-def test_an_exposed_collective_does() -> None:
     assert placed(150.0).placed.end_us == 250.0
-
-
-def test_without_a_fabric_collectives_take_no_time() -> None:
-    found = step(None).place(Free())
+    found = step(None).place(Host())
     assert found.placed.end_us == 200.0
     assert np.isnan(found.time_us[2])
+    ends = [placed(time_us, interferes=True).placed.end_us for time_us in (10.0, 60.0, 100.0, 150.0, 400.0, 1000.0)]
+    assert ends == sorted(ends)
 
 
 def test_a_product_that_fills_the_gpu_is_slower_during_a_collective() -> None:
@@ -87,22 +61,13 @@ def test_a_product_that_fills_the_gpu_is_slower_during_a_collective() -> None:
 
 def test_the_interval_takes_kernels_and_collectives_as_independent() -> None:
     made = step(communication(150.0))
-    found = made.place(Free())
-    low, high, kernels, calls, host = made.interval(found, Free(), lambda: (180.0, 240.0))
+    found = made.place(Host())
+    low, high, kernels, calls, host = made.interval(found, Host(), lambda: (180.0, 240.0))
     # Kernels alone: 240 to 270. Collectives alone: 200 (hidden) to 400.
     assert low == pytest.approx(250 - np.hypot(10, 50))
     assert high == pytest.approx(250 + np.hypot(20, 150))
     assert (kernels, calls, host) == (20.0, 150.0, 0.0)
-
-
-def test_an_interval_that_is_not_known_stays_so() -> None:
-    made = step(communication(150.0))
-    assert made.interval(made.place(Free()), Free(), lambda: (float("nan"), 1.0)) == (None, None, 0.0, 0.0, 0.0)
-
-
-def test_a_faster_collective_never_makes_the_step_longer() -> None:
-    ends = [placed(time_us, interferes=True).placed.end_us for time_us in (10.0, 60.0, 100.0, 150.0, 400.0, 1000.0)]
-    assert ends == sorted(ends)
+    assert made.interval(made.place(Host()), Host(), lambda: (float("nan"), 1.0)) == (None, None, 0.0, 0.0, 0.0)
 
 
 def test_products_on_two_streams_share_the_gpu() -> None:
@@ -111,7 +76,7 @@ def test_products_on_two_streams_share_the_gpu() -> None:
 
     def end_us(filled: float, found: Communication | None = None, **measured: object) -> float:
         priced = PRICED.assign(filled=[filled, 0.0])
-        return StepLaunches(launches.assign(**measured), WORK, priced, found).place(Free()).placed.end_us
+        return StepLaunches(launches.assign(**measured), WORK, priced, found).place(Host()).placed.end_us
 
     assert end_us(1.0) == 200.0
     assert end_us(0.5) == 100.0

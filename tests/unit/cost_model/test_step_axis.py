@@ -1,10 +1,7 @@
 """trace.json.gz: Chrome's trace event format, in which the slices of a track nest."""
 
-from __future__ import annotations
-
 import gzip
 import json
-import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakedist.cost_model import step_axis
 from fakedist.cost_model.breakdown import timed
-from fakedist.cost_model.step_axis import bars, kind_runs, layer_runs
+from fakedist.cost_model.step_axis import bars, kind_runs, layer_runs, trace_events
 from fakedist.results.building import build_tables
+from fakedist.results.opening import open_run
 from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import KINDS
 from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run, wrote_nothing
 from tests.unit.cost_model.times_by_hand import NAN, kernel, model, record, table
@@ -94,24 +92,17 @@ def test_it_is_the_format_that_viewers_read(run: Path) -> None:
     assert processes == ["GPU, estimated by model: step 2", "host: the recorded run, wall time of this machine"]
 
 
-def test_slices_of_every_track_nest(run: Path) -> None:
+def test_the_slices_of_a_trace_are_kernels_layers_and_phases_and_nest(run: Path) -> None:
     found = tracks(trace_of(run)["traceEvents"])
     assert {name for _, name in found} == {
         "phases", "layers", EXPOSED, "stream 0", "stream 1 (0x9)", "steps",
     }  # fmt: skip
     for events in found.values():
         assert_they_nest([event for event in events if event["ph"] == "X"])
-
-
-def test_every_kernel_has_its_slice_with_its_times_in_microseconds(run: Path) -> None:
     slices = tracks(trace_of(run)["traceEvents"])[1, "stream 0"]
     assert [event["ts"] for event in slices] == pytest.approx([10.1 + 7.3 * at for at in range(40)])
     assert [event["dur"] for event in slices] == pytest.approx([7.123] * 40)
     assert slices[15]["args"] == {"phase": "forward", "layer": "layers.1.up", "operation": "aten.gemm.default"}
-
-
-def test_layers_and_phases_follow_the_kernels(run: Path) -> None:
-    found = tracks(trace_of(run)["traceEvents"])
     assert [event["name"] for event in found[1, "phases"]] == ["forward", "backward"]
     half = ["(Net)", "layers.0", "layers.0.up", "layers.1", "layers.1.up"]
     assert [event["name"] for event in found[1, "layers"]] == half * 2
@@ -119,14 +110,11 @@ def test_layers_and_phases_follow_the_kernels(run: Path) -> None:
     assert (net["ts"], net["ts"] + net["dur"]) == pytest.approx((10.1, 10.1 + 19 * 7.3 + 7.123))
 
 
-def test_a_collective_of_unknown_duration_is_a_moment_that_says_so(run: Path) -> None:
+def test_a_collective_shows_its_exposed_parts_or_that_its_duration_is_not_known(run: Path) -> None:
     known, unknown = tracks(trace_of(run)["traceEvents"])[1, "stream 1 (0x9)"]
     assert (known["ph"], known["name"], known["dur"]) == ("X", "all_reduce on tp", 12)
     assert (unknown["ph"], unknown["name"], unknown["ts"]) == ("i", "barrier on tp", 60)
     assert unknown["args"]["duration"] == "not known"
-
-
-def test_hidden_and_exposed_parts_of_a_collective_are_told_apart(run: Path) -> None:
     found = tracks(trace_of(run)["traceEvents"])
     parts = found[1, EXPOSED]  # a collective of 30 to 42 us, while kernels of 7.123 us begin every 7.3 us
     assert {event["name"] for event in parts} == {"all_reduce on tp"}
@@ -156,10 +144,7 @@ def test_a_run_without_kernels_has_its_steps_and_memory(tmp_path: Path) -> None:
     events = trace_of(run)["traceEvents"]
     assert {event["pid"] for event in events} == {2}
     assert [e["args"]["allocated"] for e in events if e["ph"] == "C"] == [0, MIB]
-
-
-def test_a_run_that_did_nothing_has_a_trace(tmp_path: Path) -> None:
-    run = wrote_nothing(tmp_path / "run")
+    run = wrote_nothing(tmp_path / "nothing")
     build_tables(run)
     assert trace_of(run)["traceEvents"] == []
 
@@ -175,30 +160,36 @@ def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
     assert (event["name"], event["args"]["layer"]) == ('k"<\n>', '</script>"\\ \N{PILE OF POO}')
 
 
-def test_what_a_trace_leaves_out_is_told_in_it_and_in_the_notes(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_trace_leaves_out_is_told(run: Path) -> None:
     assert "left out" not in trace_of(run)["otherData"]
     assert not [note for note in load_manifest(run).notes if "trace.json.gz" in note.text]
-    monkeypatch.setattr(step_axis, "MOST_BARS", 5)
-    again = tmp_path / "again"
-    shutil.copytree(run, again)
-    build_tables(again)
-    slices = tracks(trace_of(again)["traceEvents"])
-    assert len(slices[1, "layers"]) == 5
-    assert_they_nest(slices[1, "layers"])
-    told = trace_of(again)["otherData"]["left out"].split("; ")
+    opened = open_run(run)
+    names = ("kernels", "layers", "calls", "groups", "ranges", "events", "spans")
+    notes: list[Note] = []
+    events = trace_events({name: opened.table(name) for name in names}, None, notes, most_bars=5)
+    slices = tracks([json.loads(event) for event in events])[1, "layers"]
+    assert len(slices) == 5
+    assert_they_nest(slices)
     total = len(tracks(trace_of(run)["traceEvents"])[1, "layers"])
-    assert told[0] == f"trace.json.gz leaves out the {total - 5:,} shortest of {total:,} slices of its track of layers"
-    assert told[1].startswith("trace.json.gz shows the 42 kernels of its streams as ")
-    assert [note.text for note in load_manifest(again).notes if "trace.json.gz" in note.text] == told
+    left_out, merged = (note.text for note in notes)
+    assert left_out == f"trace.json.gz leaves out the {total - 5:,} shortest of {total:,} slices of its track of layers"
+    assert merged.startswith("trace.json.gz shows the 42 kernels of its streams as ")
 
 
-def test_few_kernels_are_a_bar_each() -> None:
+def test_few_kernels_are_a_bar_each_and_neighbours_are_one() -> None:
     ready = timed(table(kernel(5, 1, stream=2), kernel(0, 3), kernel(4, NAN, "communication")))
     found = bars(ready, 10)
     assert found[["start_us", "first", "num_kernels"]].to_numpy().tolist() == [[0, 1, 1], [4, 2, 1], [5, 0, 1]]
     assert found["known"].tolist() == [True, False, True]
+    rows = [kernel(at * 1.0, 1.0, layer=at // 100, name=f"k{at}") for at in range(1_000)]
+    rows[250]["duration_us"] = 1.5
+    found = bars(timed(table(*rows)), 20)
+    assert found["num_kernels"].tolist() == [100] * 10
+    assert found["first"].iloc[2] == 250  # the longest of them names the bar
+    found = bars(timed(table(kernel(0, 1), kernel(6, 1), kernel(27, 1), kernel(39_999, 1))), 3)
+    assert found["num_kernels"].tolist() == [2, 1, 1]  # 5 us between the first two, 20 us before the third
+    found = bars(timed(table(kernel(0, 10), kernel(8, 5))), 10)
+    assert found["end_us"].tolist() == [8, 13]
 
 
 @pytest.mark.parametrize("most", [50, 200])
@@ -213,24 +204,6 @@ def test_many_kernels_become_few_bars_that_cover_the_same_time(most: int) -> Non
     for _, of_stream in found.groupby("stream"):
         assert (of_stream["start_us"].to_numpy()[1:] >= of_stream["end_us"].to_numpy()[:-1]).all()
     assert found["end_us"].max() == pytest.approx(1999 * 10 + 9.9)
-
-
-def test_neighbours_of_one_layer_are_one_bar_before_time_is_cut_in_pieces() -> None:
-    rows = [kernel(at * 1.0, 1.0, layer=at // 100, name=f"k{at}") for at in range(1_000)]
-    rows[250]["duration_us"] = 1.5
-    found = bars(timed(table(*rows)), 20)
-    assert found["num_kernels"].tolist() == [100] * 10
-    assert found["first"].iloc[2] == 250  # the longest of them names the bar
-
-
-def test_neighbours_are_one_bar_up_to_a_4000th_of_the_step() -> None:
-    found = bars(timed(table(kernel(0, 1), kernel(6, 1), kernel(27, 1), kernel(39_999, 1))), 3)
-    assert found["num_kernels"].tolist() == [2, 1, 1]  # 5 us between the first two, 20 us before the third
-
-
-def test_kernels_that_overlap_on_one_stream_do_not_break_the_nesting() -> None:
-    found = bars(timed(table(kernel(0, 10), kernel(8, 5))), 10)
-    assert found["end_us"].tolist() == [8, 13]
 
 
 def test_runs_of_layers_nest_and_are_cut_by_what_comes_between() -> None:

@@ -1,7 +1,5 @@
 """The interval of a step: as wide as its kernels' where they fill it, and as the host's where that does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
@@ -28,19 +26,13 @@ def step_of(*rows: dict[str, Any]) -> PricedStep:
     return price_step(launch_table(made), work_table(made), HalfToDouble(find_gpu("h100-80g")))
 
 
-def test_a_step_that_kernels_fill_is_as_uncertain_as_they_are() -> None:
+def test_a_step_is_as_uncertain_as_its_kernels_or_as_the_host_that_fills_it() -> None:
     step = step_of(*[launch(COPY)] * 20)
     assert step.step_low_us == pytest.approx(step.step_us / 2, rel=0.01)
     assert step.step_high_us == pytest.approx(step.step_us * 2, rel=0.01)
-
-
-def test_a_step_that_the_host_fills_is_as_uncertain_as_the_host() -> None:
     tiny = COPY._replace(moved_bytes=1024.0)
     step = step_of(*[launch(tiny, num_operations=1000)] * 20)
     assert step.step_low_us == pytest.approx(step.step_us * HOST_RANGE[0], rel=0.01)
     assert step.step_high_us == pytest.approx(step.step_us * HOST_RANGE[1], rel=0.01)
-
-
-def test_a_step_of_which_nothing_is_known_has_no_interval() -> None:
     step = step_of(launch(UNKNOWN))
     assert (step.step_low_us, step.step_high_us) == (None, None)

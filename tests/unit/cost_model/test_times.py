@@ -1,20 +1,34 @@
 """The breakdown of time: every question's answer on kernels whose sums are known by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from fakedist.analysis.layer_table import fold_layers
-from fakedist.cost_model.breakdown import break_down, by_name, find_busy, timed
+from fakedist.cost_model.breakdown import (
+    break_down,
+    by_name,
+    by_range,
+    find_busy,
+    generation_us,
+    range_lanes,
+    range_table,
+    timed,
+)
 from fakedist.cost_model.estimated import StepTimes
-from fakedist.cost_model.launches import recorded_ranges
+from fakedist.cost_model.launches import kernel_table, recorded_ranges
+from fakedist.cost_model.step_axis import range_events
+from fakedist.rundir.encoding import columns_of
+from fakedist.rundir.launch_records import RangeRow
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.schema import KINDS, TABLES
-from tests.unit.cost_model.times_by_hand import H100, NAN, SOURCE, kernel, model, table
+from fakedist.rundir.schema import KINDS, RANGES, TABLES
+from fakedist.rundir.trace_records import KernelsRecord
+from tests.unit.analysis.recorded import HandMade
+from tests.unit.cost_model.times_by_hand import H100, NAN, SOURCE, kernel, model, record, table
 
 UP, DOWN = 4, 5  # rows of model(): layers.0.up and layers.0.down; further blocks every three rows
 
@@ -70,12 +84,9 @@ def test_every_kernel_is_in_one_layer_and_one_kind_and_all_add_up() -> None:
     ].sum() == pytest.approx(whole)
 
 
-def test_recomputation_is_apart_from_forward_and_backward() -> None:
+def test_recomputation_and_phases_without_a_column_are_apart() -> None:
     own = times(*a_step()).tables["layer_times"].loc[UP]
     assert [own[f"{kind}_us"] for kind in KINDS] == [0, 10, 10, 20, 0, 0]
-
-
-def test_phases_without_a_column_of_their_own_are_other() -> None:
     found = summary(kernel(0, 3, phase="init"), kernel(3, 4, phase="other"))
     assert found["by_kind"] == dict.fromkeys(KINDS, 0) | {"other": 7}
 
@@ -90,7 +101,7 @@ def test_repeated_layers_are_one_row_with_the_least_the_median_and_the_most_of_o
     assert "layers.0.up" not in rows
 
 
-def test_communication_is_never_compute() -> None:
+def test_communication_is_never_compute_and_its_kernels_are_one_call() -> None:
     found = summary(*a_step())
     assert (found["num_calls"], found["num_unknown_calls"]) == (4, 1)
     assert all(row["family"] != "communication" for row in found["top_kernels"])
@@ -99,9 +110,6 @@ def test_communication_is_never_compute() -> None:
     assert own.loc[0, ["num_calls", "num_unknown_calls", "communication_us"]].tolist() == [1, 1, 0]
     communication = next(row for row in found["by_family"] if row["family"] == "communication")
     assert (communication["time_us"], communication["num_unknown"], communication["share"]) == (150, 1, None)
-
-
-def test_several_kernels_of_one_collective_are_one_call() -> None:
     copies = [kernel(at, 5, "communication", stream=7, call=3) for at in (0, 5, 10)]
     found = summary(kernel(0, 1), *copies, kernel(20, NAN, "communication", call=-1))
     assert (found["num_calls"], found["num_unknown_calls"]) == (2, 1)
@@ -110,10 +118,10 @@ def test_several_kernels_of_one_collective_are_one_call() -> None:
 def test_streams_that_overlap_are_busy_once() -> None:
     found = summary(kernel(0, 100), kernel(50, 100, stream=9), kernel(200, 10), step_us=300)
     assert (found["kernel_us"], found["busy_us"]) == (210, 160)
-
-
-def test_a_kernel_inside_of_a_longer_one_ends_nothing() -> None:
     assert summary(kernel(0, 100), kernel(10, 5, stream=9), kernel(20, 5, stream=9))["busy_us"] == 100
+    ready = timed(table(kernel(0, 10), kernel(50, NAN, "communication", launch_us=60), kernel(90, 10)))
+    busy = find_busy(ready, 100)
+    assert (busy.busy_us, busy.communication_us, busy.wait_us) == (20, 0, 80)
 
 
 def test_the_parts_of_a_step_add_up_to_it() -> None:
@@ -136,21 +144,9 @@ def test_a_wait_for_the_host_belongs_to_the_layer_whose_kernel_came_late() -> No
     assert own["launch_gap_us"].tolist() == [0, 0, 0, 0, 10, 15, 0, 0, 0, 0, 0, 0]
     folded = {row["name"]: row for row in summary(*rows)["layers"]}
     assert folded["layers.0-2"]["launch_gap_us"] == 25
-
-
-def test_without_launch_times_no_layer_is_blamed() -> None:
     found = summary(kernel(10, 5), kernel(30, 5), step_us=50)
     assert (found["launch_gap_us"], found["wait_us"]) == (0, 40)
-
-
-def test_kernels_make_a_step_that_was_told_too_short_longer() -> None:
     assert summary(kernel(0, 100), step_us=50)["step_us"] == 100
-
-
-def test_a_collective_of_unknown_duration_takes_part_in_no_time() -> None:
-    ready = timed(table(kernel(0, 10), kernel(50, NAN, "communication", launch_us=60), kernel(90, 10)))
-    busy = find_busy(ready, 100)
-    assert (busy.busy_us, busy.communication_us, busy.wait_us) == (20, 0, 80)
 
 
 def test_flops_that_are_not_known_are_counted_and_never_taken_for_none() -> None:
@@ -165,9 +161,6 @@ def test_flops_that_are_not_known_are_counted_and_never_taken_for_none() -> None
     assert (gemm["flops"], gemm["flops_us"], gemm["time_us"]) == (3e9, 150, 250)
     assert (gemm["moved_bytes"], gemm["moved_us"]) == (1e6, 100)
     assert found["model_flops_utilisation"] == pytest.approx(2e9 / (300e-6 * 989.4e12))
-
-
-def test_without_a_peak_there_is_no_utilisation() -> None:
     assert summary(kernel(0, 1, flops=1e9), peaks=None)["model_flops_utilisation"] is None
 
 
@@ -183,7 +176,7 @@ def test_names_are_sorted_by_time_and_tell_what_limits_most_of_it() -> None:
     assert summary(*rows)["by_bound"] == {"compute": 30, "memory": 82}
 
 
-def test_names_are_apart_by_shape_else_grid_and_by_layer_and_add_up() -> None:
+def test_names_are_apart_by_shape_else_grid_by_layer_and_by_family_and_add_up() -> None:
     rows = [kernel(0, 10, name="a", grid="1,2,3"), kernel(10, 20, name="a", grid="4,1,1")]
     rows += [kernel(40, 40, name="a", grid="4,1,1", layer=UP), kernel(90, 1, name="a", shape="8 x 8 x 8 TN")]
     found = times(*rows).tables["kernel_names"]
@@ -195,33 +188,114 @@ def test_names_are_apart_by_shape_else_grid_and_by_layer_and_add_up() -> None:
     ]
     (whole,) = by_name(found).itertuples(index=False)
     assert (whole.name, whole.num_kernels, whole.time_us) == ("a", 4, 71)
-
-
-def test_the_interval_of_a_row_is_the_sum_of_its_kernels() -> None:
     rows = [kernel(0, 10, name="a", low_us=8, high_us=13), kernel(10, 20, name="a", low_us=17, high_us=26)]
-    (found,) = times(*rows).tables["kernel_names"].itertuples(index=False)
-    assert (found.low_us, found.high_us) == (25, 39)
+    (both,) = times(*rows).tables["kernel_names"].itertuples(index=False)
+    assert (both.low_us, both.high_us) == (25, 39)
     measured = times(kernel(0, 10)).tables["kernel_names"].iloc[0]
     assert measured["low_us"] != measured["low_us"]
-
-
-def test_one_name_in_two_families_stays_two_rows() -> None:
     names = times(
         kernel(0, 1, name="copy_kernel", family="copy"), kernel(1, 1, "communication", name="copy_kernel")
     ).tables["kernel_names"]
     assert sorted(names["family"]) == ["communication", "copy"]
 
 
-def test_a_step_without_a_kernel_has_no_times() -> None:
+def test_a_step_without_a_kernel_has_no_times_and_an_unknown_family_is_an_error() -> None:
     found = times()
     assert (found.summary, len(found.tables["layer_times"]), len(found.tables["kernel_names"])) == (None, 0, 0)
     assert list(found.tables["layer_times"].columns) == [column.name for column in TABLES["layer_times"].columns]
-
-
-def test_the_object_is_json_without_nan() -> None:
+    with pytest.raises(ValueError, match="not in tuple"):
+        times(kernel(0, 1, "surprise"))
     json.dumps(summary(*a_step(), kernel(1100, NAN, "other")), allow_nan=False)
 
 
-def test_an_unknown_family_is_an_error() -> None:
-    with pytest.raises(ValueError, match="not in tuple"):
-        times(kernel(0, 1, "surprise"))
+GEMM : dict[str, Any] = {"name": "sm90_gemm", "family": "gemm", "stream": 7, "start_us": 20.5, "duration_us": 100.0} | {
+    "launch_us": 3.0, "grid": "8,4,1", "block": "384,1,1", "operation": "aten.mm.default", "op": 12, "step": 2,
+    "phase": "backward", "recompute": True, "layer": 3, "call": -1, "flops": 1e9, "moved_bytes": 4096.0,
+    "bound": "compute",
+}  # fmt: skip
+
+
+def test_the_journals_columns_are_the_tables_but_those_of_an_estimate() -> None:
+    columns = [column.name for column in TABLES["kernels"].columns]
+    assert columns == [*columns_of(KernelsRecord), "low_us", "high_us", "shape", "basis", "launch"]
+
+
+def test_rows_come_back_as_they_were_given_in_the_order_of_their_start(tmp_path: Path) -> None:
+    made = HandMade()
+    made.others.append(record(GEMM, kernel(1.0, 2.0, "copy", name="Memcpy", operation="")))
+    recording = made.read(tmp_path)
+    assert recording.kernel_source == SOURCE
+    copy, gemm = kernel_table(recording).to_dict("records")
+    assert {name: gemm[name] for name in GEMM} == GEMM
+    assert (copy["name"], copy["operation"], copy["op"], copy["layer"], copy["call"]) == ("Memcpy", "", -1, 0, -1)
+    assert copy["flops"] != copy["flops"]  # NaN: not known
+    assert (gemm["low_us"] != gemm["low_us"], gemm["shape"]) == (True, "")  # it was not estimated here
+
+
+def test_a_generation_lasts_from_its_first_kernel_to_the_end_of_its_last_with_sampling_and_waits() -> None:
+    kernels = table(
+        kernel(0.0, 5.0, phase="forward"),
+        kernel(10.0, 5.0, phase="generation"),
+        kernel(20.0, 3.0, phase="other"),  # sampling
+        kernel(30.0, 5.0, phase="generation"),
+        kernel(36.0, 4.0, phase="other"),  # a reward
+        kernel(50.0, 5.0, phase="forward"),
+        kernel(60.0, 5.0, phase="generation"),
+        kernel(70.0, NAN, phase="generation"),
+        kernel(80.0, 5.0, phase="backward"),
+    )
+    assert generation_us(timed(kernels)) == (35.0 - 10.0) + (70.0 - 60.0)
+    assert generation_us(timed(kernels[kernels["phase"] != "generation"])) == 0.0
+
+
+def ranges(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
+    """The table ``ranges`` over five launches: rows 0, 1, 3 and 4 are kernels, 5 is a collective."""
+    kernels = [
+        kernel(10, 5, launch=0, launch_us=1.0),
+        kernel(15, 50, launch=1, launch_us=2.0),
+        kernel(12, 8, launch=3, launch_us=4.0, stream=7),  # begins earlier, on another stream
+        kernel(70, NAN, "other", launch=4, launch_us=6.0),
+        kernel(80, NAN, "communication", launch=5, launch_us=7.0, call=3),
+    ]
+    recorded = pd.DataFrame([RangeRow(*row) for row in rows], columns=RangeRow._fields)
+    return range_table(recorded, timed(table(*kernels)))
+
+
+def test_a_range_has_the_kernels_that_were_launched_in_it() -> None:
+    found = ranges(("step", 0, 0, 0, 6), ("two", 0, 1, 1, 4))
+    assert list(found.columns) == [column.name for column in RANGES.columns]
+    step, two = found.itertuples(index=False)
+    assert (step.num_kernels, step.num_unknown, step.kernel_us, step.num_calls) == (4, 1, 63, 1)
+    assert (two.num_kernels, two.kernel_us, two.num_calls) == (2, 58, 0)
+    assert (two.begin_us, two.end_us, two.gpu_begin_us, two.gpu_end_us) == (2, 4, 12, 65)
+    (found,) = ranges(("mark", 0, 0, 2, 2)).itertuples(index=False)
+    assert (found.num_kernels, found.kernel_us) == (0, 0)
+    assert found.begin_us != found.begin_us
+
+
+def test_ranges_of_one_name_are_summed_most_time_first() -> None:
+    small, large = by_range(ranges(("a", 0, 1, 0, 1), ("b", 0, 0, 1, 2), ("a", 0, 2, 3, 4)))[::-1]
+    assert (large.name, large.kernel_us) == ("b", 50)
+    assert (small.name, small.num_ranges, small.depth, small.num_kernels, small.kernel_us) == ("a", 2, 1, 2, 13)
+    assert small.gpu_us == pytest.approx(13)
+
+
+def test_ranges_that_overlap_on_the_gpu_are_below_each_other() -> None:
+    found = range_lanes(ranges(("in", 0, 1, 0, 1), ("out", 0, 0, 0, 2), ("late", 0, 0, 3, 4), ("none", 0, 0, 2, 2)), 9)
+    assert [(row.name, row.lane, row.start_us, row.end_us) for row in found.itertuples()] == [
+        ("out", 0, 10, 65),
+        ("in", 1, 10, 15),
+        ("late", 2, 12, 20),
+    ]
+    after = range_lanes(ranges(("one", 0, 0, 0, 1), ("two", 0, 0, 1, 2)), 9)
+    assert after["lane"].tolist() == [0, 0]
+    assert range_lanes(ranges(("in", 0, 1, 0, 1), ("out", 0, 0, 0, 2)), 1)["name"].tolist() == ["out"]
+
+
+def test_the_trace_has_a_track_of_them_by_thread_and_names_are_text() -> None:
+    found = ranges(('</script>"', 0, 0, 0, 2), ("other thread", 1, 0, 1, 4), ("empty", 0, 0, 2, 2))
+    events = [json.loads(line) for line in range_events(found)]
+    slices = {event["name"]: event for event in events if event["ph"] == "X"}
+    assert set(slices) == {'</script>"', "other thread"}
+    assert (slices["other thread"]["ts"], slices["other thread"]["dur"]) == (2, 2)
+    assert len({event["tid"] for event in slices.values()}) == 2

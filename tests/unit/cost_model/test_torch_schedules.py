@@ -1,13 +1,11 @@
 """The bubble of torch.distributed.pipelining's schedules comes out of the order in which their ranks act."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from fakedist.cost_model.job.stages import RankStep, dependencies_of, place_together
 from fakedist.cost_model.timeline import Timeline
-from tests.unit.cost_model.job.test_stages import Free
+from tests.unit.cost_model.launches_by_hand import Host
 from tests.unit.cost_model.pipelines_by_hand import Recording, Shape
 
 #: What forward, and the gradient of the input, and that of the weights, each take.
@@ -28,7 +26,7 @@ def step_us(shape: Shape, send_us: float = 0.0) -> float:
             (launches, tables["calls"], tables["groups"]), timeline, durations, rank, set(range(shape.num_ranks))
         )
         steps.append(RankStep(rank, timeline, durations, others.transfers))
-    found = place_together(steps, Free())
+    found = place_together(steps, Host())
     assert not any(found.num_unmatched.values())
     return max(each.end_us for each in found.placed.values())
 

@@ -1,7 +1,5 @@
 """A measured step placed in time again: copies that stand for collectives are out, priced collectives are in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -21,16 +19,8 @@ from tests.unit.cost_model.times_by_hand import kernel, table
 
 NAN = float("nan")
 COMPUTE, SIDE = 7, 13
-CALLS = pd.DataFrame(
-    {
-        "sequence": [40, 41],
-        "operation": ["all_reduce", "barrier"],
-        "group": [0, 0],
-        "asynchronous": [True, False],
-        "peer": [-1, -1],
-        "phase": ["backward", "backward"],
-        "layer": [3, 0],
-    }
+CALLS = pd.DataFrame({"sequence": [40, 41], "operation": ["all_reduce", "barrier"], "layer": [3, 0]}).assign(
+    group=0, asynchronous=[True, False], peer=-1, phase="backward"
 )
 
 
@@ -107,11 +97,14 @@ def test_a_send_that_copies_nothing_is_before_the_event_that_is_waited_for() -> 
     assert starts[-1].tolist() == [5, 105, 405]
 
 
-def test_a_synchronous_call_that_copies_nothing_is_on_the_stream_that_computes() -> None:
+def test_a_synchronous_call_that_copies_nothing_is_on_the_stream_that_computes_and_old_events_hold_up_nothing() -> None:
     kernels = table(kernel(10, 100, stream=COMPUTE, launch_us=5), kernel(10, 1, stream=9, launch_us=6))
     calls = CALLS.iloc[:1].assign(asynchronous=False)
     found = traced_tables(kernels, host(waits=[], calls=[(40, 10.0)]), calls)
     assert found["launches"]["stream"].tolist() == [COMPUTE, 9, COMPUTE]
+    kernels = table(kernel(10, 100, stream=COMPUTE, launch_us=5))
+    told = host(waits=[("stream_waits", COMPUTE, 1 << 62, 1.0, 1.0)])
+    assert priced(traced_tables(kernels, told, CALLS.iloc[:0]), 1.0).step_us == 105
 
 
 def test_tables_are_those_of_a_step_on_the_virtual_gpu() -> None:
@@ -124,27 +117,28 @@ def test_tables_are_those_of_a_step_on_the_virtual_gpu() -> None:
     assert products["measured_us"].tolist() == [100, 100]
 
 
-def test_the_host_takes_what_it_took_without_its_waits() -> None:
+def test_the_host_takes_what_it_took_without_its_waits_and_with_copies_to_pageable_memory() -> None:
     launches = step()["launches"]
     assert launches["host_us"].tolist() == [3, 1, 1, 5, 4, 6, 5, 5]
     kernels = table(kernel(10, 5, launch_us=5), kernel(110, 5, launch_us=104))
     waited = traced_tables(kernels, host(waits=[("host_waits", 0, 0, 7.0, 100.0)]), CALLS.iloc[:0])
     assert waited["launches"]["host_us"].tolist() == [5, 2, 4]
-
-
-def test_a_copy_to_pageable_memory_holds_up_the_host() -> None:
     kernels = table(
         kernel(10, 50, "copy", name="Memcpy DtoH (Device -> Pageable)", launch_us=5), kernel(66, 5, launch_us=64)
     )
-    found = traced_tables(kernels, host(waits=[]), CALLS.iloc[:0])["launches"]
-    assert found["what"].tolist() == ["host_reads", "product"]
-    assert found["host_us"].tolist() == [5, 4]
+    copied = traced_tables(kernels, host(waits=[]), CALLS.iloc[:0])["launches"]
+    assert copied["what"].tolist() == ["host_reads", "product"]
+    assert copied["host_us"].tolist() == [5, 4]
 
 
-def test_collectives_that_take_as_long_as_their_copies_leave_the_step_as_it_was() -> None:
+def test_priced_collectives_move_and_slow_down_what_follows_or_nothing() -> None:
     found = priced(step(), 21.0)
     assert found.kernels[found.kernels["call"] < 0]["start_us"].tolist() == [5, 105]
     assert found.step_us == 205
+    kernels = priced(step(), 300.0, interferes=True).kernels
+    first, second = kernels[kernels["call"] < 0]["duration_us"]
+    assert 100 < first < 130
+    assert second == 100
 
 
 def test_what_waits_for_a_longer_collective_begins_later() -> None:
@@ -156,19 +150,6 @@ def test_what_waits_for_a_longer_collective_begins_later() -> None:
     assert (found.step_low_us, found.step_high_us) == (260, 710), "the interval is the collectives'"
     assert kernels.loc["gemm_kernel", "basis"].tolist() == ["measured", "measured"]
     assert [note.code for note in found.notes] == ["collectives_estimated"]
-
-
-def test_a_kernel_next_to_a_priced_collective_takes_longer_than_was_measured() -> None:
-    kernels = priced(step(), 300.0, interferes=True).kernels
-    first, second = kernels[kernels["call"] < 0]["duration_us"]
-    assert 100 < first < 130
-    assert second == 100
-
-
-def test_an_event_from_before_the_step_holds_up_nothing() -> None:
-    kernels = table(kernel(10, 100, stream=COMPUTE, launch_us=5))
-    told = host(waits=[("stream_waits", COMPUTE, 1 << 62, 1.0, 1.0)])
-    assert priced(traced_tables(kernels, told, CALLS.iloc[:0]), 1.0).step_us == 105
 
 
 def test_ranges_have_the_launches_that_the_host_made_in_them() -> None:

@@ -1,7 +1,5 @@
 """Calls that depend on other ranks, and where the step of a pipeline stage begins."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
@@ -32,9 +30,6 @@ def test_the_peer_of_a_call_is_the_rank_at_its_place_in_the_group() -> None:
     assert (send.row, send.is_send, send.peer, send.time_us) == (0, True, 0, 7.0)
     assert (receive.row, receive.is_send, receive.peer, receive.time_us) == (2, False, 2, 9.0)
     assert (found.num_exchanged, found.elsewhere) == (1, (0,))
-
-
-def test_a_peer_that_is_not_given_is_named() -> None:
     launches = launches_of(("collective", 3, "forward"))
     found = dependencies_of((launches, calls_of((3, "send", 1, 1)), GROUPS), Timeline(launches), np.ones(1), 0, {0, 2})
     assert (found.num_exchanged, found.elsewhere) == (0, (4,))
@@ -69,9 +64,6 @@ def test_the_receive_of_the_next_iteration_stands_for_the_steps_own() -> None:
     )
     calls = calls_of((1, "send", 1, 0), (2, "all_reduce", 0, -1), (3, "recv", 1, 0))
     assert from_first_transfer(launches, calls)["row"].tolist() == [4, 5, 6, 0, 1, 2, 3]
-
-
-def test_a_step_without_transfers_after_its_optimizer_stays_as_it_is() -> None:
     launches = launches_of(("collective", 1, "forward"), ("kernel", -1, "optimizer"), ("collective", 2, "other"))
     calls = calls_of((1, "recv", 1, 0), (2, "all_reduce", 0, -1))
     assert from_first_transfer(launches, calls)["row"].tolist() == [0, 1, 2]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +48,7 @@ def test_shares_of_the_variance_add_up_and_the_largest_come_first() -> None:
     # Of 30 and 40 us, squared: 2,500. dp and tp could add 30 and 10 us of exposed time.
     assert [part.share for part in found] == pytest.approx([0.64 * 0.75, 0.36 * 0.75, 0.64 * 0.25])
     assert [part.half_width_us for part in found] == pytest.approx([30.0, 30 * 0.75**0.5, 10.0])
+    assert uncertain_parts(replace(STEP, interval=StepInterval()), [DP], TABLES) == []
 
 
 def test_the_host_is_a_part_where_the_gpu_waits_for_it() -> None:
@@ -59,10 +58,6 @@ def test_the_host_is_a_part_where_the_gpu_waits_for_it() -> None:
     (sheet,) = uncertainty_sheets(replace(SOURCE, uncertain=found))
     assert sheet.columns[0].cells[0] == "the host"
     assert "waits for launches" in sheet.columns[3].cells[0]
-
-
-def test_a_step_without_an_interval_has_no_parts() -> None:
-    assert uncertain_parts(replace(STEP, interval=StepInterval()), [DP], TABLES) == []
 
 
 def test_errors_of_one_family_partly_go_together() -> None:

@@ -1,7 +1,5 @@
 """Changes of a job's communication: exact, on schedules made by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +12,7 @@ from fakedist.cost_model.placing import StepLaunches
 from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
 from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
-from tests.unit.cost_model.test_placing import Free
+from tests.unit.cost_model.launches_by_hand import Host
 
 NDR = FABRICS["dgx-h100-ndr"]
 WORK = pd.DataFrame([("product", 64, 64, 1), ("collective", 0, 0, 0)], columns=["kind", "m", "n", "batch"])
@@ -51,11 +49,7 @@ def end_us(rows: list[tuple[str, int, int, int, int]], what_if: str = "", link_s
     communication = Communication(table, GPUS["h100-80g"], NDR, link_share is not None)
     if what_if:
         launches, communication = changed_launches(read_what_if(what_if), launches, communication, GROUPS)
-    return StepLaunches(launches, WORK, PRICED, communication).place(Free()).placed.end_us
-
-
-def test_calls_of_one_group_queue_even_on_two_streams() -> None:
-    assert end_us([*call(40, 7), *call(41, 8)]) == 150.0
+    return StepLaunches(launches, WORK, PRICED, communication).place(Host()).placed.end_us
 
 
 def test_separate_calls_of_one_group_run_at_once_if_streams_allow() -> None:
@@ -84,19 +78,11 @@ def test_a_gather_no_longer_waits_behind_the_reduction_of_the_block_before() -> 
     assert end_us(backward, "", 1.0) == end_us(backward)
 
 
-def test_the_stream_of_a_script_is_not_taken_apart() -> None:
-    own = [("product", 0, 7, 0, -1), *call(40, 7), *call(41, 7)]
-    assert end_us(own, "separate=dp") == end_us(own) == 250.0
-
-
-def test_merged_groups_queue() -> None:
+def test_merged_groups_queue_and_without_overlap_everything_does() -> None:
     rows = [*call(41, 7), *call(42, 8)]
     assert end_us(rows) == 90.0
     assert end_us(rows, "merge=dp,tp") == 140.0
     assert end_us(rows, "merge=5,6") == 140.0
-
-
-def test_without_overlap_everything_takes_its_turn() -> None:
     rows = [*call(40, 7), PRODUCT, *call(42, 8), PRODUCT]
     assert end_us(rows) == 200.0
     assert end_us(rows, "no-overlap") == 60 + 100 + 50 + 100
@@ -123,9 +109,7 @@ def test_a_group_that_nothing_changes_for_is_an_error(what_if: str, message: str
         "merge=dp",
         "merge=dp,dp",
         "separate=a,b",
-        "bandwidth=fast",
-        "bandwidth=0x",
-        "bandwidth=2000x",
+        *(f"bandwidth={by}" for by in ("fast", "0x", "2000x")),
         "no-overlap=1",
     ],
 )
@@ -143,8 +127,5 @@ def test_bandwidth_is_that_of_the_nics_or_of_nvlink() -> None:
     assert replace(nvlink, name=NDR.name, nvlink_bandwidth=0.0) == NDR
     with pytest.raises(JobError, match="has no NVLink"):
         changed_fabric(read_what_if("bandwidth=nvlink:2x"), NDR, 0.0)
-
-
-def test_another_fabric_and_another_node() -> None:
     assert read_what_if("fabric=p5-efa").fabric == "p5-efa"
     assert read_what_if("gpus-per-node=72").gpus_per_node == 72

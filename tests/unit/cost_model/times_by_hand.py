@@ -1,7 +1,5 @@
 """Kernels written by hand, for tests of everything that reads their table."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

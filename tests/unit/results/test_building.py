@@ -1,11 +1,8 @@
 """Whole runs from their journals, however they ended."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from fakedist.errors import RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.options import Job
 from fakedist.report.text.wording import run_facts
-from fakedist.results import building
 from fakedist.results.building import build_tables, compute_tables
 from fakedist.results.opening import open_run, open_run_directory
 from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME
@@ -27,7 +23,6 @@ from fakedist.rundir.journal import MAGIC
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.schema import ACTIONS, TABLES
 from fakedist.rundir.summary import Summary
-from fakedist.rundir.tables import write_table
 from fakedist.units import UNLIMITED_BYTES
 from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade, new_run, write_plain
 
@@ -71,10 +66,7 @@ def test_every_table_and_key_of_the_schema_is_there(tmp_path: Path) -> None:
     assert (tmp_path / SNAPSHOT_NAME).exists()
     assert manifest["versions"] == {"python": "3.11.0", "torch": "2.15.0", "cuda": "13.2"}
     assert manifest["dropped"] == []
-
-
-def test_figures_add_up(tmp_path: Path) -> None:
-    summary = built(one_step().write(new_run(tmp_path)))["summary"]
+    summary = manifest["summary"]
     assert summary["peak_allocated_bytes"] == 4 * MIB
     assert sum(summary["by_category"].values()) == 4 * MIB
     assert sum(layer["peak_own_bytes"] for layer in summary["layers"]) == 4 * MIB
@@ -83,21 +75,9 @@ def test_figures_add_up(tmp_path: Path) -> None:
     assert summary["exit"] == {"outcome": "stopped", "code": 0, "message": ""}
 
 
-def empty_file(directory: Path) -> None:
-    (directory / JOURNAL_NAME).touch()
-
-
-def killed_before_the_first_record(directory: Path) -> None:
-    (directory / JOURNAL_NAME).write_bytes(MAGIC)
-
-
-def killed_in_the_first_word(directory: Path) -> None:
-    (directory / JOURNAL_NAME).write_bytes(MAGIC[:2])
-
-
-@pytest.mark.parametrize("left", [empty_file, killed_before_the_first_record, killed_in_the_first_word])
-def test_a_rank_that_wrote_nothing_still_has_its_tables(tmp_path: Path, left: Callable[[Path], None]) -> None:
-    left(new_run(tmp_path, "killed"))
+@pytest.mark.parametrize("journal", [b"", MAGIC, MAGIC[:2]])
+def test_a_rank_that_wrote_nothing_still_has_its_tables(tmp_path: Path, journal: bytes) -> None:
+    (new_run(tmp_path, "killed") / JOURNAL_NAME).write_bytes(journal)
     manifest = built(tmp_path)
     summary = manifest["summary"]
     assert summary["exit"]["outcome"] == "killed"
@@ -109,7 +89,7 @@ def test_a_rank_that_wrote_nothing_still_has_its_tables(tmp_path: Path, left: Ca
 def test_a_journal_cut_off_anywhere_gives_what_it_has(tmp_path: Path) -> None:
     whole = one_step().write(new_run(tmp_path / "whole")) / JOURNAL_NAME
     data = whole.read_bytes()
-    for number, length in enumerate([*range(0, len(data), 307), len(data) - 1]):
+    for number, length in enumerate([*range(0, len(data), 613), len(data) - 1]):
         run = new_run(tmp_path / str(number), "killed")
         (run / JOURNAL_NAME).write_bytes(data[:length])
         manifest = built(run)
@@ -120,47 +100,30 @@ def test_a_journal_cut_off_anywhere_gives_what_it_has(tmp_path: Path) -> None:
     assert manifest["dropped"][-1] == {"code": "recording_cut", "text": cut}
 
 
-def gone(directory: Path) -> None:
-    (directory / JOURNAL_NAME).unlink()
-
-
-def of_something_else(directory: Path) -> None:
-    (directory / JOURNAL_NAME).write_bytes(b"PK\x03\x04 and more")
-
-
-def without_records(directory: Path) -> None:
-    (directory / JOURNAL_NAME).write_bytes(MAGIC)
-
-
-def with_foreign_records(directory: Path) -> None:
-    write_plain(directory / JOURNAL_NAME, {"kind": "events"})
-
-
-def with_columns_cut_short(directory: Path) -> None:
-    write_plain(directory / JOURNAL_NAME, {"kind": "ops", "first": 0, "operation": b"123", "scope": b"1234"})
-
-
 @pytest.mark.parametrize(
-    ("damage", "cause"),
+    ("journal", "cause"),
     [
-        (gone, "is missing"),
-        (of_something_else, "is not a journal of fakedist"),
-        (without_records, "holds no record"),
-        (empty_file, "holds no record"),
-        (with_foreign_records, "has a record 'events' that is not fakedist's: it has no device"),
-        (with_columns_cut_short, "has a record 'ops' that is not fakedist's: operation is not a column"),
+        (None, "is missing"),
+        (b"PK\x03\x04 and more", "is not a journal of fakedist"),
+        (MAGIC, "holds no record"),
+        (b"", "holds no record"),
+        ({"kind": "events"}, "has a record 'events' that is not fakedist's: it has no device"),
+        (
+            {"kind": "ops", "first": 0, "operation": b"123", "scope": b"1234"},
+            "has a record 'ops' that is not fakedist's: operation is not a column",
+        ),
     ],
 )
-def test_a_damaged_recording_is_refused_and_nothing_is_written(
-    tmp_path: Path, damage: Callable[[Path], None], cause: str
-) -> None:
+def test_a_damaged_recording_is_refused_and_nothing_is_written(tmp_path: Path, journal: Any, cause: str) -> None:
     built(one_step().write(new_run(tmp_path)))
     manifest = json.loads((tmp_path / "run.json").read_text())
     del manifest["summary"]
     (tmp_path / "run.json").write_text(json.dumps(manifest))
-    if damage is empty_file:
-        gone(tmp_path)
-    damage(tmp_path)
+    (tmp_path / JOURNAL_NAME).unlink()
+    if isinstance(journal, bytes):
+        (tmp_path / JOURNAL_NAME).write_bytes(journal)
+    elif journal is not None:
+        write_plain(tmp_path / JOURNAL_NAME, journal)
     before = contents(tmp_path)
     with pytest.raises(RunDirectoryError, match=rf"^the recording is damaged: \S+journal\.bin {cause}"):
         open_run(tmp_path)
@@ -183,18 +146,16 @@ def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:
     assert contents(run) == before
 
 
-def test_what_was_computed_before_the_end_is_used_unless_more_was_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_computed_before_the_end_is_used_unless_more_was_recorded(tmp_path: Path) -> None:
     run = one_step().write(new_run(tmp_path))
     computed = compute_tables(run)
-    with monkeypatch.context() as patch:
-        patch.setattr(building, "compute_tables", None)
-        build_tables(run, computed=computed)
-    assert len(open_run(run).table("steps")) == 1
+    marked = dataclasses.replace(computed, tables={**computed.tables, "steps": computed.tables["steps"][:0]})
+    build_tables(run, computed=marked)
+    assert len(open_run(run).table("steps")) == 0
     with (run / JOURNAL_NAME).open("ab") as journal:
         journal.write(b"a record that a kill cut off")
-    build_tables(run, computed=computed)
+    build_tables(run, computed=marked)
+    assert len(open_run(run).table("steps")) == 1
     assert open_run(run).manifest.dropped
 
 
@@ -204,14 +165,15 @@ def test_tables_that_fail_to_be_made_leave_those_that_were_there(
     built(one_step().write(new_run(tmp_path)))
     (tmp_path / "tables" / "layers.parquet").write_bytes(b"as it was")
     before = contents(tmp_path)
+    write = pyarrow.parquet.write_table
 
-    def disk_full(directory: Path, name: str, columns: dict[str, Any]) -> None:
-        if name == "events":
+    def disk_full(table: Any, path: Any, **options: Any) -> None:
+        if "allocated_bytes" in table.column_names:  # the table events
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_table(directory, name, columns)
+        write(table, path, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "write_table", disk_full)
+        patch.setattr(pyarrow.parquet, "write_table", disk_full)
         with pytest.raises(OSError, match="No space"):
             build_tables(tmp_path)
     assert contents(tmp_path) == before
@@ -220,40 +182,10 @@ def test_tables_that_fail_to_be_made_leave_those_that_were_there(
     assert not list(tmp_path.glob(".tables-*"))
 
 
-def test_a_run_whose_parent_was_killed_is_told_as_killed(tmp_path: Path) -> None:
-    made = one_step()
-    made.others = [record for record in made.others if record.kind != "outcome"]
-    run = open_run(made.write(new_run(tmp_path, "running")))
-    assert run.summary.exit.outcome == "killed"
-    assert dict(run_facts(run))["ended"] == "killed (with fakedist profile, which was killed) after 1 step"
-
-
-def test_a_rank_that_ran_out_of_memory_does_not_fit_and_says_who_asked(tmp_path: Path) -> None:
-    made = HandMade()
-    layer = made.layer("layers.7.mlp")
-    op = made.op("forward", 1, layer, name="aten.addmm.default")
-    made.alloc(0, MIB)
-    made.event("oom", 0, 6 * GIB)
-    line = "/job/model.py:33 (forward)"
-    made.record("oom", device=0, requested_bytes=6 * GIB, op=op, layer="layers.7.mlp", line=line, message="free: 2 GiB")
-    made.ended("out_of_memory", 4, "CUDA out of memory")
-    summary = built(made.write(new_run(tmp_path, "out_of_memory")))["summary"]
-    assert summary["fits"] is False
-    assert summary["exit"] == {"outcome": "out_of_memory", "code": 4, "message": "CUDA out of memory"}
-    assert summary["out_of_memory"] == {
-        "requested_bytes": 6 * GIB,
-        "layer": "layers.7.mlp",
-        "operation": "aten.addmm.default",
-        "line": line,
-        "allocated_bytes": MIB,
-        "reserved_bytes": GIB,
-    }
-
-
-def test_a_request_that_failed_and_was_handled_is_no_out_of_memory(tmp_path: Path) -> None:
-    made = one_step()
-    made.record("oom", device=0, requested_bytes=6 * GIB, op=-1, layer="", line="", message="")
-    found = built(made.write(new_run(tmp_path)))
+def test_a_request_that_failed_counts_unless_the_script_handled_it(tmp_path: Path) -> None:
+    handled = one_step()
+    handled.record("oom", device=0, requested_bytes=6 * GIB, op=-1, layer="", line="", message="")
+    found = built(handled.write(new_run(tmp_path / "handled")))
     assert found["summary"]["out_of_memory"] is None
     assert found["summary"]["fits"] is True
     assert [text for text in texts(found) if "too little once for 6.00 GiB, and the script went on" in text]
@@ -271,49 +203,47 @@ def test_with_unlimited_memory_the_peak_is_held_against_the_models_own(
     assert summary["fits"] is fits
 
 
-def test_the_rank_knows_better_than_its_exit_code_but_not_than_a_kill(tmp_path: Path) -> None:
-    def ending(seen: str, *said: Any) -> dict[str, Any]:
-        made = HandMade()
-        if said:
-            made.ended(*said)
-        return dict(built(made.write(new_run(tmp_path / f"{seen}{said}", seen)))["summary"]["exit"])
+@pytest.mark.parametrize(
+    ("seen", "recorded", "expected"),
+    [
+        ("exit", ("exception", 1, "ValueError: no"), ("exception", 0, "ValueError: no")),
+        ("timeout", ("interrupted", 130, ""), ("timeout", 0, "")),
+        ("killed", (), ("killed", 0, "")),
+        ("running", (), ("killed", 0, "with fakedist profile, which was killed")),
+    ],
+)
+def test_the_rank_knows_better_than_its_exit_code_but_not_than_a_kill(
+    tmp_path: Path, seen: str, recorded: tuple[Any, ...], expected: tuple[str, int, str]
+) -> None:
+    made = HandMade()
+    if recorded:
+        made.ended(*recorded)
+    run = open_run(made.write(new_run(tmp_path, seen)))
+    ending = run.summary.exit
+    assert (ending.outcome, ending.code) == expected[:2]
+    assert expected[2] in dict(run_facts(run))["ended"]
 
-    assert ending("exit", "exception", 1, "ValueError: no") == {
-        "outcome": "exception",
-        "code": 0,
-        "message": "ValueError: no",
-    }
-    assert ending("timeout", "interrupted", 130, "")["outcome"] == "timeout"
-    assert ending("killed")["outcome"] == "killed"
 
-
-def test_the_tables_are_about_the_ranks_own_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("own_bytes", "peak_bytes", "said"),
+    [
+        (4 * MIB, 4 * MIB, "the rank also used cuda:0; the tables are about cuda:1"),
+        (0, 16 * MIB, "the rank used cuda:0, not the device of its LOCAL_RANK"),
+    ],
+)
+def test_the_tables_are_about_the_ranks_own_device_if_it_used_it(
+    tmp_path: Path, own_bytes: int, peak_bytes: int, said: str
+) -> None:
     made = HandMade()
     made.gpu = dataclasses.replace(GPU, device_index=1)
     made.op()
     made.alloc(0, 16 * MIB, device=0)
-    made.alloc(0, 4 * MIB, device=1)
+    if own_bytes:
+        made.alloc(0, own_bytes, device=1)
     made.ended()
     manifest = built(made.write(new_run(tmp_path)))
-    assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
-    assert texts(manifest) == [
-        "the rank also used cuda:0; the tables are about cuda:1",
-        NOT_REACHED.format("0 steps"),
-    ]
-
-
-def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> None:
-    made = HandMade()
-    made.gpu = dataclasses.replace(GPU, device_index=1)
-    made.op()
-    made.alloc(0, 16 * MIB, device=0)
-    made.ended()
-    manifest = built(made.write(new_run(tmp_path)))
-    assert manifest["summary"]["peak_allocated_bytes"] == 16 * MIB
-    assert texts(manifest) == [
-        "the rank used cuda:0, not the device of its LOCAL_RANK",
-        NOT_REACHED.format("0 steps"),
-    ]
+    assert manifest["summary"]["peak_allocated_bytes"] == peak_bytes
+    assert texts(manifest) == [said, NOT_REACHED.format("0 steps")]
 
 
 def test_a_device_on_which_only_a_snapshot_was_taken_was_not_used(tmp_path: Path) -> None:
@@ -344,14 +274,8 @@ def test_notes_say_what_a_reader_must_know(tmp_path: Path) -> None:
     made.stats(MIB, GIB)
     notes = texts(built(made.write(new_run(tmp_path, collectives="noop"))))
     assert notes[0] == "a word of the rank"
-    assert [note.split(" ")[0] for note in notes[1:]] == [
-        "the",
-        "11",
-        "aten.topk.default,",
-        "cudaGraphLaunch",
-        "collectives",
-        "the",
-    ]
+    first_words = ["the", "11", "aten.topk.default,", "cudaGraphLaunch", "collectives", "the"]
+    assert [note.split(" ")[0] for note in notes[1:]] == first_words
     assert "first at /job/train.py:3," in notes[2]
     assert "first at /job/router.py:8," in notes[3]
     invented = pyarrow.parquet.read_table(tmp_path / "tables" / "invented.parquet").to_pylist()
@@ -387,18 +311,14 @@ def test_a_rank_that_trained_nothing_is_told_what_it_read_that_no_rank_sent(tmp_
     left = open_run_directory(run).summary.left_during_init
     assert left is not None
     assert left.not_sent == f"broadcast from rank 0 at train.py:{9 if is_read else 3} (main)"
-
-
-@pytest.mark.parametrize("is_read", [True, False])
-def test_what_no_rank_sent_is_noted_in_training_only_where_the_script_reads_it(tmp_path: Path, is_read: bool) -> None:
-    made = HandMade()
-    made.op("forward", 1)
-    made.step(1)
-    made.record("not_sent", line="train.py:9 (main)", call="recv", source=-1, command="", is_read=is_read)
-    made.ended()
-    found = [text for text in texts(built(made.write(new_run(tmp_path)))) if "should have sent" in text]
-    assert len(found) == is_read
-    assert all("recv from any rank at train.py:9 (main)" in text and "To receive" not in text for text in found)
+    trained = HandMade()
+    trained.op("forward", 1)
+    trained.step(1)
+    trained.record("not_sent", line="train.py:9 (main)", call="recv", source=-1, command="", is_read=is_read)
+    trained.ended()
+    notes = [text for text in texts(built(trained.write(new_run(tmp_path / "trained")))) if "should have sent" in text]
+    assert len(notes) == is_read  # in training only what the script reads matters
+    assert all("recv from any rank at train.py:9 (main)" in text and "To receive" not in text for text in notes)
 
 
 def test_a_job_whose_calibration_table_is_gone_is_estimated_without_it_and_has_a_note(tmp_path: Path) -> None:

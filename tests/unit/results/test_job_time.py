@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +10,11 @@ from fakedist.cli import main
 from fakedist.errors import ExitCode, JobError, RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.results.building import build_tables
-from fakedist.results.job_time import time_job
+from fakedist.results.job_time import stages_of_job, time_job
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.analysis.recorded import GPU, new_run
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch, record
-from tests.unit.report.handmade import recorded
+from tests.unit.report.handmade import ended_well, recorded
 
 EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)
 SEND = WorkRow("send", "collective", "communication", "send", float("nan"), float("nan"))
@@ -93,10 +91,8 @@ def test_the_bubble_of_equal_stages_is_the_formulas(stages: list[Path]) -> None:
     assert step.step_low_us is not None
     assert step.step_high_us is not None
     assert step.step_low_us < step.step_us < step.step_high_us
-
-
-def test_the_order_of_the_runs_does_not_matter(stages: list[Path]) -> None:
-    assert time_job(stages).summary == time_job(stages[::-1]).summary
+    assert time_job(stages[::-1]).summary == step
+    assert time_job(stages, "b200").summary.step_us < 0.7 * step.step_us
 
 
 def test_tokens_and_flops_of_the_whole_job_are_counted(stages: list[Path]) -> None:
@@ -110,11 +106,8 @@ def test_tokens_and_flops_of_the_whole_job_are_counted(stages: list[Path]) -> No
         assert rate.tflops_per_gpu == pytest.approx(flops / (step.step_us * 1e-6) / 1e12)
         assert rate.mfu == pytest.approx(rate.tflops_per_gpu * 1e12 / find_gpu("h100-80g").peak_flops["bf16"])
     assert [rate.convention for rate in done.rates] == ["Megatron-LM", "torchtitan"]
-
-
-def test_given_tokens_go_before_counted_ones(stages: list[Path]) -> None:
-    done = time_job(stages, tokens_per_step=1000).summary.throughput
-    assert (done.tokens_per_step, done.tokens_from) == (1000, "given")
+    given = time_job(stages, tokens_per_step=1000).summary.throughput
+    assert (given.tokens_per_step, given.tokens_from) == (1000, "given")
 
 
 def test_one_stage_alone_says_what_is_missing(stages: list[Path]) -> None:
@@ -126,27 +119,32 @@ def test_one_stage_alone_says_what_is_missing(stages: list[Path]) -> None:
     assert "tokens_not_known" in [note.code for note in later.notes]
 
 
-def test_a_faster_gpu_prices_the_same_runs(stages: list[Path]) -> None:
-    assert time_job(stages, "b200").summary.step_us < 0.7 * time_job(stages).summary.step_us
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [
+        ({"arguments": ("--layers", "9")}, "script's arguments is empty in one and --layers 9 in the other"),
+        ({"world_size": 16}, "the world size is 8 in one and 16 in the other"),
+        ({"gpu": "b200"}, "ran for different GPUs: h100-80g and b200"),
+        ({"batches": NUM_BATCHES + 2}, "rank 0 recorded 6 micro-batches, and rank 4 8"),
+    ],
+)
+def test_runs_that_are_not_of_one_job_are_refused(
+    stages: list[Path], tmp_path: Path, other: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(JobError, match=error):
+        time_job([stages[0], stage(tmp_path / "other", 4, **other)], micro_batches=20 if "batches" in other else None)
 
 
-def test_runs_that_are_not_of_one_job_are_refused(stages: list[Path], tmp_path: Path) -> None:
+def test_one_rank_twice_no_run_and_an_unknown_group_are_refused(stages: list[Path]) -> None:
     with pytest.raises(JobError, match="rank 0 is given twice"):
         time_job([stages[0], stages[0]])
-    other = stage(tmp_path / "other", 4, arguments=("--layers", "9"))
-    with pytest.raises(JobError, match="script's arguments is empty in one and --layers 9 in the other"):
-        time_job([stages[0], other])
-    larger = stage(tmp_path / "larger", 4, world_size=16)
-    with pytest.raises(JobError, match="the world size is 8 in one and 16 in the other"):
-        time_job([stages[0], larger])
-    faster = stage(tmp_path / "faster", 4, gpu="b200")
-    with pytest.raises(JobError, match="ran for different GPUs: h100-80g and b200"):
-        time_job([stages[0], faster])
     with pytest.raises(JobError, match="no run was given"):
         time_job([])
+    with pytest.raises(JobError, match="no collectives on a group 'EP'"):
+        time_job(stages, what_if="separate=EP")
 
 
-def test_a_run_without_launches_says_why(stages: list[Path], tmp_path: Path) -> None:
+def test_a_run_without_launches_or_with_fewer_calls_says_so(stages: list[Path], tmp_path: Path) -> None:
     made = recorded()
     made.gpu = replace(GPU, model=find_gpu("h100-80g"))
     made.ended()
@@ -154,9 +152,6 @@ def test_a_run_without_launches_says_why(stages: list[Path], tmp_path: Path) -> 
     build_tables(run)
     with pytest.raises(RunDirectoryError, match="has no launches to price"):
         time_job([stages[0], run])
-
-
-def test_a_rank_that_makes_fewer_calls_is_told(stages: list[Path], tmp_path: Path) -> None:
     short = stage(tmp_path / "short", 4, batches=NUM_BATCHES - 1)
     notes = {note.code: note.text for note in time_job([stages[0], short]).summary.notes}
     assert notes["unmatched_calls"].startswith("1 call of rank 0 with the other ranks has no other side")
@@ -184,22 +179,13 @@ def test_the_command_prints_the_job_in_every_format(
 def test_further_micro_batches_take_what_a_longer_run_takes(stages: list[Path], tmp_path: Path) -> None:
     longer = [stage(tmp_path / f"rank{rank}", rank, batches=NUM_BATCHES + 4) for rank in (0, 4)]
     found, recorded = time_job(stages, micro_batches=NUM_BATCHES + 4).summary, time_job(longer).summary
-    assert (found.step_us, found.step_low_us, found.step_high_us) == (
-        recorded.step_us,
-        recorded.step_low_us,
-        recorded.step_high_us,
-    )
+    for name in ("step_us", "step_low_us", "step_high_us"):
+        assert getattr(found, name) == getattr(recorded, name)
     for mine, other in zip(found.stages, recorded.stages, strict=True):
         assert replace(mine, run_directory=other.run_directory) == other
     assert found.throughput == recorded.throughput
     assert [note.code for note in found.notes] == ["micro_batches_repeated"]
     assert "6 micro-batches were recorded" in found.notes[0].text
-
-
-def test_ranks_must_have_recorded_equally_many_micro_batches(stages: list[Path], tmp_path: Path) -> None:
-    other = stage(tmp_path / "other", 4, batches=NUM_BATCHES + 2)
-    with pytest.raises(JobError, match="rank 0 recorded 6 micro-batches, and rank 4 8"):
-        time_job([stages[0], other], micro_batches=20)
 
 
 def test_what_ifs_of_a_job_are_told_each_on_its_own(
@@ -217,50 +203,58 @@ def test_what_ifs_of_a_job_are_told_each_on_its_own(
     text = capsys.readouterr().out
     assert "What if, estimated, each on its own" in text
     assert "bandwidth=nvlink:0.001x, rank " in text
-    assert main([*command, "--format", "markdown"]) == 0
-    assert "| bandwidth=nvlink:0.001x |" in capsys.readouterr().out
     assert main([*command, "--format", "html", "-o", str(tmp_path / "step.html")]) == 0
     assert "<td>no-overlap</td>" in (tmp_path / "step.html").read_text()
 
 
-def test_a_table_of_one_run_is_not_one_of_the_jobs_step(stages: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["time", str(stages[0]), "--micro-batches", "12", "--format", "csv"]) == ExitCode.USAGE
-    assert "--format csv is for one run, not for the step of a job" in capsys.readouterr().err
-
-
-def test_a_what_if_names_a_group_of_some_rank(stages: list[Path]) -> None:
-    with pytest.raises(JobError, match="no collectives on a group 'EP'"):
-        time_job(stages, what_if="separate=EP")
-
-
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("number", "options", "says"),
     [
-        (["--micro-batches", "5"], "rank 0 recorded 6 micro-batches, and 5 is fewer"),
-        (["--format", "csv"], "--format csv is for one run, and 2 were given"),
-        (["--all-rows"], "--all-rows is for one run"),
-        (["--tokens-per-step", "0"], "--tokens-per-step"),
+        (2, ["--micro-batches", "5"], "rank 0 recorded 6 micro-batches, and 5 is fewer"),
+        (2, ["--format", "csv"], "--format csv is for one run, and 2 were given"),
+        (2, ["--all-rows"], "--all-rows is for one run"),
+        (2, ["--tokens-per-step", "0"], "--tokens-per-step"),
+        (1, ["--micro-batches", "12", "--format", "csv"], "--format csv is for one run, not for the step of a job"),
     ],
 )
-def test_options_of_one_run_are_refused_for_several(
-    stages: list[Path], options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+def test_options_of_one_run_are_refused_for_a_job(
+    stages: list[Path], number: int, options: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["time", *map(str, stages), *options]) == ExitCode.USAGE
+    assert main(["time", *map(str, stages[:number]), *options]) == ExitCode.USAGE
     assert says in capsys.readouterr().err
 
 
-def test_the_figure_has_a_lane_for_each_rank(stages: list[Path]) -> None:
+def test_the_figure_has_a_lane_for_each_rank_and_a_notebook_a_row(stages: list[Path]) -> None:
     job = fakedist.time_job(stages)
     figure = job.figure()
     assert {bar.name for bar in figure.data} == {"forward", "backward", "communication", "bubble"}
     assert {str(label) for bar in figure.data for label in bar.y} == {"stage 0, rank 0", "stage 1, rank 4"}
     assert job.stages()["rank"].tolist() == [0, 4]
     assert job.stages()["stage"].tolist() == [0, 1]
-
-
-def test_a_notebook_shows_the_step_and_a_row_for_each_rank(stages: list[Path]) -> None:
-    job = fakedist.time_job(stages)
     assert "\n  ranks: 0, 4 of 8\n" in repr(job)
     shown = job._repr_html_()
     assert "<th>slowest</th><td>rank " in shown
     assert "<th>bubble_us</th>" in shown
+
+
+def test_the_stages_are_the_ranks_of_the_pipelines_group(stages: list[Path], tmp_path: Path) -> None:
+    found = stages_of_job(stages[1])
+    assert (found.ranks, found.group, found.why) == ((0, 4), "PP", "its name is PP")
+    with pytest.raises(JobError, match="the groups of rank 1 show no pipeline") as raised:
+        stages_of_job(ended_well(tmp_path / "run"))
+    assert raised.value.hint == "name the ranks to run: --rank 0,64"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--with-peers"], "--with-peers is for one rank, and --rank stages runs several"),
+        (["--format", "markdown"], "--format markdown is for one rank, and one of each stage was asked for"),
+    ],
+)
+def test_options_of_one_rank_are_refused_for_stages(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["profile", "--world-size", "8", "--rank", "stages", "--device", "virtual", *options, "train.py"])
+    assert code == ExitCode.USAGE
+    assert says in capsys.readouterr().err

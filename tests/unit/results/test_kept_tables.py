@@ -1,56 +1,38 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from fakedist.results import run
 from fakedist.results.run import RunTables
+from fakedist.rundir.directory import TABLES_NAME
+from fakedist.rundir.tables import write_table
 
-STEPS = pd.DataFrame({"step": [1, 2], "phase": ["forward", "backward"]})
-
-
-class _Stored:
-    """The tables of a run directory; ``asked`` is what was read from it."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def read(self, directory: Path, name: str, columns: list[str] | None) -> _Stored:
-        self.asked.append(f"{name} {columns}")
-        return self
-
-    def to_pandas(self, *, strings_to_categorical: bool) -> pd.DataFrame:
-        return STEPS.astype({"phase": "category"}) if strings_to_categorical else STEPS
+PHASES = pd.DataFrame({"step": [1, 2], "phase": ["forward", "backward"]}).assign(
+    peak_allocated_bytes=7, peak_reserved_bytes=8, end_allocated_bytes=9
+)
 
 
 @pytest.fixture
-def stored(monkeypatch: pytest.MonkeyPatch) -> _Stored:
-    made = _Stored()
-    monkeypatch.setattr(run, "read_table", made.read)
-    return made
+def run(tmp_path: Path) -> Path:
+    """A run directory with the table ``phases``."""
+    write_table(tmp_path, "phases", dict(PHASES.items()))
+    return tmp_path
 
 
-def test_kept_tables_are_read_once_and_each_caller_may_change_its_own(stored: _Stored) -> None:
-    kept = RunTables(Path("run")).keeping()
-    first = kept.table("steps")
+def test_kept_tables_are_read_once_and_each_caller_may_change_its_own(run: Path) -> None:
+    kept = RunTables(run).keeping()
+    first = kept.table("phases")
     first.loc[0, "step"] = 99
     first.insert(0, "more", 0)
-    assert kept.table("steps").equals(STEPS)
-    assert stored.asked == ["steps None"]
+    kept.table("phases", ["phase"])  # read apart, as its strings differ
+    (run / TABLES_NAME / "phases.parquet").unlink()
+    assert not isinstance(kept.table("phases")["phase"].dtype, pd.CategoricalDtype)
+    assert kept.table("phases")["step"].tolist() == [1, 2]
+    assert isinstance(kept.table("phases", ["phase"])["phase"].dtype, pd.CategoricalDtype)
 
 
-def test_columns_of_a_kept_table_are_read_apart_as_their_strings_differ(stored: _Stored) -> None:
-    kept = RunTables(Path("run")).keeping()
-    assert not isinstance(kept.table("steps")["phase"].dtype, pd.CategoricalDtype)
-    for _ in range(2):
-        assert isinstance(kept.table("steps", ["phase"])["phase"].dtype, pd.CategoricalDtype)
-    assert len(stored.asked) == 2
-
-
-def test_tables_in_memory_come_before_those_of_the_directory(stored: _Stored) -> None:
-    tables = RunTables(Path("run")).with_tables({"kernels": STEPS})
-    assert (tables.num_rows("kernels"), tables.has("layers"), tables.has("none")) == (2, True, False)
-    assert isinstance(tables.table("kernels", ["phase"])["phase"].dtype, pd.CategoricalDtype)
-    assert not stored.asked
+def test_tables_in_memory_come_before_those_of_the_directory(run: Path) -> None:
+    tables = RunTables(run).with_tables({"phases": PHASES[:1]})
+    assert (tables.num_rows("phases"), tables.has("layers"), tables.has("none")) == (1, True, False)
+    assert tables.table("phases", ["phase"])["phase"].tolist() == ["forward"]
+    assert isinstance(tables.table("phases", ["phase"])["phase"].dtype, pd.CategoricalDtype)

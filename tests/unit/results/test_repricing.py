@@ -1,7 +1,5 @@
 """A run's step on another GPU: the times change, the memory does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,11 +65,7 @@ def test_its_own_gpu_prices_it_as_its_report_did_to_the_digit(run: Run) -> None:
     for name in ("kernels", "layer_times", "kernel_names"):
         stored, made = run.table(name), again.table(name)
         pd.testing.assert_frame_equal(
-            made.reset_index(drop=True),
-            stored,
-            check_exact=True,
-            check_dtype=False,
-            check_categorical=False,
+            made.reset_index(drop=True), stored, check_exact=True, check_dtype=False, check_categorical=False
         )
 
 
@@ -120,14 +114,6 @@ def test_a_run_without_launches_says_why_it_has_none(tmp_path: Path, job: dict[s
         priced_run(tmp_path / "run", **job).priced_for("b200")
 
 
-def test_a_run_whose_step_was_not_timed_says_what_its_report_says(tmp_path: Path) -> None:
-    run = priced_run(tmp_path / "run")
-    told = replace(run.summary, notes=[not_timed("there was no training step")])
-    write_manifest(run.path, replace(load_manifest(run.path), summary=told))
-    with pytest.raises(RunDirectoryError, match="no kernel times: there was no training step"):
-        open_run(run.path).priced_for("b200")
-
-
 def test_a_run_of_an_older_version_says_so_and_one_that_lost_its_launches_is_damaged(tmp_path: Path) -> None:
     run = priced_run(tmp_path / "run", *STEP)
     (run.path / "tables" / "launches.parquet").unlink()
@@ -136,3 +122,8 @@ def test_a_run_of_an_older_version_says_so_and_one_that_lost_its_launches_is_dam
     write_manifest(run.path, replace(load_manifest(run.path), gpu_model=None))
     with pytest.raises(RunDirectoryError, match="an older fakedist made it"):
         open_run(run.path).priced_for("b200")
+    untimed = priced_run(tmp_path / "untimed")
+    told = replace(untimed.summary, notes=[not_timed("there was no training step")])
+    write_manifest(untimed.path, replace(load_manifest(untimed.path), summary=told))
+    with pytest.raises(RunDirectoryError, match="no kernel times: there was no training step"):
+        open_run(untimed.path).priced_for("b200")

@@ -1,7 +1,5 @@
 """A recorded step with a change of its communication, from the command line and in Python."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

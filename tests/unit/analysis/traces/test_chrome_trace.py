@@ -1,7 +1,5 @@
 """Chrome traces of torch.profiler: old and new spellings, several processes, and what is damaged."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -58,14 +56,11 @@ def test_kernels_have_their_times_launches_and_operations(tmp_path: Path, words:
     assert activity.columns["bytes"].tolist() == [-1, 64]
     innermost, chains, chain = trace.operations()
     assert [chains[each] for each in chain] == [("aten::mm", "aten::linear"), ()]
+    compressed = tmp_path / "t.json.gz"
+    compressed.write_bytes(gzip.compress(json.dumps(process(100, 0, words)).encode()))  # a list is a trace too
+    assert len(read_chrome_trace(compressed).activity) == 2
     if words is NEW:
         assert trace.shapes[trace.inputs[innermost[0]]] == ((8, 4), (4, 2))
-
-
-def test_a_list_of_events_and_a_compressed_file_are_traces_too(tmp_path: Path) -> None:
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(process(100, 0)).encode()))
-    assert len(read_chrome_trace(path).activity) == 2
 
 
 def test_of_several_ranks_each_kernel_belongs_to_the_process_that_launched_it(tmp_path: Path) -> None:
@@ -123,8 +118,5 @@ def test_what_is_no_trace_is_told_in_one_line(tmp_path: Path, content: bytes, sa
         read_chrome_trace(path)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
-
-
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="cannot be read: No such file"):
         read_chrome_trace(tmp_path / "none.json")

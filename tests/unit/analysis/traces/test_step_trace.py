@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 
 from fakedist.analysis.traces import step_trace as names
-from fakedist.analysis.traces.step_trace import meaning, without_numbers
+from fakedist.analysis.traces.step_trace import Intervals, meaning, without_numbers
 
 
 @pytest.mark.parametrize(
@@ -11,6 +12,9 @@ from fakedist.analysis.traces.step_trace import meaning, without_numbers
         ("fakedist.phase:optimizer", names.PHASE, "", "optimizer", -1),
         ("fakedist.layer:layers.0.attention", names.LAYER, "layers.0.attention", "", -1),
         ("fakedist.call:17", names.CALL, "", "", 17),
+        ("fakedist.range:3:mine:too", names.SCRIPTS, "mine:too", "", 3),
+        ("fakedist.range:x:mine", names.IGNORED, "", "", -1),
+        ("fakedist.range_end:3", names.SCRIPTS_END, "", "", 3),
         ("fakedist.timed", names.IGNORED, "", "", -1),
         ("step 3", names.STEP, "", "", 3),
         ("iteration12", names.STEP, "", "", 12),
@@ -57,3 +61,35 @@ def test_what_a_library_pushes_is_no_layer() -> None:
 )
 def test_what_makes_each_text_different_is_cut_off(text: str, cut: tuple[str, int]) -> None:
     assert without_numbers(text) == cut
+
+
+def by_hand(lane: int, time: int, ranges: list[tuple[int, int, int]]) -> int:
+    """The range that began last of those the point is in; of two that began together, the shorter one."""
+    inside = [row for row, (of, start, end) in enumerate(ranges) if of == lane and start <= time <= end]
+    return max(inside, key=lambda row: (ranges[row][1], -ranges[row][2]), default=-1)
+
+
+def intervals(ranges: list[tuple[int, int, int]]) -> Intervals:
+    lane, start, end = np.array(ranges, np.int64).reshape(-1, 3).T
+    return Intervals(lane, start, end)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_innermost_of_any_ranges_is_what_a_loop_finds(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    num = int(random.integers(1, 60))
+    start = random.integers(0, 50, num)
+    length = random.integers(0, 50, num)
+    lane = random.integers(0, 3, num)
+    ranges = list({(int(of), int(at), int(at + more)) for of, at, more in zip(lane, start, length, strict=True)})
+    asked = [(of, at) for of in range(5) for at in range(-3, 110)]
+    found = intervals(ranges).innermost(np.array([of for of, _ in asked]), np.array([at for _, at in asked]))
+    assert found.tolist() == [by_hand(of, at, ranges) for of, at in asked]
+
+
+def test_the_range_around_a_range_is_of_its_own_thread_in_any_order() -> None:
+    ranges = [(0, 12, 13), (0, 0, 100), (0, 10, 20), (0, 30, 40), (1, 11, 19), (1, 200, 300)]
+    assert intervals(ranges).parents().tolist() == [2, -1, 1, 1, -1, -1]
+    assert intervals([]).innermost(np.array([0]), np.array([5])).tolist() == [-1]
+    for together, rows in (([(0, 5, 8), (0, 5, 20)], [0, 1]), ([(0, 5, 20), (0, 5, 8)], [1, 0])):
+        assert intervals(together).innermost(np.zeros(2, np.int64), np.array([6, 10])).tolist() == rows

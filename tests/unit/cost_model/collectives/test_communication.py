@@ -14,15 +14,15 @@ from fakedist.cost_model.nccl.settings import read_settings
 from fakedist.gpu.models.catalogue import GPUS
 
 MIB = 1 << 20
+COLUMNS = ["operation", "group", "bytes_in", "bytes_out", "peer"]
 GROUPS = pd.DataFrame(
-    [("0-63", 64, 0), ("0-7", 8, 0), ("0-56:8", 8, 0), ("", 4, 0), ("0", 1, 0)],
-    columns=["ranks", "size", "group_rank"],
+    [("0-63", 64, 0), ("0-7", 8, 0), ("0-56:8", 8, 0), ("", 4, 0), ("0", 1, 0)], columns=["ranks", "size", "group_rank"]
 )
 TIMES = CollectiveTimes(GPUS["h100-80g"], FABRICS["dgx-h100-ndr"])
 
 
 def of(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
-    calls = pd.DataFrame(rows, columns=["operation", "group", "bytes_in", "bytes_out", "peer"])
+    calls = pd.DataFrame(rows, columns=COLUMNS)
     return call_times(calls, GROUPS, TIMES)
 
 
@@ -41,27 +41,16 @@ def test_each_call_is_priced_by_its_group() -> None:
     assert (found["time_us"] < found["high_us"]).all()
 
 
-def test_a_send_goes_over_the_network_only_to_another_node() -> None:
+def test_sends_cross_nodes_by_their_peer_and_groups_without_known_ranks_fill_few_nodes() -> None:
     found = of(("send", 0, 64 * MIB, 0, 1), ("send", 0, 64 * MIB, 0, 8), ("send", 0, 64 * MIB, 0, -1))
     assert found["num_nodes"].tolist() == [1, 2, 1]
     assert found["time_us"].iloc[1] > 5 * found["time_us"].iloc[0]
-
-
-def test_a_group_of_unknown_ranks_fills_few_nodes() -> None:
     assert of(("all_reduce", 3, MIB, MIB, -1))["num_nodes"].tolist() == [1]
 
 
-def test_a_group_of_one_takes_no_time_and_an_unknown_operation_is_not_known() -> None:
-    found = of(("all_reduce", 4, MIB, MIB, -1), ("frobnicate", 1, MIB, MIB, -1))["time_us"]
-    assert found.iloc[0] == 0.0
-    assert pd.isna(found.iloc[1])
-
-
 def test_an_imbalance_lengthens_all_to_all_alone() -> None:
-    calls = pd.DataFrame(
-        [("all_to_all_single", 0, 64 * MIB, 64 * MIB, -1), ("all_reduce", 0, 64 * MIB, 64 * MIB, -1)],
-        columns=["operation", "group", "bytes_in", "bytes_out", "peer"],
-    )
+    rows = [(operation, 0, 64 * MIB, 64 * MIB, -1) for operation in ("all_to_all_single", "all_reduce")]
+    calls = pd.DataFrame(rows, columns=COLUMNS)
     even, uneven = (call_times(calls, GROUPS, TIMES, factor) for factor in (1.0, 2.0))
     assert uneven["time_us"].iloc[0] == TIMES.time("all_to_all", 128 * MIB, GroupShape(64, 8, 8)).time_us
     assert uneven["time_us"].iloc[1] == even["time_us"].iloc[1]
@@ -71,7 +60,7 @@ def test_an_imbalance_lengthens_all_to_all_alone() -> None:
 def of_parts(part: int, factor: float = 1.0, exchanged: int = 0, group: int = 1) -> pd.Series[Any]:
     """The price of an all_to_all of 64 MiB."""
     row = ("all_to_all_single", group, 64 * MIB, 64 * MIB, -1, part, exchanged)
-    columns = ["operation", "group", "bytes_in", "bytes_out", "peer", "largest_part_bytes", "exchanged_bytes"]
+    columns = [*COLUMNS, "largest_part_bytes", "exchanged_bytes"]
     return call_times(pd.DataFrame([row], columns=columns), GROUPS, TIMES, factor).iloc[0]
 
 
@@ -108,10 +97,15 @@ def test_uneven_splits_of_which_the_largest_alone_was_recorded_are_priced_by_it(
     assert of_parts(2 * MIB)["time_us"] == price(16 * MIB), "most of it stays on this rank"
 
 
-def test_a_groups_calls_queue_and_its_sends_do_not() -> None:
+def test_calls_have_a_queue_a_kind_and_their_index_and_unknown_ones_no_time() -> None:
     found = of(("all_reduce", 1, MIB, MIB, -1), ("send", 0, MIB, 0, 8))
     assert found["queue"].tolist() == [1, -1]
     assert found["kind"].tolist() == ["all_reduce", "send"]
+    alone, unknown = of(("all_reduce", 4, MIB, MIB, -1), ("frobnicate", 1, MIB, MIB, -1))["time_us"]
+    assert alone == 0.0
+    assert pd.isna(unknown)
+    calls = pd.DataFrame([("all_reduce", 1, MIB, MIB, -1)] * 2, columns=COLUMNS, index=[7, 3])
+    assert call_times(calls, GROUPS, TIMES).index.tolist() == [7, 3]
 
 
 @pytest.mark.parametrize(("variable", "sms"), [("", 24), ("NCCL_MAX_NCHANNELS", 8), ("NCCL_MIN_NCHANNELS", 32)])
@@ -122,12 +116,3 @@ def test_channels_set_the_sms_that_a_collective_holds(variable: str, sms: int) -
     found = Communication(calls, gpu, FABRICS["dgx-h100-ndr"], nccl=settings)
     work = pd.DataFrame({"kind": ["kernel"], "m": [0], "n": [0], "batch": [0]})
     assert found.slowed(work, np.zeros(1), over_nodes=False)[0] == pytest.approx(1 - sms / gpu.sms)
-
-
-def test_calls_keep_their_index() -> None:
-    calls = pd.DataFrame(
-        [("all_reduce", 1, MIB, MIB, -1)] * 2,
-        columns=["operation", "group", "bytes_in", "bytes_out", "peer"],
-        index=[7, 3],
-    )
-    assert call_times(calls, GROUPS, TIMES).index.tolist() == [7, 3]

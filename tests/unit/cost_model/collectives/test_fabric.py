@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -8,10 +6,12 @@ from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric, find
 from fakedist.errors import JobError
 
 
-def test_every_preset_names_its_source_and_is_found() -> None:
+def test_every_preset_names_its_source_and_other_nodes_have_nics_in_proportion() -> None:
     for name, fabric in FABRICS.items():
         assert find_fabric(name) == fabric
         assert fabric.source
+    assert find_fabric("dgx-h100-ndr", 4).nics_per_node == 4
+    assert find_fabric("dgx-h100-ndr", 1).nics_per_node == 1
 
 
 def test_a_model_has_its_usual_fabric() -> None:
@@ -26,17 +26,15 @@ def test_a_model_has_its_usual_fabric() -> None:
     }
 
 
-def test_other_nodes_have_nics_in_proportion() -> None:
-    assert find_fabric("dgx-h100-ndr", 4).nics_per_node == 4
-    assert find_fabric("dgx-h100-ndr", 1).nics_per_node == 1
-
-
-def test_a_file_changes_a_preset(tmp_path: Path) -> None:
+def test_a_file_changes_a_preset_and_can_say_how_close_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('like = "dgx-h100-ndr"\nnic_gbit_per_s = 200\nnics_per_node = 4\nhop_us = 12.5\n')
     found = find_fabric(str(path))
     assert (found.name, found.nic_bandwidth, found.nics_per_node, found.hop_us) == ("mine", 25e9, 4, 12.5)
     assert found.spread > FABRICS["dgx-h100-ndr"].spread
+    file = tmp_path / "mine.toml"
+    file.write_text("spread = 0.15\n")
+    assert find_fabric(str(file)).spread == 0.15
 
 
 @pytest.mark.parametrize(
@@ -64,9 +62,3 @@ def test_an_unknown_name_lists_the_presets() -> None:
         find_fabric("infiniband")
     with pytest.raises(JobError, match="cannot be read"):
         find_fabric("nowhere.toml")
-
-
-def test_a_file_of_measurements_can_say_how_close_they_are(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text("spread = 0.15\n")
-    assert find_fabric(str(file)).spread == 0.15

@@ -1,7 +1,5 @@
 """Further micro-batches: the extended step is the step that a longer run records, launch by launch."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -71,9 +69,11 @@ def test_each_repetition_has_operations_of_its_own() -> None:
     assert found["op"].is_unique
 
 
-def test_as_many_as_were_recorded_change_nothing() -> None:
-    step = recorded(Shape("1F1B", 2, 1, 4), 0)
+def test_as_many_as_were_recorded_change_nothing_and_fewer_are_refused() -> None:
+    step = recorded(Shape("1F1B", 1, 1, 4), 0)
     assert with_micro_batches(step, 4) is step.launches
+    with pytest.raises(JobError, match="recorded 4 micro-batches, and 3 is fewer"):
+        with_micro_batches(step, 3)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,6 @@ def test_micro_batches_that_come_in_rounds_are_repeated_in_rounds() -> None:
     with pytest.raises(JobError, match="4 at a time") as caught:
         with_micro_batches(step, 30)
     assert caught.value.hint == "--micro-batches 28 or 32"
-
-
-def test_fewer_than_were_recorded_are_refused() -> None:
-    with pytest.raises(JobError, match="recorded 4 micro-batches, and 3 is fewer"):
-        with_micro_batches(recorded(Shape("1F1B", 1, 1, 4), 0), 3)
 
 
 def with_idle_records(launches: pd.DataFrame, seed: int) -> pd.DataFrame:

@@ -1,7 +1,5 @@
 """Attention: measured forwards and backwards, and the kinds of kernels against each other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -57,12 +55,9 @@ def test_flash_attention_2_is_as_much_slower_as_the_paper_says(times: AttentionT
     assert slower == pytest.approx(0.601 / 0.374)
 
 
-def test_a_few_heads_do_not_fill_the_gpu(times: AttentionTimes) -> None:
+def test_few_heads_do_not_fill_the_gpu_and_a_batch_counts_as_more(times: AttentionTimes) -> None:
     eight, sixty_four = (times.forward_us(shape(2048, heads=heads), "cudnn")[0] for heads in (8, 64))
     assert sixty_four / 8 < eight < sixty_four
-
-
-def test_a_batch_counts_as_more_heads(times: AttentionTimes) -> None:
     for kernel in ("cudnn", "inference"):
         one, two = (times.forward_us(shape(4096, batch=batch), kernel)[0] for batch in (1, 2))
         assert 1.8 < two / one < 2.1
@@ -77,8 +72,16 @@ def test_a_backward_without_measurements_follows_the_forward() -> None:
     assert backward / forward == pytest.approx(2.5 * 0.73 / 0.63)
 
 
-def test_flops_of_a_causal_mask_are_half() -> None:
+def test_flops_follow_from_the_mask_and_the_number_of_products() -> None:
     assert shape(4096).flops() / shape(4096, causal=False).flops() == pytest.approx(4097 / 8192)
+    assert shape(4096).flops("backward") / shape(4096).flops() == pytest.approx(2.5)
+    four = AttentionShapes(
+        *(np.array([size]) for size in (1, 1, 1, 4, 2, 8, 8)),
+        causal=np.array([True]),
+        window=np.array([0]),
+        in_blocks=np.array([False]),
+    )
+    assert four.met_keys() == pytest.approx([(1 + 2 + 2 + 2) / 4])
 
 
 # The same table, GPT-OSS: two sequences, heads of 64, a window of 1,024. No other kernel of that width was measured.
@@ -99,16 +102,6 @@ def test_a_mask_and_a_window_never_cost_more(times: AttentionTimes, kernel: Atte
         assert times.forward_us(shape(tokens, window=1024), kernel)[0] <= 1.02 * causal
 
 
-def test_queries_after_the_last_key_meet_every_key() -> None:
-    four = AttentionShapes(
-        *(np.array([size]) for size in (1, 1, 1, 4, 2, 8, 8)),
-        causal=np.array([True]),
-        window=np.array([0]),
-        in_blocks=np.array([False]),
-    )
-    assert four.met_keys() == pytest.approx([(1 + 2 + 2 + 2) / 4])
-
-
 def test_blocks_of_keys_cost_what_they_hold(times: AttentionTimes) -> None:
     """flex_attention visits whole blocks, so that no tile of them is cut, and as many keys take as long as one."""
     long = times.forward_us(shape(8192, causal=False), "flex")[0]
@@ -117,7 +110,3 @@ def test_blocks_of_keys_cost_what_they_hold(times: AttentionTimes) -> None:
     assert long / 4 < blocks[1] < 1.3 * long / 4
     cut = times.forward_us(shape(8192, causal=False, window=512), "flex")[0]
     assert blocks[0] < cut
-
-
-def test_backward_has_five_products() -> None:
-    assert shape(4096).flops("backward") / shape(4096).flops() == pytest.approx(2.5)

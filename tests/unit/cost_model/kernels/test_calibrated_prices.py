@@ -1,7 +1,5 @@
 """A calibration table replaces estimates of the same work and scales those of similar work; everything else stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +49,7 @@ def applied(works: list[WorkRow], samples: dict[WorkRow, list[float]]) -> Calibr
     return apply_calibration(frame, model(works), table, model([row.work for row in table.rows]))
 
 
-def test_the_same_work_takes_what_was_measured_with_its_spread() -> None:
+def test_the_same_work_takes_what_was_measured_with_the_spread_of_many() -> None:
     found = applied([product(512, 512, 512), product(64, 64, 9000)], {product(512, 512, 512): [9.0, 10.0, 11.0] * 9})
     assert found.is_measured.tolist() == [True, False]
     assert found.is_scaled.tolist() == [False, False]
@@ -59,9 +57,6 @@ def test_the_same_work_takes_what_was_measured_with_its_spread() -> None:
     expected = model([product(64, 64, 9000)])
     assert found.times.time_us[1] == expected.time_us[0]
     assert found.times.low_us[1] == expected.low_us[0]
-
-
-def test_a_few_kernels_do_not_show_their_spread() -> None:
     found = applied([product(512, 512, 512)], {product(512, 512, 512): [10.0]})
     assert (found.times.time_us[0], found.times.low_us[0], found.times.high_us[0]) == (10.0, 9.5, 10.5)
 
@@ -80,13 +75,17 @@ def test_similar_products_are_scaled_by_what_was_measured() -> None:
 
 def test_the_nearest_measurement_weighs_most() -> None:
     close, further = product(4096, 4096, 4200), product(4096, 8000, 4096)
-    samples = {
-        close: [2.0 * float(model([close]).time_us[0])],
-        further: [1.0 * float(model([further]).time_us[0])],
-    }
+    samples = {close: [2.0 * float(model([close]).time_us[0])], further: [1.0 * float(model([further]).time_us[0])]}
     asked = product(4096, 4096, 4096)
     found = applied([asked], samples)
     assert 1.8 < found.times.time_us[0] / model([asked]).time_us[0] < 2.0
+    own, other = product(4096, 4096, 4096), product(4096, 4096, 4096, layout="NT")
+    base = float(model([own]).time_us[0])
+    found = applied([product(4096, 4096, 5000, layout="NT")], {own: [base], other: [3 * base]})
+    assert found.times.time_us[0] > 2 * float(model([product(4096, 4096, 5000)]).time_us[0])
+    small, large = kernel(1e6), kernel(1e6, "void mul<float>(int)")
+    found = applied([kernel(1.5e6, "void mul<double>(int)")], {small: [1.0], large: [3.0]})
+    assert found.times.time_us[0] > 2 * 1.5
 
 
 def test_a_factor_of_similar_work_brings_no_estimate_below_its_roofline() -> None:
@@ -102,16 +101,6 @@ def test_work_of_another_type_is_not_similar(difference: dict[str, object]) -> N
     own = product(4096, 4096, 4096)
     found = applied([own._replace(n=5000, **difference)], {own: [1.0]})  # type: ignore[arg-type]
     assert not found.is_scaled.any()
-
-
-def test_the_same_layout_and_the_same_kernel_are_nearer() -> None:
-    own, other = product(4096, 4096, 4096), product(4096, 4096, 4096, layout="NT")
-    base = float(model([own]).time_us[0])
-    found = applied([product(4096, 4096, 5000, layout="NT")], {own: [base], other: [3 * base]})
-    assert found.times.time_us[0] > 2 * float(model([product(4096, 4096, 5000)]).time_us[0])
-    small, large = kernel(1e6), kernel(1e6, "void mul<float>(int)")
-    found = applied([kernel(1.5e6, "void mul<double>(int)")], {small: [1.0], large: [3.0]})
-    assert found.times.time_us[0] > 2 * 1.5
 
 
 def test_what_the_model_does_not_know_is_known_once_it_is_measured() -> None:

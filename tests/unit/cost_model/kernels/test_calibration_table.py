@@ -1,7 +1,5 @@
 """Calibration tables: written and read back the same; an error about a damaged or meaningless one takes one line."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The published measurements in the package: complete, sane, and refused in one line when they are not."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

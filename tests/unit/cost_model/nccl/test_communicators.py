@@ -1,7 +1,5 @@
 """The connections that calls make, and the effect of the environment."""
 
-from __future__ import annotations
-
 import pytest
 
 from fakedist.cost_model.nccl.communicators import Usage, communicator_memory
@@ -24,6 +22,12 @@ NODE, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(1024, 128, 8), GroupShape(12
 DEFAULT = Settings()
 
 
+def memory(usage: Usage, shape: GroupShape = NODE, interconnect: Interconnect = HOPPER) -> dict[str, Span]:
+    found = communicator_memory(shape, usage, interconnect, DEFAULT)
+    assert found is not None
+    return found.parts
+
+
 def parts(
     shape: GroupShape, *operations: str, interconnect: Interconnect = HOPPER, **environment: str
 ) -> dict[str, Span]:
@@ -33,78 +37,62 @@ def parts(
     return found.parts
 
 
-def test_a_group_without_a_call_has_no_communicator() -> None:
+def test_a_group_has_a_communicator_once_it_calls_or_is_bound() -> None:
     assert communicator_memory(NODE, Usage(), HOPPER, DEFAULT) is None
+    assert list(memory(Usage(is_bound=True))) == ["channels"]
+    assert coll_channels(GroupShape(1, 1, 1), HOPPER, DEFAULT) == Span(64, 64)
 
 
-def test_a_group_bound_to_its_device_has_its_channels_and_no_connection() -> None:
-    found = communicator_memory(NODE, Usage(is_bound=True), HOPPER, DEFAULT)
-    assert found is not None
-    assert list(found.parts) == ["channels"]
+@pytest.mark.parametrize(
+    ("operation", "shape", "interconnect", "environment", "names"),
+    [
+        ("broadcast", NODE, HOPPER, {}, ["rings"]),
+        ("all_reduce", NODE, HOPPER, {}, ["rings", "trees", "NVLink SHARP"]),
+        ("all_reduce", NODE, AMPERE, {}, ["rings", "trees"]),
+        ("all_reduce", NODE, PCIE, {}, ["rings", "trees"]),
+        # Two ranks have no NVLink SHARP, and their tree is their ring.
+        ("all_reduce", GroupShape(2, 1, 2), HOPPER, {}, ["rings"]),
+        ("all_reduce", GroupShape(1, 1, 1), HOPPER, {}, []),
+        # Half of an all_reduce has no tree, and NVLink SHARP in one node alone.
+        ("all_gather_into_tensor", NODE, HOPPER, {}, ["rings", "NVLink SHARP"]),
+        ("reduce_scatter_tensor", NODES, HOPPER, {}, ["rings"]),
+        ("all_gather", RAIL, HOPPER, {}, ["rings", "PAT"]),
+        ("all_reduce", NODE, HOPPER, {"NVLS_ENABLE": "0"}, ["rings", "trees"]),
+        ("broadcast", NODE, HOPPER, {"P2P_DISABLE": "1"}, []),
+    ],
+)
+def test_an_operation_connects_what_it_may_use(
+    operation: str, shape: GroupShape, interconnect: Interconnect, environment: dict[str, str], names: list[str]
+) -> None:
+    assert list(parts(shape, operation, interconnect=interconnect, **environment)) == ["channels", *names]
 
 
-def test_broadcast_needs_rings_and_nothing_else() -> None:
-    found = parts(NODE, "broadcast")
-    assert list(found) == ["channels", "rings"]
-    assert found["rings"] == Span(24 * 12 * MIB, 24 * 12 * MIB)
-
-
-def test_all_reduce_may_use_rings_trees_and_nvlink_sharp_and_uses_one_at_least() -> None:
+def test_a_communicator_has_what_its_operations_need_at_least() -> None:
     found = parts(NODE, "all_reduce")
-    assert list(found) == ["channels", "rings", "trees", "NVLink SHARP"]
     assert sum(found[name].low for name in ("rings", "trees", "NVLink SHARP")) == 256 * MIB
     assert found["NVLink SHARP"].high == 16 * 2 * MIB * 8
-
-
-def test_half_of_an_all_reduce_has_no_tree_and_nvlink_sharp_in_one_node_alone() -> None:
-    assert list(parts(NODE, "all_gather_into_tensor")) == ["channels", "rings", "NVLink SHARP"]
-    assert list(parts(NODES, "reduce_scatter_tensor")) == ["channels", "rings"]
-    assert list(parts(RAIL, "all_gather")) == ["channels", "rings", "PAT"]
-
-
-@pytest.mark.parametrize("interconnect", [AMPERE, PCIE])
-def test_older_gpus_have_no_nvlink_sharp(interconnect: Interconnect) -> None:
-    assert "NVLink SHARP" not in parts(NODE, "all_reduce", interconnect=interconnect)
-
-
-def test_two_ranks_have_no_nvlink_sharp_and_their_tree_is_their_ring() -> None:
-    assert list(parts(GroupShape(2, 1, 2), "all_reduce")) == ["channels", "rings"]
-
-
-def test_all_to_all_has_a_connection_to_each_rank_of_the_node_in_each_channel() -> None:
-    found = parts(NODE, "all_to_all_single")
-    assert list(found) == ["channels", "send and receive"]
-    assert found["send and receive"].high == 7 * 32 * 12 * MIB
-
-
-def test_all_to_all_over_nodes_shares_pools_and_has_few_channels_a_peer() -> None:
-    assert channels_per_peer(GroupShape(64, 8, 8), HOPPER, DEFAULT) == Span(1, 2)
-    found = parts(GroupShape(64, 8, 8), "all_to_all")
-    assert found["send and receive"] == Span(7 * 12 * MIB, 7 * 2 * 12 * MIB)
-    assert found["network pool"] == Span(0, 9 * 32 * MIB)  # one for receives, and with PXN the sends of the node
-
-
-def test_a_pipeline_has_pools_for_other_nodes_and_perhaps_a_communicator_a_pair() -> None:
-    usage = Usage(frozenset({"send", "recv"}), send_remote=1, recv_remote=1)
-    found = communicator_memory(GroupShape(4, 4, 1), usage, HOPPER, DEFAULT)
-    assert found is not None
-    assert list(found.parts) == ["channels", "network pool", "pairs"]
-    bound = communicator_memory(GroupShape(4, 4, 1), Usage(usage.operations, 0, 0, 1, 1, True), HOPPER, DEFAULT)
-    assert bound is not None
-    assert list(bound.parts) == ["channels", "network pool"]
-
-
-def test_sends_that_are_not_batched_need_no_more_than_the_channels_of_a_pair() -> None:
-    usage = Usage(frozenset({"send"}), send_local=1)
-    found = communicator_memory(NODE, usage, HOPPER, DEFAULT)
-    assert found is not None
-    assert found.parts["channels"] == Span((32 * 6 + 4) * MIB, (32 * 6 + 4 + 24 * 2 + 2) * MIB)
-
-
-def test_without_gpudirect_a_ring_over_one_rank_a_node_takes_nothing_of_the_gpu() -> None:
+    assert parts(NODE, "broadcast")["rings"] == Span(24 * 12 * MIB, 24 * 12 * MIB)
+    found = parts(NODE, "broadcast", RUNTIME_CONNECT="0")
+    assert {"rings", "trees", "NVLink SHARP", "network pool"} < set(found)
+    # Over nodes also the pools of the node's other ranks.
+    assert parts(GroupShape(64, 8, 8), "broadcast", RUNTIME_CONNECT="0")["network pool"].high == 8 * 32 * MIB
     found = parts(RAIL, "broadcast")["rings"]
     assert found.low == 0
     assert found.high == 8 * 2 * 10 * MIB
+    small, large = (parts(GroupShape(8 * nodes, nodes, 8), "broadcast")["channels"].high for nodes in (2, 8192))
+    assert large - small > 16 * (65536 * (608 + 8 + 4) - 6 * MIB)
+
+
+def test_sends_need_the_channels_and_pools_of_their_pairs() -> None:
+    operations, shape = frozenset({"send", "recv"}), GroupShape(4, 4, 1)
+    usage = Usage(operations, send_remote=1, recv_remote=1)
+    assert list(memory(usage, shape)) == ["channels", "network pool", "pairs"]
+    assert list(memory(Usage(operations, 0, 0, 1, 1, True), shape)) == ["channels", "network pool"]
+    found = memory(Usage(frozenset({"send"}), send_local=1))
+    assert found["channels"] == Span((32 * 6 + 4) * MIB, (32 * 6 + 4 + 24 * 2 + 2) * MIB)
+    # Ampere splits the buffers of a connection between both sides.
+    split = memory(Usage(frozenset({"send"}), send_local=1, is_bound=True), interconnect=AMPERE)
+    assert split["send and receive"] == Span(8 * 6 * MIB, 32 * 6 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +105,6 @@ def test_without_gpudirect_a_ring_over_one_rank_a_node_takes_nothing_of_the_gpu(
 )
 def test_a_ring_over_nodes_leaves_a_rank_in_its_share_of_channels(shape: GroupShape, low: int, high: int) -> None:
     assert parts(shape, "broadcast")["rings"] == Span(low * MIB, high * MIB)
-
-
-def test_small_arrays_grow_with_the_world() -> None:
-    small, large = (parts(GroupShape(8 * nodes, nodes, 8), "broadcast")["channels"].high for nodes in (2, 8192))
-    assert large - small > 16 * (65536 * (608 + 8 + 4) - 6 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +123,16 @@ def test_the_environment_counts(name: str, value: str, part: str, high: int) -> 
     assert parts(NODE, "all_reduce", **{name: value})[part].high == high
 
 
-def test_channels_for_send_and_receive_have_a_limit_of_their_own() -> None:
-    assert parts(NODE, "all_to_all", MAX_P2P_NCHANNELS="4")["send and receive"].high == 7 * 4 * 12 * MIB
-    assert parts(NODE, "all_to_all", MAX_NCHANNELS="4")["send and receive"].high == 7 * 4 * 12 * MIB
+def test_all_to_all_has_a_connection_to_each_rank_of_the_node_in_each_channel() -> None:
+    found = parts(NODE, "all_to_all_single")
+    assert list(found) == ["channels", "send and receive"]
+    assert found["send and receive"].high == 7 * 32 * 12 * MIB
+    for variable in ("MAX_P2P_NCHANNELS", "MAX_NCHANNELS"):
+        assert parts(NODE, "all_to_all", **{variable: "4"})["send and receive"].high == 7 * 4 * 12 * MIB
+    assert channels_per_peer(GroupShape(64, 8, 8), HOPPER, DEFAULT) == Span(1, 2)
+    found = parts(GroupShape(64, 8, 8), "all_to_all")
+    assert found["send and receive"] == Span(7 * 12 * MIB, 7 * 2 * 12 * MIB)
+    assert found["network pool"] == Span(0, 9 * 32 * MIB)  # one for receives, and with PXN the sends of the node
 
 
 @pytest.mark.parametrize(
@@ -159,26 +149,6 @@ def test_channels_for_send_and_receive_have_a_limit_of_their_own() -> None:
 )
 def test_algorithms_that_are_excluded_connect_nothing(value: str, left: set[str]) -> None:
     assert set(parts(NODE, "all_reduce", ALGO=value)) - {"channels"} == left
-
-
-def test_nvlink_sharp_and_direct_access_can_be_switched_off() -> None:
-    assert "NVLink SHARP" not in parts(NODE, "all_reduce", NVLS_ENABLE="0")
-    assert list(parts(NODE, "broadcast", P2P_DISABLE="1")) == ["channels"]
-
-
-def test_without_runtime_connect_everything_is_connected_at_once() -> None:
-    assert {"rings", "trees", "NVLink SHARP", "network pool"} < set(parts(NODE, "broadcast", RUNTIME_CONNECT="0"))
-
-
-def test_over_nodes_everything_has_the_pools_of_the_nodes_other_ranks_too() -> None:
-    assert parts(GroupShape(64, 8, 8), "broadcast", RUNTIME_CONNECT="0")["network pool"].high == 8 * 32 * MIB
-
-
-def test_ampere_splits_the_buffers_of_a_connection_between_both_sides() -> None:
-    usage = Usage(frozenset({"send"}), send_local=1, is_bound=True)
-    found = communicator_memory(NODE, usage, AMPERE, DEFAULT)
-    assert found is not None
-    assert found.parts["send and receive"] == Span(8 * 6 * MIB, 32 * 6 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +169,3 @@ def test_ampere_splits_the_buffers_of_a_connection_between_both_sides() -> None:
 )
 def test_gpus_are_told_apart_by_what_joins_them(name: str, interconnect: Interconnect | None) -> None:
     assert find_interconnect(name) is interconnect
-
-
-def test_a_group_of_one_rank_has_all_channels() -> None:
-    assert coll_channels(GroupShape(1, 1, 1), HOPPER, DEFAULT) == Span(64, 64)
-    assert list(parts(GroupShape(1, 1, 1), "all_reduce")) == ["channels"]

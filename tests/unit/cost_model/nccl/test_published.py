@@ -3,8 +3,6 @@
 python -m tests.unit.cost_model.nccl.test_published
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

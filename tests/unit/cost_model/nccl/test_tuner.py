@@ -1,11 +1,9 @@
 """NCCL's choice of algorithm and protocol, from the formulas of its tuner."""
 
-from __future__ import annotations
-
 import pytest
 
 from fakedist.cost_model.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape, Interconnect
-from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.cost_model.nccl.settings import collective_of, read_settings
 from fakedist.cost_model.nccl.tuner import DOUBT, Network, Tuner
 
 MIB = 1 << 20
@@ -45,7 +43,7 @@ def test_what_runs(
     assert tuner(interconnect).choose(kind, num_bytes, shape)[:2] == (algorithm, protocol)
 
 
-def test_a_ring_costs_its_steps_and_its_bytes() -> None:
+def test_rings_and_trees_cost_their_steps_and_bytes() -> None:
     found = {each[:2]: each.time_us for each in tuner().candidates("all_gather", 360e6, NODE)}
     # 8.4 us and 7 steps of 3.4; 7/8 of the bytes at 360 GB/s.
     assert found["ring", "simple"] == pytest.approx(8.4 + 7 * 3.4 + 875)
@@ -53,16 +51,10 @@ def test_a_ring_costs_its_steps_and_its_bytes() -> None:
     assert found["ring", "ll128"] == pytest.approx(14 + 7 * 1.9 + 875 / 0.92)
     # 6.6 us and 7 steps of 0.6; 141 GB/s on Hopper.
     assert found["ring", "ll"] == pytest.approx(6.6 + 7 * 0.6 + 360e3 * 7 / 8 / 141)
-
-
-def test_a_tree_over_nodes_costs_its_depth_and_a_correction() -> None:
     found = {each[:2]: each.time_us for each in tuner().candidates("all_reduce", 64 * 2**20, NODES)}
     # 7 hops in the node and 7 between nodes, up and down; 360 GB/s of NVLink, which 8 NICs exceed; 0.8 at 64 MiB.
     moved = 2 * 64 * MIB / (0.92 * 360 * 0.8) / 1e3
     assert found["tree", "simple"] == pytest.approx(8.4 + 2 * (7 * 4 + 7 * 14) + moved)
-
-
-def test_a_ring_over_nodes_has_a_plateau_with_simple() -> None:
     found = {each[:2]: each.time_us for each in tuner().candidates("all_reduce", 3840e6, NODES)}
     steps, between = 2 * 1023, 2 * 127
     latency = 8.4 + (steps - between) * 3.4 + between * 14
@@ -88,28 +80,19 @@ def test_the_environment_forbids(variables: dict[str, str], algorithms: set[str]
     assert {each.protocol for each in found} == protocols
 
 
-def test_pat_can_be_switched_off() -> None:
-    assert tuner(PAT_ENABLE="0").choose("all_gather", MIB, RAIL).algorithm == "ring"
-
-
-def test_without_nvlink_there_is_no_ll128() -> None:
-    assert {each.protocol for each in tuner(PCIE).candidates("all_reduce", MIB, NODE)} == {"ll", "simple"}
-
-
-def test_few_channels_do_not_change_the_choice_but_its_cost() -> None:
+def test_few_channels_do_not_change_the_choice_and_close_ones_are_all_likely() -> None:
     free, few = tuner(), tuner(MAX_NCHANNELS="4")
     chosen = few.choose("all_gather", 1024 * MIB, NODE)
     assert chosen == free.choose("all_gather", 1024 * MIB, NODE)
     costs = tuner(MAX_NCHANNELS="4", counts_channels=True).cost_us(chosen, "all_gather", 1024 * MIB, NODE)
     assert costs / chosen.time_us == pytest.approx(360 / (4 * 36.7), rel=0.01)  # a channel of Hopper moves 36.7 GB/s
-
-
-def test_choices_within_the_doubt_are_all_likely() -> None:
     near = tuner().candidates("all_reduce", MIB, NODE)
     best = {name: min(each.time_us for each in near if each.algorithm == name) for name in ("ring", "tree", "nvls")}
     least = min(best.values())
     assert tuner().likely("all_reduce", MIB, NODE) == {name for name, cost in best.items() if cost <= DOUBT * least}
     assert tuner().likely("all_reduce", 256 * MIB, NODE) == {"nvls"}
+    assert tuner(PAT_ENABLE="0").choose("all_gather", MIB, RAIL).algorithm == "ring"
+    assert {each.protocol for each in tuner(PCIE).candidates("all_reduce", MIB, NODE)} == {"ll", "simple"}
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
@@ -119,3 +102,20 @@ def test_faster_links_never_cost_more(kind: str, shape: GroupShape) -> None:
     for power in range(4, 34):
         slow, fast = (each.choose(kind, 2.0**power, shape).time_us for each in (tuner(), double))
         assert fast <= slow
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "num_bytes"),
+    [
+        ("all_gather_into_tensor_coalesced", "all_gather", 800),
+        ("reduce_scatter_tensor", "reduce_scatter", 100),
+        ("all_reduce", "all_reduce", 100),
+        ("reduce", "reduce", 800),
+        ("all_to_all_single", "all_to_all", 800),
+        ("recv", "send", 800),
+        ("broadcast_object_list", "broadcast", 800),
+        ("frobnicate", "", 800),
+    ],
+)
+def test_the_collective_and_its_whole_buffer(operation: str, kind: str, num_bytes: int) -> None:
+    assert collective_of(operation, 100, 800) == (kind, num_bytes)

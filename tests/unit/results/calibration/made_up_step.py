@@ -1,7 +1,5 @@
 """A recorded step of a small transformer, and traces of it as torch.profiler writes them on a GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

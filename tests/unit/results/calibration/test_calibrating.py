@@ -1,7 +1,5 @@
 """A trace's times come back exactly, by work; what does not match is counted; what cannot be trusted is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -9,7 +7,6 @@ import pytest
 
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.errors import ReportError
-from fakedist.results.calibration import matching
 from fakedist.results.calibration.calibrating import Calibrated, calibrate, read_trace_file
 from fakedist.results.calibration.matching import recorded_step
 from tests.unit.results.calibration.made_up_step import GPU, Launched, Tracing, kernel, product, step, tables
@@ -19,11 +16,11 @@ H100 = {"bf16": 989e12, "fp32": 67e12}
 
 
 def calibrated(
-    directory: Path, tracing: Tracing, traced: list[Launched], recorded: list[Launched] | None = None
+    directory: Path, tracing: Tracing, traced: list[Launched], recorded: list[Launched] | None = None, **more: int
 ) -> Calibrated:
     """The table from a trace of ``traced`` for a run that recorded ``recorded``; by default one step."""
     path = tracing.write(directory / "trace.json", traced)
-    return calibrate(recorded_step(*tables(recorded or step())), read_chrome_trace(path), path, H100)
+    return calibrate(recorded_step(*tables(recorded or step())), read_chrome_trace(path), path, H100, **more)
 
 
 def times(found: Calibrated) -> dict[tuple[object, ...], float]:
@@ -46,20 +43,18 @@ def test_the_times_of_a_step_come_back_by_work(tmp_path: Path) -> None:
     rows = {_short(row.work): row.num_kernels for row in found.table.rows}
     assert rows[_short(product(512, 3072, 1024))] == 3 * 6
     assert (found.table.origin.gpu, found.table.origin.tool) == (GPU, "torch.profiler")
-
-
-def test_kernels_of_nccl_are_not_the_runs(tmp_path: Path) -> None:
-    found = calibrated(tmp_path, Tracing(nccl_every=1), step() * 2)
-    assert found.num_kernels == 2 * len(step())
-    assert times(found) == truth(step())
-
-
-def test_the_median_of_repetitions_counts(tmp_path: Path) -> None:
     slow = Tracing(
         changed=lambda place, each: dataclasses.replace(each, duration_us=each.duration_us * (9 if place < 45 else 1))
     )
-    found = calibrated(tmp_path, slow, step() * 3)
+    assert times(calibrated(tmp_path, slow, step() * 3)) == truth(step())  # the median of repetitions counts
+
+
+@pytest.mark.parametrize("tracing", [Tracing(nccl_every=1), Tracing(with_operations=False)], ids=["nccl", "names"])
+def test_neither_kernels_of_nccl_nor_missing_operations_matter(tmp_path: Path, tracing: Tracing) -> None:
+    found = calibrated(tmp_path, tracing, step() * 2)
     assert times(found) == truth(step())
+    if tracing.nccl_every == 1:
+        assert found.num_kernels == 2 * len(step())
 
 
 def test_kernels_that_the_trace_lacks_are_counted(tmp_path: Path) -> None:
@@ -82,9 +77,7 @@ def test_a_trace_may_begin_and_end_anywhere_in_a_step(tmp_path: Path) -> None:
     found = calibrated(tmp_path, Tracing(), step()[30:] + step() + step()[:20])
     assert times(found) == truth(step())
     assert found.num_extra == 0
-
-
-def test_kernels_outside_of_steps_that_look_like_the_steps_do_not_count(tmp_path: Path) -> None:
+    # Kernels outside of steps do not count, though they look like the step's.
     slow = [dataclasses.replace(each, duration_us=999.0) for each in step()[1:4]]
     found = calibrated(tmp_path, Tracing(), slow + step())
     assert (found.num_steps, found.num_extra) == (1, 3)
@@ -106,35 +99,20 @@ def test_kernels_that_complete_a_product_are_part_of_its_time(tmp_path: Path) ->
     assert found.num_extra == 0
 
 
-def test_which_of_several_products_is_missing_is_not_guessed(tmp_path: Path) -> None:
-    """Of two products without anything between them, one is missing in one layer."""
-    place = next(number for number, each in enumerate(step()) if each.work == product(512, 4096, 1024))
-    lost = Tracing(changed=lambda at, each: None if at == place else each)
-    found = calibrated(tmp_path, lost, step())
+UP = next(number for number, each in enumerate(step()) if each.work == product(512, 4096, 1024))
+FLASH = next(number for number, each in enumerate(step()) if "flash" in each.name)
+
+
+@pytest.mark.parametrize("lost", [(UP,), (FLASH - 1, FLASH)], ids=["one of two neighbours", "and what separates them"])
+def test_which_of_several_products_is_missing_is_not_guessed(tmp_path: Path, lost: tuple[int, ...]) -> None:
+    tracing = Tracing(changed=lambda at, each: None if at in lost else each)
+    found = calibrated(tmp_path, tracing, step())
     assert found.num_ambiguous == 1
-    assert (found.num_matched, found.num_measured) == (len(step()) - 2, len(step()) - 2)
+    assert found.num_matched == found.num_measured == len(step()) - 1 - len(lost)
     assert times(found) == truth(step())
-
-
-def test_a_missing_product_and_what_separates_it_leave_the_others_unclear(tmp_path: Path) -> None:
-    """Without attention between them, the products before and after it cannot be told apart."""
-    first = next(number for number, each in enumerate(step()) if "flash" in each.name)
-    lost = Tracing(changed=lambda at, each: None if at in (first - 1, first) else each)
-    found = calibrated(tmp_path, lost, step())
-    assert found.num_ambiguous == 1
-    assert times(found) == truth(step())
-
-
-def test_sizes_of_operands_tell_which_product_it_is(tmp_path: Path) -> None:
-    place = next(number for number, each in enumerate(step()) if each.work == product(512, 4096, 1024))
-    lost = Tracing(changed=lambda at, each: None if at == place else each, with_inputs=True)
-    found = calibrated(tmp_path, lost, step())
-    assert (found.num_ambiguous, found.num_measured) == (0, len(step()) - 1)
-
-
-def test_a_trace_without_operations_is_matched_by_names_and_grids(tmp_path: Path) -> None:
-    found = calibrated(tmp_path, Tracing(with_operations=False), step() * 2)
-    assert times(found) == truth(step())
+    if lost == (UP,):
+        known = calibrated(tmp_path, dataclasses.replace(tracing, with_inputs=True), step())
+        assert (known.num_ambiguous, known.num_measured) == (0, len(step()) - 1)  # sizes of operands tell which it is
 
 
 def test_inductors_kernels_have_other_numbers_and_grids(tmp_path: Path) -> None:
@@ -150,7 +128,7 @@ def test_inductors_kernels_have_other_numbers_and_grids(tmp_path: Path) -> None:
     assert times(found) == truth(recorded)
 
 
-def test_a_kernel_with_another_grid_does_other_work(tmp_path: Path) -> None:
+def test_a_kernel_of_another_grid_or_faster_than_the_gpu_is_not_measured(tmp_path: Path) -> None:
     def longer(place: int, each: Launched) -> Launched:
         return dataclasses.replace(each, grid="16,1,16", duration_us=60.0) if "flash" in each.name else each
 
@@ -158,8 +136,6 @@ def test_a_kernel_with_another_grid_does_other_work(tmp_path: Path) -> None:
     assert found.num_conflicts == 12
     assert not any("flash" in row.work.name for row in found.table.rows)
 
-
-def test_a_product_faster_than_the_gpu_is_not_measured(tmp_path: Path) -> None:
     def fast(place: int, each: Launched) -> Launched:
         return dataclasses.replace(each, duration_us=0.5) if each.work.k == 4096 else each
 
@@ -188,45 +164,30 @@ def test_a_report_of_nsys_gives_the_same_times(tmp_path: Path) -> None:
     assert found.table.origin.tool == "nsys 2025.5.1"
 
 
-def test_another_jobs_trace_is_refused(tmp_path: Path) -> None:
+def test_another_jobs_trace_part_of_a_step_and_the_virtual_gpus_are_refused(tmp_path: Path) -> None:
     def larger(place: int, each: Launched) -> Launched:
-        return dataclasses.replace(
-            each,
-            work=each.work._replace(m=each.work.m * 2, moved_bytes=each.work.moved_bytes * 2),
-            grid=each.grid and "2" + each.grid,
-        )
+        work = each.work._replace(m=each.work.m * 2, moved_bytes=each.work.moved_bytes * 2)
+        return dataclasses.replace(each, work=work, grid=each.grid and "2" + each.grid)
 
-    with pytest.raises(ReportError, match="looks like another job's"):
-        calibrated(tmp_path, Tracing(changed=larger, with_inputs=True), step() * 2)
-
-
-def test_a_small_part_of_a_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=r"too little .*: 10 of its 46 launches \(22%; at least 50% are needed\)"):
-        calibrated(tmp_path, Tracing(), step()[:10])
-
-
-def test_a_trace_of_the_virtual_gpu_is_refused(tmp_path: Path) -> None:
     def virtual(place: int, each: Launched) -> Launched:
         grid = "1,1,1" if each.work.k else each.grid
         return dataclasses.replace(each, name=each.work.name, grid=grid, duration_us=1.0)
 
+    with pytest.raises(ReportError, match="looks like another job's"):
+        calibrated(tmp_path, Tracing(changed=larger, with_inputs=True), step() * 2)
+    with pytest.raises(ReportError, match=r"too little .*: 10 of its 46 launches \(22%; at least 50% are needed\)"):
+        calibrated(tmp_path, Tracing(), step()[:10])
     with pytest.raises(ReportError, match="trace of the virtual GPU"):
         calibrated(tmp_path, Tracing(changed=virtual), step())
 
 
-def test_a_long_trace_is_aligned_within_a_band(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "_MAX_CELLS", 200_000)
-    lost = Tracing(changed=lambda place, each: None if place % 23 == 4 else each, nccl_every=0)
+def test_a_long_trace_is_aligned_within_a_band_and_of_a_very_long_one_the_first_steps_are_read(tmp_path: Path) -> None:
     recorded = step(40)
-    found = calibrated(tmp_path, lost, recorded * 4, recorded)
+    lost = Tracing(changed=lambda place, each: None if place % 23 == 4 else each, nccl_every=0)
+    found = calibrated(tmp_path, lost, recorded * 4, recorded, most_cells=200_000)
     assert times(found) == truth(recorded)
     assert (found.num_steps, found.num_extra, found.num_unread) == (4, 0, 0)
-
-
-def test_of_a_very_long_trace_the_first_steps_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "_MAX_CELLS", 100_000)
-    recorded = step(40)
-    found = calibrated(tmp_path, Tracing(nccl_every=0), recorded * 4, recorded)
+    found = calibrated(tmp_path, Tracing(nccl_every=0), recorded * 4, recorded, most_cells=100_000)
     assert times(found) == truth(recorded)
     assert found.num_steps == 2  # and part of a third
     assert found.num_unread > len(recorded)

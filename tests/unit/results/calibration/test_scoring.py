@@ -1,7 +1,5 @@
 """Kernels that fit: names across versions of torch, families of a library's calls, grids, bytes and sizes."""
 
-from __future__ import annotations
-
 import pytest
 
 from fakedist.results.calibration.matching import STRONG, Signature, conflicts, operation_name, plain_name, score
@@ -22,13 +20,10 @@ def kernel(name: str, grid: str = "", operations: tuple[str, ...] = (), family: 
     return Signature("kernel", name, family, operations, grid)
 
 
-def test_a_name_and_a_grid_are_strong_and_a_name_of_another_version_fits() -> None:
+def test_names_fit_across_versions_but_a_name_that_both_sides_have_fits_no_other() -> None:
     assert one(kernel(_NEW, "8,1,1"), kernel(_NEW, "8,1,1")) >= STRONG
     same, older, other = (one(kernel(_NEW, "8,1,1"), kernel(name, "8,1,1")) for name in (_NEW, _OLD, _OTHER))
     assert same > older > other > 0
-
-
-def test_a_name_that_both_sides_have_fits_no_other_name() -> None:
     new, other, older = (kernel(name, "8,1,1", ("aten::silu",)) for name in (_NEW, _OTHER, _OLD))
     found = score([new, other], [new, older])
     assert found[0, 0] >= STRONG
@@ -37,44 +32,37 @@ def test_a_name_that_both_sides_have_fits_no_other_name() -> None:
     assert found[1, 1] > 0
 
 
-def test_a_librarys_call_fits_any_kernel_of_its_family_but_not_another() -> None:
+def test_families_and_operations_count_and_other_grids_conflict() -> None:
     nvjet = kernel("nvjet_tst_192x192", "132,1,1", ("aten::mm", "aten::matmul"), "gemm")
     assert one(PRODUCT, nvjet) >= STRONG
     assert one(PRODUCT, kernel(_NEW, "8,1,1", ("aten::mm",))) <= 0
     completing = kernel("void cublasLt::splitKreduce_kernel<32>", "8,1,1", ("aten::mm",), "gemm")
     assert one(PRODUCT, completing) < one(PRODUCT, nvjet)
+    traced = [kernel(_NEW, "8,1,1", ("aten::silu",)), kernel(_NEW, "8,1,1", ("aten::mul",))]
+    silu, compiled = (kernel(_NEW, "8,1,1", (name,)) for name in ("aten::silu", "CompiledFunction"))
+    found = score([silu, compiled], traced)
+    assert found[0, 0] > found[0, 1]
+    assert found[1, 0] == found[1, 1]
+    plain, tuned = kernel(_NEW, "8,1,1"), kernel("triton_poi_fused_add_3", "8,1,1")
+    found = conflicts([plain, tuned], [kernel(_NEW, "9,1,1"), kernel(_NEW)])
+    assert found.tolist() == [[True, False], [False, False]]
+    assert operation_name("aten.add_.Tensor") == "aten::add_"
+    assert operation_name("fsdp.all_gather_copy_in.default") == "fsdp::all_gather_copy_in"
+    assert operation_name("CompiledFunction") == "CompiledFunction"
 
 
-def test_sizes_of_operands_decide() -> None:
+def test_sizes_of_operands_and_the_direction_and_bytes_of_copies_decide() -> None:
     same, other = (
         kernel("nvjet", "", ("aten::mm",), "gemm")._replace(sizes=sizes)
         for sizes in ((512, 1024, 64), (512, 1024, 128))
     )
     assert one(PRODUCT, same) >= STRONG
     assert one(PRODUCT, other) <= 0
-
-
-def test_copies_fit_by_direction_and_bytes() -> None:
     recorded = Signature("copy", "Memcpy DtoD", "copy", num_bytes=4096)
-    same, longer = (recorded._replace(num_bytes=size) for size in (4096, 64))
-    assert one(recorded, same) >= STRONG
-    assert one(recorded, longer) <= 0
+    assert one(recorded, recorded) >= STRONG
+    assert one(recorded, recorded._replace(num_bytes=64)) <= 0
     assert one(recorded, recorded._replace(name="Memcpy HtoD")) <= 0
     assert one(recorded, kernel("direct_copy_kernel")) <= 0
-
-
-def test_another_operation_counts_against_a_pair_unless_the_trace_never_names_it() -> None:
-    traced = [kernel(_NEW, "8,1,1", ("aten::silu",)), kernel(_NEW, "8,1,1", ("aten::mul",))]
-    silu, compiled = (kernel(_NEW, "8,1,1", (name,)) for name in ("aten::silu", "CompiledFunction"))
-    found = score([silu, compiled], traced)
-    assert found[0, 0] > found[0, 1]
-    assert found[1, 0] == found[1, 1]
-
-
-def test_another_grid_means_other_work_but_not_for_triton() -> None:
-    plain, tuned = kernel(_NEW, "8,1,1"), kernel("triton_poi_fused_add_3", "8,1,1")
-    found = conflicts([plain, tuned], [kernel(_NEW, "9,1,1"), kernel(_NEW)])
-    assert found.tolist() == [[True, False], [False, False]]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +76,3 @@ def test_another_grid_means_other_work_but_not_for_triton() -> None:
 )
 def test_names_without_what_varies(name: str, plain: str) -> None:
     assert plain_name(name) == plain
-
-
-def test_operations_are_named_as_in_a_trace() -> None:
-    assert operation_name("aten.add_.Tensor") == "aten::add_"
-    assert operation_name("fsdp.all_gather_copy_in.default") == "fsdp::all_gather_copy_in"
-    assert operation_name("CompiledFunction") == "CompiledFunction"

@@ -1,10 +1,9 @@
 """Lines are found again after the code, the script or the whole checkout moved, and never two for one."""
 
-from __future__ import annotations
-
 import pytest
 
 from fakedist.results.compare.changed_memory import same_files, same_lines
+from fakedist.results.compare.reasons import changed_arguments, changed_text
 
 
 def line(number: int, file: str = "/job/model.py", function: str = "forward") -> str:
@@ -27,15 +26,22 @@ def test_lines_of_a_function_move_together(a: dict[int, int], b: dict[int, int],
     assert found == {line(at): line(to) for at, to in same.items()}
 
 
-def test_another_function_is_another_line() -> None:
+def test_a_line_is_another_one_in_another_function_or_file() -> None:
     assert same_lines({line(12): 8}, {line(12, function="loss"): 8}) == {}
+    assert same_lines({line(3, "/p/train.py"): 1}, {line(3, ""): 1}) == {}
+    assert same_lines({"(no stack recorded)": 1, "x": 2}, {"(no stack recorded)": 5}) == {
+        "(no stack recorded)": "(no stack recorded)"
+    }
+    many = {line(number): 1 for number in range(50_000)}
+    assert same_lines(many, many) == {text: text for text in many}
 
 
-def test_a_file_is_the_same_in_another_folder() -> None:
+def test_a_file_is_the_same_in_another_folder_once() -> None:
     files = same_files(
         {"/home/me/job/model.py", "/home/me/job/sub/model.py"}, {"/tmp/x/model.py", "/tmp/x/sub/model.py"}
     )
     assert files == {"/home/me/job/model.py": "/tmp/x/model.py", "/home/me/job/sub/model.py": "/tmp/x/sub/model.py"}
+    assert same_files({"/p/model.py", "/job/model.py"}, {"/job/model.py"}) == {"/job/model.py": "/job/model.py"}
 
 
 @pytest.mark.parametrize(
@@ -50,20 +56,23 @@ def test_a_file_that_may_be_another_one_is_not_matched(a: set[str], b: set[str])
     assert same_files(a, b) == {}
 
 
-def test_a_file_is_matched_once() -> None:
-    assert same_files({"/p/model.py", "/job/model.py"}, {"/job/model.py"}) == {"/job/model.py": "/job/model.py"}
+@pytest.mark.parametrize(
+    ("a", "b", "told"),
+    [
+        ("--tp 8", "--tp 8 --loss-parallel", ["--loss-parallel"]),
+        ("--tp 8 --lr -1", "--tp 4 --lr -1", ["--tp 8 -> 4"]),
+        ("--tp=8", "--tp 8", []),
+        ("--checkpoint full --tp 8", "--tp 8", ["no --checkpoint full"]),
+        ("small.yaml --tp 8", "large.yaml --tp 8", ["small.yaml -> large.yaml"]),
+        ("--set a=1 --set b=2", "--set a=1 --set b=3", ["--set a=1 b=2 -> a=1 b=3"]),
+        ("--lr -0.5", "--lr -0.25", ["--lr -0.5 -> -0.25"]),
+    ],
+)
+def test_changed_arguments_are_named(a: str, b: str, told: list[str]) -> None:
+    assert changed_arguments(a.split(), b.split()) == told
 
 
-def test_lines_of_an_unmatched_file_are_not_those_of_a_file_without_a_name() -> None:
-    assert same_lines({line(3, "/p/train.py"): 1}, {line(3, ""): 1}) == {}
-
-
-def test_texts_without_a_line_are_the_same_if_equal() -> None:
-    assert same_lines({"(no stack recorded)": 1, "x": 2}, {"(no stack recorded)": 5}) == {
-        "(no stack recorded)": "(no stack recorded)"
-    }
-
-
-def test_many_lines_of_one_function_are_not_paired_all_with_all() -> None:
-    many = {line(number): 1 for number in range(50_000)}
-    assert same_lines(many, many) == {text: text for text in many}
+def test_of_many_changes_the_first_are_named() -> None:
+    assert changed_text(["--a", "--b", "--c", "--d", "--e"]) == "--a, --b, --c and 2 more settings"
+    assert changed_text(["--a", "--b", "--c", "--d"]) == "--a, --b, --c, --d"
+    assert changed_text([]) == ""

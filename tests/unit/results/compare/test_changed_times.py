@@ -1,6 +1,5 @@
-from __future__ import annotations
-
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -11,29 +10,8 @@ ROW = GroupTime("dp", 8, 2, "all_gather", 10, 0, 1e9, time_us=100.0, hidden_us=7
 
 
 def step(*rows: GroupTime) -> StepTime:
-    return StepTime(
-        step_us=1000.0,
-        step_low_us=None,
-        step_high_us=None,
-        busy_us=0.0,
-        communication_us=0.0,
-        launch_gap_us=0.0,
-        wait_us=0.0,
-        num_kernels=0,
-        num_unknown_kernels=0,
-        kernel_us=0.0,
-        by_kind={},
-        by_bound={},
-        num_calls=0,
-        num_unknown_calls=0,
-        flops=0.0,
-        model_flops=0.0,
-        num_lacking_flops=0,
-        moved_bytes=0.0,
-        peaks=None,
-        model_flops_utilisation=None,
-        by_group=list(rows),
-    )
+    figures: dict[str, Any] = {field.name: 0 for field in fields(StepTime)}
+    return StepTime(**figures | {"step_us": 1000.0, "by_group": list(rows)})
 
 
 def test_exposed_communication_is_compared_by_group_and_operation_largest_change_first() -> None:
@@ -53,12 +31,9 @@ def test_exposed_communication_is_compared_by_group_and_operation_largest_change
     ]
 
 
-def test_two_groups_of_one_name_count_together() -> None:
+def test_groups_of_one_name_count_together_and_only_what_both_steps_know_is_compared() -> None:
     found = group_changes(step(ROW, ROW), step(ROW))
     assert found["change_us"].tolist() == [-30.0]
-
-
-def test_what_only_one_step_knows_is_not_compared() -> None:
     assert len(group_changes(step(ROW), step())) == 0
     found = group_changes(step(ROW), step(replace(ROW, num_unknown=1, exposed_us=9.0)))
     assert found[["change_us", "what"]].to_numpy().tolist() == [[0.0, "not known"]]

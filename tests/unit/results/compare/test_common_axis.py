@@ -1,7 +1,5 @@
 """Two runs on one axis: phases meet, and no peak is lost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
@@ -12,7 +10,7 @@ def spans(*rows: tuple[int, str, int]) -> pd.DataFrame:
     return pd.DataFrame(list(rows), columns=["step", "phase", "first_event"])
 
 
-def test_the_same_phase_is_at_the_same_place_and_as_wide_as_the_longer_run_needs() -> None:
+def test_phases_meet_or_a_step_of_other_phases_is_stretched_as_a_whole() -> None:
     a = spans((0, "init", 0), (1, "forward", 10), (1, "backward", 20))
     b = spans((0, "init", 0), (1, "forward", 10), (1, "backward", 40))
     pieces = common_axis((a, b), (30, 60))
@@ -21,9 +19,6 @@ def test_the_same_phase_is_at_the_same_place_and_as_wide_as_the_longer_run_needs
     widths = [round((piece.at[1] - piece.at[0]) * 60) for piece in pieces]
     assert widths == [10, 30, 20]
     assert pieces[-1].at[1] == 1.0
-
-
-def test_a_step_of_other_phases_is_stretched_as_a_whole() -> None:
     a = spans((1, "forward", 0), (1, "backward", 10), (1, "forward", 20), (1, "backward", 30))
     b = spans((1, "forward", 0), (1, "backward", 30), (2, "forward", 50))
     pieces = common_axis((a, b), (40, 70))

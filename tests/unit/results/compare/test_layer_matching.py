@@ -1,7 +1,5 @@
 """Layers find each other through re-numbering, renames and moves."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 
@@ -53,41 +51,36 @@ def matched(a: Layers, b: Layers) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_the_same_model_matches_itself() -> None:
+def test_the_same_model_matches_itself_but_for_a_layer_less_at_the_end() -> None:
     found = matched(blocks(range(4)), blocks(range(4)))
     assert all(name == other and how == "same" for name, (other, how) in found.items())
-
-
-def test_a_layer_less_at_the_end_is_gone_with_all_below_it() -> None:
     found = matched(blocks(range(4)), blocks(range(3)))
-    assert {name for name, (_, how) in found.items() if how == "gone"} == {
-        "layers.3",
-        "layers.3.attn",
-        "layers.3.mlp",
-    }
+    assert {name for name, (_, how) in found.items() if how == "gone"} == {"layers.3", "layers.3.attn", "layers.3.mlp"}
     assert found["layers.2.mlp"] == ("layers.2.mlp", "same")
 
 
-def test_a_removed_layer_of_its_own_kind_renumbers_those_behind_it() -> None:
+def test_a_removed_or_inserted_layer_of_its_own_kind_renumbers_those_behind_it() -> None:
     found = matched(blocks(range(6), classes="ddmddd"), blocks(range(5), classes="ddddd"))
     assert found["layers.2"] == ("", "gone")
     assert found["layers.1.attn"] == ("layers.1.attn", "same")
     assert found["layers.3"] == ("layers.2", "renumbered")
     assert found["layers.5.mlp"] == ("layers.4.mlp", "renumbered")
-
-
-def test_an_inserted_layer_of_its_own_kind_renumbers_those_behind_it() -> None:
     found = matched(blocks(range(5), classes="ddddd"), blocks(range(6), classes="dmdddd"))
     assert found["+layers.1"] == ("layers.1", "appeared")
     assert found["layers.4.attn"] == ("layers.5.attn", "renumbered")
 
 
-def test_numbers_that_are_names_are_kept() -> None:
+def test_numbers_that_are_names_are_kept_and_other_layers_are_not_matched() -> None:
     """A pipeline stage holds some of the layers under the numbers of the whole model."""
     found = matched(blocks([4, 5, 6, 7]), blocks([6, 7, 8]))
     assert found["layers.6.mlp"] == ("layers.6.mlp", "same")
     assert found["layers.4"] == ("", "gone")
     assert found["+layers.8"] == ("layers.8", "appeared")
+    a: Layers = [("(Net)", "Net", 0), ("embed", "Embedding", 900)]
+    b: Layers = [("(Net)", "Net", 0), ("router", "Router", 10)]
+    found = matched(a, b)
+    assert found["embed"] == ("", "gone")
+    assert found["+router"] == ("router", "appeared")
 
 
 @pytest.mark.parametrize("new_class", ["MLP", "FeedForward"])
@@ -99,26 +92,15 @@ def test_a_renamed_layer_is_found_by_its_class_or_its_size(new_class: str) -> No
     assert renamed == [{"was": "layers.*.mlp", "name": "layers.*.feed_forward", "how": "renamed"}]
 
 
-def test_a_layer_that_is_nothing_alike_is_not_matched() -> None:
-    a: Layers = [("(Net)", "Net", 0), ("embed", "Embedding", 900)]
-    b: Layers = [("(Net)", "Net", 0), ("router", "Router", 10)]
-    found = matched(a, b)
-    assert found["embed"] == ("", "gone")
-    assert found["+router"] == ("router", "appeared")
-
-
-def test_a_model_inside_of_a_wrapper_is_the_same_model() -> None:
-    inner: Layers = [("model", "Net", 0), ("model.embed", "Embedding", 900), ("model.head", "Linear", 900)]
-    a: Layers = [("(Net)", "Net", 0), ("embed", "Embedding", 900), ("head", "Linear", 900)]
-    found = matched(a, [("(Trainer)", "Trainer", 0), *inner])
-    assert found["embed"][0] == "model.embed"
-    assert found["head"][0] == "model.head"
-
-
-def test_a_root_of_another_class_is_the_root_all_the_same() -> None:
+def test_a_model_is_the_same_in_a_wrapper_and_under_a_root_of_another_class() -> None:
     a: Layers = [("(GPT)", "GPT", 0), ("embed", "Embedding", 900)]
     b: Layers = [("(GPT2)", "GPT2", 0), ("embed", "Embedding", 900)]
     assert matched(a, b)["embed"] == ("embed", "same")
+    inner: Layers = [("model", "Net", 0), ("model.embed", "Embedding", 900), ("model.head", "Linear", 900)]
+    plain: Layers = [("(Net)", "Net", 0), ("embed", "Embedding", 900), ("head", "Linear", 900)]
+    found = matched(plain, [("(Trainer)", "Trainer", 0), *inner])
+    assert found["embed"][0] == "model.embed"
+    assert found["head"][0] == "model.head"
 
 
 def test_patterns_star_repeated_layers_and_keep_the_places_of_a_sequence() -> None:

@@ -1,7 +1,5 @@
 """A report of Nsight Systems, made by hand in the schema of nsys 2025 or of an older one."""
 
-from __future__ import annotations
-
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,10 +49,10 @@ class MadeUp:
 
     def write(self, path: Path) -> Path:
         connection = sqlite3.connect(path)
-        rows = [(number, text) for text, number in self.strings.items()]
+        texts = [(number, text) for text, number in self.strings.items()]
         numbered = {name: 1000 + place for place, name in enumerate(dict.fromkeys(row[3] for row in self.kernels))}
-        rows += [(number, name) for name, number in numbered.items()]
-        self._table(connection, "StringIds", "id value", rows)
+        texts += [(number, name) for name, number in numbered.items()]
+        self._table(connection, "StringIds", "id value", texts)
         meta = "EXPORT_META_DATA" if self.old else "META_DATA_EXPORT"
         self._table(
             connection, meta, "name value", [("EXPORT_PRODUCT_VERSION", "2022.4.2" if self.old else "2025.5.1")]
@@ -75,22 +73,24 @@ class MadeUp:
                 for start, end, correlation, name, node, process in self.kernels
             ]
             self._table(connection, "CUPTI_ACTIVITY_KIND_KERNEL", f"{columns} blockY blockZ graphNodeId", kernels)
-        if self.copies:
-            columns = "start end deviceId streamId correlationId globalPid bytes copyKind"
-            copies = [(*row[:2], 0, 7, row[2], PID, *row[3:]) for row in self.copies]
-            self._table(connection, "CUPTI_ACTIVITY_KIND_MEMCPY", columns, copies)
-        if self.graphs:
-            columns = "start end deviceId streamId correlationId globalPid graphId"
-            graphs = [(*row[:2], 0, 7, row[2], PID, 1) for row in self.graphs]
-            self._table(connection, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", columns, graphs)
-        if self.waits:
-            columns = "start end deviceId contextId streamId correlationId globalPid syncType eventId"
-            waits = [(*row[:2], 0, 1, *row[2:4], PID, *row[4:]) for row in self.waits]
-            self._table(connection, "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", columns, waits)
-        if self.events:
-            columns = "deviceId contextId streamId correlationId globalPid eventId"
-            events = [(0, 1, *row[:2], PID, row[2]) for row in self.events]
-            self._table(connection, "CUPTI_ACTIVITY_KIND_CUDA_EVENT", columns, events)
+        on_stream = "start end deviceId streamId correlationId globalPid"
+        optional = [
+            ("MEMCPY", f"{on_stream} bytes copyKind", [(*row[:2], 0, 7, row[2], PID, *row[3:]) for row in self.copies]),
+            ("GRAPH_TRACE", f"{on_stream} graphId", [(*row[:2], 0, 7, row[2], PID, 1) for row in self.graphs]),
+            (
+                "SYNCHRONIZATION",
+                "start end deviceId contextId streamId correlationId globalPid syncType eventId",
+                [(*row[:2], 0, 1, *row[2:4], PID, *row[4:]) for row in self.waits],
+            ),
+            (
+                "CUDA_EVENT",
+                "deviceId contextId streamId correlationId globalPid eventId",
+                [(0, 1, *row[:2], PID, row[2]) for row in self.events],
+            ),
+        ]
+        for name, columns, rows in optional:
+            if rows:
+                self._table(connection, f"CUPTI_ACTIVITY_KIND_{name}", columns, rows)
         if self.nodes:
             name = "CUDA_GRAPH_EVENTS" if self.old else "CUDA_GRAPH_NODE_EVENTS"
             self._table(connection, name, "graphNodeId originalGraphNodeId globalTid start", self.nodes)

@@ -18,9 +18,9 @@ def texts(found: pd.DataFrame) -> list[str]:
 
 def kernels(report: MadeUp, directory: Path, choice: StepChoice = STEP_3) -> pd.DataFrame:
     """The table of kernels, with the layer's name in place of its row."""
-    path = report.write(directory / "report.sqlite")
     run_directory = directory / "run"
-    run_directory.mkdir()
+    run_directory.mkdir(parents=True)
+    path = report.write(directory / "report.sqlite")
     write_run(read_report(path, path, choice), run_directory)
     run = open_run(run_directory)
     found = run.table("kernels")
@@ -33,6 +33,7 @@ def rows(found: pd.DataFrame, *columns: str) -> list[tuple[object, ...]]:
     return list(found[list(columns)].itertuples(index=False, name=None))
 
 
+PLACE = ("name", "layer", "phase", "recompute", "operation")
 EXPECTED = [
     ("gemm", "layers.0", "forward", False, "aten.mm"),
     ("softmax", "layers.0.attention", "forward", False, "aten.softmax"),
@@ -49,15 +50,11 @@ EXPECTED = [
 @pytest.mark.parametrize("old", [False, True])
 def test_every_kernel_is_of_the_layer_whose_forward_made_it(old: bool, tmp_path: Path) -> None:
     found = kernels(training(old=old), tmp_path)
-    assert rows(found, "name", "layer", "phase", "recompute", "operation") == EXPECTED
+    assert rows(found, *PLACE) == EXPECTED
     assert found.attrs["step"] == 3
     assert found.attrs["gpu"] == "NVIDIA H100 80GB HBM3"
     assert (found.attrs["source"], found.attrs["tool"]) == ("measured", "nsys")
-
-
-def test_times_are_from_the_beginning_of_the_step(tmp_path: Path) -> None:
-    found = kernels(training(), tmp_path)
-    first = found.iloc[0]
+    first = found.iloc[0]  # times are from the beginning of the step
     assert (first["launch_us"], first["start_us"], first["duration_us"]) == (0.15, 0.25, 0.005)
     assert (first["grid"], first["block"], first["stream"]) == ("8,4,1", "128,1,1", 7)
     assert found.attrs["step_us"] == (7605 - 1000) / 1000
@@ -66,7 +63,7 @@ def test_times_are_from_the_beginning_of_the_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", ["graphNodeId", "domainId", "textId", "eventType", "gridX"])
 def test_a_column_that_a_version_has_not_is_no_error(column: str, tmp_path: Path) -> None:
     found = kernels(training(without=(column,)), tmp_path)
-    assert rows(found, "name", "layer", "phase", "recompute", "operation") == EXPECTED
+    assert rows(found, *PLACE) == EXPECTED
     assert found["grid"].unique().tolist() == ["" if column == "gridX" else "8,4,1"]
 
 
@@ -75,21 +72,18 @@ def test_texts_may_be_registered_strings(tmp_path: Path) -> None:
     names = dict.fromkeys(str(row[2]) for row in report.ranges)
     report.strings = {text: place + 1 for place, text in enumerate(names)}
     report.ranges = [(*row[:2], report.strings[str(row[2])], *row[3:]) for row in report.ranges]
-    assert rows(kernels(report, tmp_path), "name", "layer", "phase", "recompute", "operation") == EXPECTED
+    assert rows(kernels(report, tmp_path), *PLACE) == EXPECTED
 
 
-def test_the_last_step_with_an_end_is_taken(tmp_path: Path) -> None:
+def test_the_last_step_with_an_end_or_the_one_asked_for_is_taken(tmp_path: Path) -> None:
     report = training()
     report.range(10_000, None, "step 5")
     report.kernel(10_500)
     report.kernel(9_600, "in step 4")
     found = kernels(report, tmp_path, StepChoice())
     assert (found.attrs["step"], found["name"].tolist()) == (4, ["in step 4"])
-
-
-def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="no step 7") as raised:
-        kernels(training(), tmp_path, StepChoice(step=7))
+        kernels(training(), tmp_path / "other", StepChoice(step=7))
     assert raised.value.hint == "--step is one of 3, 4"
 
 
@@ -140,9 +134,7 @@ def test_kernels_of_a_graph_count_for_its_launch_and_a_note_says_so(tmp_path: Pa
     report.kernel(1160, "in graph", node=77)
     found = kernels(report, tmp_path)
     assert found[found["name"] == "in graph"]["layer"].tolist() == ["layers.0"]
-    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in [
-        note["text"] for note in found.attrs["notes"]
-    ]
+    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in texts(found)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -187,11 +179,8 @@ def test_the_process_with_most_kernels_is_taken_and_another_may_be_chosen(tmp_pa
     report.range(10, 500, "elsewhere", other | 3)
     report.kernel(100, "other", other | 3)
     found = kernels(report, tmp_path)
-    assert rows(found, "name", "layer", "phase", "recompute", "operation") == EXPECTED
-    assert any(
-        "kernels of 2 processes; these are of process 7 (--process 9)" in note["text"] for note in found.attrs["notes"]
-    )
-    (tmp_path / "second").mkdir()
+    assert rows(found, *PLACE) == EXPECTED
+    assert any("kernels of 2 processes; these are of process 7 (--process 9)" in text for text in texts(found))
     chosen = kernels(report, tmp_path / "second", StepChoice(process=9))
     assert rows(chosen, "name", "layer") == [("other", "elsewhere")]
 

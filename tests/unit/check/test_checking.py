@@ -1,0 +1,119 @@
+"""A whole check, of ranks whose runs are made by hand: what fails, what does not fit, and what is written."""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.check.checking import Checked, Running, check
+from fakedist.check.config import read_config
+from fakedist.errors import CheckError, ScriptError
+from fakedist.launcher.executors.task import Task, TaskResult
+from fakedist.rundir.outcome import Outcome
+from tests.unit.analysis.recorded import MIB
+from tests.unit.check.conftest import Runs
+
+HEAD = '[[check.jobs]]\nname = "net"\nscript = "train.py"\nworld_size = 8\nranks = [0, 1]\n'
+
+
+@dataclass
+class ByHand:
+    """An executor whose ranks leave runs with these settings behind, or nothing, and end like this."""
+
+    run_of: Runs
+    runs: dict[int, dict[str, Any] | None]
+    outcome: Outcome = Outcome.STOPPED
+    code: int = 0
+    failure: str = ""
+    is_closed: bool = False
+
+    def run(self, tasks: Iterable[Task | None]) -> Iterator[TaskResult]:
+        for task in tasks:
+            assert task is not None
+            settings = self.runs[task.job.rank]
+            if settings is not None:
+                task.directory.parent.mkdir(exist_ok=True)
+                shutil.copytree(self.run_of(**settings).path, task.directory)
+            known: dict[str, Any] = {
+                "directory": task.directory,
+                "host": "",
+                "worker": "",
+                "peak_rss_bytes": 0,
+                "output": "printed",
+            }
+            ending: dict[str, Any] = {"outcome": Outcome.STOPPED, "code": 0, "failure": ""}
+            if task.job.rank == 1:
+                ending = {"outcome": self.outcome, "code": self.code, "failure": self.failure}
+            yield TaskResult(key=task.key, wall_s=1.5, **known, **ending)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def checked(folder: Path, limits: str, executor: ByHand, *, update: bool = False) -> Checked:
+    (folder / "train.py").write_text("pass\n")
+    (folder / "fakedist.toml").write_text(HEAD + limits)
+    finished: list[tuple[str, float]] = []
+    runs = folder / f"runs{len(list(folder.iterdir()))}"
+    running = Running(runs, executor, lambda rank, seconds: finished.append((rank.name, seconds)), lambda job: None)
+    found = check(read_config(folder / "fakedist.toml"), running, update=update)
+    assert executor.is_closed
+    assert len(finished) == 2 - len(found.failures)
+    return found
+
+
+def test_a_baseline_is_written_where_nothing_is_exceeded_and_only_if_it_changed(tmp_path: Path, run: Runs) -> None:
+    limits = 'max_increase = "1%"\n'
+    with pytest.raises(CheckError, match="does not exist"):
+        checked(tmp_path, limits, ByHand(run, {}))
+    same: dict[int, Any] = {0: {"rank": 0}, 1: {}}
+    grown = {0: {"rank": 0}, 1: {"activation": 12 * MIB}}
+    (path,) = checked(tmp_path, limits, ByHand(run, same), update=True).updated
+    before = path.read_bytes()
+    assert checked(tmp_path, limits, ByHand(run, same), update=True).updated == []
+    found = checked(tmp_path, limits, ByHand(run, grown))
+    assert (found.exit_code, {finding.rank for finding in found.exceeded}) == (3, {1})
+    over = checked(tmp_path, limits + 'budgets = { peak_allocated = "80 MiB" }', ByHand(run, grown), update=True)
+    assert (over.exit_code, over.updated, path.read_bytes()) == (3, [], before)
+    (path.parent / "net.json").write_bytes(before)
+    (written,) = checked(tmp_path, limits, ByHand(run, grown), update=True).updated
+    assert written.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"),
+    [
+        ((None, Outcome.ERROR, 7, "?"), "the run could not start (exit 7)"),
+        (({}, Outcome.ERROR, 7, "?"), "the run could not start (exit 7)"),
+        (({}, Outcome.EXCEPTION, 1, "KeyError"), "the script failed: KeyError"),
+        (({}, Outcome.EXIT, 3, "said no"), "the script failed with exit code 3: said no"),
+        (({}, Outcome.TIMEOUT, 1, "60 s"), "the script did not end in time: 60 s"),
+        (({"ended": "killed"}, Outcome.KILLED, 137, "signal 9"), "the script was killed"),
+    ],
+)
+def test_a_rank_that_failed_is_named_and_nothing_is_judged(
+    tmp_path: Path, run: Runs, ending: tuple[Any, Outcome, int, str], message: str
+) -> None:
+    settings, outcome, code, reason = ending
+    executor = ByHand(run, {0: {}, 1: settings}, outcome, code, reason)
+    found = checked(tmp_path, 'budgets = { peak_allocated = "1 MiB" }', executor)
+    (failure,) = found.failures
+    assert failure.message == f"net rank 1: {message}"
+    assert (failure.output, found.findings, found.exit_code) == ("printed", [], 1)
+
+
+def test_a_rank_that_does_not_fit_is_judged_all_the_same(tmp_path: Path, run: Runs) -> None:
+    runs: dict[int, Any] = {0: {}, 1: {"ended": "out_of_memory"}}
+    found = checked(tmp_path, "", ByHand(run, runs, Outcome.OUT_OF_MEMORY, 4, "CUDA out of memory"))
+    assert (len(found.misfits), found.exit_code, found.failures) == (1, 4, [])
+    assert found.misfits[0].startswith("net rank 1 does not fit the GPU")
+
+
+def test_a_script_that_does_not_compile_is_refused_before_any_rank_runs(tmp_path: Path, run: Runs) -> None:
+    (tmp_path / "fakedist.toml").write_text(HEAD)
+    (tmp_path / "train.py").write_text("def")
+    with pytest.raises(ScriptError, match="job 'net': the script does not compile; nothing was run"):
+        check(read_config(tmp_path / "fakedist.toml"), Running(tmp_path / "runs", ByHand(run, {})), update=False)
