@@ -366,3 +366,18 @@ def profile_arguments(job: Job, ranks: Sequence[int] = ()) -> list[str]:
 def profile_command(job: Job, ranks: Sequence[int] = ()) -> str:
     """The complete shell command that runs the job, or these ranks of it."""
     return shlex.join(["fakedist", "profile", *profile_arguments(job, ranks)])
+
+
+def options_after_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of ``OPTIONS`` among a script's arguments, with their values, and the other arguments."""
+    kinds_by_flag = {flag: option.kind for option in OPTIONS for flag in (*option.flags, option.off_flag)}
+    own: list[str] = []
+    others: list[str] = []
+    position = 0
+    while position < len(arguments):
+        name, _, joined = arguments[position].partition("=")
+        kind = kinds_by_flag.get(name.replace("_", "-")) if name.startswith("--") else None
+        width = 2 if kind is not None and not kind.is_switch and not joined else 1
+        (others if kind is None else own).extend(arguments[position : position + width])
+        position += width
+    return own, others

@@ -27,7 +27,15 @@ from fakedist.cost_model.estimated import (
 )
 from fakedist.cost_model.launches import launch_tables
 from fakedist.cost_model.step_axis import write_trace
-from fakedist.results.summing_up import dropped_notes, left_during_init, run_ending, run_notes, summarize
+from fakedist.options import Job
+from fakedist.results.summing_up import (
+    dropped_notes,
+    estimate_or_note,
+    left_during_init,
+    run_ending,
+    run_notes,
+    summarize,
+)
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.manifest import Manifest, load_manifest, write_manifest
 from fakedist.rundir.notes import Note
@@ -65,13 +73,26 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     blocks, positions = build_blocks(recording), event_places(recording)
     tables = make_tables(recording, blocks, positions)
     folds = fold_layers(tables["layers"])
-    models, notes = recorded_models(recording, tables["launches"], job)
-    if models is None:
-        times = recorded_times(recording, tables, folds)
-    else:
-        times = estimate_times(tables, folds, models, traced=recording.kernel_source)
+    times, notes = _step_times(recording, tables, folds, job)
     peak = find_peak(blocks, positions)
     return Computed(recording, so_far, blocks, peak, tables | times.tables, folds=folds, times=times, notes=notes)
+
+
+def _step_times(
+    recording: Recording, tables: dict[str, pd.DataFrame], folds: list[Fold], job: Job | None
+) -> tuple[StepTimes, list[Note]]:
+    """The times of the timed step, with notes on them. A step that cannot be priced keeps what a tool measured."""
+    notes: list[Note] = []
+
+    def estimate() -> StepTimes | None:
+        models, on_models = recorded_models(recording, tables["launches"], job)
+        notes.extend(on_models)
+        if models is None:
+            return None
+        return estimate_times(tables, folds, models, traced=recording.kernel_source)
+
+    times = estimate_or_note("the step's time", estimate, notes)
+    return times or recorded_times(recording, tables, folds), notes
 
 
 def build_tables(
@@ -122,7 +143,7 @@ def build_tables(
         gpu_model=recorded_gpu(recording),
         versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
-        notes=notes,
+        notes=summary.notes,
         summary=summary,
     )
     write_manifest(run_directory, finished)
