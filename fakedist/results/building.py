@@ -18,6 +18,7 @@ from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.topology import call_table, collective_table, group_table
 from fakedist.cost_model.estimated import (
+    Models,
     StepTimes,
     estimate_times,
     recorded_gpu,
@@ -25,6 +26,8 @@ from fakedist.cost_model.estimated import (
     recorded_times,
     where_from,
 )
+from fakedist.cost_model.gains import find_gains
+from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.launches import launch_tables
 from fakedist.cost_model.step_axis import write_trace
 from fakedist.options import Job
@@ -89,10 +92,28 @@ def _step_times(
         notes.extend(on_models)
         if models is None:
             return None
-        return estimate_times(tables, folds, models, traced=recording.kernel_source)
+        times = estimate_times(tables, folds, models, traced=recording.kernel_source)
+        return _with_outlook(times, tables, models, job, notes)
 
     times = estimate_or_note("the step's time", estimate, notes)
     return times or recorded_times(recording, tables, folds), notes
+
+
+def _with_outlook(
+    times: StepTimes, tables: dict[str, pd.DataFrame], models: Models, job: Job | None, notes: list[Note]
+) -> StepTimes:
+    """The times with the job's tokens per second, and with what would shorten the step if its kernels are estimated."""
+    summary, source = times.summary, times.source
+    if summary is None or source is None or job is None:
+        return times
+    done = estimate_or_note(
+        "tokens per second", lambda: rank_throughput(tables, summary, job.rank, job.world_size), notes
+    )
+    gains = None
+    if source.tool == "model":
+        what = "what would shorten the step"
+        gains = estimate_or_note(what, lambda: find_gains(tables, models, job, summary), notes)
+    return replace(times, summary=replace(summary, throughput=done, gains=gains or []))
 
 
 def build_tables(

@@ -27,11 +27,13 @@ from fakedist.report.text.time_sheets import print_time, time_markdown, time_she
 from fakedist.report.text.wording import (
     advice_text,
     ending,
+    limit_text,
     note_texts,
     peak_moment,
     peaks_text,
     run_facts,
     run_title,
+    step_word,
     top_advice,
     verdict,
 )
@@ -84,6 +86,8 @@ def _peak(console: Console, summary: Summary, cwd: str) -> None:
         print_words(console, Text(fit.word, colour) + Text(fit.more, "" if fit.fits else colour), 2)
     if advice := top_advice(summary, cwd):
         print_words(console, Text(advice), 2)
+    if summary.timed and (limit := limit_text(summary.timed[0])):
+        print_words(console, Text(f"the step, {step_word(summary.timed[1])}: {limit}"), 2)
 
 
 def _print_outside(console: Console, outside: Outside) -> None:
@@ -149,6 +153,8 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
     if advice := top_advice(summary, run.manifest.cwd):
         lines += ["", f"{escaped(advice)}."]
+    if summary.timed and (limit := limit_text(summary.timed[0])):
+        lines += ["", f"The step, {step_word(summary.timed[1])}, is {escaped(limit)}."]
     return lines
 
 

@@ -301,7 +301,59 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     rows.append(("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in total, without communication"))
     if text := utilisation(time):
         rows.append(("utilisation", *text))
+    return [*rows, *throughput_figures(time)]
+
+
+#: What exposed time does not say.
+EXPOSED = "Exposed: nothing computes then. It is not what a faster network would save: see what would help"
+_EVERY_RANK = "if every rank is as fast as this one"
+
+
+def throughput_figures(time: StepTime) -> list[tuple[str, str, str]]:
+    """Model FLOPs utilisation of the whole step, and tokens per second, as far as they are certain."""
+    rows = []
+    if time.step_flops_utilisation is not None and time.model_flops:
+        lacking = f"; a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
+        rows.append(("MFU", f"{time.step_flops_utilisation:.1%}", f"of the whole step, without recomputation{lacking}"))
+    if done := time.throughput:
+        more = f"per GPU, {_EVERY_RANK}: {done.tokens_per_step:,} tokens a step, {done.tokens_from}"
+        rows.append(("tokens/s", f"{done.tokens_per_s_per_gpu:,.0f}", more))
     return rows
+
+
+_BOUNDS = ("compute", "memory", "launch")
+
+
+def limit_text(time: StepTime) -> str:
+    """What limits the step: the largest part of its critical path, and a change of just that; empty if not known.
+
+    "limited by dp over the NICs: 72% of the critical path; twice the NIC bandwidth: -6.8%"
+    """
+    parts: dict[tuple[str, str], float] = {}
+    for part in time.critical_path:
+        parts[part.kind, part.group] = parts.get((part.kind, part.group), 0.0) + part.time_us
+    if not parts or not time.step_us:
+        return ""
+    (kind, name), longest_us = max(parts.items(), key=lambda item: item[1])
+    over_nodes = any(group.num_nodes > 1 for group in time.by_group if group.group == name)
+    bound = main_bound(*(time.by_bound.get(bound, 0.0) for bound in _BOUNDS))
+    limit, remedy = {
+        "collectives": (
+            f"{name} over {'the NICs' if over_nodes else 'the links of a node'}",
+            f"--what-if bandwidth={'' if over_nodes else 'nvlink:'}2x",
+        ),
+        "kernels": (f"kernels ({bound})" if bound else "kernels", "--gpu "),
+        "host": ("the host, which launches too late", "--what-if no-host-waits"),
+        "idle": ("waits for an unknown reason", "-"),
+    }[kind]
+    gain = next((gain for gain in time.gains if gain.option.startswith(remedy)), None)
+    changes = "" if gain is None else f"; {gain.title}: {relative_time(gain.step_us, time.step_us)}"
+    return f"limited by {limit}: {longest_us / time.step_us:.0%} of the critical path{changes}"
+
+
+def relative_time(step_us: float, before_us: float) -> str:
+    """The change of a step in percent: "-6.8%"."""
+    return f"{step_us / before_us - 1:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%") if before_us else ""
 
 
 def step_text(time: StepTime) -> str:

@@ -132,7 +132,7 @@ def test_a_package_that_only_a_finder_of_its_own_finds_is_found(
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable])
     check_script(job("mine.train", is_module=True))
-    with pytest.raises(JobError, match="no module named mine.absent"):
+    with pytest.raises(JobError, match=r"no module named mine\.absent"):
         check_script(job("mine.absent", is_module=True))
     assert "mine" not in sys.modules
 
