@@ -343,8 +343,8 @@ def limit_text(time: StepTime) -> str:
             f"--what-if bandwidth={'' if over_nodes else 'nvlink:'}2x",
         ),
         "kernels": (f"kernels ({bound})" if bound else "kernels", "--gpu "),
-        "host": ("the host, which launches too late", "--what-if no-host-waits"),
-        "idle": ("waits for an unknown reason", "-"),
+        "host": ("late launches of the host", "--what-if no-host-waits"),
+        "idle": ("waits for an unknown reason", "none"),
     }[kind]
     gain = next((gain for gain in time.gains if gain.option.startswith(remedy)), None)
     changes = "" if gain is None else f"; {gain.title}: {relative_time(gain.step_us, time.step_us)}"

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.job.job_times import flops_of, tokens_of
+from fakedist.cost_model.job.job_times import flops_of, rank_throughput, tokens_of
 from fakedist.rundir.launch_records import WorkRow
+from fakedist.rundir.step_time import RankThroughput
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch
+from tests.unit.results.compare.test_changed_times import step
 
 EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)
 POSITIONS = EMBEDDING._replace(m=512)
@@ -84,3 +87,29 @@ def test_a_kernel_that_prepares_an_attention_lacks_no_flops() -> None:
     assert flops_of(*tables(launch(PRODUCT), launch(seed))).num_lacking == 0
     unknown = seed._replace(flops=float("nan"))
     assert flops_of(*tables(launch(PRODUCT), launch(unknown))).num_lacking == 1
+
+
+GROUPS = pd.DataFrame(
+    [("0", "default_pg", 16, 0, list(range(16))), ("1", "dp", 8, 0, list(range(0, 16, 2))), ("2", "tp", 2, 0, [0, 1])],
+    columns=["name", "description", "size", "group_rank", "ranks"],
+).assign(backend="nccl")
+
+
+def done(calls: list[tuple[str, int]], num_unknown: int = 0) -> RankThroughput | None:
+    launches, work = tables(*micro_batch(step=2), *micro_batch(step=2))
+    own = pd.DataFrame(calls, columns=["operation", "group"]).assign(step=2, phase="backward")
+    priced = replace(step(), step_us=1e6, num_unknown_calls=num_unknown)
+    return rank_throughput({"launches": launches, "work": work, "calls": own, "groups": GROUPS}, priced, 0, 16)
+
+
+def test_a_rank_alone_tells_the_tokens_of_a_job_whose_ranks_are_alike() -> None:
+    found = done([("all_reduce", 1)])
+    assert found is not None
+    assert found.tokens_per_step == 2 * 2048 * 8
+    assert found.tokens_per_s_per_gpu == 2 * 2048 * 8 / 16
+    assert found.tokens_from == "4,096 that rank 0 embeds in 2 micro-batches, times 8 (16 ranks / (2 tensor))"
+
+
+def test_a_stage_of_a_pipeline_or_an_unpriced_call_tells_no_tokens() -> None:
+    assert done([("all_reduce", 1), ("recv", 0)]) is None
+    assert done([("all_reduce", 1)], num_unknown=1) is None
