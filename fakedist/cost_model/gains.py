@@ -17,6 +17,7 @@ from fakedist.cost_model.estimated import (
     network_of,
     prices_of,
 )
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.placing import StepLaunches
 from fakedist.cost_model.step import ImbalancedPrices
 from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
@@ -33,6 +34,8 @@ _MOST_GPUS = 3
 #: Rows of ``launches`` that all changes together may place: the largest steps try only the first few changes.
 _MOST_ROWS = 2_000_000
 _PEAK = "bf16"
+#: A step, or a clock, above this share of the other is no faster.
+_FASTER = 0.99
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,9 @@ def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | No
             prices = ImbalancedPrices(changed.prices, changed.network.moe_imbalance)
             communication = communication_for(tables, changed.gpu, changed.network)
             step = StepLaunches(launches, work, prices.price(work, counts), communication)
+            why = _why_not_faster(changed)
         else:
-            title = change.title
+            title, why = change.title, ""
             try:
                 network = _with(models, change.value)
                 communication = communication_for(tables, models.gpu, network)
@@ -79,7 +83,8 @@ def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | No
                 continue
             step = StepLaunches(rows, work, priced, communication)
         step_us = step.place(own.host).placed.end_us
-        gains.append(TimeGain(title, f"{change.option} {change.value}", step_us))
+        is_faster = step_us < _FASTER * time.step_us
+        gains.append(TimeGain(title, f"{change.option} {change.value}", step_us, "" if is_faster else why))
     return sorted(gains, key=lambda gain: gain.step_us)
 
 
@@ -128,6 +133,13 @@ def _other_gpus(gpu: GpuSpec) -> Iterator[_Change]:
 def _on(gpu: GpuSpec, models: Models, job: Job | None) -> Models:
     chosen = NetworkChoice(interferes=models.network.interferes, moe_imbalance=models.network.moe_imbalance)
     return Models(gpu, prices_of(gpu), network_of(gpu, job, chosen, models.network.nccl))
+
+
+def _why_not_faster(models: Models) -> str:
+    clock = models.prices.clock if isinstance(models.prices, KernelTimes) else None
+    if clock is None or clock.fraction > _FASTER:
+        return ""
+    return f"{models.gpu.name} is held by its power limit of {clock.watts:,.0f} W at {clock.fraction:.0%} of the clock"
 
 
 def _with(models: Models, change: str) -> JobNetwork:

@@ -98,7 +98,7 @@ _DEVICE = Option(
 GPU = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.DEVICE,
-    help="GPU model, or a GPU file: my_gpu.toml.",
+    help="GPU model, a GPU file (my_gpu.toml), or list to print the models.",
     metavar="MODEL",
     example="h200",
 )
@@ -121,7 +121,8 @@ GPU_POWER = Option(
 FABRIC = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.DEVICE,
-    help="Interconnect that collectives are estimated for: a preset such as p5-efa, or a fabric file: my_fabric.toml.",
+    help="Interconnect that collectives are estimated for: a preset such as p5-efa, a fabric file (my_fabric.toml), or "
+    "list to print the presets.",
     metavar="NAME",
     default_text="the GPU's usual one",
     example="p5-efa",

@@ -95,6 +95,8 @@ class KernelSource:
         report: The tool's report.
         accuracy: How close such estimates are, for the families that take most of the step; empty if it is measured.
         uncertain: What the interval is made of, the three largest parts first to last; empty without one.
+        clock: The fraction of the full clock that the power limit leaves to products and attention; None if not known.
+        watts: The power limit; 0 if not known.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -111,6 +113,8 @@ class KernelSource:
     report: str = ""
     accuracy: list[FamilyAccuracy] = field(default_factory=list)
     uncertain: list[UncertainPart] = field(default_factory=list)
+    clock: float | None = None
+    watts: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -338,11 +342,13 @@ class TimeGain:
         title: The change in words.
         option: The same as an option of ``fakedist time``.
         step_us: The step with it.
+        why: Why a faster GPU is no faster, if its power limit holds it; else empty.
     """
 
     title: str
     option: str
     step_us: float
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
             (gain.title, (gain.step_us, format_us(gain.step_us)), _change(gain.step_us, time.step_us), gain.option)
             for gain in time.gains
         ],
+        "whys": [gain.why for gain in time.gains if gain.why],
         "ranges": _ranges(time),
         "num_more_ranges": max(len(time.ranges) - _MOST_KERNELS, 0),
         "layers": _layers(run.table("layer_times"), layers, folds, time.kernel_us or 1.0),

@@ -213,6 +213,7 @@ def gain_sheet(time: StepTime, most: int | None = None) -> Sheet:
             SheetColumn("changes by", [relative_time(gain.step_us, time.step_us) for gain in rows], rank=KEY),
             SheetColumn("fakedist time RUN ...", [gain.option for gain in rows], is_text=True, rank=2),
         ],
+        [gain.why for gain in rows if gain.why],
     )
 
 

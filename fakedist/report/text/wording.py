@@ -321,6 +321,8 @@ def throughput_figures(time: StepTime) -> list[tuple[str, str, str]]:
     return rows
 
 
+#: From this fraction on, a fall of the clock is not worth a word.
+_FULL_CLOCK = 0.99
 _BOUNDS = ("compute", "memory", "launch")
 
 
@@ -349,6 +351,13 @@ def limit_text(time: StepTime) -> str:
     gain = next((gain for gain in time.gains if gain.option.startswith(remedy)), None)
     changes = "" if gain is None else f"; {gain.title}: {relative_time(gain.step_us, time.step_us)}"
     return f"limited by {limit}: {longest_us / time.step_us:.0%} of the critical path{changes}"
+
+
+def clock_text(source: KernelSource) -> str:
+    """The clock that a GPU's power limit leaves to a step; empty if it is the full one, or not known."""
+    if source.clock is None or source.clock > _FULL_CLOCK:
+        return ""
+    return f"held by its power limit of {source.watts:,.0f} W at {source.clock:.0%} of the clock"
 
 
 def relative_time(step_us: float, before_us: float) -> str:
