@@ -65,8 +65,16 @@ DEFAULT_TABLE = "layers"
 _MOST_OF_A_LINE = 2_000
 
 
-def print_report(run_directory: Path, output: Output, *, all_layers: bool, table: str = DEFAULT_TABLE) -> None:
-    """Print or write the result of a run."""
+def print_report(
+    run_directory: Path,
+    output: Output,
+    *,
+    all_layers: bool,
+    table: str = DEFAULT_TABLE,
+    full: bool = False,
+    section: str | None = None,
+) -> None:
+    """Print or write the result of a run: on a terminal the short report, unless more of it is asked for."""
     if output.format == JSON:
         from fakedist.report.text.run_report import summary_object
 
@@ -86,10 +94,16 @@ def print_report(run_directory: Path, output: Output, *, all_layers: bool, table
         from fakedist.results.opening import open_run
 
         output.write(page(open_run(run_directory), None if output.file is None else output.file.parent))
-    else:
+    elif full or section or all_layers:
         from fakedist.report.text.run_report import render
 
-        output.render(lambda console: render(run_directory, all_layers=all_layers, console=console))
+        output.render(
+            lambda console: render(run_directory, all_layers=all_layers, console=console, section=section or "")
+        )
+    else:
+        from fakedist.report.text.run_report import render_short
+
+        output.render(lambda console: render_short(run_directory, console))
 
 
 def say(text: str, *, err: bool = False) -> None:

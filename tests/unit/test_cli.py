@@ -28,7 +28,7 @@ class Launched:
         self.job, self.streams = job, streams
         return Path("the-run"), self.ending
 
-    def print_report(self, run_directory: Path, output: Output, *, all_layers: bool) -> None:
+    def print_report(self, run_directory: Path, output: Output, *, all_layers: bool, **length: object) -> None:
         self.printed.append((run_directory, output, all_layers))
 
 
@@ -124,7 +124,6 @@ def test_world_size_and_rank_come_from_the_environment(launched: Launched, monke
     ("arguments", "told"),
     [
         (["profile", "train.py"], "--world-size 1024"),
-        (["profile", "--world-size", "8", "train.py"], "--rank 0"),
         (["profile", "--world-sise", "8", "train.py"], "Did you mean '--world-size'?"),
         (["profile", "--wrold-size", "8", "--rank", "0", "train.py"], "Did you mean '--world-size'?"),
         (["profile", "--world-size", "eight", "train.py"], "--world-size is a whole number, not 'eight'"),
@@ -321,3 +320,8 @@ def test_of_two_outputs_none_is_taken_in_silence(
 ) -> None:
     assert cli.main(["report", str(tmp_path), *twice]) == 2
     assert "was given 2 times, and takes one value" in capsys.readouterr().err
+
+
+def test_without_a_rank_rank_0_runs_and_is_named(launched: Launched, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "--world-size", "8", "--device", "virtual", "train.py"]) == 0
+    assert "no --rank was given: rank 0 runs" in capsys.readouterr().err

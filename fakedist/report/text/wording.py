@@ -12,7 +12,7 @@ from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.options import Job
 from fakedist.results.run import Run
 from fakedist.rundir.directory import PAGE_NAME
-from fakedist.rundir.notes import Note
+from fakedist.rundir.notes import Note, counted
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import INDUCTOR_FILE
 from fakedist.rundir.step_time import KernelSource, StepTime
@@ -39,7 +39,7 @@ class Verdict:
     """The verdict on a rank's memory.
 
     Attributes:
-        word: "fits", "fits so far" (the rank broke off, or was stopped), "may not fit" or "does not fit".
+        word: "fits", "fits so far" (the rank broke off), "may not fit" or "does not fit".
         is_sure: True if it depends neither on where in its span an estimate lies nor on why the rank broke off.
     """
 
@@ -76,8 +76,17 @@ def _beside_outside(summary: Summary) -> Verdict:
         return Verdict(summary.fits, word, more, is_sure=not summary.fits)
     more = f", {span_text(low, high)} of it for {name}, estimated" if high else ""
     is_sure = not broke_off(summary)
-    is_all = is_sure and summary.exit.outcome is not Outcome.STOPPED
-    return Verdict(True, "fits" if is_all else "fits so far", f", headroom {format_bytes(left)}{more}", is_sure=is_sure)
+    recorded = f" ({_recorded(summary)})" if summary.exit.outcome is Outcome.STOPPED else ""
+    word = "fits" if is_sure else "fits so far"
+    return Verdict(True, word, f"{recorded}, headroom {format_bytes(left)}{more}", is_sure=is_sure)
+
+
+def _recorded(summary: Summary) -> str:
+    """The steps of a run that was stopped after them, and the parts of the script that did not run."""
+    notes = [note.text for note in summary.notes if note.code == "stopped_before_the_end"]
+    missing = [part for part in ("validation", "saving") if any(part in text for text in notes)]
+    steps = counted(len(summary.steps), "step")
+    return f"{steps} recorded" + (f"; {' and '.join(missing)} did not run" if missing else "")
 
 
 def broke_off(summary: Summary) -> bool:

@@ -49,8 +49,10 @@ def told(found: Summary) -> str:
 
 
 def test_a_fit_says_its_headroom_once_and_what_nccl_takes_of_it() -> None:
-    assert told(summary(70, 1, 2)) == "fits so far, headroom 10.00 GiB, 1.00 to 2.00 GiB of it for NCCL, estimated"
-    assert told(summary(70, 0, 0)) == "fits so far, headroom 10.00 GiB"
+    assert told(summary(70, 1, 2)) == (
+        "fits (0 steps recorded), headroom 10.00 GiB, 1.00 to 2.00 GiB of it for NCCL, estimated"
+    )
+    assert told(summary(70, 0, 0)) == "fits (0 steps recorded), headroom 10.00 GiB"
 
 
 def test_a_fit_that_depends_on_the_estimate_is_not_certain() -> None:
@@ -68,7 +70,7 @@ def test_what_does_not_even_fit_the_least_estimate_does_not_fit() -> None:
 
 
 def test_without_an_estimate_there_is_one_headroom() -> None:
-    assert told(replace(summary(70, 0, 0), estimated_outside=None)) == "fits so far, headroom 10.00 GiB"
+    assert told(replace(summary(70, 0, 0), estimated_outside=None)) == "fits (0 steps recorded), headroom 10.00 GiB"
 
 
 def test_page_and_markdown_have_the_section_with_every_communicator(tmp_path: Path) -> None:
