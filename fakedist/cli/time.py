@@ -119,18 +119,18 @@ def _print_table(
     path: Path, chosen: Sequence[tuple[str | None, str | None]], values: Mapping[str, object], output: Output
 ) -> None:
     """Price a run for several GPUs and fabrics, and print a row for each."""
-    from fakedist.report.text.model_sheets import PricedFor, priced_objects, priced_sheet
+    from fakedist.report.text.model_sheets import GpuStep, priced_objects, priced_sheet
     from fakedist.report.text.sheet import print_sheets, sheet_markdown
     from fakedist.results.opening import open_run
     from fakedist.results.repricing import gpu_of
 
     run = open_run(path).keeping_tables()
 
-    def price(gpu: str | None, fabric: str | None) -> PricedFor:
+    def price(gpu: str | None, fabric: str | None) -> GpuStep:
         gpu, pricing = pricing_of({**values, "gpu": gpu, "fabric": fabric})
         priced = run.priced_for(gpu, **pricing)
         assert priced.summary.timed is not None
-        return PricedFor(gpu_of(run.manifest, gpu, None), *priced.summary.timed)
+        return GpuStep(gpu_of(run.manifest, gpu, None), *priced.summary.timed)
 
     rows = [price(gpu, fabric) for gpu, fabric in chosen]
     if output.format == JSON:

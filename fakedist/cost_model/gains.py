@@ -1,4 +1,4 @@
-"""What would shorten a step: each change of its network, host or GPU that applies, priced on its own."""
+"""Changes that would shorten a step: each one of its network, host or GPU that applies, priced on its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_GPUS = 3
 #: Rows of ``launches`` that all changes together may place: the largest steps try only the first few changes.
 _MOST_ROWS = 2_000_000
 _PEAK = "bf16"
-#: A step, or a clock, above this share of the other is no faster.
+#: A step, or a clock, above this share of the other is not faster.
 _FASTER = 0.99
 
 

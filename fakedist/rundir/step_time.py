@@ -342,7 +342,7 @@ class TimeGain:
         title: The change in words.
         option: The same as an option of ``fakedist time``.
         step_us: The step with it.
-        why: Why a faster GPU is no faster, if its power limit holds it; else empty.
+        why: Why a faster GPU is not faster, if its power limit holds it; else empty.
     """
 
     title: str

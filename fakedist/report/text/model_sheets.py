@@ -16,7 +16,7 @@ from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.units import format_bytes
 
 _TERA, _GIGA = 1e12, 1e9
-#: A step that is not this much shorter is no faster.
+#: A step that is not this much shorter is not faster.
 _FASTER = 0.99
 
 
@@ -66,7 +66,7 @@ def fabric_list() -> Sheet:
 
 
 @dataclass(frozen=True)
-class PricedFor:
+class GpuStep:
     """A step priced for a GPU and a fabric."""
 
     gpu: GpuSpec
@@ -74,7 +74,7 @@ class PricedFor:
     source: KernelSource
 
 
-def priced_sheet(own: PricedFor, rows: Sequence[PricedFor]) -> Sheet:
+def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
     """A step on several GPUs and fabrics, next to the run's own. A surprise has its cause below the table."""
     times = [row.time for row in rows]
     remarks = [f"changes by: from {own.time.step_us / 1e3:,.1f} ms on {own.gpu.name} with {own.source.fabric}"]
@@ -103,17 +103,17 @@ def _tokens(time: StepTime) -> str:
     return "-" if time.throughput is None else f"{time.throughput.tokens_per_s_per_gpu:,.0f}"
 
 
-def _surprise(own: PricedFor, row: PricedFor) -> str:
-    """Why a GPU whose peaks are higher is no faster; empty if it is, or if its peaks are not."""
+def _surprise(own: GpuStep, row: GpuStep) -> str:
+    """Why a GPU whose peaks are higher is not faster; empty if it is, or if its peaks are not."""
     peaks = [spec.peak_flops.get(PEAK_DTYPE, 0.0) + spec.memory_bandwidth for spec in (own.gpu, row.gpu)]
     is_better = row.gpu.name != own.gpu.name and peaks[1] > peaks[0]
     if not is_better or row.time.step_us < _FASTER * own.time.step_us:
         return ""
     causes = [text for text in (clock_text(row.source), limit_text(row.time)) if text]
-    return f"{row.gpu.name} with {row.source.fabric} is no faster: {'; '.join(causes)}"
+    return f"{row.gpu.name} with {row.source.fabric} is not faster: {'; '.join(causes)}"
 
 
-def priced_objects(rows: Sequence[PricedFor]) -> list[dict[str, object]]:
+def priced_objects(rows: Sequence[GpuStep]) -> list[dict[str, object]]:
     """The same for ``--json``: ``gpu``, ``fabric``, and ``kernels`` and ``time`` as in the summary."""
     return [
         {

@@ -336,7 +336,7 @@ _BOUNDS = ("compute", "memory", "launch")
 
 
 def limit_text(time: StepTime) -> str:
-    """What limits the step: the largest part of its critical path, and a change of just that; empty if not known.
+    """Name what limits the step: the largest part of its critical path, and a change of just that; empty if not known.
 
     "limited by dp over the NICs: 72% of the critical path; twice the NIC bandwidth: -6.8%"
     """
