@@ -18,8 +18,12 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from pathlib import Path
+
+from fakedist.visible import visible
 
 
 class ExitCode(IntEnum):
@@ -113,6 +117,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if close := difflib.get_close_matches(word, choices, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"
     return f"known are: {', '.join(choices)}" if choices else ""
+
+
+#: The variable that shows the traceback of an error that is fakedist's own.
+TRACEBACK = "FAKEDIST_TRACEBACK"
+_PACKAGE = Path(__file__).parent
+
+
+def described(error: Exception) -> str:
+    """An unexpected error's type, first line and innermost line in fakedist: "ZeroDivisionError: ... in FILE:LINE"."""
+    position = "fakedist"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(_PACKAGE):
+            position = f"{path.relative_to(_PACKAGE.parent)}:{line}"
+    said = visible(str(error).strip().partition("\n")[0], 120)
+    return f"{type(error).__name__}{': ' if said else ''}{said} in {position}"
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:

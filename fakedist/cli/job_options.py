@@ -6,14 +6,19 @@ Options with an invalid value, or that make no job, raise JobError.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
 import click
 
+from fakedist.cli.output import Output
+from fakedist.cli.say import remark
 from fakedist.errors import JobError
-from fakedist.options import Door, Job, JobProgram, make_jobs, world_from_environment
+from fakedist.options import Door, Job, JobProgram, make_jobs, options_after_script, world_from_environment
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Option
 from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
@@ -59,6 +64,13 @@ _HEADINGS = {
     **dict.fromkeys(("on", "jobs", "cold", "memory_limit", "fresh", "dry_run"), _EXECUTION),
 }
 _NAMES_WIDTH = 22
+#: The value of --gpu or --fabric that prints what there is.
+_LIST = "list"
+#: The key of a context's arguments before the script.
+_BEFORE = f"{__name__}.before"
+#: Programs that start a job's ranks, each of which is what fakedist runs.
+_LAUNCHER = re.compile(r"torchrun|python(\d+(\.\d+)?)?")
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 #: torchrun's options about processes that fakedist does not start: flag, and whether a value follows.
 _IGNORED = {
     "--standalone": False,
@@ -110,6 +122,7 @@ class ScriptCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, with the script's own arguments set apart."""
         ctx.token_normalize_func = _dashed
+        ctx.meta[_BEFORE] = args[: self.end_of_options(args)]
         return super().parse_args(ctx, self._end_options_after_module(args))
 
     def _end_options_after_module(self, args: list[str]) -> list[str]:
@@ -201,15 +214,38 @@ def _stored(option: Option, values: Mapping[str, object]) -> Any:
 
 def _as_click(option: Option) -> click.Option:
     names = "/".join(filter(None, (option.flags[0], option.off_flag)))
+    is_once = not option.kind.is_repeatable and not option.kind.is_switch
     return click.Option(
         [names, *option.flags[1:], option.name],
         type=None if option.kind.is_switch else str,
         default=None,
         metavar=option.metavar or option.kind.metavar or None,
         help=option.help + _default(option),
-        multiple=option.kind.is_repeatable,
+        multiple=not option.kind.is_switch,
         is_flag=option.kind.is_switch,
+        callback=_only if is_once else None,
     )
+
+
+def _only(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> str | None:
+    """The text of an option that counts once; JobError if it was given twice, and not the same."""
+    if len(set(texts)) > 1:
+        flag = max(param.opts, key=len)
+        hint = f"give one of them: {flag} {shlex.quote(texts[-1])}"
+        raise JobError(f"{flag} was given {len(texts)} times: {', '.join(texts)}", hint)
+    if texts and texts[-1] == _LIST and param.name in ("gpu", "fabric"):
+        _print_list(param.name)
+        ctx.exit()
+    return texts[-1] if texts else None
+
+
+def _print_list(name: str) -> None:
+    """Print every GPU model or fabric that fakedist knows."""
+    from fakedist.report.text.model_sheets import fabric_list, gpu_list
+    from fakedist.report.text.sheet import print_sheets
+
+    sheet = gpu_list() if name == "gpu" else fabric_list()
+    Output().render(lambda console: print_sheets(console, [sheet]))
 
 
 def _default(option: Option) -> str:
@@ -237,25 +273,30 @@ def ignored(ctx: click.Context) -> list[str]:
 
 
 def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str, object]) -> tuple[Job, ...]:
-    """The job of every rank that the command line names. Options that ``values`` lacks keep their defaults."""
+    """The job of every rank that the command line names; rank 0 if it and the environment name none.
+
+    Options that ``values`` lacks keep their defaults.
+    """
     if module is None and not arguments:
         raise JobError("no script was given", "fakedist profile [options] SCRIPT [ARGS]...")
-    plain = {option.name: _plain(option, values.get(option.name)) for option in OPTIONS}
+    plain = {option.name: _plain(option, values.get(option.name)) for option in OPTIONS if option.name != "rank"}
     world_size, rank = world_from_environment(os.environ)
     if plain["world_size"] is None and plain["nnodes"] is None:
         plain["world_size"] = world_size
+    program = program_of(arguments, module)
+    own, _ = options_after_script(program.arguments)
+    if plain["world_size"] is None and plain["nnodes"] is None and own:
+        raise JobError(f"{own[0]} follows the script, so it is the script's", f"write it before: {_moved(program)}")
+    plain["rank"] = _ranks(values.get("rank"), make_jobs(program, plain, Door.COMMAND_LINE)[0].world_size)
     if plain["rank"] is None:
         plain["rank"] = rank
     if plain["device"] is None:
         from fakedist.launcher.machine import count_real_gpus
 
         plain["device"] = "cuda" if count_real_gpus() else "virtual"
-    program = (
-        JobProgram(arguments[0], arguments[1:]) if module is None else JobProgram(module, arguments, is_module=True)
-    )
     jobs = make_jobs(program, plain, Door.COMMAND_LINE)
     if plain["rank"] is None:
-        raise JobError("which rank shall run?", "--rank 0, or RANK in the environment")
+        remark("no --rank was given: rank 0 runs")
     if len(jobs) > 1 and jobs[0].with_peers:
         raise JobError(
             "--with-peers is for one rank: it finds the others by itself", f"--rank {jobs[-1].rank} --with-peers"
@@ -263,9 +304,52 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str,
     return jobs
 
 
+def _ranks(given: object, world_size: int) -> object:
+    """The plain value of ``--rank``; JobError for the last rank in other words, with its number."""
+    option = next(option for option in OPTIONS if option.name == "rank")
+    if given in (("last",), ("-1",)):
+        raise JobError(
+            f"--rank takes numbers, and the last of {world_size:,} ranks is {world_size - 1}",
+            f"--rank {world_size - 1}",
+        )
+    return _plain(option, given)
+
+
+def _moved(program: JobProgram) -> str:
+    """The command with fakedist's own options before the script."""
+    own, others = options_after_script(program.arguments)
+    return _command(own, [*(["-m"] if program.is_module else []), program.target, *others])
+
+
+def _command(own: Sequence[str], rest: Sequence[str]) -> str:
+    context = click.get_current_context(silent=True)
+    path = "fakedist profile" if context is None else context.command_path
+    before = [] if context is None else context.meta.get(_BEFORE, [])
+    return shlex.join([*path.split(), *before, *own, *rest])
+
+
+def _refuse_launcher(arguments: Sequence[str]) -> None:
+    """Raise JobError if the program is torchrun or python; the hint is the command without it."""
+    name, rest = Path(arguments[0]).name, list(arguments[1:])
+    if not _LAUNCHER.fullmatch(name):
+        return
+    while rest and name != "torchrun" and rest[0].startswith("-") and rest[0] != "-m":
+        del rest[: 2 if rest[0] in ("-X", "-W") else 1]
+    if rest[:1] == ["-m"] and rest[1:2] and rest[1] in _LAUNCHER_MODULES:
+        del rest[:2]
+    raise _starts_ranks(name, rest)
+
+
+def _starts_ranks(name: str, rest: Sequence[str]) -> JobError:
+    return JobError(f"{name} starts ranks, and fakedist runs one in its place", f"leave it out: {_command([], rest)}")
+
+
 def program_of(arguments: tuple[str, ...], module: str | None) -> JobProgram:
-    """The script, or the module, with its arguments."""
+    """The script, or the module, with its arguments; JobError if a launcher's name is in its place."""
+    if module in _LAUNCHER_MODULES:
+        raise _starts_ranks(str(module), arguments)
     if module is None:
+        _refuse_launcher(arguments)
         return JobProgram(arguments[0], arguments[1:])
     return JobProgram(module, arguments, is_module=True)
 

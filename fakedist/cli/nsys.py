@@ -13,6 +13,7 @@ from fakedist.cli.output import (
     all_rows_option,
     chosen_output,
     format_options,
+    length_options,
     run_directory_options,
 )
 from fakedist.cli.say import print_report, reading
@@ -30,6 +31,7 @@ _EXPORT_S = 3600.0
 @click.option("--process", type=int, metavar="PID", help="The process.  [default: the one with most kernels]")
 @format_options(TEXT, JSON, MARKDOWN)
 @all_rows_option()
+@length_options
 def nsys(
     report: Path,
     *,
@@ -40,6 +42,8 @@ def nsys(
     form: str | None,
     as_json: bool,
     all_rows: bool,
+    full: bool,
+    section: str | None,
 ) -> int:
     """Show time by layer from any report of Nsight Systems.
 
@@ -63,7 +67,7 @@ def nsys(
     with create_run_directory(where, force) as run_directory, reading(report):
         write_run(imported, run_directory)
     with reading(report):
-        print_report(run_directory, output, all_layers=all_rows)
+        print_report(run_directory, output, all_layers=all_rows, full=full, section=section)
     return 0
 
 

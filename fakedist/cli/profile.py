@@ -18,9 +18,10 @@ from fakedist.cli.output import (
     all_rows_option,
     chosen_output,
     format_options,
+    length_options,
     run_directory_options,
 )
-from fakedist.cli.say import print_report, remark, say_ending, say_first_failure
+from fakedist.cli.say import print_report, remark, say, say_ending, say_first_failure
 from fakedist.options import Job
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _RANKS = "The rank to run, or several: 0,4,8 or 0-1023:64; or stages, for one of
 @run_directory_options
 @format_options(TEXT, JSON, MARKDOWN)
 @all_rows_option()
+@length_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @click.pass_context
 def profile(
@@ -62,6 +64,8 @@ def profile(
     form: str | None,
     as_json: bool,
     all_rows: bool,
+    full: bool,
+    section: str | None,
     jobs: int,
     cold: bool,
     **values: object,
@@ -97,7 +101,9 @@ def profile(
     if len(asked) > 1:
         return _several(asked, streams, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
     run_directory, ending = run_one(asked[0], directory, force, streams)
-    print_report(run_directory, output, all_layers=all_rows)
+    if output.format == TEXT:
+        say("(Losses, times and rates that the script printed above are not the real job's.)\n")
+    print_report(run_directory, output, all_layers=all_rows, full=full, section=section)
     return say_ending(ending, asked[0], run_directory)
 
 

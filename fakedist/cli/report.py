@@ -16,6 +16,7 @@ from fakedist.cli.output import (
     chosen_output,
     file_option,
     format_options,
+    length_options,
 )
 from fakedist.cli.say import DEFAULT_TABLE, print_report, reading
 
@@ -26,7 +27,18 @@ from fakedist.cli.say import DEFAULT_TABLE, print_report, reading
 @format_options(TEXT, JSON, MARKDOWN, HTML, CSV)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {DEFAULT_TABLE}]")
 @all_rows_option()
-def report(run: Path, *, file: Path | None, form: str | None, as_json: bool, table: str | None, all_rows: bool) -> int:
+@length_options
+def report(
+    run: Path,
+    *,
+    file: Path | None,
+    form: str | None,
+    as_json: bool,
+    table: str | None,
+    all_rows: bool,
+    full: bool,
+    section: str | None,
+) -> int:
     """Print the report of a finished run.
 
     RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote. Markdown fits a comment on a pull
@@ -36,5 +48,5 @@ def report(run: Path, *, file: Path | None, form: str | None, as_json: bool, tab
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
     with reading(run):
-        print_report(run, output, all_layers=all_rows, table=table or DEFAULT_TABLE)
+        print_report(run, output, all_layers=all_rows, table=table or DEFAULT_TABLE, full=full, section=section)
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,23 +13,20 @@ from typing import TYPE_CHECKING
 import click
 
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
-from fakedist.errors import FakedistError, RunDirectoryError
-from fakedist.options import Job, profile_command
+from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
+from fakedist.options import Job, options_after_script, profile_command
 from fakedist.rundir.directory import MANIFEST_NAME
 from fakedist.rundir.outcome import Ending, Outcome
-from fakedist.visible import shortened, visible, visible_lines
+from fakedist.visible import shortened, visible_lines
 
 if TYPE_CHECKING:
     from fakedist.launcher.ranks import RankRun
     from fakedist.rundir.tape import Guess
 
 
-#: The variable that shows the traceback instead.
-TRACEBACK = "FAKEDIST_TRACEBACK"
 #: What is said of a machine, or a limit, that a long recording does not fit.
 TOO_LITTLE_MEMORY = "there is too little memory"
 MORE_MEMORY = "a recording takes up to six times the size of its journal.bin: report it on a machine with more memory"
-_PACKAGE = Path(__file__).parents[1]
 
 
 @contextmanager
@@ -58,21 +54,10 @@ def reading(*paths: Path) -> Iterator[None]:
         if os.environ.get(TRACEBACK):
             raise
         names = " or ".join(map(str, paths))
-        said = visible(str(error).strip().partition("\n")[0], 120)
-        cause = type(error).__name__ + (f": {said}" if said else "")
         raise RunDirectoryError(
-            f"{names} cannot be shown: {cause} in {_innermost_line(error)}",
+            f"{names} cannot be shown: {described(error)}",
             f"it is damaged, or this is a bug in fakedist: {TRACEBACK}=1 shows more",
         ) from error
-
-
-def _innermost_line(error: Exception) -> str:
-    position = "fakedist"
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(_PACKAGE):
-            position = f"{path.relative_to(_PACKAGE.parent)}:{line}"
-    return position
 
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
@@ -80,8 +65,16 @@ DEFAULT_TABLE = "layers"
 _MOST_OF_A_LINE = 2_000
 
 
-def print_report(run_directory: Path, output: Output, *, all_layers: bool, table: str = DEFAULT_TABLE) -> None:
-    """Print or write the result of a run."""
+def print_report(
+    run_directory: Path,
+    output: Output,
+    *,
+    all_layers: bool,
+    table: str = DEFAULT_TABLE,
+    full: bool = False,
+    section: str | None = None,
+) -> None:
+    """Print or write the result of a run: on a terminal the short report, unless more of it is asked for."""
     if output.format == JSON:
         from fakedist.report.text.run_report import summary_object
 
@@ -101,10 +94,16 @@ def print_report(run_directory: Path, output: Output, *, all_layers: bool, table
         from fakedist.results.opening import open_run
 
         output.write(page(open_run(run_directory), None if output.file is None else output.file.parent))
-    else:
+    elif full or section or all_layers:
         from fakedist.report.text.run_report import render
 
-        output.render(lambda console: render(run_directory, all_layers=all_layers, console=console))
+        output.render(
+            lambda console: render(run_directory, all_layers=all_layers, console=console, section=section or "")
+        )
+    else:
+        from fakedist.report.text.run_report import render_short
+
+        output.render(lambda console: render_short(run_directory, console))
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -147,6 +146,8 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
     _say_what_may_have_failed_it(ending, job, run_directory)
     if _RELATIVE in ending.message and not job.is_module:
         say(f"  a script inside a package runs as a module: {_as_module(job)}", err=True)
+    if ending.outcome is Outcome.EXIT and ending.code == ExitCode.USAGE:
+        _say_what_follows_the_script(job)
     meanings = {
         Outcome.OUT_OF_MEMORY: "the rank does not fit the GPU",
         Outcome.TIMEOUT: ending.message or "the time limit given with --timeout was reached",
@@ -158,6 +159,15 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
     if ending.outcome is Outcome.FAULT:
         say(f"fakedist: {fault_hint(run_directory)}", err=True)
     return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
+
+
+def _say_what_follows_the_script(job: Job) -> None:
+    """Name fakedist's own options among the arguments of a script that refused its arguments."""
+    own, others = options_after_script(job.arguments)
+    if own:
+        command = profile_command(dataclasses.replace(job, arguments=tuple(others)))
+        command = command.replace("fakedist profile", f"fakedist profile {shlex.join(own)}", 1)
+        say(f"  {own[0]} follows the script, so the script got it; as fakedist's: {command}", err=True)
 
 
 def fault_hint(run_directory: Path) -> str:

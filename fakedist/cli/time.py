@@ -47,7 +47,7 @@ class _TimeCommand(GroupedCommand):
     multiple=True,
     metavar="CHANGE",
     help="Show what a change would give: merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, "
-    "gpus-per-node=N or no-overlap. Repeatable, each on its own.",
+    "gpus-per-node=N, no-overlap or no-host-waits. Repeatable, each on its own.",
 )
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
@@ -72,11 +72,20 @@ def time(
 
     Several runs are ranks of one job, one from each pipeline stage. They are priced together, and each waits for what
     the others send. The result is the step of the whole job; --format html draws it.
+
+    With several GPUs or fabrics, such as --gpu h100,b200 --fabric dgx-h100-ndr,p5-efa, the result is one table.
     """
     output = chosen_output(form, as_json, file)
     counts = counts_of(values)
     several = len(runs) > 1 or bool(counts) or output.format == HTML
     _check_output(output, len(runs), several=several, table=table, all_rows=all_rows, what_ifs=what_ifs)
+    choices = [str(values[name]).split(",") if values[name] else [None] for name in ("gpu", "fabric")]
+    if max(map(len, choices)) > 1:
+        if several or what_ifs or output.format == CSV:
+            raise click.UsageError("several GPUs or fabrics are for one run, as text, markdown or JSON, no --what-if")
+        with reading(*runs):
+            _print_table(runs[0], [(gpu, fabric) for gpu in choices[0] for fabric in choices[1]], values, output)
+        return 0
     gpu, pricing = pricing_of(values)
     with reading(*runs):
         if several:
@@ -104,6 +113,34 @@ def _check_output(
         raise click.UsageError("--all-rows is for one run")
     if what_ifs and output.format == CSV:
         raise click.UsageError("--what-if is not for --format csv")
+
+
+def _print_table(
+    path: Path, chosen: Sequence[tuple[str | None, str | None]], values: Mapping[str, object], output: Output
+) -> None:
+    """Price a run for several GPUs and fabrics, and print a row for each."""
+    from fakedist.report.text.model_sheets import GpuStep, priced_objects, priced_sheet
+    from fakedist.report.text.sheet import print_sheets, sheet_markdown
+    from fakedist.results.opening import open_run
+    from fakedist.results.repricing import gpu_of
+
+    run = open_run(path).keeping_tables()
+
+    def price(gpu: str | None, fabric: str | None) -> GpuStep:
+        gpu, pricing = pricing_of({**values, "gpu": gpu, "fabric": fabric})
+        priced = run.priced_for(gpu, **pricing)
+        assert priced.summary.timed is not None
+        return GpuStep(gpu_of(run.manifest, gpu, None), *priced.summary.timed)
+
+    rows = [price(gpu, fabric) for gpu, fabric in chosen]
+    if output.format == JSON:
+        output.write_object({"run_directory": str(run.path), "priced": priced_objects(rows)})
+        return
+    sheet = priced_sheet(price(None, None), rows)
+    if output.format == MARKDOWN:
+        output.write("\n".join(sheet_markdown(sheet)) + "\n")
+    else:
+        output.render(lambda console: print_sheets(console, [sheet]))
 
 
 def _print_run(

@@ -600,6 +600,7 @@ def break_down(
         by_group=group_times(ready, tables, step.communication) if isinstance(step, PricedStep) else [],
         ranges=by_range(made["ranges"]),
         critical_path=path_parts(step, tables, folds) if isinstance(step, PricedStep) else [],
+        step_flops_utilisation=model_flops / (busy.step_us * 1e-6 * peak) if peak and ready["is_known"].all() else None,
     )
 
 

@@ -206,6 +206,7 @@ def _source(
             notes=[*traced.notes, time_notes.only_collectives_are_estimated(), *notes],
         )
     rows = closest(models.gpu, priced.families)
+    clock = models.prices.clock if isinstance(models.prices, KernelTimes) else None
     return KernelSource(
         source="estimated",
         tool="model",
@@ -215,6 +216,8 @@ def _source(
         step_low_us=priced.step_low_us,
         step_high_us=priced.step_high_us,
         calibrated_on=models.prices.calibrated_on,
+        clock=clock.fraction if clock else None,
+        watts=clock.watts if clock else 0.0,
         accuracy=[FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows],
         uncertain=uncertain,
         fabric=network.fabric.name,

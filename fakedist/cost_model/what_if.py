@@ -5,6 +5,7 @@
 - ``bandwidth=2x``, ``bandwidth=nvlink:2x``: the NICs, or NVLink, are faster or slower.
 - ``fabric=NAME``, ``gpus-per-node=N``: another interconnect.
 - ``no-overlap``: everything runs one after another.
+- ``no-host-waits``: the host launches everything in no time, and waits only for the GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.errors import JobError
 
-_Kind = Literal["merge", "separate", "bandwidth", "fabric", "gpus-per-node", "no-overlap"]
-_FORMS = "merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, gpus-per-node=N, no-overlap"
+_Kind = Literal["merge", "separate", "bandwidth", "fabric", "gpus-per-node", "no-overlap", "no-host-waits"]
+_FORMS = (
+    "merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, gpus-per-node=N, no-overlap, no-host-waits"
+)
 _FACTOR = re.compile(r"(?:(nic|nvlink):)?(\d+(?:\.\d+)?)x?")
 _MOST_FACTOR, _MOST_GPUS = 1000.0, 4096
 
@@ -67,6 +70,8 @@ def read_what_if(text: str) -> WhatIf:
         return WhatIf(text, "gpus-per-node", gpus_per_node=int(value))
     if name == "no-overlap" and not value:
         return WhatIf(text, "no-overlap")
+    if name == "no-host-waits" and not value:
+        return WhatIf(text, "no-host-waits")
     raise JobError(f"there is no what-if {text!r}", f"what-ifs are {_FORMS}")
 
 
@@ -98,6 +103,8 @@ def changed_launches(
     """
     if what_if.kind == "no-overlap":
         return launches.assign(stream=np.uint64(0)), communication
+    if what_if.kind == "no-host-waits":
+        return launches.assign(host_us=0.0), communication
     if not what_if.groups:
         return launches, communication
     queue = communication.calls["queue"].to_numpy("i8", copy=True)

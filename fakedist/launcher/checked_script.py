@@ -8,6 +8,7 @@ import traceback
 import zipfile
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import cast
 
 from fakedist.errors import JobError
 from fakedist.options import Job
@@ -64,6 +65,8 @@ def _module_source(name: str) -> Path | None:
     parts = name.split(".")
     for number, part in enumerate(parts, start=1):
         spec = PathFinder.find_spec(part, search) if part else None
+        if spec is None and number == 1 and part:
+            spec = find_editable(part)
         if spec is None:
             raise JobError(f"no module named {'.'.join(parts[:number])}", f"python -m {name} must work from here")
         search = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else []
@@ -72,3 +75,12 @@ def _module_source(name: str) -> Path | None:
         if spec is None:
             raise JobError(f"{name} is a package without a __main__ module", f"fakedist profile -m {name}.MODULE")
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def find_editable(name: str) -> ModuleSpec | None:
+    """A top-level module that only a finder of its own finds, as ``pip install -e`` leaves one; None without it."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if finder is not PathFinder and find is not None and (spec := find(name, None, None)) is not None:
+            return cast(ModuleSpec, spec)
+    return None

@@ -98,7 +98,7 @@ _DEVICE = Option(
 GPU = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.DEVICE,
-    help="GPU model, or a GPU file: my_gpu.toml.",
+    help="GPU model, a GPU file (my_gpu.toml), or list to print the models.",
     metavar="MODEL",
     example="h200",
 )
@@ -121,7 +121,8 @@ GPU_POWER = Option(
 FABRIC = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.DEVICE,
-    help="Interconnect that collectives are estimated for: a preset such as p5-efa, or a fabric file: my_fabric.toml.",
+    help="Interconnect that collectives are estimated for: a preset such as p5-efa, a fabric file (my_fabric.toml), or "
+    "list to print the presets.",
     metavar="NAME",
     default_text="the GPU's usual one",
     example="p5-efa",
@@ -366,3 +367,18 @@ def profile_arguments(job: Job, ranks: Sequence[int] = ()) -> list[str]:
 def profile_command(job: Job, ranks: Sequence[int] = ()) -> str:
     """The complete shell command that runs the job, or these ranks of it."""
     return shlex.join(["fakedist", "profile", *profile_arguments(job, ranks)])
+
+
+def options_after_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of ``OPTIONS`` among a script's arguments, with their values, and the other arguments."""
+    kinds_by_flag = {flag: option.kind for option in OPTIONS for flag in (*option.flags, option.off_flag)}
+    own: list[str] = []
+    others: list[str] = []
+    position = 0
+    while position < len(arguments):
+        name, _, joined = arguments[position].partition("=")
+        kind = kinds_by_flag.get(name.replace("_", "-")) if name.startswith("--") else None
+        width = 2 if kind is not None and not kind.is_switch and not joined else 1
+        (others if kind is None else own).extend(arguments[position : position + width])
+        position += width
+    return own, others

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from fakedist.errors import JobError
-from fakedist.rank_list import parse_rank_list
+from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.units import GIB, UNLIMITED_BYTES, format_bytes, parse_bytes
 from fakedist.visible import visible
 
@@ -104,8 +104,11 @@ def rank_list() -> ValueKind:
             raise RefusedError(f"names a rank twice: {value!r}")
         return tuple(ranks)
 
+    def texts(value: object) -> list[str]:
+        return [format_rank_list(read(value))]
+
     return ValueKind(
-        words="rank, or list of ranks", metavar="RANKS", read=read, from_texts=",".join, is_repeatable=True
+        words="rank, or list of ranks", metavar="RANKS", read=read, from_texts=",".join, texts=texts, is_repeatable=True
     )
 
 

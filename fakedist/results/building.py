@@ -18,6 +18,7 @@ from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.topology import call_table, collective_table, group_table
 from fakedist.cost_model.estimated import (
+    Models,
     StepTimes,
     estimate_times,
     recorded_gpu,
@@ -25,9 +26,19 @@ from fakedist.cost_model.estimated import (
     recorded_times,
     where_from,
 )
+from fakedist.cost_model.gains import find_gains
+from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.launches import launch_tables
 from fakedist.cost_model.step_axis import write_trace
-from fakedist.results.summing_up import dropped_notes, left_during_init, run_ending, run_notes, summarize
+from fakedist.options import Job
+from fakedist.results.summing_up import (
+    dropped_notes,
+    estimate_or_note,
+    left_during_init,
+    run_ending,
+    run_notes,
+    summarize,
+)
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.manifest import Manifest, load_manifest, write_manifest
 from fakedist.rundir.notes import Note
@@ -65,13 +76,44 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     blocks, positions = build_blocks(recording), event_places(recording)
     tables = make_tables(recording, blocks, positions)
     folds = fold_layers(tables["layers"])
-    models, notes = recorded_models(recording, tables["launches"], job)
-    if models is None:
-        times = recorded_times(recording, tables, folds)
-    else:
-        times = estimate_times(tables, folds, models, traced=recording.kernel_source)
+    times, notes = _step_times(recording, tables, folds, job)
     peak = find_peak(blocks, positions)
     return Computed(recording, so_far, blocks, peak, tables | times.tables, folds=folds, times=times, notes=notes)
+
+
+def _step_times(
+    recording: Recording, tables: dict[str, pd.DataFrame], folds: list[Fold], job: Job | None
+) -> tuple[StepTimes, list[Note]]:
+    """The times of the timed step, with notes on them. A step that cannot be priced keeps what a tool measured."""
+    notes: list[Note] = []
+
+    def estimate() -> StepTimes | None:
+        models, on_models = recorded_models(recording, tables["launches"], job)
+        notes.extend(on_models)
+        if models is None:
+            return None
+        times = estimate_times(tables, folds, models, traced=recording.kernel_source)
+        return _with_outlook(times, tables, models, job, notes)
+
+    times = estimate_or_note("the step's time", estimate, notes)
+    return times or recorded_times(recording, tables, folds), notes
+
+
+def _with_outlook(
+    times: StepTimes, tables: dict[str, pd.DataFrame], models: Models, job: Job | None, notes: list[Note]
+) -> StepTimes:
+    """The times with the job's tokens per second, and with what would shorten the step if its kernels are estimated."""
+    summary, source = times.summary, times.source
+    if summary is None or source is None or job is None:
+        return times
+    done = estimate_or_note(
+        "tokens per second", lambda: rank_throughput(tables, summary, job.rank, job.world_size), notes
+    )
+    gains = None
+    if source.tool == "model":
+        what = "what would shorten the step"
+        gains = estimate_or_note(what, lambda: find_gains(tables, models, job, summary), notes)
+    return replace(times, summary=replace(summary, throughput=done, gains=gains or []))
 
 
 def build_tables(
@@ -122,7 +164,7 @@ def build_tables(
         gpu_model=recorded_gpu(recording),
         versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
-        notes=notes,
+        notes=summary.notes,
         summary=summary,
     )
     write_manifest(run_directory, finished)

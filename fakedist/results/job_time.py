@@ -13,7 +13,7 @@ import pandas as pd
 
 from fakedist.analysis.axes import Pipeline, find_pipeline
 from fakedist.cost_model.breakdown import PEAK_DTYPE
-from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times
+from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times, tokens_text
 from fakedist.errors import JobError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
@@ -288,10 +288,8 @@ def _tokens(times: JobTimes) -> tuple[int | None, str, str]:
     (first,) = embedding
     if not first.replicas.number:
         return None, "", first.replicas.text
-    tokens = first.tokens
-    text = f"{tokens.number:,} that rank {first.rank} embeds in {tokens.num_micro_batches:,} micro-batches, times "
-    number = first.replicas.number
-    return tokens.number * number, f"{text}{number:,} ({first.replicas.text})", ""
+    text = tokens_text(first.tokens, first.rank, first.replicas)
+    return first.tokens.number * first.replicas.number, text, ""
 
 
 def _rates(times: JobTimes, gpu: GpuSpec, pipeline: Pipeline | None) -> tuple[list[FlopsRate], str]:

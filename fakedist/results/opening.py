@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
 from fakedist.results.calibration.calibrating import TimedRun
 from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price
 from fakedist.results.run import Run, RunTables
-from fakedist.rundir.directory import is_in_use
+from fakedist.rundir.directory import (
+    JOURNAL_NAME,
+    MANIFEST_NAME,
+    PAGE_NAME,
+    TAPE_NAME,
+    TRACE_NAME,
+    is_in_use,
+)
 from fakedist.rundir.manifest import Manifest, load_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 
 #: Tables that mean nothing without steps, which a snapshot does not have.
 _STEP_TABLES = ("spans", "phases")
+#: Files of a run directory that are not a run by themselves. Its snapshot is.
+_OF_A_RUN = (MANIFEST_NAME, JOURNAL_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME)
+#: Endings of other files, what they are, and what to type for one.
+_OTHER_FILES = (
+    ((".json", ".json.gz"), "a trace or other JSON", "fakedist calibrate RUN --from-trace {}"),
+    ((".nsys-rep", ".sqlite"), "a report of Nsight Systems", "fakedist nsys {}"),
+    (
+        (".html",),
+        "a page, which a browser opens",
+        "fakedist report RUN needs the directory that it was made from",
+    ),
+    ((".py",), "a script, not a run", "fakedist profile --world-size 8 --rank 0 {}"),
+)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -27,7 +49,21 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     Raises:
         RunDirectoryError: The path is neither, or cannot be read.
     """
-    return open_snapshot(Path(path)) if Path(path).is_file() else open_run_directory(Path(path))
+    path = Path(path)
+    if not path.is_file():
+        return open_run_directory(path)
+    if path.name in _OF_A_RUN and (path.parent / MANIFEST_NAME).is_file():
+        raise RunDirectoryError(f"{path} is one file of a run: give the run", _in_place(path, path.parent))
+    for endings, what, hint in _OTHER_FILES:
+        if path.name.endswith(endings):
+            raise RunDirectoryError(f"{path} is {what}", hint.format(shlex.quote(str(path))))
+    return open_snapshot(path)
+
+
+def _in_place(path: Path, run: Path) -> str:
+    """The command of this process with the run in place of one of its files."""
+    given = [str(run) if argument == str(path) else argument for argument in sys.argv[1:]]
+    return shlex.join(["fakedist", *given]) if str(run) in given else f"fakedist report {shlex.quote(str(run))}"
 
 
 def open_run_directory(path: Path) -> Run:

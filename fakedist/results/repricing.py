@@ -9,6 +9,7 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
+from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.step import MeasuredPrices
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
@@ -76,7 +77,11 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     if traced is not None:
         traced = replace(traced, notes=[note for note in traced.notes if note.code not in _PRICING_NOTES])
         models = replace(models, prices=MeasuredPrices(traced.gpu, tables["launches"]))
-    return estimate_times(tables, fold_layers(tables["layers"]), models, traced=traced)
+    times, job = estimate_times(tables, fold_layers(tables["layers"]), models, traced=traced), manifest.job
+    if times.summary is None or job is None:
+        return times
+    done = rank_throughput(tables, times.summary, job.rank, job.world_size)
+    return replace(times, summary=replace(times.summary, throughput=done))
 
 
 def nccl_of(summary: Summary) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ from fakedist.analysis.memory_tables import Peak, described_blocks, differences
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.estimated import StepTimes
 from fakedist.cost_model.outside_memory import estimate_outside
+from fakedist.errors import TRACEBACK, described
 from fakedist.options import Job, Until
 from fakedist.rundir import notes as run_note
 from fakedist.rundir.notes import Note
@@ -37,8 +40,10 @@ from fakedist.rundir.summary import (
     StepPeak,
     Summary,
 )
+from fakedist.rundir.time_notes import estimate_failed
 from fakedist.units import UNLIMITED_BYTES
 
+_Estimate = TypeVar("_Estimate")
 NUM_HELD = 10
 _SEGMENT_FIELDS = [field.name for field in dataclasses.fields(HeldSegment) if field.name != "block"]
 
@@ -87,6 +92,23 @@ def _described(numbers: list[int], tables: dict[str, pd.DataFrame]) -> list[Larg
     return rows_of(LargeBlock, described)
 
 
+def estimate_or_note(what: str, estimate: Callable[[], _Estimate], notes: list[Note]) -> _Estimate | None:
+    """An estimate; None, and a note with the error and its line, if it fails: measured figures do not depend on it.
+
+    Raises:
+        MemoryError: Everything else fails, too.
+    """
+    try:
+        return estimate()
+    except MemoryError:
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        notes.append(estimate_failed(what, described(error)))
+        return None
+
+
 def summarize(
     recording: Recording,
     job: Job | None,
@@ -105,14 +127,16 @@ def summarize(
     Args:
         job: None for a snapshot or an imported report.
         times: None for a snapshot.
-        notes: Everything that limits what the figures mean.
+        notes: Everything that limits what the figures mean. An estimate that fails adds a note.
         has_steps: Steps, phases and layers are known, as they are not in a snapshot.
     """
     gpu = recording.gpu or GpuRecord()
     capacity = gpu.capacity_bytes
     if job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES:
         capacity = gpu.spec_memory_bytes or capacity
-    outside = _outside(recording, tables, job, (peak.reserved_bytes, capacity)) if has_steps else None
+    notes, in_use = list(notes), (peak.reserved_bytes, capacity)
+    outside = _outside(recording, tables, job, in_use, notes) if has_steps else None
+    advice = estimate_or_note("what would help", lambda: find_advice(tables, folds), notes)
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
     return Summary(
         world_size=None if job is None else job.world_size,
@@ -138,7 +162,7 @@ def summarize(
         kernels=None if times is None else times.source,
         time=None if times is None else times.summary,
         out_of_memory=_out_of_memory(recording, ending, tables["events"]),
-        advice=find_advice(tables, folds),
+        advice=advice or [],
         invented_values=int(tables["invented"]["num_values"].sum()),
         reserved=reserved_moments(tables),
         notes=notes,
@@ -194,20 +218,24 @@ def left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | N
 
 
 def _outside(
-    recording: Recording, tables: dict[str, pd.DataFrame], job: Job | None, in_use: tuple[int, int]
-) -> Outside:
+    recording: Recording, tables: dict[str, pd.DataFrame], job: Job | None, in_use: tuple[int, int], notes: list[Note]
+) -> Outside | None:
     nccl, measured = recording.nccl, recording.outside
-    return estimate_outside(
-        tables,
-        gpu_name="" if recording.gpu is None else recording.gpu.gpu_name,
-        gpus_per_node=1 if job is None else job.gpus_per_node,
-        fabric=None if job is None else job.fabric,
-        nccl_version="" if nccl is None else nccl.version,
-        nccl_environment={} if nccl is None else nccl.environment,
-        bound=recording.bound,
-        measured_bytes=None if measured is None else measured.used_bytes - measured.reserved_bytes,
-        reserved_bytes=in_use[0],
-        capacity_bytes=in_use[1],
+    return estimate_or_note(
+        "memory outside the caching allocator",
+        lambda: estimate_outside(
+            tables,
+            gpu_name="" if recording.gpu is None else recording.gpu.gpu_name,
+            gpus_per_node=1 if job is None else job.gpus_per_node,
+            fabric=None if job is None else job.fabric,
+            nccl_version="" if nccl is None else nccl.version,
+            nccl_environment={} if nccl is None else nccl.environment,
+            bound=recording.bound,
+            measured_bytes=None if measured is None else measured.used_bytes - measured.reserved_bytes,
+            reserved_bytes=in_use[0],
+            capacity_bytes=in_use[1],
+        ),
+        notes,
     )
 
 

@@ -95,6 +95,8 @@ class KernelSource:
         report: The tool's report.
         accuracy: How close such estimates are, for the families that take most of the step; empty if it is measured.
         uncertain: What the interval is made of, the three largest parts first to last; empty without one.
+        clock: The fraction of the full clock that the power limit leaves to products and attention; None if not known.
+        watts: The power limit; 0 if not known.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -111,6 +113,8 @@ class KernelSource:
     report: str = ""
     accuracy: list[FamilyAccuracy] = field(default_factory=list)
     uncertain: list[UncertainPart] = field(default_factory=list)
+    clock: float | None = None
+    watts: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -331,6 +335,38 @@ class PathPart:
 
 
 @dataclass(frozen=True)
+class TimeGain:
+    """The timed step with one change, priced on its own.
+
+    Attributes:
+        title: The change in words.
+        option: The same as an option of ``fakedist time``.
+        step_us: The step with it.
+        why: Why a faster GPU is not faster, if its power limit holds it; else empty.
+    """
+
+    title: str
+    option: str
+    step_us: float
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class RankThroughput:
+    """The work that the job does, if every rank is as fast as this one.
+
+    Attributes:
+        tokens_per_step: Tokens of all ranks.
+        tokens_from: The arithmetic.
+        tokens_per_s_per_gpu: Per second and GPU.
+    """
+
+    tokens_per_step: int
+    tokens_from: str
+    tokens_per_s_per_gpu: float
+
+
+@dataclass(frozen=True)
 class StepTime:
     """Where the time of the timed step goes.
 
@@ -366,6 +402,10 @@ class StepTime:
             streams wait for.
         generation_us: Of the step, from the first kernel of a generation to its last, sampling and waiting included;
             the sum over all that other phases separate.
+        step_flops_utilisation: Model FLOPs utilisation of the whole step, as a share of the bf16 peak; None if any of
+            it is unknown.
+        throughput: Tokens per second; None unless they are certain.
+        gains: The step with each change that applies, the shortest first; empty if none was priced.
     """
 
     step_us: float
@@ -395,3 +435,6 @@ class StepTime:
     ranges: list[RangeTime] = field(default_factory=list)
     critical_path: list[PathPart] = field(default_factory=list)
     generation_us: float = 0.0
+    step_flops_utilisation: float | None = None
+    throughput: RankThroughput | None = None
+    gains: list[TimeGain] = field(default_factory=list)

@@ -45,6 +45,12 @@ def profiler_saw_no_kernels() -> str:
 # ---- estimated times
 
 
+@note
+def estimate_failed(what: str, error: str) -> str:
+    """An estimate ended in an error of fakedist's own. Everything else of the report stands."""
+    return f"{what} could not be estimated: {error}; this is a bug in fakedist, and no other figure depends on it"
+
+
 #: From this fraction on, a fall of the clock is not worth a word.
 _FULL_CLOCK = 0.99
 

@@ -23,6 +23,7 @@ from typing import Literal
 from fakedist._version import __version__
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import FakedistError, JobError, SweepError, did_you_mean
+from fakedist.launcher.checked_script import find_editable
 from fakedist.options import Door, Job, JobProgram
 from fakedist.options.definition import NOT_SWEPT, OPTIONS
 from fakedist.rank_list import parse_rank_list
@@ -275,7 +276,8 @@ def _content(path: Path) -> str:
 
 def _module_file(name: str) -> Path | None:
     """The file or directory of a module's first package, without importing it."""
-    spec = PathFinder.find_spec(name.partition(".")[0], [os.getcwd(), *sys.path])
+    first = name.partition(".")[0]
+    spec = PathFinder.find_spec(first, [os.getcwd(), *sys.path]) or find_editable(first)
     if spec is None:
         return None
     locations = list(spec.submodule_search_locations or ())

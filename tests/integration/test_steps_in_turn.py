@@ -126,5 +126,5 @@ def test_generation_is_a_phase_of_its_own_and_its_time_is_told(run_fakedist: Run
     assert ("(Model#2).head", "generation") not in ran
     time = result["time"]
     assert 0 < time["by_kind"]["generation"] < time["generation_us"] < time["step_us"]
-    shown = run_fakedist("report", result["run_directory"]).stdout
+    shown = run_fakedist("report", result["run_directory"], "--full").stdout
     assert "the step decodes" in shown

@@ -31,7 +31,7 @@ class Launched:
         self.job, self.streams = job, streams
         return Path("the-run"), self.ending
 
-    def print_report(self, run_directory: Path, output: Output, *, all_layers: bool) -> None:
+    def print_report(self, run_directory: Path, output: Output, *, all_layers: bool, **length: object) -> None:
         self.printed.append((run_directory, output, all_layers))
 
 
@@ -111,7 +111,6 @@ def test_world_size_and_rank_come_from_the_environment_unless_nodes_are_given(
     ("arguments", "told"),
     [
         ("profile train.py", "--world-size 1024"),
-        ("profile --world-size 8 train.py", "--rank 0"),
         ("profile --world-sise 8 train.py", "Did you mean '--world-size'?"),
         ("profile --wrold-size 8 --rank 0 train.py", "Did you mean '--world-size'?"),
         ("profile --world-size eight train.py", "--world-size is a whole number, not 'eight'"),
@@ -273,3 +272,8 @@ def test_topology_shows_ranks_in_the_order_asked_for_and_says_which_could_not_be
     assert [Path(shown["run_directory"]).name for shown in json.loads(out)] == ["rank5", "rank0"]
     *_, told, last = err.splitlines()
     assert (told, last) == ("fakedist: rank 1: no room for it", "fakedist: exit 1: rank 1 ended as error")
+
+
+def test_without_a_rank_rank_0_runs_and_is_named(launched: Launched, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "--world-size", "8", "--device", "virtual", "train.py"]) == 0
+    assert "no --rank was given: rank 0 runs" in capsys.readouterr().err

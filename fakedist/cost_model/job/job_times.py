@@ -30,6 +30,8 @@ from fakedist.cost_model.step import ImbalancedPrices, Prices
 from fakedist.cost_model.timeline import HOST_RANGE, scaled
 from fakedist.cost_model.what_if import changed_launches
 from fakedist.errors import JobError
+from fakedist.rundir.notes import counted
+from fakedist.rundir.step_time import RankThroughput, StepTime
 
 #: A backward pass takes twice the arithmetic of its forward.
 _FORWARD_AND_BACKWARD = 3.0
@@ -80,6 +82,33 @@ def tokens_of(launches: pd.DataFrame, work: pd.DataFrame) -> StepTokens:
         return StepTokens(0, 0, "the first embedding and the product after it do not run equally often")
     rows = work["m"].to_numpy("i8")[own["work"].to_numpy("i8")]
     return StepTokens(int(rows.sum()), len(own))
+
+
+def tokens_text(tokens: StepTokens, rank: int, replicas: Replicas) -> str:
+    """The arithmetic of the tokens of a job."""
+    batches = counted(tokens.num_micro_batches, "micro-batch", "micro-batches")
+    read = f"{tokens.number:,} that rank {rank} embeds in {batches}"
+    return f"{read}, times {replicas.number:,} ({replicas.text})"
+
+
+def rank_throughput(
+    tables: Mapping[str, pd.DataFrame], time: StepTime, rank: int, world_size: int
+) -> RankThroughput | None:
+    """The tokens per second of a job whose ranks are all as fast as this one.
+
+    None unless they are certain: the rank embeds tokens, its groups show how many ranks read tokens of their own, and
+    it neither waits for a pipeline nor has collectives of unknown duration.
+    """
+    launches, calls = tables["launches"], tables["calls"]
+    own = calls[calls["step"] == int(launches["step"].iloc[0])]
+    if time.num_unknown_calls or own["operation"].astype(str).isin(("send", "recv")).any():
+        return None
+    tokens, replicas = tokens_of(launches, tables["work"]), find_replicas(tables["groups"], own, world_size)
+    if not tokens.number or not replicas.number:
+        return None
+    number = tokens.number * replicas.number
+    per_s = number / (time.step_us * 1e-6) / world_size
+    return RankThroughput(number, tokens_text(tokens, rank, replicas), per_s)
 
 
 def _num_runs(operations: pd.Series) -> int:

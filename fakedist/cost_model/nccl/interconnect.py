@@ -157,9 +157,12 @@ def coll_channels(shape: GroupShape, interconnect: Interconnect, settings: Setti
 
 
 def nvls_channels(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> int:
-    """Channels of NVLink SHARP; 0 if it is unused: no NVSwitch that supports it, or at most two ranks per node."""
+    """Channels of NVLink SHARP; 0 if it is unused: no NVSwitch that supports it, or at most two ranks on any node.
+
+    A communicator has as many of its channels as the node with the fewest (``initTransportsRank``).
+    """
     default = interconnect.nvls[0 if shape.num_nodes == 1 else 1]
-    if not settings.nvls or shape.own < 3 or not default:
+    if not settings.nvls or shape.local < 3 or not default:
         return 0
     least, most = settings.channels
     return max(min(settings.nvls_channels or default, most), least)

@@ -18,6 +18,7 @@ from fakedist.report.text.group_sheets import AT_ONCE, CallsText, RunTopology
 from fakedist.report.text.memory_sheets import MOMENT_NAMES, unused_sheet
 from fakedist.report.text.time_sheets import bound_of, family_columns, path_location, path_words
 from fakedist.report.text.wording import (
+    EXPOSED,
     LAYER_COLUMNS,
     MIN_SHARE,
     accuracy_text,
@@ -29,9 +30,11 @@ from fakedist.report.text.wording import (
     flops_rate,
     job_command,
     layer_label,
+    limit_text,
     note_texts,
     or_dash,
     peak_moment,
+    relative_time,
     run_facts,
     run_title,
     short_kernel,
@@ -111,6 +114,12 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         "step_word": step_word(source),
         "path": _path(time),
         "groups": _groups(time),
+        "exposed": EXPOSED,
+        "gains": [
+            (gain.title, (gain.step_us, format_us(gain.step_us)), _change(gain.step_us, time.step_us), gain.option)
+            for gain in time.gains
+        ],
+        "whys": [gain.why for gain in time.gains if gain.why],
         "ranges": _ranges(time),
         "num_more_ranges": max(len(time.ranges) - _MOST_KERNELS, 0),
         "layers": _layers(run.table("layer_times"), layers, folds, time.kernel_us or 1.0),
@@ -118,6 +127,10 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         "num_more_names": max(len(names) - _MOST_KERNELS, 0),
         "min_share": f"{MIN_SHARE:.1%}",
     }
+
+
+def _change(step_us: float, before_us: float) -> tuple[float, str]:
+    return step_us - before_us, relative_time(step_us, before_us)
 
 
 def layer_columns(run: Run, folds: list[Fold], source: KernelSource) -> dict[str, object]:
@@ -334,6 +347,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
         "advice": top_advice(summary, run.manifest.cwd),
         "time": step_figure(summary),
+        "limited": limit_text(summary.timed[0]) if summary.timed else "",
         "steps": [(step.step, format_us(step.wall_us)) for step in summary.steps[-_STEPS_SHOWN:]],
         "num_notes": len(summary.notes),
         "provenance": [

@@ -297,6 +297,43 @@ def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> She
     return Sheet("By layer at the peak, with children", columns, remarks)
 
 
+def line_sheet(run: Run, most: int) -> Sheet | None:
+    """The lines whose blocks hold most at the peak; None without blocks."""
+    if run.memory is None or not run.peak_allocated_bytes:
+        return None
+    peak = run.memory.peak()
+    source = peak["line"].where(peak["line"] != "", peak["operation"].astype(str).map(short_operation))
+    sums = peak["bytes"].groupby(source).agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
+    shown = sums.head(most)
+    return Sheet(
+        "By line at the peak",
+        [
+            SheetColumn("line", [short_line(str(name), run.manifest.cwd) for name in shown.index], is_text=True),
+            SheetColumn("bytes", [format_bytes(int(bytes_)) for bytes_ in shown["sum"]], rank=KEY),
+            SheetColumn("share", [f"{bytes_ / run.peak_allocated_bytes:.1%}" for bytes_ in shown["sum"]]),
+            SheetColumn("blocks", [f"{number:,}" for number in shown["size"]], rank=1),
+        ],
+    )
+
+
+def most_layers(sheet: Sheet, layers: pd.DataFrame, most: int) -> Sheet:
+    """The rows of a table of layers that hold most by themselves, in their order."""
+    own = fold_table(layers, fold_layers(layers))
+    kept = own.assign(label=[layer_label(*row) for row in zip(own["name"], own["num_repeats"], strict=True)])
+    first = set(kept.sort_values("peak_own_bytes", ascending=False, kind="stable")["label"].head(most))
+    rows = [at for at, label in enumerate(sheet.columns[0].cells) if label in first]
+    kept_columns = [column for column in sheet.columns if column.name not in _ONLY_IN_FULL]
+    return replace(
+        sheet,
+        columns=[replace(column, cells=[column.cells[at] for at in rows]) for column in kept_columns],
+        remarks=[],
+    )
+
+
+#: Columns of the table of layers that the short report leaves out.
+_ONLY_IN_FULL = ("grads", "other", "own")
+
+
 def largest_sheet(blocks: list[LargeBlock], cwd: str) -> Sheet:
     """The largest blocks at the peak."""
     blocks = blocks[:_NUM_LARGEST]

@@ -5,6 +5,7 @@ A directory that is not a run directory, or is damaged, raises RunDirectoryError
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,22 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.analysis.layer_table import unfolded
-from fakedist.report.text.memory_sheets import OUTSIDE_TITLE, communicator_sheet, outside_figures, run_sheets
+from fakedist.report.text.memory_sheets import (
+    OUTSIDE_TITLE,
+    communicator_sheet,
+    layer_sheet,
+    line_sheet,
+    most_layers,
+    outside_figures,
+    run_sheets,
+)
 from fakedist.report.text.sheet import (
     escaped,
     print_facts,
     print_figures,
     print_heading,
     print_items,
+    print_long,
     print_sheets,
     print_words,
     sheet_markdown,
@@ -27,17 +37,23 @@ from fakedist.report.text.time_sheets import print_time, time_markdown, time_she
 from fakedist.report.text.wording import (
     advice_text,
     ending,
+    limit_text,
     note_texts,
     peak_moment,
     peaks_text,
+    relative_time,
     run_facts,
     run_title,
+    source_word,
+    step_word,
+    time_figures,
     top_advice,
     verdict,
 )
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.summing_up import layer_memory
+from fakedist.rundir.notes import counted
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
@@ -53,25 +69,77 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
     return {**to_plain(summary), "run_directory": str(run.path)}
 
 
-def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
-    """Print every table of a run."""
+#: Parts of the report that can be printed alone.
+SECTIONS = ("memory", "time", "advice", "notes")
+_NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 2
+
+
+def render(run_directory: Path, *, all_layers: bool, console: Console, section: str = "") -> None:
+    """Print every table of a run, or those of one of ``SECTIONS``."""
     run = open_run(run_directory)
+    summary = run.summary
+    wanted = (section,) if section else SECTIONS
+    print_facts(console, run_facts(run))
+    if "memory" in wanted:
+        if run.memory is not None:
+            _peak(console, summary, run.manifest.cwd)
+        print_sheets(console, run_sheets(run, all_layers=all_layers))
+        if summary.estimated_outside:
+            _print_outside(console, summary.estimated_outside)
+    if summary.timed and "time" in wanted:
+        print_time(console, *summary.timed)
+        print_sheets(console, time_sheets(run, all_layers=all_layers))
+    if summary.advice and "advice" in wanted:
+        _print_advice(console, summary.advice)
+    if "notes" in wanted:
+        _notes(console, note_texts(summary.notes, run.manifest.cwd))
+
+
+def render_short(run_directory: Path, console: Console) -> None:
+    """Print the verdict, the limits, five layers, five lines and the advice of a run, and how to see the rest."""
+    run = open_run(run_directory).keeping_tables()
     summary = run.summary
     print_facts(console, run_facts(run))
     if run.memory is not None:
-        _peak(console, summary, run.manifest.cwd)
-    print_sheets(console, run_sheets(run, all_layers=all_layers))
-    if summary.estimated_outside:
-        _print_outside(console, summary.estimated_outside)
+        _peak(console, summary, run.manifest.cwd, with_advice=False)
+    if summary.peak_allocated_bytes and run.by_category is not None:
+        layers = run.table("layers")
+        print_sheets(console, [most_layers(layer_sheet(layers, summary, False), layers, _NUM_LAYERS)])
+    if sheet := line_sheet(run, _NUM_LINES):
+        print_sheets(console, [sheet])
     if summary.timed:
-        print_time(console, *summary.timed)
-        print_sheets(console, time_sheets(run, all_layers=all_layers))
-    if summary.advice:
-        _print_advice(console, summary.advice)
-    _notes(console, note_texts(summary.notes, run.manifest.cwd))
+        time, source = summary.timed
+        print_heading(console, f"Time of step {source.step}, {source_word(source)}")
+        kept = [row for row in time_figures(time) if row[0] in ("step", "MFU", "tokens/s")]
+        figures = [(name, figure, more.partition(":")[0]) for name, figure, more in kept]
+        print_figures(console, figures, is_right=True)
+    _print_outlook(console, summary)
+    rest = f"fakedist report {shlex.quote(str(run_directory))}"
+    notes = counted(len(summary.notes), "note")
+    console.print()
+    print_long(console, Text(f"{notes} and every table: {rest} --full; one part: --section {'|'.join(SECTIONS)}"))
 
 
-def _peak(console: Console, summary: Summary, cwd: str) -> None:
+def _print_outlook(console: Console, summary: Summary) -> None:
+    """One line for each change that would help most, of memory and of time."""
+    lines = [
+        f"{piece['gives']} {piece['of']}: {piece['title']}" for piece in map(advice_text, summary.advice[:_NUM_ADVICE])
+    ]
+    if summary.timed:
+        time = summary.timed[0]
+        shorter = [gain for gain in time.gains if gain.step_us < time.step_us * (1 - _LEAST_GAIN)]
+        lines += [f"step {relative_time(gain.step_us, time.step_us)}: {gain.title}" for gain in shorter[:_NUM_GAINS]]
+    if lines:
+        print_heading(console, "What would help, estimated, each on its own")
+    for line in lines:
+        print_words(console, Text(line), 2)
+
+
+#: A shorter step than this is not worth a line.
+_LEAST_GAIN = 0.001
+
+
+def _peak(console: Console, summary: Summary, cwd: str, *, with_advice: bool = True) -> None:
     allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
     capacity = summary.capacity_bytes
     print_heading(console, "Peak memory, measured")
@@ -82,8 +150,10 @@ def _peak(console: Console, summary: Summary, cwd: str) -> None:
     if fit := verdict(summary, cwd):
         colour = "bold red" if not fit.fits else "bold green" if fit.is_sure else "bold yellow"
         print_words(console, Text(fit.word, colour) + Text(fit.more, "" if fit.fits else colour), 2)
-    if advice := top_advice(summary, cwd):
+    if with_advice and (advice := top_advice(summary, cwd)):
         print_words(console, Text(advice), 2)
+    if summary.timed and (limit := limit_text(summary.timed[0])):
+        print_words(console, Text(f"the step, {step_word(summary.timed[1])}: {limit}"), 2)
 
 
 def _print_outside(console: Console, outside: Outside) -> None:
@@ -135,7 +205,9 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
 
 def _verdict(run: Run, summary: Summary) -> list[str]:
     fit = verdict(summary, run.manifest.cwd)
-    says = f"**{fit.word}**{escaped(fit.more)}" if fit else "allocated nothing on the GPU"
+    says = (
+        f"**{fit.word}**{' ' * fit.more.startswith(' ')}{escaped(fit.more)}" if fit else "allocated nothing on the GPU"
+    )
     if run.memory is None:
         return [f"### fakedist: {escaped(run_title(run)[:300])}", ""]
     if run.by_category is None:
@@ -149,6 +221,8 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
     if advice := top_advice(summary, run.manifest.cwd):
         lines += ["", f"{escaped(advice)}."]
+    if summary.timed and (limit := limit_text(summary.timed[0])):
+        lines += ["", f"The step, {step_word(summary.timed[1])}, is {escaped(limit)}."]
     return lines
 
 

@@ -30,6 +30,7 @@ from fakedist.report.text.sheet import (
     sheet_markdown,
 )
 from fakedist.report.text.wording import (
+    EXPOSED,
     MIN_SHARE,
     accuracy_text,
     bytes_rate,
@@ -37,6 +38,7 @@ from fakedist.report.text.wording import (
     flops_rate,
     layer_label,
     main_bound,
+    relative_time,
     run_title,
     share_of_peak,
     short_kernel,
@@ -70,6 +72,7 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         top_sheet(time, word),
         *([group_time_sheet(time, communication_word(time))] if time.by_group else []),
         *([range_sheet(time, word)] if time.ranges else []),
+        *([gain_sheet(time)] if time.gains else []),
     ]
 
 
@@ -195,6 +198,22 @@ def group_time_sheet(time: StepTime, word: str) -> Sheet:
             SheetColumn("exposed", [format_us(row.exposed_us) for row in rows], rank=KEY),
             SheetColumn("of the step", [f"{row.exposed_us / step_us:.1%}" for row in rows], rank=1),
         ],
+        [EXPOSED[:1].lower() + EXPOSED[1:]],
+    )
+
+
+def gain_sheet(time: StepTime, most: int | None = None) -> Sheet:
+    """The step with each change that applies, the shortest first; with ``most``, only as many that shorten it."""
+    rows = time.gains if most is None else [gain for gain in time.gains if gain.step_us < time.step_us][:most]
+    return Sheet(
+        "What would help, time: estimated, each on its own",
+        [
+            SheetColumn("change", [gain.title for gain in rows], is_text=True),
+            SheetColumn("step", [format_us(gain.step_us) for gain in rows], rank=1),
+            SheetColumn("changes by", [relative_time(gain.step_us, time.step_us) for gain in rows], rank=KEY),
+            SheetColumn("fakedist time RUN ...", [gain.option for gain in rows], is_text=True, rank=2),
+        ],
+        [gain.why for gain in rows if gain.why],
     )
 
 

@@ -12,7 +12,7 @@ from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.options import Job
 from fakedist.results.run import Run
 from fakedist.rundir.directory import PAGE_NAME
-from fakedist.rundir.notes import Note
+from fakedist.rundir.notes import Note, counted
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import INDUCTOR_FILE
 from fakedist.rundir.step_time import KernelSource, StepTime
@@ -39,7 +39,7 @@ class Verdict:
     """The verdict on a rank's memory.
 
     Attributes:
-        word: "fits", "fits so far" (the rank broke off, or was stopped), "may not fit" or "does not fit".
+        word: "fits", "fits so far" (the rank broke off), "may not fit" or "does not fit".
         is_sure: True if it depends neither on where in its span an estimate lies nor on why the rank broke off.
     """
 
@@ -76,8 +76,17 @@ def _beside_outside(summary: Summary) -> Verdict:
         return Verdict(summary.fits, word, more, is_sure=not summary.fits)
     more = f", {span_text(low, high)} of it for {name}, estimated" if high else ""
     is_sure = not broke_off(summary)
-    is_all = is_sure and summary.exit.outcome is not Outcome.STOPPED
-    return Verdict(True, "fits" if is_all else "fits so far", f", headroom {format_bytes(left)}{more}", is_sure=is_sure)
+    recorded = f" ({_recorded(summary)})" if summary.exit.outcome is Outcome.STOPPED else ""
+    word = "fits" if is_sure else "fits so far"
+    return Verdict(True, word, f"{recorded}, headroom {format_bytes(left)}{more}", is_sure=is_sure)
+
+
+def _recorded(summary: Summary) -> str:
+    """The steps of a run that was stopped after them, and the parts of the script that did not run."""
+    notes = [note.text for note in summary.notes if note.code == "stopped_before_the_end"]
+    missing = [part for part in ("validation", "saving") if any(part in text for text in notes)]
+    steps = counted(len(summary.steps), "step")
+    return f"{steps} recorded" + (f"; {' and '.join(missing)} did not run" if missing else "")
 
 
 def broke_off(summary: Summary) -> bool:
@@ -301,7 +310,68 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     rows.append(("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in total, without communication"))
     if text := utilisation(time):
         rows.append(("utilisation", *text))
+    return [*rows, *throughput_figures(time)]
+
+
+#: What exposed time does not say.
+EXPOSED = "Exposed: nothing computes then. It is not what a faster network would save: see what would help"
+_EVERY_RANK = "if every rank is as fast as this one"
+
+
+def throughput_figures(time: StepTime) -> list[tuple[str, str, str]]:
+    """Model FLOPs utilisation of the whole step, and tokens per second, as far as they are certain."""
+    rows = []
+    if time.step_flops_utilisation is not None and time.model_flops:
+        lacking = f"; a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
+        rows.append(("MFU", f"{time.step_flops_utilisation:.1%}", f"of the whole step, without recomputation{lacking}"))
+    if done := time.throughput:
+        more = f"per GPU, {_EVERY_RANK}: {done.tokens_per_step:,} tokens a step, {done.tokens_from}"
+        rows.append(("tokens/s", f"{done.tokens_per_s_per_gpu:,.0f}", more))
     return rows
+
+
+#: From this fraction on, a fall of the clock is not worth a word.
+_FULL_CLOCK = 0.99
+_BOUNDS = ("compute", "memory", "launch")
+
+
+def limit_text(time: StepTime) -> str:
+    """Name what limits the step: the largest part of its critical path, and a change of just that; empty if not known.
+
+    "limited by dp over the NICs: 72% of the critical path; twice the NIC bandwidth: -6.8%"
+    """
+    parts: dict[tuple[str, str], float] = {}
+    for part in time.critical_path:
+        parts[part.kind, part.group] = parts.get((part.kind, part.group), 0.0) + part.time_us
+    if not parts or not time.step_us:
+        return ""
+    (kind, name), longest_us = max(parts.items(), key=lambda item: item[1])
+    over_nodes = any(group.num_nodes > 1 for group in time.by_group if group.group == name)
+    bound = main_bound(*(time.by_bound.get(bound, 0.0) for bound in _BOUNDS))
+    limit, remedy = {
+        "collectives": (
+            f"{name} over {'the NICs' if over_nodes else 'the links of a node'}",
+            f"--what-if bandwidth={'' if over_nodes else 'nvlink:'}2x",
+        ),
+        "kernels": (f"kernels ({bound})" if bound else "kernels", "--gpu "),
+        "host": ("late launches of the host", "--what-if no-host-waits"),
+        "idle": ("waits for an unknown reason", "none"),
+    }[kind]
+    gain = next((gain for gain in time.gains if gain.option.startswith(remedy)), None)
+    changes = "" if gain is None else f"; {gain.title}: {relative_time(gain.step_us, time.step_us)}"
+    return f"limited by {limit}: {longest_us / time.step_us:.0%} of the critical path{changes}"
+
+
+def clock_text(source: KernelSource) -> str:
+    """The clock that a GPU's power limit leaves to a step; empty if it is the full one, or not known."""
+    if source.clock is None or source.clock > _FULL_CLOCK:
+        return ""
+    return f"held by its power limit of {source.watts:,.0f} W at {source.clock:.0%} of the clock"
+
+
+def relative_time(step_us: float, before_us: float) -> str:
+    """The change of a step in percent: "-6.8%"."""
+    return f"{step_us / before_us - 1:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%") if before_us else ""
 
 
 def step_text(time: StepTime) -> str:

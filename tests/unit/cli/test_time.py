@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from fakedist.cli import main
+from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.errors import ExitCode
+from fakedist.gpu.models.catalogue import GPUS
 from tests.unit.results.test_repricing import STEP, priced_run
 
 GPU_FILE = """
@@ -58,3 +60,25 @@ def test_a_wrong_option_is_refused_and_no_gpu_is_guessed(
     assert message in told
     assert ("h200, b200, gb200" in told) == ("--gpu" in options)
     assert "did you mean" not in told
+
+
+def test_several_gpus_and_fabrics_make_one_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    choice = ["--gpu", "h100,b200", "--fabric", "dgx-h100-ndr,p5-efa"]
+    assert main(["time", str(run), *choice]) == 0
+    shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    pairs = [[gpu, fabric] for gpu in ("h100-80g", "b200") for fabric in ("dgx-h100-ndr", "p5-efa")]
+    assert [row for row in shown if row in pairs] == pairs
+    assert main(["time", str(run), *choice, "--json"]) == 0
+    priced = json.loads(capsys.readouterr().out)["priced"]
+    assert [[row["gpu"], row["fabric"]] for row in priced] == pairs
+    one = step_us(capsys, str(run), "--gpu", "b200", "--fabric", "p5-efa")
+    assert priced[-1]["time"]["step_us"] == one
+    assert main(["time", str(run), *choice, "--format", "csv"]) == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(("option", "known"), [("--gpu", GPUS), ("--fabric", FABRICS)])
+def test_list_prints_what_there_is(option: str, known: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("time", "profile"):
+        assert main([command, option, "list"]) == 0
+        first = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+        assert set(known) <= set(first)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,26 @@ def test_a_script_or_a_module_that_is_there_is_found_without_importing_its_packa
 def test_a_script_that_is_not_there_is_named(project: Path, target: str, is_module: bool, told: str) -> None:
     with pytest.raises(JobError, match=told):
         check_script(job(target, is_module))
+
+
+def test_a_package_that_only_a_finder_of_its_own_finds_is_found(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "mine"
+    elsewhere.mkdir()
+    for name in ("__init__.py", "train.py"):
+        (elsewhere / name).write_text("")
+
+    class Editable:  # what pip install -e leaves in sys.meta_path
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return spec_from_file_location(name, elsewhere / "__init__.py") if name == "mine" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable])
+    check_script(job("mine.train", is_module=True))
+    with pytest.raises(JobError, match=r"no module named mine\.absent"):
+        check_script(job("mine.absent", is_module=True))
+    assert "mine" not in sys.modules
 
 
 def test_a_syntax_error_is_shown_as_python_shows_it(project: Path) -> None:

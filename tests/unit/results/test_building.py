@@ -16,6 +16,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.options import Job
 from fakedist.report.text.wording import run_facts
+from fakedist.results import building, summing_up
 from fakedist.results.building import build_tables, compute_tables
 from fakedist.results.opening import open_run, open_run_directory
 from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME
@@ -332,3 +333,23 @@ def test_a_job_whose_calibration_table_is_gone_is_estimated_without_it_and_has_a
     assert [note.code for note in notes] == ["calibration_table_not_used"]
     assert "gone.json cannot be read" in notes[0].text
     assert recorded_models(recording, launches, dataclasses.replace(job, times=None))[1] == []
+
+
+def test_an_estimate_that_fails_is_a_note_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> object:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.delenv("FAKEDIST_TRACEBACK", raising=False)
+    for module, name in ((building, "recorded_models"), (summing_up, "estimate_outside"), (summing_up, "find_advice")):
+        monkeypatch.setattr(module, name, broken)
+    manifest = built(one_step().write(new_run(tmp_path)))
+    failed = [note["text"] for note in manifest["notes"] if note["code"] == "estimate_failed"]
+    assert [text.partition(" could not be")[0] for text in failed] == [
+        "the step's time",
+        "memory outside the caching allocator",
+        "what would help",
+    ]
+    assert all("ZeroDivisionError: float division by zero in fakedist/results/" in text for text in failed)
+    assert manifest["summary"]["notes"] == manifest["notes"]
+    assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
+    assert run_facts(open_run(tmp_path))

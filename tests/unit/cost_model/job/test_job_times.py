@@ -1,13 +1,24 @@
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.job.job_times import LANES, Parts, RankRows, flops_of, lanes_of, parts_of, tokens_of
+from fakedist.cost_model.job.job_times import (
+    LANES,
+    Parts,
+    RankRows,
+    flops_of,
+    lanes_of,
+    parts_of,
+    rank_throughput,
+    tokens_of,
+)
 from fakedist.rundir.launch_records import WorkRow
+from fakedist.rundir.step_time import RankThroughput
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch
+from tests.unit.results.compare.test_changed_times import step
 
 EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)
 POSITIONS = EMBEDDING._replace(m=512)
@@ -121,3 +132,29 @@ def test_lanes_show_waits_apart_from_transfers_and_join_what_lies_close() -> Non
     assert found.loc["communication"].to_numpy().tolist() == [[20.0, 30.0], [40.0, 60.0]]
     close = rows_of(("forward", 0.0, 10.0, 10.0, 0.0), ("forward", 10.001, 20.0, 10.0, 0.0))
     assert lanes_of(close, 20.0, 20.0)[["start_us", "end_us"]].to_numpy().tolist() == [[0.0, 20.0]]
+
+
+GROUPS = pd.DataFrame(
+    [("0", "default_pg", 16, 0, list(range(16))), ("1", "dp", 8, 0, list(range(0, 16, 2))), ("2", "tp", 2, 0, [0, 1])],
+    columns=["name", "description", "size", "group_rank", "ranks"],
+).assign(backend="nccl")
+
+
+def done(calls: list[tuple[str, int]], num_unknown: int = 0) -> RankThroughput | None:
+    launches, work = tables(*micro_batch(step=2), *micro_batch(step=2))
+    own = pd.DataFrame(calls, columns=["operation", "group"]).assign(step=2, phase="backward")
+    priced = replace(step(), step_us=1e6, num_unknown_calls=num_unknown)
+    return rank_throughput({"launches": launches, "work": work, "calls": own, "groups": GROUPS}, priced, 0, 16)
+
+
+def test_a_rank_alone_tells_the_tokens_of_a_job_whose_ranks_are_alike() -> None:
+    found = done([("all_reduce", 1)])
+    assert found is not None
+    assert found.tokens_per_step == 2 * 2048 * 8
+    assert found.tokens_per_s_per_gpu == 2 * 2048 * 8 / 16
+    assert found.tokens_from == "4,096 that rank 0 embeds in 2 micro-batches, times 8 (16 ranks / (2 tensor))"
+
+
+def test_a_stage_of_a_pipeline_or_an_unpriced_call_tells_no_tokens() -> None:
+    assert done([("all_reduce", 1), ("recv", 0)]) is None
+    assert done([("all_reduce", 1)], num_unknown=1) is None

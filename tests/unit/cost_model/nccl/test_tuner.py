@@ -119,3 +119,22 @@ def test_faster_links_never_cost_more(kind: str, shape: GroupShape) -> None:
 )
 def test_the_collective_and_its_whole_buffer(operation: str, kind: str, num_bytes: int) -> None:
     assert collective_of(operation, 100, 800) == (kind, num_bytes)
+
+
+@pytest.mark.parametrize("interconnect", [AMPERE, HOPPER, BLACKWELL, PCIE])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"])
+def test_a_group_may_have_any_number_of_ranks_on_each_node(interconnect: Interconnect, kind: str) -> None:
+    for size in range(2, 26):
+        for first in range(1, 8):  # ranks of the group on the first node
+            ranks = [*range(8 - first, 8 - first + size)]
+            for mine in (0, size - 1):
+                shape = GroupShape.of(ranks, 8, mine)
+                for candidate in tuner(interconnect).candidates(kind, MIB, shape):
+                    assert 0 < candidate.time_us < float("inf")
+
+
+def test_nvlink_sharp_needs_three_ranks_on_every_node() -> None:
+    # A communicator has as many NVLink SHARP channels as its node with the fewest, and one GPU has none.
+    uneven, even = GroupShape.of([*range(9)], 8, 0), GroupShape.of([*range(16)], 8, 0)
+    assert "nvlstree" not in {candidate.algorithm for candidate in tuner().candidates("all_reduce", MIB, uneven)}
+    assert "nvlstree" in {candidate.algorithm for candidate in tuner().candidates("all_reduce", MIB, even)}

@@ -121,7 +121,8 @@ def test_a_run_that_broke_off_fits_so_far(tmp_path: Path) -> None:
     assert "fits so far" in found.words
     assert "  fits so far, headroom" in "\n".join("  ".join(["", *row]) for row in terminal_rows(run))
     whole = read(handmade.ended_well(tmp_path / "well"))
-    assert "fits so far" in whole.words  # it was stopped
+    assert "fits" in whole.words
+    assert "(2 steps recorded; validation and saving did not run), headroom" in " ".join(whole.words)
     assert "left" not in whole.figures
 
 

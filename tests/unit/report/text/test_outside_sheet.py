@@ -42,16 +42,16 @@ def summary(reserved: int, low: float, high: float, fits: bool = True, measured_
     )
 
 
-SO_FAR = "fits so far, headroom 10.00 GiB"
+FITS = "fits (0 steps recorded), headroom 10.00 GiB"
 UNSURE = "1.00 GiB is not reserved, but NCCL takes"
 
 
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (summary(70, 1, 2), f"{SO_FAR}, 1.00 to 2.00 GiB of it for NCCL, estimated"),
-        (summary(70, 0, 0), SO_FAR),
-        (replace(summary(70, 0, 0), estimated_outside=None), SO_FAR),
+        (summary(70, 1, 2), f"{FITS}, 1.00 to 2.00 GiB of it for NCCL, estimated"),
+        (summary(70, 0, 0), FITS),
+        (replace(summary(70, 0, 0), estimated_outside=None), FITS),
         (summary(79, 0.5, 2), f"may not fit: {UNSURE} 512.00 MiB to 2.00 GiB, estimated"),
         (summary(79, 1.5, 2, fits=False), f"does not fit: {UNSURE} 1.50 to 2.00 GiB, estimated"),
         (summary(81, 1.5, 2, fits=False), "does not fit: it takes 81.00 GiB, 1.00 GiB more than the GPU has"),

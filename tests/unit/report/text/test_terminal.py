@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.run_report import render
+from fakedist.report.text.run_report import SECTIONS, render, render_short
 from fakedist.results.building import build_tables
 from tests.unit.analysis.recorded import GIB, HandMade, new_run, wrote_nothing
 from tests.unit.report.handmade import built, ended_well, measured, out_of_memory, timed
@@ -122,3 +122,34 @@ if __name__ == "__main__":
     for make_, width_ in CASES:
         with tempfile.TemporaryDirectory() as scratch:
             (EXPECTED / f"{make_.__name__}_{width_}.txt").write_text(text(make_(Path(scratch) / "run"), width_))
+
+
+@pytest.mark.parametrize("make", [ended_well, out_of_memory, timed, measured])
+def test_the_short_report_has_the_verdict_and_the_largest_of_each_and_fits_a_screen(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    run = make(tmp_path / "run")
+    console = Console(file=io.StringIO(), width=120, color_system=None, force_terminal=False)
+    render_short(run, console)
+    assert isinstance(console.file, io.StringIO)
+    short, full = console.file.getvalue().replace(str(run), "RUN"), text(run, 120)
+    assert len(short.splitlines()) <= 45
+    verdict = next(line for line in full.splitlines() if line.lstrip().startswith(("fits", "does not fit")))
+    assert verdict in short
+    assert "By line at the peak" in short
+    assert " and every table: fakedist report RUN --full; one part: --section " in short
+
+
+def test_a_section_is_printed_alone_and_in_full(tmp_path: Path) -> None:
+    run = timed(tmp_path / "run")
+    headings = {}
+    for section in SECTIONS:
+        console = Console(file=io.StringIO(), width=160, color_system=None, force_terminal=False)
+        render(run, all_layers=False, console=console, section=section)
+        assert isinstance(console.file, io.StringIO)
+        headings[section] = console.file.getvalue()
+    assert "Time of step" in headings["time"]
+    assert "Peak memory" not in headings["time"]
+    assert "Peak memory" in headings["memory"]
+    assert "Time by layer" not in headings["memory"]
+    assert "Notes" in headings["notes"]

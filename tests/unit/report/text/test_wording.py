@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from fakedist.report.text.wording import note_texts, short_line
+from fakedist.report.text.wording import limit_text, note_texts, relative_time, short_line
 from fakedist.rundir.notes import Note
+from fakedist.rundir.step_time import GroupTime, PathPart, TimeGain
+from tests.unit.results.compare.test_changed_times import step
 
 
 @pytest.mark.parametrize(
@@ -25,3 +29,50 @@ def test_files_are_named_from_where_the_command_was_given_or_where_packages_are(
 )
 def test_notes_name_files_from_where_the_command_was_given(cwd: str, text: str) -> None:
     assert note_texts([Note("told", "at /home/me/train.py:3")], cwd) == [text]
+
+
+GAINS = [
+    TimeGain("b200, fabric dgx-b200-ndr", "--gpu b200", 50.0),
+    TimeGain("twice the NIC bandwidth", "--what-if bandwidth=2x", 93.2),
+    TimeGain("twice the NVLink bandwidth", "--what-if bandwidth=nvlink:2x", 98.5),
+    TimeGain("a host that launches in no time", "--what-if no-host-waits", 99.99),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        # What is exposed longest does not limit the step: its critical path does, summed by group.
+        (
+            [("collectives", "dp", 40.0), ("collectives", "dp", 32.0), ("kernels", "", 28.0)],
+            "limited by dp over the NICs: 72% of the critical path; twice the NIC bandwidth: -6.8%",
+        ),
+        (
+            [("collectives", "tp", 60.0), ("kernels", "", 40.0)],
+            "limited by tp over the links of a node: 60% of the critical path; twice the NVLink bandwidth: -1.5%",
+        ),
+        (
+            [("collectives", "dp", 40.0), ("kernels", "", 30.0), ("kernels", "", 30.0)],
+            "limited by kernels (memory 75%): 60% of the critical path; b200, fabric dgx-b200-ndr: -50.0%",
+        ),
+        (
+            [("host", "", 90.0), ("kernels", "", 10.0)],
+            "limited by late launches of the host: 90% of the critical path; a host that launches in no time: 0.0%",
+        ),
+        ([("idle", "", 90.0)], "limited by waits for an unknown reason: 90% of the critical path"),
+        ([], ""),
+    ],
+)
+def test_what_limits_the_step_is_the_longest_part_of_its_path(path: list[tuple[str, str, float]], text: str) -> None:
+    parts = [PathPart(kind, "", group, "all_gather", 0, 1, us) for kind, group, us in path]  # type: ignore[arg-type]
+    groups = [
+        GroupTime(name, 8, nodes, "all_gather", 1, 0, 0.0, 0.0, 0.0, exposed_us)
+        for name, nodes, exposed_us in (("tp", 1, 20.0), ("dp", 4, 4.0))
+    ]
+    bounds = {"compute": 10.0, "memory": 30.0}
+    found = replace(step(), step_us=100.0, critical_path=parts, by_group=groups, by_bound=bounds, gains=GAINS)
+    assert limit_text(found) == text
+
+
+def test_a_change_that_rounds_to_nothing_has_no_sign() -> None:
+    assert [relative_time(us, 100.0) for us in (93.2, 100.04, 99.96, 183.9)] == ["-6.8%", "0.0%", "0.0%", "+83.9%"]

@@ -1,0 +1,153 @@
+"""Changes that would shorten a step: each one of its network, host or GPU that applies, priced on its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from fakedist.cost_model.estimated import (
+    JobNetwork,
+    Models,
+    NetworkChoice,
+    communication_for,
+    network_of,
+    prices_of,
+)
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
+from fakedist.cost_model.placing import StepLaunches
+from fakedist.cost_model.step import ImbalancedPrices
+from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
+from fakedist.errors import JobError
+from fakedist.gpu.models.catalogue import GPUS
+from fakedist.gpu.models.spec import GpuSpec
+from fakedist.options import Job
+from fakedist.rundir.step_time import StepTime, TimeGain
+
+#: GPUs in one NVLink domain of a rack.
+_RACK = 72
+_MOST_GROUPS = 3
+_MOST_GPUS = 3
+#: Rows of ``launches`` that all changes together may place: the largest steps try only the first few changes.
+_MOST_ROWS = 2_000_000
+_PEAK = "bf16"
+#: A step, or a clock, above this share of the other is not faster.
+_FASTER = 0.99
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A change in words, and as an option of ``fakedist time``."""
+
+    title: str
+    option: str
+    value: str
+
+
+def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | None, time: StepTime) -> list[TimeGain]:
+    """The step with each change that applies, the shortest first.
+
+    Args:
+        tables: ``launches`` (not empty), ``work``, ``calls`` and ``groups``.
+        models: What the step was priced with.
+        time: The step as it is.
+
+    Raises:
+        RunDirectoryError: The tables are damaged.
+    """
+    launches, work = tables["launches"], tables["work"]
+    of_work = launches["work"].to_numpy("i8")
+    counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
+    own = ImbalancedPrices(models.prices, models.network.moe_imbalance)
+    priced = own.price(work, counts)
+    gains = []
+    for change in [*_changes(time, models)][: max(_MOST_ROWS // len(launches), 1)]:
+        if change.option == "--gpu":
+            changed = _on(GPUS[change.value], models, job)
+            title = f"{change.title}, fabric {changed.network.fabric.name}"
+            prices = ImbalancedPrices(changed.prices, changed.network.moe_imbalance)
+            communication = communication_for(tables, changed.gpu, changed.network)
+            step = StepLaunches(launches, work, prices.price(work, counts), communication)
+            why = _why_not_faster(changed)
+        else:
+            title, why = change.title, ""
+            try:
+                network = _with(models, change.value)
+                communication = communication_for(tables, models.gpu, network)
+                assert network.what_if is not None
+                rows, communication = changed_launches(network.what_if, launches, communication, tables["groups"])
+            except JobError:  # the step lacks what the change is about
+                continue
+            step = StepLaunches(rows, work, priced, communication)
+        step_us = step.place(own.host).placed.end_us
+        is_faster = step_us < _FASTER * time.step_us
+        gains.append(TimeGain(title, f"{change.option} {change.value}", step_us, "" if is_faster else why))
+    return sorted(gains, key=lambda gain: gain.step_us)
+
+
+def _changes(time: StepTime, models: Models) -> Iterator[_Change]:
+    """The changes that may matter: of links that calls use, of a host that is waited for, of the GPU."""
+    between, within = (
+        [row for row in time.by_group if row.group_size > 1 and (row.num_nodes > 1) is over] for over in (True, False)
+    )
+    if between:
+        yield _Change("twice the NIC bandwidth", "--what-if", "bandwidth=2x")
+    if within and (models.network.fabric.nvlink_bandwidth or models.gpu.nvlink_bandwidth):
+        yield _Change("twice the NVLink bandwidth", "--what-if", "bandwidth=nvlink:2x")
+    if between and models.gpu.nvlink_bandwidth and models.network.fabric.gpus_per_node < _RACK:
+        yield _Change(f"NVLink domains of {_RACK} GPUs", "--what-if", f"gpus-per-node={_RACK}")
+    if time.launch_gap_us or any(part.kind == "host" for part in time.critical_path):
+        yield _Change("a host that launches in no time", "--what-if", "no-host-waits")
+    yield from _other_gpus(models.gpu)
+    kinds: dict[str, set[str]] = {}
+    for row in time.by_group:
+        kinds.setdefault(row.group, set()).add(row.operation)
+    for group in [name for name, operations in kinds.items() if len(operations) > 1 and name][:_MOST_GROUPS]:
+        title = f"a communicator per kind of collective: {group}"
+        yield _Change(title, "--what-if", f"separate={group}")
+    if time.by_group:
+        yield _Change("no overlap: everything one after another", "--what-if", "no-overlap")
+
+
+def _other_gpus(gpu: GpuSpec) -> Iterator[_Change]:
+    """The next models for a data centre, by their bf16 peak and memory bandwidth; of a GPU file, the one it is like."""
+    own = GPUS.get(gpu.like or gpu.name, gpu)
+    if not own.nvlink_bandwidth:
+        return
+    faster = [
+        spec
+        for spec in GPUS.values()
+        if spec.nvlink_bandwidth
+        and spec.name != own.name
+        and spec.compute_capability >= own.compute_capability
+        and spec.peak_flops[_PEAK] >= own.peak_flops[_PEAK]
+        and spec.memory_bandwidth >= own.memory_bandwidth
+    ]
+    for spec in faster[:_MOST_GPUS]:
+        yield _Change(spec.name, "--gpu", spec.name)
+
+
+def _on(gpu: GpuSpec, models: Models, job: Job | None) -> Models:
+    chosen = NetworkChoice(interferes=models.network.interferes, moe_imbalance=models.network.moe_imbalance)
+    return Models(gpu, prices_of(gpu), network_of(gpu, job, chosen, models.network.nccl))
+
+
+def _why_not_faster(models: Models) -> str:
+    clock = models.prices.clock if isinstance(models.prices, KernelTimes) else None
+    if clock is None or clock.fraction > _FASTER:
+        return ""
+    return f"{models.gpu.name} is held by its power limit of {clock.watts:,.0f} W at {clock.fraction:.0%} of the clock"
+
+
+def _with(models: Models, change: str) -> JobNetwork:
+    """The network with a change, of which the step's launches may have a part."""
+    what_if, network = read_what_if(change), models.network
+    fabric = changed_fabric(what_if, network.fabric, models.gpu.nvlink_bandwidth)
+    if what_if.gpus_per_node is not None:
+        per_gpu = fabric.nics_per_node / fabric.gpus_per_node
+        nics = max(math.floor(what_if.gpus_per_node * per_gpu + 0.5), 1)
+        fabric = replace(fabric, gpus_per_node=what_if.gpus_per_node, nics_per_node=nics)
+    return replace(network, fabric=fabric, what_if=what_if)

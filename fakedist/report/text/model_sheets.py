@@ -1,0 +1,126 @@
+"""GPU models and fabrics as text: those that fakedist knows, and a step priced for several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fakedist.cost_model.breakdown import PEAK_DTYPE
+from fakedist.cost_model.collectives.fabric import FABRICS
+from fakedist.gpu.models.catalogue import GPUS
+from fakedist.gpu.models.spec import GpuSpec
+from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
+from fakedist.report.text.wording import clock_text, limit_text, relative_time, step_text
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.step_time import KernelSource, StepTime
+from fakedist.units import format_bytes
+
+_TERA, _GIGA = 1e12, 1e9
+#: A step that is not this much shorter is not faster.
+_FASTER = 0.99
+
+
+def gpu_list() -> Sheet:
+    """Every known GPU model: memory, dense peaks, bandwidths and power limit."""
+    models = list(GPUS.values())
+
+    def peak(dtype: str) -> list[str]:
+        return [f"{spec.peak_flops[dtype] / _TERA:,.0f}" if dtype in spec.peak_flops else "-" for spec in models]
+
+    return Sheet(
+        "GPU models: TFLOP/s dense, GB/s one way",
+        [
+            SheetColumn("--gpu", [spec.name for spec in models], is_text=True),
+            SheetColumn("product", [spec.product for spec in models], is_text=True, rank=4),
+            SheetColumn("memory", [format_bytes(spec.memory_bytes) for spec in models], rank=KEY),
+            *(SheetColumn(dtype, peak(dtype), rank=rank) for dtype, rank in (("fp8", 2), ("bf16", KEY), ("tf32", 3))),
+            SheetColumn("memory GB/s", [f"{spec.memory_bandwidth / _GIGA:,.0f}" for spec in models]),
+            SheetColumn("NVLink GB/s", [_or_none(spec.nvlink_bandwidth) for spec in models]),
+            SheetColumn("host GB/s", [f"{spec.host_bandwidth / _GIGA:,.0f}" for spec in models], rank=2),
+            SheetColumn("limit", [f"{spec.watts:,.0f} W" for spec in models], rank=1),
+        ],
+        ["for any other, write a GPU file: --gpu my_gpu.toml"],
+    )
+
+
+def _or_none(bandwidth: float) -> str:
+    return f"{bandwidth / _GIGA:,.0f}" if bandwidth else "none"
+
+
+def fabric_list() -> Sheet:
+    """Every known fabric: its domains, NICs and bandwidths."""
+    fabrics = list(FABRICS.values())
+    return Sheet(
+        "Fabrics: GB/s one way",
+        [
+            SheetColumn("--fabric", [fabric.name for fabric in fabrics], is_text=True),
+            SheetColumn("GPUs a domain", [str(fabric.gpus_per_node) for fabric in fabrics]),
+            SheetColumn("NICs", [str(fabric.nics_per_node) for fabric in fabrics]),
+            SheetColumn("GB/s of one", [f"{fabric.nic_bandwidth / _GIGA:,.0f}" for fabric in fabrics]),
+            SheetColumn("reached", [f"{fabric.achieved:.0%}" for fabric in fabrics], rank=2),
+            SheetColumn("hop", [f"{fabric.hop_us:g} µs" for fabric in fabrics], rank=1),
+            SheetColumn("from", [fabric.source for fabric in fabrics], is_text=True, rank=3),
+        ],
+        ["for any other, write a fabric file: --fabric my_fabric.toml"],
+    )
+
+
+@dataclass(frozen=True)
+class GpuStep:
+    """A step priced for a GPU and a fabric."""
+
+    gpu: GpuSpec
+    time: StepTime
+    source: KernelSource
+
+
+def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
+    """A step on several GPUs and fabrics, next to the run's own. A surprise has its cause below the table."""
+    times = [row.time for row in rows]
+    remarks = [f"changes by: from {own.time.step_us / 1e3:,.1f} ms on {own.gpu.name} with {own.source.fabric}"]
+    remarks += [cause for row in rows if (cause := _surprise(own, row))]
+    return Sheet(
+        "The step on each GPU and fabric, estimated",
+        [
+            SheetColumn("GPU", [row.gpu.name for row in rows], is_text=True),
+            SheetColumn("fabric", [row.source.fabric for row in rows], is_text=True),
+            SheetColumn("step", [step_text(time) for time in times], rank=KEY),
+            SheetColumn("changes by", [relative_time(time.step_us, own.time.step_us) for time in times], rank=KEY),
+            SheetColumn("computes", [f"{time.busy_us / (time.step_us or 1):.0%}" for time in times], rank=3),
+            SheetColumn("MFU", [_percent(time.step_flops_utilisation) for time in times], rank=1),
+            SheetColumn("tokens/s", [_tokens(time) for time in times], rank=1),
+            SheetColumn("clock", [_percent(row.source.clock, 0) for row in rows], rank=2),
+        ],
+        remarks,
+    )
+
+
+def _percent(share: float | None, digits: int = 1) -> str:
+    return "-" if share is None else f"{share:.{digits}%}"
+
+
+def _tokens(time: StepTime) -> str:
+    return "-" if time.throughput is None else f"{time.throughput.tokens_per_s_per_gpu:,.0f}"
+
+
+def _surprise(own: GpuStep, row: GpuStep) -> str:
+    """Why a GPU whose peaks are higher is not faster; empty if it is, or if its peaks are not."""
+    peaks = [spec.peak_flops.get(PEAK_DTYPE, 0.0) + spec.memory_bandwidth for spec in (own.gpu, row.gpu)]
+    is_better = row.gpu.name != own.gpu.name and peaks[1] > peaks[0]
+    if not is_better or row.time.step_us < _FASTER * own.time.step_us:
+        return ""
+    causes = [text for text in (clock_text(row.source), limit_text(row.time)) if text]
+    return f"{row.gpu.name} with {row.source.fabric} is not faster: {'; '.join(causes)}"
+
+
+def priced_objects(rows: Sequence[GpuStep]) -> list[dict[str, object]]:
+    """The same for ``--json``: ``gpu``, ``fabric``, and ``kernels`` and ``time`` as in the summary."""
+    return [
+        {
+            "gpu": row.gpu.name,
+            "fabric": row.source.fabric,
+            "kernels": to_plain(row.source),
+            "time": to_plain(row.time),
+        }
+        for row in rows
+    ]

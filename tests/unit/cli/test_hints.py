@@ -1,0 +1,64 @@
+"""Commands that are nearly right, and the hint that can be typed instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakedist.cli import main
+
+_SIZE = ["profile", "--world-size", "8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ([*_SIZE, "--rank", "last", "train.py"], "--rank 7"),
+        ([*_SIZE, "--rank", "-1", "train.py"], "--rank 7"),
+        ([*_SIZE, "--rank", "x", "train.py"], "--rank 3"),
+        (
+            [*_SIZE, "torchrun", "--nproc-per-node", "4", "train.py", "--lr", "3"],
+            "fakedist profile --world-size 8 --nproc-per-node 4 train.py --lr 3",
+        ),
+        ([*_SIZE, "python3", "-u", "train.py"], "fakedist profile --world-size 8 train.py"),
+        ([*_SIZE, "/usr/bin/python", "train.py"], "fakedist profile --world-size 8 train.py"),
+        ([*_SIZE, "python", "-m", "torch.distributed.run", "train.py"], "fakedist profile --world-size 8 train.py"),
+        ([*_SIZE, "python", "-m", "pkg.train"], "fakedist profile --world-size 8 -m pkg.train"),
+        ([*_SIZE, "-m", "torch.distributed.run", "train.py"], "fakedist profile --world-size 8 train.py"),
+        (
+            ["profile", "--gpu=h200", "train.py", "--lr", "3", "--world-size", "8", "--no-kernels", "x"],
+            "fakedist profile --gpu=h200 --world-size 8 --no-kernels train.py --lr 3 x",
+        ),
+        ([*_SIZE, "--gpu", "h100", "--gpu", "b200", "train.py"], "give one of them: --gpu b200"),
+        (["time", "run", "--gpu", "h100", "--gpu", "b200"], "give one of them: --gpu b200"),
+        (["report", "trace.json.gz"], "fakedist calibrate RUN --from-trace trace.json.gz"),
+        (["report", "report.html"], "fakedist report RUN needs the directory"),
+        (["report", "run/report.html"], "fakedist report run"),
+        (["time", "run/trace.json.gz"], "fakedist report run"),
+        (["report", "train.py"], "fakedist profile --world-size 8 --rank 0 train.py"),
+        (["report", "step.nsys-rep"], "fakedist nsys step.nsys-rep"),
+    ],
+)
+def test_the_hint_can_be_typed(
+    arguments: list[str],
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    for name in ("train.py", "trace.json.gz", "report.html", "step.nsys-rep"):
+        (tmp_path / name).write_text("{}")
+    for name in ("report.html", "run.json", "trace.json.gz"):
+        (tmp_path / "run" / name).write_text("{}")
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(arguments) in (1, 2)
+    assert hint in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_option_given_twice_alike_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_SIZE, "--gpu", "nothing", "--gpu", "nothing", "--device", "virtual", "absent.py"]) == 2
+    assert "given 2 times" not in capsys.readouterr().err
