@@ -32,6 +32,7 @@ from fakedist.report.text.wording import (
     note_texts,
     or_dash,
     peak_moment,
+    refusal_stack,
     run_facts,
     run_title,
     short_kernel,
@@ -323,6 +324,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
     parts = [(name, bytes_) for name, bytes_ in summary.by_category.items() if bytes_]
     return {
         "fits": verdict(summary, run.manifest.cwd),
+        "called_by": refusal_stack(summary, run.manifest.cwd),
         "left": _ended_early(run, summary),
         "allocated": format_bytes(allocated) if allocated else "",
         "when": peak_moment(summary),

@@ -30,6 +30,7 @@ from fakedist.report.text.wording import (
     note_texts,
     peak_moment,
     peaks_text,
+    refusal_stack,
     run_facts,
     run_title,
     top_advice,
@@ -82,6 +83,8 @@ def _peak(console: Console, summary: Summary, cwd: str) -> None:
     if fit := verdict(summary, cwd):
         colour = "bold red" if not fit.fits else "bold green" if fit.is_sure else "bold yellow"
         print_words(console, Text(fit.word, colour) + Text(fit.more, "" if fit.fits else colour), 2)
+    if stack := refusal_stack(summary, cwd):
+        print_words(console, Text(f"called by {', '.join(stack)}", style="dim"), 4)
     if advice := top_advice(summary, cwd):
         print_words(console, Text(advice), 2)
 
