@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.advice import find_advice
+from fakedist.analysis.advice import Room, find_advice
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.layer_table import Fold, fold_table, rows_of
 from fakedist.analysis.memory_tables import Peak, described_blocks, differences
@@ -115,6 +115,15 @@ def summarize(
         capacity = gpu.spec_memory_bytes or capacity
     outside = _outside(recording, tables, job, (peak.reserved_bytes, capacity)) if has_steps else None
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
+    out_of_memory = _out_of_memory(recording, ending, tables, capacity)
+    is_whole = ending.ended_well or (out_of_memory is not None and out_of_memory.went_on)
+    limit = capacity if out_of_memory is None else out_of_memory.limit_bytes or capacity
+    step_us = None if times is None or times.summary is None else times.summary.step_us
+    room = Room(step_us=step_us)
+    if is_whole and limit:
+        low, high = (0, 0) if outside is None else (outside.low_bytes, outside.high_bytes)
+        room = Room(max(limit - high, 0), max(limit - low, 0), step_us)
+    advice, remedy = find_advice(tables, folds, room)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -138,8 +147,9 @@ def summarize(
         steps=rows_of(StepPeak, tables["steps"].drop(columns="start_us")),
         kernels=None if times is None else times.source,
         time=None if times is None else times.summary,
-        out_of_memory=_out_of_memory(recording, ending, tables, capacity),
-        advice=find_advice(tables, folds),
+        out_of_memory=out_of_memory,
+        advice=advice,
+        remedy=remedy,
         invented_values=int(tables["invented"]["num_values"].sum()),
         reserved=reserved_moments(tables),
         notes=notes,

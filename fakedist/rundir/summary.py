@@ -302,6 +302,11 @@ class Advice:
         of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
         line: The line that allocates what it saves: ``file:line (function)``; empty if there is no such line.
         is_upper_bound: Whether ``gives_bytes`` is only the most that it can be.
+        reserved_low_bytes: The least that would then be reserved at the peak.
+        reserved_high_bytes: The most.
+        fits: Whether the rank would then fit; empty if that is not known.
+        price_us: How much longer the step would take, *estimated*; None if that is not known.
+        step_share: The same as a share of the step.
     """
 
     rule: str
@@ -311,6 +316,38 @@ class Advice:
     of: str = "peak_allocated_bytes"
     line: str = ""
     is_upper_bound: bool = False
+    reserved_low_bytes: int = 0
+    reserved_high_bytes: int = 0
+    fits: Literal["fits", "may fit", "does not fit", ""] = ""
+    price_us: float | None = None
+    step_share: float | None = None
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """The fewest changes after which a rank that does not fit would fit, *estimated* together from this run.
+
+    Attributes:
+        rules: Their rules.
+        titles: What to change.
+        gives_bytes: How much lower the allocated peak would be.
+        reserved_low_bytes: The least that would then be reserved at the peak.
+        reserved_high_bytes: The most.
+        fits: Whether that fits the GPU.
+        price_us: How much longer the step would take, without the changes in ``unpriced``.
+        step_share: The same as a share of the step; None if no step was timed.
+        unpriced: Rules of changes whose price is not known.
+    """
+
+    rules: list[str]
+    titles: list[str]
+    gives_bytes: int
+    reserved_low_bytes: int
+    reserved_high_bytes: int
+    fits: Literal["fits", "may fit", "does not fit", ""]
+    price_us: float
+    step_share: float | None
+    unpriced: list[str]
 
 
 @dataclass(frozen=True)
@@ -343,6 +380,7 @@ class Summary:
         time: Where the time of the timed step goes; None without one.
         out_of_memory: The first request that did not fit; None if all did, or if the script handled the error.
         advice: What would lower the peak.
+        remedy: The fewest changes after which the rank would fit; None if it fits, or if none of them are enough.
         invented_values: Values that the virtual GPU made up.
         reserved: Why more was reserved than allocated, at both peaks.
         notes: What limits what these figures mean.
@@ -377,6 +415,7 @@ class Summary:
     invented_values: int
     reserved: list[ReservedMoment] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    remedy: Remedy | None = None
 
     @property
     def timed(self) -> tuple[StepTime, KernelSource] | None:

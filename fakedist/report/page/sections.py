@@ -33,6 +33,7 @@ from fakedist.report.text.wording import (
     or_dash,
     peak_moment,
     refusal_stack,
+    remedy_text,
     run_facts,
     run_title,
     short_kernel,
@@ -335,6 +336,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "parts": [_part(name, bytes_, whole) for name, bytes_ in parts],
         "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
         "advice": top_advice(summary, run.manifest.cwd),
+        "remedy": remedy_text(summary),
         "time": step_figure(summary),
         "steps": [(step.step, format_us(step.wall_us)) for step in summary.steps[-_STEPS_SHOWN:]],
         "num_notes": len(summary.notes),
@@ -599,7 +601,8 @@ def _group(group: ProcessGroup, per_node: int) -> dict[str, str]:
 def advice_section(summary: Summary, cwd: str) -> list[dict[str, str]]:
     """Advice as text."""
     return [
-        advice_text(advice) | {"line": short_line(advice.line, cwd).partition(" (")[0]} for advice in summary.advice
+        advice_text(advice, summary) | {"line": short_line(advice.line, cwd).partition(" (")[0]}
+        for advice in summary.advice
     ]
 
 

@@ -31,6 +31,7 @@ from fakedist.report.text.wording import (
     peak_moment,
     peaks_text,
     refusal_stack,
+    remedy_text,
     run_facts,
     run_title,
     top_advice,
@@ -68,7 +69,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
         print_time(console, *summary.timed)
         print_sheets(console, time_sheets(run, all_layers=all_layers))
     if summary.advice:
-        _print_advice(console, summary.advice)
+        _print_advice(console, summary)
     _notes(console, note_texts(summary.notes, run.manifest.cwd))
 
 
@@ -87,6 +88,8 @@ def _peak(console: Console, summary: Summary, cwd: str) -> None:
         print_words(console, Text(f"called by {', '.join(stack)}", style="dim"), 4)
     if advice := top_advice(summary, cwd):
         print_words(console, Text(advice), 2)
+    if remedy := remedy_text(summary):
+        print_words(console, Text(f"what would make it fit, estimated: {remedy}"), 2)
 
 
 def _print_outside(console: Console, outside: Outside) -> None:
@@ -96,10 +99,12 @@ def _print_outside(console: Console, outside: Outside) -> None:
         print_sheets(console, [sheet])
 
 
-def _print_advice(console: Console, pieces: list[Advice]) -> None:
+def _print_advice(console: Console, summary: Summary) -> None:
     print_heading(console, "What would help, estimated, each on its own")
-    for piece in map(advice_text, pieces):
+    for piece in (advice_text(advice, summary) for advice in summary.advice):
         print_words(console, Text(f"{piece['gives']} {piece['of']}: {piece['title']} (rule {piece['rule']})"), 2)
+        if piece["then"]:
+            print_words(console, Text(piece["then"]), 4)
         print_words(console, Text(piece["text"], style="dim"), 4)
 
 
@@ -125,7 +130,8 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     if summary.timed:
         pieces += time_markdown(run, *summary.timed, all_layers=all_layers)
     if summary.advice:
-        pieces.append("\n".join(["**What would help**, estimated, each on its own", "", *map(_advice, summary.advice)]))
+        rows = [_advice(piece, summary) for piece in summary.advice]
+        pieces.append("\n".join(["**What would help**, estimated, each on its own", "", *rows]))
     if notes := note_texts(summary.notes, run.manifest.cwd):
         pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in notes)]))
     text = ""
@@ -152,6 +158,8 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
     if advice := top_advice(summary, run.manifest.cwd):
         lines += ["", f"{escaped(advice)}."]
+    if remedy := remedy_text(summary):
+        lines += ["", f"What would make it fit, estimated: {escaped(remedy)}."]
     return lines
 
 
@@ -164,8 +172,8 @@ def _outside(outside: Outside) -> list[str]:
     return [f"**{OUTSIDE_TITLE}**", "", *rows, *(["", *sheet_markdown(sheet)] if sheet else [])]
 
 
-def _advice(piece: Advice) -> str:
-    texts = advice_text(piece)
-    return (
-        f"- **{texts['gives']}** {texts['of']}: {escaped(texts['title'])} ({texts['rule']}). {escaped(texts['text'])}"
-    )
+def _advice(piece: Advice, summary: Summary) -> str:
+    texts = advice_text(piece, summary)
+    then = f" {texts['then']}." if texts["then"] else ""
+    title = f"**{texts['gives']}** {texts['of']}: {escaped(texts['title'])} ({texts['rule']})"
+    return f"- {title}.{then} {escaped(texts['text'])}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fakedist.cost_model.breakdown import PEAK_DTYPE
@@ -16,7 +16,7 @@ from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import INDUCTOR_FILE
 from fakedist.rundir.step_time import KernelSource, StepTime
-from fakedist.rundir.summary import Advice, OutOfMemory, Outside, Summary
+from fakedist.rundir.summary import Advice, OutOfMemory, Outside, Remedy, Summary
 from fakedist.units import format_bytes, format_flops, format_us
 
 #: Columns of the layer table: their categories, and their rank for leaving columns out.
@@ -194,12 +194,45 @@ def layer_label(name: str, num_repeats: int = 1) -> str:
     return (name or "(outside of modules)") + (f" x{num_repeats}" if num_repeats > 1 else "")
 
 
-def advice_text(advice: Advice) -> dict[str, str]:
-    """A piece of advice in words: rule, title, text, gives, of."""
+def advice_text(advice: Advice, summary: Summary) -> dict[str, str]:
+    """A piece of advice in words: rule, title, text, gives, of, then (its outcome if the rank does not fit; price)."""
     of = "reserved" if advice.of == "peak_reserved_bytes" else "allocated"
     gives = _gives(advice)
     of_peak = f"less {of} at the peak"
-    return {"rule": advice.rule, "title": advice.title, "text": advice.text, "gives": gives, "of": of_peak}
+    then = _price(advice) if summary.fits else outcome_text(advice)
+    return {
+        "rule": advice.rule,
+        "title": advice.title,
+        "text": advice.text,
+        "gives": gives,
+        "of": of_peak,
+        "then": then,
+    }
+
+
+def outcome_text(advice: Advice | Remedy) -> str:
+    """A change's outcome: "then 28.20 GiB reserved: fits; the step +19% (estimated 286 ms of recomputation)"."""
+    span = span_text(advice.reserved_low_bytes, advice.reserved_high_bytes)
+    return "; ".join(filter(None, (f"then {span} reserved: {advice.fits}" if advice.fits else "", _price(advice))))
+
+
+def _price(advice: Advice | Remedy) -> str:
+    """How much longer a change makes the step; empty if that is not known."""
+    if advice.price_us is None or advice.step_share is None:
+        return ""
+    if not advice.price_us:
+        return "the step takes no longer"
+    return f"the step +{advice.step_share:.0%} (estimated {format_us(advice.price_us)} of recomputation)"
+
+
+def remedy_text(summary: Summary) -> str:
+    """The fewest changes after which the rank would fit, and their price; empty if none are known to be enough."""
+    remedy = summary.remedy
+    if remedy is None:
+        return ""
+    known = replace(remedy, step_share=None) if len(remedy.unpriced) == len(remedy.rules) else remedy
+    unknown = f"; the price of {' and '.join(remedy.unpriced)} is not known" if remedy.unpriced else ""
+    return f"{' and '.join(remedy.titles)}: {outcome_text(known)}{unknown}"
 
 
 def top_advice(summary: Summary, cwd: str) -> str:

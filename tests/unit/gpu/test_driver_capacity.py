@@ -73,7 +73,9 @@ def found() -> dict[str, Any]:
     return on_driver(_SCRIPT, devices=3, memory_bytes=100 << 20)
 
 
-def test_a_request_beyond_the_memory_is_granted_when_it_is_repeated_and_the_answer_is_yes(found: dict[str, Any]) -> None:
+def test_a_request_beyond_the_memory_is_granted_when_it_is_repeated_and_the_answer_is_yes(
+    found: dict[str, Any],
+) -> None:
     assert found["without a question"] == [True, False, False]
     assert found["refused by the answer"] == [[False, False], [[0, 40, 100, True]], False]
     assert found["free before"] == 10
