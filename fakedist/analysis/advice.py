@@ -353,7 +353,7 @@ def _fuse_optimizer(evidence: Evidence) -> Iterator[Change]:
     if chosen.any():
         held = format_bytes(evidence.at_peak(chosen))
         text = (
-            f"the optimizer step holds {held} of temporaries at the peak; fused=True needs none, and foreach=False those "
+            f"the optimizer step holds {held} of temporaries at the peak; fused=True needs none, foreach=False those "
             "of one parameter at a time"
         )
         gone, line = np.where(chosen, evidence.blocks["bytes"], 0), evidence.main_line(chosen)

@@ -45,6 +45,10 @@ questions.clear()
 gpu.asked_once(1)
 found["asked once"] = statuses(2 * MIB, 2 * MIB), len(questions)
 gpu.asked_once(-1)
+questions.clear()
+out = c_void_p()
+while_python_waits = ctypes.PyDLL("libcuda.so.1").cudaMalloc  # a call that keeps Python's lock
+found["with Python's lock"] = [while_python_waits(byref(out), c_size_t(2 * MIB)) for _ in range(2)], len(questions)
 
 class Properties(ctypes.Structure):
     _fields_ = [*((name, c_int) for name in ("type", "handles", "location", "device"))]
@@ -83,6 +87,7 @@ def test_a_request_beyond_the_memory_is_granted_when_it_is_repeated_and_the_answ
     assert found["granted the second time"] == [[False, True], [[0, 40, 100, True]], True, 0]
     assert found["each one is refused first"] == [[False, True, False, True], 2]
     assert found["asked once"] == [[True, True], 2]
+    assert found["with Python's lock"] == [[2, 0], 1]
 
 
 def test_an_expandable_segment_gets_all_its_pieces_once_it_is_granted_one(found: dict[str, Any]) -> None:
