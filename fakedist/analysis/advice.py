@@ -54,7 +54,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Room:
-    """What the rank may reserve, and how long its step is.
+    """The memory that the rank may reserve, and how long its step is.
 
     ``low_bytes`` is left if NCCL and the CUDA context take the most that they may, ``high_bytes`` if the least; None if
     the GPU's memory is not known, or the run ended before its peak. ``step_us`` is None if no step was timed.

@@ -19,6 +19,7 @@ from fakedist.frames import script_lines
 from fakedist.patch import patched, present
 from fakedist.record.device_memory import take_snapshot
 from fakedist.record.handlers import is_handled
+from fakedist.record.position import Position
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.memory_records import BeyondCapacityRecord
 
@@ -42,18 +43,6 @@ class Capacity(Protocol):
 
     def asked_once(self, more: int) -> None:
         """From now on (1), or no longer (-1), a refused request is not repeated."""
-
-
-class Position(Protocol):
-    """What :class:`~fakedist.record.position.Position` knows of the running operation."""
-
-    @property
-    def op(self) -> int:
-        """Number of the next operation."""
-
-    @property
-    def calls_backward(self) -> int | None:
-        """The thread that called the running backward; None outside of any."""
 
 
 @contextmanager

@@ -116,14 +116,7 @@ def summarize(
     outside = _outside(recording, tables, job, (peak.reserved_bytes, capacity)) if has_steps else None
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
-    is_whole = ending.ended_well or (out_of_memory is not None and out_of_memory.went_on)
-    limit = capacity if out_of_memory is None else out_of_memory.limit_bytes or capacity
-    step_us = None if times is None or times.summary is None else times.summary.step_us
-    room = Room(step_us=step_us)
-    if is_whole and limit:
-        low, high = (0, 0) if outside is None else (outside.low_bytes, outside.high_bytes)
-        room = Room(max(limit - high, 0), max(limit - low, 0), step_us)
-    advice, remedy = find_advice(tables, folds, room)
+    advice, remedy = find_advice(tables, folds, _room(ending, out_of_memory, capacity, outside, times))
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -154,6 +147,22 @@ def summarize(
         reserved=reserved_moments(tables),
         notes=notes,
     )
+
+
+def _room(
+    ending: Ending,
+    out_of_memory: OutOfMemory | None,
+    capacity_bytes: int,
+    outside: Outside | None,
+    times: StepTimes | None,
+) -> Room:
+    """The memory that the rank may reserve: not known if it ended before its peak."""
+    step_us = None if times is None or times.summary is None else times.summary.step_us
+    limit = capacity_bytes if out_of_memory is None else out_of_memory.limit_bytes or capacity_bytes
+    if not limit or not (ending.ended_well or (out_of_memory is not None and out_of_memory.went_on)):
+        return Room(step_us=step_us)
+    low, high = (0, 0) if outside is None else (outside.low_bytes, outside.high_bytes)
+    return Room(max(limit - high, 0), max(limit - low, 0), step_us)
 
 
 def layer_memory(layers: pd.DataFrame, folds: list[Fold]) -> list[LayerMemory]:
@@ -279,7 +288,7 @@ def _granted(beyond: BeyondCapacityRecord, recording: Recording, tables: dict[st
     events, blocks = tables["events"], tables["blocks"]
     is_ours = beyond.device == recording.device
     over = np.flatnonzero((events["reserved_bytes"] > beyond.limit_bytes) & is_ours)
-    if not len(over):  # something beside the allocator took memory, too
+    if not len(over):  # not only the allocator took memory
         over = np.flatnonzero((events["op"] >= beyond.op) & is_ours)
     first = int(over[0]) if len(over) else -1
     made = blocks[blocks["alloc_event"] > first].head(1) if first >= 0 else blocks.head(0)
