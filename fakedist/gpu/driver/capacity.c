@@ -72,7 +72,8 @@ static int ask(int device, uint64_t bytes) {
     int (*holds_python)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
     if (!holds_python || holds_python()) return decide(device, bytes, limit, thread);
     struct question *q = gpu_new_handle(sizeof *q);
-    *q = (struct question){.device = device, .answer = 1, .holders = 2, .bytes = bytes, .limit = limit, .thread = thread};
+    *q = (struct question){
+        .device = device, .answer = 1, .holders = 2, .bytes = bytes, .limit = limit, .thread = thread};
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->answered, NULL);
     pthread_t asking;
