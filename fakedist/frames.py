@@ -17,6 +17,7 @@ from fakedist.rundir.sources import INDUCTOR_FILE, PASSES_ON, WRAPPERS
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 TORCH = os.path.dirname(torch.__file__) + os.sep
+_MOST_LINES = 20
 
 
 def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
@@ -41,6 +42,17 @@ def script_line() -> str:
     """The script's running line as ``file:line (function)``; empty if there is none."""
     frame = script_frame()
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+
+
+def script_lines(frame: FrameType | None) -> list[str]:
+    """The script's lines from a frame outwards, as of :func:`script_line`, at most 20."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < _MOST_LINES:
+        code = frame.f_code
+        if is_the_scripts(code.co_filename) and code.co_name not in PASSES_ON:
+            lines.append(f"{code.co_filename}:{frame.f_lineno} ({code.co_name})")
+        frame = frame.f_back
+    return lines
 
 
 def calling_file() -> str:

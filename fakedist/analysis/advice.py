@@ -1,19 +1,23 @@
 """Advice that would lower the peak. Each figure comes from the run's own history without the blocks a change saves.
 
-Every figure is estimated. A rule without a worthwhile saving gives no advice.
+Every figure is estimated. A rule without a worthwhile saving gives no advice. What would be reserved then lies between
+the allocated peak without those blocks and the same with all that is reserved but not allocated today.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Array
-from fakedist.rundir.summary import Advice
+from fakedist.rundir.summary import Advice, Remedy
 from fakedist.units import format_bytes
 
 MIN_SHARE = 0.01  # of the peak; a smaller saving is not worth a change
@@ -21,6 +25,57 @@ MIN_BYTES = 1 << 20
 _LOSS_PIECES = 8
 _LOSS = r"log_softmax|nll_loss|cross_entropy"
 _NUM_CHECKPOINTS = 2  # at most this many stacks of layers get advice
+_EVERY = {2: "every second layer of ", 4: "every fourth layer of "}  # further ways to checkpoint a stack
+_MOST_CHANGES = 3  # together
+_MOST_EVENTS = 300_000_000  # replayed in a search: some seconds
+
+Fits = Literal["fits", "may fit", "does not fit", ""]
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """Blocks that a change saves: for each block of the run the bytes, and the events between which they are gone.
+
+    ``starts`` and ``ends`` default to all of their lifetimes. Of changes with one ``subject`` only one can be made.
+    ``price_us`` is what the step takes longer; None if that is not known.
+    """
+
+    rule: str
+    title: str
+    text: str
+    bytes_: Array
+    starts: Array | None = None
+    ends: Array | None = None
+    line: str = ""
+    subject: str = ""
+    price_us: float | None = None
+    is_variant: bool = False
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory that the rank may reserve, and how long its step is.
+
+    ``low_bytes`` is left if NCCL and the CUDA context take the most that they may, ``high_bytes`` if the least; None if
+    the GPU's memory is not known, or the run ended before its peak. ``step_us`` is None if no step was timed.
+    """
+
+    low_bytes: int | None = None
+    high_bytes: int | None = None
+    step_us: float | None = None
+
+    def fits(self, low_bytes: int, high_bytes: int) -> Fits:
+        """Whether something between these would fit."""
+        if self.low_bytes is None or self.high_bytes is None:
+            return ""
+        return "fits" if high_bytes <= self.low_bytes else "may fit" if low_bytes <= self.high_bytes else "does not fit"
+
+    def share(self, price_us: float | None) -> float | None:
+        """A price as a share of the step."""
+        return price_us / self.step_us if price_us is not None and self.step_us else None
+
+
+_ANYWHERE = Room()
 
 
 class Evidence:
@@ -34,16 +89,31 @@ class Evidence:
         self.allocated = tables["events"]["allocated_bytes"].to_numpy()
         self.reserved_peak = int(tables["events"]["reserved_bytes"].max()) if len(self.allocated) else 0
         self.peak = int(self.allocated.max(initial=0))
+        self.times = tables.get("layer_times")
         self.lines = [*map(str, tables["stacks"]["line"]), ""]  # stack -1 (none) indexes the empty line at the end
 
-    def saved(self, bytes_: Array, starts: Array | None = None, ends: Array | None = None) -> int:
-        """Bytes by which the peak falls if blocks have fewer between events (default: all of their lifetimes)."""
+    def saved(self, changes: Sequence[Change]) -> int:
+        """Bytes by which the peak falls with these changes. A block that two of them save goes with the first."""
         num_events = len(self.allocated)
-        first = self.blocks["alloc_event"].to_numpy() if starts is None else starts
-        end = self.blocks["free_event"].to_numpy() if ends is None else ends
-        gone = np.where(first < end, bytes_, 0)
-        change = np.bincount(first, gone, num_events + 1) - np.bincount(end, gone, num_events + 1)
+        change, is_gone = np.zeros(num_events + 1), np.zeros(len(self.blocks), bool)
+        for each in changes:
+            first = self.blocks["alloc_event"].to_numpy() if each.starts is None else each.starts
+            end = self.blocks["free_event"].to_numpy() if each.ends is None else each.ends
+            gone = np.where((first < end) & ~is_gone, each.bytes_, 0)
+            is_gone |= gone > 0
+            change += np.bincount(first, gone, num_events + 1) - np.bincount(end, gone, num_events + 1)
         return self.peak - int((self.allocated - np.cumsum(change)[:num_events]).max(initial=0))
+
+    def reserved_without(self, gives: int) -> tuple[int, int]:
+        """The least and most that would be reserved if the allocated peak fell by so many bytes."""
+        low = self.peak - gives
+        return low, low + max(self.reserved_peak - self.peak, 0)
+
+    def forward_us(self, layers: Array) -> float | None:
+        """The time of layers' own kernels in forward, in the timed step; None without one."""
+        if self.times is None or len(self.times) != len(self.layers):
+            return None
+        return float(self.times["forward_us"].to_numpy()[layers].sum())
 
     def category(self, wanted: str) -> Array:
         """Mask of the blocks of a category."""
@@ -72,39 +142,116 @@ def _is(values: pd.Series, test: Callable[[str], bool]) -> Array:
     return np.array([*map(test, categories.categories.astype(str)), False], bool)[categories.codes.to_numpy()]
 
 
-def find_advice(tables: dict[str, pd.DataFrame], folds: list[Fold]) -> list[Advice]:
-    """Advice for a run, largest saving first; those of which only a limit is known come last."""
+def find_advice(
+    tables: dict[str, pd.DataFrame], folds: list[Fold], room: Room = _ANYWHERE
+) -> tuple[list[Advice], Remedy | None]:
+    """Advice for a run, largest saving first, those of which only a limit is known last; and what makes it fit.
+
+    The remedy is the fewest changes after which the rank fits, of these the cheapest; None if it fits already, or if
+    nothing that is known is enough.
+    """
     if not len(tables["blocks"]):
-        return []
+        return [], None
     evidence = Evidence(tables, folds)
-    advices = [advice for rule in RULES for advice in rule(evidence)]
     worth = max(MIN_BYTES, MIN_SHARE * evidence.peak)
-    return sorted(
-        (advice for advice in advices if advice.gives_bytes >= worth),
-        key=lambda advice: (advice.is_upper_bound, -advice.gives_bytes),
+    # One that gives nothing by itself may uncover another.
+    changes = {change: evidence.saved([change]) for rule in RULES for change in rule(evidence)}
+    advices = [
+        _advice(evidence, room, change, gives)
+        for change, gives in changes.items()
+        if gives >= worth and not change.is_variant
+    ]
+    advices += [advice for advice in _expandable_segments(evidence, room) if advice.gives_bytes >= worth]
+    advices.sort(key=lambda advice: (advice.is_upper_bound, -advice.gives_bytes))
+    is_full = room.fits(evidence.reserved_peak, evidence.reserved_peak) == "does not fit"
+    return advices, _remedy(evidence, room, changes) if is_full else None
+
+
+def _advice(evidence: Evidence, room: Room, change: Change, gives: int) -> Advice:
+    low, high = evidence.reserved_without(gives)
+    return Advice(
+        change.rule,
+        change.title,
+        change.text,
+        gives,
+        line=change.line,
+        reserved_low_bytes=low,
+        reserved_high_bytes=high,
+        fits=room.fits(low, high),
+        price_us=change.price_us,
+        step_share=room.share(change.price_us),
     )
 
 
-def _checkpoint(evidence: Evidence) -> Iterator[Advice]:
+def _remedy(evidence: Evidence, room: Room, changes: dict[Change, int]) -> Remedy | None:
+    """The fewest changes that surely fit, else the fewest that may; of as many, the cheapest of which most is known."""
+    num_replays = max(_MOST_EVENTS // max(len(evidence.allocated), 1), 1)
+    best: dict[str, Remedy] = {}
+    for number in range(1, _MOST_CHANGES + 1):
+        ways = []
+        for some in islice(combinations(changes, number), num_replays):
+            if len({change.subject or change.rule for change in some}) < number:
+                continue
+            gives = changes[some[0]] if number == 1 else evidence.saved(some)
+            ways.append(_tried(evidence, room, some, gives))
+        ways.sort(key=lambda way: (len(way.unpriced), way.price_us, -way.gives_bytes))
+        for way in ways:
+            best.setdefault(way.fits, way)
+        if "fits" in best:
+            break
+    return best.get("fits") or best.get("may fit")
+
+
+def _tried(evidence: Evidence, room: Room, changes: Sequence[Change], gives: int) -> Remedy:
+    low, high = evidence.reserved_without(gives)
+    price_us = sum(change.price_us or 0.0 for change in changes)
+    return Remedy(
+        rules=[change.rule for change in changes],
+        titles=[change.title for change in changes],
+        gives_bytes=gives,
+        reserved_low_bytes=low,
+        reserved_high_bytes=high,
+        fits=room.fits(low, high),
+        price_us=price_us,
+        step_share=room.share(price_us),
+        unpriced=[change.rule for change in changes if change.price_us is None],
+    )
+
+
+def _checkpoint(evidence: Evidence) -> Iterator[Change]:
     """Activations saved inside repeated layers that a checkpoint would recompute."""
     stacks = _outermost([fold for fold in evidence.folds if len(fold.layers) > 1])
     blocks = evidence.blocks
     saved = evidence.category("activation") & ~blocks["recompute"].to_numpy()
-    advices = []
+    held = []
     for fold in stacks:
-        owner = _owners(evidence.layers, fold)[blocks["layer"].to_numpy()]
-        inside = np.flatnonzero(saved & (owner >= 0))
-        held = evidence.at_peak(saved & (owner >= 0))
-        if held < MIN_SHARE * evidence.peak:
-            continue
-        bytes_, starts, ends = _without_saving(evidence, inside, owner[inside])
-        gives = evidence.saved(bytes_, starts, ends)
+        repeat = _owners(evidence.layers, fold)
+        owner = repeat[blocks["layer"].to_numpy()]
+        held.append((evidence.at_peak(saved & (owner >= 0)), fold, repeat, owner))
+    for bytes_, fold, repeat, owner in sorted(held, key=lambda row: -row[0])[:_NUM_CHECKPOINTS]:
         text = (
-            f"activations saved inside these {len(fold.layers)} layers hold {format_bytes(held)} at the peak; with "
+            f"activations saved inside these {len(fold.layers)} layers hold {format_bytes(bytes_)} at the peak; with "
             "torch.utils.checkpoint each layer keeps only its output and recomputes the rest in backward"
         )
-        advices.append(Advice("checkpoint", f"checkpoint {fold.name} ({fold.class_name})", text, gives))
-    yield from sorted(advices, key=lambda advice: -advice.gives_bytes)[:_NUM_CHECKPOINTS]
+        for every, words in {1: "", **_EVERY}.items():
+            if every >= len(fold.layers):
+                continue
+            chosen = (repeat >= 0) & (repeat % every == 0)
+            inside = np.flatnonzero(saved & (owner >= 0) & (owner % every == 0))
+            if not len(inside):
+                continue
+            gone, starts, ends = _without_saving(evidence, inside, owner[inside])
+            yield Change(
+                "checkpoint",
+                f"checkpoint {words}{fold.name} ({fold.class_name})",
+                text,
+                gone,
+                starts,
+                ends,
+                subject=f"checkpoint {fold.name}",
+                price_us=evidence.forward_us(chosen),
+                is_variant=every > 1,
+            )
 
 
 def _outermost(folds: list[Fold]) -> list[Fold]:
@@ -141,11 +288,12 @@ def _without_saving(evidence: Evidence, inside: Array, owner: Array) -> tuple[Ar
     gone[inside] = evidence.blocks["bytes"].to_numpy()[inside]
     gone[inside[last]] = 0
     starts[inside] = made[inside[last]][passes] + 1
-    ends[inside] = first_free[passes] - 1
+    is_run_back = first_free < len(evidence.allocated)  # else the run ended before the backward
+    ends[inside] = (first_free - is_run_back)[passes]
     return gone, starts, ends
 
 
-def _shard_optimizer(evidence: Evidence) -> Iterator[Advice]:
+def _shard_optimizer(evidence: Evidence) -> Iterator[Change]:
     """Optimizer state that every rank of a group duplicates, because the group all-reduces its gradients."""
     state = evidence.category("optimizer_state")
     held = evidence.at_peak(state)
@@ -168,12 +316,12 @@ def _shard_optimizer(evidence: Evidence) -> Iterator[Advice]:
             f"all {size:,} ranks of {name} hold the same optimizer state, {format_bytes(held)} at the peak; with "
             f"ZeroRedundancyOptimizer or FSDP2 (fully_shard) each keeps 1/{size:,} of it"
         )
-        gives = evidence.saved(np.where(state, evidence.blocks["bytes"] * (1 - 1 / size), 0))
-        line = evidence.main_line(state)
-        yield Advice("shard-optimizer", f"shard the optimizer over {name}", text, gives, line=line)
+        gone = np.where(state, evidence.blocks["bytes"] * (1 - 1 / size), 0)
+        title, line = f"shard the optimizer over {name}", evidence.main_line(state)
+        yield Change("shard-optimizer", title, text, gone, line=line)
 
 
-def _fuse_loss(evidence: Evidence) -> Iterator[Advice]:
+def _fuse_loss(evidence: Evidence) -> Iterator[Change]:
     """Full logits and their gradient, which an unfused cross entropy holds several times over."""
     is_loss = evidence.operation(_LOSS)
     stack = evidence.blocks["stack"].to_numpy()
@@ -181,37 +329,38 @@ def _fuse_loss(evidence: Evidence) -> Iterator[Advice]:
     # The cast of the logits is on the same line as the loss.
     on_line = np.array([line in lines for line in evidence.lines])[stack]
     chosen = is_loss | (evidence.operation("_to_copy") & on_line)
-    if not (held := evidence.at_peak(chosen)):
+    if not chosen.any():
         return
+    held = evidence.at_peak(chosen)
     where = f" ({_short(sorted(lines)[0])})" if lines else ""
     text = (
         f"the loss{where} holds {format_bytes(held)} of full logits at the peak; in {_LOSS_PIECES} chunks, with a "
         "fused linear cross entropy, or sharded over the vocabulary (loss parallel) it needs a fraction of that"
     )
-    gives = evidence.saved(np.where(chosen, evidence.blocks["bytes"] * (1 - 1 / _LOSS_PIECES), 0))
+    gone = np.where(chosen, evidence.blocks["bytes"] * (1 - 1 / _LOSS_PIECES), 0)
     title, line = f"compute the loss in {_LOSS_PIECES} chunks, or fused", evidence.main_line(chosen)
-    yield Advice("fuse-loss", title, text, gives, line=line)
+    yield Change("fuse-loss", title, text, gone, line=line)
 
 
 def _short(line: str) -> str:
     return line.partition(" (")[0].rpartition("/")[2]
 
 
-def _fuse_optimizer(evidence: Evidence) -> Iterator[Advice]:
+def _fuse_optimizer(evidence: Evidence) -> Iterator[Change]:
     """Temporaries for all parameters at once, which an unfused optimizer allocates."""
     in_optimizer = _is(evidence.blocks["phase"], lambda name: name == "optimizer")
     chosen = evidence.operation("_foreach_") & in_optimizer & evidence.category("temporary")
-    if held := evidence.at_peak(chosen):
+    if chosen.any():
+        held = format_bytes(evidence.at_peak(chosen))
         text = (
-            f"the optimizer step holds {format_bytes(held)} of temporaries at the peak; fused=True needs none, and "
-            "foreach=False those of one parameter at a time"
+            f"the optimizer step holds {held} of temporaries at the peak; fused=True needs none, foreach=False those "
+            "of one parameter at a time"
         )
-        gives = evidence.saved(np.where(chosen, evidence.blocks["bytes"], 0))
-        line = evidence.main_line(chosen)
-        yield Advice("fuse-optimizer", "use the fused optimizer", text, gives, line=line)
+        gone, line = np.where(chosen, evidence.blocks["bytes"], 0), evidence.main_line(chosen)
+        yield Change("fuse-optimizer", "use the fused optimizer", text, gone, line=line)
 
 
-def _drop_gradients(evidence: Evidence) -> Iterator[Advice]:
+def _drop_gradients(evidence: Evidence) -> Iterator[Change]:
     """Gradients of the previous step that are kept through the forward."""
     gradient = np.flatnonzero(evidence.category("gradient"))
     made, freed = (evidence.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
@@ -235,10 +384,11 @@ def _drop_gradients(evidence: Evidence) -> Iterator[Advice]:
             f"gradients of the previous step, {format_bytes(kept)}, stay allocated during forward; "
             "zero_grad(set_to_none=True) after the optimizer step frees them"
         )
-        yield Advice("drop-gradients", "free the gradients after the step", text, evidence.saved(gone, starts, ends))
+        title = "free the gradients after the step"
+        yield Change("drop-gradients", title, text, gone, starts, ends, price_us=0.0)
 
 
-def _expandable_segments(evidence: Evidence) -> Iterator[Advice]:
+def _expandable_segments(evidence: Evidence, room: Room) -> Iterator[Advice]:
     """Reserved memory that the allocator cannot use because its free blocks have the wrong sizes."""
     if evidence.grows:
         return
@@ -249,14 +399,24 @@ def _expandable_segments(evidence: Evidence) -> Iterator[Advice]:
     )
     of = "peak_reserved_bytes"
     if unused >= 0.05 * evidence.reserved_peak:
-        yield Advice("expandable-segments", "use expandable segments", text, unused, of, is_upper_bound=True)
+        low, high = evidence.peak, evidence.reserved_peak
+        yield Advice(
+            "expandable-segments",
+            "use expandable segments",
+            text,
+            unused,
+            of,
+            is_upper_bound=True,
+            reserved_low_bytes=low,
+            reserved_high_bytes=high,
+            fits=room.fits(low, high),
+        )
 
 
-RULES: tuple[Callable[[Evidence], Iterator[Advice]], ...] = (
+RULES: tuple[Callable[[Evidence], Iterator[Change]], ...] = (
     _checkpoint,
     _shard_optimizer,
     _fuse_loss,
     _fuse_optimizer,
     _drop_gradients,
-    _expandable_segments,
 )

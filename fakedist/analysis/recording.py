@@ -19,6 +19,7 @@ from fakedist.rundir.encoding import Record, columns_of
 from fakedist.rundir.journal import damaged, read_journal
 from fakedist.rundir.launch_records import LaunchesRecord
 from fakedist.rundir.memory_records import (
+    BeyondCapacityRecord,
     EventsRecord,
     FailedRequestRecord,
     GeneratedRecord,
@@ -103,6 +104,7 @@ class Recording:
         host: The host in a timed step that a tool traced; None if none was, or the trace was imported.
         timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
         failed_request: The last request that the allocator could not serve.
+        beyond: The first request that did not fit and was granted all the same; None if none was.
         nccl: NCCL's version and environment; None if the rank died before they were known.
         bound: Numbers of groups that were bound to a device.
         outside: Memory of the real GPU at the end; None on a virtual GPU.
@@ -144,6 +146,7 @@ class Recording:
     steps: list[StepRecord] = field(default_factory=list)
     statistics: dict[int, StatisticsRecord] = field(default_factory=dict)
     failed_request: FailedRequestRecord | None = None
+    beyond: BeyondCapacityRecord | None = None
     nccl: NcclRecord | None = None
     bound: set[int] = field(default_factory=set)
     outside: OutsideRecord | None = None
@@ -204,6 +207,7 @@ _KEPT: dict[type[Record], str] = {
     OutsideRecord: "outside",
     OutcomeRecord: "outcome",
     FailedRequestRecord: "failed_request",
+    BeyondCapacityRecord: "beyond",
     ProfilerRecord: "profiled",
     HostRecord: "host",
     LaunchesRecord: "launches",

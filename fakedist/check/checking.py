@@ -25,7 +25,7 @@ from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, Scrip
 from fakedist.launcher.executors.local import LocalExecutor
 from fakedist.launcher.executors.task import Executor
 from fakedist.options import Job
-from fakedist.report.text.wording import ending
+from fakedist.report.text.wording import ending, need_text
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.rundir.outcome import Outcome
@@ -176,7 +176,8 @@ def judge_job(
         checked.warnings.append(f"the baseline of {job.name} was made with other settings: {', '.join(stale)}")
     for rank, run in runs.items():
         if run.summary.exit.outcome is Outcome.OUT_OF_MEMORY:
-            checked.misfits.append(f"{job.name} rank {rank} does not fit the GPU: {run.summary.exit.message}")
+            why = need_text(run.summary) if run.summary.out_of_memory else run.summary.exit.message
+            checked.misfits.append(f"{job.name} rank {rank} does not fit the GPU: {why}")
         before = baseline.ranks.get(rank) if baseline is not None else None
         if before is not None and (difference := _unlike_times(ranks[rank], before)):
             checked.warnings.append(f"the baseline of {job.name} rank {rank}: {difference}")

@@ -189,7 +189,7 @@ def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
     lines = []
     if not run.fits:
         said = verdict(run.summary, run.manifest.cwd)
-        why = run.manifest.exit.message or (said.more.removeprefix(": ") if said else "")
+        why = said.more.removeprefix(": ") if said else run.manifest.exit.message
         lines.append(f"the rank does not fit the GPU: {why}".rstrip(": "))
     values = {
         "max_peak": ("peak allocated", run.peak_allocated_bytes, 1),

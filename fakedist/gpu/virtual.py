@@ -50,6 +50,10 @@ class _GpuCounters(ctypes.Structure):
     ]
 
 
+#: ``decide_function`` of driver/capacity.c.
+_DECIDE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
+
+
 class VirtualGpu:
     """The loaded driver; ``variables`` are those that torch and Triton must see, ``wishes`` only if not already set."""
 
@@ -61,6 +65,7 @@ class VirtualGpu:
         library.fakedist_work_area.restype = ctypes.c_char_p
         library.fakedist_traced.restype = library.fakedist_managed_bytes.restype = ctypes.c_uint64
         library.fakedist_name_crashes()
+        self._decide: object = None  # what the driver calls must live
 
     def configure(self, spec: GpuSpec, devices: int, memory_bytes: int) -> None:
         """Act as ``devices`` GPUs of one model, each with ``memory_bytes``."""
@@ -76,6 +81,28 @@ class VirtualGpu:
         )
         self._library.fakedist_poison(os.environ.get("FAKEDIST_POISON") == "1")
         self._library.fakedist_configure(ctypes.byref(model))
+
+    def go_beyond(self, decide: Callable[[int, int, int, int], bool] | None) -> None:
+        """Ask ``decide(device, bytes, limit_bytes, thread)`` whether to grant a request beyond a device's memory.
+
+        It is called in a thread of its own, while the one that asks waits with the caching allocator's lock: it must
+        neither allocate nor free device memory. None refuses such requests.
+        """
+        self._decide = None if decide is None else _DECIDE(decide)
+        self._library.fakedist_go_beyond(self._decide)
+
+    def limit(self, device: int, bytes_: int) -> None:
+        """Let a device's memory end at so many bytes; 0 for the GPU model's own."""
+        self._library.fakedist_limit(device, ctypes.c_uint64(bytes_))
+
+    def asked_once(self, more: int) -> None:
+        """From now on (1), or no longer (-1), the allocator does not repeat a refused request."""
+        self._library.fakedist_asked_once(more)
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether a request beyond a device's memory was granted."""
+        return bool(self._library.fakedist_is_beyond())
 
     def keep_plans(self, directory: Path) -> None:
         """Keep in a directory cuDNN's answers on its execution plans. It compiles a kernel for each."""

@@ -330,6 +330,8 @@ def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
         return Ending(Outcome.KILLED, 128 - returncode, f"by {name}{sent or hint}")
     if ended is None:
         return Ending(Outcome.EXIT, returncode)
+    if ended.outcome is Outcome.OUT_OF_MEMORY:  # the script that went on does not know
+        returncode = ExitCode.OUT_OF_MEMORY
     return Ending(ended.outcome, returncode, ended.message)
 
 

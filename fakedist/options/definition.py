@@ -19,6 +19,7 @@ Launcher = Literal["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]
 Collectives = Literal["values", "noop"]
 Values = Literal["small", "strict", "off"]
 Until = Literal["validation", "save", "end"]
+OutOfMemoryPolicy = Literal["continue", "raise"]
 
 #: The virtual GPU's driver has room for this many devices on one node.
 MAX_GPUS_PER_NODE = 128
@@ -109,6 +110,13 @@ _GPU_MEMORY = Option(
     help="Memory of the virtual GPU: 80GiB, 80GB or unlimited.",
     default_text="the model's",
     example="100GiB",
+)
+_OOM = Option(
+    kind=kinds.one_of(get_args(OutOfMemoryPolicy)),
+    group=OptionGroup.DEVICE,
+    help="When the virtual GPU's memory is too small, continue beyond it and report how much the rank needs, or raise "
+    "the error as on a real GPU. A script that handles the error always gets it.",
+    example="raise",
 )
 GPU_POWER = Option(
     name="gpu_power",
@@ -243,6 +251,7 @@ class Job:
     device: Device = field(default="virtual", metadata=declared(_DEVICE))
     gpu: str = field(default="h100-80g", metadata=declared(GPU))
     gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
+    oom: OutOfMemoryPolicy = field(default="continue", metadata=declared(_OOM))
     gpu_power_watts: float | None = field(default=None, metadata=declared(GPU_POWER))
     fabric: str | None = field(default=None, metadata=declared(FABRIC))
     collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))

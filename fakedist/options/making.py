@@ -10,7 +10,17 @@ from typing import Literal, TypedDict
 
 from fakedist.errors import JobError, did_you_mean
 from fakedist.gpu.models.spec import GPU_FILE_ENDING
-from fakedist.options.definition import NNODES, OPTIONS, Collectives, Device, Job, Launcher, Until, Values
+from fakedist.options.definition import (
+    NNODES,
+    OPTIONS,
+    Collectives,
+    Device,
+    Job,
+    Launcher,
+    OutOfMemoryPolicy,
+    Until,
+    Values,
+)
 from fakedist.options.option import Door, Option
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -30,6 +40,7 @@ class JobOptions(TypedDict, total=False):
     device: Device
     gpu: str
     gpu_memory: str
+    oom: OutOfMemoryPolicy
     gpu_power: float
     fabric: str
     collectives: Collectives

@@ -46,7 +46,7 @@ from fakedist.rundir.directory import TAPE_NAME
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.manifest import load_job
-from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
 from fakedist.rundir.records import NoteRecord, OutcomeRecord
 from fakedist.world.spawned import OwnRanks, own_ranks
 
@@ -163,6 +163,8 @@ class Rank:
                 said = f"{type(error).__name__} while the recording was closed: {error}"
                 _report_error(self._reporter, said, "this is a bug in fakedist", before_start=False)
             else:
+                if ending.ended_well and self._gpu is not None and self._gpu.is_beyond:
+                    ending = BEYOND_CAPACITY  # the records keep how the script ended
                 self._reporter.send(Ended(ending.outcome, ending.code or 0, ending.message, line))
 
     def give_up(self, error: JournalFailed) -> None:

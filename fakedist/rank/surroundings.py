@@ -179,6 +179,7 @@ class Surroundings:
             make_tracker=None if keeps_metadata() else EventTracker,
             fast_path=fast_path,
             integers=None if self._values is None else self._values.graphs,
+            capacity=self._gpu if job.oom == "continue" else None,
         )
 
     def _cuda_begins(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 
-from fakedist.frames import script_line
+from fakedist.frames import script_line, script_lines
 from fakedist.record.compiled_graphs import Compilations, compilations, compiled_graphs
 from fakedist.record.construction import Construction
 from fakedist.record.copies import Copies
@@ -181,6 +182,7 @@ class MemoryRecording:
             layer=self._layers.name(self._position.layer),
             line=script_line(),
             message=f"{device_free} bytes of the device were free",
+            stack=script_lines(sys._getframe()),
         )
         self._append(failed)
 

@@ -160,6 +160,11 @@ class Position:
         """Step, phase and layer in this thread. A scope says the same of an operation, more cheaply."""
         return Location(self.step, self.phase, self.layer, recompute=self._recompute_from >= 0)
 
+    @property
+    def calls_backward(self) -> int | None:
+        """The thread that called the innermost running backward; None outside of any."""
+        return self._engines[-1].thread if self._engines else None
+
     def in_backward(self) -> bool:
         """Return whether a backward is running."""
         return bool(self._engines)

@@ -14,6 +14,7 @@ from torch import nn
 from fakedist.errors import RecordingError
 from fakedist.graph_captures import watched_graphs
 from fakedist.options import Until
+from fakedist.record.beyond_capacity import Capacity, beyond_capacity
 from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.device_memory import Beginning, EventNumbers
@@ -65,6 +66,7 @@ class Recorder(StepListener):
         tracer: Traces the last of the steps; ``later_tracer`` one more step after them.
         until: Ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
         fast_path: Runs operations that do not need Python. None runs all of them in Python.
+        capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
 
@@ -81,8 +83,10 @@ class Recorder(StepListener):
         make_tracker: Callable[[], EventNumbers] | None = None,
         fast_path: FastPath | None = None,
         integers: GraphIntegers | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         self._append = append
+        self._capacity = capacity
         self._layers = LayerTable()
         self._position = Position(self._phase_changed, self._layers.owners.owner_of_node)
         self._memory = MemoryRecording(
@@ -120,6 +124,8 @@ class Recorder(StepListener):
             raise RecordingError("a recorder is already running in this process", "this is a bug in fakedist")
         unseen, recorded = Unseen(), self._recorded_step
         with ExitStack() as stack:
+            if self._capacity is not None:
+                stack.enter_context(beyond_capacity(self._capacity, self._append, self._position))
             stack.enter_context(self._memory.watching(unseen))
             stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
             stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))

@@ -311,7 +311,8 @@ class Run:
         """
         models = models_of(Pricing(gpu, **options), self.manifest, self.summary)
         times = price_again(self.manifest, self.summary, self.table, models)
-        summary = replace(self.summary, kernels=times.source, time=times.summary)
+        unpriced = [replace(piece, price_us=None, step_share=None) for piece in self.summary.advice]  # another GPU's
+        summary = replace(self.summary, kernels=times.source, time=times.summary, advice=unpriced, remedy=None)
         return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
 
     def keeping_tables(self) -> Run:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.advice import find_advice
+from fakedist.analysis.advice import Room, find_advice
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.layer_table import Fold, fold_table, rows_of
 from fakedist.analysis.memory_tables import Peak, described_blocks, differences
@@ -21,8 +21,9 @@ from fakedist.cost_model.outside_memory import estimate_outside
 from fakedist.errors import TRACEBACK, described
 from fakedist.options import Job, Until
 from fakedist.rundir import notes as run_note
+from fakedist.rundir.memory_records import BeyondCapacityRecord
 from fakedist.rundir.notes import Note
-from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.rows import InventedRow
 from fakedist.rundir.schema import ACTIONS, CATEGORIES, MOMENTS, SEGMENT_STATES
@@ -136,8 +137,10 @@ def summarize(
         capacity = gpu.spec_memory_bytes or capacity
     notes, in_use = list(notes), (peak.reserved_bytes, capacity)
     outside = _outside(recording, tables, job, in_use, notes) if has_steps else None
-    advice = estimate_or_note("what would help", lambda: find_advice(tables, folds), notes)
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
+    out_of_memory = _out_of_memory(recording, ending, tables, capacity)
+    room = _room(ending, out_of_memory, capacity, outside, times)
+    advised = estimate_or_note("what would help", lambda: find_advice(tables, folds, room), notes)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -146,7 +149,7 @@ def summarize(
         torch=gpu.torch,
         exit=ending,
         left_during_init=left,
-        fits=ending.outcome is not Outcome.OUT_OF_MEMORY and not lacks_room,
+        fits=ending.outcome is not Outcome.OUT_OF_MEMORY and recording.beyond is None and not lacks_room,
         capacity_bytes=capacity,
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
@@ -161,12 +164,29 @@ def summarize(
         steps=rows_of(StepPeak, tables["steps"].drop(columns="start_us")),
         kernels=None if times is None else times.source,
         time=None if times is None else times.summary,
-        out_of_memory=_out_of_memory(recording, ending, tables["events"]),
-        advice=advice or [],
+        out_of_memory=out_of_memory,
+        advice=[] if advised is None else advised[0],
+        remedy=None if advised is None else advised[1],
         invented_values=int(tables["invented"]["num_values"].sum()),
         reserved=reserved_moments(tables),
         notes=notes,
     )
+
+
+def _room(
+    ending: Ending,
+    out_of_memory: OutOfMemory | None,
+    capacity_bytes: int,
+    outside: Outside | None,
+    times: StepTimes | None,
+) -> Room:
+    """The memory that the rank may reserve: not known if it ended before its peak."""
+    step_us = None if times is None or times.summary is None else times.summary.step_us
+    limit = capacity_bytes if out_of_memory is None else out_of_memory.limit_bytes or capacity_bytes
+    if not limit or not (ending.ended_well or (out_of_memory is not None and out_of_memory.went_on)):
+        return Room(step_us=step_us)
+    low, high = (0, 0) if outside is None else (outside.low_bytes, outside.high_bytes)
+    return Room(max(limit - high, 0), max(limit - low, 0), step_us)
 
 
 def layer_memory(layers: pd.DataFrame, folds: list[Fold]) -> list[LayerMemory]:
@@ -197,6 +217,8 @@ def _by_category(row: Mapping[Hashable, int], prefix: str) -> dict[str, int]:
 def run_ending(recording: Recording, seen: Ending) -> Ending:
     """The end of the run as the parent saw it, unless the rank itself knows better."""
     outcome = recording.outcome
+    if recording.beyond is not None and (seen.ended_well or (seen.outcome is Outcome.RUNNING and outcome is not None)):
+        return BEYOND_CAPACITY
     if outcome is None:
         if seen.outcome is Outcome.RUNNING:  # neither the rank nor its parent lived long enough to record more
             return Ending(Outcome.KILLED, seen.code, "with fakedist profile, which was killed")
@@ -261,26 +283,72 @@ class _Calls:
     bytes_out: int
 
 
-def _out_of_memory(recording: Recording, ending: Ending, events: pd.DataFrame) -> OutOfMemory | None:
-    """The request that ended the run: its size, what made it, and the memory held at that moment."""
-    failed = recording.failed_request
+def _out_of_memory(
+    recording: Recording, ending: Ending, tables: dict[str, pd.DataFrame], capacity_bytes: int
+) -> OutOfMemory | None:
+    """The request that did not fit: its size, what made it and where, and the memory held at that moment."""
+    beyond, failed = recording.beyond, recording.failed_request
+    if beyond is not None:
+        return _granted(beyond, recording, tables)
     if failed is None or ending.outcome is not Outcome.OUT_OF_MEMORY:
         return None
-    operation = ""
-    if 0 <= failed.op < len(recording.op_operation):
-        operation = recording.operations[recording.op_operation[failed.op]].name
-    then = events[events["action"] == "oom"]
-    allocated, reserved = (
-        int(then[name].iloc[-1]) if len(then) else 0 for name in ("allocated_bytes", "reserved_bytes")
-    )
+    events = tables["events"]
+    then = np.flatnonzero(events["action"] == "oom")
+    at = int(then[-1]) if len(then) else -1
+    held = events.iloc[at] if at >= 0 else {"allocated_bytes": 0, "reserved_bytes": 0}
+    step, phase = _moment_of(at, tables)
     return OutOfMemory(
         requested_bytes=failed.requested_bytes,
         layer=failed.layer,
-        operation=operation,
+        operation=_operation(recording, failed.op),
         line=failed.line,
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
+        allocated_bytes=int(held["allocated_bytes"]),
+        reserved_bytes=int(held["reserved_bytes"]),
+        step=step,
+        phase=phase,
+        limit_bytes=capacity_bytes,
+        stack=failed.stack,
     )
+
+
+def _granted(beyond: BeyondCapacityRecord, recording: Recording, tables: dict[str, pd.DataFrame]) -> OutOfMemory:
+    """The first request beyond the GPU's memory. Its block and the events around it say what made it."""
+    events, blocks = tables["events"], tables["blocks"]
+    is_ours = beyond.device == recording.device
+    over = np.flatnonzero((events["reserved_bytes"] > beyond.limit_bytes) & is_ours)
+    if not len(over):  # not only the allocator took memory
+        over = np.flatnonzero((events["op"] >= beyond.op) & is_ours)
+    first = int(over[0]) if len(over) else -1
+    made = blocks[blocks["alloc_event"] > first].head(1) if first >= 0 else blocks.head(0)
+    own = made.iloc[0] if len(made) else None
+    step, phase = _moment_of(first, tables)
+    before = events.iloc[first - 1] if first > 0 else {"allocated_bytes": 0, "reserved_bytes": 0}
+    of_block = "" if own is None or own["stack"] < 0 else str(tables["stacks"]["line"].iloc[own["stack"]])
+    return OutOfMemory(
+        requested_bytes=beyond.requested_bytes if own is None else int(own["bytes"]),
+        layer="" if own is None else str(tables["layers"]["name"].iloc[own["layer"]]),
+        operation=_operation(recording, beyond.op) if own is None else str(own["operation"]),
+        line=of_block or next(iter(beyond.stack), ""),
+        allocated_bytes=int(before["allocated_bytes"]),
+        reserved_bytes=int(before["reserved_bytes"]),
+        step=step,
+        phase=phase,
+        limit_bytes=beyond.limit_bytes,
+        went_on=True,
+        stack=beyond.stack,
+    )
+
+
+def _moment_of(event: int, tables: dict[str, pd.DataFrame]) -> tuple[int, str]:
+    """Step and phase of an event; those before the first step without one."""
+    spans = tables["spans"]
+    span = int(np.searchsorted(spans["first_event"], event, "right")) - 1
+    return (int(spans["step"].iloc[span]), str(spans["phase"].iloc[span])) if event >= 0 <= span else (0, "")
+
+
+def _operation(recording: Recording, op: int) -> str:
+    known = 0 <= op < len(recording.op_operation)
+    return recording.operations[recording.op_operation[op]].name if known else ""
 
 
 def coverage_notes(recording: Recording, outcome: Outcome, until: int | Until | None) -> list[Note]:
@@ -388,5 +456,7 @@ def run_notes(
     if job is not None and job.collectives == "noop":
         all_notes.append(run_note.collectives_off())
     if left is None:
-        all_notes += coverage_notes(recording, ending.outcome, None if job is None else job.until)
+        went_on = ending == BEYOND_CAPACITY and recording.outcome is not None
+        outcome = recording.outcome.outcome if went_on and recording.outcome else ending.outcome
+        all_notes += coverage_notes(recording, outcome, None if job is None else job.until)
     return all_notes

@@ -79,7 +79,7 @@ class StatisticsRecord(Record):
 @record_kind("oom")
 class FailedRequestRecord(Record):
     """A request that the caching allocator could not serve: by which operation and layer, at which ``file:line
-    (function)``, and how much the device had left.
+    (function)``, and how much the device had left. ``stack`` is of the script's lines, innermost first.
     """
 
     device: int
@@ -88,6 +88,26 @@ class FailedRequestRecord(Record):
     layer: str
     line: str = ""
     message: str = ""
+    stack: list[str] = field(default_factory=list)
+
+
+@record_kind("beyond")
+class BeyondCapacityRecord(Record):
+    """The first request that did not fit and was granted all the same, so that the run could go on.
+
+    Attributes:
+        device: The device's index.
+        requested_bytes: What the allocator asked the GPU for.
+        limit_bytes: The GPU's memory, or the part of it that the script allows its process.
+        op: The operation that asked.
+        stack: The script's lines as ``file:line (function)``, innermost first; in a backward, those that called it.
+    """
+
+    device: int
+    requested_bytes: int
+    limit_bytes: int
+    op: int
+    stack: list[str]
 
 
 @record_kind("generated")

@@ -233,8 +233,8 @@ def went_on_without_memory(times: int, requested_bytes: int, line: str) -> str:
     often = "once" if times == 1 else f"{times} times, last"
     return (
         f"the GPU's memory was too little {often} for {format_bytes(requested_bytes)}{f' at {line}' if line else ''}, "
-        "and the script went on: the peak is what it was given, not what it asked for (--gpu-memory unlimited gives "
-        "it all)"
+        "and the script handled the error: the peak is what it was given, not what it asked for (--gpu-memory "
+        "unlimited gives it all)"
     )
 
 

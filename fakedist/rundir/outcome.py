@@ -21,7 +21,7 @@ class Outcome(StrEnum):
     EXCEPTION = "exception"
     #: fakedist itself failed in the midst of the script, which is not to blame.
     FAULT = "fakedist_failed"
-    #: The rank does not fit the GPU.
+    #: The rank does not fit the GPU: its script got the error, or went on beyond the GPU's memory.
     OUT_OF_MEMORY = "out_of_memory"
     #: Ctrl-C or SIGTERM.
     INTERRUPTED = "interrupted"
@@ -80,3 +80,7 @@ class Ending:
     def failed(self) -> bool:
         """Whether the script itself failed, and not because of the GPU's size or a Ctrl-C."""
         return bool(self.code) and self.outcome in _SCRIPT_OUTCOMES
+
+
+#: The end of a run that would have ended well, had it not needed more memory than the GPU has.
+BEYOND_CAPACITY = Ending(Outcome.OUT_OF_MEMORY, 4, "it went on beyond the GPU's memory")

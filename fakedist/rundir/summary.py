@@ -256,7 +256,7 @@ class StepPeak:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The request that ended the run.
+    """The first request that did not fit, if the run went on beyond the GPU's memory; else the one that ended it.
 
     Attributes:
         requested_bytes: What was asked for.
@@ -264,7 +264,12 @@ class OutOfMemory:
         operation: The operation that asked.
         line: The line that asked.
         allocated_bytes: Allocated at that moment.
-        reserved_bytes: Reserved at that moment.
+        reserved_bytes: Reserved at that moment, after the allocator had freed its caches.
+        step: The step that asked; 0 is before the first step.
+        phase: The phase that asked; empty if it is not known.
+        limit_bytes: The GPU's memory, or the part of it that the script allowed its process.
+        went_on: Whether the run went on, so that its peaks are what the rank needs.
+        stack: The script's lines, innermost first; in a backward, those that called it.
     """
 
     requested_bytes: int
@@ -273,6 +278,16 @@ class OutOfMemory:
     line: str
     allocated_bytes: int
     reserved_bytes: int
+    step: int = 0
+    phase: str = ""
+    limit_bytes: int = 0
+    went_on: bool = False
+    stack: list[str] = field(default_factory=list)
+
+    @property
+    def least_bytes(self) -> int:
+        """The least that the rank would have had to reserve to get past this request."""
+        return self.reserved_bytes + self.requested_bytes
 
 
 @dataclass(frozen=True)
@@ -287,6 +302,11 @@ class Advice:
         of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
         line: The line that allocates what it saves: ``file:line (function)``; empty if there is no such line.
         is_upper_bound: Whether ``gives_bytes`` is only the most that it can be.
+        reserved_low_bytes: The least that would then be reserved at the peak.
+        reserved_high_bytes: The most.
+        fits: Whether the rank would then fit; empty if that is not known.
+        price_us: How much longer the step would take, *estimated*; None if that is not known.
+        step_share: The same as a share of the step.
     """
 
     rule: str
@@ -296,6 +316,38 @@ class Advice:
     of: str = "peak_allocated_bytes"
     line: str = ""
     is_upper_bound: bool = False
+    reserved_low_bytes: int = 0
+    reserved_high_bytes: int = 0
+    fits: Literal["fits", "may fit", "does not fit", ""] = ""
+    price_us: float | None = None
+    step_share: float | None = None
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """The fewest changes after which a rank that does not fit would fit, *estimated* together from this run.
+
+    Attributes:
+        rules: Their rules.
+        titles: What to change.
+        gives_bytes: How much lower the allocated peak would be.
+        reserved_low_bytes: The least that would then be reserved at the peak.
+        reserved_high_bytes: The most.
+        fits: Whether that fits the GPU.
+        price_us: How much longer the step would take, without the changes in ``unpriced``.
+        step_share: The same as a share of the step; None if no step was timed.
+        unpriced: Rules of changes whose price is not known.
+    """
+
+    rules: list[str]
+    titles: list[str]
+    gives_bytes: int
+    reserved_low_bytes: int
+    reserved_high_bytes: int
+    fits: Literal["fits", "may fit", "does not fit", ""]
+    price_us: float
+    step_share: float | None
+    unpriced: list[str]
 
 
 @dataclass(frozen=True)
@@ -311,7 +363,7 @@ class Summary:
         exit: How the rank ended.
         left_during_init: Where the script ended by itself before a first step; None if it did not.
         fits: Whether the peak fits the GPU in addition to the least of ``estimated_outside``; False if the rank ran out
-            of memory.
+            of memory or went on beyond it.
         capacity_bytes: The GPU's memory.
         peak_allocated_bytes: Most that tensors held at once.
         peak_reserved_bytes: Most that the caching allocator held at once.
@@ -326,8 +378,9 @@ class Summary:
         steps: Steps that ended.
         kernels: Where the table ``kernels`` comes from; None without one.
         time: Where the time of the timed step goes; None without one.
-        out_of_memory: The request that ended the run; None if none did.
+        out_of_memory: The first request that did not fit; None if all did, or if the script handled the error.
         advice: What would lower the peak.
+        remedy: The fewest changes after which the rank would fit; None if it fits, or if none of them are enough.
         invented_values: Values that the virtual GPU made up.
         reserved: Why more was reserved than allocated, at both peaks.
         notes: What limits what these figures mean.
@@ -362,6 +415,7 @@ class Summary:
     invented_values: int
     reserved: list[ReservedMoment] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    remedy: Remedy | None = None
 
     @property
     def timed(self) -> tuple[StepTime, KernelSource] | None:

@@ -11,6 +11,7 @@ from fakedist.cost_model.job.job_times import tokens_of
 from fakedist.errors import FakedistError, JobError, RunDirectoryError, WorldError
 from fakedist.launcher.executors.task import TaskResult
 from fakedist.rank_list import parse_rank_list
+from fakedist.report.text.wording import need_text
 from fakedist.results.job_time import JobTime, stages_of_job, time_job
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
@@ -225,6 +226,8 @@ def _with_run(result: RankResult, run: Run, context_bytes: int | None) -> RankRe
         asked = summary.out_of_memory
         where = f" in {asked.layer}" if asked is not None and asked.layer else ""
         size = f": {format_bytes(asked.requested_bytes)} were asked for" if asked is not None else ""
+        if asked is not None and asked.went_on:
+            size = f": {need_text(summary)}"
         return replace(
             result,
             kind=RankKind.OUT_OF_MEMORY,

@@ -1,4 +1,5 @@
 /* Sixteen threads that allocate, map, copy, launch, capture and free at once; every answer is checked. */
+#include "capacity.h"
 #include "memory.h"
 
 #include <stdio.h>
@@ -121,7 +122,7 @@ int main(void) {
         if (pthread_create(&threads[i], NULL, work, (void *)(intptr_t)i)) return 1;
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     for (int device = 0; device < 4; device++) {
-        memory_left(device, &free_bytes, &total_bytes);
+        capacity_left(device, &free_bytes, &total_bytes);
         if (free_bytes != total_bytes)
             return fprintf(stderr, "device %d leaks %zu\n", device, total_bytes - free_bytes), 1;
     }

@@ -2,6 +2,7 @@
 #include "runtime.h"
 
 #include "attributes.h"
+#include "capacity.h"
 #include "cupti.h"
 #include "devices.h"
 #include "memory.h"
@@ -79,7 +80,7 @@ API int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 API int cuMemAlloc_v2(void **out, size_t size) { return memory_allocate(device_current(), size, out); }
 API int cuMemFree_v2(void *address) { return memory_free(address); }
 API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
-    return memory_left(device_current(), free_bytes, total_bytes), OK;
+    return capacity_left(device_current(), free_bytes, total_bytes), OK;
 }
 API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) {
     return memory_allocation_of(address, base, size);

@@ -4,6 +4,7 @@
  * memory.c, so pages of a small pool hold data and those of a large pool cost nothing. */
 #include "memory.h"
 
+#include "capacity.h"
 #include "devices.h"
 #include "refuse.h"
 
@@ -46,7 +47,7 @@ static struct mapping **mapping_at(const void *address) {
 static void drop_if_unused(struct physical *memory) {
     assert(IS_HELD(&lock));
     if (memory->handles || memory->mappings) return;
-    memory_discharge(memory->properties.device, memory->bytes);
+    capacity_give_back(memory->properties.device, memory->bytes);
     COUNT(frees, 1);
     free(memory);
 }
@@ -74,7 +75,7 @@ API int cuMemCreate(void **out, size_t size, const struct properties *properties
     if (!size || size % GRANULE) return INVALID_VALUE;
     if (properties->location_type != LOCATION_DEVICE) return refuse_call("cuMemCreate of host memory", NOT_SUPPORTED);
     if (properties->device < 0 || properties->device >= device_count()) return INVALID_DEVICE;
-    if (!memory_charge(properties->device, size)) return OUT_OF_MEMORY;
+    if (!capacity_take(properties->device, size)) return OUT_OF_MEMORY;
     struct physical *memory = gpu_new_handle(sizeof *memory);
     *memory = (struct physical){*properties, size, 1, 0};
     COUNT(mallocs, 1);
@@ -124,7 +125,9 @@ API int cuMemUnmap(void *address, size_t size) {
     return status;
 }
 API int cuMemSetAccess(void *address, size_t size, const void *access, size_t count) {
-    return (void)size, (void)access, (void)count, memory_device_of(address) < 0 ? INVALID_VALUE : OK;
+    (void)size, (void)access, (void)count;
+    if (memory_device_of(address) < 0) return INVALID_VALUE;
+    return capacity_served(), OK; /* the last call for a piece of an expandable segment */
 }
 API int cuMemGetAccess(unsigned long long *flags, const void *location, void *address) {
     return (void)location, (void)address, *flags = ACCESS_READ_WRITE, OK;

@@ -1,10 +1,12 @@
-/* Device memory as address space: ranges of addresses, the segments in them, and how much each device has left.
+/* Device memory as address space: ranges of addresses, and the segments in them.
  *
  * Addresses are the same in every run, because the caching allocator breaks ties by address. The same job then makes
  * the same decisions on every machine. Segments of up to SMALL_SEGMENT bytes (the caching allocator's small pool,
  * tensors of up to 1 MiB) keep what is written to them. Larger segments are never written, so the kernel gives them no
  * pages. */
 #include "memory.h"
+
+#include "capacity.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +44,7 @@ struct range { /* freed addresses */
 };
 
 struct device {
-    uint64_t used_bytes, next_address, end_address;
+    uint64_t next_address, end_address;
     struct range *given_back; /* reused if the span is equal, first match first */
 };
 
@@ -120,28 +122,6 @@ void memory_release(int device, void *address, uint64_t span) {
     pthread_mutex_unlock(&lock);
 }
 
-static int charge_locked(int device, uint64_t bytes) {
-    assert(IS_HELD(&lock) && devices[device].used_bytes <= model.memory_bytes);
-    if (devices[device].used_bytes + bytes > model.memory_bytes) return 0;
-    devices[device].used_bytes += bytes;
-    return 1;
-}
-static void discharge_locked(int device, uint64_t bytes) {
-    assert(IS_HELD(&lock) && devices[device].used_bytes >= bytes);
-    devices[device].used_bytes -= bytes;
-}
-int memory_charge(int device, uint64_t bytes) {
-    pthread_mutex_lock(&lock);
-    int ok = charge_locked(device, bytes);
-    pthread_mutex_unlock(&lock);
-    return ok;
-}
-void memory_discharge(int device, uint64_t bytes) {
-    pthread_mutex_lock(&lock);
-    discharge_locked(device, bytes);
-    pthread_mutex_unlock(&lock);
-}
-
 /* Enter a segment into the table, or take it out: no two segments share a granule. */
 static void mark_granules(const struct segment *s, const struct segment *before, struct segment *after) {
     struct segment **first = granule_of(s->address);
@@ -215,17 +195,15 @@ int memory_allocate(int device, size_t size, void **out) {
     *out = NULL;
     if (!size) return OK;
     uint64_t span = (size + GRANULE - 1) / GRANULE * GRANULE;
-    int ok = 0;
+    if (span < size || !capacity_take(device, span)) return gpu_fail(OUT_OF_MEMORY);
     pthread_mutex_lock(&lock);
-    if (span >= size && charge_locked(device, span)) {
-        void *address = take_range(device, span);
-        ok = address && open_locked(address, size, span);
-        if (ok) *out = address;
-        else discharge_locked(device, span);
-        if (address && !ok) give_back(device, address, span);
-    }
+    void *address = take_range(device, span);
+    int ok = address && open_locked(address, size, span);
+    if (ok) *out = address;
+    if (address && !ok) give_back(device, address, span);
     pthread_mutex_unlock(&lock);
-    if (!ok) return gpu_fail(OUT_OF_MEMORY);
+    if (!ok) return capacity_give_back(device, span), gpu_fail(OUT_OF_MEMORY);
+    capacity_served();
     COUNT(mallocs, 1);
     return OK;
 }
@@ -235,22 +213,12 @@ int memory_free(void *address) {
     int device = memory_device_of(address);
     pthread_mutex_lock(&lock);
     uint64_t span = close_locked(address);
-    if (span) {
-        discharge_locked(device, span);
-        give_back(device, address, span);
-    }
+    if (span) give_back(device, address, span);
     pthread_mutex_unlock(&lock);
     if (!span) return gpu_fail(INVALID_VALUE);
+    capacity_give_back(device, span);
     COUNT(frees, 1);
     return OK;
-}
-
-void memory_left(int device, size_t *free_bytes, size_t *total_bytes) {
-    pthread_mutex_lock(&lock);
-    uint64_t used = devices[device].used_bytes;
-    pthread_mutex_unlock(&lock);
-    *total_bytes = model.memory_bytes;
-    *free_bytes = model.memory_bytes - used;
 }
 
 int memory_allocation_of(const void *address, void **base, size_t *size) {

@@ -1,4 +1,4 @@
-/* Device memory. A range is addresses, a segment is a range backed by memory, a charge is memory taken from the GPU. */
+/* Device memory. A range is addresses, a segment is a range backed by memory. */
 #ifndef FAKEDIST_MEMORY_H
 #define FAKEDIST_MEMORY_H
 #include "virtual_gpu.h"
@@ -7,14 +7,11 @@
 
 LOCAL int memory_allocate(int device, size_t size, void **out);
 LOCAL int memory_free(void *address);
-LOCAL void memory_left(int device, size_t *free_bytes, size_t *total_bytes);
 LOCAL int memory_device_of(const void *address); /* -1: not device memory */
 LOCAL int memory_allocation_of(const void *address, void **base, size_t *size);
 
 LOCAL void *memory_reserve(int device, uint64_t span);
 LOCAL void memory_release(int device, void *address, uint64_t span);
-LOCAL int memory_charge(int device, uint64_t bytes); /* 0: the GPU does not have that much left */
-LOCAL void memory_discharge(int device, uint64_t bytes);
 LOCAL int memory_open(void *address, uint64_t span);
 LOCAL uint64_t memory_close(void *address); /* returns its span; 0: no segment begins there */
 

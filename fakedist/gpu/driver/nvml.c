@@ -3,6 +3,7 @@
  * A device's handle is its number plus one. Numbers and structs are those of nvml.h, which no wheel contains. */
 #include "nvml.h"
 
+#include "capacity.h"
 #include "devices.h"
 #include "memory.h"
 #include "refuse.h"
@@ -50,7 +51,7 @@ API int nvmlDeviceGetIndex(void *handle, unsigned *index) { return *index = (uns
 void nvml_memory_left(void *handle, size_t *free_bytes, size_t *total_bytes) {
     int device = device_visible(nvml_device(handle));
     *free_bytes = *total_bytes = model.memory_bytes; /* a device that CUDA does not show is unused */
-    if (device >= 0) memory_left(device, free_bytes, total_bytes);
+    if (device >= 0) capacity_left(device, free_bytes, total_bytes);
 }
 
 struct nvml_memory {

@@ -2,6 +2,7 @@
 #include "runtime.h"
 
 #include "attributes.h"
+#include "capacity.h"
 #include "cupti.h"
 #include "devices.h"
 #include "memory.h"
@@ -141,7 +142,7 @@ API int cudaMemAdvise_v2(const void *address, size_t size) { return (void)addres
 
 API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     if (!device_count()) return gpu_fail(NO_DEVICE);
-    memory_left(device_current(), free_bytes, total_bytes);
+    capacity_left(device_current(), free_bytes, total_bytes);
     return OK;
 }
 

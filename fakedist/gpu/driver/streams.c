@@ -4,6 +4,7 @@
  * participating stream (CUDA C++ Programming Guide, "Cross-stream dependencies and events"). */
 #include "streams.h"
 
+#include "capacity.h"
 #include "devices.h"
 #include "graphs.h"
 
@@ -142,6 +143,7 @@ static int begin_capture(void *stream, struct graph *into, int mode) {
     s->capture = c;
     __atomic_fetch_add(&stream_captures, 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&lock);
+    capacity_asked_once(1); /* the allocator frees nothing during a capture */
     return OK;
 }
 API int cudaStreamBeginCapture(void *stream, int mode) {
@@ -168,6 +170,7 @@ API int cudaStreamEndCapture(void *stream, void **graph) {
     s->capture = NULL;
     __atomic_fetch_sub(&stream_captures, 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&lock);
+    capacity_asked_once(-1);
     int invalid = c->invalid;
     if (invalid && !c->graph_is_given) graph_destroy(c->graph);
     if (!invalid) *graph = c->graph;

@@ -12,17 +12,18 @@
  * A module uses only modules of lower layers, through their headers. Its functions begin with its name, except those
  * marked API: they are CUDA's, or begin with fakedist_. tests/unit/gpu/test_driver_layers.py reads the drawing:
  *
- *   10 driver_api structs                         CUDA itself: second names, structs that differ between releases
- *   10 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
- *    9 runtime events modules mapping ipc entry_points crash       CUDA itself
- *    9 blas blaslt cudnn plans fft solver sparse nvml  its libraries
- *    8 submit                              where work goes: captured, logged, traced; and bytes moved
- *    7 streams                             and their captures
- *    6 graphs effects                      what is captured; what launches do to memory
- *    5 cupti kernels                       what a profiler receives; kernels by their handles
- *    4 cupti_records images                its records; compiled images of any kind
- *    3 launches nvrtc attributes           the log of launches
- *    2 devices memory pinned cubin refuse work_areas  devices, bytes, single images; calls not implemented, sizes estimated
+ *   11 driver_api structs                         CUDA itself: second names, structs that differ between releases
+ *   11 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
+ *   10 runtime events modules mapping ipc entry_points crash       CUDA itself
+ *   10 blas blaslt cudnn plans fft solver sparse nvml  its libraries
+ *    9 submit                              where work goes: captured, logged, traced; and bytes moved
+ *    8 streams                             and their captures
+ *    7 graphs effects                      what is captured; what launches do to memory
+ *    6 cupti kernels                       what a profiler receives; kernels by their handles
+ *    5 cupti_records images                its records; compiled images of any kind
+ *    4 launches nvrtc attributes           the log of launches
+ *    3 devices memory pinned cubin refuse work_areas  devices, bytes, single images; calls not implemented, sizes estimated
+ *    2 capacity                            how much each device has left, and what happens beyond it
  *    1 virtual_gpu                         the model, counters, errors, handles
  */
 #ifndef FAKEDIST_VIRTUAL_GPU_H

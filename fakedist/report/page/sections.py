@@ -34,7 +34,9 @@ from fakedist.report.text.wording import (
     note_texts,
     or_dash,
     peak_moment,
+    refusal_stack,
     relative_time,
+    remedy_text,
     run_facts,
     run_title,
     short_kernel,
@@ -336,6 +338,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
     parts = [(name, bytes_) for name, bytes_ in summary.by_category.items() if bytes_]
     return {
         "fits": verdict(summary, run.manifest.cwd),
+        "called_by": refusal_stack(summary, run.manifest.cwd),
         "left": _ended_early(run, summary),
         "allocated": format_bytes(allocated) if allocated else "",
         "when": peak_moment(summary),
@@ -346,6 +349,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "parts": [_part(name, bytes_, whole) for name, bytes_ in parts],
         "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
         "advice": top_advice(summary, run.manifest.cwd),
+        "remedy": remedy_text(summary),
         "time": step_figure(summary),
         "limited": limit_text(summary.timed[0]) if summary.timed else "",
         "steps": [(step.step, format_us(step.wall_us)) for step in summary.steps[-_STEPS_SHOWN:]],
@@ -611,7 +615,8 @@ def _group(group: ProcessGroup, per_node: int) -> dict[str, str]:
 def advice_section(summary: Summary, cwd: str) -> list[dict[str, str]]:
     """Advice as text."""
     return [
-        advice_text(advice) | {"line": short_line(advice.line, cwd).partition(" (")[0]} for advice in summary.advice
+        advice_text(advice, summary) | {"line": short_line(advice.line, cwd).partition(" (")[0]}
+        for advice in summary.advice
     ]
 
 

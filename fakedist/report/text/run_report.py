@@ -41,7 +41,9 @@ from fakedist.report.text.wording import (
     note_texts,
     peak_moment,
     peaks_text,
+    refusal_stack,
     relative_time,
+    remedy_text,
     run_facts,
     run_title,
     source_word,
@@ -90,7 +92,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console, section: 
         print_time(console, *summary.timed)
         print_sheets(console, time_sheets(run, all_layers=all_layers))
     if summary.advice and "advice" in wanted:
-        _print_advice(console, summary.advice)
+        _print_advice(console, summary)
     if "notes" in wanted:
         _notes(console, note_texts(summary.notes, run.manifest.cwd))
 
@@ -122,8 +124,10 @@ def render_short(run_directory: Path, console: Console) -> None:
 
 def _print_outlook(console: Console, summary: Summary) -> None:
     """One line for each change that would help most, of memory and of time."""
+    pieces = [advice_text(advice, summary) for advice in summary.advice[:_NUM_ADVICE]]
     lines = [
-        f"{piece['gives']} {piece['of']}: {piece['title']}" for piece in map(advice_text, summary.advice[:_NUM_ADVICE])
+        f"{piece['gives']} {piece['of']}: {piece['title']}" + (f"; {piece['then']}" if piece["then"] else "")
+        for piece in pieces
     ]
     if summary.timed:
         time = summary.timed[0]
@@ -150,8 +154,12 @@ def _peak(console: Console, summary: Summary, cwd: str, *, with_advice: bool = T
     if fit := verdict(summary, cwd):
         colour = "bold red" if not fit.fits else "bold green" if fit.is_sure else "bold yellow"
         print_words(console, Text(fit.word, colour) + Text(fit.more, "" if fit.fits else colour), 2)
+    if stack := refusal_stack(summary, cwd):
+        print_words(console, Text(f"called by {', '.join(stack)}", style="dim"), 4)
     if with_advice and (advice := top_advice(summary, cwd)):
         print_words(console, Text(advice), 2)
+    if remedy := remedy_text(summary):
+        print_words(console, Text(f"what would make it fit, estimated: {remedy}"), 2)
     if summary.timed and (limit := limit_text(summary.timed[0])):
         print_words(console, Text(f"the step, {step_word(summary.timed[1])}: {limit}"), 2)
 
@@ -163,10 +171,12 @@ def _print_outside(console: Console, outside: Outside) -> None:
         print_sheets(console, [sheet])
 
 
-def _print_advice(console: Console, pieces: list[Advice]) -> None:
+def _print_advice(console: Console, summary: Summary) -> None:
     print_heading(console, "What would help, estimated, each on its own")
-    for piece in map(advice_text, pieces):
+    for piece in (advice_text(advice, summary) for advice in summary.advice):
         print_words(console, Text(f"{piece['gives']} {piece['of']}: {piece['title']} (rule {piece['rule']})"), 2)
+        if piece["then"]:
+            print_words(console, Text(piece["then"]), 4)
         print_words(console, Text(piece["text"], style="dim"), 4)
 
 
@@ -192,7 +202,8 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     if summary.timed:
         pieces += time_markdown(run, *summary.timed, all_layers=all_layers)
     if summary.advice:
-        pieces.append("\n".join(["**What would help**, estimated, each on its own", "", *map(_advice, summary.advice)]))
+        rows = [_advice(piece, summary) for piece in summary.advice]
+        pieces.append("\n".join(["**What would help**, estimated, each on its own", "", *rows]))
     if notes := note_texts(summary.notes, run.manifest.cwd):
         pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in notes)]))
     text = ""
@@ -221,6 +232,8 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
     if advice := top_advice(summary, run.manifest.cwd):
         lines += ["", f"{escaped(advice)}."]
+    if remedy := remedy_text(summary):
+        lines += ["", f"What would make it fit, estimated: {escaped(remedy)}."]
     if summary.timed and (limit := limit_text(summary.timed[0])):
         lines += ["", f"The step, {step_word(summary.timed[1])}, is {escaped(limit)}."]
     return lines
@@ -235,8 +248,8 @@ def _outside(outside: Outside) -> list[str]:
     return [f"**{OUTSIDE_TITLE}**", "", *rows, *(["", *sheet_markdown(sheet)] if sheet else [])]
 
 
-def _advice(piece: Advice) -> str:
-    texts = advice_text(piece)
-    return (
-        f"- **{texts['gives']}** {texts['of']}: {escaped(texts['title'])} ({texts['rule']}). {escaped(texts['text'])}"
-    )
+def _advice(piece: Advice, summary: Summary) -> str:
+    texts = advice_text(piece, summary)
+    then = f" {texts['then']}." if texts["then"] else ""
+    title = f"**{texts['gives']}** {texts['of']}: {escaped(texts['title'])} ({texts['rule']})"
+    return f"- {title}.{then} {escaped(texts['text'])}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fakedist.cost_model.breakdown import PEAK_DTYPE
@@ -16,7 +16,7 @@ from fakedist.rundir.notes import Note, counted
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import INDUCTOR_FILE
 from fakedist.rundir.step_time import KernelSource, StepTime
-from fakedist.rundir.summary import Advice, Outside, Summary
+from fakedist.rundir.summary import Advice, OutOfMemory, Outside, Remedy, Summary
 from fakedist.units import format_bytes, format_flops, format_us
 
 #: Columns of the layer table: their categories, and their rank for leaving columns out.
@@ -52,18 +52,46 @@ class Verdict:
 def verdict(summary: Summary, cwd: str) -> Verdict | None:
     """The verdict on whether the rank fits the GPU; None if it never used one."""
     reserved, capacity = summary.peak_reserved_bytes, summary.capacity_bytes
-    if failed := summary.out_of_memory:
-        who = short_operation(failed.operation) or "an allocation"
-        of = f" of {failed.layer}" if failed.layer else ""
-        at = f" at {short_line(failed.line, cwd)}" if failed.line else ""
-        asked = f"asked for {format_bytes(failed.requested_bytes)}{at}, with {format_bytes(failed.allocated_bytes)}"
-        return Verdict(False, "does not fit", f": {who}{of} {asked} allocated")
+    if summary.out_of_memory is not None:
+        return Verdict(False, "does not fit", f": {need_text(summary)}; {_refusal(summary.out_of_memory, cwd)}")
     if capacity and reserved > capacity:
         takes = f": it takes {format_bytes(reserved)}, {format_bytes(reserved - capacity)} more than the GPU has"
         return Verdict(False, "does not fit", takes)
     if not summary.fits and not (capacity and reserved):
         return Verdict(False, "does not fit", "")
     return _beside_outside(summary) if capacity and reserved else None
+
+
+def need_text(summary: Summary) -> str:
+    """The need of a rank that ran out of memory: "needs 91.80 GiB reserved (88.12 GiB allocated) of 79.11 GiB".
+
+    The run went on beyond the GPU's memory, or it ended there and only the least is known.
+    """
+    failed = summary.out_of_memory
+    assert failed is not None
+    of = f" of {format_bytes(failed.limit_bytes or summary.capacity_bytes)}"
+    if failed.limit_bytes and failed.limit_bytes != summary.capacity_bytes:
+        of += " that the script allows itself"
+    if not failed.went_on:
+        return f"needs at least {format_bytes(failed.least_bytes)}{of}"
+    allocated = format_bytes(summary.peak_allocated_bytes)
+    return f"needs {format_bytes(summary.peak_reserved_bytes)} reserved ({allocated} allocated){of}"
+
+
+def _refusal(failed: OutOfMemory, cwd: str) -> str:
+    """Where a request did not fit, and what it asked for."""
+    place = [f"at {short_line(failed.line, cwd).partition(' (')[0]}"] if failed.line else []
+    place += [f"step {failed.step}", failed.phase] if failed.phase else []
+    place += [f"layer {failed.layer}"] if failed.layer else []
+    asked = f"{format_bytes(failed.requested_bytes)} for {short_operation(failed.operation) or 'an allocation'}"
+    held = f"with {format_bytes(failed.allocated_bytes)} allocated"
+    return f"{'first refused' if failed.went_on else 'refused'} {', '.join([*place, asked])} {held}"
+
+
+def refusal_stack(summary: Summary, cwd: str) -> list[str]:
+    """The script's lines that called the one where memory did not suffice, innermost first."""
+    failed = summary.out_of_memory
+    return [] if failed is None else [short_line(line, cwd) for line in failed.stack[1:]]
 
 
 def _beside_outside(summary: Summary) -> Verdict:
@@ -175,12 +203,45 @@ def layer_label(name: str, num_repeats: int = 1) -> str:
     return (name or "(outside of modules)") + (f" x{num_repeats}" if num_repeats > 1 else "")
 
 
-def advice_text(advice: Advice) -> dict[str, str]:
-    """A piece of advice in words: rule, title, text, gives, of."""
+def advice_text(advice: Advice, summary: Summary) -> dict[str, str]:
+    """A piece of advice in words: rule, title, text, gives, of, then (its outcome if the rank does not fit; price)."""
     of = "reserved" if advice.of == "peak_reserved_bytes" else "allocated"
     gives = _gives(advice)
     of_peak = f"less {of} at the peak"
-    return {"rule": advice.rule, "title": advice.title, "text": advice.text, "gives": gives, "of": of_peak}
+    then = _price(advice) if summary.fits else outcome_text(advice)
+    return {
+        "rule": advice.rule,
+        "title": advice.title,
+        "text": advice.text,
+        "gives": gives,
+        "of": of_peak,
+        "then": then,
+    }
+
+
+def outcome_text(advice: Advice | Remedy) -> str:
+    """A change's outcome: "then 28.20 GiB reserved: fits; the step +19% (estimated 286 ms of recomputation)"."""
+    span = span_text(advice.reserved_low_bytes, advice.reserved_high_bytes)
+    return "; ".join(filter(None, (f"then {span} reserved: {advice.fits}" if advice.fits else "", _price(advice))))
+
+
+def _price(advice: Advice | Remedy) -> str:
+    """How much longer a change makes the step; empty if that is not known."""
+    if advice.price_us is None or advice.step_share is None:
+        return ""
+    if not advice.price_us:
+        return "the step takes no longer"
+    return f"the step +{advice.step_share:.0%} (estimated {format_us(advice.price_us)} of recomputation)"
+
+
+def remedy_text(summary: Summary) -> str:
+    """The fewest changes after which the rank would fit, and their price; empty if none are known to be enough."""
+    remedy = summary.remedy
+    if remedy is None:
+        return ""
+    known = replace(remedy, step_share=None) if len(remedy.unpriced) == len(remedy.rules) else remedy
+    unknown = f"; the price of {' and '.join(remedy.unpriced)} is not known" if remedy.unpriced else ""
+    return f"{' and '.join(remedy.titles)}: {outcome_text(known)}{unknown}"
 
 
 def top_advice(summary: Summary, cwd: str) -> str:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +7,7 @@ import pytest
 from fakedist.results.building import build_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
-from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
+from tests.unit.analysis.recorded import GIB, GPU, MIB, HandMade, new_run
 
 
 def advice(made: HandMade, directory: Path) -> dict[str, dict[str, Any]]:
@@ -168,3 +169,62 @@ def test_reserved_memory_that_nothing_used_is_a_limit_and_comes_after_what_was_c
 
 def test_nothing_is_said_of_a_run_without_memory(tmp_path: Path) -> None:
     assert advice(HandMade(), tmp_path) == {}
+
+
+def _room(made: HandMade, capacity_bytes: int) -> None:
+    made.gpu = replace(GPU, capacity_bytes=capacity_bytes)
+
+
+def remedy(made: HandMade, directory: Path, capacity_bytes: int) -> dict[str, Any] | None:
+    _room(made, capacity_bytes)
+    directory.mkdir(exist_ok=True)
+    made.record("beyond", device=0, requested_bytes=MIB, limit_bytes=capacity_bytes, op=0, stack=["train.py:1 (f)"])
+    made.ended()
+    run = made.write(new_run(directory / "run"))
+    build_tables(run)
+    summary = load_manifest(run).summary
+    assert summary is not None
+    assert not summary.fits
+    return None if summary.remedy is None else to_plain(summary.remedy)
+
+
+def test_advice_says_what_would_then_be_reserved_and_whether_that_fits(tmp_path: Path) -> None:
+    for capacity, expected in ((2 * GIB, "fits"), (500 * MIB, "may fit"), (50 * MIB, "does not fit")):
+        made = HandMade()
+        trained(made, blocks(made, 4))
+        _room(made, capacity)
+        (tmp_path / expected).mkdir()
+        piece = advice(made, tmp_path / expected)["checkpoint"]
+        assert piece["reserved_low_bytes"] == (3 * 10 + 30 + 2) * MIB
+        assert piece["reserved_high_bytes"] == (3 * 10 + 30 + 2) * MIB + GIB - 122 * MIB  # what is not allocated stays
+        assert piece["fits"] == expected
+        assert piece["price_us"] is None
+
+
+def test_the_fewest_changes_that_fit_are_the_remedy(tmp_path: Path) -> None:
+    made = HandMade()
+    trained(made, blocks(made, 8))
+    one = remedy(made, tmp_path / "one", 1_000 * MIB)  # 242 of 1,024 MiB are allocated
+    assert one is not None
+    assert one["rules"] == ["checkpoint"]
+    assert one["fits"] == "fits"
+    assert one["titles"] in (["checkpoint layers.0-7 (Block)"], ["checkpoint every second layer of layers.0-7 (Block)"])
+    assert one["unpriced"] == ["checkpoint"]
+    made = HandMade()
+    trained(made, blocks(made, 8))
+    assert remedy(made, tmp_path / "none", 20 * MIB) is None
+
+
+def test_two_changes_of_which_each_uncovers_the_other_are_found_together(tmp_path: Path) -> None:
+    """Activations hold 122 MiB when backward begins, and the loss 120 MiB at another moment."""
+    made = HandMade()
+    trained(made, blocks(made, 4))
+    made.op("forward", 2, 0, name="aten._log_softmax.default")
+    made.alloc(0, 120 * MIB)
+    made.op("backward", 2, 0)
+    made.free(0, 120 * MIB)
+    made.step(2)
+    both = remedy(made, tmp_path, 1_000 * MIB)
+    assert both is not None
+    assert sorted(both["rules"]) == ["checkpoint", "fuse-loss"]
+    assert both["gives_bytes"] == (122 - 62) * MIB

@@ -36,6 +36,7 @@ TYPED = {
     "device": ["--device=cuda"],
     "gpu": ["--gpu=h200"],
     "gpu_memory": ["--gpu-memory=100GiB"],
+    "oom": ["--oom=raise"],
     "gpu_power": ["--gpu-power=500W"],
     "fabric": ["--fabric=p5-efa"],
     "collectives": ["--collectives=noop"],

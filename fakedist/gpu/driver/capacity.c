@@ -1,0 +1,136 @@
+/* How much memory each device has left, and what happens to a request beyond that.
+ *
+ * The caching allocator asks twice: when its first request is refused, it frees what it has cached and asks again
+ * (DeviceCachingAllocator::malloc in c10/cuda/CUDACachingAllocator.cpp). A second request that does not fit either is
+ * where a real job is out of memory. fakedist_go_beyond() names a function that decides there: refuse, and torch raises
+ * its error, or grant memory that the GPU does not have, to find how much the job needs. */
+#include "capacity.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define PATIENCE_S 5 /* until a thread that cannot be answered goes on; see ask() */
+
+/* Whether the request of a thread is granted, by the device, the bytes asked for and how much may be in use. */
+typedef int (*decide_function)(int device, uint64_t bytes, uint64_t limit, uint64_t thread);
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t used_bytes[MAX_DEVICES];
+static uint64_t limits[MAX_DEVICES]; /* set_per_process_memory_fraction(); 0: none */
+static int is_beyond[MAX_DEVICES];
+static decide_function decide;
+static int asked_once;
+static __thread struct {
+    int was_refused, is_granted; /* is_granted: an expandable segment takes its memory in many pieces */
+} request;
+
+static uint64_t limit_of(int device) {
+    uint64_t limit = limits[device];
+    return limit && limit < model.memory_bytes ? limit : model.memory_bytes;
+}
+
+static int take(int device, uint64_t bytes, int even_beyond) {
+    pthread_mutex_lock(&lock);
+    int fits = used_bytes[device] + bytes <= limit_of(device);
+    if (fits || even_beyond) used_bytes[device] += bytes;
+    if (!fits && even_beyond) is_beyond[device] = 1;
+    pthread_mutex_unlock(&lock);
+    return fits || even_beyond;
+}
+
+/* ---- the question ---- */
+
+struct question {
+    int device, answer, is_answered, holders;
+    uint64_t bytes, limit, thread;
+    pthread_mutex_t lock;
+    pthread_cond_t answered;
+};
+
+static void let_go(struct question *q) { /* the caller holds its lock */
+    int is_last = !--q->holders;
+    pthread_mutex_unlock(&q->lock);
+    if (is_last) free(q);
+}
+
+static void *answer(void *argument) {
+    struct question *q = argument;
+    int answer = decide(q->device, q->bytes, q->limit, q->thread);
+    pthread_mutex_lock(&q->lock);
+    q->answer = answer;
+    q->is_answered = 1;
+    pthread_cond_signal(&q->answered);
+    return let_go(q), NULL;
+}
+
+/* This thread holds the allocator's lock. Another may hold Python's and wait for the allocator's, so this thread must
+ * not wait for Python without an end: one of its own asks. Without an answer in time, the request is granted. */
+static int ask(int device, uint64_t bytes) {
+    uint64_t limit = limit_of(device), thread = (uint64_t)pthread_self();
+    int (*holds_python)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    if (!holds_python || holds_python()) return decide(device, bytes, limit, thread);
+    struct question *q = gpu_new_handle(sizeof *q);
+    *q = (struct question){
+        .device = device, .answer = 1, .holders = 2, .bytes = bytes, .limit = limit, .thread = thread};
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->answered, NULL);
+    pthread_t asking;
+    if (pthread_create(&asking, NULL, answer, q)) return free(q), 1;
+    pthread_detach(asking);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += PATIENCE_S;
+    pthread_mutex_lock(&q->lock);
+    while (!q->is_answered && pthread_cond_timedwait(&q->answered, &q->lock, &until) != ETIMEDOUT) {}
+    int answer = q->answer;
+    return let_go(q), answer;
+}
+
+/* ---- requests ---- */
+
+int capacity_take(int device, uint64_t bytes) {
+    if (take(device, bytes, request.is_granted)) return 1;
+    if (!decide) return 0;
+    if (!request.was_refused && !__atomic_load_n(&asked_once, __ATOMIC_RELAXED)) {
+        request.was_refused = 1;
+        return 0;
+    }
+    request.was_refused = 0;
+    if (!ask(device, bytes)) return 0;
+    request.is_granted = 1;
+    return take(device, bytes, 1);
+}
+
+void capacity_served(void) { request.was_refused = request.is_granted = 0; }
+
+void capacity_give_back(int device, uint64_t bytes) {
+    pthread_mutex_lock(&lock);
+    assert(used_bytes[device] >= bytes);
+    used_bytes[device] -= bytes;
+    pthread_mutex_unlock(&lock);
+}
+
+void capacity_left(int device, size_t *free_bytes, size_t *total_bytes) {
+    pthread_mutex_lock(&lock);
+    uint64_t used = used_bytes[device];
+    *total_bytes = model.memory_bytes;
+    *free_bytes = is_beyond[device] || used > model.memory_bytes ? 0 : model.memory_bytes - used;
+    pthread_mutex_unlock(&lock);
+}
+
+void capacity_asked_once(int more) { __atomic_fetch_add(&asked_once, more, __ATOMIC_RELAXED); }
+
+/* ---- what gpu/virtual.py calls ---- */
+
+API void fakedist_go_beyond(decide_function deciding) { decide = deciding; }
+API void fakedist_asked_once(int more) { capacity_asked_once(more); }
+API void fakedist_limit(int device, uint64_t bytes) {
+    if (device >= 0 && device < MAX_DEVICES) limits[device] = bytes;
+}
+API int fakedist_is_beyond(void) {
+    int any = 0;
+    for (int i = 0; i < MAX_DEVICES; i++) any |= is_beyond[i];
+    return any;
+}
