@@ -132,9 +132,8 @@ def summarize(
         has_steps: Steps, phases and layers are known, as they are not in a snapshot.
     """
     gpu = recording.gpu or GpuRecord()
-    capacity = gpu.capacity_bytes
-    if job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES:
-        capacity = gpu.spec_memory_bytes or capacity
+    is_unlimited = job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES
+    capacity = (is_unlimited and gpu.spec_memory_bytes) or gpu.capacity_bytes
     notes, in_use = list(notes), (peak.reserved_bytes, capacity)
     outside = _outside(recording, tables, job, in_use, notes) if has_steps else None
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"

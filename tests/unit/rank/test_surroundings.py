@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,9 @@ class Gpu(VirtualGpu):
 
     def visible(self) -> list[int]:
         return self._visible
+
+    def go_beyond(self, decide: Callable[[int, int, int, int], bool] | None) -> None:
+        pass
 
     def refused(self) -> list[tuple[str, int]]:
         return [("cuFoo", 2), ("cuBar", 1)]

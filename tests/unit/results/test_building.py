@@ -189,7 +189,7 @@ def test_a_request_that_failed_counts_unless_the_script_handled_it(tmp_path: Pat
     found = built(handled.write(new_run(tmp_path / "handled")))
     assert found["summary"]["out_of_memory"] is None
     assert found["summary"]["fits"] is True
-    assert [text for text in texts(found) if "too little once for 6.00 GiB, and the script went on" in text]
+    assert [text for text in texts(found) if "too little once for 6.00 GiB, and the script handled the error" in text]
 
 
 @pytest.mark.parametrize(("segment", "fits"), [(78 * GIB, True), (79 * GIB + 512, False)])

@@ -10,7 +10,7 @@ ROW = GroupTime("dp", 8, 2, "all_gather", 10, 0, 1e9, time_us=100.0, hidden_us=7
 
 
 def step(*rows: GroupTime) -> StepTime:
-    figures: dict[str, Any] = {field.name: 0 for field in fields(StepTime)}
+    figures: dict[str, Any] = {field.name: 0 for field in fields(StepTime) if field.default is field.default_factory}
     return StepTime(**figures | {"step_us": 1000.0, "by_group": list(rows)})
 
 
