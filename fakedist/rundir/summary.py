@@ -302,8 +302,8 @@ class Advice:
         of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
         line: The line that allocates what it saves: ``file:line (function)``; empty if there is no such line.
         is_upper_bound: Whether ``gives_bytes`` is only the most that it can be.
-        reserved_low_bytes: The least that would then be reserved at the peak.
-        reserved_high_bytes: The most.
+        needs_low_bytes: The least that it would then need reserved once the allocator has freed its caches.
+        needs_high_bytes: The most.
         fits: Whether the rank would then fit; empty if that is not known.
         price_us: How much longer the step would take, *estimated*; None if that is not known.
         step_share: The same as a share of the step.
@@ -316,8 +316,8 @@ class Advice:
     of: str = "peak_allocated_bytes"
     line: str = ""
     is_upper_bound: bool = False
-    reserved_low_bytes: int = 0
-    reserved_high_bytes: int = 0
+    needs_low_bytes: int = 0
+    needs_high_bytes: int = 0
     fits: Literal["fits", "may fit", "does not fit", ""] = ""
     price_us: float | None = None
     step_share: float | None = None
@@ -331,8 +331,8 @@ class Remedy:
         rules: Their rules.
         titles: What to change.
         gives_bytes: How much lower the allocated peak would be.
-        reserved_low_bytes: The least that would then be reserved at the peak.
-        reserved_high_bytes: The most.
+        needs_low_bytes: The least that it would then need reserved once the allocator has freed its caches.
+        needs_high_bytes: The most.
         fits: Whether that fits the GPU.
         price_us: How much longer the step would take, without the changes in ``unpriced``.
         step_share: The same as a share of the step; None if no step was timed.
@@ -342,8 +342,8 @@ class Remedy:
     rules: list[str]
     titles: list[str]
     gives_bytes: int
-    reserved_low_bytes: int
-    reserved_high_bytes: int
+    needs_low_bytes: int
+    needs_high_bytes: int
     fits: Literal["fits", "may fit", "does not fit", ""]
     price_us: float
     step_share: float | None

@@ -17,7 +17,7 @@ BLOCK, TOKENS, HEADS, WIDTH = 128, 4096, 2, 64
 
 
 def test_flex_attention_costs_the_blocks_of_its_mask(profile_once: ProfileOnce) -> None:
-    ran = profile_once(JOB, options=("--until", "end"))
+    ran = profile_once(JOB, options=("--until", "end", "--full"))
     finished = ran.finished
     assert finished.code == 0, finished.stderr
     line = next(line for line in finished.stdout.splitlines() if line.startswith("MASKS "))

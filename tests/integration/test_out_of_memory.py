@@ -38,7 +38,9 @@ def runs(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) ->
         "pool": ("pool", ()),
     }
     for name, (how, options) in ways.items():
-        place = ("--world-size", "1", "--rank", "0", "--device", "virtual", "--gpu-memory", "512MiB")
+        place = ("--world-size", "1", "--rank", "0", "--device", "virtual")
+        if "--gpu-memory" not in options:
+            options += ("--gpu-memory", "512MiB")
         path = tmp_path_factory.mktemp("ran") / "run"
         ended = run_fakedist("profile", *place, *options, "--json", "-o", path, JOB, how)
         found[name] = Ran(ended.code, ended.json(), ended.stderr)

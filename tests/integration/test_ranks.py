@@ -71,7 +71,7 @@ def test_a_rank_run_again_with_the_tapes_of_all_receives_that_too(
 ) -> None:
     assert received(both.stderr)[0] != really[0]
     again = run_fakedist(
-        "profile", "--world-size=2", "--rank=0", "--tape=runs", "-o", "again", JOB, "cuda", cwd=directory
+        "profile", "--full", "--world-size=2", "--rank=0", "--tape=runs", "-o", "again", JOB, "cuda", cwd=directory
     )
     assert received(again.stdout)[0] == really[0]
     assert "answered from the tape of rank 1" in again.stdout

@@ -220,9 +220,9 @@ def advice_text(advice: Advice, summary: Summary) -> dict[str, str]:
 
 
 def outcome_text(advice: Advice | Remedy) -> str:
-    """A change's outcome: "then 28.20 GiB reserved: fits; the step +19% (estimated 286 ms of recomputation)"."""
-    span = span_text(advice.reserved_low_bytes, advice.reserved_high_bytes)
-    return "; ".join(filter(None, (f"then {span} reserved: {advice.fits}" if advice.fits else "", _price(advice))))
+    """A change's outcome: "then needs 28.20 GiB: fits; the step +19% (estimated 286 ms of recomputation)"."""
+    span = span_text(advice.needs_low_bytes, advice.needs_high_bytes)
+    return "; ".join(filter(None, (f"then needs {span}: {advice.fits}" if advice.fits else "", _price(advice))))
 
 
 def _price(advice: Advice | Remedy) -> str:

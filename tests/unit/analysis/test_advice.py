@@ -195,8 +195,8 @@ def test_advice_says_what_would_then_be_reserved_and_whether_that_fits(tmp_path:
         _room(made, capacity)
         (tmp_path / expected).mkdir()
         piece = advice(made, tmp_path / expected)["checkpoint"]
-        assert piece["reserved_low_bytes"] == (3 * 10 + 30 + 2) * MIB
-        assert piece["reserved_high_bytes"] == (3 * 10 + 30 + 2) * MIB + GIB - 122 * MIB  # what is not allocated stays
+        assert piece["needs_low_bytes"] == (3 * 10 + 30 + 2) * MIB
+        assert piece["needs_high_bytes"] == (3 * 10 + 30 + 2) * MIB + GIB - 122 * MIB  # what is not allocated stays
         assert piece["fits"] == expected
         assert piece["price_us"] is None
 

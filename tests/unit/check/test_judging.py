@@ -11,7 +11,7 @@ from fakedist.check.baselines import baseline_path, baseline_text, read_baseline
 from fakedist.check.checking import Checked, judge_job
 from fakedist.check.config import CheckConfig, CheckJob, Figure, read_config
 from fakedist.check.judging import Finding, judge
-from fakedist.check.measured import RankFigures, measure
+from fakedist.check.measured import RankFigures, RankRecord, measure
 from fakedist.check.outputs import checked_markdown, checked_object, finding_columns
 from fakedist.errors import CheckError
 from fakedist.results.opening import open_run
@@ -20,6 +20,7 @@ from tests.unit.analysis.recorded import GIB, KIB, MIB
 from tests.unit.check.conftest import Runs
 from tests.unit.report.two_runs import run_of
 
+SITE = ["path", "category", "phase", "operation", "line"]
 HEAD = '[[check.jobs]]\nname = "net"\nscript = "train.py"\nworld_size = 8\nranks = [1]\n'
 CHANGED = {"activation": 12 * MIB, "line": 212}
 STEP = 'max_increase = { step_time = "2%" }'
@@ -124,6 +125,46 @@ def test_growth_is_held_against_the_baseline(tmp_path: Path, run: Runs, toleranc
     assert [finding.message for finding in found.exceeded] == [message] * is_exceeded
 
 
+def held(**bytes_of_line: int) -> RankFigures:
+    """A rank whose layer ``mlp`` saves these bytes at these lines of one function."""
+    sites = {f"model.py:{name.removeprefix('line')} (forward)": bytes_ for name, bytes_ in bytes_of_line.items()}
+    total = sum(sites.values())
+    by_line = {line: {"mlp": {"activation": bytes_}} for line, bytes_ in sites.items()}
+    return RankFigures.from_record(
+        RankRecord(
+            peak_allocated_bytes=total,
+            peak_reserved_bytes=total,
+            peak_step=2,
+            peak_phase="forward",
+            capacity_bytes=GIB,
+            by_category={"activation": total},
+            by_phase={},
+            layers={"mlp": {"activation": total}},
+            layer_limits={},
+            groups={},
+            lines=by_line,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "grown"),
+    [
+        (held(line43=100 * MIB, line44=60 * MIB), 44),  # 43 holds more, and is as it was
+        (held(line48=100 * MIB, line49=60 * MIB), 49),  # the function moved down
+        (held(line43=100 * MIB, line44=10 * MIB, line45=50 * MIB), 45),  # it is new
+    ],
+    ids=["next", "moved", "new"],
+)
+def test_the_line_that_grew_is_named_and_not_the_one_that_holds_most(
+    tmp_path: Path, now: RankFigures, grown: int
+) -> None:
+    _, job = config_of(tmp_path, 'max_increase = { peak_allocated = "1%" }')
+    findings = judge(job, 1, now, held(line43=100 * MIB, line44=10 * MIB))
+    (finding,) = [finding for finding in findings if finding.is_exceeded]
+    assert finding.line == f"model.py:{grown} (forward)"
+
+
 def test_what_shrank_is_never_exceeded(tmp_path: Path, run: Runs) -> None:
     assert checked(tmp_path, 'max_increase = "0%"', run(activation=700 * KIB), run()).exceeded == []
 
@@ -162,7 +203,9 @@ def test_a_baseline_comes_back_as_it_was_written(tmp_path: Path, run: Runs) -> N
     now = measured(job, run())
     assert found.ranks[1].record == now.record
     assert found.ranks[1].parts.sort_values(["path", "category"]).values.tolist() == now.parts.values.tolist()
-    assert now.parts["bytes"].sum() == 73 * MIB
+    assert now.parts["bytes"].sum() == now.blocks["bytes"].sum() == 73 * MIB
+    sides = [figures.blocks[[*SITE, "bytes"]] for figures in (found.ranks[1], now)]
+    assert sorted(sides[0].to_numpy().tolist()) == sorted(sides[1].to_numpy().tolist())
     assert not any(finding.is_exceeded for finding in judge(job, 1, now, found.ranks[1]))
     assert stale_settings(found, settings_of(job, run().summary)) == []
     other = settings_of(job, replace(run().summary, torch="2.99", gpu="NVIDIA B200"))
