@@ -162,7 +162,7 @@ def profile_ranks(
     with ExitStack() as stack:
         server = None
         if not cold:
-            scratch = stack.enter_context(scratch_directory("fork-server"))
+            scratch = stack.enter_context(scratch_directory("ranks"))
             server = stack.enter_context(closing(RankServer(scratch / "imports.json", streams.child_stdout)))
         runner = stack.enter_context(closing(_Runner(job, directory, force, streams, server)))
         yield from _in_order(runner, ranks, more, jobs)
