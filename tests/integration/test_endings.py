@@ -253,7 +253,8 @@ def test_a_bad_request_leaves_nothing_behind(tmp_path: Path, options: list[str],
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/file").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    command = [sys.executable, "-m", "fakedist", "profile", "--world-size", "16", "--rank", "0", "--device", "virtual"]
+    device = [] if "--device" in options else ["--device", "virtual"]
+    command = [sys.executable, "-m", "fakedist", "profile", "--world-size", "16", "--rank", "0", *device]
     hidden = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([*command, *options], cwd=tmp_path, env=hidden, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
