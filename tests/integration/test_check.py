@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.integration
-NIGHTLY = pytest.mark.nightly
+LONG, NIGHTLY = pytest.mark.long, pytest.mark.nightly
 
 #: The other end of what torch is supported, made by `make oldest`.
 OTHER_PYTHON = Path(os.environ.get("FAKEDIST_OTHER_PYTHON", ROOT / ".venv-oldest/bin/python"))
@@ -102,6 +102,7 @@ def with_baseline(folder: Path, baseline: bytes) -> Path:
     return folder
 
 
+@LONG
 def test_the_same_commit_gives_the_same_bytes_in_another_directory(tmp_path: Path, baseline: bytes) -> None:
     folder = project(tmp_path / "elsewhere")
     assert checked(folder, "--update", "--jobs", "1").returncode == 0
@@ -166,6 +167,7 @@ def test_a_missing_baseline_says_how_to_make_one_before_anything_runs(tmp_path: 
         (FIRST, "os.kill(os.getppid(), signal.SIGKILL); signal.pause()", "the run was killed before it ended", ""),
     ],
 )
+@LONG
 def test_a_script_that_fails_shows_its_own_output_and_changes_no_baseline(
     tmp_path: Path, baseline: bytes, config: str, broken: str, told: str, output: str
 ) -> None:
@@ -217,6 +219,7 @@ def test_a_rank_that_leaves_during_init_takes_nothing_if_others_train(tmp_path: 
         pytest.param("True", "net: no rank allocated anything on the GPU", marks=NIGHTLY),
     ],
 )
+@LONG
 def test_a_rank_that_trained_and_leaves_now_is_not_taken_for_an_improvement(
     tmp_path: Path, baseline: bytes, condition: str, told: str
 ) -> None:
@@ -258,6 +261,7 @@ def test_a_rank_that_does_not_fit_is_exit_4_and_no_baseline(tmp_path: Path) -> N
     assert files(folder) == before
 
 
+@LONG
 def test_a_budget_that_is_exceeded_leaves_the_baselines_alone(tmp_path: Path, baseline: bytes) -> None:
     folder = with_baseline(project(tmp_path / "p", FIRST + 'budgets = { peak_allocated = "1 MiB" }\n'), baseline)
     before = files(folder)
