@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +51,14 @@ def test_a_part_that_fails_does_not_keep_the_next_from_running(
 def test_what_a_part_prints_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(Part("p", ("sh", "-c", "echo out; echo err >&2"))).code == 0
     assert capfd.readouterr().out == "== p: sh -c echo out; echo err >&2\nout\nerr\n"
+
+
+def test_the_workflow_of_the_night_runs_every_part() -> None:
+    text = (Path(__file__).parents[2] / ".github/workflows/nightly.yml").read_text()
+    chosen = re.findall(r"^          - (.*)$", text, re.MULTILINE)
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    torches, pythons = (re.search(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in ("TORCHES", "PYTHONS"))
+    assert torches and pythons
+    names = [part.name for part in parts(torches[1].split(), pythons[1].split())]
+    assert [name for name in names if not any(part in name for part in chosen)] == []
+    assert [part for part in chosen if not any(part in name for name in names)] == []
