@@ -58,7 +58,8 @@ def test_the_workflow_of_the_night_runs_every_part() -> None:
     chosen = re.findall(r"^          - (.*)$", text, re.MULTILINE)
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     torches, pythons = (re.search(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in ("TORCHES", "PYTHONS"))
-    assert torches and pythons
+    assert torches
+    assert pythons
     names = [part.name for part in parts(torches[1].split(), pythons[1].split())]
     assert [name for name in names if not any(part in name for part in chosen)] == []
     assert [part for part in chosen if not any(part in name for name in names)] == []
