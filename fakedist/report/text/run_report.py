@@ -116,6 +116,8 @@ def render_short(run_directory: Path, console: Console) -> None:
         figures = [(name, figure, more.partition(":")[0]) for name, figure, more in kept]
         print_figures(console, figures, is_right=True)
     _print_outlook(console, summary)
+    if not summary.peak_allocated_bytes:  # the notes say why
+        _notes(console, note_texts(summary.notes, run.manifest.cwd))
     rest = f"fakedist report {shlex.quote(str(run_directory))}"
     notes = counted(len(summary.notes), "note")
     console.print()
