@@ -94,13 +94,19 @@ def until(process: subprocess.Popen[str], line: str) -> str:
     [
         ("stopped", 0, "stopped", ""),
         pytest.param("finished", 0, "finished", "", marks=pytest.mark.nightly),
-        ("exit3", 3, "exit", "fakedist: exit 3: the script's own exit code"),
+        pytest.param("exit3", 3, "exit", "fakedist: exit 3: the script's own exit code", marks=pytest.mark.long),
         pytest.param("exit_text", 1, "exit", "fakedist: exit 1: the script's own exit code", marks=pytest.mark.nightly),
         ("exception", 1, "exception", "fakedist: exit 1: the script raised ValueError: a bad value"),
         pytest.param("os_exit", 7, "exit", "fakedist: exit 7: the script's own exit code", marks=pytest.mark.nightly),
-        ("out_of_memory", 4, "out_of_memory", "fakedist: exit 4: the rank does not fit the GPU"),
+        pytest.param(
+            *("out_of_memory", 4, "out_of_memory", "fakedist: exit 4: the rank does not fit the GPU"),
+            marks=pytest.mark.long,
+        ),
         pytest.param("caught_out_of_memory", 0, "finished", "", marks=pytest.mark.nightly),
-        ("segfault", 139, "killed", "fakedist: exit 139: the script was killed by SIGSEGV, which it sent itself"),
+        pytest.param(
+            *("segfault", 139, "killed", "fakedist: exit 139: the script was killed by SIGSEGV, which it sent itself"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_run_ends_as_its_script_does(tmp_path: Path, how: str, code: int, outcome: str, last: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ JOB = Path(__file__).parent / "jobs" / "out_of_memory.py"
 LINES = JOB.read_text().splitlines()
 MIB = 1 << 20
 
-pytestmark = pytest.mark.integration
+pytestmark, LONG = pytest.mark.integration, pytest.mark.long
 
 
 class Ran(NamedTuple):
@@ -23,28 +24,43 @@ class Ran(NamedTuple):
     said: str
 
 
+class Runs(dict[str, Ran]):
+    """Each kind of run, once, when a test asks for it."""
+
+    def __init__(self, profile: Callable[[str], Ran]) -> None:
+        super().__init__()
+        self._profile = profile
+
+    def __missing__(self, name: str) -> Ran:
+        self[name] = self._profile(name)
+        return self[name]
+
+
+#: For each kind of run, the script's argument, and options.
+KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "first forward": ("first_forward", ()),
+    "backward": ("backward", ()),
+    "unlimited": ("backward", ("--gpu-memory", "unlimited")),
+    "expandable": ("forward", ("--env", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")),
+    "raise": ("forward", ("--oom", "raise")),
+    "finders": ("finders", ()),
+    "fraction": ("fraction", ("--gpu-memory", "1GiB")),
+    "pool": ("pool", ()),
+}
+
+
 @pytest.fixture(scope="module")
-def runs(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """Each kind of run, once."""
-    found = {}
-    ways: dict[str, tuple[str, tuple[str, ...]]] = {
-        "first forward": ("first_forward", ()),
-        "backward": ("backward", ()),
-        "unlimited": ("backward", ("--gpu-memory", "unlimited")),
-        "expandable": ("forward", ("--env", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")),
-        "raise": ("forward", ("--oom", "raise")),
-        "finders": ("finders", ()),
-        "fraction": ("fraction", ("--gpu-memory", "1GiB")),
-        "pool": ("pool", ()),
-    }
-    for name, (how, options) in ways.items():
-        place = ("--world-size", "1", "--rank", "0", "--device", "virtual")
+def runs(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    def profile(name: str) -> Ran:
+        how, options = KINDS[name]
         if "--gpu-memory" not in options:
             options += ("--gpu-memory", "512MiB")
+        rank = ("--world-size", "1", "--rank", "0", "--device", "virtual")
         path = tmp_path_factory.mktemp("ran") / "run"
-        ended = run_fakedist("profile", *place, *options, "--json", "-o", path, JOB, how)
-        found[name] = Ran(ended.code, ended.json(), ended.stderr)
-    return found
+        ended = run_fakedist("profile", *rank, *options, "--json", "-o", path, JOB, how)
+        return Ran(ended.code, ended.json(), ended.stderr)
+
+    return Runs(profile)
 
 
 def line(text: str) -> str:
@@ -52,8 +68,11 @@ def line(text: str) -> str:
     return f"{JOB}:{next(number for number, code in enumerate(LINES, 1) if text in code)}"
 
 
-@pytest.mark.parametrize("name", ["first forward", "backward", "expandable", "fraction", "pool"])
-def test_the_run_goes_on_and_says_what_it_needs(runs: dict[str, Ran], name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["first forward", *(pytest.param(kind, marks=LONG) for kind in ("backward", "expandable", "fraction", "pool"))],
+)
+def test_the_run_goes_on_and_says_what_it_needs(runs: Runs, name: str) -> None:
     code, report, said = runs[name]
     assert code == 4, said
     assert said.rstrip().endswith("fakedist: exit 4: the rank does not fit the GPU")
@@ -68,6 +87,7 @@ def test_the_run_goes_on_and_says_what_it_needs(runs: dict[str, Ran], name: str)
     assert (re.findall(r"^free (\d+)", said, re.MULTILINE) or ["", ""])[-1] == "0"
 
 
+@LONG
 @pytest.mark.parametrize(
     ("name", "step", "phase"),
     [
@@ -78,7 +98,7 @@ def test_the_run_goes_on_and_says_what_it_needs(runs: dict[str, Ran], name: str)
         ("fraction", 2, "forward"),
     ],
 )
-def test_it_says_where_it_was_first_refused(runs: dict[str, Ran], name: str, step: int, phase: str) -> None:
+def test_it_says_where_it_was_first_refused(runs: Runs, name: str, step: int, phase: str) -> None:
     failed = runs[name].report["out_of_memory"]
     assert (failed["step"], failed["phase"]) == (step, phase)
     assert failed["layer"].split(".")[0] in "0123"
@@ -91,7 +111,8 @@ def test_it_says_where_it_was_first_refused(runs: dict[str, Ran], name: str, ste
         assert called == ["(forward)", "(train)", "(main)", "(<module>)"]
 
 
-def test_what_it_needs_is_what_it_takes_without_a_limit_less_the_caches_that_are_freed(runs: dict[str, Ran]) -> None:
+@LONG
+def test_what_it_needs_is_what_it_takes_without_a_limit_less_the_caches_that_are_freed(runs: Runs) -> None:
     limited, unlimited = runs["backward"].report, runs["unlimited"].report
     assert limited["peak_allocated_bytes"] == unlimited["peak_allocated_bytes"]
     assert unlimited["peak_allocated_bytes"] <= limited["peak_reserved_bytes"] <= unlimited["peak_reserved_bytes"]
@@ -99,7 +120,8 @@ def test_what_it_needs_is_what_it_takes_without_a_limit_less_the_caches_that_are
     assert limited["by_category"] == unlimited["by_category"]
 
 
-def test_where_nothing_goes_on_the_least_is_said_and_activations_count_as_saved(runs: dict[str, Ran]) -> None:
+@LONG
+def test_where_nothing_goes_on_the_least_is_said_and_activations_count_as_saved(runs: Runs) -> None:
     code, report, said = runs["raise"]
     assert code == 4
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate" in said
@@ -111,7 +133,8 @@ def test_where_nothing_goes_on_the_least_is_said_and_activations_count_as_saved(
     assert gives > 0.5 * report["by_category"]["activation"]
 
 
-def test_a_script_that_looks_for_a_size_that_fits_finds_it(runs: dict[str, Ran]) -> None:
+@LONG
+def test_a_script_that_looks_for_a_size_that_fits_finds_it(runs: Runs) -> None:
     code, report, said = runs["finders"]
     assert code == 0, said
     assert "found 500 375" in said
@@ -120,7 +143,8 @@ def test_a_script_that_looks_for_a_size_that_fits_finds_it(runs: dict[str, Ran])
     assert "went_on_without_memory" in {note["code"] for note in report["notes"]}
 
 
-def test_a_fraction_of_the_memory_is_a_limit_alike(runs: dict[str, Ran]) -> None:
+@LONG
+def test_a_fraction_of_the_memory_is_a_limit_alike(runs: Runs) -> None:
     report, said = runs["fraction"].report, runs["fraction"].said
     assert "fraction 0.5" in said
     assert report["capacity_bytes"] == 1024 * MIB
