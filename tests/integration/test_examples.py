@@ -33,15 +33,17 @@ def profile(run_fakedist: RunFakedist, world_size: int, rank: int, *script: str)
     return result
 
 
-#: Ranks of each script that every change runs, one or two of each world.
-SHORT = {("llama", 8, "last"), ("llama", 16_384, "middle"), ("gpt", 1_024, "first"), ("gpt", 16_384, "last")}
+#: Ranks of each script that `make test` runs, and further ones that every change runs.
+SHORT = {("llama", 8, "last"), ("gpt", 1_024, "first")}
+LONG = {("llama", 16_384, "middle"), ("gpt", 16_384, "last")}
 
 
 def every_rank() -> Iterator[ParameterSet]:
     for (name, script), world_size, place in product(
         {"llama": SMALL_LLAMA, "gpt": SMALL_GPT}.items(), WORLDS, ("first", "middle", "last")
     ):
-        marks = () if (name, world_size, place) in SHORT else (pytest.mark.nightly,)
+        run = (name, world_size, place)
+        marks = () if run in SHORT else (pytest.mark.long if run in LONG else pytest.mark.nightly,)
         yield pytest.param(script, world_size, place, marks=marks, id=f"{name}-{world_size}-{place}")
 
 

@@ -56,8 +56,8 @@ def assert_same_tables(one: Path, other: Path) -> None:
     ("script", "arguments"),
     [
         (JOBS / "sets_first.py", ()),
-        (JOBS / "lazy_cuda.py", ()),
-        (EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4")),
+        pytest.param(JOBS / "lazy_cuda.py", (), marks=pytest.mark.long),
+        pytest.param(EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4"), marks=pytest.mark.long),
     ],
     ids=["sets first", "lazy CUDA", "fsdp2"],
 )
