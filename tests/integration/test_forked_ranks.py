@@ -75,7 +75,7 @@ def test_every_table_of_a_forked_rank_is_that_of_a_cold_start(
     assert not any(note.code == "started_again" for note in load_manifest(forked.directory).notes)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("megatron") is None, reason="not installed: pip install --no-deps megatron-core==0.16.1")
 def test_ranks_of_megatron_core_fork(processes: TaskProcesses, tmp_path: Path) -> None:
     """Importing it counts devices, adds to sys.path, runs an operation and compiles functions: each rank imports it.
