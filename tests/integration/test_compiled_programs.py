@@ -65,7 +65,7 @@ def _recorded(run_fakedist: RunFakedist, folder: Path) -> Seen:
     return _seen(finished.stdout)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_torch_compiles_programs_as_it_does_without_fakedist(tmp_path: Path, run_fakedist: RunFakedist) -> None:
     bare = _bare(tmp_path / "bare")
     recorded = _recorded(run_fakedist, tmp_path / "recorded")
