@@ -1,4 +1,4 @@
-"""CPU seconds of one more point of a sweep: of ranks that fork from a template, and of ranks that start on their own.
+"""CPU seconds of one more point of a sweep: of ranks that fork from a server, and of ranks that start on their own.
 
 python bench/points.py
 """
@@ -44,14 +44,14 @@ def points_cpu_s(script: str, arguments: tuple[str, ...], *, number: int, cold: 
 
 
 def main() -> None:
-    """Print one line a script. The first point starts on its own, and the template is made before the second."""
+    """Print one line a script. The first point starts on its own, and the server before the second."""
     for name, (script, arguments) in POINTS.items():
         cold = points_cpu_s(script, arguments, number=1, cold=True)
         cold = (points_cpu_s(script, arguments, number=3, cold=True) - cold) / 2
         two = points_cpu_s(script, arguments, number=2, cold=False)
         forked = (points_cpu_s(script, arguments, number=4, cold=False) - two) / 2
         print(
-            f"{name:<32} {cold:6.2f} s of CPU --cold {forked:6.2f} s from the template {cold / forked:5.2f}x",
+            f"{name:<32} {cold:6.2f} s of CPU --cold {forked:6.2f} s from the server {cold / forked:5.2f}x",
             flush=True,
         )
 

@@ -1,7 +1,8 @@
 """Advice that would lower the peak. Each figure comes from the run's own history without the blocks a change saves.
 
-Every figure is estimated. A rule without a worthwhile saving gives no advice. What would be reserved then lies between
-the allocated peak without those blocks and the same with all that is reserved but not allocated today.
+Every figure is estimated. A rule without a worthwhile saving gives no advice. The need after a change, what stays
+reserved once the allocator has freed its caches, lies between the allocated peak without those blocks and that peak
+with all that is reserved but not allocated in this run.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class Evidence:
             change += np.bincount(first, gone, num_events + 1) - np.bincount(end, gone, num_events + 1)
         return self.peak - int((self.allocated - np.cumsum(change)[:num_events]).max(initial=0))
 
-    def reserved_without(self, gives: int) -> tuple[int, int]:
-        """The least and most that would be reserved if the allocated peak fell by so many bytes."""
+    def needed_without(self, gives: int) -> tuple[int, int]:
+        """The least and most that the rank would need reserved if the allocated peak fell by so many bytes."""
         low = self.peak - gives
         return low, low + max(self.reserved_peak - self.peak, 0)
 
@@ -168,7 +169,7 @@ def find_advice(
 
 
 def _advice(evidence: Evidence, room: Room, change: Change, gives: int) -> Advice:
-    low, high = evidence.reserved_without(gives)
+    low, high = evidence.needed_without(gives)
     return Advice(
         change.rule,
         change.title,
@@ -203,7 +204,7 @@ def _remedy(evidence: Evidence, room: Room, changes: dict[Change, int]) -> Remed
 
 
 def _tried(evidence: Evidence, room: Room, changes: Sequence[Change], gives: int) -> Remedy:
-    low, high = evidence.reserved_without(gives)
+    low, high = evidence.needed_without(gives)
     price_us = sum(change.price_us or 0.0 for change in changes)
     return Remedy(
         rules=[change.rule for change in changes],

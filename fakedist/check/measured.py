@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ import pandas as pd
 from fakedist.check.config import Figure
 from fakedist.errors import CheckError, did_you_mean
 from fakedist.report.compare.comparison import BLOCK_COLUMNS
-from fakedist.results.compare.changed_memory import pattern_parts, peak_blocks
+from fakedist.results.compare.changed_memory import LINE, pattern_parts, peak_blocks
 from fakedist.results.compare.changed_times import pattern_times
 from fakedist.results.compare.layer_matching import layer_paths, layers_bytes, match_layers
 from fakedist.results.run import Run
@@ -213,9 +212,6 @@ def _peak_blocks(run: Run) -> pd.DataFrame:
     return held.groupby(_SITE, sort=False)["bytes"].sum().reset_index()
 
 
-_LINE = re.compile(r".*:\d+ \(.*\)", re.DOTALL)
-
-
 def _lines(blocks: pd.DataFrame) -> dict[str, dict[str, dict[str, int]]]:
     lines: dict[str, dict[str, dict[str, int]]] = {}
     for path, category, phase, operation, line, bytes_ in blocks.itertuples(index=False):
@@ -226,7 +222,7 @@ def _lines(blocks: pd.DataFrame) -> dict[str, dict[str, dict[str, int]]]:
 
 def _site(text: str) -> tuple[str, str, str]:
     """Phase, operation and line."""
-    if _LINE.fullmatch(text):
+    if LINE.fullmatch(text):
         return "", "", text
     operation, _, phase = text.rpartition(" (")
     return phase.removesuffix(")"), operation, ""

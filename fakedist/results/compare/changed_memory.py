@@ -209,7 +209,8 @@ def pattern_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     return both[keys].assign(name=both["path"], change_bytes=change.astype("int64"))
 
 
-_LINE_PARTS = re.compile(r"(?P<file>.*):(?P<number>\d+) \((?P<function>.*)\)", re.DOTALL)
+#: A line as runs name it: ``file:line (function)``.
+LINE = re.compile(r"(?P<file>.*):(?P<number>\d+) \((?P<function>.*)\)", re.DOTALL)
 #: Folders at the end of a path that are looked at to recognize a file of a checkout that moved.
 _MOST_PARTS = 8
 #: Names that say nothing without their folder.
@@ -237,7 +238,7 @@ def same_lines(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, str]:
     """
     sides = _by_function(a), _by_function(b)
     files = same_files(*({file for file, _ in side} for side in sides))
-    same = {text: text for text in a if text in b and not _LINE_PARTS.fullmatch(text)}
+    same = {text: text for text in a if text in b and not LINE.fullmatch(text)}
     for (file, function), mine in sides[0].items():
         if file not in files:
             continue
@@ -250,7 +251,7 @@ def same_lines(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, str]:
 def _by_function(lines: Mapping[str, int]) -> _ByFunction:
     by_function: _ByFunction = defaultdict(list)
     for text, bytes_ in lines.items():
-        if parts := _LINE_PARTS.fullmatch(text):
+        if parts := LINE.fullmatch(text):
             by_function[parts["file"], parts["function"]].append(_Line(text, int(parts["number"]), bytes_))
     return by_function
 
