@@ -16,6 +16,7 @@ ORDER = ("causal", "window", "prefix", "documents", "compiled", "made up", "by h
 BLOCK, TOKENS, HEADS, WIDTH = 128, 4096, 2, 64
 
 
+@pytest.mark.long
 def test_flex_attention_costs_the_blocks_of_its_mask(profile_once: ProfileOnce) -> None:
     ran = profile_once(JOB, options=("--until", "end", "--full"))
     finished = ran.finished

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,9 @@ def test_isolated():
     assert "torch" not in __import__("sys").modules
 """
 
+#: The tests of which one alone runs a rank; the others are refused or need none.
+ONE_RUN = "test_over or test_misspelt or test_unit or test_old or test_isolated"
+
 SCRIPT = """
 import torch
 model = torch.nn.Linear(512, 512).cuda()
@@ -92,21 +96,37 @@ for _ in range(3):
 """
 
 
+Suite = Callable[[str], "subprocess.CompletedProcess[str]"]
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    """Run the tests that a pytest expression chooses."""
     folder = tmp_path_factory.mktemp("suite")
     (folder / "test_memory.py").write_text(SUITE)
     (folder / "train.py").write_text(SCRIPT)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
     # Installed or not, the plugin of these sources is the one that is loaded.
     plugin = ["-p", "no:fakedist", "-p", "fakedist.check.plugin", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", *plugin, "test_memory.py"],
+    return lambda chosen: subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", *plugin, "-k", chosen, "test_memory.py"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
     )
+
+
+@pytest.fixture(scope="module")
+def one_run(suite: Suite) -> subprocess.CompletedProcess[str]:
+    """The tests of which one alone runs a rank."""
+    return suite(ONE_RUN)
+
+
+@pytest.fixture(scope="module")
+def finished(suite: Suite) -> subprocess.CompletedProcess[str]:
+    """The tests that run a rank each."""
+    return suite(f"not ({ONE_RUN})")
 
 
 def section(finished: subprocess.CompletedProcess[str], name: str) -> str:
@@ -118,27 +138,48 @@ def section(finished: subprocess.CompletedProcess[str], name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [
-        ("test_within[1]", "PASSED"),
         ("test_over", "FAILED"),
-        ("test_misfit", "FAILED"),
-        ("test_broken", "FAILED"),
-        ("test_skipped", "SKIPPED"),
         ("test_misspelt", "FAILED"),
         ("test_unit", "FAILED"),
         ("TestOld::test_old", "ERROR"),
-        ("test_fixture", "FAILED"),
         ("test_isolated", "PASSED"),
     ],
 )
-def test_every_test_ends_as_it_should(finished: subprocess.CompletedProcess[str], name: str, outcome: str) -> None:
-    assert f"test_memory.py::{name} {outcome}" in finished.stdout, finished.stdout
+def test_every_mark_ends_as_it_should(one_run: subprocess.CompletedProcess[str], name: str, outcome: str) -> None:
+    assert f"test_memory.py::{name} {outcome}" in one_run.stdout, one_run.stdout
 
 
-def test_a_mark_that_is_exceeded_shows_by_how_much_and_the_table(finished: subprocess.CompletedProcess[str]) -> None:
-    shown = section(finished, "test_over")
+def test_a_mark_that_is_exceeded_shows_by_how_much_and_the_table(one_run: subprocess.CompletedProcess[str]) -> None:
+    shown = section(one_run, "test_over")
     assert re.search(r"peak allocated is [\d.]+ MiB, [\d.]+ MiB over max_peak='1 MiB': most of it temporaries", shown)
     assert "min_headroom" not in shown
     assert "By layer at the peak, with children" in shown
+
+
+def test_what_the_mark_does_not_know_is_likened_to_what_it_does(one_run: subprocess.CompletedProcess[str]) -> None:
+    assert "the mark has no argument 'max_peek'\n  did you mean 'max_peak'?" in section(one_run, "test_misspelt")
+
+
+def test_a_unit_that_does_not_exist_is_told_before_anything_runs(
+    one_run: subprocess.CompletedProcess[str],
+) -> None:
+    shown = section(one_run, "test_unit")
+    assert "the mark's max_peak: '72 GX' is not a size with a unit" in shown
+    assert "must not run" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("test_within[1]", "PASSED"),
+        ("test_misfit", "FAILED"),
+        ("test_broken", "FAILED"),
+        ("test_skipped", "SKIPPED"),
+        ("test_fixture", "FAILED"),
+    ],
+)
+def test_every_rank_ends_as_it_should(finished: subprocess.CompletedProcess[str], name: str, outcome: str) -> None:
+    assert f"test_memory.py::{name} {outcome}" in finished.stdout, finished.stdout
 
 
 def test_a_rank_that_does_not_fit_fails_whatever_the_mark_says(finished: subprocess.CompletedProcess[str]) -> None:
@@ -153,18 +194,6 @@ def test_a_test_that_fails_shows_its_own_assertion(finished: subprocess.Complete
     assert "AssertionError: too many ranks" in shown
     assert "assert 8 == 7" in shown
     assert "over max_peak" not in shown
-
-
-def test_what_the_mark_does_not_know_is_likened_to_what_it_does(finished: subprocess.CompletedProcess[str]) -> None:
-    assert "the mark has no argument 'max_peek'\n  did you mean 'max_peak'?" in section(finished, "test_misspelt")
-
-
-def test_a_unit_that_does_not_exist_is_told_before_anything_runs(
-    finished: subprocess.CompletedProcess[str],
-) -> None:
-    shown = section(finished, "test_unit")
-    assert "the mark's max_peak: '72 GX' is not a size with a unit" in shown
-    assert "must not run" not in shown
 
 
 def test_the_fixture_shows_the_table_of_its_run(finished: subprocess.CompletedProcess[str]) -> None:

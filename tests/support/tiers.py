@@ -23,7 +23,7 @@ def is_nightly(item: pytest.Item) -> bool:
 
 def short_tests(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
     """Of the tests marked neither ``long`` nor ``nightly``: all unit tests; and of each file of whole runs the first
-    test, and those that share its run.
+    test, and those that share its run and start none of their own.
     """
     kept = (item for item in items if not (item.get_closest_marker("long") or is_nightly(item)))
     for _, group in groupby(kept, key=lambda item: item.path):
@@ -38,11 +38,12 @@ def short_tests(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
 def _one_run(tests: list[pytest.Item]) -> list[pytest.Item]:
     first = tests[0]
     runs = _shared_runs(first)
-    return [test for test in tests if _function(test) == _function(first) or (runs and _shared_runs(test) == runs)]
+    return [first, *(test for test in tests[1:] if runs and _shared_runs(test) == runs and not _runs_more(test))]
 
 
-def _function(test: pytest.Item) -> str:
-    return str(getattr(test, "originalname", test.name))
+def _runs_more(test: pytest.Item) -> bool:
+    assert isinstance(test, pytest.Function)
+    return not {"run_fakedist", "profile_once"}.isdisjoint(test._fixtureinfo.argnames)
 
 
 def _shared_runs(test: pytest.Item) -> set[tuple[str, str]]:
