@@ -18,18 +18,18 @@ from fakedist.cli.output import (
     format_options,
     length_options,
 )
-from fakedist.cli.say import DEFAULT_TABLE, print_report, reading
+from fakedist.cli.say import DEFAULT_TABLE, print_report, reading, run_or_last
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), required=False)
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML, CSV)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {DEFAULT_TABLE}]")
 @all_rows_option()
 @length_options
 def report(
-    run: Path,
+    run: Path | None,
     *,
     file: Path | None,
     form: str | None,
@@ -41,12 +41,14 @@ def report(
 ) -> int:
     """Print the report of a finished run.
 
-    RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote. Markdown fits a comment on a pull
-    request, HTML is one page, CSV is one table. This needs no torch.
+    RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote. Without it, it is the last run in
+    the current directory. Markdown fits a comment on a pull request, HTML is one page, CSV is one table. This needs no
+    torch.
     """
     output = chosen_output(form, as_json, file)
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
+    run = run_or_last(run)
     with reading(run):
         print_report(run, output, all_layers=all_rows, table=table or DEFAULT_TABLE, full=full, section=section)
     return 0

@@ -15,7 +15,7 @@ import click
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
 from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
 from fakedist.options import Job, options_after_script, profile_command
-from fakedist.rundir.directory import MANIFEST_NAME
+from fakedist.rundir.directory import MANIFEST_NAME, last_run
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.visible import shortened, visible_lines
 
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 #: What is said of a machine, or a limit, that a long recording does not fit.
 TOO_LITTLE_MEMORY = "there is too little memory"
 MORE_MEMORY = "a recording takes up to six times the size of its journal.bin: report it on a machine with more memory"
+
+
+def run_or_last(run: Path | None) -> Path:
+    """The run that was given; without one the last of this directory, which is said."""
+    if run is None:
+        run = last_run(Path())
+        remark(f"the last run here: {run}")
+    return run
 
 
 @contextmanager

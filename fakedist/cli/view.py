@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.say import reading
+from fakedist.cli.say import reading, run_or_last
 from fakedist.temporary import kept_directory
 
 #: How long a page in a temporary directory is kept, in seconds: a browser may read it after this process has ended.
@@ -16,18 +16,20 @@ _KEPT_S = 86_400
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--port", type=int, metavar="N", help="Serve the page on 127.0.0.1 instead, until Ctrl-C. 0 takes a free port."
 )
-def view(run: Path, port: int | None) -> int:
+def view(run: Path | None, port: int | None) -> int:
     """Open the page of a run in the browser.
 
-    It also prints the page's address, for machines that have no browser.
+    Without RUN, it is the last run in the current directory. The page's address is printed, too, for machines that have
+    no browser.
     """
     from fakedist.report.page.run_page import page, write_page
     from fakedist.results.opening import open_run
 
+    run = run_or_last(run)
     if port is None:
         with reading(run):
             opened = open_run(run)

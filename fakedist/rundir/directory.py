@@ -62,6 +62,18 @@ def free_name(base: str) -> Path:
     return path
 
 
+def last_run(folder: Path) -> Path:
+    """The run in this folder, or one folder below, that was written last.
+
+    Raises:
+        RunDirectoryError: There is none.
+    """
+    found = [*folder.glob(f"*/{MANIFEST_NAME}"), *folder.glob(f"*/*/{MANIFEST_NAME}")]
+    if not found:
+        raise RunDirectoryError(f"no run in {folder.resolve()}", "give a run directory, or go where it was made")
+    return max(found, key=lambda path: path.stat().st_mtime_ns).parent
+
+
 @contextmanager
 def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
     """An empty run directory, locked against other runs until the context exits. Missing parents are created.

@@ -6,7 +6,7 @@ import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.options import Job
-from fakedist.rundir.directory import create_run_directory, default_name, is_in_use
+from fakedist.rundir.directory import create_run_directory, default_name, is_in_use, last_run
 from fakedist.rundir.tables import read_table, write_table
 from fakedist.temporary import replacing
 
@@ -186,3 +186,14 @@ def test_a_path_that_is_not_utf_8_is_a_path(tmp_path: Path) -> None:
     make_run(run)
     write_table(run, "unanswered", {"function": ["cuFoo"], "num_calls": [3]})
     assert read_table(run, "unanswered").num_rows == 1
+
+
+def test_the_last_run_of_a_folder_is_the_one_written_last(tmp_path: Path) -> None:
+    for place, modified in (("older", 10), ("ranks/rank1", 30), ("newer", 20)):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "run.json").touch()
+        os.utime(tmp_path / place / "run.json", (modified, modified))
+    (tmp_path / "notes").mkdir()
+    assert last_run(tmp_path) == tmp_path / "ranks/rank1"
+    with pytest.raises(RunDirectoryError, match="no run in .*notes"):
+        last_run(tmp_path / "notes")
