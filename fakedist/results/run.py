@@ -340,6 +340,9 @@ class Run:
         return f"<table>{rows}</table>"
 
     def _figures(self) -> list[tuple[str, str]]:
+        """The verdict's card: what ran, what it takes, whether it fits, the step and what limits it."""
+        from fakedist.report.text.wording import limit_text, step_text, step_word, verdict  # imports this module
+
         summary = self.summary
         rows = [("device", f"{self.device}: {summary.gpu}" if summary.gpu else self.device)]
         if summary.rank is not None:
@@ -347,10 +350,12 @@ class Run:
             rows.append(("outcome", f"{summary.exit.outcome}, {len(summary.steps)} steps"))
         if self.memory is not None:
             amounts = {"peak_allocated": self.peak_allocated_bytes, "peak_reserved": self.peak_reserved_bytes}
-            if self.capacity_bytes:
-                amounts["headroom"] = self.headroom_bytes
             rows += [(name, format_bytes(bytes_)) for name, bytes_ in amounts.items()]
-            rows.append(("fits", "yes" if self.fits else "no"))
-        if self.time is not None:
-            rows.append(("time", f"{self.time.source}, step {self.time.step}"))
+        if fit := verdict(summary, self.manifest.cwd):
+            rows.append(("verdict", f"{fit.word}{fit.more}"))
+        if summary.timed is not None:
+            time, source = summary.timed
+            rows.append(("step", f"{step_text(time)}, {step_word(source)}, step {source.step}"))
+            if limit := limit_text(time):
+                rows.append(("limit", limit.removeprefix("limited by ")))
         return rows

@@ -166,7 +166,7 @@ def test_rooms_import_what_the_drawing_lets_them_and_no_arrow_is_left_over() -> 
 
 
 #: A property that opens another room when it is asked for: who has it, and what it opens.
-DOORS = {("results.run", "report.figures.run_figures")}
+DOORS = {("results.run", "report.figures.run_figures"), ("results.run", "report.text.wording")}
 
 
 def imported_modules(*, at_top: bool = False) -> dict[str, set[str]]:
