@@ -40,7 +40,7 @@ help: ## list the targets
 		END { split(everyday, first, " "); print "Every day:"; for (i = 1; i in first; i++) line(first[i]); \
 			print "\nMore:"; for (i = 1; i <= n; i++) if (names[i] in text) line(names[i]) }' $(MAKEFILE_LIST)
 
-setup: .venv/.installed ## .venv with the exact versions of constraints.txt
+setup: .venv/.installed ## .venv with the exact versions of constraints.txt, and the virtual GPU
 
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fakedist needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -48,6 +48,7 @@ setup: .venv/.installed ## .venv with the exact versions of constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt setuptools
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	-$(BIN)/fakedist doctor
 	touch $@
 
 demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on this machine's GPU or without one
@@ -56,7 +57,7 @@ demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on this machine's GPU or 
 	@echo
 	@echo "The run is in $(DEMO); the same tables again: $(BIN)/fakedist report $(DEMO)"
 
-test: setup test-page ## every unit test, and of each file of whole runs the first: 6 minutes; TESTS= chooses
+test: setup test-page ## every unit test, and a whole run of most kinds: 6 minutes; TESTS= chooses
 	$(BIN)/python -m pytest $(PARALLEL) --short $(TESTS)
 
 test-rest: setup ## the other whole runs, damaged files, pages in a browser; TESTS= chooses

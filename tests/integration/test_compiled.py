@@ -102,6 +102,7 @@ def test_a_model_compiled_whole_and_cut_by_ddp_has_the_layers_of_the_eager_one_a
     pd.testing.assert_frame_equal(_layers(run_fakedist, tmp_path / "warm", "ddp-whole"), compiled)
 
 
+@pytest.mark.long
 def test_blocks_that_share_compiled_code_under_fsdp2_have_layers_of_their_own(
     tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:

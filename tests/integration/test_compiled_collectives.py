@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.runs import ProfileOnce
 
 JOB = Path(__file__).parent / "jobs" / "compiled_collectives.py"
@@ -13,6 +15,7 @@ PARTS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_compiled_code_calls_collectives(profile_once: ProfileOnce) -> None:
     finished = profile_once(JOB, rank=3, options=("--steps", "50", "--no-kernels")).finished
     assert finished.code == 0, finished.stderr

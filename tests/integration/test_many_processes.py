@@ -9,6 +9,7 @@ from tests.accuracy.many import Way, compare
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("job", "rank"), [("fsdp2", 1), pytest.param("pipeline_1f1b", 0, marks=pytest.mark.long)])
 def test_a_faked_rank_allocates_what_a_rank_among_real_processes_does(job: str, rank: int) -> None:
     (row,) = compare(Way(job, 2, "virtual", "nccl"), [rank])
