@@ -137,7 +137,7 @@ LONG = pytest.mark.long
         pytest.param("b200", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"], marks=LONG),
         ("a100-80g", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"]),
         pytest.param(
-            "rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"], marks=pytest.mark.long
+            "rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"], marks=pytest.mark.nightly
         ),
     ],
 )
@@ -163,7 +163,7 @@ found["grads"] = [list(p.grad.shape) == list(p.shape) for p in (x, *model.parame
 """
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=LONG)])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.nightly)])
 def test_convolutions_train_and_trials_keep_the_plan_that_cudnn_puts_first(dtype: str) -> None:
     plain = _found(CONVOLUTION.format(benchmark=False, deterministic=False, dtype=dtype))
     tried = _found(CONVOLUTION.format(benchmark=True, deterministic=False, dtype=dtype))

@@ -94,7 +94,7 @@ def until(process: subprocess.Popen[str], line: str) -> str:
     [
         ("stopped", 0, "stopped", ""),
         pytest.param("finished", 0, "finished", "", marks=pytest.mark.nightly),
-        pytest.param("exit3", 3, "exit", "fakedist: exit 3: the script's own exit code", marks=pytest.mark.long),
+        pytest.param("exit3", 3, "exit", "fakedist: exit 3: the script's own exit code", marks=pytest.mark.nightly),
         pytest.param("exit_text", 1, "exit", "fakedist: exit 1: the script's own exit code", marks=pytest.mark.nightly),
         ("exception", 1, "exception", "fakedist: exit 1: the script raised ValueError: a bad value"),
         pytest.param("os_exit", 7, "exit", "fakedist: exit 7: the script's own exit code", marks=pytest.mark.nightly),

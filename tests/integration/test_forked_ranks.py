@@ -56,7 +56,7 @@ def assert_same_tables(one: Path, other: Path) -> None:
     ("script", "arguments"),
     [
         (JOBS / "sets_first.py", ()),
-        pytest.param(JOBS / "lazy_cuda.py", (), marks=pytest.mark.long),
+        pytest.param(JOBS / "lazy_cuda.py", (), marks=pytest.mark.nightly),
         pytest.param(EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4"), marks=pytest.mark.long),
     ],
     ids=["sets first", "lazy CUDA", "fsdp2"],
