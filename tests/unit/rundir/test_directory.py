@@ -195,5 +195,5 @@ def test_the_last_run_of_a_folder_is_the_one_written_last(tmp_path: Path) -> Non
         os.utime(tmp_path / place / "run.json", (modified, modified))
     (tmp_path / "notes").mkdir()
     assert last_run(tmp_path) == tmp_path / "ranks/rank1"
-    with pytest.raises(RunDirectoryError, match="no run in .*notes"):
+    with pytest.raises(RunDirectoryError, match=r"no run in .*notes"):
         last_run(tmp_path / "notes")
