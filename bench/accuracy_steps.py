@@ -36,6 +36,7 @@ from fakedist.cost_model.estimated import JobNetwork, communication_for  # noqa:
 from fakedist.cost_model.job.job_times import Models, job_times  # noqa: E402
 from fakedist.cost_model.kernels.kernel_times import KernelTimes  # noqa: E402
 from fakedist.cost_model.kernels.measurements import DATA  # noqa: E402
+from fakedist.cost_model.nccl.settings import Nccl  # noqa: E402
 from fakedist.cost_model.step import PricedStep, price_step  # noqa: E402
 from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
 from fakedist.gpu.models.spec import GpuSpec  # noqa: E402
@@ -102,7 +103,7 @@ class Run:
 
     def _estimate(self, gpu: GpuSpec, heat: float) -> tuple[float, float, float]:
         prices = KernelTimes(gpu, heat=heat)
-        network = JobNetwork(find_fabric(self.step.fabric), nccl=self.step.script.nccl)
+        network = JobNetwork(find_fabric(self.step.fabric), nccl=Nccl(self.step.script.nccl))
         if len(self.tables) > 1:
             ranks = frozenset(self.tables)
             models = Models(gpu, prices, network)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import pandas as pd
 
@@ -20,7 +19,7 @@ from fakedist.cost_model.collectives.communication import Communication, communi
 from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
 from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
-from fakedist.cost_model.nccl.settings import TIME_VARIABLES, read_settings
+from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
 from fakedist.cost_model.step import ImbalancedPrices, MeasuredPrices, PricedStep, Prices, price_step
 from fakedist.cost_model.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
 from fakedist.errors import FakedistError
@@ -45,7 +44,7 @@ class JobNetwork:
 
     fabric: Fabric
     interferes: bool = True
-    nccl: Mapping[str, str] = field(default_factory=dict)
+    nccl: Nccl = field(default_factory=Nccl)
     moe_imbalance: float = 1.0
     what_if: WhatIf | None = None
 
@@ -74,9 +73,9 @@ def network_of(
     gpu: GpuSpec,
     job: Job | None,
     chosen: NetworkChoice | None = None,
-    nccl: Mapping[str, str] = MappingProxyType({}),
+    nccl: Nccl | None = None,
 ) -> JobNetwork:
-    """The network of a job: the user's choices, else the GPU model's usual fabric and the run's own ``nccl`` variables.
+    """The network of a job: the user's choices, else the GPU model's usual fabric and the run's own ``nccl``.
 
     The job's nodes are NVLink domains unless the fabric's domains span hosts.
 
@@ -95,7 +94,9 @@ def network_of(
         fabric = find_fabric(name, job.gpus_per_node)
     if what_if is not None:
         fabric = changed_fabric(what_if, fabric, gpu.nvlink_bandwidth)
-    return JobNetwork(fabric, chosen.interferes, {**nccl, **chosen.nccl}, chosen.moe_imbalance, what_if)
+    nccl = Nccl() if nccl is None else nccl
+    nccl = replace(nccl, environment={**nccl.environment, **chosen.nccl})
+    return JobNetwork(fabric, chosen.interferes, nccl, chosen.moe_imbalance, what_if)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     gpu, source, host = recorded_gpu(recording), recording.kernel_source, recording.host
     if gpu is None or (source is None and not len(launches)) or (source and not (host and host.has_events)):
         return None, []
-    network = network_of(gpu, job, nccl={} if recording.nccl is None else recording.nccl.environment)
+    loaded = recording.nccl
+    network = network_of(gpu, job, nccl=None if loaded is None else Nccl(loaded.environment, loaded.version))
     if source is not None:
         return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
     if job is None or not job.times:
@@ -193,7 +195,7 @@ def _source(
 ) -> KernelSource:
     """Source of a priced step's times; of a traced one, only its collectives are estimated."""
     network = models.network
-    variables = {name: network.nccl[name] for name in TIME_VARIABLES if name in network.nccl}
+    variables = {name: network.nccl.environment[name] for name in TIME_VARIABLES if name in network.nccl.environment}
     notes = [*priced.notes, *([time_notes.nccl_environment(variables)] if variables else [])]
     if traced is not None:
         return replace(

@@ -12,7 +12,7 @@ from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric
 from fakedist.cost_model.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total
-from fakedist.cost_model.nccl.settings import MIB, collective_of, read_settings
+from fakedist.cost_model.nccl.settings import MIB, Nccl, collective_of, read_settings
 from fakedist.cost_model.nccl.tuner import Network
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir import summary
@@ -48,7 +48,7 @@ def estimate_outside(
         measured_bytes: Used minus reserved memory of the device, at the end; None on a virtual GPU.
         capacity_bytes: 0 if unknown.
     """
-    interconnect, settings = find_interconnect(gpu_name), read_settings(nccl_environment)
+    interconnect, settings = find_interconnect(gpu_name), read_settings(Nccl(nccl_environment, nccl_version))
     network = _network(gpu_name, fabric)
     left_out = [] if gpu_name in CONTEXT_BYTES else [f"CUDA context: not known for {gpu_name or 'this GPU'}"]
     context, source = CONTEXT_BYTES.get(gpu_name, (0, ""))

@@ -10,6 +10,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
 from fakedist.cost_model.job.job_times import rank_throughput
+from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.step import MeasuredPrices
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
@@ -84,9 +85,10 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     return replace(times, summary=replace(times.summary, throughput=done))
 
 
-def nccl_of(summary: Summary) -> dict[str, str]:
-    """NCCL's variables as the run recorded them."""
-    return {} if summary.estimated_outside is None else summary.estimated_outside.nccl_environment
+def nccl_of(summary: Summary) -> Nccl:
+    """NCCL as the run recorded it."""
+    outside = summary.estimated_outside
+    return Nccl() if outside is None else Nccl(outside.nccl_environment, outside.nccl_version)
 
 
 def tables_to_price(

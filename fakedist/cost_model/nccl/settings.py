@@ -27,6 +27,8 @@ TIME_VARIABLES = (
     "NCCL_MAX_CTAS",
     "NCCL_PAT_ENABLE",
 )
+#: The version whose sources this model follows.
+NEWEST = (2, 30)
 ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "pat")
 #: NCCL's names of collectives, and ours.
 _FUNCTIONS = {
@@ -37,6 +39,14 @@ _FUNCTIONS = {
     "reduce": "reduce",
 }
 PROTOCOLS = ("ll", "ll128", "simple")
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """NCCL as a job loads it: its variables, and its version ("2.27.5"; empty if not known)."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class Settings:
         p2p: GPUs of one node may access each other's memory.
         cumem: Device memory comes from cuMemCreate, in steps of 2 MiB.
         lazy: An algorithm connects when it is first used (since NCCL 2.22).
+        version: NCCL's, major and minor.
     """
 
     ll_bytes: int = LL_BYTES
@@ -77,6 +88,7 @@ class Settings:
     p2p: bool = True
     cumem: bool = True
     lazy: bool = True
+    version: tuple[int, int] = NEWEST
 
     def algorithms_of(self, collective: str) -> frozenset[str]:
         """Names of the algorithms that may run a collective: all_reduce, all_gather, ..."""
@@ -88,8 +100,9 @@ class Settings:
         return self.protocols.get(collective, frozenset(PROTOCOLS))
 
 
-def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Read the settings from an environment."""
+def read_settings(nccl: Nccl) -> Settings:
+    """Read the settings from NCCL's variables and version."""
+    environment = nccl.environment
 
     def read(name: str, default: int) -> int:
         value = number(environment, f"NCCL_{name}")
@@ -118,7 +131,13 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         p2p=read("P2P_DISABLE", 0) == 0,
         cumem=cumem,
         lazy=cumem and read("RUNTIME_CONNECT", 1) != 0,
+        version=_version(nccl.version),
     )
+
+
+def _version(text: str) -> tuple[int, int]:
+    numbers = re.match(r"(\d+)\.(\d+)", text)
+    return NEWEST if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
 def _allowed(text: str, known: tuple[str, ...]) -> dict[str, frozenset[str]]:

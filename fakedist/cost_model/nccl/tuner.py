@@ -6,7 +6,8 @@ src/graph/tuning.cc (NVIDIA/nccl @5067397c; since then in src/tuning, @12df1a11)
 
 NCCL searches the machine's topology for bandwidths. Here they follow from the interconnect: rings reach 0.8 of NVLink's
 bandwidth in a node (18 channels of 20 GB/s on H100), the heads of NVLink SHARP share 0.824 (18 links of 20.6), a GPU
-behind PCIe 0.76 (24 GB/s of 31.5), and a node's rings 0.96 of its NICs (8 channels of 48).
+behind PCIe 0.76 (24 GB/s of 31.5), and a node's rings 0.96 of its NICs (a channel of 48 for each). NCCL 2.27.5 logged
+190 latencies and bandwidths of groups on 2 to 32 nodes of H100, which a test compares: this model has all of them.
 
 NCCL tunes neither all_to_all nor sends. They are candidates with the same latencies, to carry measurements over to
 other links. The environment's number of channels does not change NCCL's choice. It limits what a call reaches.
@@ -27,7 +28,15 @@ _BASE = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}
 _NVLINK = {"ring": (0.6, 1.9, 3.4), "tree": (0.6, 1.25, 4.0)}
 _PCIE = {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, 4.0)}
 _NETWORK = {"ring": (2.7, 4.0, 14.0), "tree": (5.0, 8.5, 14.0)}
-_NVLS_US, _NVLS_TREE_NETWORK_US = 25.0, 20.9
+#: Before NCCL 2.28 the trees of NVLink SHARP had other latencies, and no limit but the links.
+_NVLS_US, _NVLS_TREE_NETWORK_US, _OLD_NVLS_TREE_NETWORK_US = 25.0, 20.9, 14.0
+_NVLS_TREE_LIMITED = (2, 28)
+_OLD_NVLS_TREE_FACTOR = 5 / 6
+#: What Hopper's and newer GPUs' trees over nodes, which are plain ones, lose to balanced ones.
+_PLAIN_TREE = 0.85
+#: A channel below the first is never doubled by NCCL's search; from Hopper on, neither is one of more than four below
+#: the second (``ncclTopoDupChannels``), GB/s.
+_DOUBLED_FROM, _ALL_DOUBLED_FROM, _FEW_CHANNELS = 25.0, 50.0, 4
 _PAT_BASE_US, _PAT_NETWORK_US, _PAT_RANK_US = 8.0, 14.0, 2.8
 #: What the host adds to each step of a ring over nodes; three times that with Simple.
 _NETWORK_OVERHEAD_US = 1.0
@@ -139,10 +148,18 @@ class Tuner:
             return within
         nics = max(shape.local * self._network.nics_per_gpu, 1.0)
         between = _NIC_FOUND * nics * self._network.nic_bandwidth / _GB
-        return between if shape.local == 1 else min(within, between)
+        if shape.local == 1:
+            return between
+        return min(self._interconnect.bandwidth / _GB if self._interconnect.nvlink else within, between)
 
     def _channels(self, shape: GroupShape) -> int:
-        return self._interconnect.channels(shape).high
+        """Channels that the search finds: over nodes one for each NIC, doubled where they are few or fast."""
+        if shape.num_nodes == 1:
+            return self._interconnect.channels(shape).high
+        nics = max(round(shape.local * self._network.nics_per_gpu), 1)
+        found = _NIC_FOUND * self._network.nic_bandwidth / _GB
+        is_few = self._generation == 0 or nics <= _FEW_CHANNELS
+        return nics * (2 if found >= _DOUBLED_FROM and (is_few or found >= _ALL_DOUBLED_FROM) else 1)
 
     def _limited(self, bus: float) -> float:
         """The bandwidth that as many channels as the settings allow move, each as much as LL128 does at most."""
@@ -168,19 +185,21 @@ class Tuner:
         if nodes > 1:
             hop = max(hop, _NETWORK_OVERHEAD_US * (3 if index == _SIMPLE else 1))
         latency += (steps - between) * hop + between * over
-        is_long = num_bytes / (self._channels(shape) * size) >= _PLATEAU_BYTES
+        is_long = num_bytes / (self._interconnect.channels(shape).high * size) >= _PLATEAU_BYTES
         if index == _SIMPLE and nodes > 1 and kind == "all_reduce" and is_long:
             latency *= _PLATEAU
         return latency + num_bytes * steps / size / (bus * 1e3)
 
     def _tree_us(self, num_bytes: float, shape: GroupShape, index: int) -> float:
         channels, scale = self._channels(shape), min(shape.num_nodes, 3) - 1
-        bus = min(0.92 * self._bus(shape), channels * _TREE_CHANNEL[self._generation][scale])
+        bus = min(0.92 * self._tree_bus(shape), channels * _TREE_CHANNEL[self._generation][scale])
         if _PROTOCOLS[index] == "ll":
             bus = min(bus / 3.8, _LL_MOST[self._generation][scale])
         if _PROTOCOLS[index] == "ll128":
             fraction = 7 / 9 if shape.num_nodes == 1 else 120 / 128
             bus = min(fraction * bus, channels * _TREE_LL128_CHANNEL[self._generation][scale])
+        if shape.num_nodes > 1 and self._generation > 0:
+            bus *= _PLAIN_TREE
         octave = int(math.log2(max(num_bytes / 64, 1.0)))
         if octave < len(_TREE_CORRECTION[index]):
             bus *= _TREE_CORRECTION[index][octave]
@@ -188,6 +207,12 @@ class Tuner:
         depth = int(math.log2(shape.num_nodes))
         latency = 2 * ((shape.size // shape.num_nodes - 1) * hop + depth * _NETWORK["tree"][index])
         return _BASE["tree"][index] + latency + 2 * num_bytes / (self._limited(bus) * 1e3)
+
+    def _tree_bus(self, shape: GroupShape) -> float:
+        """GB/s of all trees together: on two nodes those within a node, before Blackwell; else of the slower links."""
+        if shape.num_nodes != 2 or self._generation > 1:
+            return self._bus(shape)
+        return math.inf if shape.local == 1 else self._bus(GroupShape(shape.local, 1, shape.local))
 
     def _nvls_us(self, kind: str, num_bytes: float, shape: GroupShape) -> float | None:
         """NVLink SHARP in one node, or its trees over nodes (all_reduce only); None where it cannot run."""
@@ -198,20 +223,24 @@ class Tuner:
             return None
         if not is_all_reduce and (over_nodes or shape.local > _NVLS_RANKS):
             return None  # over nodes only with SHARP in the network
-        heads = shape.local
+        heads, is_old = shape.local, self.settings.version < _NVLS_TREE_LIMITED
         most = _NVLS_FOUND * self._interconnect.bandwidth / _GB / heads
         speed = next((listed for listed in _NVLS_SPEEDS[self._generation] if listed <= most), most)
         bus = heads * speed * _NVLS_EFFICIENCY[self._generation] * (heads - 1) / heads
         bus *= 2 if is_all_reduce else (heads - 1) / heads
         latency = _NVLS_US
-        if over_nodes:
+        factor = shape.size / (2 * (shape.size - 1)) if is_all_reduce else 1.0
+        if over_nodes and is_old:
+            bus = min(heads * speed, self._bus(shape) / (1 if shape.num_nodes == 2 else 2))
+            factor = _OLD_NVLS_TREE_FACTOR
+            latency += 2 * int(math.log2(shape.num_nodes)) * _OLD_NVLS_TREE_NETWORK_US
+        elif over_nodes:
             most = _NVLS_TREE_CHANNEL[self._generation][min(shape.num_nodes, 3) - 1]
             between = self._bus(shape) * (2 if shape.num_nodes == 2 else 1)
             bus = min(bus, between, most * heads)
             latency += 2 * int(math.log2(shape.num_nodes)) * _NVLS_TREE_NETWORK_US
         if self._counts_channels:
             bus *= min(channels / unlimited, 1.0)
-        factor = shape.size / (2 * (shape.size - 1)) if is_all_reduce else 1.0
         return latency + num_bytes / (bus * factor * 1e3)
 
     def _pairs(self, kind: str, num_bytes: float, shape: GroupShape) -> Candidate:

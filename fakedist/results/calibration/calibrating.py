@@ -18,6 +18,7 @@ from fakedist.bounded import UnreadableError, open_file
 from fakedist.cost_model.estimated import Models, network_of, price_tables, prices_of
 from fakedist.cost_model.kernels.calibrated_prices import CalibratedPrices
 from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, CalibrationTable, made_table
+from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.errors import ReportError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
@@ -211,7 +212,7 @@ class TimedRun:
     tables: Mapping[str, pd.DataFrame]
     model: GpuSpec
     job: Job | None
-    nccl: Mapping[str, str]
+    nccl: Nccl
 
 
 @dataclass(frozen=True)

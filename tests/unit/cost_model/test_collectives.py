@@ -9,7 +9,7 @@ import pytest
 from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes, load_collectives
 from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.nccl.interconnect import GroupShape
-from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.cost_model.nccl.settings import Nccl, read_settings
 from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import GPUS
 
@@ -177,7 +177,7 @@ NODE, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(512, 64, 8), GroupShape(2, 2
 def took(
     operation: str, num_bytes: float, shape: GroupShape, gpu: str = "h100-80g", **variables: str
 ) -> CollectiveTime:
-    settings = read_settings({f"NCCL_{name}": value for name, value in variables.items()})
+    settings = read_settings(Nccl({f"NCCL_{name}": value for name, value in variables.items()}))
     return CollectiveTimes(GPUS[gpu], FABRICS["dgx-h100-ndr"], nccl=settings).time(operation, num_bytes, shape)
 
 

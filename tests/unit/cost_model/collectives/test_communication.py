@@ -10,7 +10,7 @@ from fakedist.cost_model.collectives.collective_times import CollectiveTimes
 from fakedist.cost_model.collectives.communication import Communication, call_times
 from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.nccl.interconnect import GroupShape
-from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.cost_model.nccl.settings import Nccl, read_settings
 from fakedist.gpu.models.catalogue import GPUS
 
 MIB = 1 << 20
@@ -111,7 +111,7 @@ def test_calls_have_a_queue_a_kind_and_their_index_and_unknown_ones_no_time() ->
 @pytest.mark.parametrize(("variable", "sms"), [("", 24), ("NCCL_MAX_NCHANNELS", 8), ("NCCL_MIN_NCHANNELS", 32)])
 def test_channels_set_the_sms_that_a_collective_holds(variable: str, sms: int) -> None:
     gpu = GPUS["h100-80g"]
-    settings = read_settings({variable: str(sms)} if variable else {})
+    settings = read_settings(Nccl({variable: str(sms)} if variable else {}))
     calls = of(("all_reduce", 1, MIB, MIB, -1)).set_axis([0])
     found = Communication(calls, gpu, FABRICS["dgx-h100-ndr"], nccl=settings)
     work = pd.DataFrame({"kind": ["kernel"], "m": [0], "n": [0], "batch": [0]})

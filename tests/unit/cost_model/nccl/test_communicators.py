@@ -15,7 +15,7 @@ from fakedist.cost_model.nccl.interconnect import (
     coll_channels,
     find_interconnect,
 )
-from fakedist.cost_model.nccl.settings import Settings, read_settings
+from fakedist.cost_model.nccl.settings import Nccl, Settings, read_settings
 
 MIB = 1 << 20
 NODE, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(1024, 128, 8), GroupShape(128, 128, 1)
@@ -31,7 +31,7 @@ def memory(usage: Usage, shape: GroupShape = NODE, interconnect: Interconnect = 
 def parts(
     shape: GroupShape, *operations: str, interconnect: Interconnect = HOPPER, **environment: str
 ) -> dict[str, Span]:
-    settings = read_settings({f"NCCL_{name}": value for name, value in environment.items()})
+    settings = read_settings(Nccl({f"NCCL_{name}": value for name, value in environment.items()}))
     found = communicator_memory(shape, Usage(frozenset(operations)), interconnect, settings)
     assert found is not None
     return found.parts

@@ -12,7 +12,7 @@ import pytest
 from fakedist.cost_model.nccl import interconnect
 from fakedist.cost_model.nccl.communicators import Usage, communicator_memory, pipes
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, total
-from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.cost_model.nccl.settings import Nccl, read_settings
 
 DOCS = Path(__file__).parents[4] / "docs"
 PUBLISHED = DOCS / "accuracy" / "nccl.json"
@@ -24,7 +24,7 @@ def model_bytes(figure: dict[str, Any]) -> list[int] | None:
     """The model's value of a figure; None where it was published without what the model needs."""
     if figure["fabric"] is None:
         return None
-    settings = read_settings(figure["environment"])
+    settings = read_settings(Nccl(figure["environment"]))
     joined, shape = getattr(interconnect, figure["fabric"]), GroupShape(*figure["shape"])
     usage = Usage(frozenset(figure["operations"]))
     span = _part(figure["part"], communicator_memory(shape, usage, joined, settings), pipes(joined, settings))

@@ -1,9 +1,12 @@
 """NCCL's choice of algorithm and protocol, from the formulas of its tuner."""
 
+import csv
+from pathlib import Path
+
 import pytest
 
 from fakedist.cost_model.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape, Interconnect
-from fakedist.cost_model.nccl.settings import collective_of, read_settings
+from fakedist.cost_model.nccl.settings import Nccl, collective_of, read_settings
 from fakedist.cost_model.nccl.tuner import DOUBT, Network, Tuner
 
 MIB = 1 << 20
@@ -11,7 +14,7 @@ NODE, PAIR, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(2, 1, 2), GroupShape(1
 
 
 def tuner(interconnect: Interconnect = HOPPER, *, counts_channels: bool = False, **variables: str) -> Tuner:
-    settings = read_settings({f"NCCL_{name}": value for name, value in variables.items()})
+    settings = read_settings(Nccl({f"NCCL_{name}": value for name, value in variables.items()}))
     return Tuner(interconnect, Network(), settings, counts_channels=counts_channels)
 
 
@@ -52,13 +55,13 @@ def test_rings_and_trees_cost_their_steps_and_bytes() -> None:
     # 6.6 us and 7 steps of 0.6; 141 GB/s on Hopper.
     assert found["ring", "ll"] == pytest.approx(6.6 + 7 * 0.6 + 360e3 * 7 / 8 / 141)
     found = {each[:2]: each.time_us for each in tuner().candidates("all_reduce", 64 * 2**20, NODES)}
-    # 7 hops in the node and 7 between nodes, up and down; 360 GB/s of NVLink, which 8 NICs exceed; 0.8 at 64 MiB.
-    moved = 2 * 64 * MIB / (0.92 * 360 * 0.8) / 1e3
+    # 7 hops in the node and 7 between nodes, up and down; 8 channels of 36 GB/s, 0.85 of a plain tree; 0.8 at 64 MiB.
+    moved = 2 * 64 * MIB / (8 * 36 * 0.85 * 0.8) / 1e3
     assert found["tree", "simple"] == pytest.approx(8.4 + 2 * (7 * 4 + 7 * 14) + moved)
     found = {each[:2]: each.time_us for each in tuner().candidates("all_reduce", 3840e6, NODES)}
     steps, between = 2 * 1023, 2 * 127
     latency = 8.4 + (steps - between) * 3.4 + between * 14
-    assert found["ring", "simple"] == pytest.approx(1.4 * latency + 3840e6 * steps / 1024 / 360e3)
+    assert found["ring", "simple"] == pytest.approx(1.4 * latency + 3840e6 * steps / 1024 / 384e3)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_few_channels_do_not_change_the_choice_and_close_ones_are_all_likely() -
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
 @pytest.mark.parametrize("shape", [NODE, PAIR, NODES, RAIL])
 def test_faster_links_never_cost_more(kind: str, shape: GroupShape) -> None:
-    double = Tuner(HOPPER, Network(100e9), read_settings({}))
+    double = Tuner(HOPPER, Network(100e9), read_settings(Nccl()))
     for power in range(4, 34):
         slow, fast = (each.choose(kind, 2.0**power, shape).time_us for each in (tuner(), double))
         assert fast <= slow
@@ -138,3 +141,38 @@ def test_nvlink_sharp_needs_three_ranks_on_every_node() -> None:
     uneven, even = GroupShape.of([*range(9)], 8, 0), GroupShape.of([*range(16)], 8, 0)
     assert "nvlstree" not in {candidate.algorithm for candidate in tuner().candidates("all_reduce", MIB, uneven)}
     assert "nvlstree" in {candidate.algorithm for candidate in tuner().candidates("all_reduce", MIB, even)}
+
+
+def logged_by_nccl() -> list[dict[str, str]]:
+    """Latency and bandwidth of each algorithm and protocol, as NCCL 2.27.5 logged them on 2 to 32 nodes of H100."""
+    with Path(__file__).with_name("h100_logged.csv").open() as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def test_latencies_and_bandwidths_over_nodes_are_those_that_nccl_logs() -> None:
+    model = Tuner(HOPPER, Network(), read_settings(Nccl(version="2.27.5")))
+    rows = logged_by_nccl()
+    assert len(rows) == 190
+    for row in rows:
+        nodes, local = int(row["nodes"]), int(row["gpus_per_node"])
+        name = row["algo"].replace("_", ""), row["proto"].lower()
+        for kind in row["operation"].split("/"):
+            shape = GroupShape(nodes * local, nodes, local)
+            latency_us, long_us = (
+                next(each.time_us for each in model.candidates(kind, num_bytes, shape) if each[:2] == name)
+                for num_bytes in (0.0, 2.0**40)
+            )
+            assert latency_us == pytest.approx(float(row["latency_us"]), abs=0.11), row
+            assert 2.0**40 / (long_us - latency_us) / 1e3 == pytest.approx(float(row["algbw_GBps"]), rel=0.01), row
+
+
+def test_trees_of_nvlink_sharp_depend_on_the_version() -> None:
+    old, new = (
+        {each.algorithm: each.time_us for each in Tuner(HOPPER, Network(), read_settings(Nccl(version=version)))
+         .candidates("all_reduce", 0, NODES)}["nvlstree"]
+        for version in ("2.27.7", "2.28.3")
+    )  # fmt: skip
+    depth = round((new - 25.0) / (2 * 20.9))
+    assert depth > 0
+    assert old == pytest.approx(25.0 + 2 * depth * 14.0)
+    assert read_settings(Nccl(version="unknown")).version == (2, 30)
