@@ -18,7 +18,7 @@ from fakedist.report.compare.comparison_page import comparison_page, layers_with
 from fakedist.rundir.step_time import GroupTime
 from tests.unit.report.two_runs import run_of
 
-WHERE = "in the kernels of the step, estimated: gemm of layers.*."
+WHERE = "in its kernels, gemm of layers.*."
 
 
 def both(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> Comparison:
@@ -51,10 +51,10 @@ def test_changes_add_up_to_that_of_all_kernels_however_they_are_told(tmp_path: P
 @pytest.mark.parametrize(
     ("b", "told"),
     [
-        ({"gemm_us": 140}, f"+120 µs {WHERE}mlp, +120 µs"),
-        ({"gemm_us": 90}, f"-30.0 µs {WHERE}mlp, -30.0 µs"),
-        ({"gemm_us": 140, "mlp": "ffn"}, f"+120 µs {WHERE}ffn, +120 µs"),
-        ({}, "the kernels of the step take the same time, 315 µs, estimated"),
+        ({"gemm_us": 140}, f"step +120 µs (+36.4%), estimated: +120 µs {WHERE}mlp, +120 µs"),
+        ({"gemm_us": 90}, f"step -30.0 µs (-9.1%), estimated: -30.0 µs {WHERE}mlp, -30.0 µs"),
+        ({"gemm_us": 140, "mlp": "ffn"}, f"step +120 µs (+36.4%), estimated: +120 µs {WHERE}ffn, +120 µs"),
+        ({}, "the step takes the same time, 330 µs, estimated"),
     ],
 )
 def test_one_line_says_why(tmp_path: Path, b: dict[str, Any], told: str) -> None:
@@ -127,7 +127,7 @@ def test_the_one_line_blames_communication_where_that_changed_more(tmp_path: Pat
     time = times(tmp_path, {}, {"gemm_us": 101})
     after = [replace(row, exposed_us=55.0), replace(row, group="tp", exposed_us=4.0)]
     time.times = replace(time.times[0], by_group=[row]), replace(time.times[1], by_group=after)
-    assert time.why == "+29.0 µs of exposed communication, estimated: all_gather on dp, +25.0 µs"
+    assert time.why == "step +3.0 µs (+0.9%), estimated: +29.0 µs of exposed communication, all_gather on dp, +25.0 µs"
     (sheet,) = [each for each in time_change_sheets(time, all_rows=True) if each.title.startswith("Exposed")]
     assert [list(column.cells) for column in sheet.columns[:2]] == [["dp", "tp"], ["all_gather", "all_gather"]]
     groups = time_context(time)["groups"]
@@ -138,4 +138,4 @@ def test_the_one_line_blames_communication_where_that_changed_more(tmp_path: Pat
     (tmp_path / "again").mkdir()
     again = times(tmp_path / "again", {}, {"gemm_us": 140})
     again.times = replace(again.times[0], by_group=[row]), replace(again.times[1], by_group=after)
-    assert again.why.startswith("+120 µs in the kernels of the step")
+    assert again.why.startswith("step +120 µs (+36.4%), estimated: +120 µs in its kernels")
