@@ -311,7 +311,10 @@ class Run:
         """
         models = models_of(Pricing(gpu, **options), self.manifest, self.summary)
         times = price_again(self.manifest, self.summary, self.table, models)
-        unpriced = [replace(piece, price_us=None, step_share=None) for piece in self.summary.advice]  # another GPU's
+        unpriced = [
+            replace(piece, price_us=None, price_high_us=None, step_share=None, step_share_high=None)  # another GPU's
+            for piece in self.summary.advice
+        ]
         summary = replace(self.summary, kernels=times.source, time=times.summary, advice=unpriced, remedy=None)
         return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
 

@@ -11,12 +11,13 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.advice import Room, find_advice
+from fakedist.analysis.advice import find_advice
 from fakedist.analysis.blocks import Blocks
+from fakedist.analysis.evidence import Room, Setup
 from fakedist.analysis.layer_table import Fold, fold_table, rows_of
 from fakedist.analysis.memory_tables import Peak, described_blocks, differences
 from fakedist.analysis.recording import Recording
-from fakedist.cost_model.estimated import StepTimes
+from fakedist.cost_model.estimated import StepTimes, recorded_gpu
 from fakedist.cost_model.outside_memory import estimate_outside
 from fakedist.errors import TRACEBACK, described
 from fakedist.options import Job, Until
@@ -139,7 +140,8 @@ def summarize(
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = _room(ending, out_of_memory, capacity, outside, times)
-    advised = estimate_or_note("what would help", lambda: find_advice(tables, folds, room), notes)
+    setup = _setup(recording, job)
+    advised = estimate_or_note("what would help", lambda: find_advice(tables, folds, room, setup), notes)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -186,6 +188,17 @@ def _room(
         return Room(step_us=step_us)
     low, high = (0, 0) if outside is None else (outside.low_bytes, outside.high_bytes)
     return Room(max(limit - high, 0), max(limit - low, 0), step_us)
+
+
+def _setup(recording: Recording, job: Job | None) -> Setup:
+    """The job's command line and hosts."""
+    gpu = recorded_gpu(recording)
+    host_bandwidth = 0.0 if gpu is None else gpu.host_bandwidth
+    return (
+        Setup(host_bandwidth=host_bandwidth)
+        if job is None
+        else Setup(job.script_arguments, host_bandwidth, min(job.gpus_per_node, job.world_size))
+    )
 
 
 def layer_memory(layers: pd.DataFrame, folds: list[Fold]) -> list[LayerMemory]:

@@ -298,15 +298,19 @@ class Advice:
         rule: The rule that found it.
         title: What to change.
         text: Why, and how.
-        gives_bytes: How much lower the peak would be.
+        gives_bytes: How much lower the peak would be; the most, if it is known only by bounds.
         of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
         line: The line that allocates what it saves: ``file:line (function)``; empty if there is no such line.
         is_upper_bound: Whether ``gives_bytes`` is only the most that it can be.
         needs_low_bytes: The least that it would then need reserved once the allocator has freed its caches.
         needs_high_bytes: The most.
         fits: Whether the rank would then fit; empty if that is not known.
-        price_us: How much longer the step would take, *estimated*; None if that is not known.
+        price_us: How much longer the step would take at least, *estimated*; None if that is not known.
         step_share: The same as a share of the step.
+        gives_low_bytes: How much lower the peak would be at least; None if that is not known.
+        price_high_us: How much longer the step would take at most.
+        step_share_high: The same as a share of the step.
+        spent_on: The work that takes that time.
     """
 
     rule: str
@@ -321,6 +325,10 @@ class Advice:
     fits: Literal["fits", "may fit", "does not fit", ""] = ""
     price_us: float | None = None
     step_share: float | None = None
+    gives_low_bytes: int | None = None
+    price_high_us: float | None = None
+    step_share_high: float | None = None
+    spent_on: str = ""
 
 
 @dataclass(frozen=True)
@@ -330,13 +338,17 @@ class Remedy:
     Attributes:
         rules: Their rules.
         titles: What to change.
-        gives_bytes: How much lower the allocated peak would be.
+        gives_bytes: How much lower the allocated peak would be; the most, if it is known only by bounds.
         needs_low_bytes: The least that it would then need reserved once the allocator has freed its caches.
         needs_high_bytes: The most.
         fits: Whether that fits the GPU.
-        price_us: How much longer the step would take, without the changes in ``unpriced``.
+        price_us: How much longer the step would take at least, without the changes in ``unpriced``.
         step_share: The same as a share of the step; None if no step was timed.
         unpriced: Rules of changes whose price is not known.
+        gives_low_bytes: How much lower the allocated peak would be at least.
+        price_high_us: How much longer the step would take at most, without the changes in ``unpriced``.
+        step_share_high: The same as a share of the step.
+        spent_on: The work that takes that time.
     """
 
     rules: list[str]
@@ -348,6 +360,10 @@ class Remedy:
     price_us: float
     step_share: float | None
     unpriced: list[str]
+    gives_low_bytes: int = 0
+    price_high_us: float = 0.0
+    step_share_high: float | None = None
+    spent_on: str = ""
 
 
 @dataclass(frozen=True)

@@ -227,11 +227,15 @@ def outcome_text(advice: Advice | Remedy) -> str:
 
 def _price(advice: Advice | Remedy) -> str:
     """How much longer a change makes the step; empty if that is not known."""
-    if advice.price_us is None or advice.step_share is None:
+    low, high = advice.price_us, advice.price_high_us
+    if low is None or high is None or advice.step_share is None or advice.step_share_high is None:
         return ""
-    if not advice.price_us:
+    if not high:
         return "the step takes no longer"
-    return f"the step +{advice.step_share:.0%} (estimated {format_us(advice.price_us)} of recomputation)"
+    shares, times = f"{advice.step_share_high:.0%}", format_us(high)
+    if f"{advice.step_share:.0%}" != shares:
+        shares, times = f"{advice.step_share:.0%} to {shares}", f"{format_us(low) if low else '0'} to {times}"
+    return f"the step +{shares} (estimated {times} of {advice.spent_on})"
 
 
 def remedy_text(summary: Summary) -> str:
@@ -245,7 +249,7 @@ def remedy_text(summary: Summary) -> str:
 
 
 def top_advice(summary: Summary, cwd: str) -> str:
-    """The advice that lowers the peak most, with its line of code; empty without advice."""
+    """The first advice, with its line of code; empty without advice."""
     if not summary.advice:
         return ""
     top = summary.advice[0]
@@ -255,7 +259,10 @@ def top_advice(summary: Summary, cwd: str) -> str:
 
 
 def _gives(advice: Advice) -> str:
-    return ("up to " if advice.is_upper_bound else "") + format_bytes(advice.gives_bytes)
+    if advice.is_upper_bound:
+        return f"up to {format_bytes(advice.gives_bytes)}"
+    low = advice.gives_bytes if advice.gives_low_bytes is None else max(advice.gives_low_bytes, 0)
+    return span_text(low, advice.gives_bytes)
 
 
 def or_dash(bytes_: int) -> str:

@@ -1,0 +1,335 @@
+"""Advice on what a model saves for backward: recompute it, keep it on the host, or have less of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fakedist.analysis.evidence import (
+    Change,
+    Evidence,
+    Passes,
+    Price,
+    Saving,
+    owners,
+    passes_of,
+    recompute_price,
+    recomputed,
+    stacks,
+)
+from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.megatron_advice import Megatron
+from fakedist.analysis.recording import Array
+from fakedist.units import format_bytes
+
+_NUM_STACKS = 2  # at most this many stacks of layers get advice
+_EVERY = {2: "every second layer of ", 3: "every third layer of ", 4: "every fourth layer of "}
+#: Operations whose results are worth keeping: torch's own choice for selective checkpointing, but for ``bmm``, whose
+#: results are attention scores where no fused attention runs.
+_KEPT = r"^aten\.(?:mm|addmm|_scaled_mm|convolution)\.|attention_?(?:forward)?\.|_attention\w*\."
+_BACKWARD = "backward"
+#: ``save_on_cpu`` copies a tensor as often as it is saved, such as the input of three projections: at most twice here.
+_MOST_COPIES = 2
+_LOSS_PIECES = 8
+_LOSS = r"log_softmax|nll_loss|cross_entropy"
+
+
+def checkpoint_layers(evidence: Evidence) -> Iterator[Change]:
+    """Activations saved inside repeated layers that a checkpoint would recompute, or the host could hold."""
+    held = []
+    saved = evidence.category("activation") & ~evidence.blocks["recompute"].to_numpy()
+    of_block = evidence.blocks["layer"].to_numpy()
+    for fold in stacks(evidence):
+        owner = owners(evidence.layers, fold.layers)
+        held.append((evidence.at_peak(saved & (owner[of_block] >= 0)), fold, owner))
+    megatron = Megatron.of(evidence)
+    for bytes_, fold, owner in sorted(held, key=lambda row: -row[0])[:_NUM_STACKS]:
+        passes = passes_of(evidence, owner)
+        if passes is None:
+            continue
+        if megatron is None:
+            yield from _checkpoints(evidence, fold, owner, passes, bytes_)
+            yield from _selective(evidence, fold, owner, passes)
+        else:
+            yield from megatron.recompute(evidence, fold, owner, passes)
+        yield from _offload(evidence, fold, owner, passes, megatron)
+
+
+def _checkpoints(evidence: Evidence, fold: Fold, owner: Array, passes: Passes, bytes_: int) -> Iterator[Change]:
+    """Whole layers recomputed: all of them, or every second, third or fourth."""
+    text = (
+        f"activations saved inside these {len(fold.layers)} layers hold {format_bytes(bytes_)} at the peak; with "
+        "torch.utils.checkpoint each layer keeps only its output and recomputes the rest in backward"
+    )
+    for every, words in {1: "", **_EVERY}.items():
+        if every >= len(fold.layers):
+            continue
+        yield Change(
+            "checkpoint",
+            f"checkpoint {words}{fold.name} ({fold.class_name})",
+            text,
+            recomputed(evidence, passes, passes.owner % every == 0),
+            subjects=frozenset({fold.name}),
+            price=recompute_price(evidence, (owner >= 0) & (owner % every == 0)),
+            is_variant=every > 1,
+        )
+
+
+def _selective(evidence: Evidence, fold: Fold, owner: Array, passes: Passes) -> Iterator[Change]:
+    """Layers that keep the results of matrix products and fused attention, and recompute the rest."""
+    blocks = evidence.blocks
+    is_kept = evidence.operation(_KEPT) & ~evidence.operation(_BACKWARD)
+    if not is_kept[passes.blocks].any():
+        return
+    dropped = recomputed(evidence, passes, np.ones(len(passes.owner), bool))
+    assert dropped.starts is not None
+    assert dropped.ends is not None
+    gone = np.where(is_kept, 0, dropped.bytes_)
+    starts, ends = dropped.starts, dropped.ends
+    # Results that autograd did not save, such as those of a layer's last product, are kept until backward too.
+    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    of_pass = np.searchsorted(passes.first_event, made, "right") - 1
+    is_inside = (of_pass >= 0) & (owner[blocks["layer"].to_numpy()] == passes.owner[of_pass])
+    is_forward = evidence.phase("forward") & ~blocks["recompute"].to_numpy()
+    is_extra = is_kept & is_forward & is_inside & evidence.category("temporary")
+    back = passes.back_event[of_pass] - 1
+    gone[is_extra] = -blocks["bytes"].to_numpy()[is_extra]
+    starts[is_extra], ends[is_extra] = freed[is_extra], np.maximum(back, freed)[is_extra]
+    is_ours = is_kept & is_inside & is_forward
+    names = ", ".join(f"torch.ops.{name}" for name in sorted(set(blocks.loc[is_ours, "operation"].astype(str))))
+    yield Change(
+        "selective-checkpoint",
+        f"checkpoint {fold.name} ({fold.class_name}), but keep products and attention",
+        "with torch.utils.checkpoint(layer, ..., use_reentrant=False, context_fn=lambda: "
+        f"create_selective_checkpoint_contexts([{names}])) each layer keeps those results and recomputes the rest",
+        Saving(gone, starts, ends),
+        subjects=frozenset({fold.name}),
+        price=recompute_price(evidence, owner >= 0, _KEPT),
+    )
+
+
+def _offload(
+    evidence: Evidence, fold: Fold, owner: Array, passes: Passes, megatron: Megatron | None
+) -> Iterator[Change]:
+    """Activations that the host holds between a layer's forward and backward."""
+    if megatron is not None and not megatron.can_offload:
+        return
+    for every, words in {1: "", 2: "every second layer of "}.items():
+        if every >= len(fold.layers) or (megatron is not None and every > 1):
+            continue
+        chosen = passes.owner % every == 0
+        if megatron is not None:  # the last layer stays
+            chosen = passes.owner < len(fold.layers) - 1
+        last_step = (passes.step == passes.step.max()) & chosen
+        bytes_ = int(evidence.blocks["bytes"].to_numpy()[passes.blocks[last_step[passes.pass_of]]].sum())
+        host = bytes_ * evidence.setup.gpus_per_node
+        how = "torch.autograd.graph.save_on_cpu(pin_memory=True) around these layers"
+        flags = ""
+        if megatron is not None:
+            how = megatron.offload_flags(len(fold.layers) - 1)
+            flags = f": {how}"
+        yield Change(
+            "offload",
+            f"offload the saved activations of {words}{fold.name} ({fold.class_name}){flags}",
+            f"{how} keeps {format_bytes(bytes_)} a step on the host, {format_bytes(host)} for the GPUs of a node; it "
+            "also copies parameters, and a tensor as often as it is saved. Saved-tensor hooks that copy activations "
+            "once, on a stream of their own, hide what the layers' compute is long enough for",
+            *_offloaded(evidence, passes, chosen),
+            subjects=frozenset({fold.name}),
+            price=_link_price(evidence, bytes_, (owner >= 0) & (owner % every == 0)),
+            is_variant=every > 1,
+        )
+
+
+def _offloaded(evidence: Evidence, passes: Passes, chosen: Array) -> tuple[Saving, Saving]:
+    """The most and the least that offloading saves.
+
+    At most, a block is there when it is made and when backward uses it. At least, it leaves once its layer's forward
+    has ended (an output, the next layer's), and comes back one layer before its own.
+    """
+    blocks, num_events = evidence.blocks, len(evidence.allocated)
+    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    is_chosen = chosen[passes.pass_of]
+    inside, of = passes.blocks[is_chosen], passes.pass_of[is_chosen]
+    gone = np.zeros(len(blocks))
+    gone[inside] = blocks["bytes"].to_numpy()[inside]
+    starts, ends = made.copy(), freed.copy()
+    starts[inside] += 1
+    ends[inside] -= freed[inside] < num_events
+    most = Saving(gone, starts.copy(), ends.copy())
+    is_output = np.isin(inside, passes.last)
+    starts[inside] = passes.end_event[np.where(is_output, passes.next[of], of)] + 1
+    back = passes.back_event[passes.next[of]]
+    ends[inside] = back - (back < num_events)
+    return most, Saving(gone, starts, ends)
+
+
+def _link_price(evidence: Evidence, bytes_: int, layers: Array) -> Price | None:
+    """Copies to the host and back: at most one after the other with compute, at least what exceeds compute."""
+    bandwidth = evidence.setup.host_bandwidth
+    forward, backward = (evidence.kernels_us((phase,), layers) for phase in ("forward", "backward"))
+    if not bandwidth or forward is None or backward is None:
+        return None
+    one_way = bytes_ / bandwidth * 1e6
+    of_layers = evidence.category("parameter") & layers[evidence.blocks["layer"].to_numpy()]
+    parameters = float(evidence.blocks["bytes"].to_numpy()[of_layers].sum()) / bandwidth * 1e6
+    high = 2 * (_MOST_COPIES * one_way + parameters)
+    return Price(max(one_way - forward, 0.0) + max(one_way - backward, 0.0), high, "copies over the host link")
+
+
+def halve_micro_batch(evidence: Evidence) -> Iterator[Change]:
+    """A smaller micro-batch and as many more of them: what scales with the batch is known only by bounds."""
+    megatron = Megatron.of(evidence)
+    batch = megatron.micro_batch if megatron is not None else _micro_batch(evidence)
+    if batch < 2:
+        return
+    pieces = next(number for number in range(2, batch + 1) if batch % number == 0)
+    share = 1 - 1 / pieces
+    blocks = evidence.blocks
+    bytes_, starts = blocks["bytes"].to_numpy(), blocks["alloc_event"].to_numpy().copy()
+    ends = blocks["free_event"].to_numpy().copy()
+    working = evidence.phase("forward", "backward")
+    activation = evidence.category("activation")
+    may = (activation | evidence.category("temporary")) & working
+    if evidence.splits_tensors:
+        may |= evidence.category("communication") & working
+    surely = may & _scales(evidence, activation & working, batch)
+    if not surely.any():
+        return
+    # Gradients stay allocated from the first micro-batch's backward on.
+    held, first = _kept_gradients(evidence)
+    starts[held], ends[held] = first, starts[held] + 1
+    most, least = (np.where(mask, bytes_ * share, 0) for mask in (may, surely))
+    most[held] = least[held] = -bytes_[held]
+    size = batch // pieces
+    flags = f": --micro-batch-size {size}" if megatron is not None else ""
+    yield Change(
+        "micro-batch",
+        f"micro-batches of {size} instead of {batch}, accumulated {pieces} times as often{flags}",
+        f"what a micro-batch saves for backward falls to 1/{pieces}, and so may temporaries; parameters, optimizer "
+        "state and gradients do not, and gradients are then held through forward. The same products run on fewer "
+        "rows each: no sooner than now together, and at most as long each; launches multiply",
+        Saving(most, starts, ends),
+        Saving(least, starts, ends),
+        line=evidence.main_line(surely),
+        price=_split_price(evidence, pieces),
+    )
+
+
+def _micro_batch(evidence: Evidence) -> int:
+    """Samples of one forward in the last step; 0 if they are not known, as in a pipeline."""
+    names = evidence.last_calls["operation"]
+    if not len(evidence.steps) or names.str.contains("send|recv", regex=True).any():
+        return 0
+    last = evidence.steps.iloc[-1]
+    of_step = evidence.spans[evidence.spans["step"] == last["step"]]
+    number = int((of_step["phase"].astype(str) == "backward").sum())
+    samples = int(last["samples"])
+    return samples // number if number and samples % number == 0 else 0
+
+
+def _scales(evidence: Evidence, activations: Array, batch: int) -> Array:
+    """Blocks whose size speaks for the batch: a multiple of it, of the size of an activation, not of a parameter."""
+    requested = evidence.blocks["requested_bytes"].to_numpy()
+    of_parameters = np.unique(requested[evidence.category("parameter")])
+    sizes = {1, *(evidence.groups["size"].tolist() if len(evidence.groups) else ())}
+    shapes = np.unique(np.concatenate([of_parameters * size * factor for size in sizes for factor in (0.5, 1, 2)]))
+    own = activations & (requested % batch == 0) & ~np.isin(requested, shapes)
+    own &= ~evidence.operation(r"arange|zeros|ones|full|empty|rand")
+    return np.isin(requested, np.unique(requested[own])) & (requested > 0)
+
+
+def _kept_gradients(evidence: Evidence) -> tuple[Array, Array]:
+    """Gradients that outlive their step's backward, and the first event of that step's forward."""
+    blocks, spans = evidence.blocks, evidence.spans.astype({"phase": str})
+    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    gradients = np.flatnonzero(evidence.category("gradient") & evidence.phase("backward"))
+    begins = spans[spans["phase"] == "forward"].groupby("step")["first_event"].min()
+    last = spans["first_event"].shift(-1, fill_value=len(evidence.allocated))[spans["phase"] == "backward"]
+    ended = last.groupby(spans["step"]).max()
+    step = blocks["step"].to_numpy()[gradients]
+    forward = begins.reindex(step).to_numpy("f8", na_value=np.inf)
+    outlives = freed[gradients] >= ended.reindex(step).to_numpy("f8", na_value=np.inf)
+    chosen = outlives & (forward < made[gradients])
+    return gradients[chosen], forward[chosen].astype("i8")
+
+
+def _split_price(evidence: Evidence, pieces: int) -> Price | None:
+    """Each kernel takes between its part and as long as now; one that its launch limits takes as long."""
+    kernels = evidence.kernels
+    whole = evidence.kernels_us(("forward", "backward"))
+    if kernels is None or whole is None:
+        return None
+    runs = kernels["phase"].isin(("forward", "backward"))
+    launch = (kernels["bound"].astype(str) == "launch") & runs & ~kernels["is_call"]
+    low = float(kernels.loc[launch, "duration_us"].sum())
+    again = float(kernels.loc[kernels["recompute"].astype(bool) & runs & ~kernels["is_call"], "duration_us"].sum())
+    calls = evidence.last_calls
+    calls_us = evidence.calls_us(calls.loc[calls["phase"].isin(("forward", "backward")), "sequence"])
+    more = pieces - 1
+    return Price(low * more, (whole + again + calls_us) * more, "more launches and smaller kernels")
+
+
+def chunk_loss(evidence: Evidence) -> Iterator[Change]:
+    """Full logits and their gradient, which an unfused cross entropy holds several times over."""
+    is_loss = evidence.operation(_LOSS)
+    stack = evidence.blocks["stack"].to_numpy()
+    lines = {evidence.lines[number] for number in np.unique(stack[is_loss])} - {""}
+    # The cast of the logits is on the same line as the loss.
+    on_line = np.array([line in lines for line in evidence.lines])[stack]
+    chosen = is_loss | (evidence.operation("_to_copy") & on_line)
+    if not chosen.any():
+        return
+    held = evidence.at_peak(chosen)
+    where = f" ({_short(sorted(lines)[0])})" if lines else ""
+    sizes, line = evidence.blocks["bytes"].to_numpy(), evidence.main_line(chosen)
+    megatron = Megatron.of(evidence)
+    also = "; --cross-entropy-loss-fusion" if megatron and not megatron.has("cross-entropy-loss-fusion") else ""
+    text = (
+        f"the loss{where} holds {format_bytes(held)} of full logits at the peak; in {_LOSS_PIECES} chunks, with a "
+        f"fused linear cross entropy, or sharded over the vocabulary (loss parallel) it needs a fraction of that{also}"
+    )
+    in_stacks = np.zeros(len(evidence.layers), bool)
+    for fold in stacks(evidence):
+        in_stacks |= owners(evidence.layers, fold.layers) >= 0
+    again = evidence.kernels_us(("forward",), ~in_stacks)
+    yield Change(
+        "fuse-loss",
+        f"compute the loss in {_LOSS_PIECES} chunks, or fused",
+        text,
+        Saving(np.where(chosen, sizes * (1 - 1 / _LOSS_PIECES), 0)),
+        line=line,
+        subjects=frozenset({"loss"}),
+        price=None if again is None else Price(0.0, again, "recomputed logits, if their chunks are checkpointed"),
+    )
+    group = _gathered_logits(evidence, is_loss)
+    if group is None:
+        return
+    size, label = evidence.group_size(group), evidence.group_label(group)
+    yield Change(
+        "loss-parallel",
+        f"keep the logits sharded over the {size:,} ranks of {label} (loss parallel)",
+        f"{label} gathers the logits for the loss{where}; torch.distributed.tensor.parallel.loss_parallel() with "
+        "output_layouts=Shard(-1), use_local_output=False leaves each rank its part of the vocabulary",
+        Saving(np.where(chosen, sizes * (1 - 1 / size), 0)),
+        line=line,
+        subjects=frozenset({"loss"}),
+        price=Price(0.0, 0.0, ""),
+    )
+
+
+def _gathered_logits(evidence: Evidence, is_loss: Array) -> int | None:
+    """The tensor-parallel group whose all-gather in forward made logits of the loss's size; None without one."""
+    largest = int(evidence.blocks["requested_bytes"].to_numpy()[is_loss].max(initial=0))
+    calls = evidence.last_calls
+    gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
+    whole = gathers[gathers["bytes_out"].isin((largest, largest // 2, largest * 2)) & (gathers["bytes_out"] > 0)]
+    for group in whole["group"].unique().tolist():
+        if group in evidence.splits_tensors and evidence.group_size(int(group)) > 1:
+            return int(group)
+    return None
+
+
+def _short(line: str) -> str:
+    return line.partition(" (")[0].rpartition("/")[2]

@@ -1,0 +1,399 @@
+"""What advice rests on: the tables of a run, and the changes to it, whose outcome is its own history played again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.recording import Array
+
+_NUM_SAMPLES = 256
+Fits = Literal["fits", "may fit", "does not fit", ""]
+
+
+@dataclass(frozen=True, eq=False)
+class Saving:
+    """For each block of a run, the bytes that are gone from event ``starts`` until event ``ends``.
+
+    The two default to the block's whole lifetime. Bytes below zero are held in addition, at any time.
+    """
+
+    bytes_: Array
+    starts: Array | None = None
+    ends: Array | None = None
+
+
+@dataclass(frozen=True)
+class Price:
+    """The least and most that a change makes the step longer, in microseconds, and what that time is spent on."""
+
+    low_us: float
+    high_us: float
+    spent_on: str
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A change to the job and what it saves.
+
+    ``least`` is the saving that is certain, where ``most`` is only the most that it can be; None if both are one. Of
+    changes that share one of their ``subjects`` only one can be made. ``price`` is None if it is not known.
+    """
+
+    rule: str
+    title: str
+    text: str
+    most: Saving
+    least: Saving | None = None
+    line: str = ""
+    subjects: frozenset[str] = frozenset()
+    price: Price | None = None
+    is_variant: bool = False
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory that the rank may reserve, and how long its step is.
+
+    ``low_bytes`` is left if NCCL and the CUDA context take the most that they may, ``high_bytes`` if the least; None if
+    the GPU's memory is not known, or the run ended before its peak. ``step_us`` is None if no step was timed.
+    """
+
+    low_bytes: int | None = None
+    high_bytes: int | None = None
+    step_us: float | None = None
+
+    def fits(self, low_bytes: int, high_bytes: int) -> Fits:
+        """Whether something between these would fit."""
+        if self.low_bytes is None or self.high_bytes is None:
+            return ""
+        return "fits" if high_bytes <= self.low_bytes else "may fit" if low_bytes <= self.high_bytes else "does not fit"
+
+    def share(self, price_us: float | None) -> float | None:
+        """A price as a share of the step."""
+        return price_us / self.step_us if price_us is not None and self.step_us else None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the tables do not have.
+
+    Attributes:
+        arguments: The script's command line.
+        host_bandwidth: Bytes per second from the GPU to its host, and back; 0 if not known.
+        gpus_per_node: GPUs that share a host.
+    """
+
+    arguments: tuple[str, ...] = ()
+    host_bandwidth: float = 0.0
+    gpus_per_node: int = 1
+
+
+#: Room and setup of a run of which neither is known.
+ANYWHERE, UNKNOWN = Room(), Setup()
+
+
+class Evidence:
+    """The tables of a run, in the form that the rules of advice use."""
+
+    def __init__(self, tables: dict[str, pd.DataFrame], folds: list[Fold], setup: Setup = UNKNOWN) -> None:
+        self.folds, self.setup = folds, setup
+        self.blocks, self.layers = tables["blocks"], tables["layers"]
+        self.spans, self.calls, self.groups = tables["spans"], tables["calls"], tables["groups"]
+        self.steps = tables["steps"]
+        self.files = tables["frames"]["filename"]
+        self.grows = matches(tables["events"]["action"], lambda name: name == "segment_map").any()
+        self.allocated = tables["events"]["allocated_bytes"].to_numpy()
+        self.reserved_peak = int(tables["events"]["reserved_bytes"].max()) if len(self.allocated) else 0
+        self.peak = int(self.allocated.max(initial=0))
+        self.lines = [*map(str, tables["stacks"]["line"]), ""]  # stack -1 (none) indexes the empty line at the end
+        self._tables = tables
+
+    def saved(self, changes: Sequence[Change]) -> tuple[int, int]:
+        """The least and most bytes by which the peak falls with these changes."""
+        most = self._saved([change.most for change in changes])
+        if all(change.least is None for change in changes):
+            return most, most
+        least = self._saved([change.least or change.most for change in changes])
+        return min(least, most), max(least, most)
+
+    def _saved(self, savings: Sequence[Saving]) -> int:
+        """Bytes by which the peak falls: shares of whole lifetimes multiply, then the first drop counts."""
+        num_events, size = len(self.allocated), self.blocks["bytes"].to_numpy()
+        made, freed = (self.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+        left, later = np.ones(len(size)), []
+        for saving in savings:
+            first = made if saving.starts is None else saving.starts
+            end = freed if saving.ends is None else saving.ends
+            is_whole = (saving.bytes_ > 0) & (first <= made) & (end >= freed)
+            left[is_whole] *= 1 - saving.bytes_[is_whole] / np.maximum(size[is_whole], 1)
+            later.append((first, end, np.where(is_whole | (first >= end), 0, saving.bytes_)))
+        change, is_gone = np.zeros(num_events + 1), np.zeros(len(size), bool)
+        rows = [(made, freed, size * (1 - left))]
+        for first, end, bytes_ in later:
+            rows.append((first, end, np.where(is_gone, 0, bytes_ * left)))
+            is_gone |= bytes_ > 0
+        for first, end, gone in rows:
+            change += np.bincount(first, gone, num_events + 1) - np.bincount(end, gone, num_events + 1)
+        return self.peak - int(np.ceil((self.allocated - np.cumsum(change)[:num_events]).max(initial=0) - 1e-3))
+
+    @cached_property
+    def _samples(self) -> Array:
+        """The event with the most allocated of each of up to ``_NUM_SAMPLES`` parts of the run."""
+        parts = np.array_split(np.arange(len(self.allocated)), min(_NUM_SAMPLES, max(len(self.allocated), 1)))
+        return np.array([part[self.allocated[part].argmax()] for part in parts if len(part)], "i8")
+
+    def gone_at_samples(self, saving: Saving) -> Array:
+        """The most bytes that are gone at each sampled event, whatever else changes."""
+        made, freed = (self.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+        first = made if saving.starts is None else saving.starts
+        end = freed if saving.ends is None else saving.ends
+        bytes_ = np.where(first < end, np.maximum(saving.bytes_, 0), 0)
+        num = len(self.allocated) + 1
+        curve = np.cumsum(np.bincount(first, bytes_, num) - np.bincount(end, bytes_, num))
+        return np.asarray(curve[self._samples])
+
+    def least_needed(self, gone: Sequence[Array]) -> int:
+        """A limit from below of what changes leave, from what each drops at the samples (:meth:`gone_at_samples`)."""
+        return int((self.allocated[self._samples] - np.sum(gone, axis=0)).max(initial=0))
+
+    def needed_without(self, least: int, most: int) -> tuple[int, int]:
+        """The least and most that the rank would need reserved if the allocated peak fell by so many bytes."""
+        return self.peak - most, self.peak - least + max(self.reserved_peak - self.peak, 0)
+
+    # ---- masks of blocks
+
+    def category(self, wanted: str) -> Array:
+        """Mask of the blocks of a category."""
+        return matches(self.blocks["category"], lambda name: name == wanted)
+
+    def phase(self, *wanted: str) -> Array:
+        """Mask of the blocks allocated in one of the phases."""
+        return matches(self.blocks["phase"], lambda name: name in wanted)
+
+    def operation(self, pattern: str) -> Array:
+        """Mask of the blocks allocated by an operation whose name matches the pattern."""
+        matcher = re.compile(pattern)
+        return matches(self.blocks["operation"], lambda name: matcher.search(name) is not None)
+
+    def at_peak(self, chosen: Array) -> int:
+        """Bytes of the chosen blocks that are alive at the peak."""
+        return int(self.blocks.loc[chosen & self.blocks["at_peak"].to_numpy(), "bytes"].sum())
+
+    def main_line(self, chosen: Array) -> str:
+        """The line that allocated most of the chosen blocks alive at the peak; empty if none of them has a line."""
+        alive = self.blocks[chosen & self.blocks["at_peak"].to_numpy()]
+        lines = pd.Series(self.lines).iloc[alive["stack"].to_numpy()]
+        held = alive["bytes"].groupby(lines.to_numpy()).sum().drop("", errors="ignore")
+        return str(held.idxmax()) if len(held) else ""
+
+    # ---- times
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame | None:
+        """The timed step's kernels, collectives among them; None without one whose durations are known."""
+        kernels = self._tables.get("kernels")
+        if kernels is None or not len(kernels) or not (kernels["duration_us"] > 0).any():
+            return None
+        return kernels.assign(is_call=(kernels["call"] >= 0) | (kernels["family"].astype(str) == "communication"))
+
+    def kernels_us(self, phases: Sequence[str], layers: Array | None = None, without: str = "") -> float | None:
+        """How long kernels of phases take, collectives and recomputation left out; None without a timed step.
+
+        Args:
+            layers: A mask of the layers that ran them; None for any.
+            without: A pattern of operations whose kernels are left out.
+        """
+        kernels = self.kernels
+        if kernels is None:
+            return None
+        chosen = kernels["phase"].isin(phases).to_numpy() & ~kernels["is_call"].to_numpy()
+        chosen &= ~kernels["recompute"].to_numpy(bool)
+        if layers is not None:
+            chosen &= layers[kernels["layer"].to_numpy()]
+        if without:
+            matcher = re.compile(without)
+            chosen &= ~matches(kernels["operation"], lambda name: matcher.search(name) is not None)
+        return float(np.nansum(kernels["duration_us"].to_numpy()[chosen]))
+
+    def calls_us(self, sequence: pd.Series) -> float:
+        """How long the timed step's collectives of these sequence numbers take."""
+        if self.kernels is None:
+            return 0.0
+        return float(self.kernels.loc[self.kernels["call"].isin(sequence), "duration_us"].sum())
+
+    # ---- groups
+
+    @cached_property
+    def last_calls(self) -> pd.DataFrame:
+        """The calls of the last step, operations and phases as text."""
+        last = self.calls[self.calls["step"] == self.calls["step"].max()]
+        return pd.DataFrame(last).astype({"operation": str, "phase": str})
+
+    @cached_property
+    def replicas(self) -> ReplicaGroup | None:
+        """The group whose ranks hold the same model: it all-reduces all gradients; None without one."""
+        parameters = self.at_peak(self.category("parameter"))
+        calls = self.last_calls[self.last_calls["operation"].str.startswith("all_reduce")]
+        reduced = calls[calls["phase"] != "forward"].groupby("group")["bytes_in"].sum()
+        for group, bytes_ in reduced.items():
+            # A group that all-reduces in forward too is tensor-parallel.
+            if bytes_ < 0.9 * parameters or ((calls["phase"] == "forward") & (calls["group"] == group)).any():
+                continue
+            number = int(str(group))
+            if self.group_size(number) > 1:
+                return ReplicaGroup(number, self.group_label(number), self.group_size(number))
+        return None
+
+    @cached_property
+    def splits_tensors(self) -> set[int]:
+        """Groups that call in forward for activations: tensor, sequence, context and expert parallel ones.
+
+        FSDP's groups gather parameters in forward, and reduce-scatter gradients in backward alone.
+        """
+        calls = self.last_calls
+        groups = set()
+        for group, own in calls.groupby("group"):
+            number, names = int(str(group)), own["operation"]
+            is_forward = own["phase"] == "forward"
+            computes = names.str.startswith(("all_reduce", "reduce_scatter", "all_to_all"))
+            if self.group_size(number) > 1 and (is_forward & computes).any():
+                groups.add(number)
+        return groups
+
+    def group_size(self, group: int) -> int:
+        """Ranks in a group."""
+        return int(self.groups["size"].iloc[group]) if 0 <= group < len(self.groups) else 0
+
+    def group_label(self, group: int) -> str:
+        """A group's description, or its name."""
+        row = self.groups.iloc[group]
+        return str(row["description"] or row["name"])
+
+
+@dataclass(frozen=True)
+class ReplicaGroup:
+    """Ranks that hold the same parameters."""
+
+    number: int
+    label: str
+    size: int
+
+
+def matches(values: pd.Series, test: Callable[[str], bool]) -> Array:
+    """Values that pass the test, which runs once per distinct value, since there are millions of blocks."""
+    categories = values.astype("category").cat
+    return np.array([*map(test, categories.categories.astype(str)), False], bool)[categories.codes.to_numpy()]
+
+
+# ---- repeated layers
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The forwards of a stack's layers, in order, and the blocks that each saved for backward.
+
+    Attributes:
+        blocks: The saved blocks, in order of allocation.
+        pass_of: The pass of each.
+        owner: By pass, the layer's number in the stack.
+        last: By pass, its last saved block: the layer's output.
+        first_event: By pass, the event that made its first block.
+        end_event: By pass, the event that made its last block.
+        back_event: By pass, the first event at which backward frees one of its blocks; the number of events if none.
+        step: By pass, its step.
+    """
+
+    blocks: Array
+    pass_of: Array
+    owner: Array
+    last: Array
+    first_event: Array
+    end_event: Array
+    back_event: Array
+    step: Array
+
+    @property
+    def next(self) -> Array:
+        """By pass, the next one of its step and micro-batch; itself if it is the last."""
+        number = np.arange(len(self.owner))
+        after = np.minimum(number + 1, len(number) - 1)
+        is_next = (self.owner[after] > self.owner) & (self.step[after] == self.step)
+        return np.where(is_next, after, number)
+
+
+def passes_of(evidence: Evidence, owner: Array) -> Passes | None:
+    """The passes of layers that own blocks (``owner`` is a layer's number by row of ``layers``, -1 for others)."""
+    blocks = evidence.blocks
+    of_block = owner[blocks["layer"].to_numpy()]
+    saved = evidence.category("activation") & ~blocks["recompute"].to_numpy()
+    inside = np.flatnonzero(saved & (of_block >= 0))
+    if not len(inside):
+        return None
+    made, freed = (blocks[name].to_numpy()[inside] for name in ("alloc_event", "free_event"))
+    step = blocks["step"].to_numpy()[inside]
+    begins = (np.diff(of_block[inside], prepend=-2) != 0) | (np.diff(step, prepend=-2) != 0)
+    pass_of = np.cumsum(begins) - 1
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(inside)) - 1
+    back = np.full(len(first), len(evidence.allocated))
+    np.minimum.at(back, pass_of, freed)
+    return Passes(
+        inside, pass_of, of_block[inside][first], inside[last], made[first], made[last], back, step=step[first]
+    )
+
+
+def owners(layers: pd.DataFrame, of: Sequence[int]) -> Array:
+    """For each layer, which of some layers contains it; -1 if none does."""
+    owner = np.full(len(layers), -1)
+    owner[list(of)] = np.arange(len(of))
+    for layer, parent in enumerate(layers["parent"].tolist()):
+        if owner[layer] < 0 < parent:
+            owner[layer] = owner[parent]
+    return owner
+
+
+def stacks(evidence: Evidence) -> list[Fold]:
+    """Repeated layers that are not inside others. Folds come depth first."""
+    outermost: list[Fold] = []
+    for fold in evidence.folds:
+        if len(fold.layers) > 1 and not any(fold.name.startswith(f"{other.name}.") for other in outermost):
+            outermost.append(fold)
+    return outermost
+
+
+def recomputed(evidence: Evidence, passes: Passes, chosen: Array, *, keeps_output: bool = True) -> Saving:
+    """The saving of recomputing what some passes saved.
+
+    Between a layer's forward and backward (its first free), only its last block, the output, stays.
+    """
+    blocks, num_events = evidence.blocks, len(evidence.allocated)
+    gone = np.zeros(len(blocks))
+    starts, ends = (blocks[name].to_numpy().copy() for name in ("alloc_event", "free_event"))
+    is_chosen = chosen[passes.pass_of]
+    inside, of = passes.blocks[is_chosen], passes.pass_of[is_chosen]
+    gone[inside] = blocks["bytes"].to_numpy()[inside]
+    if keeps_output:
+        gone[passes.last] = 0
+    starts[inside] = passes.end_event[of] + 1
+    is_run_back = passes.back_event < num_events  # else the run ended before the backward
+    ends[inside] = (passes.back_event - is_run_back)[of]
+    return Saving(gone, starts, ends)
+
+
+def recompute_price(evidence: Evidence, layers: Array, without: str = "") -> Price | None:
+    """The time of the kernels that layers run again, and at most that of their collectives for activations."""
+    time_us = evidence.kernels_us(("forward",), layers, without)
+    if time_us is None:
+        return None
+    calls = evidence.last_calls
+    is_ours = (calls["phase"] == "forward") & calls["group"].isin(evidence.splits_tensors) & layers[calls["layer"]]
+    calls_us = evidence.calls_us(calls.loc[is_ours, "sequence"])
+    return Price(time_us, time_us + calls_us, "recomputation")

@@ -1,0 +1,219 @@
+"""Advice on parameters, gradients and optimizer state: shard them over the ranks that hold the same, or free them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fakedist.analysis.evidence import (
+    Change,
+    Evidence,
+    Passes,
+    Price,
+    ReplicaGroup,
+    Saving,
+    owners,
+    passes_of,
+    stacks,
+)
+from fakedist.analysis.megatron_advice import Megatron
+from fakedist.analysis.recording import Array
+from fakedist.units import format_bytes
+
+#: Layers whose parameters and gradients FSDP has whole at once: gathered ahead, at work, and in buffers still in use.
+_WHOLE_LAYERS = 3
+_COMMUNICATION = "communication"
+
+
+def shard_replicas(evidence: Evidence) -> Iterator[Change]:
+    """State that every rank of a group duplicates, because the group all-reduces its gradients."""
+    group, megatron = evidence.replicas, Megatron.of(evidence)
+    if group is None:
+        return
+    calls = evidence.last_calls
+    is_reduction = calls["operation"].str.startswith("all_reduce") & (calls["group"] == group.number)
+    reduced_us = evidence.calls_us(calls.loc[is_reduction, "sequence"])
+    yield from _shard_optimizer(evidence, group, megatron, reduced_us)
+    if megatron is None:  # Megatron's own FSDP asks for more than a flag
+        yield from _fully_shard(evidence, group, reduced_us)
+
+
+def _shard_optimizer(
+    evidence: Evidence, group: ReplicaGroup, megatron: Megatron | None, reduced_us: float
+) -> Iterator[Change]:
+    state = evidence.category("optimizer_state")
+    held, parameters = evidence.at_peak(state), evidence.at_peak(evidence.category("parameter"))
+    if not held or held < parameters / 2:  # less than half: already sharded
+        return
+    share = 1 - 1 / group.size
+    gone = np.where(state, evidence.blocks["bytes"] * share, 0)
+    if megatron is not None:
+        how, least = megatron.optimizer_flags(), None
+        title = f"shard the optimizer over {group.label}: {how}"
+    else:
+        how, title = "ZeroRedundancyOptimizer", f"shard the optimizer over {group.label} (ZeRO-1)"
+        least = Saving(np.where(_largest_states(evidence, state), 0, gone))
+    yield Change(
+        "shard-optimizer",
+        title,
+        f"all {group.size:,} ranks of {group.label} hold the same optimizer state, {format_bytes(held)} at the peak; "
+        f"with {how} each keeps 1/{group.size:,} of it",
+        Saving(gone),
+        least,
+        line=evidence.main_line(state),
+        subjects=frozenset({"shard"}),
+        price=_gather_price(evidence, reduced_us / 2),
+    )
+
+
+def _largest_states(evidence: Evidence, state: Array) -> Array:
+    """The states of the largest parameter: ZeroRedundancyOptimizer gives away whole parameters, not parts of them."""
+    parameters = evidence.category("parameter") & evidence.blocks["at_peak"].to_numpy()
+    count = round(int(state.sum()) / max(int(parameters.sum()), 1))
+    sizes = np.where(state, evidence.blocks["bytes"].to_numpy(), 0)
+    chosen = np.zeros(len(sizes), bool)
+    chosen[np.argsort(-sizes, kind="stable")[: max(count, 1)]] = True
+    return chosen & state
+
+
+def _gather_price(evidence: Evidence, gathers_us: float) -> Price | None:
+    """Gathers of parameters, each half as long as the all-reduce of as many bytes, hidden or not."""
+    return None if evidence.kernels is None else Price(0.0, gathers_us, "all-gathers")
+
+
+def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> Iterator[Change]:
+    """FSDP2 in DDP's place: with parameters whole until backward (ZeRO-2), or layer by layer (ZeRO-3).
+
+    Exact are the parts of a group's size. Which layers are whole at once is known only by bounds: none, or three and
+    all that is outside of repeated layers.
+    """
+    blocks, share = evidence.blocks, 1 - 1 / group.size
+    bytes_, layer = blocks["bytes"].to_numpy(), blocks["layer"].to_numpy()
+    parameter, gradient, state = (evidence.category(name) for name in ("parameter", "gradient", "optimizer_state"))
+    is_bucket = evidence.category(_COMMUNICATION) & (blocks["free_event"].to_numpy() >= len(evidence.allocated))
+    is_whole = np.ones(len(evidence.layers), bool)  # layers of which parameters may be whole
+    for fold in stacks(evidence):
+        owner = owners(evidence.layers, fold.layers)
+        is_whole[owner >= _WHOLE_LAYERS] = False
+    of_whole = is_whole[layer]
+    held = evidence.at_peak(parameter | gradient | state)
+    who = f"all {group.size:,} ranks of {group.label} hold the same parameters, gradients and optimizer state"
+    for stage in (3, 2):
+        sharded = (parameter | gradient | state) if stage == 3 else (gradient | state)
+        most = np.where(sharded, bytes_ * share, 0) + np.where(is_bucket, bytes_, 0)
+        least = np.where((parameter | gradient) & of_whole, 0, np.where(sharded, bytes_ * share, 0))
+        least = least + np.where(is_bucket, bytes_, 0)
+        if stage == 2:  # this rank's shards, beside the whole parameters
+            most, least = (np.where(parameter, -bytes_ * (1 - share), saved) for saved in (most, least))
+        how = "fully_shard each layer and the model" + " with reshard_after_forward=False" * (stage == 2)
+        kept = "gathers one layer at a time" if stage == 3 else "keeps whole parameters from forward to backward"
+        yield Change(
+            "shard-parameters" if stage == 3 else "shard-gradients",
+            f"{how}, over {group.label}, instead of replicas (ZeRO-{stage})",
+            f"{who}, {format_bytes(held)} at the peak; with FSDP2 each keeps 1/{group.size:,}, and {kept}",
+            Saving(most),
+            Saving(least),
+            subjects=frozenset({"shard"}),
+            price=_gather_price(evidence, reduced_us / 2 * (stage - 1)),
+        )
+
+
+def reshard(evidence: Evidence) -> Iterator[Change]:
+    """Parameters of FSDP2 that stay whole from forward to backward."""
+    blocks = evidence.blocks
+    whole = evidence.category("parameter") & evidence.phase("forward") & (blocks["step"].to_numpy() > 0)
+    for fold in stacks(evidence):
+        owner = owners(evidence.layers, fold.layers)
+        passes = passes_of(evidence, owner)
+        mine = whole & (owner[blocks["layer"].to_numpy()] >= 0)
+        if passes is None or not mine.any():
+            continue
+        found = np.flatnonzero(mine)
+        most, least, kept = _resharded(evidence, passes, found, owner)
+        calls = evidence.last_calls
+        is_gather = calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")
+        gathers_us = evidence.calls_us(calls.loc[is_gather & (owner[calls["layer"]] >= 0), "sequence"])
+        held = format_bytes(evidence.at_peak(kept))
+        yield Change(
+            "reshard",
+            f"reshard the parameters of {fold.name} after forward (ZeRO-3)",
+            f"whole parameters of these layers, {held} at the peak, stay from forward to backward; with "
+            "fully_shard(layer, reshard_after_forward=True), they are freed and gathered again",
+            most,
+            least,
+            subjects=frozenset({f"reshard {fold.name}"}),
+            price=_gather_price(evidence, gathers_us),
+        )
+
+
+def _resharded(evidence: Evidence, passes: Passes, found: Array, owner: Array) -> tuple[Saving, Saving, Array]:
+    """The most and least saving, and which blocks are whole from their layer's forward to its backward.
+
+    At least, a layer's parameters leave once the next layer's forward has ended, and are back two layers before its
+    backward: the next layer's are gathered ahead, into a buffer from which they are copied.
+    """
+    blocks, num_events = evidence.blocks, len(evidence.allocated)
+    made, freed, layer = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "layer"))
+    gone, kept = np.zeros(len(blocks)), np.zeros(len(blocks), bool)
+    starts, ends = made.copy(), freed.copy()
+    late, early = made.copy(), freed.copy()
+    by_owner = {number: np.flatnonzero(passes.owner == number) for number in np.unique(passes.owner).tolist()}
+    for block in found.tolist():
+        own = by_owner.get(int(owner[layer[block]]), np.zeros(0, int))
+        row = own[(passes.end_event[own] > made[block]) & (passes.back_event[own] <= freed[block])]
+        if not len(row):
+            continue
+        first, last = int(row[0]), int(row[-1])  # of the micro-batches between which it stays
+        after = passes.next
+        kept[block], gone[block] = True, blocks["bytes"].to_numpy()[block]
+        starts[block], ends[block] = passes.end_event[first] + 1, passes.back_event[last] - 1
+        late[block] = passes.end_event[after[first]] + 1
+        early[block] = min(passes.back_event[after[after[last]]], num_events) - 1
+    return Saving(gone, starts, ends), Saving(gone, late, early), kept
+
+
+def fuse_optimizer(evidence: Evidence) -> Iterator[Change]:
+    """Temporaries for all parameters at once, which an unfused optimizer allocates."""
+    chosen = evidence.operation("_foreach_") & evidence.phase("optimizer") & evidence.category("temporary")
+    if chosen.any():
+        held = format_bytes(evidence.at_peak(chosen))
+        yield Change(
+            "fuse-optimizer",
+            "use the fused optimizer: fused=True",
+            f"the optimizer step holds {held} of temporaries at the peak; fused=True needs none, foreach=False those "
+            "of one parameter at a time",
+            Saving(np.where(chosen, evidence.blocks["bytes"], 0)),
+            line=evidence.main_line(chosen),
+            price=Price(0.0, 0.0, ""),
+        )
+
+
+def drop_gradients(evidence: Evidence) -> Iterator[Change]:
+    """Gradients of the previous step that are kept through the forward."""
+    gradient = np.flatnonzero(evidence.category("gradient"))
+    made, freed = (evidence.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    bytes_ = evidence.blocks["bytes"].to_numpy()
+    gone = np.zeros(len(evidence.blocks))
+    starts, ends = made.copy(), freed.copy()
+    kept = 0
+    phase = evidence.spans["phase"].astype(str)
+    for step in sorted(set(evidence.spans["step"]) - {0, 1}):
+        of_step = evidence.spans["step"] == step
+        forward = evidence.spans.loc[of_step & (phase == "forward"), "first_event"]
+        backward = evidence.spans.loc[of_step & (phase == "backward"), "first_event"]
+        if not len(forward) or not len(backward):
+            continue
+        idle = gradient[(made[gradient] < forward.iloc[0]) & (freed[gradient] > backward.iloc[0])]
+        gone[idle] = bytes_[idle]
+        starts[idle], ends[idle] = forward.iloc[0], backward.iloc[0]
+        kept = max(kept, int(gone[idle].sum()))
+    if kept:
+        yield Change(
+            "drop-gradients",
+            "free the gradients after the step: zero_grad(set_to_none=True)",
+            f"gradients of the previous step, {format_bytes(kept)}, stay allocated during forward; "
+            "zero_grad(set_to_none=True) after the optimizer step frees them",
+            Saving(gone, starts, ends),
+            price=Price(0.0, 0.0, ""),
+        )
