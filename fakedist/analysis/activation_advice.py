@@ -31,6 +31,8 @@ _KEPT = r"^aten\.(?:mm|addmm|_scaled_mm|convolution)\.|attention_?(?:forward)?\.
 _BACKWARD = "backward"
 #: ``save_on_cpu`` copies a tensor as often as it is saved, such as the input of three projections: at most twice here.
 _MOST_COPIES = 2
+_NOT_OF_WEIGHTS = r"addmm|attention|_norm|norm\.|softmax|gelu|silu|relu|dropout|embedding"
+_COPIES = r"_to_copy|copy_|clone|_weight_norm"
 _LOSS_PIECES = 8
 _LOSS = r"log_softmax|nll_loss|cross_entropy"
 
@@ -71,7 +73,7 @@ def _checkpoints(evidence: Evidence, fold: Fold, owner: Array, passes: Passes, b
             text,
             recomputed(evidence, passes, passes.owner % every == 0),
             subjects=frozenset({fold.name}),
-            price=recompute_price(evidence, (owner >= 0) & (owner % every == 0)),
+            price=recompute_price(evidence, passes, (owner >= 0) & (owner % every == 0)),
             is_variant=every > 1,
         )
 
@@ -105,7 +107,7 @@ def _selective(evidence: Evidence, fold: Fold, owner: Array, passes: Passes) -> 
         f"create_selective_checkpoint_contexts([{names}])) each layer keeps those results and recomputes the rest",
         Saving(gone, starts, ends),
         subjects=frozenset({fold.name}),
-        price=recompute_price(evidence, owner >= 0, _KEPT),
+        price=recompute_price(evidence, passes, owner >= 0, _KEPT),
     )
 
 
@@ -118,12 +120,16 @@ def _offload(
     for every, words in {1: "", 2: "every second layer of "}.items():
         if every >= len(fold.layers) or (megatron is not None and every > 1):
             continue
-        chosen = passes.owner % every == 0
+        chosen, layers = passes.owner % every == 0, (owner >= 0) & (owner % every == 0)
         if megatron is not None:  # the last layer stays
-            chosen = passes.owner < len(fold.layers) - 1
+            last = len(fold.layers) - 1
+            chosen, layers = passes.owner < last, (owner >= 0) & (owner < last)
         last_step = (passes.step == passes.step.max()) & chosen
         bytes_ = int(evidence.blocks["bytes"].to_numpy()[passes.blocks[last_step[passes.pass_of]]].sum())
         host = bytes_ * evidence.setup.gpus_per_node
+        price = _link_price(evidence, bytes_, layers)
+        if price is None:  # a saving without the time of its copies says nothing
+            return
         how = "torch.autograd.graph.save_on_cpu(pin_memory=True) around these layers"
         flags = ""
         if megatron is not None:
@@ -137,7 +143,7 @@ def _offload(
             "once, on a stream of their own, hide what the layers' compute is long enough for",
             *_offloaded(evidence, passes, chosen),
             subjects=frozenset({fold.name}),
-            price=_link_price(evidence, bytes_, (owner >= 0) & (owner % every == 0)),
+            price=price,
             is_variant=every > 1,
         )
 
@@ -155,14 +161,26 @@ def _offloaded(evidence: Evidence, passes: Passes, chosen: Array) -> tuple[Savin
     gone = np.zeros(len(blocks))
     gone[inside] = blocks["bytes"].to_numpy()[inside]
     starts, ends = made.copy(), freed.copy()
-    starts[inside] += 1
-    ends[inside] -= freed[inside] < num_events
-    most = Saving(gone, starts.copy(), ends.copy())
+    starts += 1
+    ends -= freed < num_events
+    inputs = _inputs(evidence, passes, chosen)
+    with_inputs = gone.copy()
+    with_inputs[inputs] = blocks["bytes"].to_numpy()[inputs]
+    most = Saving(with_inputs, starts.copy(), ends.copy())
+    starts, ends = made.copy(), freed.copy()
     is_output = np.isin(inside, passes.last)
     starts[inside] = passes.end_event[np.where(is_output, passes.next[of], of)] + 1
     back = passes.back_event[passes.next[of]]
     ends[inside] = back - (back < num_events)
     return most, Saving(gone, starts, ends)
+
+
+def _inputs(evidence: Evidence, passes: Passes, chosen: Array) -> Array:
+    """The activations that a stack's first layers were given."""
+    saved = np.flatnonzero(evidence.category("activation"))
+    first = passes.blocks[np.flatnonzero(np.diff(passes.pass_of, prepend=-1))]
+    before = np.searchsorted(saved, first[chosen & (passes.owner == 0)]) - 1
+    return np.asarray(saved[before[before >= 0]])
 
 
 def _link_price(evidence: Evidence, bytes_: int, layers: Array) -> Price | None:
@@ -191,7 +209,8 @@ def halve_micro_batch(evidence: Evidence) -> Iterator[Change]:
     ends = blocks["free_event"].to_numpy().copy()
     working = evidence.phase("forward", "backward")
     activation = evidence.category("activation")
-    may = (activation | evidence.category("temporary")) & working
+    is_input = evidence.phase("other") & (blocks["step"].to_numpy() > 0)  # batches, masks
+    may = (activation | evidence.category("temporary")) & (working | is_input)
     if evidence.splits_tensors:
         may |= evidence.category("communication") & working
     surely = may & _scales(evidence, activation & working, batch)
@@ -230,12 +249,18 @@ def _micro_batch(evidence: Evidence) -> int:
 
 
 def _scales(evidence: Evidence, activations: Array, batch: int) -> Array:
-    """Blocks whose size speaks for the batch: a multiple of it, of the size of an activation, not of a parameter."""
+    """Blocks whose size speaks for the batch: a multiple of it, and of the size of a layer's result.
+
+    What has a parameter's size may be made of parameters (a cast, a normed weight), unless its operation is never.
+    """
     requested = evidence.blocks["requested_bytes"].to_numpy()
     of_parameters = np.unique(requested[evidence.category("parameter")])
     sizes = {1, *(evidence.groups["size"].tolist() if len(evidence.groups) else ())}
     shapes = np.unique(np.concatenate([of_parameters * size * factor for size in sizes for factor in (0.5, 1, 2)]))
-    own = activations & (requested % batch == 0) & ~np.isin(requested, shapes)
+    is_linear = evidence.layers["class_name"].astype(str).str.contains("Linear").to_numpy()
+    is_result = evidence.operation(_NOT_OF_WEIGHTS) | is_linear[evidence.blocks["layer"].to_numpy()]
+    is_copy = evidence.operation(_COPIES)
+    own = activations & (requested % batch == 0) & ((is_result & ~is_copy) | ~np.isin(requested, shapes))
     own &= ~evidence.operation(r"arange|zeros|ones|full|empty|rand")
     return np.isin(requested, np.unique(requested[own])) & (requested > 0)
 
@@ -303,15 +328,18 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
         subjects=frozenset({"loss"}),
         price=None if again is None else Price(0.0, again, "recomputed logits, if their chunks are checkpointed"),
     )
-    group = _gathered_logits(evidence, is_loss)
-    if group is None:
+    gathered = _gathered_logits(evidence, is_loss)
+    if gathered is None:
         return
+    group, gathered_bytes = gathered
+    is_copy = (evidence.blocks["requested_bytes"].to_numpy() == gathered_bytes) & evidence.phase("forward", "backward")
     size, label = evidence.group_size(group), evidence.group_label(group)
     yield Change(
         "loss-parallel",
         f"keep the logits sharded over the {size:,} ranks of {label} (loss parallel)",
         f"{label} gathers the logits for the loss{where}; torch.distributed.tensor.parallel.loss_parallel() with "
         "output_layouts=Shard(-1), use_local_output=False leaves each rank its part of the vocabulary",
+        Saving(np.where(chosen | is_copy, sizes * (1 - 1 / size), 0)),
         Saving(np.where(chosen, sizes * (1 - 1 / size), 0)),
         line=line,
         subjects=frozenset({"loss"}),
@@ -319,15 +347,15 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
     )
 
 
-def _gathered_logits(evidence: Evidence, is_loss: Array) -> int | None:
-    """The tensor-parallel group whose all-gather in forward made logits of the loss's size; None without one."""
+def _gathered_logits(evidence: Evidence, is_loss: Array) -> tuple[int, int] | None:
+    """The tensor-parallel group whose all-gather in forward made logits of the loss's size, and its bytes."""
     largest = int(evidence.blocks["requested_bytes"].to_numpy()[is_loss].max(initial=0))
     calls = evidence.last_calls
     gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
     whole = gathers[gathers["bytes_out"].isin((largest, largest // 2, largest * 2)) & (gathers["bytes_out"] > 0)]
-    for group in whole["group"].unique().tolist():
+    for group, bytes_ in zip(whole["group"].tolist(), whole["bytes_out"].tolist(), strict=True):
         if group in evidence.splits_tensors and evidence.group_size(int(group)) > 1:
-            return int(group)
+            return int(group), int(bytes_)
     return None
 
 

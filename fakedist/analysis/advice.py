@@ -111,7 +111,7 @@ def _remedy(
             if _are_compatible(some) and room.fits(needed, needed) != "does not fit":
                 unpriced = sum(change.price is None for change in some)
                 price_us = sum(change.price.high_us for change in some if change.price is not None)
-                ways.append(((unpriced, price_us, needed), some))
+                ways.append(((unpriced, price_us), some))
         for _, some in islice(sorted(ways, key=lambda way: way[0]), num_replays):
             tried = _tried(evidence, room, some, changes[some[0]] if number == 1 else evidence.saved(some))
             best.setdefault(tried.fits, tried)
@@ -155,7 +155,7 @@ def _expandable_segments(evidence: Evidence) -> Change | None:
         return None
     return Change(
         "expandable-segments",
-        "use expandable segments: PYTORCH_ALLOC_CONF=expandable_segments:True",
+        "use expandable segments",
         f"at most {format_bytes(evidence.peak)} was allocated at once, but {format_bytes(evidence.reserved_peak)} was "
         "reserved; PYTORCH_ALLOC_CONF=expandable_segments:True saves up to the difference",
         Saving(np.zeros(len(evidence.blocks))),

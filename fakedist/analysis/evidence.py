@@ -204,12 +204,21 @@ class Evidence:
             return None
         return kernels.assign(is_call=(kernels["call"] >= 0) | (kernels["family"].astype(str) == "communication"))
 
-    def kernels_us(self, phases: Sequence[str], layers: Array | None = None, without: str = "") -> float | None:
+    def kernels_us(
+        self,
+        phases: Sequence[str],
+        layers: Array | None = None,
+        without: str = "",
+        *,
+        until: tuple[Array, Array] | None = None,
+    ) -> float | None:
         """How long kernels of phases take, collectives and recomputation left out; None without a timed step.
 
         Args:
             layers: A mask of the layers that ran them; None for any.
             without: A pattern of operations whose kernels are left out.
+            until: The first operations of passes, sorted, and of each the last whose kernels count. It has no effect
+                where another step than these was timed.
         """
         kernels = self.kernels
         if kernels is None:
@@ -221,6 +230,10 @@ class Evidence:
         if without:
             matcher = re.compile(without)
             chosen &= ~matches(kernels["operation"], lambda name: matcher.search(name) is not None)
+        if until is not None:
+            of_pass = np.searchsorted(until[0], kernels["op"].to_numpy(), "right") - 1
+            is_recorded = kernels["step"].to_numpy() <= self.blocks["step"].max()
+            chosen &= (of_pass < 0) | ~is_recorded | (kernels["op"].to_numpy() <= until[1][of_pass])
         return float(np.nansum(kernels["duration_us"].to_numpy()[chosen]))
 
     def calls_us(self, sequence: pd.Series) -> float:
@@ -388,12 +401,21 @@ def recomputed(evidence: Evidence, passes: Passes, chosen: Array, *, keeps_outpu
     return Saving(gone, starts, ends)
 
 
-def recompute_price(evidence: Evidence, layers: Array, without: str = "") -> Price | None:
-    """The time of the kernels that layers run again, and at most that of their collectives for activations."""
-    time_us = evidence.kernels_us(("forward",), layers, without)
-    if time_us is None:
+def recompute_price(evidence: Evidence, passes: Passes, layers: Array, without: str = "") -> Price | None:
+    """The time of the kernels that layers run again, and at most that of their collectives for activations.
+
+    At least, without reentrance, a recomputation stops once the last block is there that backward needs. The output of
+    a layer, its last block, is the next layer's.
+    """
+    most = evidence.kernels_us(("forward",), layers, without)
+    if most is None:
         return None
+    op = evidence.blocks["op"].to_numpy()
+    is_needed = ~np.isin(passes.blocks, passes.last)
+    first, until = (np.full(len(passes.owner), sign * np.iinfo("i8").max) for sign in (1, -1))
+    np.minimum.at(first, passes.pass_of, op[passes.blocks])
+    np.maximum.at(until, passes.pass_of[is_needed], op[passes.blocks[is_needed]])
+    least = evidence.kernels_us(("forward",), layers, without, until=(first, until))
     calls = evidence.last_calls
     is_ours = (calls["phase"] == "forward") & calls["group"].isin(evidence.splits_tensors) & layers[calls["layer"]]
-    calls_us = evidence.calls_us(calls.loc[is_ours, "sequence"])
-    return Price(time_us, time_us + calls_us, "recomputation")
+    return Price(least or 0.0, most + evidence.calls_us(calls.loc[is_ours, "sequence"]), "recomputation")

@@ -23,6 +23,7 @@ from fakedist.units import format_bytes
 
 #: Layers whose parameters and gradients FSDP has whole at once: gathered ahead, at work, and in buffers still in use.
 _WHOLE_LAYERS = 3
+_ROUNDING = 512  # kMinBlockSize of the caching allocator
 _COMMUNICATION = "communication"
 
 
@@ -91,7 +92,7 @@ def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> 
     blocks, share = evidence.blocks, 1 - 1 / group.size
     bytes_, layer = blocks["bytes"].to_numpy(), blocks["layer"].to_numpy()
     parameter, gradient, state = (evidence.category(name) for name in ("parameter", "gradient", "optimizer_state"))
-    is_bucket = evidence.category(_COMMUNICATION) & (blocks["free_event"].to_numpy() >= len(evidence.allocated))
+    is_bucket = evidence.category(_COMMUNICATION) & _outlives_a_backward(evidence)
     is_whole = np.ones(len(evidence.layers), bool)  # layers of which parameters may be whole
     for fold in stacks(evidence):
         owner = owners(evidence.layers, fold.layers)
@@ -102,10 +103,12 @@ def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> 
     for stage in (3, 2):
         sharded = (parameter | gradient | state) if stage == 3 else (gradient | state)
         most = np.where(sharded, bytes_ * share, 0) + np.where(is_bucket, bytes_, 0)
-        least = np.where((parameter | gradient) & of_whole, 0, np.where(sharded, bytes_ * share, 0))
+        rounded = np.maximum(bytes_ * share - _ROUNDING, 0)  # each part of a tensor is a block
+        least = np.where((parameter | gradient) & of_whole, 0, np.where(sharded, rounded, 0))
         least = least + np.where(is_bucket, bytes_, 0)
         if stage == 2:  # this rank's shards, beside the whole parameters
-            most, least = (np.where(parameter, -bytes_ * (1 - share), saved) for saved in (most, least))
+            most = np.where(parameter, -bytes_ * (1 - share), most)
+            least = np.where(parameter, -bytes_ * (1 - share) - _ROUNDING, least)
         how = "fully_shard each layer and the model" + " with reshard_after_forward=False" * (stage == 2)
         kept = "gathers one layer at a time" if stage == 3 else "keeps whole parameters from forward to backward"
         yield Change(
@@ -117,6 +120,16 @@ def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> 
             subjects=frozenset({"shard"}),
             price=_gather_price(evidence, reduced_us / 2 * (stage - 1)),
         )
+
+
+def _outlives_a_backward(evidence: Evidence) -> Array:
+    """Blocks that are older than a backward, and alive after it, as DDP's buckets are."""
+    made, freed = (evidence.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    ends = evidence.spans["first_event"].shift(-1, fill_value=len(evidence.allocated))
+    is_backward = (evidence.spans["phase"].astype(str) == "backward").to_numpy()
+    begin, end = evidence.spans["first_event"].to_numpy()[is_backward], ends.to_numpy()[is_backward]
+    following = np.searchsorted(begin, made, "right")
+    return np.asarray(np.append(end, np.iinfo("i8").max)[following] <= freed)
 
 
 def reshard(evidence: Evidence) -> Iterator[Change]:

@@ -212,7 +212,7 @@ def test_the_fewest_changes_that_fit_are_the_remedy(tmp_path: Path) -> None:
     assert one["unpriced"] == ["checkpoint"]
     made = HandMade()
     trained(made, blocks(made, 8))
-    assert remedy(made, tmp_path / "none", 20 * MIB) is None
+    assert remedy(made, tmp_path / "none", 10 * MIB) is None  # a layer at work has more, even offloaded
 
 
 def test_two_changes_of_which_each_uncovers_the_other_are_found_together(tmp_path: Path) -> None:
