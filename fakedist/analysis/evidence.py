@@ -14,6 +14,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Array
 
+BLOCK_BYTES = 512  # kMinBlockSize of the caching allocator: sizes are multiples of it
 _NUM_SAMPLES = 256
 Fits = Literal["fits", "may fit", "does not fit", ""]
 
@@ -122,7 +123,14 @@ class Evidence:
         if all(change.least is None for change in changes):
             return most, most
         least = self._saved([change.least or change.most for change in changes])
-        return min(least, most), max(least, most)
+        return min(least, most), max(least, most) + self._rounding
+
+    @cached_property
+    def _rounding(self) -> int:
+        """Bytes at the peak that nothing asked for: with other blocks before them, blocks may be cut from others."""
+        alive = self.blocks[self.blocks["at_peak"]]
+        asked = -(-alive["requested_bytes"] // BLOCK_BYTES) * BLOCK_BYTES
+        return int((alive["bytes"] - asked).clip(lower=0).sum())
 
     def _saved(self, savings: Sequence[Saving]) -> int:
         """Bytes by which the peak falls: shares of whole lifetimes multiply, then the first drop counts."""
@@ -236,6 +244,15 @@ class Evidence:
             chosen &= (of_pass < 0) | ~is_recorded | (kernels["op"].to_numpy() <= until[1][of_pass])
         return float(np.nansum(kernels["duration_us"].to_numpy()[chosen]))
 
+    def host_us(self, phase: str, layers: Array) -> float:
+        """How long the host takes to launch the kernels of layers, from each to the next."""
+        if self.kernels is None:
+            return 0.0
+        kernels = self.kernels[~self.kernels["is_call"]].sort_values("launch_us", kind="stable")
+        own = ((kernels["phase"] == phase) & layers[kernels["layer"]]).to_numpy()
+        gaps = np.diff(kernels["launch_us"].to_numpy(), append=np.nan)
+        return float(np.nansum(gaps[own & np.append(own[1:], False)]))
+
     def calls_us(self, sequence: pd.Series) -> float:
         """How long the timed step's collectives of these sequence numbers take."""
         if self.kernels is None:
@@ -246,8 +263,11 @@ class Evidence:
 
     @cached_property
     def last_calls(self) -> pd.DataFrame:
-        """The calls of the last step, operations and phases as text."""
-        last = self.calls[self.calls["step"] == self.calls["step"].max()]
+        """The calls of the timed step, else of the last one, operations and phases as text."""
+        timed = (
+            () if self.kernels is None else self.calls.loc[self.calls["sequence"].isin(self.kernels["call"]), "step"]
+        )
+        last = self.calls[self.calls["step"] == (max(timed) if len(timed) else self.calls["step"].max())]
         return pd.DataFrame(last).astype({"operation": str, "phase": str})
 
     @cached_property
@@ -402,7 +422,7 @@ def recomputed(evidence: Evidence, passes: Passes, chosen: Array, *, keeps_outpu
 
 
 def recompute_price(evidence: Evidence, passes: Passes, layers: Array, without: str = "") -> Price | None:
-    """The time of the kernels that layers run again, and at most that of their collectives for activations.
+    """The time of the kernels that layers run again, at most with their collectives for activations, or the host's time.
 
     At least, without reentrance, a recomputation stops once the last block is there that backward needs. The output of
     a layer, its last block, is the next layer's.
@@ -418,4 +438,5 @@ def recompute_price(evidence: Evidence, passes: Passes, layers: Array, without: 
     least = evidence.kernels_us(("forward",), layers, without, until=(first, until))
     calls = evidence.last_calls
     is_ours = (calls["phase"] == "forward") & calls["group"].isin(evidence.splits_tensors) & layers[calls["layer"]]
-    return Price(least or 0.0, most + evidence.calls_us(calls.loc[is_ours, "sequence"]), "recomputation")
+    on_gpu = most + evidence.calls_us(calls.loc[is_ours, "sequence"])
+    return Price(least or 0.0, max(on_gpu, evidence.host_us("forward", layers)), "recomputation")

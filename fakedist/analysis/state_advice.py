@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fakedist.analysis.evidence import (
+    BLOCK_BYTES,
     Change,
     Evidence,
     Passes,
@@ -23,7 +24,6 @@ from fakedist.units import format_bytes
 
 #: Layers whose parameters and gradients FSDP has whole at once: gathered ahead, at work, and in buffers still in use.
 _WHOLE_LAYERS = 3
-_ROUNDING = 512  # kMinBlockSize of the caching allocator
 _COMMUNICATION = "communication"
 
 
@@ -103,12 +103,12 @@ def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> 
     for stage in (3, 2):
         sharded = (parameter | gradient | state) if stage == 3 else (gradient | state)
         most = np.where(sharded, bytes_ * share, 0) + np.where(is_bucket, bytes_, 0)
-        rounded = np.maximum(bytes_ * share - _ROUNDING, 0)  # each part of a tensor is a block
+        rounded = np.maximum(bytes_ * share - BLOCK_BYTES, 0)  # each part of a tensor is a block
         least = np.where((parameter | gradient) & of_whole, 0, np.where(sharded, rounded, 0))
         least = least + np.where(is_bucket, bytes_, 0)
         if stage == 2:  # this rank's shards, beside the whole parameters
             most = np.where(parameter, -bytes_ * (1 - share), most)
-            least = np.where(parameter, -bytes_ * (1 - share) - _ROUNDING, least)
+            least = np.where(parameter, -bytes_ * (1 - share) - BLOCK_BYTES, least)
         how = "fully_shard each layer and the model" + " with reshard_after_forward=False" * (stage == 2)
         kept = "gathers one layer at a time" if stage == 3 else "keeps whole parameters from forward to backward"
         yield Change(
