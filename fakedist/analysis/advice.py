@@ -56,7 +56,7 @@ def find_advice(
     advices = [
         _advice(evidence, room, change, gives)
         for change, gives in changes.items()
-        if gives[1] >= worth and not change.is_variant
+        if gives[1] >= worth + (change.least is not None) * evidence.rounding and not change.is_variant
     ]
     if segments is not None and evidence.reserved_peak - evidence.peak >= worth:
         advices.append(_of_reserved(evidence, room, segments))

@@ -1,4 +1,4 @@
-"""What advice rests on: the tables of a run, and the changes to it, whose outcome is its own history played again."""
+"""The tables of a run as advice reads them, and changes to it, whose outcome is its own history played again."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the tables do not have.
+    """Facts about the job that no table has.
 
     Attributes:
         arguments: The script's command line.
@@ -123,10 +123,10 @@ class Evidence:
         if all(change.least is None for change in changes):
             return most, most
         least = self._saved([change.least or change.most for change in changes])
-        return min(least, most), max(least, most) + self._rounding
+        return min(least, most), max(least, most) + self.rounding
 
     @cached_property
-    def _rounding(self) -> int:
+    def rounding(self) -> int:
         """Bytes at the peak that nothing asked for: with other blocks before them, blocks may be cut from others."""
         alive = self.blocks[self.blocks["at_peak"]]
         asked = -(-alive["requested_bytes"] // BLOCK_BYTES) * BLOCK_BYTES
@@ -422,10 +422,11 @@ def recomputed(evidence: Evidence, passes: Passes, chosen: Array, *, keeps_outpu
 
 
 def recompute_price(evidence: Evidence, passes: Passes, layers: Array, without: str = "") -> Price | None:
-    """The time of the kernels that layers run again, at most with their collectives for activations, or the host's time.
+    """The time of the kernels that layers run again.
 
-    At least, without reentrance, a recomputation stops once the last block is there that backward needs. The output of
-    a layer, its last block, is the next layer's.
+    At most, their collectives for activations are added, or the host takes longer to launch them. At least, without
+    reentrance, a recomputation stops once it has made the last block that backward needs. The output of a layer, its last
+    block, is the next layer's.
     """
     most = evidence.kernels_us(("forward",), layers, without)
     if most is None:

@@ -106,7 +106,7 @@ def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> 
         rounded = np.maximum(bytes_ * share - BLOCK_BYTES, 0)  # each part of a tensor is a block
         least = np.where((parameter | gradient) & of_whole, 0, np.where(sharded, rounded, 0))
         least = least + np.where(is_bucket, bytes_, 0)
-        if stage == 2:  # this rank's shards, beside the whole parameters
+        if stage == 2:  # this rank's shards, in addition to whole parameters
             most = np.where(parameter, -bytes_ * (1 - share), most)
             least = np.where(parameter, -bytes_ * (1 - share) - BLOCK_BYTES, least)
         how = "fully_shard each layer and the model" + " with reshard_after_forward=False" * (stage == 2)

@@ -30,6 +30,7 @@ from fakedist.rundir.rows import InventedRow
 from fakedist.rundir.schema import ACTIONS, CATEGORIES, MOMENTS, SEGMENT_STATES
 from fakedist.rundir.sources import EVENT_TIME, ROUTED
 from fakedist.rundir.summary import (
+    Advice,
     CollectiveTotal,
     HeldSegment,
     LargeBlock,
@@ -38,6 +39,7 @@ from fakedist.rundir.summary import (
     OutOfMemory,
     Outside,
     PhasePeak,
+    Remedy,
     ReservedMoment,
     StepPeak,
     Summary,
@@ -140,8 +142,7 @@ def summarize(
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = _room(ending, out_of_memory, capacity, outside, times)
-    setup = _setup(recording, job)
-    advised = estimate_or_note("what would help", lambda: find_advice(tables, folds, room, setup), notes)
+    advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -166,8 +167,8 @@ def summarize(
         kernels=None if times is None else times.source,
         time=None if times is None else times.summary,
         out_of_memory=out_of_memory,
-        advice=[] if advised is None else advised[0],
-        remedy=None if advised is None else advised[1],
+        advice=advice,
+        remedy=remedy,
         invented_values=int(tables["invented"]["num_values"].sum()),
         reserved=reserved_moments(tables),
         notes=notes,
@@ -188,6 +189,12 @@ def _room(
         return Room(step_us=step_us)
     low, high = (0, 0) if outside is None else (outside.low_bytes, outside.high_bytes)
     return Room(max(limit - high, 0), max(limit - low, 0), step_us)
+
+
+def _advised(
+    tables: dict[str, pd.DataFrame], folds: list[Fold], room: Room, setup: Setup, notes: list[Note]
+) -> tuple[list[Advice], Remedy | None]:
+    return estimate_or_note("what would help", lambda: find_advice(tables, folds, room, setup), notes) or ([], None)
 
 
 def _setup(recording: Recording, job: Job | None) -> Setup:

@@ -2,9 +2,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from fakedist.results.building import build_tables
+from fakedist.analysis.advice import find_advice
+from fakedist.analysis.evidence import Room, Setup
+from fakedist.results.building import build_tables, compute_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
 from tests.unit.analysis.recorded import GIB, GPU, MIB, HandMade, new_run
@@ -228,3 +231,201 @@ def test_two_changes_of_which_each_uncovers_the_other_are_found_together(tmp_pat
     assert both is not None
     assert sorted(both["rules"]) == ["checkpoint", "fuse-loss"]
     assert both["gives_bytes"] == (122 - 62) * MIB
+
+
+# ---- changes whose saving is known by bounds; whole tables, since times are needed
+
+
+def found(made: HandMade, directory: Path, capacity: int = 0, **setup: Any) -> tuple[dict[str, Any], Any]:
+    """Advice by rule, and the remedy, of a hand-made run whose step has kernels: 100 us for each of its operations."""
+    made.ended()
+    computed = compute_tables(made.write(new_run(directory / "run")))
+    tables = computed.tables
+    ops = range(len(made.ops))
+    scopes = {number: key for key, number in made.scopes.items()}
+    names = {number: name for name, number in made.operations.items()}
+    columns = ("step", "phase", "layer", "recompute")
+    rows = [dict(zip(columns, scopes[scope], strict=True)) | {"operation": names[name]} for name, scope in made.ops]
+    kernels = pd.DataFrame(rows).assign(op=ops, duration_us=100.0, call=-1, family="gemm", bound="")
+    kernels["launch_us"] = kernels["op"] * 10.0
+    room = Room(capacity, capacity, 10_000.0) if capacity else Room(step_us=10_000.0)
+    advices, remedy_ = find_advice(tables | {"kernels": kernels}, computed.folds, room, Setup(**setup))
+    return {piece.rule: piece for piece in advices}, remedy_
+
+
+def test_offloaded_activations_leave_one_layer_or_two_and_cross_the_link_both_ways(
+    made: HandMade, tmp_path: Path
+) -> None:
+    trained(made, blocks(made, 4))
+    piece = found(made, tmp_path, host_bandwidth=64e9, gpus_per_node=8)[0]["offload"]
+    # At least, the last layer's three blocks are there when backward begins, and those that come next.
+    assert piece.gives_low_bytes == (122 - 62) * MIB
+    assert piece.gives_bytes == (122 - 12) * MIB
+    one_way = 120 * MIB / 64e9 * 1e6
+    assert piece.price_us == pytest.approx(one_way - 1200 + one_way)  # forward hides 1.2 ms
+    assert piece.price_high_us == pytest.approx(4 * one_way)
+    assert "keeps 120.00 MiB a step on the host, 960.00 MiB for the GPUs of a node" in piece.text
+
+
+def test_nothing_is_offloaded_over_a_link_that_is_not_known(made: HandMade, tmp_path: Path) -> None:
+    trained(made, blocks(made, 4))
+    assert "offload" not in found(made, tmp_path)[0]
+
+
+def test_a_selective_checkpoint_keeps_products_those_that_were_not_saved_too(made: HandMade, tmp_path: Path) -> None:
+    ops, layers = [], blocks(made, 4)
+    for number, layer in enumerate(layers):
+        for at, name in enumerate(("aten.mm.default", "aten.gelu.default", "aten.mm.default", "aten.add.Tensor")):
+            ops.append(made.op("forward", 1, layer, name=name))
+            made.alloc((number * 10 + at) * 10 * MIB, 10 * MIB)
+        made.free((number * 10 + 2) * 10 * MIB, 10 * MIB)  # the second product's result
+    made.op("backward", 1, 0)
+    made.region(ops[0], ops[-1])
+    for number in reversed(range(4)):
+        for at in (3, 1, 0):
+            made.free((number * 10 + at) * 10 * MIB, 10 * MIB)
+    made.step(1)
+    pieces = found(made, tmp_path)[0]
+    # Three layers keep two products and an output, of which they held three blocks; the layer at work is whole.
+    assert "selective-checkpoint" not in pieces  # as much is kept in addition as is dropped
+    assert pieces["checkpoint"].gives_bytes == 60 * MIB
+    assert pieces["checkpoint"].price_us == 4 * 200  # it stops after gelu
+    assert pieces["checkpoint"].price_high_us == 4 * 400
+
+
+def test_a_selective_checkpoint_recomputes_the_rest(made: HandMade, tmp_path: Path) -> None:
+    ops, layers = [], blocks(made, 4)
+    for number, layer in enumerate(layers):
+        for at, name in enumerate(("aten.mm.default", "aten.gelu.default", "aten.mul.Tensor", "aten.add.Tensor")):
+            ops.append(made.op("forward", 1, layer, name=name))
+            made.alloc((number * 10 + at) * 10 * MIB, 10 * MIB)
+    made.op("backward", 1, 0)
+    made.region(ops[0], ops[-1])
+    for number in reversed(range(4)):
+        for at in reversed(range(4)):
+            made.free((number * 10 + at) * 10 * MIB, 10 * MIB)
+    made.step(1)
+    piece = found(made, tmp_path)[0]["selective-checkpoint"]
+    assert piece.gives_bytes == 3 * 20 * MIB
+    assert (piece.price_us, piece.price_high_us) == (4 * 200, 4 * 300)
+    assert "create_selective_checkpoint_contexts([torch.ops.aten.mm.default])" in piece.text
+
+
+def test_half_the_micro_batch_halves_what_scales_and_holds_gradients_through_forward(
+    made: HandMade, tmp_path: Path
+) -> None:
+    (layer,) = blocks(made, 1)
+    made.op("init", 0)
+    made.alloc(0, 30 * MIB, mark=("parameter", layer, 30 * MIB))
+    for step in (1, 2):
+        first = made.op("forward", step, layer)
+        made.alloc(100 * MIB, 80 * MIB)
+        last = made.op("forward", step, layer, name="aten._to_copy.default")
+        made.alloc(200 * MIB, 60 * MIB)  # a parameter's size twice over: may be made of it
+        made.op("backward", step, layer)
+        made.region(first, last)
+        made.alloc(300 * MIB, 30 * MIB, mark=("gradient", layer, 30 * MIB))
+        made.free(200 * MIB, 60 * MIB)
+        made.free(100 * MIB, 80 * MIB)
+        made.op("optimizer", step)
+        made.free(300 * MIB, 30 * MIB)
+        made.record("step", step=step, start_us=step * 1000, end_us=step * 1000 + 900, samples=4)
+    piece = found(made, tmp_path)[0]["micro-batch"]
+    # 30 + 80 + 60 + 30 MiB; the gradient's second copy while the first is held.
+    assert piece.gives_low_bytes == 40 * MIB - 30 * MIB
+    assert piece.gives_bytes == 70 * MIB - 30 * MIB
+    assert piece.title == "micro-batches of 2 instead of 4, accumulated 2 times as often"
+
+
+def test_a_micro_batch_of_one_is_not_halved(made: HandMade, tmp_path: Path) -> None:
+    trained(made, blocks(made, 4))
+    assert "micro-batch" not in found(made, tmp_path)[0]
+
+
+def test_replicas_can_shard_their_parameters_and_gradients(made: HandMade, tmp_path: Path) -> None:
+    replicated(made)
+    pieces = found(made, tmp_path)[0]
+    # Nothing repeats, so that parameters may be whole, and the state of the only parameter may not be divided.
+    assert (pieces["shard-parameters"].gives_low_bytes, pieces["shard-parameters"].gives_bytes) == (
+        70 * MIB - 512,
+        105 * MIB,
+    )
+    assert pieces["shard-gradients"].gives_bytes == (70 - 5) * MIB  # less this rank's shard of the parameters
+    assert pieces["shard-optimizer"].gives_low_bytes == 0
+    assert "fully_shard" in pieces["shard-parameters"].title
+
+
+def test_a_group_of_tensor_parallelism_shards_no_parameters(made: HandMade, tmp_path: Path) -> None:
+    replicated(made, forward_too=True)
+    assert not {"shard-parameters", "shard-gradients"} & set(found(made, tmp_path)[0])
+
+
+def test_parameters_that_stay_whole_after_forward_can_be_resharded(made: HandMade, tmp_path: Path) -> None:
+    ops, layers = [], blocks(made, 4)
+    for number, layer in enumerate(layers):
+        made.op("forward", 1, layer, name="aten.copy_.default")
+        made.alloc((number * 10 + 5) * 10 * MIB, 40 * MIB, mark=("parameter", layer, 40 * MIB))
+        ops.append(made.op("forward", 1, layer))
+        made.alloc(number * 100 * MIB, 10 * MIB)
+    made.op("backward", 1, 0)
+    made.region(ops[0], ops[-1])
+    for number in reversed(range(4)):
+        made.free(number * 100 * MIB, 10 * MIB)
+        made.free((number * 10 + 5) * 10 * MIB, 40 * MIB)
+    made.step(1)
+    piece = found(made, tmp_path)[0]["reshard"]
+    # Of 200 MiB, three layers' parameters go while backward begins; at least, those gathered ahead are there.
+    assert piece.gives_bytes == 3 * 40 * MIB
+    assert 0 < piece.gives_low_bytes < piece.gives_bytes
+    assert "reshard_after_forward=True" in piece.text
+
+
+def test_logits_that_a_tensor_parallel_group_gathers_can_stay_sharded(made: HandMade, tmp_path: Path) -> None:
+    made.op("forward", 1, name="aten._log_softmax.default")
+    made.alloc(0, 80 * MIB)
+    made.step(1)
+    made.record("groups", rows=[(0, "0", "tp", (0, 1, 2, 3), 0, 0, "nccl")])
+    calls = (("reduce_scatter_tensor", MIB, MIB), ("all_gather_into_tensor", 20 * MIB, 80 * MIB))
+    rows = [
+        (number, name, 0, size_in, size_out, "float32", True, 0, 0, 0, -1, 0, 0)
+        for number, (name, size_in, size_out) in enumerate(calls)
+    ]
+    made.record("calls", rows=rows)
+    assert found(made, tmp_path)[0]["loss-parallel"].gives_low_bytes == 60 * MIB
+
+
+MEGATRON = ("--micro-batch-size", "4", "--recompute-granularity", "selective", "--recompute-modules", "core_attn")
+
+
+def test_megatron_is_advised_with_the_flags_to_type(made: HandMade, tmp_path: Path) -> None:
+    stack = made.stack(("/site/megatron/core/transformer/transformer_layer.py", 5, "forward"))
+    container = made.layer("decoder.layers", "ModuleList", made.layer("decoder", "TransformerBlock"))
+    layers = [made.layer(f"decoder.layers.{at}", "TransformerLayer", container) for at in range(4)]
+    made.stack(("/site/transformer_engine/pytorch/attention.py", 5, "forward"))
+    norms = [made.layer(f"decoder.layers.{at}.input_layernorm", "Norm", layer) for at, layer in enumerate(layers)]
+    ops = []
+    for number, (layer, norm) in enumerate(zip(layers, norms, strict=True)):
+        for at, owner in enumerate((norm, layer, layer)):
+            ops.append(made.op("forward", 1, owner))
+            made.alloc((number * 10 + at) * 10 * MIB, 10 * MIB, stack=stack)
+    made.op("backward", 1, 0)
+    made.region(ops[0], ops[-1])
+    for number in reversed(range(4)):
+        for at in reversed(range(3)):
+            made.free((number * 10 + at) * 10 * MIB, 10 * MIB)
+    made.step(1)
+    pieces = found(made, tmp_path, host_bandwidth=64e9, arguments=MEGATRON)[0]
+    flags = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    assert pieces["checkpoint"].title.endswith(flags)
+    assert pieces["recompute-module"].title.endswith("selective --recompute-modules core_attn layernorm")
+    assert pieces["recompute-module"].gives_bytes == 4 * 10 * MIB  # the norms' outputs too
+    assert pieces["micro-batch"].title.endswith("--micro-batch-size 2")
+    assert "offload" not in pieces  # not with recomputation
+    assert "selective-checkpoint" not in pieces
+
+
+def test_segments_that_expand_may_be_all_that_is_needed(made: HandMade, tmp_path: Path) -> None:
+    made.op("forward", 1)
+    made.alloc(0, 80 * MIB)
+    remedy_ = found(made, tmp_path, capacity=512 * MIB)[1]  # of 1 GiB reserved
+    assert (remedy_.rules, remedy_.fits) == (["expandable-segments"], "may fit")
