@@ -151,8 +151,8 @@ def _offload(
 def _offloaded(evidence: Evidence, passes: Passes, chosen: Array) -> tuple[Saving, Saving]:
     """The most and the least that offloading saves.
 
-    At most, the GPU holds a block only when it is made and when backward uses it. At least, it leaves once its layer's forward
-    has ended (an output, the next layer's), and comes back one layer before its own.
+    At most, the GPU holds a block only when it is made and when backward uses it. At least, it leaves once its layer's
+    forward has ended (an output, the next layer's), and comes back one layer before its own.
     """
     blocks, num_events = evidence.blocks, len(evidence.allocated)
     made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))

@@ -425,8 +425,8 @@ def recompute_price(evidence: Evidence, passes: Passes, layers: Array, without: 
     """The time of the kernels that layers run again.
 
     At most, their collectives for activations are added, or the host takes longer to launch them. At least, without
-    reentrance, a recomputation stops once it has made the last block that backward needs. The output of a layer, its last
-    block, is the next layer's.
+    reentrance, a recomputation stops once it has made the last block that backward needs. The output of a layer, its
+    last block, is the next layer's.
     """
     most = evidence.kernels_us(("forward",), layers, without)
     if most is None:
