@@ -190,7 +190,9 @@ def _link_price(evidence: Evidence, bytes_: int, layers: Array) -> Price | None:
     if not bandwidth or forward is None or backward is None:
         return None
     one_way = bytes_ / bandwidth * 1e6
-    of_layers = evidence.category("parameter") & layers[evidence.blocks["layer"].to_numpy()]
+    step = evidence.blocks["step"].to_numpy()
+    is_once = (step == 0) | (step == step.max())  # FSDP gathers them again in each step
+    of_layers = evidence.category("parameter") & layers[evidence.blocks["layer"].to_numpy()] & is_once
     parameters = float(evidence.blocks["bytes"].to_numpy()[of_layers].sum()) / bandwidth * 1e6
     high = 2 * (_MOST_COPIES * one_way + parameters)
     return Price(max(one_way - forward, 0.0) + max(one_way - backward, 0.0), high, "copies over the host link")
