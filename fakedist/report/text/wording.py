@@ -146,7 +146,7 @@ def timed_step_name(summary: Summary, step: int) -> str:
 
 
 def step_verdict(summary: Summary) -> str:
-    """What limits the timed step, as a sentence: "the step, estimated: limited by ..."; empty if not known."""
+    """Name what limits the timed step, in a sentence: "the step, estimated: limited by ..."; empty if not known."""
     if summary.timed is None or not (limit := limit_text(summary.timed[0])):
         return ""
     source = summary.timed[1]
