@@ -149,7 +149,7 @@ def _print_run(
     from fakedist.report.text import time_sheets
     from fakedist.report.text.sheet import table_csv
 
-    priced = price()
+    priced = price(gains=output.format != CSV)
     changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
     if output.format == JSON:
         output.write_object(time_sheets.priced_object(priced, changed))
