@@ -121,7 +121,8 @@ def render_short(run_directory: Path, console: Console) -> None:
     rest = f"fakedist report {shlex.quote(str(run_directory))}"
     notes = counted(len(summary.notes), "note")
     console.print()
-    print_long(console, Text(f"{notes} and every table: {rest} --full; one part: --section {'|'.join(SECTIONS)}"))
+    print_long(console, Text(f"{notes} and every table: {rest} --full"))
+    print_words(console, Text(f"one part of them: --section {'|'.join(SECTIONS)}"), 0)
 
 
 def _print_outlook(console: Console, summary: Summary) -> None:
