@@ -88,7 +88,7 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
 
 
 def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, priced: Summary) -> list[TimeGain]:
-    """What would shorten the step of a run that was priced with these models; nothing if its kernels were measured."""
+    """Price the changes that may shorten a step priced with these models; none if its kernels were measured."""
     if priced.time is None or is_traced(priced):
         return []
     return find_gains(tables_to_price(manifest, priced, table), models, manifest.job, priced.time)

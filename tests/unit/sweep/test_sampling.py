@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from fakedist.errors import SweepError
+from fakedist.sweep import sampling
 from fakedist.sweep.command import PointRun
 from fakedist.sweep.plan import CommandLineSettings, SweepPlan, sweep_of_file
 from fakedist.sweep.point_rows import RankKind, Row, Status
@@ -27,6 +28,12 @@ world_size = 8
 mbs = [4, 1, 2]
 kind = ["a", "b"]
 """
+
+
+@pytest.fixture(autouse=True)
+def few_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each suggestion is written to the disk, so these tests let the sampler give up early."""
+    monkeypatch.setattr(sampling, "_MOST_IN_VAIN", 40)
 
 
 def plan_of(directory: Path, text: str = SWEEP, **settings: object) -> SweepPlan:
@@ -107,5 +114,5 @@ def test_an_earlier_sessions_points_come_first_and_count(tmp_path: Path) -> None
 
 def test_conditions_that_no_suggestion_meets_are_an_error(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, 'where = "mbs > 9"\n' + SWEEP, trials=1)
-    with pytest.raises(SweepError, match="no suggestion of 500 meets the conditions"):
+    with pytest.raises(SweepError, match="no suggestion of 40 meets the conditions"):
         SampledPoints(plan, tmp_path).next()
