@@ -47,7 +47,7 @@ class _TimeCommand(GroupedCommand):
     multiple=True,
     metavar="CHANGE",
     help="Show what a change would give: merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, "
-    "gpus-per-node=N, no-overlap or no-host-waits. Repeatable, each on its own.",
+    "gpus-per-node=N, overlap, no-overlap or no-host-waits. Repeatable, each on its own.",
 )
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
@@ -149,7 +149,7 @@ def _print_run(
     from fakedist.report.text import time_sheets
     from fakedist.report.text.sheet import table_csv
 
-    priced = price()
+    priced = price(gains=output.format != CSV)
     changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
     if output.format == JSON:
         output.write_object(time_sheets.priced_object(priced, changed))

@@ -108,6 +108,8 @@ def _changes(time: StepTime, models: Models) -> Iterator[_Change]:
     for group in [name for name, operations in kinds.items() if len(operations) > 1 and name][:_MOST_GROUPS]:
         title = f"a communicator per kind of collective: {group}"
         yield _Change(title, "--what-if", f"separate={group}")
+    if any(row.exposed_us for row in time.by_group):
+        yield _Change("at most, with perfect overlap: nothing waits for a collective", "--what-if", "overlap")
     if time.by_group:
         yield _Change("no overlap: everything one after another", "--what-if", "no-overlap")
 

@@ -137,7 +137,8 @@ class Timeline:
     """The launches of a step, ready to be placed with any durations.
 
     Args:
-        launches: Without ``host_us``, the host's time is not measured.
+        launches: Without ``host_us``, the host's time is not measured. Nothing waits for a row that ``is_apart``, if
+            there is that column, but the launches of its queue.
         queues: The queue of each row, which runs one launch at a time on any stream; -1 without one.
 
     Raises:
@@ -162,6 +163,9 @@ class Timeline:
         # A queue is like a stream that its launches share. One without a queue has its stream for that, too.
         queues = np.full(len(launches), -1) if queues is None else queues
         self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
+        is_apart = launches["is_apart"].to_numpy(bool) & (queues >= 0) if "is_apart" in launches else False
+        #: The lane besides its queue that waits for the end of each row.
+        self._lanes_after: Array = np.where(is_apart, self._queues, self._streams)
 
     def place(self, duration_us: Array, host: HostCosts) -> Placed:
         """Place the launches; a duration is 0 where a row takes no time or that is unknown."""
@@ -194,7 +198,7 @@ class Timeline:
         done: dict[int, float] = {}
         met = _OpenRendezvous(rendezvous)
         waits = met.of_stream  # empty unless ranks meet
-        for what, stream, queue, event, host_us, took, first in self._rows(duration_us, host, rendezvous):
+        for what, stream, after, queue, event, host_us, took, first in self._rows(duration_us, host, rendezvous):
             now += host_us
             if what < _RECORDS or what == _READS:
                 if waits and first not in met.slots:
@@ -205,12 +209,12 @@ class Timeline:
                 if start < now:
                     start = now
                 if first >= 0:
-                    yield from met.join(first, (stream, queue), start, len(ends))
+                    yield from met.join(first, (after, queue), start, len(ends))
                 end = start + took
                 starts.append(start)
                 launched.append(now)
                 ends.append(end)
-                free[stream] = free[queue] = end
+                free[after] = free[queue] = end
                 if what == _READS and now < end:
                     now = end
             elif what == _RECORDS:
@@ -234,8 +238,11 @@ class Timeline:
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]
-    ) -> Iterable[tuple[int, int, int, int, float, float, int]]:
-        """Each row: what, stream, queue, event, host time, duration, and the first row of its rendezvous, or -1."""
+    ) -> Iterable[tuple[int, int, int, int, int, float, float, int]]:
+        """Each row of the step, and the first row of its rendezvous, or -1.
+
+        What, stream, the lane besides its queue that waits for it, queue, event, host time, duration, the rendezvous.
+        """
         firsts: Iterable[int] = repeat(-1, len(self.what))
         if rendezvous:
             first_rows = np.full(len(self.what), -1)
@@ -243,7 +250,8 @@ class Timeline:
                 first_rows[list(rows)] = first
             duration_us = np.where(first_rows < 0, duration_us, 0.0)
             firsts = typing.cast(list[int], first_rows.tolist())
-        columns = (self.what.tolist(), self._streams.tolist(), self._queues.tolist(), self._events)
+        lanes = (self._streams.tolist(), self._lanes_after.tolist(), self._queues.tolist())
+        columns = (self.what.tolist(), *lanes, self._events)
         return zip(*columns, self._host_us(host).tolist(), duration_us.tolist(), firsts, strict=True)
 
     def streams_and_queues(self) -> tuple[Array, Array]:

@@ -4,7 +4,10 @@
 - ``separate=A``: each kind of collective of a group has a communicator and a stream of its own.
 - ``bandwidth=2x``, ``bandwidth=nvlink:2x``: the NICs, or NVLink, are faster or slower.
 - ``fabric=NAME``, ``gpus-per-node=N``: another interconnect.
-- ``no-overlap``: everything runs one after another.
+- ``overlap``: nothing waits for a collective, as if other work of the step could always run meanwhile: the most that
+  overlap can gain. A collective still waits for what its stream waits for, and for its communicator; sends and receives
+  stay as they are.
+- ``no-overlap``: everything runs one after another, so every collective is exposed.
 - ``no-host-waits``: the host launches everything in no time, and waits only for the GPU.
 """
 
@@ -23,9 +26,10 @@ from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.errors import JobError
 
-_Kind = Literal["merge", "separate", "bandwidth", "fabric", "gpus-per-node", "no-overlap", "no-host-waits"]
+_Kind = Literal["merge", "separate", "bandwidth", "fabric", "gpus-per-node", "overlap", "no-overlap", "no-host-waits"]
 _FORMS = (
-    "merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, gpus-per-node=N, no-overlap, no-host-waits"
+    "merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, gpus-per-node=N, overlap, no-overlap, "
+    "no-host-waits"
 )
 _FACTOR = re.compile(r"(?:(nic|nvlink):)?(\d+(?:\.\d+)?)x?")
 _MOST_FACTOR, _MOST_GPUS = 1000.0, 4096
@@ -68,6 +72,8 @@ def read_what_if(text: str) -> WhatIf:
         return WhatIf(text, "fabric", fabric=value)
     if name == "gpus-per-node" and value.isdecimal() and 0 < int(value) <= _MOST_GPUS:
         return WhatIf(text, "gpus-per-node", gpus_per_node=int(value))
+    if name == "overlap" and not value:
+        return WhatIf(text, "overlap")
     if name == "no-overlap" and not value:
         return WhatIf(text, "no-overlap")
     if name == "no-host-waits" and not value:
@@ -103,6 +109,8 @@ def changed_launches(
     """
     if what_if.kind == "no-overlap":
         return launches.assign(stream=np.uint64(0)), communication
+    if what_if.kind == "overlap":
+        return _overlapped(what_if, launches, communication), communication
     if what_if.kind == "no-host-waits":
         return launches.assign(host_us=0.0), communication
     if not what_if.groups:
@@ -113,6 +121,15 @@ def changed_launches(
         queue[np.isin(queue, np.concatenate(parts))] = int(parts[0][0])
         return launches, replace(communication, calls=communication.calls.assign(queue=queue))
     return _separated(what_if, launches, communication, parts[0])
+
+
+def _overlapped(what_if: WhatIf, launches: pd.DataFrame, communication: Communication) -> pd.DataFrame:
+    """The launches with the column ``is_apart``, true for collectives but not for sends and receives."""
+    kind = communication.calls["kind"].astype(str).reindex(launches["call"].to_numpy("i8"), fill_value="").to_numpy(str)
+    is_apart = (launches["what"].astype(str).to_numpy(str) == "collective") & ~np.isin(kind, ["", "send"])
+    if not is_apart.any():
+        raise JobError(f"{what_if.text}: the step has no collectives", "it changes collectives alone")
+    return launches.assign(is_apart=is_apart)
 
 
 def _members(what_if: WhatIf, name: str, queue: npt.NDArray[np.int64], groups: pd.DataFrame) -> npt.NDArray[np.int64]:

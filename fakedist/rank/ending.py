@@ -81,11 +81,14 @@ def fault_of(error: BaseException) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """The innermost traceback line outside the standard library, as ``file:line (function)``, or an empty string."""
+    """The innermost traceback line outside the standard library and this package, as ``file:line (function)``.
+
+    Empty if there is none.
+    """
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if not code.co_filename.startswith("<") and not _is_of_library(code.co_filename):
+        if not code.co_filename.startswith(("<", _OURS)) and not _is_of_library(code.co_filename):
             line = f"{code.co_filename}:{number} ({code.co_name})"
     return line
 

@@ -38,11 +38,12 @@ from fakedist.rank.ending import (
 )
 from fakedist.rank.leaving import leave_at_once
 from fakedist.rank.preloading import Start, start_of_rank
+from fakedist.rank.read_files import ListedSources, listed_sources
 from fakedist.rank.reporter import Ended, Failed, Reporter, Restarted, Signals, Started
 from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rundir import notes
 from fakedist.rundir.collector import rare_collections
-from fakedist.rundir.directory import TAPE_NAME
+from fakedist.rundir.directory import SOURCES_NAME, TAPE_NAME
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.manifest import load_job
@@ -114,6 +115,8 @@ class Rank:
         self._before_torch = ExitStack()
         self._gpu: VirtualGpu | None = None
         self._own_ranks = OwnRanks(job)
+        self._run_directory = run_directory
+        self._sources: ListedSources | None = None
         self._surroundings: Surroundings | None = None
         self._closed = self.has_failed = False
         self._is_last = False
@@ -132,6 +135,7 @@ class Rank:
             gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
             self._gpu = enter(gpu)
         self._own_ranks = enter(own_ranks(job))
+        self._sources = enter(listed_sources(self._run_directory / SOURCES_NAME))
         enter(watched_exit(self._exits_at_once))
         enter(watched_signals(lambda number: self._reporter.send(Signals(number))))
         enter(quiet_stop_in_threads(self._stopped_in_thread, SetupFailed))
@@ -150,6 +154,8 @@ class Rank:
         if was_stopped and ending.ended_by_itself and not ending.code:
             ending, line = Ending(Outcome.STOPPED, 0), ""  # a test runner or a bare `except:` caught the stop
         with uninterrupted():
+            if self._sources is not None:
+                self._sources.imported()
             try:
                 if self._surroundings is not None:
                     self._surroundings.close(ending, line)

@@ -192,9 +192,10 @@ class Recorder(StepListener):
         self._memory.write()
         own_notes = self._training.goal.notes() if steps.stopped else []
         own_notes += self._training.notes()
-        own_notes += self._recorded_step.close(steps.last if self._training.is_counted else 0)
         for note in own_notes:
             self._append(NoteRecord(note))
+        for record in self._recorded_step.close(steps.last if self._training.is_counted else 0):
+            self._append(record)
         for record in self._later_step.close():
             self._append(record)
         self._memory.drain.names()

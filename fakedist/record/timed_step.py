@@ -32,10 +32,9 @@ from fakedist.record.operations import Operations
 from fakedist.record.position import Position
 from fakedist.record.tracer import OperationTracer, Tracer
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.notes import Note
 from fakedist.rundir.records import NoteRecord
 from fakedist.rundir.rows import Location
-from fakedist.rundir.time_notes import not_timed, timed_to_its_optimizer, timed_to_the_end
+from fakedist.rundir.time_notes import not_timed, timed_early, timed_to_its_optimizer, timed_to_the_end
 from fakedist.rundir.trace_records import (
     CALL_RANGE,
     LAYER_RANGE,
@@ -271,6 +270,10 @@ class RecordedStep(GraphObserver):
 
     A step that ends with the run counts only if none did before, and as far as its last optimizer step: nothing
     distinguishes what follows it in the step (averages of parameters) from the script's own end (a checkpoint).
+
+    The steps before the first ``wanted`` one are traced, too: the run may end before that one does. Then the last of
+    them stands in for it; the first step, which alone creates optimizers' state, only if no other ended. What such a
+    step launched stays in memory until the end.
     """
 
     def __init__(
@@ -286,6 +289,9 @@ class RecordedStep(GraphObserver):
         self._tracer = tracer
         self._wanted, self._size = wanted, size
         self._largest, self._cut_short = -1, 0
+        self._is_wanted = False  # a wanted step has begun
+        self._stand_in, self._is_whole = 0, False
+        self._its_records: Sequence[Record] = ()
         self._position = position
         self._operations = operations
         self._ledger = ledger
@@ -310,7 +316,11 @@ class RecordedStep(GraphObserver):
         if self._tracer is None or step == self._at:
             return
         self._at = step
-        if not self._step and self._wanted(step):
+        is_wanted = self._wanted(step)
+        if self._step and not self._is_wanted:
+            self._end()  # it was not known at once that this step had ended, so it cannot stand in
+        if not self._step and (is_wanted or (step > 0 and not self._is_wanted)):
+            self._is_wanted |= is_wanted
             self._step = step
             self._switch_tracing()
             self._tracer.begin(step)
@@ -325,6 +335,9 @@ class RecordedStep(GraphObserver):
         if self._tracer is None or step != self._step:
             return ()
         self._end()
+        if not self._is_wanted:
+            self._may_stand_in(step, is_cut_short)
+            return ()
         size = self._size(step)
         if self._was_timed and (is_cut_short or size < self._largest):
             return ()
@@ -337,9 +350,20 @@ class RecordedStep(GraphObserver):
         self._was_timed, self._largest = True, size
         return self._tracer.records()
 
+    def _may_stand_in(self, step: int, is_cut_short: bool) -> None:
+        """Keep what a step launched that is not wanted itself, but better than what was kept before."""
+        assert self._tracer is not None
+        if self._at != step or (is_cut_short and self._stand_in > 1):
+            return
+        if is_cut_short:
+            self._tracer.cut_short()
+        self._stand_in, self._is_whole, self._its_records = step, not is_cut_short, self._tracer.records()
+
     def step_went_on(self, step: int) -> None:
         """Undo the end of a step. The next one has not begun after all, and the times of this one are incomplete."""
         self._at = step
+        if self._stand_in == step:
+            self._stand_in = 0
         if self._step == step + 1:
             self._end()
         elif self._step != step and self._was_timed:
@@ -352,23 +376,26 @@ class RecordedStep(GraphObserver):
         if tracer is not None:
             tracer.location(self._location())
 
-    def close(self, last_step: int) -> list[Note]:
-        """End the run. Returns a note if no step was timed, or not all of one."""
+    def close(self, last_step: int) -> list[Record]:
+        """End the run. Returns the records of a step that stands in for the wanted one, and notes on what was timed."""
         if self._tracer is None:
             return []
         unfinished = self._step
         if unfinished:
             self._end()
         if self._was_timed:
-            return [timed_to_its_optimizer(self._cut_short)] if self._cut_short else []
+            return [NoteRecord(timed_to_its_optimizer(self._cut_short))] if self._cut_short else []
+        if self._stand_in and last_step:
+            short = [] if self._is_whole else [NoteRecord(timed_to_its_optimizer(self._stand_in))]
+            return [*self._its_records, NoteRecord(timed_early(self._stand_in)), *short]
+        return [NoteRecord(not_timed(self._why_no_step(unfinished, last_step)))]
+
+    def _why_no_step(self, unfinished: int, last_step: int) -> str:
         if self._why_not:
-            return [not_timed(self._why_not)]
-        if unfinished:
-            return [not_timed(f"step {unfinished}, which is timed, did not end")]
+            return self._why_not
         if not last_step:
-            return [not_timed("there was no training step")]
-        wanted = f"--steps {last_step} times step {last_step}"
-        return [not_timed(f"the run ended in step {last_step}, before the one that is timed ({wanted})")]
+            return "there was no training step"
+        return f"step {unfinished or last_step}, which is timed, did not end"
 
     def _end(self) -> None:
         assert self._tracer is not None

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
+from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.step import MeasuredPrices
@@ -19,6 +20,7 @@ from fakedist.options.pricing import Pricing
 from fakedist.rundir.environment import check_variable
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.schema import TABLES
+from fakedist.rundir.step_time import TimeGain
 from fakedist.rundir.summary import Summary
 
 #: :meth:`fakedist.Run.table`.
@@ -83,6 +85,13 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
         return times
     done = rank_throughput(tables, times.summary, job.rank, job.world_size)
     return replace(times, summary=replace(times.summary, throughput=done))
+
+
+def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, priced: Summary) -> list[TimeGain]:
+    """Price the changes that may shorten a step priced with these models; none if its kernels were measured."""
+    if priced.time is None or is_traced(priced):
+        return []
+    return find_gains(tables_to_price(manifest, priced, table), models, manifest.job, priced.time)
 
 
 def nccl_of(summary: Summary) -> Nccl:

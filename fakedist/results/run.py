@@ -16,7 +16,7 @@ from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
 from fakedist.errors import RunDirectoryError
 from fakedist.options.pricing import Pricing, PricingOptions
-from fakedist.results.repricing import models_of, price_again
+from fakedist.results.repricing import find_gains_again, models_of, price_again
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import MOMENTS, TABLES
@@ -295,11 +295,12 @@ class Run:
         """This rank's collective calls: group, group_size, operation, num_calls, bytes_in, bytes_out."""
         return pd.DataFrame(to_plain(self.summary.collectives))
 
-    def priced_for(self, gpu: str | None = None, **options: Unpack[PricingOptions]) -> Run:
+    def priced_for(self, gpu: str | None = None, *, gains: bool = False, **options: Unpack[PricingOptions]) -> Run:
         """The same run with the times of another GPU or fabric: its launches are priced anew, and nothing runs.
 
         Args:
             gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
+            gains: Also price each change that may shorten the step: ``summary.time.gains``.
             options: See :class:`fakedist.options.pricing.Pricing`.
 
         Raises:
@@ -316,6 +317,9 @@ class Run:
             for piece in self.summary.advice
         ]
         summary = replace(self.summary, kernels=times.source, time=times.summary, advice=unpriced, remedy=None)
+        if gains and times.summary is not None:
+            shorter = find_gains_again(self.manifest, self.table, models, summary)
+            summary = replace(summary, time=replace(times.summary, gains=shorter))
         return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
 
     def keeping_tables(self) -> Run:

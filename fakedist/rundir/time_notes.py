@@ -16,6 +16,13 @@ def not_timed(why: str) -> str:
 
 
 @note
+def timed_early(step: int) -> str:
+    """The run ended before the step that was to be timed; an earlier one stands in for it."""
+    first = "; the first step may do what no later one does, such as create the optimizer's state" if step == 1 else ""
+    return f"the run ended before the step that was to be timed: the times are those of step {step}{first}"
+
+
+@note
 def timed_to_its_optimizer(step: int) -> str:
     """The script ended in the timed step, whose own end is not known."""
     return (

@@ -27,6 +27,7 @@ from fakedist.launcher.checked_script import find_editable
 from fakedist.options import Door, Job, JobProgram
 from fakedist.options.definition import NOT_SWEPT, OPTIONS
 from fakedist.rank_list import parse_rank_list
+from fakedist.rundir.sources import RunSources
 from fakedist.section import Section
 from fakedist.sweep.command import (
     PRICES,
@@ -192,13 +193,57 @@ _NOT_OURS = {"site-packages", "node_modules", "__pycache__"}
 
 
 @dataclass(frozen=True)
-class Ground:
-    """The environment that all points of a sweep share, as digests by part: versions, script and variables.
+class SourceDigests:
+    """The user's Python files that a run read.
 
-    Parts are "versions", each Python file as its path, and each inherited variable as "variable HOME".
+    Attributes:
+        files: Digests by path. Empty for a file that was there and was not read.
+        names: The last parts of the names of modules that it imported or tried to; None if that is not known.
+    """
+
+    files: dict[str, str]
+    names: list[str] | None
+
+    @property
+    def digest(self) -> str:
+        """A digest of it, 24 characters."""
+        return _digest([sorted(self.files.items()), self.names])[:24]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The environment that all points of a sweep share, as digests by part.
+
+    Attributes:
+        parts: "versions", and each inherited variable as "variable HOME". If one changes, every point runs again.
+        files: Each Python file in the script's directory and below, by its path. A point runs again if it read one that
+            changed.
     """
 
     parts: Mapping[str, str]
+    files: Mapping[str, str]
+
+    def read(self, sources: RunSources | None) -> SourceDigests:
+        """The digests of what a run read; of every file if that is not known."""
+        if sources is None or not sources.is_whole:
+            read = {} if sources is None else {path: self._now(path) for path in sources.files}
+            return SourceDigests({**self.files, **read}, None)
+        present = {path: "" for path in self.files if path not in sources.files}
+        return SourceDigests({path: self._now(path) for path in sources.files} | present, sorted(sources.names))
+
+    def changed(self, read: SourceDigests) -> list[str]:
+        """The files by which a run would read something else now.
+
+        A file that was not there counts if the run imported a module of its name, or tried to.
+        """
+        changed = [path for path, digest in read.files.items() if digest and self._now(path) != digest]
+        names = None if read.names is None else set(read.names)
+        return changed + [
+            path for path in self.files if path not in read.files and (names is None or _module_name(path) in names)
+        ]
+
+    def _now(self, path: str) -> str:
+        return self.files[path] if path in self.files else _content_once(path)
 
     @property
     def digest(self) -> str:
@@ -213,11 +258,12 @@ class Ground:
 def find_ground(job: Job, version: str = __version__) -> Ground:
     """The ground of a sweep by this version of fakedist, here and now."""
     versions = [*_installed(), f"python {platform.python_version()}", f"fakedist {version}"]
-    parts = {"versions": _digest(versions), **_script_digests(job)}
+    parts = {"versions": _digest(versions)}
     for name, value in os.environ.items():
         if name not in _TERMINAL_VARIABLES and not name.startswith(_SESSION_PREFIXES):
             parts[f"variable {name}"] = _digest(value)
-    return Ground(parts)
+    _content_once.cache_clear()
+    return Ground(parts, _script_digests(job))
 
 
 def key_of(run: PointRun, ground: Ground) -> str:
@@ -250,10 +296,13 @@ def _script_digests(job: Job) -> dict[str, str]:
     path = _module_file(job.target) if job.is_module else Path(job.target)
     if path is None or not path.exists():
         return {}
+    path = Path(os.path.realpath(path))
     digests = {str(path): _content(path)} if path.is_file() else {}
     for count, file in enumerate(sorted(_python_files(path if path.is_dir() else path.parent))):
         stat = file.stat()
-        digests[str(file)] = _content(file) if count < _MOST_FILES else _digest([stat.st_size, stat.st_mtime_ns])
+        digests[os.path.realpath(file)] = (
+            _content(file) if count < _MOST_FILES else _digest([stat.st_size, stat.st_mtime_ns])
+        )
     return digests
 
 
@@ -272,6 +321,18 @@ def _content(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+@cache
+def _content_once(path: str) -> str:
+    """The digest of a file outside the script's directory, as the sweep first sees it."""
+    return _content(Path(path))
+
+
+def _module_name(path: str) -> str:
+    """The last part of the name of the module in a file."""
+    stem = Path(path).name.partition(".")[0]
+    return Path(path).parent.name if stem == "__init__" else stem
 
 
 def _module_file(name: str) -> Path | None:

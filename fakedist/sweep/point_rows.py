@@ -71,6 +71,7 @@ class RankResult:
         worker: The executor's process on ``host`` that ran it.
         wall_s: Seconds that it took there.
         peak_rss_bytes: The most host memory that its processes held.
+        sources: The digest of what it read, in the sweep's journal; empty if its list was lost.
         first_try: Failure of its first run, which a signal not the job's own killed. Empty if it ran once.
     """
 
@@ -94,6 +95,7 @@ class RankResult:
     wall_s: float = 0.0
     peak_rss_bytes: int = 0
     first_try: str = ""
+    sources: str = ""
 
     @property
     def total_bytes(self) -> int:

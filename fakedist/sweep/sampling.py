@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from fakedist.errors import SweepError
 from fakedist.sweep.command import PointRun
 from fakedist.sweep.plan import SweepPlan
-from fakedist.sweep.point_rows import Row, Status, StepEstimate
+from fakedist.sweep.point_rows import RankKind, Row, Status, StepEstimate
 from fakedist.sweep.points import Wait
 from fakedist.sweep.ranking import UNITS, rate_in
 from fakedist.sweep.space import Axis, Point, Scalar, text_of
@@ -27,8 +27,8 @@ from fakedist.units import GIB
 
 #: How a trial says by how much it breaks its constraint.
 _EXCESS = "excess_gib"
-#: What is taken for a point that ran out of memory: how much more it would have needed is not known.
-_OUT_OF_MEMORY_GIB = 8.0
+#: Assumed for a point whose script got the error of too little memory, so that its need is not known.
+_UNKNOWN_EXCESS_GIB = 8.0
 #: Suggestions in a row that lead to no new point, after which the space counts as used up.
 _MOST_IN_VAIN = 500
 
@@ -85,8 +85,7 @@ class SampledPoints:
             trial.set_user_attr(_EXCESS, 0.0)
             self._study.tell(trial, rate)
         elif row.status in (Status.DOES_NOT_FIT, Status.MAY_NOT_FIT):
-            free = row.headroom_bytes
-            trial.set_user_attr(_EXCESS, _OUT_OF_MEMORY_GIB if free is None else -free / GIB)
+            trial.set_user_attr(_EXCESS, _excess_gib(row))
             self._study.tell(trial, 0.0)
         else:
             self._study.tell(trial, state=TrialState.FAIL)
@@ -116,6 +115,20 @@ class SampledPoints:
                     Point(tuple((name, _value_of(axis, trial.params[name])) for name, axis in self._axes.items()))
                 )
         return [point for point in dict.fromkeys(points) if self._plan.space.allows(point)]
+
+
+def _excess_gib(row: Row) -> float:
+    """By how much the fullest rank of a point that does not fit, or may not, exceeds its GPU.
+
+    A rank that went on beyond its GPU's memory reserved more than that, and so its need is known.
+    """
+    known = [
+        result
+        for result in row.ranks
+        if result.kind is RankKind.RAN or result.peak_reserved_bytes > result.capacity_bytes
+    ]
+    excess_gib = max((result.total_bytes - result.capacity_bytes for result in known), default=0) / GIB
+    return excess_gib if len(known) == len(row.ranks) else max(excess_gib, _UNKNOWN_EXCESS_GIB)
 
 
 def _value_of(axis: Axis, suggested: object) -> Scalar:

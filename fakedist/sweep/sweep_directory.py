@@ -20,6 +20,7 @@ from fakedist._version import __version__
 from fakedist.bounded import UnreadableError, open_file, read_json
 from fakedist.errors import SweepError
 from fakedist.rundir.plain import PlainValueError, from_plain, to_plain
+from fakedist.sweep.plan import SourceDigests
 from fakedist.sweep.point_rows import RankResult, Row
 from fakedist.sweep.space import Scalar
 from fakedist.temporary import replacing
@@ -32,13 +33,15 @@ _DAMAGED = "run the sweep again with --fresh, or into another directory with -o"
 
 @dataclass
 class JournalContent:
-    """The ranks of a journal by key and rank, and its rows by ID in the order in which they first came.
+    """The ranks of a journal by key and rank, its rows by ID in the order in which they first came, and by their own
+    digests what ranks read.
 
     A later line replaces an earlier one.
     """
 
     ranks: dict[str, dict[int, RankResult]] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
+    sources: dict[str, SourceDigests] = field(default_factory=dict)
 
 
 class SweepJournal:
@@ -58,6 +61,14 @@ class SweepJournal:
         """Write down a row. It replaces an earlier one of the same ID."""
         self._append({"row": to_plain(row)})
         self.known.rows[row.id] = row
+
+    def add_sources(self, sources: SourceDigests) -> str:
+        """Write down what a rank read, once for all ranks that read the same. Returns its digest."""
+        digest = sources.digest
+        if digest not in self.known.sources:
+            self._append({"sources": {"digest": digest, "read": to_plain(sources)}})
+            self.known.sources[digest] = sources
+        return digest
 
     def close(self) -> None:
         """Close the file."""
@@ -119,6 +130,8 @@ def _take(known: JournalContent, entry: dict[str, object]) -> None:
     elif kind == "rank" and isinstance(value, dict):
         result = from_plain(RankResult, value["result"])
         known.ranks.setdefault(str(value["key"]), {})[result.rank] = result
+    elif kind == "sources" and isinstance(value, dict):
+        known.sources[str(value["digest"])] = from_plain(SourceDigests, value["read"])
     else:
         raise ValueError(f"{kind} is not a kind of entry")
 
@@ -141,6 +154,7 @@ class About:
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         points: The IDs of the points' rows; None if a sampler chooses the points.
         ground: Digests of what all points have in common.
+        files: Digests of the Python files in the script's directory.
     """
 
     fakedist: str = __version__
@@ -151,6 +165,7 @@ class About:
     headroom: float
     points: list[str] | None
     ground: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager

@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
 from fakedist.errors import SetupError, SweepError
 from fakedist.launcher import launching
 from fakedist.launcher.executors.task import Executor, Task, TaskResult
 from fakedist.launcher.interrupts import ended_like_interrupted
 from fakedist.options import Job
-from fakedist.rundir.directory import MANIFEST_NAME
+from fakedist.rundir.directory import MANIFEST_NAME, SOURCES_NAME
 from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.sources import read_sources
 from fakedist.sweep.command import PointRun
 from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import Ground, SweepPlan, find_ground, id_of, key_of
@@ -100,7 +102,7 @@ def run_sweep(
             )
             try:
                 with ended_like_interrupted():
-                    _say_what_changed(journal, runner.ground, locked, listener)
+                    _say_what_changed(runner, journal, locked, listener)
                     _run(runner, plan, locked, runs, listener)
             finally:
                 executor.close()  # before the table is made, which takes a while
@@ -172,14 +174,21 @@ def _about(plan: SweepPlan, points: list[str] | None, ground: Ground) -> About:
         headroom=plan.headroom,
         points=points,
         ground=dict(ground.parts),
+        files=dict(ground.files),
     )
 
 
-def _say_what_changed(journal: SweepJournal, ground: Ground, directory: Path, listener: SweepListener) -> None:
-    if not journal.known.rows or not (changed := ground.differences(earlier_ground(directory))):
+def _say_what_changed(runner: SweepRunner, journal: SweepJournal, directory: Path, listener: SweepListener) -> None:
+    if not journal.known.rows:
         return
-    named = ", ".join(changed[:_NAMED]) + (f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else "")
-    listener.say(f"every point runs again, as these changed: {named}")
+    if changed := runner.ground.differences(earlier_ground(directory)):
+        listener.say(f"every point runs again, as these changed: {_first(changed)}")
+    elif changed := runner.changed_sources():
+        listener.say(f"the points that read these files run again, as they changed: {_first(changed)}")
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _empty(directory: Path) -> None:
@@ -229,6 +238,7 @@ class SweepRunner:
         self._checked: set[str] = set()
         self._ids: set[str] = set()
         self._done: set[str] = set()
+        self._changes: dict[str, list[str]] = {}
 
     @property
     def rows(self) -> list[Row]:
@@ -326,7 +336,7 @@ class SweepRunner:
             all_stages = self._plan.ranks.which == "stages" and self._plan.ranks.num_best is None
             one = self._runs[key] = _Run(key, run, self._known_results(key), all_stages)
         known = self._journal.known.rows.get(row_id)
-        if known is not None and _stands(known) and not (one.every_stage and not known.has_every_stage):
+        if self._stands(known) and not (one.every_stage and not known.has_every_stage):
             one.points.append((run, row_id))
             self._finished(known, True)
             self._source.done(run, known)
@@ -339,6 +349,7 @@ class SweepRunner:
             rank: result
             for rank, result in self._journal.known.ranks.get(key, {}).items()
             if result.outcome is not Outcome.ERROR
+            and not self._changed(result)
             and (result.kind is not RankKind.RAN or (self._directory / result.directory / MANIFEST_NAME).exists())
         }
 
@@ -379,7 +390,10 @@ class SweepRunner:
         one.is_running = False
         directory = rank_directory(self._directory, one.key, rank)
         judged = judge(result, rank, directory, self._directory, self._plan.context_bytes)
-        judged = dataclasses.replace(judged, first_try=one.first_tries.get(rank, ""))
+        is_listed = judged.kind in (RankKind.RAN, RankKind.OUT_OF_MEMORY) and not one.run.job.with_peers
+        listed = read_sources(directory / SOURCES_NAME) if is_listed else None  # else any file may matter
+        digest = self._journal.add_sources(self.ground.read(listed))
+        judged = dataclasses.replace(judged, first_try=one.first_tries.get(rank, ""), sources=digest)
         self._journal.add_rank(one.key, judged)
         one.results[rank] = judged
         self._advance(one)
@@ -389,7 +403,7 @@ class SweepRunner:
         for run, row_id in one.points:
             known = self._journal.known.rows.get(row_id)
             every = len(results)
-            if known is not None and _stands(known) and len(known.ranks) >= every:
+            if self._stands(known) and len(known.ranks) >= every:
                 continue
             row = make_row(
                 run, results, self._plan, self._directory, row_id=row_id, key=one.key, estimate=self._estimate
@@ -401,10 +415,32 @@ class SweepRunner:
         self._done.add(one.key)
         self._thin(self._done)  # an earlier session's other runs may still make rows, priced anew
 
+    def _stands(self, row: Row | None) -> TypeGuard[Row]:
+        """True if a row of an earlier session is valid: its point was run, started, and would read the same files."""
+        if row is None or row.status is Status.SKIPPED:
+            return False
+        return not any(result.outcome is Outcome.ERROR or self._changed(result) for result in row.ranks)
+
+    def changed_sources(self) -> list[str]:
+        """The files that changed since a rank of an earlier session read them."""
+        results = (result for ranks in self._journal.known.ranks.values() for result in ranks.values())
+        return sorted(
+            {path for digest in {result.sources for result in results} for path in self._changed_files(digest)}
+        )
+
+    def _changed(self, result: RankResult) -> bool:
+        return result.sources not in self._journal.known.sources or bool(self._changed_files(result.sources))
+
+    def _changed_files(self, digest: str) -> list[str]:
+        if digest not in self._changes:
+            read = self._journal.known.sources.get(digest)
+            self._changes[digest] = [] if read is None else self.ground.changed(read)
+        return self._changes[digest]
+
     def _skip(self, run: PointRun, beyond: str) -> None:
         key, row_id = key_of(run, self.ground), self.id_of(run)
         known = self._journal.known.rows.get(row_id)
-        if known is not None and _stands(known):
+        if self._stands(known):
             return
         reason = f"{beyond} does not fit"
         row = Row(
@@ -425,8 +461,3 @@ def next_rank(plan: SweepPlan, results: dict[int, RankResult], *, every_stage: b
     stages = results[0].pipeline
     wanted = stages if every_stage else stages[-1:]  # in order: a stage may need what the one before it sent
     return next((rank for rank in wanted if rank not in results), None)
-
-
-def _stands(row: Row) -> bool:
-    """True if a row of an earlier session is valid: its point was run, and could start."""
-    return row.status is not Status.SKIPPED and not any(result.outcome is Outcome.ERROR for result in row.ranks)

@@ -89,6 +89,13 @@ def until(process: subprocess.Popen[str], line: str) -> str:
     return read
 
 
+def timed_step(run: Run) -> tuple[int, str]:
+    """The step that has times, and how the verdict of the printed report begins on it."""
+    (line,) = [line.strip() for line in run.out.splitlines() if ", estimated: limited by" in line]
+    assert f"Time of {line.partition(', estimated')[0]}, estimated by a model of the GPU" in run.out
+    return run.report["kernels"]["step"], line.partition(" by ")[0] + " by"
+
+
 @pytest.mark.parametrize(
     ("how", "code", "outcome", "last"),
     [
@@ -120,6 +127,8 @@ def test_a_run_ends_as_its_script_does(tmp_path: Path, how: str, code: int, outc
     assert (run.report["world_size"], run.report["rank"]) == (16, 11)
     peak = run.report["peak_allocated_bytes"]
     assert isinstance(peak, int)
+    if how == "exception":  # before step 2, the first that is to be timed
+        assert timed_step(run) == (1, "step 1, the last complete one before the script failed, estimated: limited by")
     if how != "segfault":  # killed before the first drain of the history, nothing but the start may be there
         assert peak > 3 * 64 * 64 * 4  # weights, gradients and AdamW's state of the tiny model
 
@@ -163,6 +172,7 @@ def test_a_signal_ends_the_script_and_not_the_report(
     assert "finally ran" in run.out
     assert "atexit ran" in run.out
     assert run.err.rstrip().endswith(f"fakedist: exit {code}: the script was interrupted ({message})")
+    assert timed_step(run) == (1, "step 1, the last complete one before the interruption, estimated: limited by")
     assert (run.err.count("Traceback"), run.err.count("KeyboardInterrupt")) == ((1, 1) if code == 130 else (0, 0))
 
 
@@ -203,13 +213,18 @@ def test_what_a_killed_run_leaves_in_the_temporary_directory_goes_at_the_next_st
 
 def test_the_time_of_a_run_can_be_limited(tmp_path: Path) -> None:
     for seconds in (5, 20, 80, 320):  # it counts from the start, and a slow machine takes longer to come to the step
-        process = start(tmp_path, "timeout", "--timeout", str(seconds), "--force")
+        process = start(tmp_path, "timeout", "--timeout", str(seconds), "--force", "--steps", "9")
         out, err = process.communicate()
         if "sleeping" in out:
             break
     run = ended(tmp_path, process.returncode, out, err)
     assert (run.code, run.outcome) == (124, "timeout"), run.err
     assert "finally ran" in run.out
+    assert f"reached, at {SCRIPT}:" in run.err
+    assert timed_step(run) == (3, "step 3, the last complete one before the time limit, estimated: limited by")
+    assert [note["text"] for note in run.report["notes"] if note["code"] == "timed_early"] == [
+        "the run ended before the step that was to be timed: the times are those of step 3"
+    ]
 
 
 def test_a_rank_that_is_killed_leaves_a_report_and_no_process(tmp_path: Path) -> None:

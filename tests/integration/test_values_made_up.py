@@ -371,3 +371,25 @@ def test_what_another_rank_did_not_send_is_counted_where_the_script_reads_it(eng
     assert (len(reads), invented_values(engine)) == (1, 2)
     assert not engine.not_sent(torch.zeros(1 << 21, dtype=torch.int64, device="cuda"), lambda: reads.append(2))
     assert len(reads) == 1
+
+
+@on_virtual_gpu
+def test_a_saved_tensor_counts_its_values_and_not_its_bytes(engine: ValueEngine) -> None:
+    import io
+
+    import torch
+
+    product = torch.randn(512, 4096, device="cuda") @ torch.randn(4096, 4096, device="cuda")
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        large, small = product.to(dtype), product.sum(0).to(dtype)
+        torch.save({"large": large}, io.BytesIO())
+        assert invented_values(engine) == large.numel()
+        torch.save([small[:100]], io.BytesIO())  # saves its whole storage
+        assert invented_values(engine) == 4096
+    large.untyped_storage().cpu()
+    assert invented_values(engine) == large.nbytes // 4
+    bits = (product > 0).to(torch.uint8)
+    torch.save(bits, io.BytesIO())
+    assert invented_values(engine) == bits.numel()
+    torch.empty(4096, 512, dtype=torch.uint8).copy_((product.T < 0).to(torch.uint8))
+    assert invented_values(engine) == bits.numel()

@@ -90,20 +90,44 @@ static int ask(int device, uint64_t bytes) {
 
 /* ---- requests ---- */
 
+/* Torch warns when a piece of an expandable segment is refused (ExpandableSegment::map in torch 2.15), as on a
+ * real GPU. A run that goes on would print the same warning at every such piece: the first is enough. The level of
+ * torch's log (c10/util/Logging.cpp) is raised until the piece is asked for again. */
+static void hush_torch(int device, int on) {
+    enum { LOG_ERROR = 2 };
+    static int usual_level = -1;
+    int *level = dlsym(RTLD_DEFAULT, "FLAGS_caffe2_log_level");
+    if (!level) return;
+    pthread_mutex_lock(&lock);
+    if (on && is_beyond[device] && *level < LOG_ERROR) {
+        usual_level = *level;
+        *level = LOG_ERROR;
+    } else if (!on && usual_level >= 0) {
+        *level = usual_level;
+        usual_level = -1;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 int capacity_take(int device, uint64_t bytes) {
     if (take(device, bytes, request.is_granted)) return 1;
     if (!decide) return 0;
     if (!request.was_refused && !__atomic_load_n(&asked_once, __ATOMIC_RELAXED)) {
         request.was_refused = 1;
+        hush_torch(device, 1);
         return 0;
     }
     request.was_refused = 0;
+    hush_torch(device, 0);
     if (!ask(device, bytes)) return 0;
     request.is_granted = 1;
     return take(device, bytes, 1);
 }
 
-void capacity_served(void) { request.was_refused = request.is_granted = 0; }
+void capacity_served(void) {
+    if (request.was_refused) hush_torch(0, 0); /* what was freed meanwhile is enough */
+    request.was_refused = request.is_granted = 0;
+}
 
 void capacity_give_back(int device, uint64_t bytes) {
     pthread_mutex_lock(&lock);

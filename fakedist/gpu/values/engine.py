@@ -24,7 +24,7 @@ from fakedist.gpu.values.contents import LIMIT_BYTES, Taint, host_view, is_large
 from fakedist.gpu.values.following import Following, Large
 from fakedist.gpu.values.graph_values import GraphValues
 from fakedist.gpu.values.host import INDEXING, READS, Host, HostReads
-from fakedist.gpu.values.inventions import Randoms, SeedAndOffset
+from fakedist.gpu.values.inventions import Randoms, SeedAndOffset, values_in
 from fakedist.gpu.values.no_data import NoData
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.routing import CHOOSING, Routing, choose, routed_fraction
@@ -407,7 +407,7 @@ class ValueEngine:
         elif storage_of(result)[1] <= _FRESH_BYTES:
             result.zero_()
         if mean not in (0.0, 1.0):
-            self.host.inventions.count(operator.full_name, source.numel())
+            self.host.inventions.count(operator.full_name, values_in(source.numel(), source))
 
     def _inputs(self, operator: Operator, args: Arguments, kwargs: Keywords) -> list[torch.Tensor]:
         if operator.like:

@@ -28,7 +28,7 @@ from fakedist.gpu.values.contents import (
     is_float,
     is_small,
 )
-from fakedist.gpu.values.inventions import Inventions
+from fakedist.gpu.values.inventions import Inventions, values_in
 from fakedist.gpu.values.means import Means, spread
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.recipes import Recipe
@@ -138,7 +138,7 @@ class Host:
         """Return the host view of a small device tensor that the script reads, and count its made-up values."""
         host = self.complete(tensor)
         if made_up := self.taints.read(distinct(tensor)):
-            self.inventions.count(operation, made_up)
+            self.inventions.count(operation, values_in(made_up, tensor))
         return host
 
     def complete(self, tensor: torch.Tensor) -> torch.Tensor:

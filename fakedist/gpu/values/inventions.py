@@ -7,15 +7,19 @@ its numbers as a GPU's would: after ``manual_seed``, ``set_rng_state``, and in a
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import torch
+import torch.serialization
+import torch.storage
 from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
-from fakedist.frames import script_frame
+from fakedist.frames import is_the_scripts, script_frame
 from fakedist.rundir.notes import Note, branches_made_up
 from fakedist.rundir.rows import InventedRow
 
@@ -28,6 +32,9 @@ _NAMED = 4
 
 #: Torch before 2.10 cannot assign to chosen elements of these, but to the same bits as a signed integer.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+#: Bytes of a value whose type is not known.
+_USUAL_BYTES = 4
 
 #: A file and a line of the script.
 _Line = tuple[str, int]
@@ -139,6 +146,25 @@ def script_line() -> tuple[str, int]:
     """File and line of the innermost frame outside torch and this package; ("", 0) in autograd's own threads."""
     frame = script_frame()
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def values_in(num_elements: int, tensor: torch.Tensor) -> int:
+    """The number of values in so many elements of a tensor that the script reads.
+
+    ``torch.save`` and a storage's own methods read bytes: ``torch.save`` knows the type of the values in a storage, and
+    elsewhere they are taken to have four bytes. The script's own view of bytes counts in bytes, which it reads.
+    """
+    if tensor.dtype is not torch.uint8:
+        return num_elements
+    frame: FrameType | None = sys._getframe(1)
+    is_storage = False
+    while frame is not None and not is_the_scripts(frame.f_code.co_filename):
+        is_storage |= frame.f_code.co_filename == torch.storage.__file__
+        if frame.f_code.co_filename == torch.serialization.__file__ and "storage_dtypes" in frame.f_locals:
+            dtype = frame.f_locals["storage_dtypes"].get(tensor.data_ptr())
+            return num_elements if dtype is None else -(-num_elements // dtype.itemsize)
+        frame = frame.f_back
+    return -(-num_elements // _USUAL_BYTES) if is_storage else num_elements
 
 
 def _named(line: _Line) -> str:

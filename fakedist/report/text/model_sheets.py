@@ -40,6 +40,7 @@ def gpu_list() -> Sheet:
             SheetColumn("limit", [f"{spec.watts:,.0f} W" for spec in models], rank=1),
         ],
         ["for any other, write a GPU file: --gpu my_gpu.toml"],
+        has_json=False,
     )
 
 
@@ -62,6 +63,7 @@ def fabric_list() -> Sheet:
             SheetColumn("from", [fabric.source for fabric in fabrics], is_text=True, rank=3),
         ],
         ["for any other, write a fabric file: --fabric my_fabric.toml"],
+        has_json=False,
     )
 
 

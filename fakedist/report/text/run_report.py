@@ -37,7 +37,6 @@ from fakedist.report.text.time_sheets import print_time, time_markdown, time_she
 from fakedist.report.text.wording import (
     advice_text,
     ending,
-    limit_text,
     note_texts,
     peak_moment,
     peaks_text,
@@ -47,8 +46,9 @@ from fakedist.report.text.wording import (
     run_facts,
     run_title,
     source_word,
-    step_word,
+    step_verdict,
     time_figures,
+    timed_step_name,
     top_advice,
     verdict,
 )
@@ -89,7 +89,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console, section: 
         if summary.estimated_outside:
             _print_outside(console, summary.estimated_outside)
     if summary.timed and "time" in wanted:
-        print_time(console, *summary.timed)
+        print_time(console, *summary.timed, timed_step_name(summary, summary.timed[1].step))
         print_sheets(console, time_sheets(run, all_layers=all_layers))
     if summary.advice and "advice" in wanted:
         _print_advice(console, summary)
@@ -111,7 +111,7 @@ def render_short(run_directory: Path, console: Console) -> None:
         print_sheets(console, [sheet])
     if summary.timed:
         time, source = summary.timed
-        print_heading(console, f"Time of step {source.step}, {source_word(source)}")
+        print_heading(console, f"Time of {timed_step_name(summary, source.step)}, {source_word(source)}")
         kept = [row for row in time_figures(time) if row[0] in ("step", "MFU", "tokens/s")]
         figures = [(name, figure, more.partition(":")[0]) for name, figure, more in kept]
         print_figures(console, figures, is_right=True)
@@ -121,7 +121,8 @@ def render_short(run_directory: Path, console: Console) -> None:
     rest = f"fakedist report {shlex.quote(str(run_directory))}"
     notes = counted(len(summary.notes), "note")
     console.print()
-    print_long(console, Text(f"{notes} and every table: {rest} --full; one part: --section {'|'.join(SECTIONS)}"))
+    print_long(console, Text(f"{notes} and every table: {rest} --full"))
+    print_words(console, Text(f"one part of them: --section {'|'.join(SECTIONS)}"), 0)
 
 
 def _print_outlook(console: Console, summary: Summary) -> None:
@@ -162,8 +163,8 @@ def _peak(console: Console, summary: Summary, cwd: str, *, with_advice: bool = T
         print_words(console, Text(advice), 2)
     if remedy := remedy_text(summary):
         print_words(console, Text(f"what would make it fit, estimated: {remedy}"), 2)
-    if summary.timed and (limit := limit_text(summary.timed[0])):
-        print_words(console, Text(f"the step, {step_word(summary.timed[1])}: {limit}"), 2)
+    if limit := step_verdict(summary):
+        print_words(console, Text(limit), 2)
 
 
 def _print_outside(console: Console, outside: Outside) -> None:
@@ -236,8 +237,8 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
         lines += ["", f"{escaped(advice)}."]
     if remedy := remedy_text(summary):
         lines += ["", f"What would make it fit, estimated: {escaped(remedy)}."]
-    if summary.timed and (limit := limit_text(summary.timed[0])):
-        lines += ["", f"The step, {step_word(summary.timed[1])}, is {escaped(limit)}."]
+    if limit := step_verdict(summary):
+        lines += ["", f"{escaped(limit[0].upper() + limit[1:])}."]
     return lines
 
 

@@ -68,15 +68,16 @@ class SheetColumn:
 
 @dataclass(frozen=True)
 class Sheet:
-    """One table."""
+    """One table; ``has_json``: the command that prints it prints it as JSON, too."""
 
     title: str
     columns: Sequence[SheetColumn]
     remarks: Sequence[str] = ()
+    has_json: bool = True
 
 
-def print_table(console: Console, title: str, columns: Sequence[SheetColumn]) -> None:
-    """Print a table below its title, with as many of its columns as fit."""
+def print_table(console: Console, title: str, columns: Sequence[SheetColumn], *, has_json: bool = True) -> None:
+    """Print a table below its title, with as many of its columns as fit, and where the others are."""
     shown = _fitting(columns, console.width)
     widths = _widths(shown, console.width)
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
@@ -88,7 +89,8 @@ def print_table(console: Console, title: str, columns: Sequence[SheetColumn]) ->
     print_heading(console, title)
     print_lines(console, table, width=sum(widths) + _GAP * len(widths))
     if left_out := [column.name for column in columns if column not in shown]:
-        print_remark(console, f"columns not shown: {', '.join(left_out)} (a wider terminal or --json has them)")
+        where = "a wider terminal or --json" if has_json else "a wider terminal"
+        print_remark(console, f"columns not shown: {', '.join(left_out)} ({where} has them)")
 
 
 def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_right: bool = False) -> None:
@@ -258,7 +260,7 @@ def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
 def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
     """Print tables with their remarks."""
     for sheet in sheets:
-        print_table(console, sheet.title, sheet.columns)
+        print_table(console, sheet.title, sheet.columns, has_json=sheet.has_json)
         for remark in sheet.remarks:
             print_remark(console, remark)
 

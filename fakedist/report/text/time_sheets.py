@@ -45,6 +45,7 @@ from fakedist.report.text.wording import (
     source_word,
     step_word,
     time_figures,
+    timed_step_name,
     unknown_time,
     us_or_dash,
 )
@@ -267,9 +268,9 @@ def range_sheet(time: StepTime, word: str) -> Sheet:
     return Sheet(f"Time by your ranges (NVTX, record_function), {word}", columns, remarks)
 
 
-def print_time(console: Console, time: StepTime, source: KernelSource) -> None:
-    """Print the step's time and how it is spent."""
-    print_heading(console, f"Time of step {source.step}, {source_word(source)}")
+def print_time(console: Console, time: StepTime, source: KernelSource, step: str) -> None:
+    """Print the time of a step, named ``step``, and how it is spent."""
+    print_heading(console, f"Time of {step}, {source_word(source)}")
     print_figures(console, time_figures(time), is_right=True)
     for text in (*(note.text for note in source.notes), accuracy_text(source)):
         if text:
@@ -279,11 +280,12 @@ def print_time(console: Console, time: StepTime, source: KernelSource) -> None:
 def time_markdown(run: Run, time: StepTime, source: KernelSource, *, all_layers: bool) -> list[str]:
     """The step's time, and its tables, each collapsed under its title."""
     sheets = time_sheets(run, all_layers=all_layers)
-    return ["\n".join(_time(time, source)), *("\n".join(sheet_markdown(sheet)) for sheet in sheets)]
+    name = timed_step_name(run.summary, source.step)
+    return ["\n".join(_time(time, source, name)), *("\n".join(sheet_markdown(sheet)) for sheet in sheets)]
 
 
-def _time(time: StepTime, source: KernelSource) -> list[str]:
-    lines = [f"**Time of step {source.step}**, {source_word(source)}", ""]
+def _time(time: StepTime, source: KernelSource, step: str) -> list[str]:
+    lines = [f"**Time of {step}**, {source_word(source)}", ""]
     lines += [
         f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(time)
     ]
@@ -394,7 +396,7 @@ def render_priced(run: Run, console: Console, *, all_layers: bool, what_ifs: Seq
     """Print the step's time and its tables."""
     time, source = _timed(run)
     print_facts(console, _facts(run, source))
-    print_time(console, time, source)
+    print_time(console, time, source, timed_step_name(run.summary, source.step))
     print_sheets(console, [*time_sheets(run, all_layers=all_layers), *_path_sheets(time, source)])
     print_sheets(console, [*what_if_sheets(what_ifs), *uncertainty_sheets(source)])
 

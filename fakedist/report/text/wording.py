@@ -123,6 +123,37 @@ def broke_off(summary: Summary) -> bool:
     return not is_complete and summary.left_during_init is None
 
 
+_BROKE_OFF = {
+    Outcome.EXCEPTION: "the script failed",
+    Outcome.EXIT: "the script exited",
+    Outcome.FAULT: "fakedist failed",
+    Outcome.INTERRUPTED: "the interruption",
+    Outcome.TIMEOUT: "the time limit",
+    Outcome.KILLED: "it was killed",
+}
+
+
+def timed_step_name(summary: Summary, step: int) -> str:
+    """The timed step, and how a run that broke off went on from it.
+
+    "step 2"; "step 3, the last complete one before the script failed".
+    """
+    how = _BROKE_OFF.get(summary.exit.outcome)
+    if how is None or not broke_off(summary):
+        return f"step {step}"
+    is_last = step == max((ended.step for ended in summary.steps), default=0)
+    return f"step {step}, the last {'complete' if is_last else 'timed'} one before {how}"
+
+
+def step_verdict(summary: Summary) -> str:
+    """Name what limits the timed step, in a sentence: "the step, estimated: limited by ..."; empty if not known."""
+    if summary.timed is None or not (limit := limit_text(summary.timed[0])):
+        return ""
+    source = summary.timed[1]
+    name = timed_step_name(summary, source.step)
+    return f"{name if ',' in name else 'the step'}, {step_word(source)}: {limit}"
+
+
 def _outside_name(outside: Outside) -> str:
     if not outside.communicators:
         return "the CUDA context"

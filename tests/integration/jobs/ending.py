@@ -42,13 +42,13 @@ def fill() -> torch.Tensor:
 
 
 def main(how: str) -> None:
-    """Train one step, then end."""
+    """Train one step, then end; "timeout" ends in the fourth."""
     if how == "stopped":
         try:
             train(100)
         finally:
             print("finally ran", flush=True)
-    train(1)
+    train(3 if how == "timeout" else 1)
     match how:
         case "exit3":
             sys.exit(3)
@@ -67,6 +67,8 @@ def main(how: str) -> None:
                 print("caught", flush=True)
         case "interrupt" | "terminate" | "timeout":
             try:
+                if how == "timeout":
+                    torch.nn.Linear(64, 64, device="cuda")(torch.ones(8, 64, device="cuda"))
                 print("sleeping", flush=True)  # the test's signal comes at once
                 time.sleep(600)
             finally:

@@ -88,6 +88,21 @@ def test_merged_groups_queue_and_without_overlap_everything_does() -> None:
     assert end_us(rows, "no-overlap") == 60 + 100 + 50 + 100
 
 
+def test_with_perfect_overlap_nothing_waits_for_a_collective_but_its_communicator() -> None:
+    rows = [*call(40, 7), waits(40), PRODUCT, *call(41, 7), waits(41), PRODUCT]
+    assert end_us(rows) == 60 + 100 + 90 + 100
+    assert end_us(rows, "overlap") == 200.0
+    # A call on the products' own stream, and the last one, which nothing can hide.
+    own_stream = [PRODUCT, ("collective", 1, 0, 0, 42), PRODUCT, *call(41, 7)]
+    assert end_us(own_stream) == 100 + 50 + 100 + 90
+    assert end_us(own_stream, "overlap") == 200 + 90
+    # One communicator runs its calls one by one: they take longer than the products.
+    calls = [PRODUCT, *call(40, 7), *call(41, 7), *call(40, 7), waits(40), PRODUCT]
+    assert end_us(calls, "overlap") == 100 + 60 + 90 + 60 < end_us(calls)
+    with pytest.raises(JobError, match="no collectives"):
+        end_us([PRODUCT], "overlap")
+
+
 @pytest.mark.parametrize(
     ("what_if", "message", "hint"),
     [
@@ -111,6 +126,7 @@ def test_a_group_that_nothing_changes_for_is_an_error(what_if: str, message: str
         "separate=a,b",
         *(f"bandwidth={by}" for by in ("fast", "0x", "2000x")),
         "no-overlap=1",
+        "overlap=1",
     ],
 )
 def test_anything_else_is_no_what_if(text: str) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakedist.record.timed_step import LaterStep, script_ranges
+from fakedist.record.timed_step import LaterStep, RecordedStep, script_ranges
 from fakedist.record.tracer import NsysTracer
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.notes import Note
@@ -238,3 +240,85 @@ def test_nsys_is_told_the_step_and_one_phase_at_a_time(monkeypatch: pytest.Monke
     phases = [f"+{forward}", f"-{forward}", f"+{backward}", "wait", f"-{backward}"]
     assert told == [*step, *phases, "-fakedist.step:4", "-fakedist.timed"]
     assert tracer.records() == ()
+
+
+class Steps:
+    """A recorder's steps, of which some are wanted; what counts as timed at the end."""
+
+    def __init__(self, wanted: Sequence[int], sizes: Mapping[int, int] | None = None) -> None:
+        self.written: list[int] = []
+        self._begun = 0
+        position = cast(Any, SimpleNamespace(step=0, op=-1))
+        operations = cast(Any, SimpleNamespace(trace=lambda tracer: None, tracer=None))
+        self._position = position
+        self._timed = RecordedStep(
+            cast(Any, self),
+            wanted.__contains__,
+            lambda step: (sizes or {}).get(step, 1),
+            position,
+            operations=operations,
+            ledger=cast(Any, SimpleNamespace(around=None)),
+        )
+
+    def begin(self, step: int) -> None:
+        self._begun = step
+
+    def end(self) -> None: ...
+
+    def cut_short(self) -> None:
+        self._begun = -self._begun
+
+    def records(self) -> list[Record]:
+        return [TimedStepRecord(self._begun)]
+
+    def at(self, step: int) -> Steps:
+        self._position.step = step
+        self._timed.follow()
+        return self
+
+    def ended(self, step: int, *, is_cut_short: bool = False) -> Steps:
+        for record in self._timed.step_ended(step, is_cut_short=is_cut_short):
+            assert isinstance(record, TimedStepRecord)
+            self.written.append(record.step)
+        return self
+
+    def whole(self, *steps: int) -> Steps:
+        for step in steps:
+            self.at(step).ended(step)
+        return self
+
+    def went_on(self, step: int) -> Steps:
+        self._timed.step_went_on(step)
+        return self.at(step)
+
+    def close(self, last: int) -> tuple[list[int], list[str]]:
+        """The steps whose records were written, negative for a step cut short, and the notes' codes."""
+        codes = []
+        for record in self._timed.close(last):
+            if isinstance(record, TimedStepRecord):
+                self.written.append(record.step)
+            elif isinstance(record, NoteRecord):
+                codes.append(record.note.code)
+        return self.written, codes
+
+
+def test_the_last_complete_step_stands_in_for_a_wanted_one_that_did_not_end() -> None:
+    assert Steps([2, 3]).whole(1, 2, 3).close(3) == ([2, 3], [])
+    assert Steps([2, 3]).whole(1).at(2).close(2) == ([1], ["timed_early"])
+    assert Steps([9]).whole(1, 2, 3).at(4).close(4) == ([3], ["timed_early"])
+    assert Steps([9]).at(1).close(1) == ([], ["not_timed"])
+    assert Steps([9]).whole(1).close(0) == ([], ["not_timed"])  # nothing counts steps
+
+
+def test_a_step_that_ends_with_the_run_stands_in_only_for_want_of_a_whole_one_after_the_first() -> None:
+    cut_short = ["timed_early", "timed_to_its_optimizer"]
+    assert Steps([9]).at(1).ended(1, is_cut_short=True).close(1) == ([-1], cut_short)
+    assert Steps([9]).whole(1).at(2).ended(2, is_cut_short=True).close(2) == ([-2], cut_short)
+    assert Steps([9]).whole(1, 2).at(3).ended(3, is_cut_short=True).close(3) == ([2], ["timed_early"])
+    assert Steps([2]).whole(1).at(2).ended(2, is_cut_short=True).close(2) == ([-2], ["timed_to_its_optimizer"])
+
+
+def test_a_step_whose_end_is_known_late_does_not_stand_in_and_does_not_keep_the_wanted_one_from_being_timed() -> None:
+    assert Steps([2]).at(1).at(2).ended(1).ended(2).close(2) == ([2], [])
+    assert Steps([9]).whole(1, 2).at(3).went_on(2).close(2) == ([], ["not_timed"])
+    assert Steps([9]).at(1).at(2).ended(1).at(3).close(3) == ([], ["not_timed"])

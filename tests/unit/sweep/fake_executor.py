@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.results.building import build_tables
+from fakedist.rundir.directory import SOURCES_NAME
 from fakedist.rundir.manifest import load_manifest, write_manifest
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 from tests.unit.analysis.recorded import new_run
@@ -34,6 +35,7 @@ class FakeExecutor:
         self._made, self._outcome = made, outcome
         self.tasks: list[Task] = []
         self.is_closed = False
+        self.sources: Callable[[Task], str] | None = None  # the list of what a run read
 
     def run(self, tasks: Iterable[Task | None]) -> Iterator[TaskResult]:
         for task in tasks:
@@ -49,6 +51,8 @@ class FakeExecutor:
         shutil.rmtree(task.directory, ignore_errors=True)
         if kind == RAN:
             shutil.copytree(self._made / f"rank{task.job.rank}", task.directory)
+            if self.sources is not None:
+                (task.directory / SOURCES_NAME).write_text(self.sources(task))
             return result(task, Outcome.STOPPED)
         if kind == LOST:
             return result(task, Outcome.ERROR, "the worker was lost")

@@ -93,6 +93,8 @@ def run(
     outcome: Callable[[Task], str] = lambda task: RAN,
     text: str = SWEEP,
     made: Path | None = None,
+    *,
+    prepare: Callable[[FakeExecutor], None] = lambda executor: None,
     **settings: object,
 ) -> tuple[Sweep, FakeExecutor, Told]:
     """Run a sweep of a script that is all that is checked. No step is priced unless ``priced`` is set."""
@@ -100,6 +102,7 @@ def run(
     fresh, estimate = bool(settings.pop("fresh", False)), estimate_step if settings.pop("priced", False) else same_step
     plan = sweep_of_file(Path("sweep.toml"), CommandLineSettings(settings=settings))
     executor, told = FakeExecutor(made or MADE[0], outcome), Told()
+    prepare(executor)
     sweep = run_sweep(plan, directory, executor, told.listener(), fresh=fresh, check=check_script, estimate=estimate)
     return sweep, executor, told
 
@@ -421,3 +424,53 @@ def test_stages_run_in_the_order_of_the_pipeline(
     (tmp_path / "sweep.toml").write_text('script = "train.py"\nworld_size = 8\n')
     plan = sweep_of_file(tmp_path / "sweep.toml", CommandLineSettings())
     assert next_rank(plan, ended(*ran), every_stage=every_stage) == later
+
+
+def listing(files: dict[str, Sequence[str]], names: Sequence[str] = ("optional",)) -> Callable[[FakeExecutor], None]:
+    """Have the executor leave the list of the files that a point with this ``--tp`` read."""
+
+    def list_sources(executor: FakeExecutor) -> None:
+        executor.sources = lambda task: "".join(
+            [f"file {Path(file).resolve()}\n" for file in files[str(argument(task, "--tp"))]]
+            + [f"name {name}\n" for name in names]
+        )
+
+    return list_sources
+
+
+def test_a_point_runs_again_only_if_a_file_that_it_read_changed(tmp_path: Path, job: Path) -> None:
+    for name in ("model.py", "unused.py", "plot.py"):
+        (job / name).write_text("x = 0\n")
+    outside = tmp_path / "package.py"
+    outside.write_text("y = 0\n")
+    reads = listing({"1": ["train.py", "model.py"], "2": ["train.py", str(outside)]})
+
+    def tasks_after(change: Callable[[], object]) -> tuple[set[object], list[str]]:
+        change()
+        _, executor, told = run(tmp_path / "s", prepare=reads)
+        return {argument(task, "--tp") for task in executor.tasks}, told.remarks
+
+    assert tasks_after(lambda: None)[0] == {1, 2}
+    assert tasks_after((job / "unused.py").unlink) == (set(), [])
+    assert tasks_after(lambda: (job / "plot.py").write_text("x = 1\n")) == (set(), [])
+    assert tasks_after(lambda: (job / "new.py").write_text("x = 1\n")) == (set(), [])
+    changed, (remark,) = tasks_after(lambda: (job / "model.py").write_text("x = 1\n"))
+    assert changed == {1}
+    assert remark == f"the points that read these files run again, as they changed: {job.resolve() / 'model.py'}"
+    assert tasks_after(lambda: outside.write_text("y = 1\n"))[0] == {2}
+    assert tasks_after(lambda: (job / "optional.py").write_text("x = 1\n"))[0] == {1, 2}  # they tried to import it
+    assert tasks_after((job / "train.py").touch) == (set(), [])
+    assert tasks_after(lambda: (job / "train.py").write_text("2\n"))[0] == {1, 2}
+    assert tasks_after(lambda: None) == (set(), [])
+
+
+def test_all_files_count_for_a_point_that_failed_or_started_another_python(tmp_path: Path, job: Path) -> None:
+    for directory, outcome, lines in (("s", RAISED, ""), ("t", RAN, "started\n")):
+        (job / "model.py").write_text("x = 0\n")
+
+        def lists(executor: FakeExecutor, lines: str = lines) -> None:
+            executor.sources = lambda task: f"file {job.resolve() / 'train.py'}\n{lines}"
+
+        assert len(run(tmp_path / directory, lambda task, outcome=outcome: outcome, prepare=lists)[1].tasks) >= 4
+        (job / "model.py").write_text("x = 1\n")
+        assert len(run(tmp_path / directory, prepare=lists)[1].tasks) == 8

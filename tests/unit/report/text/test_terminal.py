@@ -137,7 +137,7 @@ def test_the_short_report_has_the_verdict_and_the_largest_of_each_and_fits_a_scr
     verdict = next(line for line in full.splitlines() if line.lstrip().startswith(("fits", "does not fit")))
     assert verdict in short
     assert "By line at the peak" in short
-    assert " and every table: fakedist report RUN --full; one part: --section " in short
+    assert " and every table: fakedist report RUN --full\none part of them: --section " in short
 
 
 def test_a_section_is_printed_alone_and_in_full(tmp_path: Path) -> None:
