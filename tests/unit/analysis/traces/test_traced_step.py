@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.traces.step_trace import CALL, LAYER, NODE, OPERATION, PHASE, Meaning, Ranges
-from fakedist.analysis.traces.traced_step import LaunchSites, launch_sites, traced_records
+from fakedist.analysis.traces.traced_step import LaunchSites, launch_sites, profiler_trace, traced_records
 from fakedist.cost_model.launches import kernel_table, traced_tables
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LAUNCH_KINDS
@@ -30,8 +30,8 @@ ROWS = [
     (Meaning(CALL, number=5), MAIN, 59, 59, -1),
     (Meaning(LAYER, "mlp", "forward"), MAIN, 10, 50, -1),
     (Meaning(LAYER, "mlp.up", "forward"), MAIN, 20, 30, -1),
-    (Meaning(OPERATION, "aten.mm"), MAIN, 22, 26, 7),
-    (Meaning(NODE, "MmBackward0"), AUTOGRAD, 80, 90, 7),
+    (Meaning(OPERATION, "aten.mm"), MAIN, 22, 26, 0),
+    (Meaning(NODE, "MmBackward0"), AUTOGRAD, 80, 90, 0),
     (Meaning(OPERATION, "aten.mm"), AUTOGRAD, 84, 88, 9),
     (Meaning(LAYER, "mlp.up", "forward"), AUTOGRAD, 83, 89, -1),
     (Meaning(NODE, "AddBackward0"), AUTOGRAD, 92, 95, 8),
@@ -160,6 +160,32 @@ def test_a_profiled_step_is_its_kernels_and_what_else_the_host_did(made: HandMad
     assert launched["stream"].tolist() == [7, 7, 7, 9, 9, 7, 7]
     assert launched["event"].tolist() == [0, 0, 24, 24, 0, 0, 0]
     assert launched["host_us"].tolist() == pytest.approx([2.5, 0.5, 2.0, 0.5, 4.8, 3.0, 0.5])
+
+
+def test_a_kernel_is_launched_by_its_call_else_by_its_operation_else_when_it_begins() -> None:
+    activity = Columns(TracedActivity)
+    for correlation, operation in ((21, MM), (88, MM), (24, 0), (89, 77), (25, REDUCE)):
+        activity.extend([(9_000, 9_500, 7, correlation, operation, -1, 0, 0, 0, 0)])
+    trace = profiler_trace(profiled(activity=activity.made()))
+    assert trace.launch.tolist() == [3_500, 3_000, 6_000, 9_000, 6_500]
+    assert trace.thread.tolist() == [MAIN, MAIN, CUPTI, -1, MAIN]
+    assert (trace.begin, trace.step) == (1_000, 4)
+
+
+def test_a_product_outside_of_any_operation_has_none_of_the_last_ones_flops(made: HandMade) -> None:
+    operations = Columns(TracedOperations)
+    operations.extend([(1, 0, 900, MAIN, -1, 0, 1), (2, 100, 200, MAIN, -1, 0, 2), (3, 300, 400, MAIN, -1, 10, 3)])
+    calls, activity = Columns(TracedCalls), Columns(TracedActivity)
+    calls.extend([(21, 350, 3, CUPTI), (22, 700, 0, MAIN), (23, 150, 2, CUPTI)])
+    activity.extend([(1_000 + at, 1_000 + at, 7, 21 + at, 0, -1, 0, 4, 0, 0) for at in range(3)])
+    texts = ["", "fakedist.step:0", "aten::add", "aten::mm", "gemm"]
+    made.others += traced_records(
+        profiled(operations=operations.made(), calls=calls.made(), activity=activity.made(), texts=texts), []
+    )
+    kernels = kernel_table(made.read())
+    assert kernels["flops"].fillna(-1).tolist() == [10, -1, -1]
+    assert kernels["operation"].tolist() == ["aten.mm", "", "aten.add"]
+    assert kernels["family"].tolist()[:2] == ["gemm", "gemm"]
 
 
 def test_a_profiler_that_saw_no_kernels_leaves_a_note_and_simulated_times_are_called_so() -> None:
