@@ -19,8 +19,9 @@ from fakedist.report.text.wording import run_facts
 from fakedist.results import building, summing_up
 from fakedist.results.building import build_tables, compute_tables
 from fakedist.results.opening import open_run, open_run_directory
-from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME
+from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME, create_run_directory
 from fakedist.rundir.journal import MAGIC
+from fakedist.rundir.manifest import new_manifest
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.schema import ACTIONS, TABLES
 from fakedist.rundir.summary import OutOfMemory, Summary
@@ -134,6 +135,13 @@ def test_a_damaged_recording_is_refused_and_nothing_is_written(tmp_path: Path, j
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_run_that_is_still_written_is_not_opened(tmp_path: Path) -> None:
+    with create_run_directory(tmp_path / "run", False) as directory:
+        new_manifest(directory, Job(world_size=8, rank=1, target="train.py"))
+        with pytest.raises(RunDirectoryError, match="is still being written"):
+            open_run_directory(directory)
 
 
 def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:

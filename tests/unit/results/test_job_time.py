@@ -144,6 +144,8 @@ def test_runs_that_are_not_of_one_job_are_refused(
 def test_one_rank_twice_no_run_and_an_unknown_group_are_refused(stages: list[Path]) -> None:
     with pytest.raises(JobError, match="rank 0 is given twice"):
         time_job([stages[0], stages[0]])
+    with pytest.raises(JobError, match="is not the run of a rank of a job"):
+        time_job([stages[0], fakedist.open(stages[0] / "memory_snapshot.pickle")])
     with pytest.raises(JobError, match="no run was given"):
         time_job([])
     with pytest.raises(JobError, match="no collectives on a group 'EP'"):
