@@ -88,6 +88,16 @@ def choices() -> Iterator[tuple[str, str]]:
             if (candidates := tuner.candidates(kind, num_bytes, GroupShape(*shape)))
         ]
         yield f"{name} {kind} {shape}", "; ".join(found)
+    for name, local, nodes in itertools.product(INTERCONNECTS, (2, 3, 5, 6, 7, 8), (1, 2, 3)):
+        tuner, shape = Tuner(INTERCONNECTS[name], Network(), read_settings({})), GroupShape(local * nodes, nodes, local)
+        best = [tuner.choose("all_reduce", 1 << power, shape) for power in range(6, 31)]
+        each_size = [min(each.time_us for each in tuner.candidates("all_reduce", 1 << power, shape) if "tree" in each)
+                     if nodes > 1 else 0.0 for power in range(6, 31)]  # fmt: skip
+        said = " ".join(f"{each.algorithm[:5]}/{each.protocol}" for each in best[::4])
+        yield (
+            f"{name} all_reduce {local} x {nodes}",
+            f"{shown(*(each.time_us for each in best))}; {said}; {shown(*each_size)}",
+        )
 
 
 def calls() -> Iterator[tuple[str, str]]:

@@ -36,7 +36,8 @@ def process(pid: int, device: int, words: dict[str, str] = NEW, start: float = 1
 
 
 def write(path: Path, events: list[Any], **header: Any) -> Path:
-    path.write_text(json.dumps({**header, "traceEvents": events}))
+    form: dict[str, Any] = {"separators": (",", ":")} if header else {"indent": 1}
+    path.write_text(json.dumps({**header, "traceEvents": events}, **form))
     return path
 
 
