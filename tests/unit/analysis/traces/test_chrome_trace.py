@@ -135,6 +135,8 @@ def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
         (b'{"traceEvents": []}', "it has no events"),
         (b'{"traceEvents": [{"ph": "X", "ts"', "is damaged or cut off after 0 events"),
         (b'{"traceEvents": [{}, {}, {"a', "is damaged or cut off after 2 events"),
+        (b'{"traceEvents": [{} {}]}', "is damaged or cut off after 1 events"),
+        (b'{"traceEvents": [{}] "a": 1}', "is damaged or cut off after 1 events"),
         (b'{"traceEvents": [{"a": ' + b"9" * 5000 + b"}]}", "is damaged or cut off"),
         (b'{"traceEvents": ' + b"[" * 100_000, "is damaged or cut off"),
         (b'{"traceEvents": [{"ph": "X"}]}', "has no kernels"),

@@ -101,6 +101,7 @@ def test_the_range_around_a_range_is_of_its_own_thread_in_any_order() -> None:
     [
         ("stream_waits", 9, 21, 21),
         ("stream_waits", 9, 0, names._NEVER_RECORDED),  # recorded before the trace
+        ("stream_waits", 9, 22, 22),  # of which the trace lacks the record
         ("host_waits", -1, 21, 21),
         ("host_waits", -1, 0, names._NEVER_RECORDED),
         ("host_waits", 7, 0, 0),  # for a stream

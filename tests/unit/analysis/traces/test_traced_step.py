@@ -178,6 +178,10 @@ def test_layers_of_a_foreign_trace_are_named_by_the_ranges_around_them() -> None
     assert found == [("", -1), ("net", 0), ("net.net", 1), ("net.up", 1), ("net.up.in", 3)]
     known = LayerNumbers(layers.rows)
     assert known.of(ranges, np.array([0, 2, 1, -1])).tolist() == [1, 3, 0, 0]
+    ours = replace(ranges, meanings=[Meaning(LAYER, name, is_ours=True) for name in ("(Net)", "a.b", "a", "(Net).(F)")])
+    layers = LayerNumbers()
+    assert layers.of(ours, np.array([1, 2, 3, 0, -1])).tolist() == [3, 2, 4, 1, 0]
+    assert [(row.name, row.parent) for row in layers.rows[1:]] == [("(Net)", 0), ("a", 1), ("a.b", 2), ("(Net).(F)", 1)]
 
 
 def test_a_kernel_is_launched_by_its_call_else_by_its_operation_else_when_it_begins() -> None:
