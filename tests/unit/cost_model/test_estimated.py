@@ -12,6 +12,7 @@ from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, esti
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.launches import launch_table, recorded_ranges, work_table
+from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.timeline import Array
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.options import Job
@@ -72,7 +73,9 @@ def test_the_network_is_the_what_ifs_else_the_one_chosen_else_the_jobs_else_the_
     made = None if job is None else Job(world_size=64, rank=0, target="x", **job)
     fabric = network_of(H100, made, NetworkChoice(**chosen)).fabric
     assert (fabric.name, fabric.gpus_per_node, fabric.nics_per_node) == (name, gpus_per_node, nics_per_node)
-    assert network_of(H100, None, NetworkChoice(nccl={"A": "2"}), {"A": "1", "B": "1"}).nccl == {"A": "2", "B": "1"}
+    recorded = Nccl({"A": "1", "B": "1"}, "2.27.5")
+    found = network_of(H100, None, NetworkChoice(nccl={"A": "2"}), recorded).nccl
+    assert found == Nccl({"A": "2", "B": "1"}, "2.27.5")
 
 
 DP, TP = (GroupTime(name, 8, nodes, "all_gather", 1, 0, 1e9, 2.0, 1.0, 1.0) for name, nodes in (("dp", 2), ("tp", 1)))

@@ -17,7 +17,7 @@ from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.communicators import Usage, communicator_memory
 from fakedist.cost_model.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape
-from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.cost_model.nccl.settings import Nccl, read_settings
 from fakedist.cost_model.nccl.tuner import Network, Tuner
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir.launch_records import WorkRow
@@ -81,7 +81,7 @@ def kernels() -> Iterator[tuple[str, str]]:
 
 def choices() -> Iterator[tuple[str, str]]:
     for name, kind, shape in itertools.product(INTERCONNECTS, KINDS, SHAPES):
-        tuner = Tuner(INTERCONNECTS[name], Network(), read_settings({}))
+        tuner = Tuner(INTERCONNECTS[name], Network(), read_settings(Nccl()))
         found = [
             " ".join(f"{each.algorithm[:5]}/{each.protocol} {shown(each.time_us)}" for each in candidates)
             for num_bytes in (1 << 10, 1 << 17, 1 << 23, 1 << 30)
@@ -89,7 +89,10 @@ def choices() -> Iterator[tuple[str, str]]:
         ]
         yield f"{name} {kind} {shape}", "; ".join(found)
     for name, local, nodes in itertools.product(INTERCONNECTS, (2, 3, 5, 6, 7, 8), (1, 2, 3)):
-        tuner, shape = Tuner(INTERCONNECTS[name], Network(), read_settings({})), GroupShape(local * nodes, nodes, local)
+        tuner, shape = (
+            Tuner(INTERCONNECTS[name], Network(), read_settings(Nccl())),
+            GroupShape(local * nodes, nodes, local),
+        )
         best = [tuner.choose("all_reduce", 1 << power, shape) for power in range(6, 31)]
         each_size = [min(each.time_us for each in tuner.candidates("all_reduce", 1 << power, shape) if "tree" in each)
                      if nodes > 1 else 0.0 for power in range(6, 31)]  # fmt: skip
@@ -112,7 +115,7 @@ def calls() -> Iterator[tuple[str, str]]:
 def memory() -> Iterator[tuple[str, str]]:
     for name, kind, shape in itertools.product(INTERCONNECTS, (*KINDS, "recv"), SHAPES):
         usage = Usage(frozenset({kind}), *((2, 1, 1, 2) if kind in ("send", "recv") else ()))
-        found = communicator_memory(GroupShape(*shape), usage, INTERCONNECTS[name], read_settings({}))
+        found = communicator_memory(GroupShape(*shape), usage, INTERCONNECTS[name], read_settings(Nccl()))
         assert found is not None
         yield f"{name} {kind} {shape}", str({part: (span.low, span.high) for part, span in found.parts.items()})
 
