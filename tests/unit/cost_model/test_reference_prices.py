@@ -1,4 +1,4 @@
-"""What the model says of one of each kind of work, call and communicator, next to what it said before.
+"""Prices of one of each kind of work, call and communicator, next to those of before.
 
 A price that changes changes a line of ``reference_prices.json``: python -m tests.unit.cost_model.test_reference_prices
 writes the file, whose difference is read before it is committed.
