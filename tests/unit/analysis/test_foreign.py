@@ -93,6 +93,23 @@ def test_unknown_actions_and_fields_are_left_out_and_what_is_missing_counts_as_0
     columns = read_foreign({"segments": [], "device_traces": [trace]}).recording.device_events
     assert columns["address"].tolist() == [0, 1 << 20]
     assert columns["time_us"].tolist() == columns["stream"].tolist() == [0, 0]
+    assert columns["op"].tolist() == columns["stack"].tolist()[1:] * 2 == [-1, -1]
+
+
+def test_settings_addresses_and_the_device_with_most_memory_are_read() -> None:
+    found = read_foreign({
+        "segments": [segment(held(MIB), device=3), segment(held(3 * MIB), device=1), segment(held(MIB), device=3)],
+        "device_traces": [], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:4"},
+    })  # fmt: skip
+    assert found.recording.gpu is not None
+    assert (found.recording.gpu.device_index, found.recording.gpu.alloc_conf) == (1, "max_split_size_mb:4")
+    trace = [entry("alloc", -16, 512, stream=7, frames=["aten::mm"]), entry("free_requested", -16, 512, frames=None)]
+    recording = read_foreign({"segments": [], "device_traces": [trace]}).recording
+    assert recording.device_events["address"].tolist() == [(1 << 64) - 16] * 2
+    assert recording.device_events["stream"].tolist() == [7, 0]
+    assert recording.device_events["stack"].tolist() == [0, -1]
+    assert recording.frames == [("", 0, "aten::mm")]
+    assert (recording.num_events_before, recording.segments_before) == (0, [])
 
 
 def test_the_device_with_the_longest_history_is_shown_and_an_empty_snapshot_is_empty() -> None:

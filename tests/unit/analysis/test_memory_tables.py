@@ -7,8 +7,8 @@ import pytest
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.recording import Recording
-from fakedist.rundir.schema import CATEGORIES
-from tests.unit.analysis.recorded import GIB, MIB, HandMade
+from fakedist.rundir.schema import ALIKE_CODE, CATEGORIES
+from tests.unit.analysis.recorded import BASE, GIB, MIB, HandMade
 
 
 def two_steps(directory: Path) -> Recording:
@@ -176,3 +176,32 @@ def test_a_large_block_that_layers_share_is_none_of_its_makers(made: HandMade) -
     recording = made.read()
     largest = memory_tables.largest_blocks(recording, build_blocks(recording), [])
     assert largest["layer"].tolist() == ["2 layers of (Model)", "c"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "operation", "category"),
+    [
+        ("optimizer", "aten.clone.default", "other"),
+        *(("optimizer", f"aten.{name}.default", "temporary") for name in ("zeros", "zeros_like", "new_ones", "randn")),
+        ("optimizer", "aten.zeroslike.default", "other"),
+        *((phase, "aten.clone.default", "temporary") for phase in ("forward", "backward", "generation")),
+    ],
+)
+def test_a_tensor_like_a_parameter_is_a_copy_unless_it_was_filled_or_a_model_ran(
+    made: HandMade, phase: str, operation: str, category: str
+) -> None:
+    made.op(phase, 1, name=operation)
+    made.alloc(0, MIB)
+    made.alloc(8 * MIB, MIB)
+    made.marks.append((0, BASE, ALIKE_CODE, -1, 0, MIB))
+    assert made.blocks().frame["category"].astype(str).tolist() == [category, "temporary"]
+
+
+def test_a_step_that_went_on_holds_what_was_recorded_as_the_next(made: HandMade) -> None:
+    made.record("scopes", rows=[(0, 1, "forward", 0, False), (1, 2, "forward", 0, False)])
+    made.step(1)
+    made.record("step_went_on", step=1)
+    made.record("scopes", rows=[(2, 2, "forward", 0, False)])
+    recording = made.read()
+    assert [scope.step for scope in recording.scopes] == [1, 1, 2]
+    assert recording.steps == []

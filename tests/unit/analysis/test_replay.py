@@ -142,6 +142,7 @@ def test_ranges_are_cut_at_either_end_and_merged_again() -> None:
         ("roundup_power2_divisions:1", 1200 * KIB + 1, 1200 * KIB + 512),
         ("roundup_power2_divisions:[2:8,4:2,>:1]", 1300 * KIB, 1408 * KIB),  # below the first boundary: the first
         ("roundup_power2_divisions:[2:8,4:2,>:1]", 5 * MIB, 6 * MIB),
+        ("roundup_power2_divisions:[>:4]", (40 << 30) + 1, 48 << 30),
         ("roundup_power2_divisions:[2:8,4:2,>:1],max_split_size_mb:64", 9 * MIB + 1, 9 * MIB + 512),
     ],
 )

@@ -184,11 +184,19 @@ def test_a_segment_has_its_largest_block_and_if_it_served_nothing_the_pool_of_it
     made.op()
     made.alloc(0, 8 * MIB)
     made.alloc(512 * MIB, 4 * MIB)
-    for at, size in ((2, 2), (3, 4)):
+    for at, size in ((2, 2), (3, 4), (4, 64), (5, 64)):
         made.event("segment_alloc", at * GIB, size * MIB)
-    rows = table(made.read()).set_index("address")
-    assert rows["block"].to_dict() == {BASE: 0, BASE + 2 * GIB: -1, BASE + 3 * GIB: -1}
-    assert rows["pool"].to_dict() == {BASE: "large", BASE + 2 * GIB: "small", BASE + 3 * GIB: "large"}
+    made.alloc(4 * GIB, MIB)
+    made.alloc(5 * GIB, MIB + 512)
+    made.alloc(5 * GIB + 2 * MIB, 30 * MIB)
+    made.event("segment_alloc", 6 * GIB, 64 * MIB)
+    made.alloc(6 * GIB, 32 * MIB)  # half of it
+    rows = table(made.read(), "peak_allocated").set_index("address")
+    rows.index = [(at - BASE) // GIB for at in rows.index]
+    assert rows["block"].to_dict() == {0: 0, 2: -1, 3: -1, 4: 2, 5: 4, 6: 5}
+    assert rows["pool"].to_dict() == {0: "large", 2: "small", 3: "large", 4: "small", 5: "large", 6: "large"}
+    assert rows["state"].to_dict() == {0: "pinned", 2: "empty", 3: "empty", 4: "small", 5: "pinned", 6: "used"}
+    assert rows["num_blocks"].to_dict() == {0: 2, 2: 0, 3: 0, 4: 1, 5: 2, 6: 1}
 
 
 def test_blocks_that_are_more_than_was_reserved_have_no_segments() -> None:

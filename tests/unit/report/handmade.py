@@ -1,7 +1,5 @@
 """A small run that has one of everything a report shows."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

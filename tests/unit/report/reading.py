@@ -1,7 +1,5 @@
 """A page as a reader sees it: its tables by id, its text, and what a browser would run or fetch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 

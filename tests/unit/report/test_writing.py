@@ -1,7 +1,5 @@
 """Text into a named file: whole or not at all, never in place of what is not a file, and looked at before the work."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

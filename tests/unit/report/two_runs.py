@@ -1,7 +1,5 @@
 """Small runs that differ as told, for comparisons and judgements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

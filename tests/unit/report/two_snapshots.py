@@ -1,7 +1,5 @@
 """Small memory snapshots of torch that differ as told, for comparisons."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from pathlib import Path

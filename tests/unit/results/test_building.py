@@ -19,13 +19,15 @@ from fakedist.report.text.wording import run_facts
 from fakedist.results import building, summing_up
 from fakedist.results.building import build_tables, compute_tables
 from fakedist.results.opening import open_run, open_run_directory
-from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME
+from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME, create_run_directory
 from fakedist.rundir.journal import MAGIC
+from fakedist.rundir.manifest import new_manifest
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.schema import ACTIONS, TABLES
-from fakedist.rundir.summary import Summary
+from fakedist.rundir.summary import OutOfMemory, Summary
 from fakedist.units import UNLIMITED_BYTES
 from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade, new_run, write_plain
+from tests.unit.report.handmade import out_of_memory
 
 
 def one_step() -> HandMade:
@@ -133,6 +135,13 @@ def test_a_damaged_recording_is_refused_and_nothing_is_written(tmp_path: Path, j
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_run_that_is_still_written_is_not_opened(tmp_path: Path) -> None:
+    with create_run_directory(tmp_path / "run", False) as directory:
+        new_manifest(directory, Job(world_size=8, rank=1, target="train.py"))
+        with pytest.raises(RunDirectoryError, match="is still being written"):
+            open_run_directory(directory)
 
 
 def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:
@@ -245,6 +254,16 @@ def test_the_tables_are_about_the_ranks_own_device_if_it_used_it(
     manifest = built(made.write(new_run(tmp_path)))
     assert manifest["summary"]["peak_allocated_bytes"] == peak_bytes
     assert texts(manifest) == [said, NOT_REACHED.format("0 steps")]
+
+
+def test_the_request_that_did_not_fit_is_told_with_what_was_held_then(tmp_path: Path) -> None:
+    found = open_run(out_of_memory(tmp_path / "run")).summary
+    assert found.fits is False
+    assert found.out_of_memory == OutOfMemory(
+        requested_bytes=90 * GIB, layer="layers.2.mlp", operation="aten.addmm.default",
+        line="/job/model.py:12 (forward)", allocated_bytes=144 * MIB, reserved_bytes=GIB, step=3, phase="forward",
+        limit_bytes=80 * GIB,
+    )  # fmt: skip
 
 
 def test_a_device_on_which_only_a_snapshot_was_taken_was_not_used(tmp_path: Path) -> None:

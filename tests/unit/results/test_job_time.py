@@ -12,6 +12,7 @@ from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.results.building import build_tables
 from fakedist.results.job_time import stages_of_job, time_job
 from fakedist.rundir.launch_records import WorkRow
+from fakedist.rundir.records import StepRecord
 from tests.unit.analysis.recorded import GPU, new_run
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch, record
 from tests.unit.report.handmade import ended_well, recorded
@@ -26,6 +27,8 @@ ACTIVATION = 1 << 10
 def stage(directory: Path, rank: int, *, batches: int = NUM_BATCHES, gpu: str = "h100-80g", **job: Any) -> Path:
     """The run of rank 0 or 4 of 8: GPipe with two equal stages, whose transfers are small."""
     made = recorded()
+    samples = {"samples": 2 * batches, "sample_shape": "1024"}  # of one rank, all micro-batches
+    made.others = [replace(each, **samples) if isinstance(each, StepRecord) else each for each in made.others]
     made.gpu = replace(GPU, model=find_gpu(gpu))
     rows: list[dict[str, Any]] = []
     calls: list[tuple[Any, ...]] = []
@@ -106,6 +109,8 @@ def test_tokens_and_flops_of_the_whole_job_are_counted(stages: list[Path]) -> No
         assert rate.tflops_per_gpu == pytest.approx(flops / (step.step_us * 1e-6) / 1e12)
         assert rate.mfu == pytest.approx(rate.tflops_per_gpu * 1e12 / find_gpu("h100-80g").peak_flops["bf16"])
     assert [rate.convention for rate in done.rates] == ["Megatron-LM", "torchtitan"]
+    assert (done.samples_per_step, done.sample_shape) == (2 * NUM_BATCHES * 2, "1024")
+    assert done.samples_per_s_per_gpu == pytest.approx(4 * NUM_BATCHES / (step.step_us * 1e-6) / 8)
     given = time_job(stages, tokens_per_step=1000).summary.throughput
     assert (given.tokens_per_step, given.tokens_from) == (1000, "given")
 
@@ -114,6 +119,7 @@ def test_one_stage_alone_says_what_is_missing(stages: list[Path]) -> None:
     step = time_job(stages[:1]).summary
     assert step.throughput.rates == []
     assert [note.code for note in step.notes] == ["exchanges_elsewhere", "flops_not_counted"]
+    assert step.notes[1].text.endswith("they need the runs of the stages [0, 4]")
     later = time_job(stages[1:]).summary
     assert later.throughput.tokens_per_step is None
     assert "tokens_not_known" in [note.code for note in later.notes]
@@ -138,6 +144,8 @@ def test_runs_that_are_not_of_one_job_are_refused(
 def test_one_rank_twice_no_run_and_an_unknown_group_are_refused(stages: list[Path]) -> None:
     with pytest.raises(JobError, match="rank 0 is given twice"):
         time_job([stages[0], stages[0]])
+    with pytest.raises(JobError, match="is not the run of a rank of a job"):
+        time_job([stages[0], fakedist.open(stages[0] / "memory_snapshot.pickle")])
     with pytest.raises(JobError, match="no run was given"):
         time_job([])
     with pytest.raises(JobError, match="no collectives on a group 'EP'"):

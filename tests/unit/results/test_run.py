@@ -37,8 +37,10 @@ def test_the_tables_of_a_run_fit_its_summary(run: fakedist.Run) -> None:
 
 
 def test_a_run_says_what_it_is(run: fakedist.Run) -> None:
-    assert "rank: 1 of 8" in repr(run)
-    assert "peak_allocated: 202.49 MiB" in repr(run)
+    assert repr(run).splitlines()[1:-1] == [
+        *("  rank: 1 of 8", "  device: virtual: NVIDIA H100 80GB HBM3", "  outcome: stopped, 2 steps"),
+        *("  peak_allocated: 202.49 MiB", "  peak_reserved: 1.00 GiB"),
+    ]
     assert "verdict: fits (2 steps recorded; validation and saving did not run), headroom 79.00 GiB" in repr(run)
     hostile = fakedist.open(run.path)
     hostile.device = "<script>"

@@ -1,7 +1,5 @@
 """Being one rank of a job whose other ranks do not exist."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any

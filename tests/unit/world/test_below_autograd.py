@@ -1,7 +1,5 @@
 """Collectives write where autograd does not look, as c10d's operations do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

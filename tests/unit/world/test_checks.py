@@ -1,7 +1,5 @@
 """Wrong calls get the error that torch gives: each text was printed by two real processes with gloo, or is NCCL's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

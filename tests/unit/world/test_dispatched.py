@@ -1,7 +1,5 @@
 """Modes and tensor subclasses see our calls as they see a C++ group's: as c10d's operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files that another rank took away are named by the rank that misses them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Stand-ins for another rank's objects and numbers are counted, and on the tape, so that a failure can name them."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The value table of docs/backend-contract.md, call by call, as a script makes them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

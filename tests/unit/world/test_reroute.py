@@ -1,7 +1,5 @@
 """Every way of asking for a process group, and the answers about it afterwards."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

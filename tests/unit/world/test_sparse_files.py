@@ -1,7 +1,5 @@
 """Zeros are saved as holes, and what is read back is what was saved."""
 
-from __future__ import annotations
-
 import io
 import os
 import tempfile

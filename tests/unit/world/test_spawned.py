@@ -1,7 +1,5 @@
 """Scripts that start their own ranks: the chosen one runs here, the others do not, and all else starts as ever."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -1,7 +1,5 @@
 """Tapes: what one rank sent answers another's receives, also while it still runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pickle

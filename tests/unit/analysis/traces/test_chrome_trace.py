@@ -24,7 +24,8 @@ def process(pid: int, device: int, words: dict[str, str] = NEW, start: float = 1
     link = {words["id"]: 11}
     return [
         event(words["operation"], "aten::linear", start, 60, pid=pid, **{words["id"]: 10}),
-        event(words["operation"], "aten::mm", start + 10, 40, pid=pid, **link, **{"Input Dims": [[8, 4], [4, 2]]}),
+        event(words["operation"], "aten::mm", start + 10, 40, pid=pid, **link,
+              **{"Input Dims": [[8, 4], [4, 2], 7, [1], [5, 5]], "Sequence number": 0}),
         event(words["call"], "cudaLaunchKernel", start + 20, 5, pid=pid, correlation=7, **link),
         event(words["kernel"], "nvjet", start + 90, 12.5, pid=device, tid=7, device=device, stream=7, correlation=7,
               grid=[4, 2, 1], block=[128, 1, 1], **link),
@@ -35,7 +36,8 @@ def process(pid: int, device: int, words: dict[str, str] = NEW, start: float = 1
 
 
 def write(path: Path, events: list[Any], **header: Any) -> Path:
-    path.write_text(json.dumps({**header, "traceEvents": events}))
+    form: dict[str, Any] = {"separators": (",", ":")} if header else {"indent": 1}
+    path.write_text(json.dumps({**header, "traceEvents": events}, **form))
     return path
 
 
@@ -48,19 +50,50 @@ def test_kernels_have_their_times_launches_and_operations(tmp_path: Path, words:
     )  # fmt: skip
     trace = read_chrome_trace(path)
     assert (trace.gpu, trace.rank, trace.driver) == ("NVIDIA H200", 3, "CUDA 13.2")
+    assert (trace.tool, trace.num_elsewhere, trace.num_unreadable) == ("torch.profiler", 0, 0)
     activity = trace.activity
     assert [activity.names[each] for each in activity.name] == ["nvjet", "Memcpy DtoD (Device -> Device)"]
     assert (activity.columns["end"] - activity.columns["start"]).tolist() == [12_500, 3_000]
     assert trace.launch.tolist() == [1_020_000, 1_070_000]
-    assert [activity.shapes[each][0] for each in activity.shape] == ["4,2,1", ""]
-    assert activity.columns["bytes"].tolist() == [-1, 64]
+    assert [activity.shapes[each] for each in activity.shape] == [("4,2,1", "128,1,1"), ("", "")]
+    columns = {name: activity.columns[name].tolist() for name in ("bytes", "correlationId", "streamId", "graphNodeId")}
+    assert columns == {"bytes": [-1, 64], "correlationId": [7, 8], "streamId": [7, 7], "graphNodeId": [0, 0]}
+    assert (trace.ranges.sequence.tolist(), trace.linked.tolist()) == ([-1, 0], [1, -1])
+    assert trace.made_in.tolist() == trace.made_at.tolist() == [-1, -1]
     innermost, chains, chain = trace.operations()
     assert [chains[each] for each in chain] == [("aten::mm", "aten::linear"), ()]
     compressed = tmp_path / "t.json.gz"
     compressed.write_bytes(gzip.compress(json.dumps(process(100, 0, words)).encode()))  # a list is a trace too
-    assert len(read_chrome_trace(compressed).activity) == 2
+    bare = read_chrome_trace(compressed)
+    assert (len(bare.activity), bare.gpu, bare.rank, bare.driver) == (2, "", -1, "")
     if words is NEW:
-        assert trace.shapes[trace.inputs[innermost[0]]] == ((8, 4), (4, 2))
+        assert trace.shapes[trace.inputs[innermost[0]]] == ((8, 4), (4, 2), (1,))
+
+
+@pytest.mark.parametrize(
+    ("header", "gpu", "driver"),
+    [
+        ({"deviceProperties": [{"id": 5, "name": "the only one"}]}, "the only one", ""),
+        ({"deviceProperties": [{"id": 0, "name": "first"}, {"id": 1, "name": "second"}]}, "first", ""),
+        ({"deviceProperties": [7, {"id": 0}], "cuda_driver_version": 12000}, "", "CUDA 12.0"),
+        ({"cuda_driver_version": 12090, "distributedInfo": {"rank": "3"}}, "", "CUDA 12.9"),
+    ],
+)
+def test_the_header_names_the_gpu_and_the_driver(tmp_path: Path, header: dict[str, Any], gpu: str, driver: str) -> None:
+    trace = read_chrome_trace(write(tmp_path / "t.json", process(100, 0), **header))
+    assert (trace.gpu, trace.driver, trace.rank) == (gpu, driver, -1)
+
+
+def test_among_processes_with_the_same_correlations_the_closest_earlier_launch_counts(tmp_path: Path) -> None:
+    """One GPU's kernels; three processes with calls of its numbers: long before, just before, and after."""
+    calls = [event("cuda_runtime", "call", start, 1, pid=pid, correlation=number)
+             for pid, start in ((300, 100), (100, 1_000), (200, 9_000)) for number in (7, 8)]  # fmt: skip
+    kernels = [event("kernel", "k", 2_000 + number, 1, pid=0, device=0, correlation=number) for number in (7, 8)]
+    assert read_chrome_trace(write(tmp_path / "t.json", calls + kernels)).launch.tolist() == [1_000_000] * 2
+    late = [each for each in calls if each["pid"] != 200]
+    with pytest.raises(ReportError, match="no kernels of process 300") as raised:
+        read_chrome_trace(write(tmp_path / "t.json", late + kernels), 300)
+    assert raised.value.hint == "it has those of 100, 300"
 
 
 def test_of_several_ranks_each_kernel_belongs_to_the_process_that_launched_it(tmp_path: Path) -> None:
@@ -102,6 +135,8 @@ def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
         (b'{"traceEvents": []}', "it has no events"),
         (b'{"traceEvents": [{"ph": "X", "ts"', "is damaged or cut off after 0 events"),
         (b'{"traceEvents": [{}, {}, {"a', "is damaged or cut off after 2 events"),
+        (b'{"traceEvents": [{} {}]}', "is damaged or cut off after 1 events"),
+        (b'{"traceEvents": [{}] "a": 1}', "is damaged or cut off after 1 events"),
         (b'{"traceEvents": [{"a": ' + b"9" * 5000 + b"}]}", "is damaged or cut off"),
         (b'{"traceEvents": ' + b"[" * 100_000, "is damaged or cut off"),
         (b'{"traceEvents": [{"ph": "X"}]}', "has no kernels"),

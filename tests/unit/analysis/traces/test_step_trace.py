@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.traces import step_trace as names
-from fakedist.analysis.traces.step_trace import Intervals, meaning, without_numbers
+from fakedist.analysis.traces.step_trace import Intervals, Waits, meaning, without_numbers
+from fakedist.rundir.launch_records import LAUNCH_KINDS
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,26 @@ def test_the_range_around_a_range_is_of_its_own_thread_in_any_order() -> None:
     assert intervals([]).innermost(np.array([0]), np.array([5])).tolist() == [-1]
     for together, rows in (([(0, 5, 8), (0, 5, 20)], [0, 1]), ([(0, 5, 20), (0, 5, 8)], [1, 0])):
         assert intervals(together).innermost(np.zeros(2, np.int64), np.array([6, 10])).tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("what", "stream", "record", "event"),
+    [
+        ("stream_waits", 9, 21, 21),
+        ("stream_waits", 9, 0, names._NEVER_RECORDED),  # recorded before the trace
+        ("stream_waits", 9, 22, 22),  # of which the trace lacks the record
+        ("host_waits", -1, 21, 21),
+        ("host_waits", -1, 0, names._NEVER_RECORDED),
+        ("host_waits", 7, 0, 0),  # for a stream
+        ("host_waits", 0, -1, 0),
+        ("host_waits_for_device", -1, 0, 0),
+    ],
+)
+def test_a_wait_has_its_event_and_what_was_recorded_before_the_trace_takes_no_time(
+    what: str, stream: int, record: int, event: int
+) -> None:
+    columns = {"what": LAUNCH_KINDS.index(what), "stream": stream, "record": record, "recorded_on": 5, "start": 30}
+    found = Waits.of({name: np.array([value]) for name, value in (columns | {"end": 40}).items()}, {21: 10})
+    recorded = [("stream_records", 5, 21, 10, 10)] if event == 21 else []
+    rows = zip(found.what, found.stream, found.event, found.start, found.end, strict=True)
+    assert [(LAUNCH_KINDS[kind], *map(int, rest)) for kind, *rest in rows] == [*recorded, (what, stream, event, 30, 40)]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.traces.step_trace import CALL, LAYER, NODE, OPERATION, PHASE, Meaning, Ranges
-from fakedist.analysis.traces.traced_step import LaunchSites, launch_sites, traced_records
+from fakedist.analysis.traces.traced_step import LaunchSites, LayerNumbers, launch_sites, profiler_trace, traced_records
 from fakedist.cost_model.launches import kernel_table, traced_tables
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LAUNCH_KINDS
@@ -30,12 +30,14 @@ ROWS = [
     (Meaning(CALL, number=5), MAIN, 59, 59, -1),
     (Meaning(LAYER, "mlp", "forward"), MAIN, 10, 50, -1),
     (Meaning(LAYER, "mlp.up", "forward"), MAIN, 20, 30, -1),
-    (Meaning(OPERATION, "aten.mm"), MAIN, 22, 26, 7),
-    (Meaning(NODE, "MmBackward0"), AUTOGRAD, 80, 90, 7),
+    (Meaning(OPERATION, "aten.mm"), MAIN, 22, 26, 0),
+    (Meaning(NODE, "MmBackward0"), AUTOGRAD, 80, 90, 0),
     (Meaning(OPERATION, "aten.mm"), AUTOGRAD, 84, 88, 9),
     (Meaning(LAYER, "mlp.up", "forward"), AUTOGRAD, 83, 89, -1),
     (Meaning(NODE, "AddBackward0"), AUTOGRAD, 92, 95, 8),
     (Meaning(PHASE, phase="optimizer"), MAIN, 100, 120, -1),
+    (Meaning(NODE, "torch::autograd::AccumulateGrad"), AUTOGRAD, 91, 91, -1),
+    (Meaning(OPERATION, "aten.view"), MAIN, 11, 12, 0),  # makes no node: the last of a number does
 ]
 
 
@@ -71,6 +73,8 @@ def test_a_node_belongs_to_the_layer_of_the_forward_operation_with_its_number_or
     assert found.in_node.tolist() == [True, True]
     assert found.recompute.tolist() == [False, False]
     assert found.unknown.tolist() == [False, True]  # no forward operation has the number 8
+    found = sites((AUTOGRAD, 91))  # the gradient is of the layer whose node ran before
+    assert (found.layer.tolist(), found.operation.tolist(), found.unknown.tolist()) == ([3], [10], [False])
     found = sites((AUTOGRAD, 85))
     assert (found.layer.tolist(), found.operation.tolist(), found.recompute.tolist()) == ([7], [6], [True])
 
@@ -142,6 +146,7 @@ def test_a_profiled_step_is_its_kernels_and_what_else_the_host_did(made: HandMad
     assert kernels["moved_bytes"].fillna(-1).tolist() == [-1, -1, 128, -1, -1]  # read and written
     assert kernels[["grid", "block"]].to_numpy().tolist()[:3] == [["2,1,1", "128,1,1"], ["1,1,1", "128,1,1"], ["", ""]]
     assert kernels["stream"].tolist() == [7, 7, 9, 7, 7]
+    assert (set(kernels["op"]), set(kernels["step"]), set(kernels["bound"])) == ({-1}, {4}, {""})
     source = recording.kernel_source
     assert source is not None
     assert (source.tool, source.source, source.gpu, source.step, source.step_us) == (
@@ -160,6 +165,49 @@ def test_a_profiled_step_is_its_kernels_and_what_else_the_host_did(made: HandMad
     assert launched["stream"].tolist() == [7, 7, 7, 9, 9, 7, 7]
     assert launched["event"].tolist() == [0, 0, 24, 24, 0, 0, 0]
     assert launched["host_us"].tolist() == pytest.approx([2.5, 0.5, 2.0, 0.5, 4.8, 3.0, 0.5])
+
+
+def test_layers_of_a_foreign_trace_are_named_by_the_ranges_around_them() -> None:
+    rows = [("net", 0, 90), ("up", 10, 40), ("net.up", 50, 60), ("in", 20, 30), ("net", 70, 80)]
+    start, end = (np.array([row[at] for row in rows], np.int64) for at in (1, 2))
+    kinds = [Meaning(LAYER, name) for name in ("net", "up", "net.up", "in")]
+    ranges = Ranges(kinds, np.array([0, 1, 2, 3, 0], np.int32), np.full(5, MAIN), start, end, np.full(5, -1))
+    layers = LayerNumbers()
+    assert layers.of(ranges, np.array([3, 2, -1, 4, 1, 0])).tolist() == [4, 3, 0, 2, 3, 1]
+    found = [(row.name, row.parent) for row in layers.rows]
+    assert found == [("", -1), ("net", 0), ("net.net", 1), ("net.up", 1), ("net.up.in", 3)]
+    known = LayerNumbers(layers.rows)
+    assert known.of(ranges, np.array([0, 2, 1, -1])).tolist() == [1, 3, 0, 0]
+    ours = replace(ranges, meanings=[Meaning(LAYER, name, is_ours=True) for name in ("(Net)", "a.b", "a", "(Net).(F)")])
+    layers = LayerNumbers()
+    assert layers.of(ours, np.array([1, 2, 3, 0, -1])).tolist() == [3, 2, 4, 1, 0]
+    assert [(row.name, row.parent) for row in layers.rows[1:]] == [("(Net)", 0), ("a", 1), ("a.b", 2), ("(Net).(F)", 1)]
+
+
+def test_a_kernel_is_launched_by_its_call_else_by_its_operation_else_when_it_begins() -> None:
+    activity = Columns(TracedActivity)
+    for correlation, operation in ((21, MM), (88, MM), (24, 0), (89, 77), (25, REDUCE)):
+        activity.extend([(9_000, 9_500, 7, correlation, operation, -1, 0, 0, 0, 0)])
+    trace = profiler_trace(profiled(activity=activity.made()))
+    assert trace.launch.tolist() == [3_500, 3_000, 6_000, 9_000, 6_500]
+    assert trace.thread.tolist() == [MAIN, MAIN, CUPTI, -1, MAIN]
+    assert (trace.begin, trace.step) == (1_000, 4)
+
+
+def test_a_product_outside_of_any_operation_has_none_of_the_last_ones_flops(made: HandMade) -> None:
+    operations = Columns(TracedOperations)
+    operations.extend([(1, 0, 900, MAIN, -1, 0, 1), (2, 100, 200, MAIN, -1, 0, 2), (3, 300, 400, MAIN, -1, 10, 3)])
+    calls, activity = Columns(TracedCalls), Columns(TracedActivity)
+    calls.extend([(21, 350, 3, CUPTI), (22, 700, 0, MAIN), (23, 150, 2, CUPTI)])
+    activity.extend([(1_000 + at, 1_000 + at, 7, 21 + at, 0, -1, 0, 4, 0, 0) for at in range(3)])
+    texts = ["", "fakedist.step:0", "aten::add", "aten::mm", "gemm"]
+    made.others += traced_records(
+        profiled(operations=operations.made(), calls=calls.made(), activity=activity.made(), texts=texts), []
+    )
+    kernels = kernel_table(made.read())
+    assert kernels["flops"].fillna(-1).tolist() == [10, -1, -1]
+    assert kernels["operation"].tolist() == ["aten.mm", "", "aten.add"]
+    assert kernels["family"].tolist()[:2] == ["gemm", "gemm"]
 
 
 def test_a_profiler_that_saw_no_kernels_leaves_a_note_and_simulated_times_are_called_so() -> None:

@@ -1,7 +1,5 @@
 """The page of a comparison: the terminal's numbers, nothing fetched, text that stays text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

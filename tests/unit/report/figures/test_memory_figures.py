@@ -1,7 +1,5 @@
 """Charts of memory: their numbers are the run's, and names are text."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The chart of segments: its bars are the table's bytes, and names are text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The scripts of a page: its modules joined into one script, plotly.js, and a policy that allows these two alone."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

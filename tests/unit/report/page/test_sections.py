@@ -1,7 +1,5 @@
 """Decisions of the page's sections: their rows, widths of bars, and when a section is left out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

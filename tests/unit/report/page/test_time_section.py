@@ -1,7 +1,5 @@
 """The page's section about time: the terminal's numbers, in a page that stays small."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

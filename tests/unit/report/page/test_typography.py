@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from fakedist.report.page.run_page import command, layer_name, signs, source_line, step_time

@@ -1,7 +1,5 @@
 """The output of `fakedist calibrate`: what was measured, what was left out and why, what changes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calls of a step with their bytes, where they run and at once with what: in a comparison's text, on a run's page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

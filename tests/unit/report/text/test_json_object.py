@@ -1,7 +1,5 @@
 """The object of ``--json``: its keys, and figures that add up."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

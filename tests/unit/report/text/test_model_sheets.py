@@ -1,7 +1,5 @@
 """Steps priced for several GPUs: a surprise has its cause."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fakedist.gpu.models.catalogue import GPUS

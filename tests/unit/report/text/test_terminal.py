@@ -3,8 +3,6 @@
 python -m tests.unit.report.text.test_terminal
 """
 
-from __future__ import annotations
-
 import io
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """The breakdown of time, in every form that is not a page: DataFrames, JSON, CSV, Markdown."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

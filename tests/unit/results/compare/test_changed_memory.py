@@ -3,7 +3,6 @@
 import pytest
 
 from fakedist.results.compare.changed_memory import same_files, same_lines
-from fakedist.results.compare.reasons import changed_arguments, changed_text
 
 
 def line(number: int, file: str = "/job/model.py", function: str = "forward") -> str:
@@ -54,25 +53,3 @@ def test_a_file_is_the_same_in_another_folder_once() -> None:
 )
 def test_a_file_that_may_be_another_one_is_not_matched(a: set[str], b: set[str]) -> None:
     assert same_files(a, b) == {}
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "told"),
-    [
-        ("--tp 8", "--tp 8 --loss-parallel", ["--loss-parallel"]),
-        ("--tp 8 --lr -1", "--tp 4 --lr -1", ["--tp 8 -> 4"]),
-        ("--tp=8", "--tp 8", []),
-        ("--checkpoint full --tp 8", "--tp 8", ["no --checkpoint full"]),
-        ("small.yaml --tp 8", "large.yaml --tp 8", ["small.yaml -> large.yaml"]),
-        ("--set a=1 --set b=2", "--set a=1 --set b=3", ["--set a=1 b=2 -> a=1 b=3"]),
-        ("--lr -0.5", "--lr -0.25", ["--lr -0.5 -> -0.25"]),
-    ],
-)
-def test_changed_arguments_are_named(a: str, b: str, told: list[str]) -> None:
-    assert changed_arguments(a.split(), b.split()) == told
-
-
-def test_of_many_changes_the_first_are_named() -> None:
-    assert changed_text(["--a", "--b", "--c", "--d", "--e"]) == "--a, --b, --c and 2 more settings"
-    assert changed_text(["--a", "--b", "--c", "--d"]) == "--a, --b, --c, --d"
-    assert changed_text([]) == ""

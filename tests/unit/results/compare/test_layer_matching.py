@@ -92,6 +92,21 @@ def test_a_renamed_layer_is_found_by_its_class_or_its_size(new_class: str) -> No
     assert renamed == [{"was": "layers.*.mlp", "name": "layers.*.feed_forward", "how": "renamed"}]
 
 
+def test_what_is_below_a_renamed_layer_is_not_listed_and_one_of_repeated_layers_has_its_number() -> None:
+    def renamed(a: Layers, b: Layers) -> list[tuple[str, ...]]:
+        tables = table(a), table(b)
+        return [tuple(row.values()) for row in renamed_layers(*tables, match_layers(*tables))]
+
+    a = blocks(range(3))
+    whole = [(name.replace("layers", "blocks"), of_class, size) for name, of_class, size in a]
+    assert renamed(a, whole) == [("layers", "blocks", "renamed")]
+    one = [(name.replace("layers.1.mlp", "layers.1.moe"), of_class, size) for name, of_class, size in a]
+    assert renamed(a, one) == [("layers.1.mlp", "layers.1.moe", "renamed")]
+    two: Layers = [("(Net)", "Net", 0), ("one", "Linear", 900), ("two", "Linear", 400)]
+    swapped: Layers = [("(Net)", "Net", 0), ("here", "Linear", 400), ("there", "Linear", 900)]
+    assert renamed(two, swapped) == [("one", "there", "renamed"), ("two", "here", "renamed")]
+
+
 def test_a_model_is_the_same_in_a_wrapper_and_under_a_root_of_another_class() -> None:
     a: Layers = [("(GPT)", "GPT", 0), ("embed", "Embedding", 900)]
     b: Layers = [("(GPT2)", "GPT2", 0), ("embed", "Embedding", 900)]

@@ -58,6 +58,7 @@ def test_every_kernel_is_of_the_layer_whose_forward_made_it(old: bool, tmp_path:
     assert (first["launch_us"], first["start_us"], first["duration_us"]) == (0.15, 0.25, 0.005)
     assert (first["grid"], first["block"], first["stream"]) == ("8,4,1", "128,1,1", 7)
     assert found.attrs["step_us"] == (7605 - 1000) / 1000
+    assert (found["moved_bytes"].isna().all(), found["flops"].isna().all(), texts(found)) == (True, True, [])
 
 
 @pytest.mark.parametrize("column", ["graphNodeId", "domainId", "textId", "eventType", "gridX"])
@@ -80,6 +81,8 @@ def test_the_last_step_with_an_end_or_the_one_asked_for_is_taken(tmp_path: Path)
     report.range(10_000, None, "step 5")
     report.kernel(10_500)
     report.kernel(9_600, "in step 4")
+    report.range(0, 20_000, "batch 77", PID | 13)  # a data loader counts too, and launches nothing
+    report.range(5, 10_000, "batch 78", PID | 13)
     found = kernels(report, tmp_path, StepChoice())
     assert (found.attrs["step"], found["name"].tolist()) == (4, ["in step 4"])
     with pytest.raises(ReportError, match="no step 7") as raised:

@@ -8,7 +8,6 @@ from fakedist.analysis.recording import Recording
 from fakedist.results.summing_up import coverage_notes
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import OutcomeRecord, StepRecord, TrainingFacts
-from tests.unit.analysis.recorded import HandMade
 
 
 def notes(outcome: Outcome, num_steps: int = 2, until: Any = None, training: TrainingFacts | None = None) -> list[str]:
@@ -44,13 +43,3 @@ def test_a_script_without_an_optimizer_is_told_how_to_count_steps() -> None:
 )
 def test_nothing_is_said_of_a_script_that_trained_to_its_end(training: TrainingFacts | None) -> None:
     assert notes(Outcome.FINISHED, training=training) == []
-
-
-def test_a_step_that_went_on_holds_what_was_recorded_as_the_next(made: HandMade) -> None:
-    made.record("scopes", rows=[(0, 1, "forward", 0, False), (1, 2, "forward", 0, False)])
-    made.step(1)
-    made.record("step_went_on", step=1)
-    made.record("scopes", rows=[(2, 2, "forward", 0, False)])
-    recording = made.read()
-    assert [scope.step for scope in recording.scopes] == [1, 1, 2]
-    assert recording.steps == []

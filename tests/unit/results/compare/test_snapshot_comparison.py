@@ -1,7 +1,5 @@
 """Two memory snapshots of torch side by side, and a snapshot with a run."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

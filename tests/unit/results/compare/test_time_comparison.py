@@ -1,7 +1,5 @@
 """Two timed steps side by side: figures that add up, the one line that says why, and what cannot be compared."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from io import StringIO

@@ -1,7 +1,5 @@
 """Two runs side by side: figures that add up, the one line that says why, and every way of printing them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

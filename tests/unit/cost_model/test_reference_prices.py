@@ -1,0 +1,137 @@
+"""Prices of one of each kind of work, call and communicator, next to those of before.
+
+A price that changes changes a line of ``reference_prices.json``: python -m tests.unit.cost_model.test_reference_prices
+writes the file, whose difference is read before it is committed.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fakedist.cost_model.collectives.collective_times import CollectiveTimes
+from fakedist.cost_model.collectives.fabric import FABRICS
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
+from fakedist.cost_model.nccl.communicators import Usage, communicator_memory
+from fakedist.cost_model.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape
+from fakedist.cost_model.nccl.settings import Nccl, read_settings
+from fakedist.cost_model.nccl.tuner import Network, Tuner
+from fakedist.gpu.models.catalogue import GPUS
+from fakedist.rundir.launch_records import WorkRow
+from tests.unit.cost_model.test_kernels import MIX
+from tests.unit.cost_model.work_by_hand import attention, moving, product, work
+
+REFERENCE = Path(__file__).parent / "reference_prices.json"
+SHAPES = [(8, 1, 8), (4, 1, 4), (2, 1, 2), (5, 1, 5), (2, 2, 1), (16, 2, 8), (12, 4, 3), (64, 8, 8), (128, 128, 1)]
+SHAPES += [(1024, 128, 8)]
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send")
+INTERCONNECTS = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL, "pcie": PCIE}
+FP8 = {"dtype": "fp8", "a_bytes": 1.0, "b_bytes": 1.0}
+WORK = (
+    *MIX,
+    *(product(4096, 4096, 4096, layout=layout, **FP8) for layout in ("TN", "NN")),
+    *(product(4096, 4096, 4096, scaling=scaling, **FP8) for scaling in ("tensor", "row", "block", "mx")),
+    *(product(m, 4096, 4096) for m in (1, 16, 257, 100_000)),
+    product(300, 300, 300, batch=5, layout="NN"),
+    product(4096, 4096, 4096, dtype="fp16"),
+    product(2048, 2048, 2048, dtype="fp64", a_bytes=8.0, b_bytes=8.0, d_bytes=8.0),
+    product(4096, 1024, 4096, groups=64),
+    *(
+        attention(2048, direction, library=library, **more)
+        for direction in ("forward", "backward")
+        for library in ("cudnn", "flash2", "flash3", "efficient", "flex", "te", "")
+        for more in ({}, {"causal": False, "width": 64}, {"window": 256, "dropout": True, "deterministic": True})
+    ),
+    attention(1, batch=8)._replace(keys=4096, causal=False),
+    attention(4096, width=192)._replace(value_width=128),
+    *(
+        moving(size, family, name, operation)
+        for size in (1e5, 1e8)
+        for family, name, operation in (
+            ("elementwise", "kernel", "aten.add.Tensor"),
+            ("norm", "layer_norm_grad", "aten.native_layer_norm_backward"),
+            ("norm", "rms", "aten._fused_rms_norm_backward"), ("norm", "softmax", "aten._log_softmax.default"),
+            ("copy", "Memcpy DtoH", ""), ("copy", "CatArrayBatchedCopy", "aten.cat.default"),
+            ("copy", "index", "aten.embedding_dense_backward"), ("optimizer", "adam", "aten._foreach_add_"),
+            ("other", "scan", "aten.cumsum.default"), ("other", "sort", "aten.sort.default"),
+        )
+    ),
+    WorkRow("lstm", "library", "gemm", "aten._cudnn_rnn", 5.5e11, 1e8, dtype="bf16", steps=512),
+    WorkRow("cdist", "kernel", "gemm", "aten._cdist_forward", 1e11, 1e8, dtype="fp32", is_bounded=True),
+    WorkRow("unknown", "kernel", "other", flops=float("nan"), moved_bytes=4e8, dtype="bf16"),
+)  # fmt: skip
+
+
+def shown(*figures: float) -> str:
+    return " ".join(f"{figure:.4g}" for figure in figures)
+
+
+def kernels() -> Iterator[tuple[str, str]]:
+    for gpu in ("h100-80g", "h200", "a100-80g", "b200", "rtx4090"):
+        found = KernelTimes(GPUS[gpu]).price(work(*WORK), np.ones(len(WORK)))
+        for at, row in enumerate(found.itertuples()):
+            yield (
+                f"{gpu} {at} {WORK[at].name}",
+                f"{shown(row.low_us, row.time_us, row.high_us)} {row.bound}: {row.basis}",
+            )
+
+
+def choices() -> Iterator[tuple[str, str]]:
+    for name, kind, shape in itertools.product(INTERCONNECTS, KINDS, SHAPES):
+        tuner = Tuner(INTERCONNECTS[name], Network(), read_settings(Nccl()))
+        found = [
+            " ".join(f"{each.algorithm[:5]}/{each.protocol} {shown(each.time_us)}" for each in candidates)
+            for num_bytes in (1 << 10, 1 << 17, 1 << 23, 1 << 30)
+            if (candidates := tuner.candidates(kind, num_bytes, GroupShape(*shape)))
+        ]
+        yield f"{name} {kind} {shape}", "; ".join(found)
+    for name, local, nodes in itertools.product(INTERCONNECTS, (2, 3, 5, 6, 7, 8), (1, 2, 3)):
+        tuner, shape = (
+            Tuner(INTERCONNECTS[name], Network(), read_settings(Nccl())),
+            GroupShape(local * nodes, nodes, local),
+        )
+        best = [tuner.choose("all_reduce", 1 << power, shape) for power in range(6, 31)]
+        each_size = [min(each.time_us for each in tuner.candidates("all_reduce", 1 << power, shape) if "tree" in each)
+                     if nodes > 1 else 0.0 for power in range(6, 31)]  # fmt: skip
+        said = " ".join(f"{each.algorithm[:5]}/{each.protocol}" for each in best[::4])
+        yield (
+            f"{name} all_reduce {local} x {nodes}",
+            f"{shown(*(each.time_us for each in best))}; {said}; {shown(*each_size)}",
+        )
+
+
+def calls() -> Iterator[tuple[str, str]]:
+    models = {"h100-80g": "dgx-h100-ndr", "a100-80g": "dgx-a100-hdr", "l40s": "p5-efa", "gb200": "gb200-nvl72"}
+    times = {gpu: CollectiveTimes(GPUS[gpu], FABRICS[fabric]) for gpu, fabric in models.items()}
+    for gpu, kind, shape in itertools.product(models, KINDS, SHAPES):
+        found = [times[gpu].time(kind, num_bytes, GroupShape(*shape)) for num_bytes in (1 << 12, 1 << 20, 1 << 30)]
+        said = [f"{shown(each.time_us, each.spread, each.link_share)} {each.algorithm} {each.basis}" for each in found]
+        yield f"{gpu} {kind} {shape}", "; ".join(said)
+
+
+def memory() -> Iterator[tuple[str, str]]:
+    for name, kind, shape in itertools.product(INTERCONNECTS, (*KINDS, "recv"), SHAPES):
+        usage = Usage(frozenset({kind}), *((2, 1, 1, 2) if kind in ("send", "recv") else ()))
+        found = communicator_memory(GroupShape(*shape), usage, INTERCONNECTS[name], read_settings(Nccl()))
+        assert found is not None
+        yield f"{name} {kind} {shape}", str({part: (span.low, span.high) for part, span in found.parts.items()})
+
+
+SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+    "kernels": kernels, "choices": choices, "calls": calls, "memory": memory,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_prices_are_what_they_were(section: str) -> None:
+    expected = json.loads(REFERENCE.read_text())[section]
+    found = dict(SECTIONS[section]())
+    assert {name: text for name, text in found.items() if expected.get(name) != text} == {}
+    assert list(found) == list(expected)
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(json.dumps({name: dict(make()) for name, make in SECTIONS.items()}, indent=0) + "\n")
