@@ -281,7 +281,9 @@ def test_large_tensors_that_come_to_the_host_have_known_values_or_made_up_floats
         assert device.made_up() == {"aten._to_copy.default": source.numel()}
         assert (on_host.unique().numel() > 1) is is_float
         assert on_host.isfinite().all()
-        assert bool((on_host >= 0).all()) is (source is not large[: LARGE // 4] and source.data_ptr() != large.data_ptr())
+        assert bool((on_host >= 0).all()) is (
+            source is not large[: LARGE // 4] and source.data_ptr() != large.data_ptr()
+        )
 
 
 def test_random_numbers_are_those_of_the_devices_generator(device: IdleDevice) -> None:
@@ -290,7 +292,12 @@ def test_random_numbers_are_those_of_the_devices_generator(device: IdleDevice) -
         device.offset = offset
         with device.on():
             x = torch.ones(8)
-            some = [torch.rand_like(x), x.bernoulli(0.5), torch.empty(8).copy_(x).normal_(), torch.dropout(x, 0.5, True)]
+            some = [
+                torch.rand_like(x),
+                x.bernoulli(0.5),
+                torch.empty(8).copy_(x).normal_(),
+                torch.dropout(x, 0.5, True),
+            ]
             known = [device.known(value) for value in some]
             return [value.tolist() for value in known if value is not None] + x.multinomial(3).tolist()
 
