@@ -126,7 +126,8 @@ class IdleKernel:
                 tensor.copy_(values)
         storages = {tensor.untyped_storage()._cdata for tensor in given if tensor.layout is torch.strided}
         for made in flat((result,)):
-            if isinstance(made, torch.Tensor) and made.layout is torch.strided:
-                if made.untyped_storage()._cdata not in storages and not self.is_view:
-                    made.fill_(GARBAGE if made.is_floating_point() or made.is_complex() else 1)
+            if self.is_view or not isinstance(made, torch.Tensor) or made.layout is not torch.strided:
+                continue
+            if made.untyped_storage()._cdata not in storages:
+                made.fill_(GARBAGE if made.is_floating_point() or made.is_complex() else 1)
         return result

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import ctc_loss, embedding, one_hot, pad
+from torch.nn.functional import embedding, one_hot, pad
 
 from fakedist.errors import InventedValueError
 from fakedist.gpu.values.composites import Foreach
@@ -19,7 +19,6 @@ from fakedist.gpu.values.contents import Taint
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.tensors import flat
 from tests.support.idle_device import IdleDevice
-
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of sparse and quantized tensors
 LARGE = 1 << 21
