@@ -109,7 +109,7 @@ def _words(node: ast.AST, changed: ast.AST) -> str:
 
 
 def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
-    """Each child that may change, as (parent, field, index); not annotations, messages of errors or imports of types."""
+    """Each child that may change, as (parent, field, index); not annotations, errors' messages or imports of types."""
     for field, value in ast.iter_fields(tree):
         if field in ("annotation", "returns", "decorator_list", "type_params", "msg") or isinstance(tree, ast.Raise):
             continue
@@ -129,7 +129,7 @@ def _is_strict(node: ast.AST) -> bool:
 
 
 def _is_union(node: ast.AST) -> bool:
-    """Whether this is a union of types, such as ``int | None`` or ``Operand | Sequence[str]``. No other form of it runs."""
+    """Whether this is a union of types, such as ``int | None``, of which no other form runs."""
     match node:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return _is_union(left) and _is_union(right)

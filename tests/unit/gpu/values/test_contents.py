@@ -21,25 +21,6 @@ from fakedist.gpu.values.contents import (
 )
 from fakedist.gpu.values.means import Means
 
-
-def _missing(defined: Defined, tensor: torch.Tensor) -> torch.Tensor:
-    missing = defined.missing(tensor)
-    assert missing is not None
-    return missing
-
-
-@pytest.fixture
-def defined() -> Defined:
-    return Defined(Storages(Watch()))
-
-
-def test_fresh_memory_holds_nothing_and_an_empty_tensor_all_it_has(defined: Defined) -> None:
-    tensor = torch.empty(4)
-    assert not defined.holds(tensor)
-    assert defined.missing(tensor) is None  # no element has a value
-    assert defined.holds(torch.empty(0))
-
-
 #: Views of a tensor of 6 x 4 elements: whole, parts, transposed, strided, expanded, another type, empty.
 VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda x: x,
@@ -100,12 +81,14 @@ def test_each_byte_of_a_storage_is_known_by_itself(seed: int) -> None:
                 assert (taints.of(part) is None) is not any(tainted.intersection(element) for element in elements)
 
 
-def test_memory_that_was_given_back_is_another_storage(defined: Defined) -> None:
+def test_memory_that_was_given_back_is_another_storage_and_an_empty_tensor_has_all_it_holds() -> None:
+    defined = Defined(Storages(Watch()))
     for _ in range(50):
         tensor = torch.empty(1000)
         assert not defined.holds(tensor)
         defined.define(tensor)
         del tensor
+    assert defined.holds(torch.empty(0))
 
 
 def test_facts_of_freed_storages_do_not_pile_up() -> None:

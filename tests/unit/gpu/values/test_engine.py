@@ -5,6 +5,7 @@ A result is what torch computes from the same inputs: from known ones, and from 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -153,6 +154,11 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
         x, lambda t: torch._foreach_addcdiv_(t, t, [x[1], torch.ones(2), x], torch.tensor([1.0, 2.0, 3.0]))
     ),
     "the first of two lists": lambda x: torch._foreach_lerp([x], [x * 2], 0.5),
+    "infinite": lambda x: x * math.inf,
+    "beside infinite ones": lambda x: torch.cat((x[0], torch.full((2,), -math.inf))) * 2,
+    "put one value": lambda x: changed(x, lambda t: t.__setitem__(mask(t), x[0, :1].abs())),
+    "three operands": lambda x: torch.addcmul(x, x, x, value=0.5),
+    "of a host number": lambda x: x * torch.tensor(2.0, dtype=torch.float64),
     "item": lambda x: x[1, 2].item(),
     "an item's type": lambda x: int(whole(x)[0, 0]),
     "a decision": lambda x: bool(x.sum() > 0),

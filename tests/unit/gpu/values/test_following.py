@@ -131,7 +131,6 @@ def unknown_mask() -> Tensor:
 
 READS: dict[str, tuple[Callable[[], object], object]] = {
     "positions of half a mask": (lambda: len(unknown_mask().nonzero()), N * N // 2),
-    "positions of none": (lambda: len(torch.empty(N, N).isnan().nonzero()), 0),
     "selected by half a mask": (lambda: len(torch.empty(N, N).masked_select(unknown_mask())), N * N // 2),
     "selected by each row": (lambda: len(torch.empty(3, N, N).masked_select(unknown_mask())), 3 * N * N // 2),
     "equal shapes": (lambda: torch.equal(torch.empty(N, N), torch.empty(N, N)), True),
@@ -140,13 +139,40 @@ READS: dict[str, tuple[Callable[[], object], object]] = {
         lambda: torch.bincount(torch.empty(N * N, dtype=torch.int64), minlength=7).tolist(),
         [172858] * 1 + [172857] * 6,
     ),
+    "rows of half a mask": (lambda: len(torch.empty(N, 2)[torch.empty(N, N, dtype=torch.bool).any(1)]) <= N, True),
+    "a count of half a mask": (lambda: unknown_mask().sum().item(), N * N // 2),
+    "counts of rows": (lambda: [unknown_mask().sum(1)[row].item() for row in (0, 9)], [N // 2, N // 2]),
+    "a routed mask": (lambda: routed()[0].item(), N * 2 // 8),
+    "draws": (lambda: torch.multinomial(torch.empty(4, N * N), 3).shape, (4, 3)),
+    "distinct numbers": (lambda: torch.empty(N * N, dtype=torch.int64).unique().tolist(), [0]),
+}
+KNOWN_READS: dict[str, tuple[Callable[[], object], object]] = {
+    "positions of none": (lambda: len(torch.empty(N, N).isnan().nonzero()), 0),
     "an element of a known mask": (lambda: torch.empty(N, N).isnan().logical_not()[3, 4].item(), True),
+    "any that is not a number": (lambda: torch.empty(N, N).isnan().any().item(), False),
+    "all finite": (lambda: torch.isfinite(torch.empty(N, N)).all().item(), True),
+    "a count of none": (lambda: torch.empty(N, N).isnan().sum().item(), 0),
+    "counts of all": (lambda: torch.empty(N, N).isnan().logical_not().sum(0)[5].item(), N),
+    "a loss that is not negative": (lambda: (torch.empty(N, N).square().mean() >= 0).item(), True),
+    "a norm that is finite": (lambda: torch.linalg.vector_norm(torch.empty(N, N)).isinf().item(), False),
+    "true elements that a scatter has values for": (lambda: scattered().sum().item(), N * N),
+    "all selected": (lambda: len(torch.empty(N, N)[torch.empty(N, N).isfinite()]), N * N),
 }
 
 
-@pytest.mark.parametrize("name", READS)
+def scattered() -> Tensor:
+    mask = unknown_mask()
+    torch.zeros(N, N).masked_scatter(mask, torch.zeros(N * N))
+    return mask
+
+
+def routed() -> Tensor:
+    experts = torch.empty(N, N, 1).expand(N, N, 8)[0].topk(2).indices
+    return torch.zeros(N, 8, dtype=torch.bool).scatter(1, experts, True).sum(0)
+
+
+@pytest.mark.parametrize("name", [*READS, *KNOWN_READS])
 def test_what_the_host_reads_of_large_tensors_follows_from_what_is_known(device: IdleDevice, name: str) -> None:
-    read, expected = READS[name]
+    read, expected = (READS | KNOWN_READS)[name]
     assert read() == expected
-    is_known = name in ("positions of none", "an element of a known mask")
-    assert bool(device.made_up()) is not is_known
+    assert bool(device.made_up()) is (name in READS)

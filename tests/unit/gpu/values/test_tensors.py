@@ -148,7 +148,7 @@ def test_the_driver_learns_what_each_byte_holds(monkeypatch: pytest.MonkeyPatch)
     assert set(driver.state) == {7}
 
 
-def test_memory_is_zeroed_and_reads_are_reported_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_zeroes_memory_reports_reads_and_keeps_storages(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.ones(2, 3)
     driver = Driver(monkeypatch, tensor)
     assert not tensors.zero_memory(tensor)
@@ -163,13 +163,8 @@ def test_memory_is_zeroed_and_reads_are_reported_by_the_driver(monkeypatch: pyte
     with tensors.reported_reads(lambda num_bytes: bool(counted.append(num_bytes)) or num_bytes > 8):
         assert (driver.callback(8), driver.callback(9), counted) == (0, 1, [8, 9])
     assert not driver.callback
-
-
-def test_a_driver_keeps_a_storage_until_its_weak_reference_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.ones(2)
-    Driver(monkeypatch, tensor)
     key = tensors.storage_of(tensor)[0]
-    assert tensors.storage_of(tensor) == (tensor.untyped_storage()._cdata, 8)
+    assert tensors.storage_of(tensor) == (tensor.untyped_storage()._cdata, tensor.nbytes)
     tensors.hold_weakly(tensor)
     del tensor
     assert torch.UntypedStorage._expired(key)
