@@ -80,6 +80,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         case ast.Compare(ops=[operator]):
             changed.ops = [_COMPARE[type(operator)]()]
             yield _words(node, changed), changed
+        case ast.BinOp(left=ast.Set(), op=ast.Sub()):
+            pass  # sets have no sum
         case ast.BinOp(op=operator) if type(operator) in _BINARY and not _is_union(changed):
             changed.op = _BINARY[type(operator)]()
             yield _words(node, changed), changed

@@ -15,9 +15,6 @@ from torch import Tensor
 from torch.nn.functional import embedding, one_hot, pad
 
 from fakedist.errors import InventedValueError
-from fakedist.gpu.values.composites import Foreach
-from fakedist.gpu.values.contents import Taint
-from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.tensors import flat
 from tests.support.idle_device import IdleDevice
 
@@ -51,6 +48,15 @@ def lengths(*numbers: int) -> Tensor:
 
 def square(x: Tensor) -> Tensor:
     return x @ x.t() + 3 * torch.eye(2)
+
+
+def adamw(x: Tensor) -> list[Tensor]:
+    """Without amsgrad, an optimizer's list of one state is empty."""
+    parameter, first, second, step = (tensor.clone() for tensor in (x, x * 0, x * 0, torch.ones(())))
+    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01, "eps": 1e-8}
+    lists = [parameter], [x + 1], [first], [second], [], [step]
+    torch._fused_adamw_(*lists, **options, amsgrad=False, maximize=False)
+    return [parameter, first, second]
 
 
 #: Of floats [2, 3].
@@ -125,6 +131,8 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "layer norm": lambda x: torch.layer_norm(x, (3,)),
     "padded": lambda x: pad(x, (1, 0, 0, 2), value=4.0),
     "stacked": lambda x: torch.stack([x, x + 1], 1),
+    "many parts": lambda x: torch.stack([x[i % 2, i % 3] for i in range(6)] + [torch.ones(())] * 6),
+    "many parts of a product": lambda x: torch.stack(list((x * 2).flatten().unbind()) * 2),
     "joined": lambda x: torch.cat((x, torch.ones(1, 3))),
     "chunks": lambda x: torch.ops.aten.split_copy.Tensor(x, 1),
     "complex": lambda x: torch.view_as_real(torch.complex(x, x * 2).conj() * 1j),
@@ -153,6 +161,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "a list and numbers": lambda x: foreach(
         x, lambda t: torch._foreach_addcdiv_(t, t, [x[1], torch.ones(2), x], torch.tensor([1.0, 2.0, 3.0]))
     ),
+    "an optimizer's lists": adamw,
     "the first of two lists": lambda x: torch._foreach_lerp([x], [x * 2], 0.5),
     "infinite": lambda x: x * math.inf,
     "beside infinite ones": lambda x: torch.cat((x[0], torch.full((2,), -math.inf))) * 2,
@@ -241,6 +250,22 @@ def test_a_value_is_made_up_once_and_settled_when_it_was_read(device: IdleDevice
     assert device.made_up() == {}
 
 
+def test_reading_a_value_counts_its_origins_as_read_and_each_element_once(device: IdleDevice) -> None:
+    seen: list[str] = []
+    with device.on():
+        first, second, third = torch.ones(2), torch.ones(2), torch.empty(1, 3)
+        for name, tensor in (("first", first), ("second", second)):
+            device.not_sent(tensor, lambda name=name: seen.append(name))  # type: ignore[misc]
+        total, other = first + second, first * 2
+        device.read(total)
+        assert (sorted(seen), device.made_up()) == (["first", "second"], {"print": 2})
+        for tensor in (first, second, other, total, total + 1):
+            device.read(tensor)
+        assert (len(seen), device.made_up()) == (2, {})
+        device.read(third.expand(5, 3))
+    assert device.made_up() == {"print": 3}
+
+
 def test_a_strict_engine_makes_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with IdleDevice(monkeypatch, strict=True).on():
         assert torch.ones(1).item() == 1.0
@@ -323,9 +348,3 @@ def test_copies_past_the_engine_count_as_values_of_four_bytes_and_fail_if_they_m
         assert device.read_past(9) is strict
         assert device.made_up() == counted
     assert "cudaMemcpy" in capsys.readouterr().err
-
-
-def test_a_list_of_states_that_an_optimizer_does_not_have_gets_no_taint() -> None:
-    host = Host(0)  # _fused_adamw_ without amsgrad writes an empty list next to its full ones
-    Foreach(host)._taint((), {0: Taint(())}, {0})
-    assert not host.taints

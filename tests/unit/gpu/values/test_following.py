@@ -60,6 +60,11 @@ PROGRAMS: dict[str, Callable[[], Tensor]] = {
     "a part": lambda: causal()[100:1001:3, 7:].sum(1),
     "transposed": lambda: causal().t()[:, 10:].sum(1),
     "contiguous after that": lambda: causal().t().contiguous().sum(0),
+    "dimensions of one": lambda: causal().t().unsqueeze(1).logical_not()[None].sum((0, 1, 2)),
+    "strides of one": lambda: (
+        torch.empty_strided((N, 1, N), (N, 7, 1), dtype=torch.bool).copy_(causal()[:, None]).sum(2)
+    ),
+    "another order": lambda: torch.empty_strided((N, N), (1, N), dtype=torch.int32).copy_(causal()).sum(0),
     "reshaped": lambda: causal().reshape(2, N // 2, N).sum((0, 2)),
     "filled": lambda: torch.full((N, N), 3, dtype=torch.int32).sum(1),
     "filled in place": lambda: changed(torch.empty(N, N, dtype=torch.int32), lambda x: x.fill_(4)).sum(0),
@@ -92,6 +97,7 @@ def test_the_engine_knows_what_torch_computes(device: IdleDevice, name: str) -> 
 UNKNOWN: dict[str, Callable[[], Tensor]] = {
     "a part was written": lambda: changed(causal(), lambda x: x[5:].fill_(True)).sum(1),
     "floats that are large": lambda: torch.ones(N, N).cumsum(0).sum(1),
+    "a part of its storage": lambda: torch.empty(N, N + 1, dtype=torch.bool)[:, 1:].copy_(causal()).sum(1),
     "a random mask": lambda: (torch.rand(N, N) > 0.5).sum(1),
     "of unknown numbers": lambda: (torch.empty(N, 1, dtype=torch.int64) > torch.arange(N)).any(1),
 }
@@ -109,6 +115,11 @@ def test_few_missing_operands_are_made_up_and_results_of_them_are_not_known(
     result = torch.empty(number) + torch.ones(number)
     assert device.is_undefined(result) is not is_made_up
     assert device.known(result) is None
+
+
+@pytest.mark.parametrize(("number", "is_made_up"), [(8, True), (9, False)])
+def test_up_to_eight_missing_operands_are_made_up(device: IdleDevice, number: int, is_made_up: bool) -> None:
+    assert device.is_undefined(torch.stack([torch.empty(2) for _ in range(number)])) is not is_made_up
 
 
 @pytest.mark.parametrize(("number", "is_made_up"), [(MANY, True), (MANY + 1, False)])
