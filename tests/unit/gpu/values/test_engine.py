@@ -149,7 +149,6 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "sparse sum": lambda x: torch.sparse.sum(x.to_sparse()),
     "added to dense": lambda x: changed(x, lambda t: t.add_(x.to_sparse())),
     "joined sparse": lambda x: torch.cat((x.to_sparse(), x.to_sparse())).to_dense(),
-    "transposed sparse": lambda x: x.to_sparse().t().to_dense(),
     "coalesced sparse": lambda x: torch.sparse_coo_tensor(lengths(1, 1, 0)[None], x[0], (2,)).coalesce().values(),
     "a list": lambda x: torch._foreach_add([x[0], torch.ones(2), x], 1.0),
     "two lists": lambda x: torch._foreach_mul([x, torch.ones(2)], [x, torch.zeros(2)]),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from fakedist.gpu.values import recipes
+from fakedist.gpu.values import following, recipes
 from fakedist.gpu.values.following import FEW, MANY
 from tests.support.idle_device import IdleDevice
 
@@ -92,6 +92,18 @@ def test_the_engine_knows_what_torch_computes(device: IdleDevice, name: str) -> 
         expected = PROGRAMS[name]()
     assert (known.dtype, known.tolist()) == (expected.dtype, expected.tolist())
     assert device.made_up() == {}
+
+
+def test_the_oldest_recipes_are_forgotten_if_they_keep_too_much(
+    device: IdleDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "MOST_BYTES", 5 * 2 * 8 * N)
+    kept = [causal() for _ in range(9)]
+    counts = [mask.sum(1) for mask in kept]
+    assert [device.known(count) is not None for count in counts] == [False] * 4 + [True] * 5
+    del kept[4:]
+    counts = [mask.sum(1) for mask in [causal() for _ in range(5)]]
+    assert all(device.known(count) is not None for count in counts)
 
 
 UNKNOWN: dict[str, Callable[[], Tensor]] = {
