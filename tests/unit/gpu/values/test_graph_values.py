@@ -180,6 +180,20 @@ def test_buffers_and_results_get_their_values_where_they_fit(monkeypatch: pytest
     assert device.known(fits) is None
 
 
+def test_a_large_result_gets_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, numbers = IdleDevice(monkeypatch), torch.arange(1100)
+    part = _part(lambda given: [given[:, None] >= given[None]], numbers)
+    with device.on():
+        given, result = torch.arange(1100), torch.empty(1100, 1100, dtype=torch.bool)
+    device.graphs.begin(part, [given]).returned([result])
+    with device.on():
+        counts = result.sum(1)
+    known = device.known(counts)
+    assert known is not None
+    assert known.tolist() == list(range(1, 1101))
+    assert device.graphs.begin(part, []).known(part.outputs[0]) is None
+
+
 def test_a_mask_that_would_take_too_long_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "MOST", TOKENS * TOKENS // 4)
     part = _part(
