@@ -280,9 +280,7 @@ class Foreach:
             self._taint(result, taints, done)
         return result
 
-    def _taints(
-        self, operator: Operator, args: Arguments, kwargs: Keywords, chosen: list[int]
-    ) -> dict[int, Taint]:
+    def _taints(self, operator: Operator, args: Arguments, kwargs: Keywords, chosen: list[int]) -> dict[int, Taint]:
         host = self._host
         if not chosen or not host.taints:
             return {}

@@ -163,7 +163,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "an optimizer's lists": adamw,
     "the first of two lists": lambda x: torch._foreach_lerp([x], [x * 2], 0.5),
     "infinite": lambda x: x * math.inf,
-    "beside infinite ones": lambda x: torch.cat((x[0], torch.full((2,), -math.inf))) * 2,
+    "with infinite ones": lambda x: torch.cat((x[0], torch.full((2,), -math.inf))) * 2,
     "put one value": lambda x: changed(x, lambda t: t.__setitem__(mask(t), x[0, :1].abs())),
     "three operands": lambda x: torch.addcmul(x, x, x, value=0.5),
     "of a host number": lambda x: x * torch.tensor(2.0, dtype=torch.float64),
