@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import contextlib
 import copy
 import importlib.abc
@@ -79,7 +80,9 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         case ast.Compare(ops=[operator]):
             changed.ops = [_COMPARE[type(operator)]()]
             yield _words(node, changed), changed
-        case ast.BinOp(op=operator) if type(operator) in _BINARY:
+        case ast.BinOp(left=ast.Set(), op=ast.Sub()):
+            pass  # sets have no sum
+        case ast.BinOp(op=operator) if type(operator) in _BINARY and not _is_union(changed):
             changed.op = _BINARY[type(operator)]()
             yield _words(node, changed), changed
         case ast.BoolOp(op=operator):
@@ -108,9 +111,9 @@ def _words(node: ast.AST, changed: ast.AST) -> str:
 
 
 def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
-    """Each child that may change, as (parent, field, index); not annotations, messages of errors or top-level types."""
+    """Each child that may change, as (parent, field, index); not annotations, errors' messages or imports of types."""
     for field, value in ast.iter_fields(tree):
-        if field in ("annotation", "returns", "decorator_list", "type_params") or isinstance(tree, ast.Raise):
+        if field in ("annotation", "returns", "decorator_list", "type_params", "msg") or isinstance(tree, ast.Raise):
             continue
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(child, ast.AST) and not _is_type_checking(child) and not _is_strict(child):
@@ -125,6 +128,22 @@ def _is_type_checking(node: ast.AST) -> bool:
 def _is_strict(node: ast.AST) -> bool:
     """Whether this is ``zip``'s check of lengths, which changes no result."""
     return isinstance(node, ast.keyword) and node.arg == "strict"
+
+
+def _is_union(node: ast.AST) -> bool:
+    """Whether this is a union of types, such as ``int | None``, of which no other form runs."""
+    match node:
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _is_union(left) and _is_union(right)
+        case ast.Constant(value=value):
+            return value is None
+        case ast.Subscript(value=value):
+            return _is_union(value)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return isinstance(getattr(builtins, name, None), type) or (
+                name.strip("_")[:1].isupper() and not name.isupper()
+            )
+    return False
 
 
 def _child(parent: ast.AST, field: str, index: int | None) -> ast.AST:

@@ -14,6 +14,7 @@ Of an operation on lists of tensors, as optimizers use, a position is computed i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -29,19 +30,21 @@ from fakedist.gpu.values.operators import Method, Operator
 from fakedist.gpu.values.tensors import PLAIN, Arguments, Keywords, as_device, device_tensors, tensor_at, tensors
 
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
-_ON_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-_QUANTIZED = torch._C.DispatchKeySet(torch._C.DispatchKey.QuantizedCUDA)
-_SPARSE = dict.fromkeys(
-    (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc),
-    torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCUDA),
+#: How the names of dispatch keys begin for tensors that are not plain.
+_LAYOUTS = {torch.sparse_coo: "Sparse"} | dict.fromkeys(
+    (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc), "SparseCsr"
 )
-_SPARSE[torch.sparse_coo] = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)
+
+
+@functools.cache
+def _kernels(device_type: str, kind: str) -> torch._C.DispatchKeySet:
+    key = torch._C._dispatch_key_parse(kind + torch._C._dispatch_key_for_device(device_type))
+    return torch._C.DispatchKeySet(key)
 
 
 def _special(tensor: torch.Tensor) -> torch._C.DispatchKeySet | None:
-    if not tensor.is_cuda:
-        return None
-    return _QUANTIZED if tensor.is_quantized else _SPARSE.get(tensor.layout)
+    kind = "Quantized" if tensor.is_quantized else _LAYOUTS.get(tensor.layout)
+    return None if kind is None or not tensor.is_cuda else _kernels(tensor.device.type, kind)
 
 
 def _numbers_as_tensors(operator: Operator, args: Arguments) -> Arguments:
@@ -63,12 +66,14 @@ class Inside(TorchDispatchMode):
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation's device kernel with this mode on."""
         kernels = next(filter(None, map(_special, tensors(args))), None)
-        if kernels is None and not device_tensors((args, tuple(kwargs.values()))):
-            return operator.func(*args, **kwargs)
         if kernels is not None:
             args = _numbers_as_tensors(operator, args)
+        elif near := device_tensors((args, tuple(kwargs.values()))):
+            kernels = _kernels(near[0].device.type, "")
+        else:
+            return operator.func(*args, **kwargs)
         with self:
-            return operator.func.redispatch(kernels or _ON_DEVICE, *args, **kwargs)
+            return operator.func.redispatch(kernels, *args, **kwargs)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -236,8 +241,9 @@ def _coalesce(host: Host, name: str, tensor: torch.Tensor) -> torch.Tensor:
         coalesced = torch.sparse_coo_tensor(
             host.settle(indices, name), host.settle(values, name), tensor.shape
         ).coalesce()
-        indices = host.to_device(coalesced._indices(), tensor.device)
-        values = host.to_device(coalesced._values(), tensor.device)
+        taint = host.taint(device_tensors((indices, values)))
+        indices = host.to_device(coalesced._indices(), tensor.device, taint)
+        values = host.to_device(coalesced._values(), tensor.device, taint)
     else:
         host.inventions.count(name, 1)
         if host.is_seen(indices):
@@ -258,7 +264,7 @@ class Foreach:
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run on the device, and on the host for the positions that can be computed."""
         chosen = self._chosen(operator, args, kwargs)
-        taints = self._taints(args, kwargs, chosen)
+        taints = self._taints(operator, args, kwargs, chosen)
         result = operator.func(*args, **kwargs)
         computed = self._compute(operator, args, kwargs, chosen) if chosen else None
         if chosen and computed is None:
@@ -274,11 +280,12 @@ class Foreach:
             self._taint(result, taints, done)
         return result
 
-    def _taints(self, args: Arguments, kwargs: Keywords, chosen: list[int]) -> dict[int, Taint]:
+    def _taints(self, operator: Operator, args: Arguments, kwargs: Keywords, chosen: list[int]) -> dict[int, Taint]:
         host = self._host
         if not chosen or not host.taints:
             return {}
-        values = [*args, *kwargs.values()]
+        ignored = operator.written if operator.overwrites else ()
+        values = [*(value for i, value in enumerate(args) if i not in ignored), *kwargs.values()]
         shared = [value for value in values if isinstance(value, torch.Tensor)]
         lists = [v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], torch.Tensor)]
         taints = {i: host.taint((*shared, *(listed[i] for listed in lists if i < len(listed)))) for i in chosen}

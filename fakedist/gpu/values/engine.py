@@ -98,7 +98,7 @@ class ValueEngine:
         with (
             printed(self.on_host),
             replayed(self.host.defined),
-            reported_reads(self._read_past),
+            reported_reads(self.read_past),
             folded(self.execute),
             triton_writes(self._written_past),
         ):
@@ -108,7 +108,7 @@ class ValueEngine:
         if type(tensor).__torch_dispatch__ is PLAIN and self.host.knows(tensor):
             self.host.spoil(tensor)
 
-    def _read_past(self, num_bytes: int) -> bool:
+    def read_past(self, num_bytes: int) -> bool:
         """Count uncomputed bytes copied past the engine, as values of four bytes; returns whether the copy fails."""
         try:
             self.host.inventions.count(_PAST, -(-num_bytes // 4))

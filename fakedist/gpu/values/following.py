@@ -151,7 +151,7 @@ def _is_finite(value: object) -> bool:
 
 
 #: The most host memory that recipes keep. The oldest ones are forgotten first.
-_MOST_BYTES = 256 << 20
+MOST_BYTES = 256 << 20
 _WHOLE_TYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -267,11 +267,11 @@ class Large:
         self._host.know_recipe(tensor, recipe)
         self._kept.append((ref(recipe), recipe.own_bytes))
         self._bytes += recipe.own_bytes
-        if self._bytes > _MOST_BYTES:
+        if self._bytes > MOST_BYTES:
             self._host.sweep()
             self._kept = deque((kept, num_bytes) for kept, num_bytes in self._kept if kept() is not None)
             self._bytes = sum(num_bytes for _, num_bytes in self._kept)
-        while self._bytes > _MOST_BYTES:
+        while self._bytes > MOST_BYTES:
             oldest, num_bytes = self._kept.popleft()
             self._bytes -= num_bytes
             if (forgotten := oldest()) is not None:

@@ -155,7 +155,8 @@ def _weak_count() -> int:
 
 
 @functools.cache
-def _of_driver(name: str, *arguments: type[ctypes._SimpleCData[int]]) -> Callable[..., object] | None:
+def of_driver(name: str, *arguments: type[ctypes._SimpleCData[int]]) -> Callable[..., object] | None:
+    """A function of the virtual GPU's driver, which is in this process; None without one."""
     function = getattr(ctypes.PyDLL(None), name, None)  # these calls take less time than releasing the GIL would
     if function is not None:
         function.argtypes, function.restype = arguments or None, ctypes.c_size_t
@@ -164,7 +165,7 @@ def _of_driver(name: str, *arguments: type[ctypes._SimpleCData[int]]) -> Callabl
 
 def hold_weakly(tensor: torch.Tensor) -> None:
     """Keep a StorageImpl, not its memory, until ``UntypedStorage._free_weak_ref``. RecordingError if torch differs."""
-    add = _of_driver("fakedist_add", ctypes.c_void_p, ctypes.c_uint64)
+    add = of_driver("fakedist_add", ctypes.c_void_p, ctypes.c_uint64)
     if add is None:
         tensor.untyped_storage()._weak_ref()
     else:
@@ -190,20 +191,20 @@ def report_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor |
 
     ``flags`` has one for each byte of the storage, if they differ and the tensor is not contiguous.
     """
-    report = _of_driver("fakedist_know", *_BYTES, ctypes.c_int)
+    report = of_driver("fakedist_know", *_BYTES, ctypes.c_int)
     if report is None:
         return
     if tensor.is_contiguous():
         report(tensor.data_ptr(), tensor.numel() * tensor.element_size(), holding)
     elif flags is None:
         report(storage_address(tensor), storage_of(tensor)[1], holding)
-    elif (report_flags := _of_driver("fakedist_know_where", *_BYTES, ctypes.c_size_t)) is not None:
+    elif (report_flags := of_driver("fakedist_know_where", *_BYTES, ctypes.c_size_t)) is not None:
         report_flags(storage_address(tensor), flags.data_ptr(), flags.numel())
 
 
 def report_taint(tensor: torch.Tensor) -> None:
     """Tell the driver that what a device tensor's memory holds is made up, or computed from made-up values."""
-    if (report := _of_driver("fakedist_taint", *_BYTES)) is not None:
+    if (report := of_driver("fakedist_taint", *_BYTES)) is not None:
         if tensor.is_contiguous():
             report(tensor.data_ptr(), tensor.nbytes)
         else:
@@ -212,36 +213,36 @@ def report_taint(tensor: torch.Tensor) -> None:
 
 def find_know() -> Callable[[int, int, int], object]:
     """The driver's function that takes an address, a number of bytes, and what they hold."""
-    return _of_driver("fakedist_know", *_BYTES, ctypes.c_int) or (lambda address, num_bytes, holding: None)
+    return of_driver("fakedist_know", *_BYTES, ctypes.c_int) or (lambda address, num_bytes, holding: None)
 
 
 def find_losses() -> ctypes.c_uint64:
     """The driver's count of launches that took known values away: kernels whose writes no operation accounts for."""
-    find = _of_driver("fakedist_losses")
+    find = of_driver("fakedist_losses")
     return ctypes.c_uint64(0) if find is None else ctypes.c_uint64.from_address(cast("int", find()))
 
 
 def num_lost(address: int, num_bytes: int) -> int:
     """Number of these bytes of device memory without a value."""
-    count = _of_driver("fakedist_lost", *_BYTES)
+    count = of_driver("fakedist_lost", *_BYTES)
     return 0 if count is None else cast("int", count(address, num_bytes))
 
 
 def is_computed(tensor: torch.Tensor) -> bool:
     """Return whether a device tensor holds values from past the engine, such as another thread's copies."""
-    count = _of_driver("fakedist_unknown", *_BYTES) if tensor.is_contiguous() else None
+    count = of_driver("fakedist_unknown", *_BYTES) if tensor.is_contiguous() else None
     return count is not None and not count(tensor.data_ptr(), tensor.nbytes)
 
 
 def find_cover() -> Callable[[int], object]:
     """The function to call when an operation whose writes the engine knows begins in this thread (1), or ends (-1)."""
-    return _of_driver("fakedist_cover", ctypes.c_int) or (lambda more: None)
+    return of_driver("fakedist_cover", ctypes.c_int) or (lambda more: None)
 
 
 @contextmanager
 def answered_reads() -> Iterator[None]:
     """Have the caller answer for what this thread copies to the host: the driver does not count it as made up."""
-    answers = _of_driver("fakedist_answers_reads", ctypes.c_int)
+    answers = of_driver("fakedist_answers_reads", ctypes.c_int)
     if answers is None:
         yield
         return
@@ -259,7 +260,7 @@ def reported_reads(report: Callable[[int], bool]) -> Iterator[None]:
 
     It runs in the reading thread. The driver counts threads unknown to Python, which must not wait for the GIL.
     """
-    set_callback = _of_driver("fakedist_tell_reads", ctypes.c_void_p, ctypes.c_void_p)
+    set_callback = of_driver("fakedist_tell_reads", ctypes.c_void_p, ctypes.c_void_p)
     if set_callback is None:
         yield
         return
@@ -275,7 +276,7 @@ def reported_reads(report: Callable[[int], bool]) -> Iterator[None]:
 
 def zero_memory(tensor: torch.Tensor) -> bool:
     """Write zeros to a contiguous device tensor without host memory for unread pages; returns whether it wrote them."""
-    zero = _of_driver("fakedist_zero", *_BYTES) if tensor.is_contiguous() and tensor.is_cuda else None
+    zero = of_driver("fakedist_zero", *_BYTES) if tensor.is_contiguous() and tensor.is_cuda else None
     return zero is not None and bool(zero(tensor.data_ptr(), tensor.nbytes))
 
 

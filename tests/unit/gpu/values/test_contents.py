@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 import torch
 
@@ -18,73 +21,74 @@ from fakedist.gpu.values.contents import (
 )
 from fakedist.gpu.values.means import Means
 
-
-def _missing(defined: Defined, tensor: torch.Tensor) -> torch.Tensor:
-    missing = defined.missing(tensor)
-    assert missing is not None
-    return missing
-
-
-@pytest.fixture
-def defined() -> Defined:
-    return Defined(Storages(Watch()))
-
-
-def test_fresh_memory_holds_nothing_and_an_empty_tensor_all_it_has(defined: Defined) -> None:
-    tensor = torch.empty(4)
-    assert not defined.holds(tensor)
-    assert defined.missing(tensor) is None  # no element has a value
-    assert defined.holds(torch.empty(0))
+#: Views of a tensor of 6 x 4 elements: whole, parts, transposed, strided, expanded, another type, empty.
+VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x,
+    lambda x: x.t(),
+    lambda x: x[2],
+    lambda x: x[:, 1],
+    lambda x: x[1:, ::2],
+    lambda x: x[3:4].expand(5, 4),
+    lambda x: x.view(-1)[7:21],
+    lambda x: x.view(torch.uint8)[4, 3:9],
+    lambda x: x[3, 2],
+    lambda x: x[:0],
+]
 
 
-def test_views_and_other_types_over_the_same_bytes_share_what_their_storage_holds(defined: Defined) -> None:
-    tensor = torch.empty(4, 4)
-    defined.define(tensor)
-    assert defined.holds(tensor.t())
-    assert defined.holds(tensor[1:, 2])
-    integers = torch.empty(4, dtype=torch.int32)
-    defined.define(integers[1:2])
-    assert defined.holds(integers.view(torch.uint8)[4:8])
-    assert not defined.holds(integers.view(torch.uint8)[3:8])
-    pair = torch.empty(2)
-    defined.define(pair[:1].expand(8))  # what an expanded tensor has
-    assert defined.holds(pair[:1])
-    assert not defined.holds(pair)
+@pytest.mark.parametrize("seed", range(6))
+def test_each_byte_of_a_storage_is_known_by_itself(seed: int) -> None:
+    """Against sets of bytes: those that hold a value, are tainted, and were counted."""
+    tensor, random, storages = torch.empty(6, 4, dtype=torch.int32), Random(seed), Storages(Watch())
+    defined = Defined(storages)
+    numbers = torch.arange(96, dtype=torch.uint8).view(torch.int32).view(6, 4)
+
+    def places(view: Callable[[torch.Tensor], torch.Tensor]) -> list[list[int]]:
+        part = view(numbers).contiguous()
+        return [element.view(1).view(torch.uint8).tolist() for element in part.flatten()]
+
+    taints, origin, holds, tainted, counted = Taints(storages), Taint(), set[int](), set[int](), set[int]()
+    for _ in range(80):
+        view = random.choice(VIEWS)
+        part = view(tensor)
+        elements = places(view)
+        covered = {byte for element in elements for byte in element}
+        change = random.choice((defined.define, defined.spoil, taints.clear, taints.mark, taints.read))
+        if change == taints.mark:
+            if part.numel() and 0 not in part.stride():
+                taints.mark(part, origin)
+                tainted |= covered
+                counted -= covered
+        elif change == taints.read:
+            assert taints.read(part) == sum(element[0] in tainted - counted for element in elements)
+            counted |= covered if tainted & covered else set()
+        else:
+            change(part)
+            holds = {defined.define: holds | covered, defined.spoil: holds - covered}.get(change, holds)
+            tainted -= covered if change == taints.clear else set()
+        for other in VIEWS:
+            part = other(tensor)
+            elements = places(other)
+            lacking = [not holds.issuperset(element) for element in elements]
+            assert defined.holds(part) is not any(lacking)
+            missing = defined.missing(part)
+            if any(lacking) and not all(lacking):
+                assert missing is not None
+                assert missing.flatten().tolist() == lacking
+            else:
+                assert missing is None or not missing.any()
+            if elements:
+                assert (taints.of(part) is None) is not any(tainted.intersection(element) for element in elements)
 
 
-def test_a_part_is_defined_and_spoiled_by_itself(defined: Defined) -> None:
-    tensor = torch.empty(3, 4)
-    defined.define(tensor[:, 1])
-    assert defined.holds(tensor[:, 1])
-    assert not defined.holds(tensor[0])
-    assert _missing(defined, tensor)[0].tolist() == [True, False, True, True]
-    assert defined.missing(tensor[:, 2]) is None
-    defined.define(tensor)
-    defined.spoil(tensor[2])
-    assert defined.holds(tensor[:2])
-    assert not defined.holds(tensor)
-    defined.spoil(tensor)
-    assert not defined.holds(tensor[:2])
-
-
-def test_a_part_without_elements_changes_nothing_and_parts_add_up_to_the_whole(defined: Defined) -> None:
-    tensor = torch.empty(8)
-    defined.define(tensor[:4])
-    for change in (defined.define, defined.spoil):
-        change(tensor[6:6])
-        assert _missing(defined, tensor).tolist() == [False] * 4 + [True] * 4
-    defined.define(tensor[4:])
-    assert defined.holds(tensor)
-    defined.spoil(tensor[6:6])
-    assert defined.holds(tensor)
-
-
-def test_memory_that_was_given_back_is_another_storage(defined: Defined) -> None:
+def test_memory_that_was_given_back_is_another_storage_and_an_empty_tensor_has_all_it_holds() -> None:
+    defined = Defined(Storages(Watch()))
     for _ in range(50):
         tensor = torch.empty(1000)
         assert not defined.holds(tensor)
         defined.define(tensor)
         del tensor
+    assert defined.holds(torch.empty(0))
 
 
 def test_facts_of_freed_storages_do_not_pile_up() -> None:

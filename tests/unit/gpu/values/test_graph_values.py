@@ -15,6 +15,7 @@ from fakedist.gpu.values.contents import Taint
 from fakedist.gpu.values.graph_values import GraphRun, GraphValues, _Input
 from fakedist.gpu.values.host import Host
 from fakedist.record.compiled_graphs import IntegerPart, integers_of
+from tests.support.idle_device import IdleDevice
 
 Tensor = torch.Tensor
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -154,6 +155,43 @@ def test_a_graph_is_computed_once_for_the_same_inputs() -> None:
     first = values.begin(part, [torch.arange(4)])
     assert values.begin(part, [torch.arange(4)]) is first
     assert values.begin(part, [torch.arange(1, 5)]) is not first
+
+
+def test_buffers_and_results_get_their_values_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = IdleDevice(monkeypatch)
+    numbers, taint = torch.arange(6), Taint()
+    with device.on():
+        fits, shaped, strided = (torch.empty(*size, dtype=torch.int64) for size in ((6,), (2, 3), (3, 2)))
+        other, floats, made_up = torch.empty(6, dtype=torch.int64), torch.empty(6), torch.arange(6)
+    for tensor, value, tainted in (
+        (fits, numbers, None),
+        (shaped, numbers, None),
+        (strided.t(), numbers, None),
+        (other, numbers[:5], None),
+        (floats, numbers, None),
+        (made_up, numbers, taint),
+    ):
+        device.graphs.give(tensor, value, tainted)
+    assert device.host.taints.of(made_up) is taint
+    known = [None if (values := device.known(each)) is None else values.tolist() for each in (fits, shaped, strided)]
+    assert known == [[0, 1, 2, 3, 4, 5], [[0, 1, 2], [3, 4, 5]], None]
+    assert [device.known(tensor) for tensor in (other, floats, made_up)] == [None] * 3
+    device.graphs.give(fits, None, None)
+    assert device.known(fits) is None
+
+
+def test_a_large_result_gets_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, numbers = IdleDevice(monkeypatch), torch.arange(1100)
+    part = _part(lambda given: [given[:, None] >= given[None]], numbers)
+    with device.on():
+        given, result = torch.arange(1100), torch.empty(1100, 1100, dtype=torch.bool)
+    device.graphs.begin(part, [given]).returned([result])
+    with device.on():
+        counts = result.sum(1)
+    known = device.known(counts)
+    assert known is not None
+    assert known.tolist() == list(range(1, 1101))
+    assert device.graphs.begin(part, []).known(part.outputs[0]) is None
 
 
 def test_a_mask_that_would_take_too_long_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,26 +59,6 @@ def test_half_of_a_mask_that_nothing_is_known_about_is_assumed(means: Means) -> 
     assert not means.is_assumed(positive)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "expected"),
-    [
-        ("abs", (torch.empty(2),), True),
-        ("pow", (torch.empty(2), 2), True),
-        ("pow", (torch.empty(2), 3), False),
-        ("pow", (torch.empty(2), 0.5), False),
-        ("masked_fill", (torch.empty(2), torch.empty(2, dtype=torch.bool), 0), False),
-        ("where", (torch.empty(2, dtype=torch.bool), torch.empty(2), torch.empty(2)), False),
-        ("nll_loss_forward", (torch.empty(2),), True),
-        ("add", (torch.empty(2), torch.empty(2)), False),
-        ("neg", (torch.empty(2),), False),
-    ],
-)
-def test_signs(means: Means, name: str, arguments: tuple[Any, ...], expected: bool) -> None:
-    result = torch.empty(2)
-    means.follow(name, arguments, result)
-    assert means.is_non_negative(result) is expected
-
-
 def test_a_norm_that_is_tested_in_detail_is_valid(means: Means) -> None:
     """As DeepSpeed does: the root of summed squares, -1 in the place of what is not finite, infinity where negative."""
     squared, norm, masked, chosen, total, scaled = (torch.empty(()) for _ in range(6))
@@ -157,40 +137,39 @@ def test_extremes_of_a_mask_are_known_where_all_of_it_is_the_same(means: Means, 
         assert means.follow(name, (mask,), torch.empty((), dtype=torch.bool)) == mean
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "expected"),
-    [
-        *((name, (), True) for name in ("norm", "exp", "relu", "sigmoid", "softplus", "_softmax", "var", "logsumexp")),
-        *((name, (), True) for name in ("mse_loss", "cross_entropy_loss", "huber_loss", "cdist", "zeros_like")),
-        ("full_like", (0,), True),
-        ("full_like", (-1,), False),
-        ("clamp", (0.0,), True),
-        ("clamp", (-1.0,), False),
-        ("clamp", (None, -1.0), False),
-        ("cos", (), False),
-    ],
-)
-def test_signs_follow_from_operations_and_numbers(means: Means, name: str, more: Any, expected: bool) -> None:
-    result = torch.empty(4)
-    means.follow(name, (X, *more), result)
-    assert means.is_non_negative(result) is expected
+MASK = torch.empty(4, dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "is_non_negative"),
+    ("name", "more", "is_after_any", "is_after_squares"),
     [
-        ("clamp", (-1.0,), True),
-        ("clamp", (-1.0, 9.0), True),
-        ("mul", (2.0,), True),
-        ("mul", (-2.0,), False),
-        ("add", (1.0,), True),
+        *((name, (), True, True) for name in ("norm", "exp", "relu", "sigmoid", "softplus", "_softmax", "var", "abs")),
+        *((name, (), True, True) for name in ("mse_loss", "cross_entropy_loss", "nll_loss_forward", "zeros_like")),
+        *((name, (), False, False) for name in ("cos", "neg")),
+        *((name, (number,), number >= 0, number >= 0) for name in ("full_like", "fill_") for number in (0, -1)),
+        *(("pow", (number,), number % 2 == 0, True) for number in (2, 3, 0.5)),
+        ("clamp", (0.0,), True, True),
+        ("clamp", (-1.0,), False, True),
+        ("clamp", (-1.0, 9.0), False, True),
+        ("clamp", (None, -1.0), False, False),
+        ("clamp", (X, X), False, False),
+        ("masked_fill", (MASK, 0), False, True),
+        ("masked_fill", (MASK, -1), False, False),
+        *((name, (2.0,), False, True) for name in ("add", "mul", "div")),
+        *((name, (-2.0,), False, False) for name in ("add", "mul", "div")),
+        ("add", (X,), False, False),
+        ("sub", (2.0,), False, False),
     ],
 )
-def test_what_is_not_negative_stays_so(means: Means, name: str, more: Any, is_non_negative: bool) -> None:
-    squares, result = torch.empty(4), torch.empty(4)
+def test_signs_follow_from_operations_and_numbers(
+    means: Means, name: str, more: Any, is_after_any: bool, is_after_squares: bool
+) -> None:
+    squares = torch.empty(4)
     means.know_non_negative(squares)
-    means.follow(name, (squares, *more), result)
-    assert means.is_non_negative(result) is is_non_negative
+    for value, expected in ((X, is_after_any), (squares, is_after_squares)):
+        result = torch.empty(4)
+        means.follow(name, (value, *more), result)
+        assert means.is_non_negative(result) is expected
 
 
 @pytest.mark.parametrize("name", ["exp", "softplus", "sigmoid", "_softmax"])

@@ -1,13 +1,20 @@
-"""Indices that no kernel computed are spread evenly."""
+"""Indices that no kernel computed are spread evenly, and seen to be a router's where they send tokens to experts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fakedist.gpu.values.means import spread
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.routing import choose
+from fakedist.rundir.sources import ROUTED
+from tests.support.idle_device import IdleDevice
 
 ATEN = torch.ops.aten
 
@@ -48,3 +55,77 @@ def test_a_mask_has_its_share_in_every_row_and_column(shape: tuple[int, int], me
     assert int(mask.sum()) == total
     for counts in (mask.sum(0), mask.sum(1)):
         assert int(counts.max() - counts.min()) <= (mean == 1 / 3)
+
+
+def logits(num_choices: int = 8) -> Tensor:
+    return torch.empty(64, num_choices)
+
+
+def top(num_choices: int = 8) -> Tensor:
+    return logits(num_choices).topk(2)[1]
+
+
+def labels() -> Tensor:
+    return torch.zeros(64, dtype=torch.int64)
+
+
+def up_to_an_end() -> Tensor:
+    mask = torch.arange(8) <= logits().argmax(1)[:, None]
+    return torch.ones(64, 8)[mask]
+
+
+ROUTERS: dict[str, Callable[[], Any]] = {
+    "Mixtral": lambda: torch.greater(one_hot(top(), 8).permute(2, 1, 0).sum((-1, -2)), 0).nonzero(),
+    "Megatron": lambda: torch.zeros(64, 8).int().scatter(1, top(), 1).bool().sum(0),
+    "DeepSeek": lambda: top().view(-1).argsort() // 2,
+    "masks": lambda: torch.ones(64, 8)[(top() == 3).any(-1)],
+    "torchtitan": lambda: torch.histc(top().view(-1).float(), 8, 0, 8),
+    "counted": lambda: torch.bincount(top().view(-1), minlength=8),
+    "compared": lambda: (top().unsqueeze(-1) == torch.arange(8)).sum(1).nonzero(),
+    "Switch": lambda: one_hot(logits().argmax(1), 8).cumsum(0),
+    "put": lambda: torch.zeros(64, 8).index_put_((top()[:, 0], labels()), torch.ones(1)),
+    "as few as may be": lambda: torch.bincount(top(2048).view(-1)),
+}
+METRICS: dict[str, Callable[[], Any]] = {
+    "top-5 accuracy": lambda: top(1000).t().eq(labels()[None]).reshape(-1).float().sum(),
+    "accuracy": lambda: (logits().argmax(1) == labels()).float().mean(),
+    "Dice": lambda: (one_hot(logits().argmax(1), 8) * one_hot(labels(), 8)).sum(0),
+    "confusion": lambda: torch.bincount(logits().max(1)[1] * 8 + labels(), minlength=64),
+    "reciprocal rank": lambda: (top(1000) == labels()[:, None]).cumsum(1).sum(),
+    "anchors": lambda: torch.zeros(64, 8400).scatter_add_(1, top(8400), torch.ones(64, 2)),
+    "too many": lambda: torch.bincount(top(2049).view(-1)),
+    "nucleus": lambda: torch.zeros(64, 9).scatter(1, logits(9).sort(descending=True)[1], torch.ones(64, 9)),
+    "up to an end": up_to_an_end,
+    "what is put": lambda: torch.zeros(64).long().index_put_((labels(),), logits().argmax(1)),
+    "of all": lambda: torch.bincount(logits().argmax()[None]),
+}
+
+
+@pytest.mark.parametrize("name", [*ROUTERS, *METRICS])
+def test_a_router_sends_tokens_to_experts_and_a_metric_compares(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    device = IdleDevice(monkeypatch)
+    with device.on():
+        (ROUTERS | METRICS)[name]()
+        assert (ROUTED in device.made_up()) is (name in ROUTERS)
+        (ROUTERS | METRICS)[name]()
+    assert ROUTED not in device.made_up()  # a line is reported once
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "num_experts", "mean"),
+    [
+        ("transformer_engine.pytorch.router", "forward", 8, 0.25),
+        ("transformer_engine.pytorch.router", "forward", 9, None),
+        ("transformer_engine.pytorch.router", "backward", 8, None),
+        ("transformer_engine.pytorch.module", "forward", 8, None),
+    ],
+)
+def test_a_mask_that_a_fused_router_writes_has_its_mean(
+    monkeypatch: pytest.MonkeyPatch, module: str, function: str, num_experts: int, mean: float | None
+) -> None:
+    device, names = IdleDevice(monkeypatch), {"__name__": module}
+    exec(f"def {function}(topk, logits, make):\n    return make()", names)
+    forward: Any = names[function]
+    with device.on():
+        mask = forward(2, logits(num_experts), lambda: torch.empty(64, 8, dtype=torch.bool))
+    assert device.host.means.of(mask) == mean
