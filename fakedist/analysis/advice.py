@@ -54,7 +54,7 @@ def find_advice(
     changes = {change: evidence.saved([change]) for rule in RULES for change in rule(evidence)}
     segments = _expandable_segments(evidence)
     advices = [
-        _advice(evidence, room, change, gives)
+        advice_of(evidence, room, change, gives)
         for change, gives in changes.items()
         if gives[1] >= worth + (change.least is not None) * evidence.rounding and not change.is_variant
     ]
@@ -73,7 +73,8 @@ def _value(advice: Advice, room: Room) -> float:
     return advice.gives_bytes / (price_us + _LEAST_PRICE * room.step_us)
 
 
-def _advice(evidence: Evidence, room: Room, change: Change, gives: tuple[int, int]) -> Advice:
+def advice_of(evidence: Evidence, room: Room, change: Change, gives: tuple[int, int]) -> Advice:
+    """A change by itself, which lowers the peak by ``gives``, at least and at most."""
     low, high = evidence.needed_without(*gives)
     price = change.price
     return Advice(

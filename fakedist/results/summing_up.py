@@ -29,6 +29,7 @@ from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.rows import InventedRow
 from fakedist.rundir.schema import ACTIONS, CATEGORIES, MOMENTS, SEGMENT_STATES
 from fakedist.rundir.sources import EVENT_TIME, ROUTED
+from fakedist.rundir.step_time import StepTime
 from fakedist.rundir.summary import (
     Advice,
     CollectiveTotal,
@@ -141,7 +142,7 @@ def summarize(
     outside = _outside(recording, tables, job, in_use, notes) if has_steps else None
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
-    room = _room(ending, out_of_memory, capacity, outside, times)
+    room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
     advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
     return Summary(
         world_size=None if job is None else job.world_size,
@@ -175,15 +176,15 @@ def summarize(
     )
 
 
-def _room(
+def room_of(
     ending: Ending,
     out_of_memory: OutOfMemory | None,
     capacity_bytes: int,
     outside: Outside | None,
-    times: StepTimes | None,
+    time: StepTime | None,
 ) -> Room:
     """The memory that the rank may reserve: not known if it ended before its peak."""
-    step_us = None if times is None or times.summary is None else times.summary.step_us
+    step_us = None if time is None else time.step_us
     limit = capacity_bytes if out_of_memory is None else out_of_memory.limit_bytes or capacity_bytes
     if not limit or not (ending.ended_well or (out_of_memory is not None and out_of_memory.went_on)):
         return Room(step_us=step_us)

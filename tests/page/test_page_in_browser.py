@@ -9,13 +9,15 @@ import pandas as pd
 import pytest
 
 from fakedist.report.page.run_page import write_page
+from fakedist.report.page.switches import find_switches
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.units import format_bytes, format_us
 from tests.page.browser import Reader, drawn, serious_faults
-from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
+from tests.unit.analysis.recorded import GPU, MIB, HandMade, new_run, wrote_nothing
 from tests.unit.cost_model.times_by_hand import kernel, record
 from tests.unit.report import handmade
+from tests.unit.report.page.test_switches import trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -99,6 +101,8 @@ def test_a_block_leads_to_its_line_and_to_the_timeline(reader: Reader, written: 
     row = page.locator("#blocks tr", has_text="addmm.default").first
     row.get_by_role("button", name="stack").click()
     assert page.locator("#blocks li.own:visible").inner_text() == "model.py:12 (forward)"
+    row.locator("td").first.click()  # the row itself unfolds, too
+    assert page.locator("#blocks li.own:visible").count() == 0
     row.get_by_role("button", name="show").click()
     pinned = page.locator(".pinned").inner_text()
     assert "8.00 MiB activation" in pinned
@@ -114,7 +118,7 @@ def test_the_first_view_is_around_the_peak_and_the_overview_shows_all(reader: Re
     assert page.locator("#timeline .rangeslider-container").count() == 1
     curve = "document.querySelector('#timeline .chart').data.find((each) => each.meta === 'allocated')"
     assert page.evaluate(f"Math.max(...{curve}.y)") * 2**20 == peak
-    page.get_by_role("button", name="the peak").click()
+    page.get_by_role("button", name="the peak", exact=True).click()
     assert page.locator(".pinned").inner_text().startswith(format_bytes(peak))
 
 
@@ -247,6 +251,145 @@ def test_the_peak_opens_a_layer_and_goes_back(reader: Reader, written: Path) -> 
     assert picture.locator(".path b").inner_text().startswith("the peak")
 
 
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = trained(tmp_path_factory.mktemp("runs") / "run")
+    write_page(open_run(run), run / "report.html")
+    return run / "report.html"
+
+
+def switch(page: Any, title: str) -> Any:
+    return page.get_by_role("switch", name=f"with this change: {title}")
+
+
+LOSS, CHECKPOINT = "compute the loss in 8 chunks, or fused", "checkpoint layers.0-3 (Block)"
+
+
+def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advised: Path) -> None:
+    page = reader.open(advised)
+    card, recorded = page.locator("#verdict"), page.locator("#verdict").inner_html()
+    peak = page.locator("[data-figure=peak_allocated]")
+    drawn(page, "#timeline")
+    evidence, found = find_switches(open_run(advised.parent))
+    changes = {row.advice.title: row.change for row in found}
+    assert evidence is not None
+
+    def left(*titles: str) -> int:
+        return evidence.peak - evidence.saved([change for title in titles if (change := changes[title])])[0]
+
+    def expected(*titles: str) -> str:
+        return format_bytes(left(*titles))
+
+    switch(page, CHECKPOINT).check()
+    assert peak.inner_text() == expected(CHECKPOINT) != format_bytes(evidence.peak)
+    switch(page, LOSS).press("Space")
+    assert peak.inner_text() == expected(CHECKPOINT, LOSS) != expected(CHECKPOINT)
+    assert card.locator(".pill").inner_text() == "fits"
+    assert "with 2 changes: needs" in card.inner_text()
+    widths = card.locator(".track i").evaluate_all("all => all.map((each) => parseFloat(each.style.width))")
+    assert sum(widths[:-1]) == pytest.approx(100 * left(CHECKPOINT, LOSS) / GPU.capacity_bytes, abs=0.01)
+    page.wait_for_timeout(_SETTLED)
+    assert f"with the changes {expected(CHECKPOINT, LOSS)}" in page.locator("#timeline").inner_text()
+    address = page.url
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert card.inner_html() == recorded  # paper has what the run itself showed
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    assert peak.inner_text() == expected(CHECKPOINT, LOSS)
+    page.get_by_role("button", name="all off").click()
+    assert card.inner_html() == recorded
+    assert page.locator("#timeline li.after").is_hidden()
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector("html[data-ready]", timeout=20_000)
+    assert peak.inner_text() == expected(CHECKPOINT, LOSS)
+
+
+def test_every_combination_of_switches_is_pythons(reader: Reader, advised: Path) -> None:
+    page = reader.open(advised)
+    evidence, found = find_switches(open_run(advised.parent))
+    assert evidence is not None
+    ways = [[at for at in range(len(found)) if mask >> at & 1] for mask in range(1 << len(found))]
+    replayed = """(ways) => ways.map((on) => fakedist.switches.replay.run(on))
+        .map(({ least, most }) => [least.bytes, most.bytes])"""
+    bytes_ = page.evaluate(replayed, ways)
+    chosen = [[change for at in way if (change := found[at].change)] for way in ways]
+    ends = [[evidence.peak - gives for gives in evidence.saved(changes)[::-1]] for changes in chosen]
+    assert bytes_ == ends
+
+
+def boxes(page: Any) -> list[str]:
+    return [text for text in page.locator("#flame .box").all_inner_texts() if text]
+
+
+def test_stacks_are_seen_at_the_peak_and_between_two_moments(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    page.locator("#flame").scroll_into_view_if_needed()
+    status = page.locator("#flame .status")
+    peak = open_run(written.parent).summary.peak_allocated_bytes
+    page.locator("#flame .box").first.wait_for()
+    assert boxes(page)[0] == f"all {format_bytes(peak)}"
+    assert "forward model.py:12" in boxes(page)
+    assert not any("linear.py" in text for text in boxes(page))
+    page.get_by_label("hide libraries").uncheck()
+    assert "forward linear.py:5" in boxes(page)
+    page.get_by_label("operations first").check()
+    assert boxes(page).index("addmm.default") < boxes(page).index("forward linear.py:5")
+    page.get_by_label("find in stacks").fill("addmm")
+    assert page.locator("#flame .hit").count() == 1
+    assert "found 24.00 MiB" in status.inner_text()
+    page.get_by_label("find in stacks").fill("")
+    page.locator("#flame .box", has_text="addmm.default").click()  # look inside
+    assert "addmm.default: 24.00 MiB" in status.inner_text()
+    assert "nll_loss" not in boxes(page)
+    flame = page.locator("#flame .flame")
+    flame.press("0")
+    assert boxes(page)[0].startswith("all")
+    flame.press("ArrowDown")
+    flame.press("Enter")
+    assert page.locator("#flame .box.above").count() == 1
+    page.get_by_label("operations first").uncheck()
+    timeline = "fakedist.memory.timeline"
+    made = page.evaluate(f"{timeline}.block({timeline}.blockAt({timeline}.peak.move, 4, 0).block).made")
+    for name, move in (("A", made - 1), ("B", made)):
+        page.evaluate("(move) => fakedist.memory.pin(move)", move)
+        page.get_by_role("button", name=f"take as {name}").click()
+    assert "and not at A" in status.inner_text()
+    held = page.evaluate(f"{timeline}.block({timeline}.blockOf[{made}] - 1).bytes")
+    assert boxes(page)[0] == f"all {format_bytes(held)}"
+    page.wait_for_timeout(500)
+    address = page.url
+    assert "&A=" in address
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector("html[data-ready]", timeout=20_000)
+    page.locator("#flame").scroll_into_view_if_needed()
+    page.locator("#flame .box").first.wait_for()
+    assert boxes(page)[0] == f"all {format_bytes(held)}"
+    assert page.locator("#timeline .mark").count() == 2
+
+
+def test_a_block_shows_its_stack_when_it_is_clicked(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    chart = drawn(page, "#timeline")
+    timeline = "fakedist.memory.timeline"
+    spot = page.evaluate(
+        """() => { const { timeline, view, size, seen } = fakedist.memory, { xaxis, yaxis } =
+          fakedist.memory.holder._fullLayout, { move } = timeline.peak, state = timeline.state(move);
+        const of = timeline.categories.indexOf('activation');
+        const below = state.slice(0, of).reduce((sum, each) => sum + each, 0);
+        return [xaxis._offset + xaxis.d2p(fakedist.memory.place(move + 0.5)),
+          yaxis._offset + yaxis.d2p((below + state[of] / 2) / size)]; }"""
+    )
+    box = chart.bounding_box()
+    page.mouse.click(box["x"] + spot[0], box["y"] + spot[1])
+    lines = page.locator(".pinned ol.stack li").all_inner_texts()
+    assert lines == ["/site/torch/nn/linear.py:5 (forward)", "model.py:12 (forward)"]
+    assert page.locator(".pinned ol.stack li.job").all_inner_texts() == lines[1:]
+    assert page.evaluate(f"{timeline}.block(fakedist.memory.block).category") == "activation"
+
+
 def test_the_chart_is_drawn_in_the_colours_of_the_page(reader: Reader, written: Path) -> None:
     page = reader.open(written)
     filled = """() => [...document.querySelectorAll('#timeline .scatterlayer path.js-fill')]
@@ -262,14 +405,20 @@ def test_the_chart_is_drawn_in_the_colours_of_the_page(reader: Reader, written: 
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault(reader: Reader, written: Path, scheme: Any, width: int) -> None:
-    page = reader.open(written)
-    page.set_viewport_size({"width": width, "height": 900})
-    told = serious_faults(page, scheme)
-    page.set_viewport_size({"width": 1280, "height": 900})
-    if told is None:
+def test_axe_finds_no_serious_fault(reader: Reader, written: Path, advised: Path, scheme: Any, width: int) -> None:
+    told = []
+    for path in (written, advised):
+        page = reader.open(path)
+        page.set_viewport_size({"width": width, "height": 900})
+        if page.get_by_role("switch").count():
+            page.get_by_role("switch").first.check()
+        page.locator("#flame").scroll_into_view_if_needed()
+        page.locator("#flame .box").first.wait_for()
+        told.append(serious_faults(page, scheme))
+        page.set_viewport_size({"width": 1280, "height": 900})
+    if told[0] is None:
         pytest.skip("no axe-core: pip install 'fakedist[browser]'")
-    assert told == []
+    assert told == [[], []]
 
 
 def test_a_chart_is_drawn_when_it_comes_into_view_and_nothing_moves_then(reader: Reader, written: Path) -> None:
@@ -326,6 +475,10 @@ def test_hostile_names_are_text_everywhere(reader: Reader, tmp_path: Path) -> No
     for button in page.get_by_role("button", name="show").all():
         button.click()
         assert any(name in page.locator(".pinned").inner_text() for name in HOSTILE)
+    page.get_by_label("hide libraries").uncheck()
+    page.locator("#flame").scroll_into_view_if_needed()
+    page.locator("#flame .box").first.wait_for()
+    assert any("<script>alert(1)</script>" in text for text in boxes(page))
     for panel in ("#timeline", "#picture", "#kernels", "#calls-over-time"):
         box = drawn(page, panel).bounding_box()
         for across, down in ((0.2, 0.3), (0.3, 0.75), (0.5, 0.5), (0.7, 0.75), (0.9, 0.9)):

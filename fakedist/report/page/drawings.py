@@ -136,12 +136,15 @@ def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
     if not rows:
         return {}
     frames = run.table("stacks")["frames"]
-    frame_table = run.table("frames")
-    texts: dict[int, str] = {}
-    for number in {frame for row in rows for frame in frames[row]}:
-        frame = frame_table.iloc[int(number)]
-        texts[number] = f"{short_line(str(frame['filename']), cwd)}:{frame['line']} ({frame['function']})"
-    return {row: [texts[number] for number in frames[row]] for row in rows}
+    numbers = sorted({int(number) for row in rows for number in frames[row]})
+    texts = dict(zip(numbers, frame_texts(run.table("frames").iloc[numbers], cwd), strict=True))
+    return {row: [texts[int(number)] for number in frames[row]] for row in rows}
+
+
+def frame_texts(frames: pd.DataFrame, cwd: str) -> list[str]:
+    """Rows of the table ``frames`` as ``file:line (function)``, relative to the working directory."""
+    columns = (frames[name].tolist() for name in ("filename", "line", "function"))
+    return [f"{short_line(str(file), cwd)}:{line} ({function})" for file, line, function in zip(*columns, strict=True)]
 
 
 def by_line(blocks: pd.DataFrame, lines: list[str]) -> list[PeakLine]:
@@ -186,7 +189,7 @@ def add_timeline(pack: Pack, run: Run, curve: MemoryCurve) -> None:
     """Add every block that was allocated: its kind, and after how many moves it was freed.
 
     Blocks are in order of allocation, so the moves that free no block are the blocks' allocations in order, and two
-    numbers per block are enough. Blocks of a kind have the same bytes, category, layer, operation and line.
+    numbers per block are enough. Blocks of a kind have the same bytes, category, layer, operation, line and stack.
     """
     blocks = curve.blocks
     lives = np.where(curve.freed < curve.num_moves, curve.freed - curve.made, 0)
@@ -201,6 +204,7 @@ def add_timeline(pack: Pack, run: Run, curve: MemoryCurve) -> None:
         "layer": layer,
         "operation": blocks["operation"].cat.codes.to_numpy(),
         "line": line[blocks["stack"].to_numpy()],  # stack -1 (none) indexes the empty line at the end
+        "stack": np.where(blocks["stack"] < 0, len(curve.lines), blocks["stack"]),  # beyond the last stack: none
     }
     kind, first = kinds_of_rows(keys)
     pack.add("block_kind", kind)

@@ -20,6 +20,8 @@ from fakedist.report.page import assets, drawings, sections
 from fakedist.report.page.assets import joined, page_scripts, plotly_text
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.sections import layer_columns, reserved_section, time_section
+from fakedist.report.page.stacks import add_stacks
+from fakedist.report.page.switches import add_switches
 from fakedist.report.text.memory_sheets import outside_section
 from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
@@ -149,6 +151,8 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
         "communication": sections.communication_section(run, summary),
         "outside": outside_section(summary),
         "advice": sections.advice_section(summary, run.manifest.cwd),
+        "has_switches": False,
+        "stacks": False,
         "reading": sections.reading_section(run, summary),
     }
     if summary.peak_allocated_bytes:
@@ -173,7 +177,11 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
     drawings.add_layers(pack, table, folds)
     largest = drawings.largest_blocks(run, curve.blocks, curve.lines, cwd)
     held = drawings.by_line(curve.blocks, curve.lines)
+    switches = add_switches(pack, run, curve)
     figures: dict[str, object] = {
+        "advice": sections.advice_section(summary, cwd, switches),
+        "has_switches": bool(switches),
+        "stacks": add_stacks(pack, run, curve),
         "memory": sections.memory_section(summary, curve.colouring),
         "peak": sections.peak_section(summary, largest, held),
     }

@@ -14,6 +14,7 @@ from fakedist.cost_model.breakdown import fold_times, kind_family_us
 from fakedist.report.figures.memory_figures import Colouring
 from fakedist.report.page.assets import MOST_SEGMENTS
 from fakedist.report.page.drawings import LAYER_FIGURES, PeakBlock, PeakLine
+from fakedist.report.page.switches import Switch
 from fakedist.report.text.group_sheets import AT_ONCE, CallsText, RunTopology
 from fakedist.report.text.memory_sheets import MOMENT_NAMES, unused_sheet
 from fakedist.report.text.time_sheets import bound_of, family_columns, path_location, path_words
@@ -612,11 +613,18 @@ def _group(group: ProcessGroup, per_node: int) -> dict[str, str]:
     return {"name": group.label, "ranks": group.ranks, "text": text}
 
 
-def advice_section(summary: Summary, cwd: str) -> list[dict[str, str]]:
-    """Advice as text."""
+def advice_section(summary: Summary, cwd: str, switches: Sequence[Switch] = ()) -> list[dict[str, object]]:
+    """Advice as text, then changes that only the remedy names; with the number of the switch of each, or -1."""
+    numbers = {switch.advice.title: number for number, switch in enumerate(switches)}
+    advised = {advice.title for advice in summary.advice}
+    further = [switch.advice for switch in switches if switch.advice.title not in advised]
     return [
-        advice_text(advice, summary) | {"line": short_line(advice.line, cwd).partition(" (")[0]}
-        for advice in summary.advice
+        {
+            **advice_text(advice, summary),
+            "line": short_line(advice.line, cwd).partition(" (")[0],
+            "switch": numbers.get(advice.title, -1),
+        }
+        for advice in [*summary.advice, *further]
     ]
 
 

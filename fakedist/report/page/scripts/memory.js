@@ -12,15 +12,18 @@ const FIRST_SHARE = 25; // the first view is this part of the run, around the pe
 const NARROWEST_SPAN = 3; // pixels
 
 export class MemoryChart extends ZoomChart {
-  constructor(root, data, timeline, axes) {
+  constructor(root, data, timeline, axes, stacks = null) {
     super(root, data.meta.figures.timeline, data.meta.style, { whole: axes[0].whole, least: LEAST_MOVES });
     this.data = data;
     this.timeline = timeline;
     this.axes = axes;
+    this.stacks = stacks;
     this.axis = axes[0];
     this.pinned = $('.pinned', root);
     this.status = $('.status', root);
     this.block = -1; // the block that is pinned
+    this.moment = -1; // the move that is pinned
+    this.marks = new Map(); // moments with a name, and their lines
     const parts = new Map(this.figure.data.map((trace) => [trace.meta, trace]));
     this.unit = this.figure.layout.yaxis.ticksuffix.trim();
     this.size = { TiB: 2 ** 40, GiB: 2 ** 30, MiB: 2 ** 20, KiB: 2 ** 10, B: 1 }[this.unit];
@@ -76,7 +79,7 @@ export class MemoryChart extends ZoomChart {
       Float64Array.from({ length: x.length }, (_, at) => bytes[Math.min(at, bytes.length - 1)] / this.size);
     const { peak } = this.timeline;
     const y = { least: columns.least, veil: columns.total, allocated: columns.total, reserved: columns.reserved };
-    return this.figure.data.map((trace) => {
+    const traces = this.figure.data.map((trace) => {
       if (trace.meta === 'peak')
         return {
           ...trace,
@@ -89,6 +92,28 @@ export class MemoryChart extends ZoomChart {
       const visible = trace.meta === 'reserved' ? this.showReserved : true;
       return { ...trace, x, y: scaled(bytes), visible, hoverinfo: 'none', hovertemplate: undefined };
     });
+    if (columns.after) {
+      const after = { type: 'scatter', mode: 'lines', hoverinfo: 'none', x, y: scaled(columns.after) };
+      const lines = [
+        ['panel', 5],
+        ['accent', 2],
+      ];
+      for (const [name, width] of lines) traces.push({ ...after, line: { color: colourOf(name), width, shape: 'hv' } });
+      const dotted = { color: colourOf('accent'), width: 2, shape: 'hv', dash: 'dot' };
+      if (columns.afterLeast) traces.push({ ...after, y: scaled(columns.afterLeast), line: dotted });
+    }
+    return traces;
+  }
+
+  // What would be held after every move with the changes that are switched on; null without one.
+  showAfter(outcome) {
+    const isSpan = outcome && outcome.least !== outcome.most;
+    this.timeline.after = outcome?.most.after;
+    this.timeline.afterLeast = isSpan ? outcome.least.after : null; // if the changes save the most that they can
+    this.outcome = outcome;
+    this.overview = null;
+    $('.legend .after', this.root).hidden = !outcome;
+    this.refresh();
   }
 
   layout() {
@@ -125,28 +150,31 @@ export class MemoryChart extends ZoomChart {
   }
 
   ceiling() {
-    const { total, reserved } = columnsOf(this.timeline, this.axis, this.view, 300);
+    const { total, reserved, after } = columnsOf(this.timeline, this.axis, this.view, 300);
     const most = (values) => values.reduce((one, other) => Math.max(one, other), 1);
-    return Math.max(most(total), this.showReserved ? most(reserved) : 0) * 1.06;
+    return Math.max(most(total), after ? most(after) : 0, this.showReserved ? most(reserved) : 0) * 1.06;
   }
 
   annotations() {
-    const { move, bytes } = this.timeline.peak;
+    const marked = [{ ...this.timeline.peak, text: 'peak' }];
+    if (this.outcome) marked.push({ ...this.outcome.most, text: 'with the changes', colour: colourOf('accent') });
     const [from, to] = this.view;
-    if (move < from || move >= to) return [];
-    const isRight = (move - from) / (to - from) > 0.75;
-    return [
-      {
-        x: this.place(move),
-        y: bytes / this.size,
-        text: `<b>peak ${bytesText(bytes)}</b>`,
-        showarrow: false,
-        xanchor: isRight ? 'right' : 'left',
-        xshift: isRight ? -9 : 9,
-        bgcolor: colourOf('panel'),
-        opacity: 0.9,
-      },
-    ];
+    return marked
+      .filter(({ move }) => move >= from && move < to)
+      .map(({ move, bytes, text, colour }) => {
+        const isRight = (move - from) / (to - from) > 0.75;
+        return {
+          x: this.place(move),
+          y: bytes / this.size,
+          text: `<b>${text} ${bytesText(bytes)}</b>`,
+          showarrow: false,
+          xanchor: isRight ? 'right' : 'left',
+          xshift: isRight ? -9 : 9,
+          bgcolor: colourOf('panel'),
+          opacity: 0.9,
+          ...(colour && { font: { color: colour } }),
+        };
+      });
   }
 
   capacity() {
@@ -191,6 +219,7 @@ export class MemoryChart extends ZoomChart {
     this.cursor.hidden = true; // the pointer is at another moment now
     const drawn = super.paint(width);
     this.markBlock();
+    this.placeMarks();
     return drawn;
   }
 
@@ -241,6 +270,23 @@ export class MemoryChart extends ZoomChart {
     const { _size: size } = this.holder._fullLayout;
     this.cursor.hidden = false;
     Object.assign(this.cursor.style, { left: `${this.pixel(move)}px`, top: `${size.t}px`, height: `${size.h}px` });
+  }
+
+  // Name a moment: a line through the plot with a letter.
+  mark(name, move) {
+    const old = this.marks.get(name);
+    const line = old?.line || $('.holder', this.root).appendChild(make('div', { class: 'mark', hidden: '' }, name));
+    this.marks.set(name, { move, line });
+    this.placeMarks();
+  }
+
+  placeMarks() {
+    const { _size: size } = this.holder._fullLayout || {};
+    for (const { move, line } of this.marks.values()) {
+      const left = size ? this.pixel(move) : -1;
+      line.hidden = !size || left < size.l || left > size.l + size.w;
+      if (!line.hidden) Object.assign(line.style, { left: `${left}px`, top: `${size.t}px`, height: `${size.h}px` });
+    }
   }
 
   // A bar above the plot from a block's allocation to its free.
@@ -300,9 +346,38 @@ export class MemoryChart extends ZoomChart {
 
   pin(move, block = -1) {
     this.block = block;
-    this.pinned.replaceChildren(...this.describe(move, block, false));
+    this.moment = move;
+    const stack = block >= 0 && this.stacks ? this.stackOf(block) : null;
+    const picks = this.picked && move >= 0 ? this.picks() : null;
+    const parts = [...this.describe(move, block, false), picks, stack];
+    this.pinned.replaceChildren(...parts.filter(Boolean));
     this.markBlock();
     this.chose?.(block);
+  }
+
+  // The stack that allocated a block, innermost call first; the job's own lines stand out.
+  stackOf(block) {
+    const frames = this.stacks.frames(this.timeline.block(block).stack);
+    if (!frames.length) return null;
+    const list = make('ol', { class: 'stack' });
+    for (const frame of frames) {
+      const attributes = this.stacks.isLibrary(frame) ? {} : { class: 'job' };
+      list.append(make('li', attributes, this.stacks.text(frame)));
+    }
+    const calls = `${countText(frames.length)} call${frames.length === 1 ? '' : 's'}`;
+    return make('details', { open: '', class: 'stack' }, make('summary', {}, `its stack, ${calls}`), list);
+  }
+
+  // Buttons that take the pinned moment for the graph of stacks.
+  picks() {
+    const button = (name) => make('button', { type: 'button', onclick: () => this.pick(name) }, `take as ${name}`);
+    return make('div', { class: 'tools' }, 'this moment by stack:', button('A'), button('B'));
+  }
+
+  pick(name) {
+    if (this.moment < 0 || !this.picked) return;
+    this.mark(name, this.moment);
+    this.picked(name, this.moment);
   }
 
   // ---- moving
@@ -333,7 +408,12 @@ export class MemoryChart extends ZoomChart {
   }
 
   keys() {
-    return { ...super.keys(), p: this.acts().peak, ',': () => this.step(-1), '.': () => this.step(1) };
+    return { ...super.keys(), p: this.acts().peak, ...this.momentKeys() };
+  }
+
+  momentKeys() {
+    const by = { ',': () => this.step(-1), '.': () => this.step(1) };
+    return { ...by, '[': () => this.pick('A'), ']': () => this.pick('B') };
   }
 
   // To the move before or after the one that was described last.

@@ -6,10 +6,14 @@ import { CallChart } from './calls.js';
 import { Chart, drawWhenSeen, redrawn } from './chart.js';
 import { wireCopies } from './copying.js';
 import { $, $$ } from './dom.js';
+import { Flame } from './flame.js';
 import { drawGroups } from './groups.js';
 import { KernelChart } from './kernels.js';
 import { MemoryChart } from './memory.js';
 import { PeakChart } from './peak.js';
+import { Replay } from './replay.js';
+import { Stacks } from './stacks.js';
+import { Switches } from './switches.js';
 import { wireScrolls, wireTable } from './tables.js';
 import { wirePrint, wireTheme } from './theme.js';
 import { Timeline } from './timeline.js';
@@ -35,7 +39,9 @@ function wireNav() {
 }
 
 function memoryChart(data, address) {
-  const memory = new MemoryChart($('#timeline'), data, new Timeline(data), axesOf(data));
+  const stacks = $('#flame') && new Stacks(data);
+  const memory = new MemoryChart($('#timeline'), data, new Timeline(data), axesOf(data), stacks);
+  if (stacks) memory.flame = flameGraph(memory, address);
   memory.useAxis(address.values.get('axis'));
   const range = rangeOf(address.values.get('moves'));
   if (range) memory.setView(...range);
@@ -56,6 +62,36 @@ function memoryChart(data, address) {
     });
   }
   return memory;
+}
+
+const moveOf = (text, { timeline }) =>
+  /^\d+$/.test(text || '') && Number(text) < timeline.numMoves ? Number(text) : -1;
+
+function flameGraph(memory, address) {
+  const flame = new Flame($('#flame'), memory.timeline, memory.stacks);
+  for (const name of ['A', 'B']) {
+    const move = moveOf(address.values.get(name), memory);
+    if (move < 0) continue;
+    memory.mark(name, move);
+    flame.moments[name.toLowerCase()] = move;
+  }
+  flame.show(address.values.get('stacks') || 'peak');
+  memory.picked = (name, move) => flame.pick(name.toLowerCase(), move);
+  flame.chose = () => {
+    const { a, b } = flame.moments;
+    address.set('A', a < 0 ? null : a);
+    address.set('B', b < 0 ? null : b);
+    address.set('stacks', flame.view === 'peak' ? null : flame.view);
+  };
+  return flame;
+}
+
+function switchesOf(data, memory, address) {
+  const switches = new Switches($('#advice'), data, new Replay(data, memory.timeline), memory);
+  const on = (address.values.get('with') || '').split(',').filter((text) => /^\d+$/.test(text));
+  if (on.length) switches.set(on.map(Number));
+  switches.chose = (numbers) => address.set('with', numbers.join(',') || null);
+  return switches;
 }
 
 function kernelChart(data, address) {
@@ -89,6 +125,7 @@ async function start() {
   wireScrolls();
   wireCopies();
   const charts = chartsOf(data, address);
+  const switches = charts.memory && data.meta.switches ? switchesOf(data, charts.memory, address) : null;
   const drawn = Object.values(charts).filter(Boolean);
   await drawWhenSeen(drawn);
   const groups = () => drawGroups(data.meta.world);
@@ -102,7 +139,7 @@ async function start() {
   wireTheme(redraw);
   wirePrint(redraw);
   address.scrollToSection();
-  window.fakedist = { ...charts, data };
+  window.fakedist = { ...charts, switches, data };
   document.documentElement.dataset.ready = 'yes';
 }
 

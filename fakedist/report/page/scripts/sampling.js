@@ -1,5 +1,7 @@
 // Of millions of moves, or of tens of thousands of bars, what a view of so many pixels can show.
 
+const AFTER = ['after', 'afterLeast']; // curves of the timeline with changes, if there are any
+
 // The columns of a view of the timeline: one for each move if they fit, otherwise one for each pixel. A column shows the
 // moment of the most memory among its moves, so that no peak is lost however thin it is, and the least among them.
 export function columnsOf(timeline, axis, [from, to], count) {
@@ -15,6 +17,8 @@ export function columnsOf(timeline, axis, [from, to], count) {
     total: new Float64Array(rows),
     reserved: new Float64Array(rows),
     held: Array.from({ length: num }, () => new Float64Array(rows)),
+    after: timeline.after ? new Float64Array(rows) : null,
+    afterLeast: timeline.afterLeast ? new Float64Array(rows) : null,
   };
   const state = new Float64Array(num);
   for (let row = 0; row < rows; row += 1) {
@@ -26,8 +30,15 @@ export function columnsOf(timeline, axis, [from, to], count) {
     found.reserved[row] = timeline.reserved(edges[row], edges[row + 1]);
     timeline.state(range.where, state);
     for (let c = 0; c < num; c += 1) found.held[c][row] = state[c];
+    for (const name of AFTER) if (found[name]) found[name][row] = mostOf(timeline[name], edges[row], edges[row + 1]);
   }
   return found;
+}
+
+function mostOf(values, from, to) {
+  let most = values[from];
+  for (let at = from + 1; at < to; at += 1) if (values[at] > most) most = values[at];
+  return most;
 }
 
 // Where columns begin, in whole moves, and where the last one ends.
@@ -54,7 +65,8 @@ export function within(whole, part) {
   let right = whole.edges.findIndex((edge) => edge >= to);
   if (right < 0) right = whole.num;
   const join = (of, own) => [...of.subarray(0, left), ...own, ...of.subarray(right, whole.num)];
-  for (const name of ['place', 'least', 'total', 'reserved']) joined[name] = join(whole[name], part[name]);
+  const names = ['place', 'least', 'total', 'reserved', ...AFTER.filter((name) => part[name])];
+  for (const name of names) joined[name] = join(whole[name], part[name]);
   joined.held = part.held.map((own, c) => join(whole.held[c], own));
   return joined;
 }

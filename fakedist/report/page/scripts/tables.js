@@ -22,6 +22,12 @@ export function wireTable(table, data) {
   });
   wireFilter(table, groups);
   for (const opener of $$('button.open', body)) opener.addEventListener('click', () => toggle(opener, groups, data));
+  // A row with a stack unfolds wherever it is clicked, unless that selects its text.
+  body.addEventListener('click', ({ target }) => {
+    const row = target.closest('button, a') ? null : target.closest('tr');
+    const opener = row?.nextElementSibling?.classList.contains('under') && $('button.open', row);
+    if (opener && getSelection().isCollapsed) toggle(opener, groups, data);
+  });
 }
 
 // Every table that scrolls stands in a frame, which shows at which sides it goes on.

@@ -20,6 +20,14 @@ export function bytesText(size) {
   return `${size} B`;
 }
 
+// A range of bytes, as Python's span_text: "0.49 to 1.05 GiB".
+export function spanText(low, high) {
+  const [least, most] = [bytesText(low), bytesText(high)];
+  if (least === most) return most;
+  const [number, unit] = least.split(' ');
+  return `${unit === most.split(' ')[1] ? number : least} to ${most}`;
+}
+
 // The unit of an axis of bytes, and its bytes: the largest that is not more than the most.
 export const byteUnit = (most) => UNITS.find(([, factor]) => most >= factor) || ['B', 1];
 

@@ -166,6 +166,7 @@ export class Timeline {
       layer: ownerName(data.meta, data.kind_layer[of]),
       operation: data.meta.operations[data.kind_operation[of]] || '',
       line: data.meta.lines[data.kind_line[of]] || '',
+      stack: data.kind_stack[of],
       made: this.made[number],
       freed: this.freed[number],
     };

@@ -1,0 +1,195 @@
+"""The page's switches: what Python packs of the advised changes, and the browser's replay against Python's."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakedist.analysis.evidence import Change, Evidence, Price, Saving
+from fakedist.report.figures.memory_figures import read_curve
+from fakedist.report.page import switches
+from fakedist.report.page.drawings import Pack, add_reserved, add_spans, add_timeline
+from fakedist.report.page.sections import advice_section
+from fakedist.report.page.switches import add_switches, find_switches
+from fakedist.results.opening import open_run
+from fakedist.results.run import Run
+from fakedist.rundir.summary import Advice, Remedy
+from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade
+from tests.unit.report.handmade import built, ended_well, timed
+
+NODE = shutil.which("node")
+REPLAYED = Path(__file__).parents[3] / "page" / "replayed.js"
+
+
+def trained(directory: Path, layers: int = 4) -> Path:
+    """A step of layers that save blocks, whose optimizer state is worth nothing to advise; segments in between."""
+    made = HandMade()
+    container = made.layer("layers", "ModuleList", made.layer("(Net)", "Net"))
+    repeats = [made.layer(f"layers.{at}", "Block", container) for at in range(layers)]
+    stack = made.stack(("/site-packages/torch/nn/linear.py", 5, "forward"), ("/job/model.py", 12, "forward"))
+    ops = []
+    for number, layer in enumerate(repeats):
+        for at in range(3):
+            ops.append(made.op("forward", 1, layer))
+            made.alloc((number * 10 + at) * 10 * MIB, 10 * MIB, stack=stack)
+        made.event("segment_alloc", (2 + number) * GIB, 2 * MIB)
+    made.op("forward", 1, name="aten._log_softmax.default")
+    made.alloc(900 * MIB, 40 * MIB)
+    made.op("backward", 1, 0)
+    made.region(ops[0], ops[-1])
+    made.alloc(1_000 * MIB, 2 * MIB)
+    made.free(900 * MIB, 40 * MIB)
+    for number in reversed(range(layers)):
+        for at in reversed(range(3)):
+            made.free((number * 10 + at) * 10 * MIB, 10 * MIB)
+    made.step(1)
+    made.ended()
+    return built(made, directory)
+
+
+def at_random(directory: Path, seed: int) -> Path:
+    """Blocks of random sizes and lifetimes, with other events between."""
+    choose = random.Random(seed)
+    made = HandMade()
+    made.op("forward", 1)
+    alive: list[tuple[int, int]] = []
+    for number in range(120):
+        if choose.random() < 0.15:
+            made.event("segment_alloc", (2 + number) * GIB, 2 * MIB)
+        if alive and choose.random() < 0.45:
+            made.free(*alive.pop(choose.randrange(len(alive))))
+        else:
+            alive.append((number * 8 * MIB, choose.randint(1, 4 * KIB) * KIB))
+            made.alloc(*alive[-1])
+    made.ended()
+    return built(made, directory)
+
+
+def random_changes(evidence: Evidence, seed: int) -> Iterator[Change]:
+    """Changes of every form: all of a life or a part of it, one end or two, more bytes, parts that end too early."""
+    choose = np.random.default_rng(seed)
+    num, last = len(evidence.blocks), len(evidence.allocated)
+    size = evidence.blocks["bytes"].to_numpy()
+    made, freed = (evidence.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+
+    def saving(is_part: bool) -> Saving:
+        gone = np.where(choose.random(num) < 0.5, size * (1 - 1 / choose.integers(2, 9)), 0.0)
+        if not is_part:
+            return Saving(gone)
+        gone = np.where(choose.random(num) < 0.05, -gone, gone)
+        starts = np.minimum(made + choose.integers(0, 6, num), last)
+        return Saving(gone, starts, np.maximum(np.minimum(freed - choose.integers(0, 6, num), last), 0))
+
+    for number in range(5):
+        yield Change(
+            "random",
+            f"change {number}",
+            "",
+            saving(number % 2 == 1),
+            saving(number % 2 == 1) if number > 2 else None,
+            subjects=frozenset({f"subject {number % 4}"}),
+            price=None if number == 2 else Price(100.5 * number, 150.5 * number, "work"),
+        )
+
+
+def packed(run: Run) -> tuple[Pack, list[switches.Switch]]:
+    pack, curve = Pack(), read_curve(run)
+    add_timeline(pack, run, curve)
+    add_reserved(pack, curve)
+    add_spans(pack, run, curve)
+    return pack, add_switches(pack, run, curve)
+
+
+def replayed(run: Run, folder: Path) -> list[dict[str, Any]]:
+    """The outcome of every combination of the run's switches, by the browser's replay."""
+    (folder / "numbers.txt").write_text(packed(run)[0].text())
+    command = [str(NODE), str(REPLAYED), str(folder / "numbers.txt")]
+    return list(json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout))
+
+
+def differing(run: Run, folder: Path) -> list[dict[str, Any]]:
+    """Combinations of which the browser's peak, curve, need, verdict or price is not Python's."""
+    evidence, found = find_switches(run)
+    assert evidence is not None
+    room = switches.room_of_run(run)
+    told = replayed(run, folder)
+    assert len(told) == 2 ** len(found)
+    wrong = []
+    for row in told:
+        chosen = [found[number] for number in row["on"]]
+        gives = evidence.saved([switch.change for switch in chosen if switch.change is not None])
+        low, high = evidence.needed_without(*gives)
+        priced = [switch.advice for switch in chosen if switch.advice.price_us is not None]
+        prices = [(advice.price_us or 0.0, advice.price_high_us or 0.0) for advice in priced]
+        rounding = evidence.rounding if len(row["ends"]) > 1 else 0
+        ends = [evidence.peak - gives[1] + rounding, evidence.peak - gives[0]]
+        for end, bytes_ in zip(row["ends"], ends[: len(row["ends"])], strict=True):
+            # Sums by category are of fractions, in another order.
+            assert end == {"bytes": bytes_, "curve": bytes_, "held": pytest.approx(bytes_, abs=2)}
+        expected = {
+            "low": low,
+            "high": high,
+            "fits": room.fits(low, high),
+            "priceUs": [sum(own) for own in zip(*prices, strict=True)] if prices else None,
+            "unpriced": [switch.advice.rule for switch in chosen if switch.advice.price_us is None],
+        }
+        if {name: row[name] for name in expected} != expected:
+            wrong.append(row)
+    return wrong
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_the_browser_replays_advised_changes_to_the_byte(tmp_path: Path) -> None:
+    run = open_run(trained(tmp_path / "run"))
+    titles = [advice.title for advice in run.summary.advice]
+    assert {"checkpoint layers.0-3 (Block)", "compute the loss in 8 chunks, or fused"} <= set(titles)
+    assert differing(run, tmp_path) == []
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+@pytest.mark.parametrize("seed", range(4))
+def test_the_browser_replays_any_changes_to_the_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    run = open_run(at_random(tmp_path / "run", seed))
+    monkeypatch.setattr(switches, "RULES", (lambda evidence: random_changes(evidence, seed),))
+    prices = [None if number == 1 else number / 3 for number in range(5)]
+    advised = [
+        Advice("random", f"change {number}", "", 0, price_us=price, price_high_us=number)
+        for number, price in enumerate(prices)
+    ]
+    run = Run(run.path, run.manifest, replace(run.summary, advice=advised), run._tables)
+    assert differing(run, tmp_path) == []
+
+
+def test_a_switch_has_the_price_and_the_rivals_of_its_change(tmp_path: Path) -> None:
+    run = open_run(trained(tmp_path / "run"))
+    every_second = "checkpoint every second layer of layers.0-3 (Block)"
+    remedy = Remedy(["checkpoint"], [every_second], 0, 0, 0, "", 0.0, None, [])
+    run = Run(run.path, run.manifest, replace(run.summary, remedy=remedy), run._tables)
+    pack, found = packed(run)
+    described = {row["title"]: row for row in pack.meta["switches"]}  # type: ignore[attr-defined]
+    checkpoints = [row for title, row in described.items() if title.startswith("checkpoint")]
+    assert len(checkpoints) == 2
+    assert len({tuple(row["subjects"]) for row in checkpoints}) == 1
+    rows = {row["title"]: row for row in advice_section(run.summary, "/job", found)}
+    assert rows[every_second]["gives"] == "40.00 MiB"  # two layers drop two blocks each
+    assert [found[int(str(row["switch"]))].advice.title for row in rows.values()] == list(rows)
+
+
+@pytest.mark.parametrize("make", [ended_well, timed])
+def test_a_run_without_advice_has_no_switches(tmp_path: Path, make: Any) -> None:
+    run = open_run(make(tmp_path / "run"))
+    run = Run(run.path, run.manifest, replace(run.summary, advice=[], remedy=None), run._tables)
+    pack, found = packed(run)
+    assert found == []
+    assert "switches" not in pack.meta
