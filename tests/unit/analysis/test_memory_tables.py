@@ -148,7 +148,7 @@ def test_the_largest_blocks_come_with_the_users_line(made: HandMade) -> None:
     made.alloc(8 * MIB, 4 * MIB, stack=line)
     made.alloc(16 * MIB, 4 * MIB)
     recording = made.read()
-    lines = memory_tables.stack_lines(recording)
+    lines = stack_lines(recording.frames, recording.stacks)
     assert lines == ["/job/model.py:12 (forward)", ""]
     largest = memory_tables.largest_blocks(recording, build_blocks(recording), lines)
     assert largest[["bytes", "line"]].to_numpy().tolist() == [[4 * MIB, lines[0]], [4 * MIB, ""], [MIB, ""]]
