@@ -73,8 +73,16 @@ def _innermost(stack: Sequence[int], lines: Sequence[str], boundary: int) -> str
     return ""
 
 
+_IN_BACKWARD = ", backward)"
+
+
 def _named(line: str, *, is_backward: bool) -> str:
-    return f"{line.removesuffix(')')}, backward)" if is_backward else line
+    return line.removesuffix(")") + _IN_BACKWARD if is_backward else line
+
+
+def forward_line(line: str) -> str:
+    """The line of an operation whose backward allocates, and any other line as it is."""
+    return line.removesuffix(_IN_BACKWARD) + ")" if line.endswith(_IN_BACKWARD) else line
 
 
 def _are_own(frames: Sequence[FrameRow], lines: Sequence[str]) -> list[bool]:

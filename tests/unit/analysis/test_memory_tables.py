@@ -7,6 +7,7 @@ import pytest
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.recording import Recording
+from fakedist.analysis.stack_lines import stack_lines
 from fakedist.rundir.schema import CATEGORIES
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 
