@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,13 @@ _LIBRARIES = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3\.\d+/"
     r"|/(?:megatron|transformers|accelerate|deepspeed|lightning|torchtitan|transformer_engine)/(?=.*/|\w+\.py$)"
 )
+#: The function that calls autograd's engine, whose nodes may run in the same thread.
+_RUNS_ENGINE = "_engine_run_backward"
+#: Files whose functions nodes call: for autograd functions written in Python, and to run a forward again. Others are
+#: hooks'.
+_RUN_BY_NODES = ("/torch/autograd/function.py", "/torch/utils/checkpoint.py")
+#: Files between the code of a compiled graph, with the lines that it was made of, and the script.
+_COMPILERS = re.compile(r"/torch/_(?:inductor|functorch|dynamo)/")
 _ALLOC = ACTIONS.index("alloc")
 
 _Columns = Mapping[str, npt.NDArray[np.generic]]
@@ -96,30 +104,55 @@ def joined_to_forward(
     made: _Columns,
     ran: _Columns,
 ) -> None:
-    """Extend the stacks of blocks that a backward allocated, unless they have a line of the script, in place.
+    """Extend the stacks of blocks that nodes allocated in a backward, unless the node runs the script's own code.
+
+    The lists and the columns are changed in place.
 
     ``events`` are by device; ``made`` has the columns of ``NodesRecord``, ``ran`` those of ``NodeRunsRecord``.
     """
     forward = _forward_stacks(events, made, ran)
     if not len(forward):
         return
-    is_own = _are_own(frames, frame_lines(frames))
-    has_own = np.array([*(any(is_own[frame] for frame in stack) for stack in stacks), False])  # -1: no stack
     boundary = len(frames)
     frames.append(BACKWARD)
+    inner = _inside_nodes(frames, stacks, boundary)
     known: dict[tuple[int, int], int] = {}
     for columns in events.values():
         stack = columns["stack"].astype("i8")
         row = np.minimum(np.searchsorted(forward.index, columns["op"]), len(forward) - 1)
-        is_wanted = (columns["action"] == _ALLOC) & (forward.index.to_numpy()[row] == columns["op"]) & ~has_own[stack]
-        for event in np.flatnonzero(is_wanted):
+        is_run = (columns["action"] == _ALLOC) & (forward.index.to_numpy()[row] == columns["op"])
+        for event in np.flatnonzero(is_run):
             pair = int(stack[event]), int(forward.iat[row[event]])
+            own = inner[pair[0]] if pair[0] >= 0 else (boundary,)
+            if own is None:
+                continue
             if pair not in known:
                 known[pair] = len(stacks)
-                own = stacks[pair[0]] if pair[0] >= 0 else ()
-                stacks.append((*own, boundary, *stacks[pair[1]]))
+                stacks.append((*own, *stacks[pair[1]]))
             stack[event] = known[pair]
         columns["stack"] = stack.astype("<i4")
+
+
+def _inside_nodes(
+    frames: Sequence[FrameRow], stacks: Sequence[tuple[int, ...]], boundary: int
+) -> list[tuple[int, ...] | None]:
+    """The frames of each stack inside the running node, and ``boundary``; None if that runs code of the script or a hook.
+
+    The lines that torch knows of a compiled graph's code are those of the forward, and come last.
+    """
+    is_own = _are_own(frames, frame_lines(frames))
+    calls_engine = [frame.function == _RUNS_ENGINE for frame in frames]
+    is_generated = [bool(INDUCTOR_FILE.search(frame.filename)) for frame in frames]
+    is_compilers = [bool(_COMPILERS.search(frame.filename)) for frame in frames]
+    inner: list[tuple[int, ...] | None] = []
+    for stack in stacks:
+        inside = tuple(takewhile(lambda frame: not calls_engine[frame], stack))
+        at = next((at for at, frame in enumerate(inside, 1) if is_generated[frame]), len(inside))
+        lines = tuple(takewhile(lambda frame: not is_compilers[frame], inside[at:]))
+        own = inside[:at] + inside[at + len(lines) :]
+        is_nodes = not own or frames[own[-1]].filename.endswith(_RUN_BY_NODES)
+        inner.append((*own, boundary, *lines) if is_nodes and not any(is_own[frame] for frame in own) else None)
+    return inner
 
 
 def _forward_stacks(events: Mapping[int, _Columns], made: _Columns, ran: _Columns) -> pd.Series:

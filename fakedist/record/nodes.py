@@ -70,12 +70,12 @@ class Nodes:
         if self.is_on and self._is_new():
             self._add(-1, self._threads.next - 1)
 
-    def function(self) -> None:
-        """This thread is about to make the node of an autograd function that is written in Python."""
+    def function(self, is_made: bool) -> None:
+        """Note that this thread has made the node of an autograd function written in Python, or is about to."""
         if self.is_on:
-            sequence = _next_node()
-            self._add(-1, sequence)
-            self._threads.next = sequence + 1
+            after = _next_node() + (not is_made)
+            self._add(-1, after - 1)
+            self._threads.next = after
 
     def take(self, number_of: Callable[[list[FrameRow]], int]) -> tuple[NodesRecord, NodeRunsRecord]:
         """The records since the last call, without frames and stacks; ``number_of`` returns a stack's number."""
@@ -117,9 +117,27 @@ def _frame_rows(stack: list[tuple[CodeType, int]]) -> list[FrameRow]:
 
 
 @contextmanager
-def watched_functions(note: Callable[[], None]) -> Iterator[None]:
-    """Call ``note()`` just before the node of an autograd function written in Python is made, as its context is."""
-    BackwardCFunction.__init__ = partial(note)  # type: ignore[method-assign, assignment]
+def watched_functions(note: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``note(is_made)`` when the context of an autograd function written in Python is made, next to its node."""
+    numbers: list[int] = []
+    with _at_contexts(lambda: numbers.append(_next_node())):
+        result = _Probe.apply(torch.empty(0, device="cpu", requires_grad=True))
+    is_made = result.grad_fn._sequence_nr() < numbers[0]  # later releases make the node first
+    with _at_contexts(partial(note, is_made)):
+        yield
+
+
+class _Probe(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+
+@contextmanager
+def _at_contexts(call: Callable[[], None]) -> Iterator[None]:
+    # Of a class, torch calls what has no __get__ without the instance; of these, C functions have no Python frame, which
+    # Dynamo would look at.
+    BackwardCFunction.__init__ = partial(call)  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

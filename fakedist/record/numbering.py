@@ -82,8 +82,8 @@ class FastPath(Numbering, Protocol):
         """
 
     @property
-    def note_function(self) -> Callable[[], None]:
-        """``note_function()``: this thread is about to make the node of an autograd function written in Python."""
+    def note_function(self) -> Callable[[bool], None]:
+        """``note_function(is_made)``: as ``record.nodes.Nodes.function``."""
 
     def watch_views(self, wanted: bool) -> None:
         """Note the nodes that the views of ``record.nodes.VIEWS`` make, or leave these to another kernel."""

@@ -455,7 +455,7 @@ class CompiledFastPath:
         self._gemms: _Gemms = {}
         self._kept: tuple[object, ...] = ()
         self.note_function = library.fakedist_nodes_function
-        self.note_function.argtypes, self.note_function.restype = [], None
+        self.note_function.argtypes, self.note_function.restype = [ctypes.c_int], None
 
     def begin(self, cells: ctypes.Structure, where: Callable[[], _Whereabouts]) -> None:
         """Begin a run with these ``record.numbering.Cells``, kept up to date. ``where`` is asked in each thread."""

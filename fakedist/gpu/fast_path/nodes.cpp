@@ -133,11 +133,11 @@ API void fakedist_nodes_views(int wanted) {
     watch<at::_ops::view>();
 }
 
-// This thread is about to make the node of an autograd function that is written in Python.
-API void fakedist_nodes_function() {
+// This thread has made the node of an autograd function that is written in Python, or is about to.
+API void fakedist_nodes_function(int is_made) {
     using namespace fakedist::nodes;
     if (!is_on.load(std::memory_order_relaxed)) return;
-    const uint64_t sequence = at::sequence_number::peek();
-    add(-1, static_cast<int64_t>(sequence));
-    next = sequence + 1;
+    const uint64_t after = at::sequence_number::peek() + (is_made ? 0 : 1);
+    add(-1, static_cast<int64_t>(after) - 1);
+    next = after;
 }
