@@ -88,9 +88,14 @@ def _named(line: str, *, is_backward: bool) -> str:
     return line.removesuffix(")") + _IN_BACKWARD if is_backward else line
 
 
+def is_of_backward(line: str) -> bool:
+    """Return whether a line is that of an operation whose backward allocates."""
+    return line.endswith(_IN_BACKWARD)
+
+
 def forward_line(line: str) -> str:
     """The line of an operation whose backward allocates, and any other line as it is."""
-    return line.removesuffix(_IN_BACKWARD) + ")" if line.endswith(_IN_BACKWARD) else line
+    return line.removesuffix(_IN_BACKWARD) + ")" if is_of_backward(line) else line
 
 
 def _are_own(frames: Sequence[FrameRow], lines: Sequence[str]) -> list[bool]:
@@ -116,13 +121,14 @@ def joined_to_forward(
     boundary = len(frames)
     frames.append(BACKWARD)
     inner = _inside_nodes(frames, stacks, boundary)
+    of_forward = forward.to_numpy("i8")
     known: dict[tuple[int, int], int] = {}
     for columns in events.values():
         stack = columns["stack"].astype("i8")
         row = np.minimum(np.searchsorted(forward.index, columns["op"]), len(forward) - 1)
         is_run = (columns["action"] == _ALLOC) & (forward.index.to_numpy()[row] == columns["op"])
         for event in np.flatnonzero(is_run):
-            pair = int(stack[event]), int(forward.iat[row[event]])
+            pair = int(stack[event]), int(of_forward[row[event]])
             own = inner[pair[0]] if pair[0] >= 0 else (boundary,)
             if own is None:
                 continue
@@ -136,7 +142,7 @@ def joined_to_forward(
 def _inside_nodes(
     frames: Sequence[FrameRow], stacks: Sequence[tuple[int, ...]], boundary: int
 ) -> list[tuple[int, ...] | None]:
-    """The frames of each stack inside the running node, and ``boundary``; None if that runs code of the script or a hook.
+    """The frames of each stack inside the running node, then ``boundary``; None for code of the script and hooks.
 
     The lines that torch knows of a compiled graph's code are those of the forward, and come last.
     """

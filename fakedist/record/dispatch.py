@@ -115,9 +115,7 @@ class Interception:
             return
         self._sees_views = seen
         self._drop_views()
-        self._of_views = (
-            self._own_kernels(self._views, self._python_key, self._fallback) if seen else self._passing()
-        )
+        self._of_views = self._own_kernels(self._views, self._python_key, self._fallback) if seen else self._passing()
 
     def end(self) -> None:
         """Switch it off in this thread, and take the kernels away unless another thread needs them."""
@@ -156,7 +154,9 @@ class Interception:
         return [fallback, *own, *_unseen(_INSIDE_OF_CONSTRUCTORS)]
 
     @staticmethod
-    def _own_kernels(names: Iterable[str], key: str, kernel_of_all: Callable[..., object]) -> list[torch.library.Library]:
+    def _own_kernels(
+        names: Iterable[str], key: str, kernel_of_all: Callable[..., object]
+    ) -> list[torch.library.Library]:
         libraries: dict[str, torch.library.Library] = {}
         for name in names:
             kernel = _OneOperation(name, kernel_of_all)
@@ -190,8 +190,8 @@ def every_operation(
     """Have ``run`` run every operation on plain tensors that reaches a kernel in this thread or its autograd threads.
 
     Operations inside ``run`` are not seen, nor are those that torch traces with shapes alone, nor views as long as
-    :meth:`Interception.see_views` was not called, nor those that ``fast_path`` runs. Without a fast path, ``note_view()``
-    is called before each view that may make a node of which a backward allocates.
+    :meth:`Interception.see_views` was not called, nor those that ``fast_path`` runs. Without one,
+    ``note_view()`` is called before each view that may make a node of which a backward allocates.
 
     Raises:
         RecordingError: This version of torch has no such dispatch key.

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ class _Made(NamedTuple):
 
 
 class Nodes:
-    """The nodes that Python notes, where no compiled code does. ``calling`` returns the thread that calls a backward."""
+    """The nodes that Python notes, where no compiled code does. ``calling`` is the thread that calls a backward."""
 
     def __init__(self, calling: Callable[[], int | None]) -> None:
         self.is_on = False
@@ -60,7 +60,7 @@ class Nodes:
         node = torch._C._current_autograd_node()
         if node is None or (sequence := node._sequence_nr()) >= _LAST_NODE:
             return
-        if node.name() == "CopySlices":  # made after the node of the operation that wrote to a view
+        if node.name().endswith("CopySlices"):  # made after the node of the operation that wrote to a view
             sequence -= 1
         for column, value in zip(self._ran, (op, self._calling() or threading.get_ident(), sequence), strict=True):
             column.append(value)
@@ -105,7 +105,8 @@ def _packed(column: array[int]) -> bytes:
 
 
 def _stack() -> list[tuple[CodeType, int]]:
-    frame, stack = sys._getframe(1), []
+    frame: FrameType | None = sys._getframe(1)
+    stack: list[tuple[CodeType, int]] = []
     while frame is not None:
         stack.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
@@ -135,9 +136,8 @@ class _Probe(torch.autograd.Function):
 
 @contextmanager
 def _at_contexts(call: Callable[[], None]) -> Iterator[None]:
-    # Of a class, torch calls what has no __get__ without the instance; of these, C functions have no Python frame, which
-    # Dynamo would look at.
-    BackwardCFunction.__init__ = partial(call)  # type: ignore[method-assign, assignment]
+    # An attribute without __get__ is called without the instance, and one in C has no Python frame for Dynamo to trace.
+    BackwardCFunction.__init__ = partial(call)  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -76,3 +76,17 @@ def test_of_many_changes_the_first_are_named() -> None:
     assert changed_text(["--a", "--b", "--c", "--d", "--e"]) == "--a, --b, --c and 2 more settings"
     assert changed_text(["--a", "--b", "--c", "--d"]) == "--a, --b, --c, --d"
     assert changed_text([]) == ""
+
+
+def test_lines_of_a_backwards_forward_count_only_if_both_sides_know_them() -> None:
+    """A memory snapshot from a real GPU and a run from before they were recorded do not."""
+    forward, backward = "/job/a.py:3 (loss)", "/job/a.py:3 (loss, backward)"
+
+    def side(line: str) -> pd.DataFrame:
+        return pd.DataFrame({"line": [forward, line], "bytes": [4, 8]})
+
+    for one, other in ((side(IN_TORCH), side(backward)), (side(backward), side(IN_TORCH))):
+        changes = line_changes(*blocks_by_line(one, other))
+        assert changes[["line", "change_bytes"]].to_numpy().tolist() == [[IN_TORCH, 0], [forward, 0]]
+    changes = line_changes(*blocks_by_line(side(backward), side(backward).assign(bytes=[4, 12])))
+    assert changes[["line", "change_bytes"]].to_numpy().tolist() == [[backward, 4], [forward, 0]]
