@@ -181,7 +181,7 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
     Raises:
         RunDirectoryError: The journal is missing, damaged, or not fakedist's.
     """
-    reading = Reading()
+    reading = JournalReading()
     with no_collector():
         for name in (JOURNAL_NAME, KERNELS_NAME):
             reading.read(run_directory / name, may_be_empty=may_be_empty)
@@ -232,7 +232,7 @@ _ROWS: dict[type[Record], str] = {
 }
 
 
-class Reading:
+class JournalReading:
     """Takes a journal's records one by one. The recording's columns are complete after :meth:`join`."""
 
     def __init__(self) -> None:

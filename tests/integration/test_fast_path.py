@@ -89,10 +89,10 @@ def _read(records: list[Any], seen: Seen) -> None:
 
 def _lines_of_events(records: list[Any]) -> list[object]:
     """The line of each event, that of the forward for a backward's."""
-    from fakedist.analysis.recording import Reading
+    from fakedist.analysis.recording import JournalReading
     from fakedist.analysis.stack_lines import stack_lines
 
-    reading = Reading()
+    reading = JournalReading()
     for record in records:
         reading.take(record)
     reading.join()
