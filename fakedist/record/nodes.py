@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 import torch
+from torch import empty
 from torch.autograd.function import BackwardCFunction
 
 from fakedist.rundir.memory_records import NodeRunsRecord, NodesRecord
@@ -122,7 +123,7 @@ def watched_functions(note: Callable[[bool], None]) -> Iterator[None]:
     """Call ``note(is_made)`` when the context of an autograd function written in Python is made, next to its node."""
     numbers: list[int] = []
     with _at_contexts(lambda: numbers.append(_next_node())):
-        result = _Probe.apply(torch.empty(0, device="cpu", requires_grad=True))
+        result = _Probe.apply(empty(0, device="cpu", requires_grad=True))
     is_made = result.grad_fn._sequence_nr() < numbers[0]  # later releases make the node first
     with _at_contexts(partial(note, is_made)):
         yield

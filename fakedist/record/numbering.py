@@ -89,7 +89,7 @@ class FastPath(Numbering, Protocol):
         """Note the nodes that the views of ``record.nodes.VIEWS`` make, or leave these to another kernel."""
 
     def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord] | None:
-        """What is new of autograd's nodes, to be read after the history; None if torch cannot give it."""
+        """The new nodes of autograd's graph, to be read after the history; None if torch cannot give them."""
 
     def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
         """Begin a run, which keeps ``cells`` up to date and calls ``where`` in the thread of an operation."""

@@ -95,7 +95,7 @@ def _events(library: ctypes.CDLL, device: int) -> Read:
 
 
 def read_nodes(library: ctypes.CDLL) -> tuple[NodesRecord, NodeRunsRecord] | None:
-    """What is new of autograd's nodes, as ``record.numbering.FastPath``."""
+    """The new nodes of autograd's graph, as ``record.numbering.FastPath``."""
     views = (View * _NUM_NODE_COLUMNS)()
     if library.fakedist_nodes_read(views) < 0:
         return None
@@ -557,7 +557,7 @@ class CompiledFastPath:
         return read_history(self._library, gemms, highest)
 
     def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord] | None:
-        """What is new of autograd's nodes; None if torch cannot name the frames of their stacks."""
+        """The new nodes of autograd's graph; None if torch cannot name the frames of their stacks."""
         return read_nodes(self._library)
 
 
