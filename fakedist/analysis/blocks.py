@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import Replay, parse_settings, replay
+from fakedist.analysis.stack_lines import BACKWARD
 from fakedist.rundir.rows import HeldRow, ScopeRow
 from fakedist.rundir.schema import ACTIONS, ALIKE_CODE, CATEGORIES, SHARD_CODE
 
@@ -95,7 +97,8 @@ def _lines(recording: Recording) -> tuple[Array, Array]:
     of_frame = [codes.get(frame.filename, -1) for frame in recording.frames]
     code, line = np.full(len(recording.stacks) + 1, -1, "i8"), np.full(len(recording.stacks) + 1, -1, "i8")
     for number, stack in enumerate(recording.stacks):
-        inside = next((frame for frame in stack if of_frame[frame] >= 0), None)
+        own = takewhile(lambda frame: recording.frames[frame] != BACKWARD, stack)
+        inside = next((frame for frame in own if of_frame[frame] >= 0), None)
         if inside is not None:
             code[number], line[number] = of_frame[inside], recording.frames[inside].line
     return code, line

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fakedist.analysis.replay import Pool, Segment
+from fakedist.analysis.stack_lines import joined_to_forward
 from fakedist.analysis.traces.traced_step import traced_records
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
@@ -26,6 +27,8 @@ from fakedist.rundir.memory_records import (
     GraphsRecord,
     HeldRecord,
     MarksRecord,
+    NodeRunsRecord,
+    NodesRecord,
     PlacingsRecord,
     StatisticsRecord,
 )
@@ -97,7 +100,8 @@ class Recording:
         pools: By device: private pools of segments, by the event that made the segment or mapped its pages.
         segments_before: Of a foreign snapshot, the segments before its history.
         num_events_before: Of a foreign snapshot, the events that stand for what was alive before its history.
-        stacks: Rows of ``frames``, innermost first.
+        stacks: Rows of ``frames``, innermost first. Those of a backward have the forward's below
+            ``stack_lines.BACKWARD``.
         kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
         launches: The timed step's launches on the virtual GPU; None on a real one, or if none was timed.
         profiled: torch.profiler's trace of the timed step; None if it did not run.
@@ -177,7 +181,7 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
     Raises:
         RunDirectoryError: The journal is missing, damaged, or not fakedist's.
     """
-    reading = _Reading()
+    reading = JournalReading()
     with no_collector():
         for name in (JOURNAL_NAME, KERNELS_NAME):
             reading.read(run_directory / name, may_be_empty=may_be_empty)
@@ -228,7 +232,7 @@ _ROWS: dict[type[Record], str] = {
 }
 
 
-class _Reading:
+class JournalReading:
     """Takes a journal's records one by one. The recording's columns are complete after :meth:`join`."""
 
     def __init__(self) -> None:
@@ -236,6 +240,8 @@ class _Reading:
         self._ops: list[OperationsRecord] = []
         self._marks: list[MarksRecord] = []
         self._events: dict[int, list[EventsRecord]] = defaultdict(list)
+        self._nodes: list[NodesRecord] = []
+        self._node_runs: list[NodeRunsRecord] = []
         self._kernels: KernelsRecord | None = None
 
     def read(self, path: Path, *, may_be_empty: bool) -> None:
@@ -263,6 +269,8 @@ class _Reading:
         recording.events = {
             device: columns for device, columns in events.items() if (columns["action"] != _SNAPSHOT).any()
         }
+        made, ran = _joined(NodesRecord, self._nodes), _joined(NodeRunsRecord, self._node_runs)
+        joined_to_forward(recording.frames, recording.stacks, recording.events, made, ran)
         if self._kernels is not None:
             recording.kernels = _joined(KernelsRecord, [self._kernels])
             recording.kernel_texts, recording.kernel_source = self._kernels.texts, self._kernels.source
@@ -300,6 +308,12 @@ class _Reading:
                 self._take_events(record)
             case MarksRecord():
                 self._marks.append(record)
+            case NodesRecord():
+                recording.frames += record.frames
+                recording.stacks += record.stacks
+                self._nodes.append(record)
+            case NodeRunsRecord():
+                self._node_runs.append(record)
             case StatisticsRecord():
                 recording.statistics[record.device] = record
             case TimedStepRecord():

@@ -24,11 +24,12 @@ from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
 from fakedist.patch import patched, present
 from fakedist.rank.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
+from fakedist.record.nodes import Nodes
 from fakedist.record.numbering import FastPath, Gemms, Read
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.environment import SETTINGS, nccl_variables, refusal
-from fakedist.rundir.memory_records import EventsRecord, StatisticsRecord
+from fakedist.rundir.memory_records import EventsRecord, NodesRecord, StatisticsRecord
 from fakedist.rundir.records import NcclRecord, OutsideRecord
 from fakedist.rundir.rows import FrameRow, PoolRow
 from fakedist.rundir.schema import ACTIONS
@@ -245,6 +246,7 @@ class AllocatorHistory:
         reader: Reads the history instead of :meth:`AllocatorHistory.read`, unless its events must be numbered.
         on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated in addition to its output, or
             that a library allocated for its own GEMMs: cuBLAS's workspace, kept or for that one call.
+        nodes: The nodes of autograd's graph, if the reader does not know them.
 
     Attributes:
         peaks_were_reset: Whether the script reset the allocator's peak statistics, so that they miss the run's peak.
@@ -257,11 +259,14 @@ class AllocatorHistory:
         make_tracker: Callable[[], EventNumbers] | None = None,
         reader: FastPath | None = None,
         on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None,
+        *,
+        nodes: Nodes | None = None,
     ) -> None:
         self.is_on = False
         self.peaks_were_reset = False
         self.requests_ignored = 0
         self._on_workspace = on_workspace
+        self._nodes = nodes
         self._reader = reader
         self._append = append
         self._take_gemms = take_gemms
@@ -315,6 +320,23 @@ class AllocatorHistory:
             self._report_workspaces(record, self._may_be_workspaces(record) if self._workspace_stacks else products)
             self._highest = highest
             self._append(record)
+        self._drain_nodes()
+
+    def _drain_nodes(self) -> None:
+        if self._reader is not None:
+            with without_inductor():
+                read = self._reader.read_nodes()
+            if read is not None:
+                self._keep_numbers(read[0])
+        else:
+            first_frame, first_stack = len(self._frames), len(self._stacks)
+            read = None if self._nodes is None else self._nodes.take(self._stack)
+            if read is not None:
+                frames, stacks = list(self._frames)[first_frame:], list(self._stacks)[first_stack:]
+                read = replace(read[0], frames=frames, stacks=stacks), read[1]
+        for record in read or ():
+            if record.op:
+                self._append(record)
 
     def _read_compiled(self) -> list[Read] | None:
         if self._reader is None or self._tracker is not None:
@@ -369,7 +391,7 @@ class AllocatorHistory:
         numbers = tuple(self._frames.setdefault(row, len(self._frames)) for row in others)
         return self._number(numbers, others)
 
-    def _keep_numbers(self, record: EventsRecord) -> None:
+    def _keep_numbers(self, record: EventsRecord | NodesRecord) -> None:
         for row in record.frames:
             self._frames[row] = len(self._frames)
         if record.stacks:

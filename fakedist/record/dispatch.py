@@ -32,6 +32,7 @@ from fakedist.errors import RecordingError
 from fakedist.frames import OURS, script_frame
 from fakedist.patch import patched, present
 from fakedist.record.compiled_graphs import is_followed, is_tracing
+from fakedist.record.nodes import VIEWS
 from fakedist.record.numbering import FastPath
 
 #: Runs one operation: ``run(func, args, kwargs) -> result``.
@@ -72,10 +73,17 @@ class Interception:
     """Has every operation run by a function, in threads where it is on.
 
     ``fallback(keyset, func, *args, **kwargs)`` is the kernel of the dispatch key. A fast path comes before it.
+    ``look`` is the kernel of views that make nodes; None leaves them alone.
     """
 
-    def __init__(self, key: DispatchKey, fallback: Callable[..., object], fast_path: FastPath | None) -> None:
-        self._key, self._fallback, self._fast_path = key, fallback, fast_path
+    def __init__(
+        self,
+        key: DispatchKey,
+        fallback: Callable[..., object],
+        fast_path: FastPath | None,
+        look: Callable[..., object] | None = None,
+    ) -> None:
+        self._key, self._fallback, self._fast_path, self._look = key, fallback, fast_path, look
         # Where the key is above "Python", a view may be a DTensor's, which redistributes it.
         is_above_python = torch._C._dispatch_keyset_full_after(key).has(_PYTHON)
         self._names = frozenset(torch._C._dispatch_get_all_op_names())
@@ -84,7 +92,7 @@ class Interception:
         self._sees_views = False
         self._python_key = _FAKE if fast_path is None else fast_path.python_key
         self._libraries = self._of_all(self._python_key)
-        self._of_views = _unseen(self._views)
+        self._of_views = self._passing()
         if fast_path is not None:
             fast_path.install(True)
 
@@ -106,8 +114,8 @@ class Interception:
         if seen == self._sees_views:
             return
         self._sees_views = seen
-        _destroy(self._of_views)
-        self._of_views = self._own_kernels(self._views, self._python_key) if seen else _unseen(self._views)
+        self._drop_views()
+        self._of_views = self._own_kernels(self._views, self._python_key, self._fallback) if seen else self._passing()
 
     def end(self) -> None:
         """Switch it off in this thread, and take the kernels away unless another thread needs them."""
@@ -115,7 +123,24 @@ class Interception:
         if not any(thread.is_alive() for thread in self._threads - {threading.current_thread()}):
             if self._fast_path is not None:
                 self._fast_path.install(False)
-            _destroy([*self._libraries, *self._of_views])
+            self._drop_views()
+            _destroy(self._libraries)
+
+    def _passing(self) -> list[torch.library.Library]:
+        """Let torch run views alone, but have the nodes noted that some of them make."""
+        noted = VIEWS & self._views
+        if noted and self._fast_path is not None:
+            self._fast_path.watch_views(True)
+        elif noted and self._look is not None:
+            return [*_unseen(self._views - noted), *self._own_kernels(noted, _FAKE, self._look)]
+        else:
+            return _unseen(self._views)
+        return _unseen(self._views - noted)
+
+    def _drop_views(self) -> None:
+        if self._fast_path is not None:
+            self._fast_path.watch_views(False)
+        _destroy(self._of_views)
 
     def _of_all(self, key: str) -> list[torch.library.Library]:
         """Make our fallback, or the fast path's, a key's kernel for all operations but views.
@@ -125,13 +150,16 @@ class Interception:
         """
         fallback = torch.library.Library("_", "IMPL")
         fallback.fallback(self._fallback, key, with_keyset=True)
-        own = self._own_kernels(self._names - self._views - _INSIDE_OF_CONSTRUCTORS, key)
+        own = self._own_kernels(self._names - self._views - _INSIDE_OF_CONSTRUCTORS, key, self._fallback)
         return [fallback, *own, *_unseen(_INSIDE_OF_CONSTRUCTORS)]
 
-    def _own_kernels(self, names: Iterable[str], key: str) -> list[torch.library.Library]:
+    @staticmethod
+    def _own_kernels(
+        names: Iterable[str], key: str, kernel_of_all: Callable[..., object]
+    ) -> list[torch.library.Library]:
         libraries: dict[str, torch.library.Library] = {}
         for name in names:
-            kernel = _OneOperation(name, self._fallback)
+            kernel = _OneOperation(name, kernel_of_all)
             _library_of(name, libraries).m.impl(name, key, kernel, True)  # type: ignore[union-attr, unused-ignore]
         return list(libraries.values())
 
@@ -156,11 +184,14 @@ def _destroy(libraries: Iterable[torch.library.Library]) -> None:
 
 
 @contextmanager
-def every_operation(run: Run, fast_path: FastPath | None = None) -> Iterator[Interception]:
+def every_operation(
+    run: Run, fast_path: FastPath | None = None, note_view: Callable[[], None] | None = None
+) -> Iterator[Interception]:
     """Have ``run`` run every operation on plain tensors that reaches a kernel in this thread or its autograd threads.
 
     Operations inside ``run`` are not seen, nor are those that torch traces with shapes alone, nor views as long as
-    :meth:`Interception.see_views` was not called, nor those that ``fast_path`` runs.
+    :meth:`Interception.see_views` was not called, nor those that ``fast_path`` runs. Without one,
+    ``note_view()`` is called before each view that may make a node of which a backward allocates.
 
     Raises:
         RecordingError: This version of torch has no such dispatch key.
@@ -186,7 +217,13 @@ def every_operation(run: Run, fast_path: FastPath | None = None) -> Iterator[Int
                 args, kwargs = (), {}
                 raise error.with_traceback(None)  # noqa: B904
 
-    interception = Interception(key, fallback, fast_path)
+    def look(keyset: torch._C.DispatchKeySet, func: OpOverload, *args: object, **kwargs: object) -> object:
+        if note_view is not None:
+            note_view()
+        with guard(above):
+            return func(*args, **kwargs)
+
+    interception = Interception(key, fallback, fast_path, None if note_view is None else look)
     interception.this_thread()
     try:
         with (

@@ -65,7 +65,9 @@ class MemoryRecording:
         placing = Placing(layers, self._compilations)
         self.graphs = RunningGraphs(self.operations, position, placing, integers)
         take_gemms = self.operations.numbering.take_gemms
-        self.history = AllocatorHistory(append, take_gemms, make_tracker, fast_path, self._marks.workspace)
+        self.history = AllocatorHistory(
+            append, take_gemms, make_tracker, fast_path, self._marks.workspace, nodes=self.operations.nodes
+        )
         self.ledger = Ledger(
             append, lambda: (position.op, position.scope()), self._marks.communication, self._marks.gathered
         )

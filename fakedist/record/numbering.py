@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from fakedist.record.alive import TypeFinder
 from fakedist.record.marker import Cells, Marker
-from fakedist.rundir.memory_records import EventsRecord
+from fakedist.rundir.memory_records import EventsRecord, NodeRunsRecord, NodesRecord
 from fakedist.rundir.records import OperationsRecord
 
 #: For the number of a matrix product: the address of its output, and the bytes of its operands.
@@ -80,6 +80,16 @@ class FastPath(Numbering, Protocol):
 
         ``gemms`` are the operations that are products of matrices, ``highest`` the highest operation so far.
         """
+
+    @property
+    def note_function(self) -> Callable[[bool], None]:
+        """``note_function(is_made)``: as ``record.nodes.Nodes.function``."""
+
+    def watch_views(self, wanted: bool) -> None:
+        """Note the nodes that the views of ``record.nodes.VIEWS`` make, or leave these to another kernel."""
+
+    def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord] | None:
+        """The new nodes of autograd's graph, to be read after the history; None if torch cannot give them."""
 
     def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
         """Begin a run, which keeps ``cells`` up to date and calls ``where`` in the thread of an operation."""

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from fakedist.record.alive import find_types_with
 from fakedist.record.dispatch import Interception, every_operation
 from fakedist.record.graph_layers import PlacedGraph
+from fakedist.record.nodes import Nodes, watched_functions
 from fakedist.record.numbering import FastPath, Numbering, PythonNumbering
 from fakedist.record.position import Position
 from fakedist.record.tracer import OperationTracer
@@ -28,13 +29,14 @@ GRAPH = "inductor::graph"
 
 
 class _Kind:
-    __slots__ = ("is_gemm", "is_view", "name", "number")
+    __slots__ = ("allocates", "is_gemm", "is_view", "name", "number")
 
     def __init__(self, number: int, func: OpOverload | str) -> None:
         self.number = number
         self.name = str(func)
         # Views and the profiler's marks allocate nothing, so what follows them belongs to the operation before.
         self.is_view = not isinstance(func, str) and (func.is_view or func.namespace == "profiler")
+        self.allocates = not self.is_view and not (isinstance(func, OpOverload) and func._schema.is_mutable)
         self.is_gemm = not isinstance(func, str) and func._schema.name.removeprefix("aten::") in _GEMMS
 
 
@@ -63,6 +65,7 @@ class Operations:
         self._fast_path = fast_path
         self.numbering: Numbering = fast_path or PythonNumbering(position.cells)
         self._number_next = self.numbering.number
+        self.nodes = Nodes(lambda: position.calls_backward)
         self._cuda_is_on = False
         self._records = True
         self.tracer: OperationTracer | None = None
@@ -82,7 +85,9 @@ class Operations:
         if self._fast_path is not None:
             self._fast_path.begin(self._position.cells, self._position.whereabouts)
             find_types_with(self._fast_path.types)
-        self._interception = self._exit.enter_context(every_operation(self.run, self._fast_path))
+        note_function = self.nodes.function if self._fast_path is None else self._fast_path.note_function
+        self._exit.enter_context(watched_functions(note_function))
+        self._interception = self._exit.enter_context(every_operation(self.run, self._fast_path, self.nodes.view))
         self.trace(self.tracer)
         return self
 
@@ -126,6 +131,8 @@ class Operations:
             needs_python = needs_python or self._report_result is not None
             is_on = self._interception is not None and self._cuda_is_on and self._records and not needs_python
             self._fast_path.switch(is_on)
+        else:
+            self.nodes.is_on = self._interception is not None and self._cuda_is_on and self._records
 
     def run(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Number one operation and run it."""
@@ -191,6 +198,7 @@ class Operations:
 
     def _number(self, kind: _Kind, scope: int) -> int:
         op = self._number_next(kind.number, scope)
+        self.nodes.operation(op, allocates=kind.allocates)
         if not kind.is_view:
             self._number_allocations(str(op))
         return op

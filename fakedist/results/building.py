@@ -16,6 +16,7 @@ from fakedist.analysis.recording import Recording, read_recording, recorded_so_f
 from fakedist.analysis.root_order import trained_first
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
+from fakedist.analysis.stack_lines import stack_lines
 from fakedist.analysis.topology import call_table, collective_table, group_table
 from fakedist.cost_model.estimated import (
     Models,
@@ -172,7 +173,7 @@ def build_tables(
 
 def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Every table of ``rundir.schema.TABLES`` before its step is timed, by the ``event_places`` of its blocks."""
-    lines = memory_tables.stack_lines(recording)
+    lines = stack_lines(recording.frames, recording.stacks)
     calls = call_table(recording)
     is_recorded = calls["step"] != recording.timed_step  # the timed step only repeats the others
     return {

@@ -39,6 +39,36 @@ class EventsRecord(Record):
     pools: list[PoolRow] = field(default_factory=list)
 
 
+@record_kind("nodes")
+class NodesRecord(Record):
+    """Nodes of autograd's graph, and what made them. The first row of a node holds.
+
+    Attributes:
+        frames: New frames, as in :class:`EventsRecord`.
+        stacks: New stacks.
+        op: Number of the operation whose allocations have the stack; -1 if ``stack`` has it.
+        thread: Number of the thread that made the node.
+        sequence: Number of the node among those of its thread.
+        stack: Number of the stack; -1 with an operation.
+    """
+
+    frames: list[FrameRow]
+    stacks: list[tuple[int, ...]]
+    op: I64
+    thread: U64
+    sequence: I64
+    stack: I32
+
+
+@record_kind("node_runs")
+class NodeRunsRecord(Record):
+    """Operations that nodes of autograd's graph ran in a backward: of each, the node by its thread and number."""
+
+    op: I64
+    thread: U64
+    sequence: I64
+
+
 @record_kind("marks")
 class MarksRecord(Record):
     """The purposes of blocks. A mark means the block last allocated at its address by an operation up to its own.

@@ -298,7 +298,12 @@ TABLES: dict[str, Table] = {
         "A Python stack.",
         (
             Column("frames", "list<int32>", "Rows of `frames`, innermost first.", row_of="frames"),
-            Column("line", "string", "The innermost line outside of torch: file:line (function)."),
+            Column(
+                "line",
+                "string",
+                "The innermost line outside of torch: file:line (function); file:line (function, backward) for what "
+                "the backward of that line's operation allocates.",
+            ),
         ),
     ),
     "frames": Table(

@@ -22,7 +22,8 @@ def run(profile_once: ProfileOnce) -> dict[str, Any]:
     ran = profile_once(JOB, world_size=1)
     blocks, layers = ran.table("blocks"), ran.table("layers")
     blocks["name"] = layers["name"].to_numpy()[blocks["layer"]]
-    return {"summary": ran.summary, "blocks": blocks, "layers": layers.set_index("name"), "path": ran.path}
+    tables = {"blocks": blocks, "layers": layers.set_index("name"), "lines": ran.table("stacks")["line"]}
+    return {"summary": ran.summary, "path": ran.path, **tables}
 
 
 def block(run: dict[str, Any], step: int, name: str, **wanted: object) -> pd.DataFrame:
@@ -117,6 +118,55 @@ def test_lines_are_the_scripts_own(run: dict[str, Any]) -> None:
     lines = [block["line"] for block in run["summary"]["largest_blocks"] if block["phase"] == "forward"]
     assert lines
     assert all(Path(line.partition(":")[0]) == JOB for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("operation", "comments"),
+    [
+        ("aten.nll_loss_backward.default", ["loss"]),
+        ("aten._log_softmax_backward_data.default", ["loss"]),
+        ("aten.exp.default", ["function of torch"]),
+        ("aten.new_empty_strided.default", ["write to a view"]),
+        ("aten.sigmoid_backward.default", ["gate"]),
+        ("aten.threshold_backward.default", ["in place"]),
+        ("aten.cat.default", ["split"]),
+    ],
+)
+def test_what_a_backward_allocates_has_the_line_of_its_forward(
+    run: dict[str, Any], operation: str, comments: list[str]
+) -> None:
+    blocks = run["blocks"].query(f"step == 2 and phase == 'backward' and operation == '{operation}' and name == ''")
+    wanted = [f"{line_with(comment)} (by_lines, backward)" for comment in comments]
+    assert list(run["lines"].iloc[blocks["stack"]]) == wanted
+
+
+@pytest.mark.parametrize(("comment", "function"), [("own backward", "backward"), ("hook", "<lambda>")])
+def test_what_the_script_allocates_in_a_backward_has_its_own_line(
+    run: dict[str, Any], comment: str, function: str
+) -> None:
+    blocks = run["blocks"].query("step == 2 and phase == 'backward'")
+    lines = list(run["lines"].iloc[blocks["stack"]])
+    assert lines.count(f"{line_with(comment)} ({function})") == 1
+
+
+def test_a_recomputed_layer_keeps_the_lines_of_its_forward(run: dict[str, Any]) -> None:
+    for name in ("checkpointed", "reentrant"):
+        again = block(run, 2, name, phase="backward", recompute=True, operation="aten.relu.default")
+        assert {text.partition(" (")[2] for text in run["lines"].iloc[again["stack"]]} == {"forward)"}
+        backward = block(run, 2, name, phase="backward", operation="aten.threshold_backward.default")
+        assert {text.partition(" (")[2] for text in run["lines"].iloc[backward["stack"]]} == {"forward, backward)"}
+
+
+def test_every_block_that_a_node_allocates_has_a_line(run: dict[str, Any]) -> None:
+    blocks = run["blocks"].query("step == 2 and phase == 'backward'")
+    assert len(blocks) > 50
+    assert (run["lines"].iloc[blocks["stack"]] != "").all()
+
+
+def line_with(comment: str) -> str:
+    numbers = [at for at, line in enumerate(JOB.read_text().splitlines(), 1) if line.endswith(f"# {comment}")]
+    assert len(numbers) == 1, comment
+    return f"{JOB}:{numbers[0]}"
 
 
 def test_a_reader_without_torch_shows_the_same_figures(

@@ -84,6 +84,21 @@ def _read(records: list[Any], seen: Seen) -> None:
             seen.add("mark", list(zip(*columns, _ints("i", record.layer), _ints("q", record.size), strict=True)))
         elif kind in ("Scopes", "Layers", "OperationNames", "Regions", "Statistics", "FailedRequest"):
             seen.add(kind, [repr(record)])
+    seen.add("line", _lines_of_events(records))
+
+
+def _lines_of_events(records: list[Any]) -> list[object]:
+    """The line of each event, that of the forward for a backward's."""
+    from fakedist.analysis.recording import JournalReading
+    from fakedist.analysis.stack_lines import stack_lines
+
+    reading = JournalReading()
+    for record in records:
+        reading.take(record)
+    reading.join()
+    recording = reading.recording
+    lines = [*stack_lines(recording.frames, recording.stacks), ""]
+    return [lines[stack] for columns in recording.events.values() for stack in columns["stack"]]
 
 
 def _agree(program: Program, least: float) -> None:

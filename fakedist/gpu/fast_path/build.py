@@ -71,8 +71,8 @@ class Library(NamedTuple):
 
 FAST_PATH = Library(
     "fast-path",
-    ("fast_path.cpp", "history.cpp", "marks.cpp", "objects.cpp", "trace.cpp"),
-    ("trace.h", "view.h"),
+    ("fast_path.cpp", "history.cpp", "marks.cpp", "nodes.cpp", "objects.cpp", "trace.cpp"),
+    ("nodes.h", "trace.h", "view.h"),
     ("-std=c++20", "-O2"),
     ("-lc10_cuda", "-lc10", "-ltorch_cpu"),
     "it builds what makes recorded steps fast",

@@ -29,7 +29,7 @@ from fakedist.gpu.values.host import INDEXING, READS
 from fakedist.gpu.values.means import COUNTING, FOLLOWING, NON_NEGATIVE, followed_name
 from fakedist.gpu.values.operators import LISTED, Operator
 from fakedist.gpu.values.routing import CHOOSING
-from fakedist.rundir.memory_records import EventsRecord, MarksRecord
+from fakedist.rundir.memory_records import EventsRecord, MarksRecord, NodeRunsRecord, NodesRecord
 from fakedist.rundir.records import OperationsRecord
 from fakedist.rundir.rows import FrameRow, Location, PoolRow
 from fakedist.rundir.schema import CATEGORIES
@@ -51,6 +51,8 @@ class View(ctypes.Structure):
 Read = tuple[EventsRecord, list[tuple[int, int]], int]
 #: Columns of a device's events, in the order of history.cpp.
 _NUM_COLUMNS = 12
+#: Columns of autograd's nodes, in the order of ``Nodes`` there.
+_NUM_NODE_COLUMNS = 10
 
 
 def begin_history(library: ctypes.CDLL) -> None:
@@ -75,11 +77,10 @@ def _events(library: ctypes.CDLL, device: int) -> Read:
     highest = library.fakedist_history_events(device, views)
     action, address, size, stream, time_us, op, stack, *others = (view.copied() for view in views)
     lengths, numbers, named, pools, products = others
-    texts = named.decode().split("\0")[:-1]
     flat, pairs = memoryview(pools).cast("q").tolist(), memoryview(products).cast("q").tolist()
     record = EventsRecord(
         device,
-        list(map(FrameRow, texts[::3], map(int, texts[1::3]), texts[2::3])),
+        _frames(named),
         list(_stacks(memoryview(lengths).cast("I"), memoryview(numbers).cast("I").tolist())),
         action,
         address,
@@ -91,6 +92,22 @@ def _events(library: ctypes.CDLL, device: int) -> Read:
         pools=list(map(PoolRow, flat[::3], flat[1::3], flat[2::3])),
     )
     return record, list(zip(pairs[::2], pairs[1::2], strict=True)), highest
+
+
+def read_nodes(library: ctypes.CDLL) -> tuple[NodesRecord, NodeRunsRecord] | None:
+    """The new nodes of autograd's graph, as ``record.numbering.FastPath``."""
+    views = (View * _NUM_NODE_COLUMNS)()
+    if library.fakedist_nodes_read(views) < 0:
+        return None
+    columns = [view.copied() for view in views]
+    lengths, numbers, named = columns[-3:]
+    stacks = _stacks(memoryview(lengths).cast("I"), memoryview(numbers).cast("I").tolist())
+    return NodesRecord(_frames(named), list(stacks), *columns[:4]), NodeRunsRecord(*columns[4:7])
+
+
+def _frames(named: bytes) -> list[FrameRow]:
+    texts = named.decode().split("\0")[:-1]
+    return list(map(FrameRow, texts[::3], map(int, texts[1::3]), texts[2::3]))
 
 
 def _stacks(lengths: memoryview, numbers: list[int]) -> Iterator[tuple[int, ...]]:
@@ -437,6 +454,8 @@ class CompiledFastPath:
         self._first = 0
         self._gemms: _Gemms = {}
         self._kept: tuple[object, ...] = ()
+        self.note_function = library.fakedist_nodes_function
+        self.note_function.argtypes, self.note_function.restype = [ctypes.c_int], None
 
     def begin(self, cells: ctypes.Structure, where: Callable[[], _Whereabouts]) -> None:
         """Begin a run with these ``record.numbering.Cells``, kept up to date. ``where`` is asked in each thread."""
@@ -466,6 +485,10 @@ class CompiledFastPath:
     def install(self, wanted: bool) -> None:
         """Become the kernel of the dispatch key, or cease to be."""
         self._library.fakedist_fast_install(int(wanted))
+
+    def watch_views(self, wanted: bool) -> None:
+        """Note the nodes that the views of ``record.nodes.VIEWS`` make, or leave these to another kernel."""
+        self._library.fakedist_nodes_views(int(wanted))
 
     def switch(self, on: bool) -> None:
         """Say whether operations may run here. Otherwise all of them go to Python."""
@@ -532,6 +555,10 @@ class CompiledFastPath:
         ``gemms`` are the operations that are products of matrices, ``highest`` the last operation.
         """
         return read_history(self._library, gemms, highest)
+
+    def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord] | None:
+        """The new nodes of autograd's graph; None if torch cannot name the frames of their stacks."""
+        return read_nodes(self._library)
 
 
 def make_fast_path(engine: ValueEngine | None) -> CompiledFastPath | None:

@@ -6,6 +6,7 @@
 // tensor has, and reached by redispatching.
 //
 // Backward runs without Python's lock, so one lock guards what this file keeps. It is never held while Python is called.
+#include "nodes.h"
 #include "trace.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -260,7 +261,9 @@ int64_t scope() {
 int64_t number(uint32_t kind, uint32_t scope) {
     kinds.push_back(kind);
     scopes.push_back(scope);
-    return cells->op.fetch_add(1, std::memory_order_relaxed);
+    const int64_t op = cells->op.fetch_add(1, std::memory_order_relaxed);
+    fakedist::nodes::runs(op);
+    return op;
 }
 
 // engine._is_loss: a backward may begin at the result.
@@ -324,6 +327,7 @@ class Covered {
 };
 
 void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
+    const fakedist::nodes::Operation here_runs;
     const auto to_python = [&](const trace::Key *key = nullptr) {
         const trace::Asked asked(key);
         op.redispatchBoxed(keys.add(PYTHONS), stack);

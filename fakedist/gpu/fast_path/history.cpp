@@ -3,6 +3,7 @@
 //
 // The events are kept as the allocator reports them. Where that is not all of the history, torch's snapshot has them: it
 // copies every event and every block, which takes three times as long.
+#include "nodes.h"
 #include "view.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -54,7 +55,18 @@ struct Events {
     int64_t highest = -1; // operation so far
 };
 
+// The nodes of autograd's graph.
+struct Nodes {
+    std::vector<int64_t> op;
+    std::vector<uint64_t> thread;
+    std::vector<int64_t> sequence;
+    std::vector<int32_t> stack; // -1: that of the operation's allocations
+    Events named; // new stacks and frames alone
+    fakedist::nodes::Ran ran;
+};
+
 std::vector<Events> devices;
+Nodes nodes;
 std::string ours, operators; // the package's path, and the file by which it calls operators
 std::unordered_map<std::string, uint32_t> frames; // of the run, by name
 std::map<std::vector<uint32_t>, int32_t> stacks; // of the run
@@ -97,6 +109,7 @@ void keep(const Entry &entry) {
     if (fakedist_handed_out && (entry.action_ == Entry::ALLOC || entry.action_ == Entry::FREE_COMPLETED))
         fakedist_handed_out(reinterpret_cast<void *>(entry.addr_), static_cast<size_t>(entry.size_));
     if (!is_watching.load(std::memory_order_relaxed)) return;
+    if (entry.action_ == Entry::ALLOC) fakedist::nodes::allocated(number(entry.user_metadata_));
     const std::lock_guard<std::mutex> held(lock);
     // torch reports a snapshot of any device as one of device 0, but writes it into that device's own history.
     if (entry.action_ == Entry::SNAPSHOT || entry.action_ > Entry::OOM) is_whole = false;
@@ -180,6 +193,7 @@ int32_t numbered(Events &to, const std::vector<torch::unwind::Frame> &all, const
 API void fakedist_history_begin(const char *package, const char *calls_operators) {
     ours = package, operators = calls_operators;
     frames.clear(), stacks.clear();
+    fakedist::nodes::forget();
 }
 
 // The history has begun again, or goes on after it was read: keep its events. CUDA is initialised.
@@ -190,12 +204,13 @@ API void fakedist_history_watch() {
     ticks();
     const std::lock_guard<std::mutex> held(lock);
     if (!is_watching || !is_whole) seen.clear();
-    is_watching = is_whole = true;
+    is_watching = is_whole = fakedist::nodes::is_on = true;
 }
 
 // The history has ended.
 API void fakedist_history_stop() {
-    is_watching = false;
+    is_watching = fakedist::nodes::is_on = false;
+    fakedist::nodes::forget();
     const std::lock_guard<std::mutex> held(lock);
     seen.clear();
 }
@@ -254,4 +269,36 @@ API int64_t fakedist_history_events(int device, View *to) {
           view(from.pools), view(from.products)})
         *to++ = column;
     return from.highest;
+}
+
+// Read what is known of autograd's nodes since the last call, in the order of `Nodes`. The columns stay where they are
+// until the next call. Returns -1 if torch raised an error. Needs Python's lock.
+API int fakedist_nodes_read(View *to) try {
+    const auto made = fakedist::nodes::take_made();
+    nodes = {};
+    nodes.ran = fakedist::nodes::take_ran();
+    std::vector<torch::CapturedTraceback *> found;
+    for (const auto &node : made)
+        if (node.stack) found.push_back(dynamic_cast<torch::CapturedTraceback *>(node.stack.get()));
+    const auto named = torch::symbolize(found);
+    size_t index = 0;
+    std::map<std::vector<uint64_t>, int32_t> raw;
+    for (const auto &node : made) {
+        nodes.op.push_back(node.op), nodes.thread.push_back(node.thread), nodes.sequence.push_back(node.sequence);
+        int32_t stack = -1;
+        if (node.stack) {
+            const auto [at, is_new] = raw.emplace(named.tracebacks[index++], -1);
+            if (is_new) at->second = numbered(nodes.named, named.all_frames, at->first);
+            stack = at->second;
+        }
+        nodes.stack.push_back(stack);
+    }
+    for (const View &column :
+         {view(nodes.op), view(nodes.thread), view(nodes.sequence), view(nodes.stack), view(nodes.ran.op),
+          view(nodes.ran.thread), view(nodes.ran.sequence), view(nodes.named.lengths), view(nodes.named.frames),
+          View{nodes.named.named.data(), nodes.named.named.size()}})
+        *to++ = column;
+    return 0;
+} catch (const std::exception &) {
+    return -1;
 }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
+from fakedist.analysis.stack_lines import forward_line, script_lines
 from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
@@ -19,6 +22,7 @@ from fakedist.report.text.wording import (
 )
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
+from fakedist.rundir.rows import FrameRow
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.summary import CollectiveTotal, HeldSegment, LargeBlock, Outside, ReservedMoment, Summary
 from fakedist.units import format_bytes, format_us
@@ -298,22 +302,66 @@ def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> She
 
 
 def line_sheet(run: Run, most: int) -> Sheet | None:
-    """The lines whose blocks hold most at the peak; None without blocks."""
+    """The script's lines whose blocks hold most at the peak, and how much of it was allocated in a backward.
+
+    Below a line that calls several lines of libraries are those that hold most. None without blocks.
+    """
     if run.memory is None or not run.peak_allocated_bytes:
         return None
-    peak = run.memory.peak()
-    source = peak["line"].where(peak["line"] != "", peak["operation"].astype(str).map(short_operation))
-    sums = peak["bytes"].groupby(source).agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
-    shown = sums.head(most)
+    held, cwd = lines_held(run), run.manifest.cwd
+    rows: list[_HeldLine] = []
+    for script, of_script in _largest(held, "script").head(most).iterrows():
+        inner = _largest(held[held["script"] == script], "line")
+        label, innermost = short_line(str(script), cwd), str(inner.index[0])
+        if len(inner) == 1 and innermost != script:
+            label = f"{short_line(innermost, cwd)}, from {label}"
+        rows.append(_HeldLine(label, *of_script))
+        if len(inner) > 1:
+            rows += [_HeldLine(f"  {short_line(str(line), cwd)}", *row) for line, row in inner.head(most).iterrows()]
+    has_backward = any(row.backward for row in rows)
     return Sheet(
         "By line at the peak",
         [
-            SheetColumn("line", [short_line(str(name), run.manifest.cwd) for name in shown.index], is_text=True),
-            SheetColumn("bytes", [format_bytes(int(bytes_)) for bytes_ in shown["sum"]], rank=KEY),
-            SheetColumn("share", [f"{bytes_ / run.peak_allocated_bytes:.1%}" for bytes_ in shown["sum"]]),
-            SheetColumn("blocks", [f"{number:,}" for number in shown["size"]], rank=1),
+            SheetColumn("line", [row.label for row in rows], is_text=True),
+            SheetColumn("bytes", [format_bytes(row.bytes) for row in rows], rank=KEY),
+            SheetColumn("share", [f"{row.bytes / run.peak_allocated_bytes:.1%}" for row in rows]),
+            *([SheetColumn("in backward", [or_dash(row.backward) for row in rows], rank=2)] if has_backward else []),
+            SheetColumn("blocks", [f"{row.num:,}" for row in rows], rank=1),
         ],
     )
+
+
+class _HeldLine(NamedTuple):
+    label: str
+    bytes: int
+    backward: int
+    num: int
+
+
+def lines_held(run: Run) -> pd.DataFrame:
+    """Blocks at the peak: line, script (the script's line that called it), bytes, backward, num (1 each).
+
+    ``backward`` are the bytes of blocks that a backward allocated. A block without a line has its operation's name.
+    """
+    blocks = run.table("blocks", ["bytes", "operation", "phase", "stack", "at_peak"])
+    blocks = blocks[blocks["at_peak"]]
+    frames = [FrameRow(*row) for row in run.table("frames").itertuples(index=False)]
+    stacks = run.table("stacks")
+    own = script_lines(frames, stacks["frames"])
+    held = pd.DataFrame({"bytes": blocks["bytes"].to_numpy()})
+    for name, texts in (("line", stacks["line"]), ("script", own)):
+        held[name] = np.array([*texts, ""], dtype=object)[blocks["stack"].to_numpy()]  # stack -1 (none) is the last
+    operations = blocks["operation"].astype(str).map(short_operation).to_numpy()
+    held["line"] = held["line"].where(held["line"] != "", operations)
+    held["script"] = held["script"].where(held["script"] != "", held["line"])
+    is_backward = (blocks["phase"] == "backward").to_numpy()
+    held = held.assign(line=held["line"].map(forward_line), script=held["script"].map(forward_line), num=1)
+    return held.assign(backward=held["bytes"].where(is_backward, 0))
+
+
+def _largest(held: pd.DataFrame, key: str) -> pd.DataFrame:
+    sums = held.groupby(key, sort=False)[["bytes", "backward", "num"]].sum()
+    return sums.sort_values("bytes", ascending=False, kind="stable")
 
 
 def most_layers(sheet: Sheet, layers: pd.DataFrame, most: int) -> Sheet:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.replay import Ints
+from fakedist.analysis.stack_lines import is_of_backward
 from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns, paths_of_matches
 from fakedist.rundir.schema import CATEGORIES, MOMENTS, SEGMENT_STATES
 from fakedist.rundir.summary import Summary
@@ -183,6 +184,7 @@ def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     Columns path, category, phase, operation, line (in b, else in a), num_a, num_b, a_bytes, b_bytes, change_bytes,
     what.
     """
+    a, b = _comparable(a, b, "")
     held = [{str(line): int(sum_) for line, sum_ in table.groupby("line")["bytes"].sum().items()} for table in (a, b)]
     same = same_lines(held[0], held[1])
     keys = ["path", "category", "phase", "operation", "key"]
@@ -304,11 +306,22 @@ def lines_at_peak(blocks: pd.DataFrame, lines: Sequence[str]) -> pd.DataFrame:
 
 def blocks_by_line(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The blocks of two :func:`lines_at_peak` with a column ``key``, which is the same for the same line."""
+    a, b = _comparable(a, b, IN_TORCH)
     bytes_a, bytes_b = ({str(line): int(held) for line, held in _held(side).items()} for side in (a, b))
     same = same_lines(bytes_a, bytes_b)
     keys = {line: key for key, line in enumerate(bytes_b)}
     in_a = {line: keys[same[line]] if line in same else len(keys) + at for at, line in enumerate(bytes_a)}
     return a.assign(key=a["line"].map(in_a).astype("int64")), b.assign(key=b["line"].map(keys).astype("int64"))
+
+
+def _comparable(a: pd.DataFrame, b: pd.DataFrame, without: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Both sides' blocks. If only one knows the forward of what a backward allocates, those lines are ``without``."""
+    are_backward = [side["line"].astype(str).map(is_of_backward).astype(bool) for side in (a, b)]
+    if are_backward[0].any() == are_backward[1].any():
+        return a, b
+    sides = zip((a, b), are_backward, strict=True)
+    first, second = (side.assign(line=side["line"].mask(is_backward, without)) for side, is_backward in sides)
+    return first, second
 
 
 def _held(side: pd.DataFrame) -> pd.Series:

@@ -7,6 +7,7 @@ import pytest
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.recording import Recording
+from fakedist.analysis.stack_lines import stack_lines
 from fakedist.rundir.schema import ALIKE_CODE, CATEGORIES
 from tests.unit.analysis.recorded import BASE, GIB, MIB, HandMade
 
@@ -148,7 +149,7 @@ def test_the_largest_blocks_come_with_the_users_line(made: HandMade) -> None:
     made.alloc(8 * MIB, 4 * MIB, stack=line)
     made.alloc(16 * MIB, 4 * MIB)
     recording = made.read()
-    lines = memory_tables.stack_lines(recording)
+    lines = stack_lines(recording.frames, recording.stacks)
     assert lines == ["/job/model.py:12 (forward)", ""]
     largest = memory_tables.largest_blocks(recording, build_blocks(recording), lines)
     assert largest[["bytes", "line"]].to_numpy().tolist() == [[4 * MIB, lines[0]], [4 * MIB, ""], [MIB, ""]]

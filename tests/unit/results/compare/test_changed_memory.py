@@ -1,8 +1,9 @@
 """Lines are found again after the code, the script or the whole checkout moved, and never two for one."""
 
+import pandas as pd
 import pytest
 
-from fakedist.results.compare.changed_memory import same_files, same_lines
+from fakedist.results.compare.changed_memory import IN_TORCH, blocks_by_line, line_changes, same_files, same_lines
 
 
 def line(number: int, file: str = "/job/model.py", function: str = "forward") -> str:
@@ -53,3 +54,18 @@ def test_a_file_is_the_same_in_another_folder_once() -> None:
 )
 def test_a_file_that_may_be_another_one_is_not_matched(a: set[str], b: set[str]) -> None:
     assert same_files(a, b) == {}
+
+
+def test_lines_of_a_backwards_forward_count_only_if_both_sides_know_them() -> None:
+    """A memory snapshot from a real GPU and a run from before they were recorded do not."""
+    forward, backward = "/job/a.py:3 (loss)", "/job/a.py:3 (loss, backward)"
+
+    def side(line: str) -> pd.DataFrame:
+        return pd.DataFrame({"line": [forward, line], "bytes": [4, 8]})
+
+    unchanged = [[IN_TORCH, 0], [forward, 0]]
+    for one, other in ((side(IN_TORCH), side(backward)), (side(backward), side(IN_TORCH))):
+        changes = line_changes(*blocks_by_line(one, other))
+        assert changes[["line", "change_bytes"]].sort_values("line").to_numpy().tolist() == unchanged
+    changes = line_changes(*blocks_by_line(side(backward), side(backward).assign(bytes=[4, 12])))
+    assert changes[["line", "change_bytes"]].to_numpy().tolist() == [[backward, 4], [forward, 0]]
