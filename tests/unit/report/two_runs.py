@@ -1,6 +1,9 @@
 """Small runs that differ as told, for comparisons and judgements."""
 
+import shutil
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fakedist.rundir.trace_records import KernelsRecord
@@ -8,8 +11,21 @@ from tests.unit.analysis.recorded import MIB, HandMade
 from tests.unit.cost_model.times_by_hand import NAN, kernel, record
 from tests.unit.report.handmade import built
 
+#: Runs that were made once, each in a directory of its own, until the tests end.
+_MADE = TemporaryDirectory(prefix="two-runs-")
 
-def run_of(
+
+def run_of(directory: Path, *arguments: Any, **options: Any) -> Path:
+    """A copy of the run of :func:`_make`, whose arguments follow."""
+    return Path(shutil.copytree(_made(*arguments, **options), directory))
+
+
+@cache
+def _made(*arguments: Any, **options: Any) -> Path:
+    return _make(Path(_MADE.name) / str(_made.cache_info().misses), *arguments, **options)
+
+
+def _make(
     directory: Path,
     activation: int = 8 * MIB,
     mlp: str = "mlp",
