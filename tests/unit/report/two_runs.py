@@ -1,6 +1,7 @@
 """Small runs that differ as told, for comparisons and judgements."""
 
 import shutil
+from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,8 @@ def run_of(directory: Path, *arguments: Any, **options: Any) -> Path:
 
 @cache
 def _made(*arguments: Any, **options: Any) -> Path:
-    return _make(Path(_MADE.name) / str(_made.cache_info().misses), *arguments, **options)
+    with chdir(_MADE.name):  # a run names the commit of the directory that it began in
+        return _make(Path(_MADE.name) / str(_made.cache_info().misses), *arguments, **options)
 
 
 def _make(
