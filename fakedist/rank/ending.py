@@ -120,6 +120,7 @@ class _Lineage:
 
     def is_of(self, wanted_by: int) -> None:
         self.own, self.parent, self.wanted_by = os.getpid(), os.getppid(), wanted_by
+        self.was_terminated = False
 
 
 _lineage = _Lineage()
@@ -131,6 +132,9 @@ def terminate(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         return
+    if _lineage.was_terminated and parent_is_gone():  # the kernel repeats it while the parent's threads end
+        return
+    _lineage.was_terminated = True
     raise Terminated(ExitCode.TERMINATED)
 
 

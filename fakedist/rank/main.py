@@ -154,14 +154,14 @@ class Rank:
         if was_stopped and ending.ended_by_itself and not ending.code:
             ending, line = Ending(Outcome.STOPPED, 0), ""  # a test runner or a bare `except:` caught the stop
         with uninterrupted():
-            if self._sources is not None:
-                self._sources.imported()
             try:
                 if self._surroundings is not None:
                     self._surroundings.close(ending, line)
                     self._start.over()
                 else:
                     self._write_without_torch(ending, line)
+                if self._sources is not None:
+                    self._sources.imported()
             except JournalFailed as error:
                 self.give_up(error)
             except Exception as error:  # else the script's exit code would be blamed

@@ -67,17 +67,22 @@ class ListedSources:
     def _path(self, path: object) -> None:
         if not isinstance(path, str) or "<" in path or not path.endswith(_SUFFIXES):
             return
-        whole = os.path.realpath(path)  # as sys.path has the script's directory
-        caches = [os.environ[name] for name in _CACHE_VARIABLES if os.environ.get(name)]
-        if whole.startswith((_OURS, _LIBRARY, *caches)) or any(part in whole for part in (*_PACKAGES, *_CACHES)):
+        if _is_of_others(path):  # most are: links are followed for the rest alone
             return
-        self._write(FILE_LINE + whole)
+        whole = os.path.realpath(path)  # as sys.path has the script's directory
+        if not _is_of_others(whole):
+            self._write(FILE_LINE + whole)
 
     def _write(self, line: str) -> None:
         if line not in self._seen and "\n" not in line:
             self._seen.add(line)
             with suppress(OSError):  # the script may close files that it did not open
                 os.write(self._file, os.fsencode(line + "\n"))
+
+
+def _is_of_others(path: str) -> bool:
+    caches = [os.environ[name] for name in _CACHE_VARIABLES if os.environ.get(name)]
+    return path.startswith((_OURS, _LIBRARY, *caches)) or any(part in path for part in (*_PACKAGES, *_CACHES))
 
 
 @contextmanager

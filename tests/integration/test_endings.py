@@ -50,7 +50,7 @@ class Run:
 def environment() -> dict[str, str]:
     """This process's environment with fakedist found, whether it is installed or not."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "COLUMNS": "200"}
 
 
 def start(directory: Path, how: str, *options: str) -> subprocess.Popen[str]:
