@@ -41,9 +41,9 @@ def report(
 ) -> int:
     """Print the report of a finished run.
 
-    RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote. Without it, it is the last run in
-    the current directory. Markdown fits a comment on a pull request, HTML is one page, CSV is one table. This needs no
-    torch.
+    RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote; without RUN, the last run in the
+    current directory is taken. Markdown fits a comment on a pull request, HTML is one page, CSV is one table. This
+    needs no torch.
     """
     output = chosen_output(form, as_json, file)
     if table is not None and output.format != CSV:

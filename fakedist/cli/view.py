@@ -23,8 +23,8 @@ _KEPT_S = 86_400
 def view(run: Path | None, port: int | None) -> int:
     """Open the page of a run in the browser.
 
-    Without RUN, it is the last run in the current directory. The page's address is printed, too, for machines that have
-    no browser.
+    Without RUN, the last run in the current directory is taken. It also prints the page's address, for machines that
+    have no browser.
     """
     from fakedist.report.page.run_page import page, write_page
     from fakedist.results.opening import open_run

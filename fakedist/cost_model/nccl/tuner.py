@@ -7,7 +7,7 @@ src/graph/tuning.cc (NVIDIA/nccl @5067397c; since then in src/tuning, @12df1a11)
 NCCL searches the machine's topology for bandwidths. Here they follow from the interconnect: rings reach 0.8 of NVLink's
 bandwidth in a node (18 channels of 20 GB/s on H100), the heads of NVLink SHARP share 0.824 (18 links of 20.6), a GPU
 behind PCIe 0.76 (24 GB/s of 31.5), and a node's rings 0.96 of its NICs (a channel of 48 for each). NCCL 2.27.5 logged
-190 latencies and bandwidths of groups on 2 to 32 nodes of H100, which a test compares: this model has all of them.
+190 latencies and bandwidths of groups on 2 to 32 nodes of H100, and the model meets all of them.
 
 NCCL tunes neither all_to_all nor sends. They are candidates with the same latencies, to carry measurements over to
 other links. The environment's number of channels does not change NCCL's choice. It limits what a call reaches.
