@@ -57,15 +57,16 @@ def stack_lines(frames: Sequence[FrameRow], stacks: Iterable[Sequence[int]]) -> 
 
     It is ``file:line (function)``, or ``file:line (function, backward)`` where a backward allocates for it.
     """
-    lines = frame_lines(frames)
-    return [_innermost(stack, lines, _boundary(frames)) for stack in stacks]
+    lines, boundary = frame_lines(frames), _boundary(frames)
+    return [_innermost(stack, lines, boundary) for stack in stacks]
 
 
 def script_lines(frames: Sequence[FrameRow], stacks: Iterable[Sequence[int]]) -> list[str]:
     """The innermost line of each stack outside of torch and other libraries, as of :func:`stack_lines`."""
     lines = frame_lines(frames)
     own = [line if is_own else "" for line, is_own in zip(lines, _are_own(frames, lines), strict=True)]
-    return [_innermost(stack, own, _boundary(frames)) for stack in stacks]
+    boundary = _boundary(frames)
+    return [_innermost(stack, own, boundary) for stack in stacks]
 
 
 def _boundary(frames: Sequence[FrameRow]) -> int:
