@@ -273,7 +273,8 @@ class Evidence:
     @cached_property
     def replicas(self) -> ReplicaGroup | None:
         """The group whose ranks hold the same model: it all-reduces all gradients; None without one."""
-        parameters = self.at_peak(self.category("parameter"))
+        gathered = self.phase("forward", "backward")  # by FSDP
+        parameters = self.at_peak(self.category("parameter") & ~gathered)
         calls = self.last_calls[self.last_calls["operation"].str.startswith("all_reduce")]
         reduced = calls[calls["phase"] != "forward"].groupby("group")["bytes_in"].sum()
         for group, bytes_ in reduced.items():

@@ -20,7 +20,7 @@ from fakedist.analysis.evidence import (
 )
 from fakedist.analysis.megatron_advice import Megatron
 from fakedist.analysis.recording import Array
-from fakedist.units import format_bytes
+from fakedist.units import MIB, format_bytes
 
 #: Layers whose parameters and gradients FSDP has whole at once: gathered ahead, at work, and in buffers still in use.
 _WHOLE_LAYERS = 3
@@ -35,9 +35,51 @@ def shard_replicas(evidence: Evidence) -> Iterator[Change]:
     calls = evidence.last_calls
     is_reduction = calls["operation"].str.startswith("all_reduce") & (calls["group"] == group.number)
     reduced_us = evidence.calls_us(calls.loc[is_reduction, "sequence"])
+    if _is_sharded(evidence, group):
+        yield _shard_over_replicas(evidence, group)
+        return
     yield from _shard_optimizer(evidence, group, megatron, reduced_us)
     if megatron is None:  # Megatron's own FSDP asks for more than a flag
         yield from _fully_shard(evidence, group, reduced_us)
+
+
+def _is_sharded(evidence: Evidence, replicas: ReplicaGroup) -> bool:
+    """Whether FSDP shards each replica: another group gathers parameters in forward."""
+    calls = evidence.last_calls
+    gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
+    return bool(set(gathers["group"]) - evidence.splits_tensors - {replicas.number})
+
+
+def _shard_over_replicas(evidence: Evidence, group: ReplicaGroup) -> Change:
+    """FSDP over all ranks where it shards each of several replicas (HSDP).
+
+    The time is not known: gathers of whole layers then cross the links between replicas.
+    """
+    bytes_ = evidence.blocks["bytes"].to_numpy()
+    parameter, gradient, state = (evidence.category(name) for name in ("parameter", "gradient", "optimizer_state"))
+    is_shard = (parameter & ~evidence.phase("forward", "backward")) | (gradient & _outlives_a_backward(evidence)) | state
+    gone = np.where(is_shard, bytes_ * (1 - 1 / group.size), 0)
+    return Change(
+        "shard-parameters",
+        f"shard over {group.label}, too, instead of replicas (FSDP without HSDP)",
+        f"all {group.size:,} ranks of {group.label} hold the same shards of parameters, gradients and optimizer state, "
+        f"{format_bytes(evidence.at_peak(is_shard))} at the peak; with one dimension of the mesh for both, each keeps "
+        f"1/{group.size:,} of it, and gathers cross the links between replicas",
+        Saving(gone),
+        Saving(np.where(is_shard, _surely_gone(bytes_, 1 - 1 / group.size), 0)),
+        subjects=frozenset({"shard"}),
+    )
+
+
+def _surely_gone(bytes_: Array, share: float) -> Array:
+    """What surely goes if a share of each block does: the caching allocator may give the rest up to 1 MiB more.
+
+    Blocks above 1 MiB are cut from segments of 20 MiB, and leave their last MiB to the last one; blocks of 10 MiB and
+    more have segments of their own, in multiples of 2 MiB. Others are rounded up.
+    """
+    left = bytes_ * (1 - share)
+    rounding = np.where(left < 10 * MIB, left / 19, MIB)
+    return np.maximum(bytes_ - left - np.where(left > MIB, rounding, BLOCK_BYTES), 0)
 
 
 def _shard_optimizer(
@@ -103,8 +145,7 @@ def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> 
     for stage in (3, 2):
         sharded = (parameter | gradient | state) if stage == 3 else (gradient | state)
         most = np.where(sharded, bytes_ * share, 0) + np.where(is_bucket, bytes_, 0)
-        rounded = np.maximum(bytes_ * share - BLOCK_BYTES, 0)  # each part of a tensor is a block
-        least = np.where((parameter | gradient) & of_whole, 0, np.where(sharded, rounded, 0))
+        least = np.where((parameter | gradient) & of_whole, 0, np.where(sharded, _surely_gone(bytes_, share), 0))
         least = least + np.where(is_bucket, bytes_, 0)
         if stage == 2:  # this rank's shards, in addition to whole parameters
             most = np.where(parameter, -bytes_ * (1 - share), most)

@@ -65,23 +65,33 @@ def replicated(
     *,
     group_size: int = 8,
     forward_too: bool = False,
+    shards: bool = False,
     reduced_bytes: int = 40 * MIB,
     state_bytes: int = 80 * MIB,
 ) -> None:
-    """Parameters of 40 MiB, Adam's state of twice that, gradients that are all-reduced in backward."""
+    """Parameters of 40 MiB, Adam's state of twice that, gradients that are all-reduced in backward.
+
+    With ``shards``, these are shards of FSDP, which gathers them twice as large in forward.
+    """
     (layer,) = blocks(made, 1)
     made.op("init", 0)
     made.alloc(0, 40 * MIB, mark=("parameter", layer, 40 * MIB))
     made.op("forward", 1, layer)
+    if shards:
+        made.alloc(50 * MIB, 80 * MIB, mark=("parameter", layer, 80 * MIB))
     made.op("backward", 1)
     made.op("optimizer", 1)
-    made.alloc(100 * MIB, state_bytes, mark=("optimizer_state", layer, state_bytes))
+    made.alloc(200 * MIB, state_bytes, mark=("optimizer_state", layer, state_bytes))
     made.step(1)
-    made.record("groups", rows=[(0, "0", "default_pg", tuple(range(group_size)), 0, 0, "nccl")])
+    groups = [(0, "0", "default_pg", tuple(range(group_size)), 0, 0, "nccl"), (1, "1", "shard", (0, 8), 0, 0, "nccl")]
+    made.record("groups", rows=groups)
     # The call is of scope 2, the backward.
     rows = [(0, "all_reduce", 0, reduced_bytes, reduced_bytes, "float32", True, 0, 2, 2, -1, 0, 0)]
     if forward_too:
         rows.append((1, "all_reduce", 0, MIB, MIB, "float32", True, 0, 1, 1, -1, 0, 0))
+    if shards:
+        gathered = 80 * MIB
+        rows.append((1, "all_gather_into_tensor", 1, gathered // 2, gathered, "float32", True, 0, 1, 1, -1, 0, 0))
     made.record("calls", rows=rows)
 
 
@@ -347,12 +357,24 @@ def test_replicas_can_shard_their_parameters_and_gradients(made: HandMade, tmp_p
     pieces = found(made, tmp_path)[0]
     # Nothing repeats, so that parameters may be whole, and the state of the only parameter may not be divided.
     assert (pieces["shard-parameters"].gives_low_bytes, pieces["shard-parameters"].gives_bytes) == (
-        70 * MIB - 512,
+        69 * MIB,  # the rest may get a segment of its own
         105 * MIB,
     )
     assert pieces["shard-gradients"].gives_bytes == (70 - 5) * MIB  # less this rank's shard of the parameters
     assert pieces["shard-optimizer"].gives_low_bytes == 0
     assert "fully_shard" in pieces["shard-parameters"].title
+
+
+def test_replicas_of_shards_can_shard_over_all_ranks(made: HandMade, tmp_path: Path) -> None:
+    replicated(made, shards=True)
+    pieces = found(made, tmp_path)[0]
+    piece = pieces["shard-parameters"]
+    assert "over default_pg, too" in piece.title
+    # Of 120 MiB of shards, each of two blocks leaves an eighth: below 10 MiB a nineteenth more, else 1 MiB.
+    assert piece.gives_bytes == 105 * MIB
+    assert 105 * MIB - piece.gives_low_bytes == MIB + -(-5 * MIB // 19)
+    assert piece.price_us is None
+    assert not {"shard-gradients", "shard-optimizer"} & set(pieces)
 
 
 def test_a_group_of_tensor_parallelism_shards_no_parameters(made: HandMade, tmp_path: Path) -> None:

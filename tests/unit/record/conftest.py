@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(autouse=True)
+# Of a module, so that it runs before the modules' own fixtures, which record too.
+@pytest.fixture(autouse=True, scope="module")
 def only_its_own_objects() -> Iterator[None]:
     gc.freeze()
     yield
