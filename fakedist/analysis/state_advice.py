@@ -57,7 +57,8 @@ def _shard_over_replicas(evidence: Evidence, group: ReplicaGroup) -> Change:
     """
     bytes_ = evidence.blocks["bytes"].to_numpy()
     parameter, gradient, state = (evidence.category(name) for name in ("parameter", "gradient", "optimizer_state"))
-    is_shard = (parameter & ~evidence.phase("forward", "backward")) | (gradient & _outlives_a_backward(evidence)) | state
+    is_gathered = evidence.phase("forward", "backward")
+    is_shard = (parameter & ~is_gathered) | (gradient & _outlives_a_backward(evidence)) | state
     gone = np.where(is_shard, bytes_ * (1 - 1 / group.size), 0)
     return Change(
         "shard-parameters",

@@ -174,7 +174,10 @@ def test_a_missing_baseline_says_how_to_make_one_before_anything_runs(tmp_path: 
         (CONFIG, 'raise ValueError("no such shard")', "the script failed: ValueError: no such shard", "Traceback"),
         pytest.param(FIRST, 'print("bye"); sys.exit(3)', "the script failed with exit code 3", "bye", marks=NIGHTLY),
         (FIRST, "os.kill(os.getpid(), signal.SIGKILL)", "the script was killed: by SIGKILL", ""),
-        (FIRST, "os.kill(os.getppid(), signal.SIGKILL); signal.pause()", "the run was killed before it ended", ""),
+        pytest.param(
+            *(FIRST, "os.kill(os.getppid(), signal.SIGKILL); signal.pause()", "the run was killed before it ended", ""),
+            marks=NIGHTLY,
+        ),
     ],
 )
 @LONG

@@ -92,7 +92,7 @@ def _assert_alike(eager: pd.DataFrame, compiled: pd.DataFrame) -> None:
     assert compiled.loc["(GPT)", activations] >= inside > 0.5 * compiled.loc["(GPT)", activations]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_model_compiled_whole_and_cut_by_ddp_has_the_layers_of_the_eager_one_also_from_caches(
     tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:

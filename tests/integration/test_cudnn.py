@@ -127,17 +127,17 @@ ran.append(packed.grad is not None)
 """
 
 
-LONG = pytest.mark.long
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
     ("gpu", "choices"),
     [
         ("h100-80g", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"]),
-        pytest.param("b200", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"], marks=LONG),
+        pytest.param("b200", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"], marks=NIGHTLY),
         ("a100-80g", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"]),
         pytest.param(
-            "rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"], marks=pytest.mark.nightly
+            "rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"], marks=NIGHTLY
         ),
     ],
 )
@@ -163,7 +163,7 @@ found["grads"] = [list(p.grad.shape) == list(p.shape) for p in (x, *model.parame
 """
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=NIGHTLY)])
 def test_convolutions_train_and_trials_keep_the_plan_that_cudnn_puts_first(dtype: str) -> None:
     plain = _found(CONVOLUTION.format(benchmark=False, deterministic=False, dtype=dtype))
     tried = _found(CONVOLUTION.format(benchmark=True, deterministic=False, dtype=dtype))
@@ -172,6 +172,7 @@ def test_convolutions_train_and_trials_keep_the_plan_that_cudnn_puts_first(dtype
     assert tried == plain
 
 
+@NIGHTLY
 def test_deterministic_convolutions_train() -> None:
     assert all(_found(CONVOLUTION.format(benchmark=False, deterministic=True, dtype="float32"))["grads"])
 

@@ -188,6 +188,7 @@ def test_a_run_that_is_killed_itself_is_told_as_killed(tmp_path: Path) -> None:
     assert "killed (with fakedist profile, which was killed) after 1 step" in report.stdout, report.stderr
 
 
+@pytest.mark.nightly
 def test_what_a_killed_run_leaves_in_the_temporary_directory_goes_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +244,7 @@ def test_worker_processes_of_the_script_work_and_leave_the_recording_alone(tmp_p
     assert (run.code, run.outcome) == (0, "finished"), run.err
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_process_that_the_script_forked_ends_with_its_own_code(tmp_path: Path) -> None:
     run = finish(start(tmp_path, "fork"), tmp_path)
     assert "child 5" in run.out

@@ -106,7 +106,7 @@ def test_the_largest_llama_runs_at_world_16384(run_fakedist: RunFakedist) -> Non
     assert {call["group_size"] for call in result["collectives"]} == {8, 16, 128, 16_384}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_gpt2_xl_holds_four_copies_of_its_weights(run_fakedist: RunFakedist) -> None:
     result = profile(run_fakedist, 1_024, 513, "ddp_gpt.py", "--batch-size", "1", "--accumulate", "2")
     weights_bytes = 1_557_611_200 * 4

@@ -47,6 +47,7 @@ def test_a_later_rank_receives_what_it_would_in_the_real_job(both: Finished, rea
     assert received(both.stderr)[1] == really[1]
 
 
+@pytest.mark.nightly
 def test_ranks_side_by_side_receive_the_same(
     run_fakedist: RunFakedist, tmp_path: Path, both: Finished, really: dict[int, Any]
 ) -> None:
@@ -182,7 +183,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_guess_before_a_failure_is_named_and_its_rank_runs_with_peers(
     run_fakedist: RunFakedist, checkpoint: Path
 ) -> None:

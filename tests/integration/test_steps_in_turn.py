@@ -66,7 +66,7 @@ def test_a_test_that_was_stopped_has_not_failed(run_fakedist: RunFakedist, tmp_p
     assert not [word for word in ("Traceback", "FAIL", "ERROR", "not reached") if word in output], output
 
 
-@pytest.mark.parametrize("wrapped", [(), ("ddp",)])
+@pytest.mark.parametrize("wrapped", [(), pytest.param(("ddp",), marks=pytest.mark.nightly)])
 def test_work_before_any_optimizer_exists_is_init(run_fakedist: RunFakedist, wrapped: tuple[str, ...]) -> None:
     result, output = profile(run_fakedist, JOB.with_name("before_training.py"), *wrapped)
     assert output.count("ITERATION") == 3
@@ -85,7 +85,9 @@ def test_work_before_any_optimizer_exists_is_init(run_fakedist: RunFakedist, wra
     assert set(held) == {"", "(Model)", "up", "down", "(Model#2)", "(Model#2).up", "(Model#2).down"}
 
 
-@pytest.mark.parametrize(("steps", "timed", "rows"), [("auto", 5, 4096), ("6", 6, 1024)])
+@pytest.mark.parametrize(
+    ("steps", "timed", "rows"), [("auto", 5, 4096), pytest.param("6", 6, 1024, marks=pytest.mark.nightly)]
+)
 def test_the_timed_step_has_a_whole_batch_and_nothing_of_the_scripts_end(
     run_fakedist: RunFakedist, steps: str, timed: int, rows: int
 ) -> None:
