@@ -136,9 +136,7 @@ NIGHTLY = pytest.mark.nightly
         ("h100-80g", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"]),
         pytest.param("b200", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"], marks=NIGHTLY),
         ("a100-80g", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"]),
-        pytest.param(
-            "rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"], marks=NIGHTLY
-        ),
+        pytest.param("rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"], marks=NIGHTLY),
     ],
 )
 def test_attention_runs_with_every_backend_and_torch_chooses_as_on_that_gpu(gpu: str, choices: list[str]) -> None:
