@@ -73,7 +73,7 @@ def _shard_over_replicas(evidence: Evidence, group: ReplicaGroup) -> Change:
 
 
 def _surely_gone(bytes_: Array, share: float) -> Array:
-    """What surely goes if a share of each block does: the caching allocator may give the rest up to 1 MiB more.
+    """The least that goes with a share of each block: the caching allocator may give the rest up to 1 MiB more.
 
     Blocks above 1 MiB are cut from segments of 20 MiB, and leave their last MiB to the last one; blocks of 10 MiB and
     more have segments of their own, in multiples of 2 MiB. Others are rounded up.
