@@ -24,7 +24,7 @@ def profiled(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("stages")
     job = ("--world-size", "8", "--rank", "stages", "--device", "virtual", "--gpu", "h100-80g", "-o", "runs")
     script = (ROOT / "examples" / "three_d.py", "--tp", "2", "--pp", "2", "--dp", "2", *SIZES)
-    finished = run_fakedist("profile", *job, "--json", *script, cwd=folder)
+    finished = run_fakedist("profile", *job, "--json", *script, cwd=folder, page=True)
     assert finished.code == 0, finished.stderr
     assert "pipeline of 2 stages: group PP, as its name is PP" in finished.stderr
     assert "fakedist: the page of these ranks: runs/report.html" in finished.stderr
