@@ -27,6 +27,8 @@ from fakedist.options import Job
 if TYPE_CHECKING:
     from fakedist.launcher.launching import Streams
     from fakedist.launcher.ranks import RankRun
+    from fakedist.report.text.job_sheets import RankRow
+    from fakedist.results.job_time import JobTime
     from fakedist.rundir.outcome import Ending
 
 STDERR = 2  # the descriptor
@@ -135,8 +137,10 @@ def _several(
 ) -> int:
     from fakedist.launcher.ranks import exit_code, profile_ranks
     from fakedist.report.text.job_sheets import RankRow, ranks_object, render_ranks
+    from fakedist.rundir.directory import default_name
 
     job, ranks = asked[0], [job.rank for job in asked]
+    directory = directory or default_name(job, ranks)
     finished = profile_ranks(job, ranks, directory, force, streams, jobs=jobs, cold=cold)
     runs = sorted(finished, key=lambda run: ranks.index(run.rank))
     rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
@@ -144,7 +148,31 @@ def _several(
         output.write_object(ranks_object(rows, job.world_size, exit_code(runs)))
     else:
         output.render(lambda console: render_ranks(rows, job.world_size, console))
+    _write_page(rows, job, directory)
     return say_first_failure(runs, job)
+
+
+def _write_page(rows: Sequence[RankRow], job: Job, directory: Path, priced: JobTime | None = None) -> None:
+    """Write the page of several ranks into their directory, and print its path."""
+    from fakedist.errors import FakedistError
+    from fakedist.report.page.job_page import write_job_page
+    from fakedist.report.writing import may_hold_page
+    from fakedist.results.job_time import JobRuns, open_job_runs
+    from fakedist.rundir.directory import PAGE_NAME
+
+    path = directory / PAGE_NAME
+    if not job.page or all(row.run_directory is None for row in rows):
+        return
+    if not may_hold_page(path):
+        remark(f"no page of these ranks: {path} is not fakedist's")
+        return
+    try:
+        runs = open_job_runs(directory) if priced is None else JobRuns(directory.resolve(), priced.runs, priced)
+        write_job_page(runs, path, {row.rank: row.exit for row in rows if row.run_directory is None})
+    except FakedistError as error:
+        remark(f"no page of these ranks: {error.message}")
+        return
+    remark(f"the page of these ranks: {path}")
 
 
 def _stages(
@@ -153,7 +181,7 @@ def _stages(
     from fakedist.errors import FakedistError
     from fakedist.launcher.ranks import exit_code, profile_ranks
     from fakedist.report.text.job_sheets import RankRow, job_object, ranks_object, render_job, render_ranks
-    from fakedist.results.job_time import JobTime, time_job
+    from fakedist.results.job_time import time_job
     from fakedist.rundir.directory import default_name
 
     def other_stages(run: RankRun) -> Sequence[int]:
@@ -179,9 +207,9 @@ def _stages(
     if output.format == JSON:
         found = ranks_object(rows, job.world_size, exit_code(runs))
         output.write_object(found | {"job": None if priced is None else job_object(priced)})
-        return say_first_failure(runs, job)
-    output.render(lambda console: render_ranks(rows, job.world_size, console))
-    if priced is not None:
-        output.render(lambda console: render_job(priced, console))
-        remark(f"the figure of it: fakedist time {directory}/rank* --format html -o step.html")
+    else:
+        output.render(lambda console: render_ranks(rows, job.world_size, console))
+        if priced is not None:
+            output.render(lambda console: render_job(priced, console))
+    _write_page(rows, job, directory, priced)
     return say_first_failure(runs, job)

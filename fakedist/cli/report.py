@@ -12,13 +12,15 @@ from fakedist.cli.output import (
     JSON,
     MARKDOWN,
     TEXT,
+    Output,
     all_rows_option,
     chosen_output,
     file_option,
     format_options,
     length_options,
 )
-from fakedist.cli.say import DEFAULT_TABLE, print_report, reading, run_or_last
+from fakedist.cli.say import DEFAULT_TABLE, print_report, reading, remark, run_or_last
+from fakedist.rundir.directory import rank_directories
 
 
 @click.command()
@@ -42,13 +44,63 @@ def report(
     """Print the report of a finished run.
 
     RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote; without RUN, the last run in the
-    current directory is taken. Markdown fits a comment on a pull request, HTML is one page, CSV is one table. This
-    needs no torch.
+    current directory is taken. It may also be a directory of several ranks' runs, or a sweep's. Markdown fits a comment
+    on a pull request, HTML is one page, CSV is one table. This needs no torch.
     """
     output = chosen_output(form, as_json, file)
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
     run = run_or_last(run)
+    is_one = not (_is_sweep(run) or rank_directories(run))
+    if not is_one and (table or all_rows or full or section):
+        raise click.UsageError("--table, --all-rows, --full and --section are for one run")
     with reading(run):
+        if not is_one and output.format != HTML:
+            (_print_sweep if _is_sweep(run) else _print_ranks)(run, output)
+            return 0
         print_report(run, output, all_layers=all_rows, table=table or DEFAULT_TABLE, full=full, section=section)
     return 0
+
+
+def _is_sweep(path: Path) -> bool:
+    from fakedist.sweep.sweep_directory import is_sweep
+
+    return is_sweep(path)
+
+
+def _print_sweep(path: Path, output: Output) -> None:
+    from fakedist.sweep.opened import open_sweep
+    from fakedist.sweep.sheets import render_sweep, sweep_markdown, sweep_object
+
+    sweep = open_sweep(path)
+    if output.format == JSON:
+        output.write_object(sweep_object(sweep))
+    elif output.format == MARKDOWN:
+        output.write(sweep_markdown(sweep))
+    elif output.format == CSV:
+        output.write(str(sweep.frame().to_csv(index=False)))
+    else:
+        output.render(lambda console: render_sweep(sweep, console))
+
+
+def _print_ranks(path: Path, output: Output) -> None:
+    from fakedist.report.text import job_sheets
+    from fakedist.results.job_time import open_job_runs
+
+    if output.format == CSV:
+        raise click.UsageError(f"--format {CSV} is for one run, or for a sweep")
+    found = open_job_runs(path)
+    job, world_size = found.job, found.runs[0].summary.world_size or 0
+    rows = [job_sheets.RankRow(run.summary.rank or 0, run.path, run.summary.exit) for run in found.runs]
+    if output.format == JSON:
+        code = next((row.exit.code for row in rows if row.exit.code), 0)
+        plain = job_sheets.ranks_object(rows, world_size, code)
+        output.write_object(plain | {"job": None if job is None else job_sheets.job_object(job)})
+    elif output.format == MARKDOWN:
+        output.write(job_sheets.ranks_markdown(rows, world_size, job))
+    else:
+        output.render(lambda console: job_sheets.render_ranks(rows, world_size, console))
+        if job is not None:
+            output.render(lambda console: job_sheets.render_job(job, console))
+    if job is None and found.why_no_step:
+        remark(f"no step of the whole job: {found.why_no_step}")

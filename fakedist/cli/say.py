@@ -15,7 +15,7 @@ import click
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
 from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
 from fakedist.options import Job, options_after_script, profile_command
-from fakedist.rundir.directory import MANIFEST_NAME, last_run
+from fakedist.rundir.directory import MANIFEST_NAME, last_run, rank_directories
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.visible import shortened, visible_lines
 
@@ -35,6 +35,29 @@ def run_or_last(run: Path | None) -> Path:
         run = last_run(Path())
         remark(f"the last run here: {run}")
     return run
+
+
+def page_of(path: Path, folder: Path | None) -> str:
+    """The page of a run, of a directory of several ranks' runs or of a sweep's directory.
+
+    ``folder`` is the directory that the page goes to, if it goes to one: the page links to the files below it.
+    """
+    from fakedist.sweep.sweep_directory import is_sweep
+
+    if is_sweep(path):
+        from fakedist.sweep.opened import open_sweep
+        from fakedist.sweep.page import sweep_page
+
+        return sweep_page(open_sweep(path), folder)
+    if rank_directories(path):
+        from fakedist.report.page.job_page import job_page
+        from fakedist.results.job_time import open_job_runs
+
+        return job_page(open_job_runs(path), folder=folder)
+    from fakedist.report.page.run_page import page
+    from fakedist.results.opening import open_run
+
+    return page(open_run(path), folder)
 
 
 @contextmanager
@@ -98,10 +121,7 @@ def print_report(
 
         output.write(table_csv(open_run(run_directory), table, all_layers=all_layers))
     elif output.format == HTML:
-        from fakedist.report.page.run_page import page
-        from fakedist.results.opening import open_run
-
-        output.write(page(open_run(run_directory), None if output.file is None else output.file.parent))
+        output.write(page_of(run_directory, None if output.file is None else output.file.parent))
     elif full or section or all_layers:
         from fakedist.report.text.run_report import render
 

@@ -171,7 +171,9 @@ def print_job(job: JobTime, output: Output, changed: Mapping[str, JobTime]) -> N
         output.write(job_sheets.job_markdown(job, changed))
     elif output.format == HTML:
         from fakedist.report.page.job_page import job_page
+        from fakedist.results.job_time import JobRuns
 
-        output.write(job_page(job, changed))
+        folder = None if output.file is None else output.file.parent
+        output.write(job_page(JobRuns(None, job.runs, job), changed, folder=folder))
     else:
         output.render(lambda console: job_sheets.render_job(job, console, changed))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.say import reading, run_or_last
+from fakedist.cli.say import page_of, reading, run_or_last
 from fakedist.temporary import kept_directory
 
 #: How long a page in a temporary directory is kept, in seconds: a browser may read it after this process has ended.
@@ -23,24 +23,23 @@ _KEPT_S = 86_400
 def view(run: Path | None, port: int | None) -> int:
     """Open the page of a run in the browser.
 
+    RUN is a run directory, a memory snapshot of torch, a directory of several ranks' runs or a sweep's directory.
     Without RUN, the last run in the current directory is taken. It also prints the page's address, for machines that
     have no browser.
     """
-    from fakedist.report.page.run_page import page, write_page
-    from fakedist.results.opening import open_run
-
     run = run_or_last(run)
     if port is None:
+        from fakedist.report.writing import replace_text
+
         with reading(run):
-            opened = open_run(run)
-            path = _page_path(opened.path)
-            write_page(opened, path)  # an existing page may be anyone's, so it is rendered anew from the tables
+            path = _page_path(run.resolve())
+            replace_text(path, page_of(run, path.parent))  # an existing page may be anyone's: it is rendered anew
         _open(path.as_uri())
         return 0
     from fakedist.report.page.serve import PageServer
 
     with reading(run):
-        html = page(open_run(run))
+        html = page_of(run, None)
     with PageServer(html, port) as server:
         _open(server.url)
         try:
@@ -52,10 +51,12 @@ def view(run: Path | None, port: int | None) -> int:
 
 def _page_path(run: Path) -> Path:
     """A file in the run's own directory, or in a temporary one if that is not possible."""
-    from fakedist.rundir.directory import PAGE_NAME
+    from fakedist.report.writing import may_hold_page
+    from fakedist.rundir.directory import MANIFEST_NAME, PAGE_NAME
 
     path = run / PAGE_NAME
-    if run.is_dir() and os.access(run, os.W_OK) and not path.is_symlink():
+    is_page = not path.is_symlink() if (run / MANIFEST_NAME).exists() else may_hold_page(path)
+    if run.is_dir() and os.access(run, os.W_OK) and is_page:
         return path
     return kept_directory("view", _KEPT_S) / PAGE_NAME
 

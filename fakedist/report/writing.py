@@ -11,6 +11,7 @@ from fakedist.temporary import replacing
 from fakedist.visible import visible
 
 _ELSEWHERE = "choose another place"
+_FRONT_BYTES = 4_096
 
 
 def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> None:
@@ -33,6 +34,22 @@ def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> Non
     # Replacing a file needs a writable directory. A pipe or a terminal is written to directly.
     if not os.access(folder.resolve().parent if folder.is_file() else folder, os.W_OK):
         raise JobError(f"{path} cannot be written: {os.strerror(errno.EACCES)}", _ELSEWHERE)
+
+
+_MARK = b'<meta name="generator" content="fakedist">'
+
+
+def may_hold_page(path: Path) -> bool:
+    """True if a page of ours may be written to a path: it is free, or holds an earlier page of fakedist."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return False
+    try:
+        with path.open("rb") as file:
+            return _MARK in file.read(_FRONT_BYTES)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def replace_text(path: Path, text: str) -> None:

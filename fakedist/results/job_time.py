@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -14,7 +14,7 @@ import pandas as pd
 from fakedist.analysis.axes import Pipeline, find_pipeline
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times, tokens_text
-from fakedist.errors import JobError
+from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.options.pricing import Pricing, PricingOptions
@@ -22,6 +22,7 @@ from fakedist.results.opening import open_run_directory
 from fakedist.results.repricing import models_of, tables_to_price
 from fakedist.results.run import Run
 from fakedist.rundir import time_notes
+from fakedist.rundir.directory import rank_directories
 from fakedist.rundir.job_time import FlopsRate, JobStep, StageTime, Throughput
 from fakedist.rundir.notes import Note
 from fakedist.rundir.plain import to_plain
@@ -150,6 +151,49 @@ def time_job(
     )
     lanes = pd.concat([one.lanes.assign(rank=one.rank) for one in times.ranks], ignore_index=True)
     return JobTime(summary, [ranks[one.rank] for one in times.ranks], lanes[["rank", "lane", "start_us", "end_us"]])
+
+
+@dataclass(frozen=True)
+class JobRuns:
+    """The runs of several ranks of a job, by rank.
+
+    Attributes:
+        path: The directory that has them; None if they are from several.
+        job: The step of the whole job; None if these are not the runs of a rank of each pipeline stage.
+        why_no_step: Why there is none.
+    """
+
+    path: Path | None
+    runs: Sequence[Run]
+    job: JobTime | None = None
+    why_no_step: str = ""
+
+
+def open_job_runs(path: Path) -> JobRuns:
+    """Open a directory of several ranks' runs. The job's step is priced if a rank of each stage ran to its end.
+
+    Raises:
+        RunDirectoryError: It has no ranks' runs, or one of them is damaged.
+    """
+    runs = [open_run_directory(run) for run in rank_directories(path)]
+    if not runs:
+        raise RunDirectoryError(f"{path} holds no runs of ranks", "fakedist profile --rank stages -o DIR makes one")
+    try:
+        return JobRuns(path.resolve(), runs, _job_of(runs))
+    except FakedistError as error:
+        return JobRuns(path.resolve(), runs, None, error.message)
+
+
+def _job_of(runs: Sequence[Run]) -> JobTime:
+    first, by_rank = _check(runs)
+    if failed := [rank for rank, run in by_rank.items() if not run.summary.exit.ended_well]:
+        raise JobError(f"rank {failed[0]} did not end well", "")
+    pipeline = stages_of_job(first.path).ranks
+    if missing := [rank for rank in pipeline if rank not in by_rank]:
+        raise JobError(
+            f"the runs of ranks {', '.join(map(str, missing))}, other stages of the pipeline, are missing", ""
+        )
+    return time_job([by_rank[rank] for rank in pipeline])
 
 
 def _check(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:

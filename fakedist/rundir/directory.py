@@ -64,6 +64,14 @@ def free_name(base: str) -> Path:
     return path
 
 
+def rank_directories(path: Path) -> list[Path]:
+    """The run directories of ranks in a directory of several ranks' runs, by rank; empty if it is none."""
+    if (path / MANIFEST_NAME).exists() or not path.is_dir():
+        return []
+    runs = [run.parent for run in path.glob(f"rank*/{MANIFEST_NAME}") if _RANK.fullmatch(run.parent.name)]
+    return sorted(runs, key=lambda run: int(run.name.removeprefix("rank")))
+
+
 def last_run(folder: Path) -> Path:
     """The run in this folder, or one folder below, that was written last.
 

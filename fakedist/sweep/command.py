@@ -26,7 +26,7 @@ from fakedist.bounded import UnreadableError, read_bytes
 from fakedist.errors import FakedistError, SweepError, did_you_mean
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GPU_FILE_ENDING
-from fakedist.options import Door, Job, JobProgram, make_jobs
+from fakedist.options import Door, Job, JobProgram, make_jobs, profile_command
 from fakedist.options.making import option_named
 from fakedist.options.pricing import pricing_option
 from fakedist.rundir.plain import from_plain
@@ -288,6 +288,19 @@ class PointRun:
         arguments = tuple(put(argument) for argument in self.job.arguments)
         environment = tuple((name, put(value)) for name, value in self.job.environment)
         return dataclasses.replace(self.job, arguments=arguments, environment=environment)
+
+    def command(self, directory: Path) -> str:
+        """The command that runs rank 0 and prices its step as the point's is, with its files in a directory."""
+        job, priced = self.placed(directory), self.pricing
+        return profile_command(
+            dataclasses.replace(
+                job,
+                gpu=priced.gpu or job.gpu,
+                gpu_power_watts=priced.power_watts or job.gpu_power_watts,
+                times=priced.times or job.times,
+                fabric=priced.fabric or job.fabric,
+            )
+        )
 
     def write_files(self, directory: Path) -> None:
         """Write the point's files into a directory."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import quote
 
 import plotly.graph_objects as go
 
@@ -21,13 +24,28 @@ from fakedist.report.figures.look import (
 from fakedist.report.page.assets import figure_object
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text
+from fakedist.report.text.sheet import Sheet
+from fakedist.report.text.wording import command_line
 from fakedist.sweep.opened import Sweep
 from fakedist.sweep.point_rows import Row, Status
-from fakedist.sweep.ranking import answer, counts_text, memory_text, speed_text
-from fakedist.sweep.sheets import EFFECTS_TITLE, TITLE, columns_of, effects_of, reasons, shown_rows
+from fakedist.sweep.ranking import answer, counts_text, memory_text, short_label, speed_text
+from fakedist.sweep.sheets import (
+    EFFECTS_TITLE,
+    FAILURES_TITLE,
+    MISFITS_TITLE,
+    ON_FRONT,
+    TITLE,
+    columns_of,
+    effects_of,
+    failures,
+    misfits,
+    point_sheet,
+    reasons,
+    shown_rows,
+)
 from fakedist.sweep.space import Scalar, text_of
-from fakedist.sweep.sweep_directory import PAGE_NAME, replace_file, report_of
-from fakedist.units import GIB
+from fakedist.sweep.sweep_directory import PAGE_NAME, replace_file, report_of, reports_of
+from fakedist.units import GIB, format_bytes, format_us
 
 Figure: TypeAlias = go.Figure
 
@@ -224,11 +242,11 @@ def _link(row: Row, sweep: Sweep) -> str:
 
 def write_sweep_page(sweep: Sweep) -> None:
     """Write the page into the sweep's directory."""
-    replace_file(sweep.path / PAGE_NAME, sweep_page(sweep))
+    replace_file(sweep.path / PAGE_NAME, sweep_page(sweep, sweep.path))
 
 
-def sweep_page(sweep: Sweep) -> str:
-    """The page's text."""
+def sweep_page(sweep: Sweep, folder: Path | None = None) -> str:
+    """The page's text. It links to the points' pages if ``folder``, where it goes, is the sweep's own directory."""
     pack = Pack()
     figures: dict[str, object] = {"parallel": figure_object(parallel_axes(sweep))} if varied_axes(sweep) else {}
     if sweep.ranking.speeds:
@@ -237,27 +255,92 @@ def sweep_page(sweep: Sweep) -> str:
     pack.meta |= {"figures": figures, "style": STYLE_NAMES}
     pack.meta["maps"] = {name: figure_object(figure) for name, figure in drawn.items()}
     rows = shown_rows(sweep)
-    links = [report_of(sweep.path, row.run_directory) for row in rows]
+    is_here = folder is not None and folder.resolve() == sweep.path.resolve()
     sentences = list(answer(sweep.ranking))
+    effects = effects_of(sweep.ranking.effects)
     context: dict[str, object] = {
         "title": sentences[0],
-        "sentences": sentences[1:],
+        "setting": [text for name, text, _ in _facts(sweep) if name in ("world", "GPU", "fabric")],
+        "best": _best(sweep, is_here),
+        "sentences": [*sentences[1:], *reasons(sweep.rows)],
         "counts": counts_text(sweep.ranking),
-        "facts": [("command", sweep.about.program), ("ranks", sweep.about.ranks), ("directory", str(sweep.path))],
+        "facts": _facts(sweep),
         "figures": sorted(figures),
         "maps": list(drawn),
-        "points_title": TITLE,
-        "columns": columns_of(sweep, rows),
-        "links": links,
-        "effects_title": EFFECTS_TITLE,
-        "effects": effects_of(sweep.ranking.effects),
-        "others": [_other(row) for row in sweep.rows if row.fullest is None],
-        "reasons": list(reasons(sweep.rows)),
+        "unit": sweep.ranking.unit,
+        "points": Sheet(TITLE, columns_of(sweep, rows), [ON_FRONT]) if rows else None,
+        "links": [_pages(row, sweep) if is_here else [] for row in rows],
+        "effects": Sheet(EFFECTS_TITLE, effects) if effects[0].cells else None,
+        "unfinished": [
+            (id_, title, point_sheet(heading, chosen), [_pages(row, sweep) if is_here else [] for row in chosen])
+            for id_, title, heading, chosen in (
+                ("misfits", "Does not fit", MISFITS_TITLE, misfits(sweep.rows)),
+                ("failures", "Failed", FAILURES_TITLE, failures(sweep.rows)),
+            )
+            if chosen
+        ],
         "numbers": pack.text(),
     }
     return template_text("sweep.html.j2", "sweep", context, "")
 
 
-def _other(row: Row) -> dict[str, str]:
-    values = " ".join(f"{name}={text_of(value)}" for name, value in row.values)
-    return {"point": values, "status": str(row.status), "reason": row.reason, "line": row.line}
+def _pages(row: Row, sweep: Sweep) -> list[tuple[str, str]]:
+    return [(f"rank {rank}", quote(page)) for rank, page in reports_of(sweep.path, row)]
+
+
+def _best(sweep: Sweep, is_here: bool) -> dict[str, object] | None:
+    """The fastest point that fits: its speed, its memory and its step, and the command that runs it."""
+    best, unit = sweep.ranking.best, sweep.ranking.unit
+    if best is None:
+        return None
+    row, speed, step = best.row, best.speed, best.row.step
+    low, high = speed_text(speed.low), speed_text(speed.high)
+    figures = (
+        [] if row.fullest is None else [("memory", memory_text(row.fullest), "measured, NCCL and context estimated")]
+    )
+    if step is not None:
+        known = step.low_us is not None and step.high_us is not None
+        interval = f"90 % interval {format_us(step.low_us or 0.0)} to {format_us(step.high_us or 0.0)}" if known else ""
+        figures.append(("step", format_us(step.step_us), interval))
+        if step.mfu is not None:
+            figures.append(("MFU", f"{step.mfu:.1%}", "as Megatron-LM counts"))
+    tied = len(sweep.ranking.as_fast)
+    figures.append(("statistically tied with it", f"{tied:,}", "other point" if tied == 1 else "other points"))
+    return {
+        "label": short_label(row.values),
+        "unit": unit,
+        "speed": speed_text(speed.value),
+        "interval": f"90 % interval {low} to {high}" if speed.low < speed.high else "its interval is not known",
+        "figures": figures,
+        "command": command_line(shlex.split(row.command)),
+        "pages": _pages(row, sweep) if is_here else [],
+    }
+
+
+_MOST_NAMED = 6
+
+
+def _facts(sweep: Sweep) -> list[tuple[str, str, bool]]:
+    """The sweep's setting and its command: name, text, whether it is code. What no point knows is left out."""
+    rows = sweep.rows
+    steps = [row.step for row in rows if row.step is not None]
+    worlds = sorted({row.world_size for row in rows if row.world_size})
+    memory = sorted({rank.capacity_bytes for row in rows for rank in row.ranks if rank.capacity_bytes})
+    gpus = list(dict.fromkeys(step.gpu for step in steps))
+    sizes = _named([format_bytes(bytes_) for bytes_ in memory])
+    facts = [
+        ("world", f"{_named([f'{world:,}' for world in worlds])} ranks" if worlds else "", False),
+        ("GPU", ", ".join(filter(None, (_named(gpus), sizes and f"{sizes} of memory"))), False),
+        ("fabric", _named(list(dict.fromkeys(step.fabric for step in steps))), False),
+        ("script", sweep.about.program, True),
+        ("ranks of a point", sweep.about.ranks, False),
+        ("headroom asked for", f"{sweep.about.headroom:.0%}", False),
+        ("command", command_line(sweep.about.command), True),
+        ("directory", str(sweep.path), True),
+    ]
+    return [fact for fact in facts if fact[1]]
+
+
+def _named(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return ", ".join(texts[:_MOST_NAMED]) + more

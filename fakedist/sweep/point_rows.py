@@ -145,6 +145,8 @@ class Row:
 
     Attributes:
         reason: Why, one line; empty if it fits.
+        command: The command that runs it alone; empty if an older sweep ran it.
+        world_size: Ranks of its job; 0 if an older sweep ran it.
         step: None if it did not end well, or no step was timed.
         is_check: Whether it ran to check an axis that was declared monotone.
     """
@@ -162,6 +164,8 @@ class Row:
     step: StepEstimate | None = None
     why_no_step: str = ""
     is_check: bool = False
+    command: str = ""
+    world_size: int = 0
 
     @property
     def label(self) -> str:

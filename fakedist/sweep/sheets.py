@@ -11,7 +11,19 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.options import profile_command
-from fakedist.report.text.sheet import KEY, SheetColumn, print_heading, print_remark, print_table, print_words
+from fakedist.report.text.sheet import (
+    KEY,
+    Sheet,
+    SheetColumn,
+    bytes_column,
+    escaped,
+    markdown_table,
+    print_heading,
+    print_remark,
+    print_table,
+    print_words,
+    us_column,
+)
 from fakedist.rundir.plain import to_plain
 from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.opened import Sweep
@@ -25,6 +37,7 @@ from fakedist.visible import MOST_OF_A_TEXT, visible
 
 TITLE = "Points, fastest first: memory measured (NCCL and CUDA context estimated), times estimated"
 EFFECTS_TITLE = "How much each axis matters: points that differ in it alone, in the median"
+ON_FRONT = "*: no other point takes less memory and is faster"
 _NUM_ROWS = 20
 _NUM_REASONS = 5
 
@@ -40,7 +53,7 @@ def render_sweep(sweep: Sweep, console: Console) -> None:
         print_table(console, TITLE, columns_of(sweep, rows[:_NUM_ROWS]))
         if len(rows) > _NUM_ROWS:
             print_remark(console, f"{len(rows) - _NUM_ROWS:,} more are in {TABLE_NAME}, on the page and in --json")
-        print_remark(console, "*: no other point takes less memory and is faster")
+        print_remark(console, ON_FRONT)
     if any(effect.num_groups for effect in ranking.effects):
         print_table(console, EFFECTS_TITLE, effects_of(ranking.effects))
     for sentence in reasons(sweep.rows):
@@ -76,12 +89,12 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
             if len(values) > 1
         ),
         SheetColumn("", [str(row.status) for row in rows], is_text=True),
-        SheetColumn("memory", [format_bytes(rank.total_bytes) for rank in fullest]),
-        SheetColumn("free", [format_bytes(rank.capacity_bytes - rank.total_bytes) for rank in fullest], rank=1),
-        SheetColumn("reserved", [format_bytes(rank.peak_reserved_bytes) for rank in fullest], rank=2),
-        SheetColumn("allocated", [format_bytes(rank.peak_allocated_bytes) for rank in fullest], rank=4),
-        SheetColumn("NCCL up to", [format_bytes(rank.nccl_high_bytes) for rank in fullest], rank=3),
-        SheetColumn("step", ["-" if step is None else format_us(step.step_us) for step in steps]),
+        bytes_column("memory", [rank.total_bytes for rank in fullest]),
+        bytes_column("free", [rank.capacity_bytes - rank.total_bytes for rank in fullest], rank=1),
+        bytes_column("reserved", [rank.peak_reserved_bytes for rank in fullest], rank=2),
+        bytes_column("allocated", [rank.peak_allocated_bytes for rank in fullest], rank=4),
+        bytes_column("NCCL up to", [rank.nccl_high_bytes for rank in fullest], rank=3),
+        us_column("step", [None if step is None else step.step_us for step in steps]),
         SheetColumn(
             "90 % interval",
             [
@@ -92,9 +105,9 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
             ],
             rank=3,
         ),
-        *([SheetColumn(unit, [_rate(unit, step) for step in steps])] if (unit := sweep.ranking.unit) else []),
+        *([_rates(unit, steps)] if (unit := sweep.ranking.unit) else []),
         SheetColumn("MFU", ["-" if step is None or step.mfu is None else f"{step.mfu:.1%}" for step in steps], rank=2),
-        SheetColumn("exposed", ["-" if step is None else format_us(step.communication_us) for step in steps], rank=2),
+        us_column("exposed", [None if step is None else step.communication_us for step in steps], rank=2),
         SheetColumn("bubble", [_bubble(step) for step in steps], rank=2),
     ]
 
@@ -130,6 +143,43 @@ def reasons(rows: Sequence[Row]) -> Iterator[str]:
     without = Counter(row.why_no_step for row in rows if row.why_no_step)
     for why, number in without.most_common(_NUM_REASONS):
         yield f"{number:,} without a step: {why}"
+
+
+MISFITS_TITLE = "Points that do not fit, and why: memory measured (NCCL and CUDA context estimated)"
+FAILURES_TITLE = "Points that did not run to the end"
+
+
+def misfits(rows: Sequence[Row]) -> list[Row]:
+    """The points that do not fit, or may not, those that come closest first."""
+    order = {Status.MAY_NOT_FIT: 0, Status.DOES_NOT_FIT: 1, Status.SKIPPED: 2}
+    chosen = [row for row in rows if row.status in order]
+    return sorted(chosen, key=lambda row: (order[row.status], -(row.headroom_bytes or float("-inf"))))
+
+
+def failures(rows: Sequence[Row]) -> list[Row]:
+    """The points that were refused or failed."""
+    return [row for row in rows if row.status in (Status.INVALID, Status.FAILED)]
+
+
+def point_sheet(title: str, rows: Sequence[Row]) -> Sheet:
+    """Points with the reasons for their status."""
+    texts = {
+        "point": [row.label for row in rows],
+        "": [str(row.status) for row in rows],
+        "why": [row.reason for row in rows],
+        "layer": [row.layer for row in rows],
+        "line": [row.line for row in rows],
+    }
+    return Sheet(title, [SheetColumn(name, cells, is_text=True) for name, cells in texts.items() if any(cells)])
+
+
+def sweep_markdown(sweep: Sweep) -> str:
+    """The answer and the fastest points, for a review."""
+    lines = [f"**{escaped(counts_text(sweep.ranking))}**", "", *(f"- {escaped(one)}" for one in answer(sweep.ranking))]
+    if rows := shown_rows(sweep)[:_NUM_ROWS]:
+        lines += ["", f"**{TITLE}**", "", *markdown_table(columns_of(sweep, rows))]
+    lines += ["", *(f"- {escaped(one)}" for one in reasons(sweep.rows))]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def sweep_object(sweep: Sweep) -> dict[str, object]:
@@ -169,9 +219,9 @@ def _plain(record: object) -> dict[str, object]:
     return plain
 
 
-def _rate(unit: str, step: StepEstimate | None) -> str:
-    speed = None if step is None else rate_in(unit, step)
-    return "-" if speed is None else speed_text(speed)
+def _rates(unit: str, steps: Sequence[StepEstimate | None]) -> SheetColumn:
+    speeds = [None if step is None else rate_in(unit, step) for step in steps]
+    return SheetColumn(unit, ["-" if speed is None else speed_text(speed) for speed in speeds], values=speeds)
 
 
 def _bubble(step: StepEstimate | None) -> str:

@@ -252,6 +252,12 @@ def files_directory(sweep: Path, key: str) -> Path:
     return sweep / FILES_NAME / key
 
 
+def reports_of(sweep: Path, row: Row) -> list[tuple[int, str]]:
+    """The ranks of a point whose run was kept with its page, and the pages, relative to the sweep's directory."""
+    pages = [(result.rank, report_of(sweep, result.directory)) for result in row.ranks]
+    return [(rank, page) for rank, page in pages if page]
+
+
 def report_of(sweep: Path, run_directory: str) -> str:
     """The page of a run, relative to the sweep's directory; empty if the run was not kept or has no page."""
     path = f"{run_directory}/{PAGE_NAME}"

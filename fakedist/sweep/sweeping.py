@@ -408,7 +408,10 @@ class SweepRunner:
             row = make_row(
                 run, results, self._plan, self._directory, row_id=row_id, key=one.key, estimate=self._estimate
             )
-            row = dataclasses.replace(row, is_check=row_id in self._checked)
+            command = run.command(files_directory(self._directory, one.key))
+            row = dataclasses.replace(
+                row, is_check=row_id in self._checked, command=command, world_size=run.job.world_size
+            )
             self._journal.add_row(row)
             self._finished(row, False)
             self._source.done(run, row)

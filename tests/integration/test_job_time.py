@@ -10,9 +10,11 @@ import pytest
 
 from fakedist.cost_model.job.micro_batches import Recorded, with_micro_batches
 from fakedist.cost_model.job.stages import from_first_transfer, num_stages_of
-from fakedist.results.job_time import time_job
+from fakedist.results.job_time import open_job_runs, time_job
 from fakedist.results.opening import open_run
+from fakedist.units import format_us
 from tests.conftest import ROOT, RunFakedist
+from tests.unit.report.reading import read_page
 
 SIZES = ("--layers", "4", "--hidden", "512", "--heads", "8", "--vocab", "512", "--seq-len", "1024", "--batch", "16")
 
@@ -22,9 +24,10 @@ def profiled(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("stages")
     job = ("--world-size", "8", "--rank", "stages", "--device", "virtual", "--gpu", "h100-80g", "-o", "runs")
     script = (ROOT / "examples" / "three_d.py", "--tp", "2", "--pp", "2", "--dp", "2", *SIZES)
-    finished = run_fakedist("profile", *job, "--json", *script, cwd=folder)
+    finished = run_fakedist("profile", *job, "--json", *script, cwd=folder, page=True)
     assert finished.code == 0, finished.stderr
     assert "pipeline of 2 stages: group PP, as its name is PP" in finished.stderr
+    assert "fakedist: the page of these ranks: runs/report.html" in finished.stderr
     return folder / "runs", json.loads(finished.stdout)
 
 
@@ -39,6 +42,17 @@ def test_a_rank_of_each_stage_runs_and_the_job_is_priced(profiled: tuple[Path, d
         parts = [stage[f"{name}_us"] for name in ("compute", "communication", "bubble", "host", "wait")]
         assert sum(parts) == pytest.approx(job["step_us"])
         assert stage["bubble_us"] > 0
+
+
+def test_the_page_of_the_job_has_its_step_and_leads_to_the_ranks(profiled: tuple[Path, dict[str, Any]]) -> None:
+    folder, made = profiled
+    page = read_page((folder / "report.html").read_text())
+    assert page.figures["step_time"] == format_us(made["job"]["step_us"])
+    assert [row[0] for row in page.tables["rank-table"]] == ["rank", "0", "2"]
+    assert {"rank0/report.html", "rank2/report.html"} <= set(page.fetched)
+    found = open_job_runs(folder)
+    assert found.job is not None
+    assert found.job.summary.step_us == pytest.approx(made["job"]["step_us"])
 
 
 def test_the_tokens_of_the_job_are_those_of_its_batch(profiled: tuple[Path, dict[str, Any]]) -> None:

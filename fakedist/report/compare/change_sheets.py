@@ -16,6 +16,7 @@ from fakedist.report.compare.comparison import (
     format_change,
     format_relative,
     format_us_change,
+    noise_text,
 )
 from fakedist.report.text.group_sheets import AT_ONCE, stream_columns
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
@@ -156,19 +157,37 @@ def _segment_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     ]
 
 
-def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
-    """Tables of what changed in the timed step. Tables without a change are left out."""
-    sheets = [
-        Sheet(f"Time of the step, {time.of}", [text_column("", time.parts["name"]), *_times(time.parts)]),
-        _changed_sheet(f"Kernels by phase, {time.of}", time.phases, _time_phase_columns, all_rows),
-        _changed_sheet(f"By family of kernels, {time.of}", time.families, _family_columns, all_rows),
-        _changed_sheet(
-            f"Exposed communication by group, {time.of_communication}", time.groups, group_columns, all_rows
-        ),
-        _changed_sheet(f"Time by layer, own, {time.of}", time.layers, _time_layer_columns, all_rows),
-        _changed_sheet(f"Kernels by name, {time.of}", time.names, _name_columns, all_rows),
+def time_change_sheets(time: TimeComparison, *, all_rows: bool, with_noise: bool | None = None) -> list[Sheet]:
+    """Tables of what changed in the timed step. Tables without a change are left out.
+
+    So are changes below ``time.noise_us``, unless ``with_noise``; None for the same as ``all_rows``.
+    """
+    chosen: list[tuple[str, pd.DataFrame, _Columns]] = [
+        (f"Kernels by phase, {time.of}", time.phases, _time_phase_columns),
+        (f"By family of kernels, {time.of}", time.families, _family_columns),
+        (f"Exposed communication by group, {time.of_communication}", time.groups, group_columns),
+        (f"Time by layer, own, {time.of}", time.layers, _time_layer_columns),
+        (f"Kernels by name, {time.of}", time.names, _name_columns),
     ]
-    return [sheet for sheet in sheets if sheet is not None]
+    least_us = 0.0 if (all_rows if with_noise is None else with_noise) else time.noise_us
+    sheets, num_left_out = [], 0
+    for title, changes, columns in chosen:
+        is_noise = (changes["change_us"].abs() < least_us) & ~changes["what"].isin(("same", *_NO_NOISE))
+        num_left_out += int(is_noise.sum())
+        sheets.append(_changed_sheet(title, changes[~is_noise], columns, all_rows))
+    remarks = [left_out_text(num_left_out, least_us)] if num_left_out else []
+    first = Sheet(f"Time of the step, {time.of}", [text_column("", time.parts["name"]), *_times(time.parts)], remarks)
+    return [first, *(sheet for sheet in sheets if sheet is not None)]
+
+
+#: Changes that are worth a row though the time is the same: other kernels or calls, or unknown durations.
+_NO_NOISE = ("recounted", "not known")
+
+
+def left_out_text(number: int, least_us: float) -> str:
+    """The number of rows that are left out of tables of times, and why."""
+    rows = "1 row that differs" if number == 1 else f"{number:,} rows that differ"
+    return f"left out below: {rows} by {noise_text(least_us)}; --all-rows shows them"
 
 
 def _time_phase_columns(rows: pd.DataFrame) -> list[SheetColumn]:
@@ -225,9 +244,8 @@ def _times(rows: pd.DataFrame) -> list[SheetColumn]:
 
 def render_comparison(comparison: Compared, *, all_rows: bool, console: Console) -> None:
     """Print a comparison, what was changed and the reason first."""
-    print_words(console, Text(comparison.headline, style="bold"), 0)
-    if comparison.time:
-        print_words(console, Text(comparison.time.why, style="bold"), 0)
+    for line in (comparison.headline, *(text for _, text in comparison.whys[1:])):
+        print_words(console, Text(line, style="bold"), 0)
     for side, run in (("A", comparison.a), ("B", comparison.b)):
         print_long(console, Text(f"{side}  ", style="dim") + Text(f"{run.path}", style="not dim"))
     for warning in comparison.warnings:
@@ -240,9 +258,9 @@ def render_comparison(comparison: Compared, *, all_rows: bool, console: Console)
 def comparison_markdown(comparison: Compared, *, all_rows: bool = False) -> str:
     """A comparison as Markdown: what was changed and why, the figures, and the rest in collapsed sections."""
     first, *rest = comparison_sheets(comparison, all_rows=all_rows)
-    lines = [f"**{escaped(comparison.headline)}**", ""]
-    if comparison.time:
-        lines += [f"**{escaped(comparison.time.why)}**", ""]
+    lines = []
+    for line in (comparison.headline, *(text for _, text in comparison.whys[1:])):
+        lines += [f"**{escaped(line)}**", ""]
     lines += [f"A: `{comparison.a.path.name}`, B: `{comparison.b.path.name}`", ""]
     if remarks := [f"- {escaped(remark)}" for remark in (*comparison.warnings, *comparison.look_first)]:
         lines += [*remarks, ""]
@@ -254,8 +272,8 @@ def comparison_markdown(comparison: Compared, *, all_rows: bool = False) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def comparison_sheets(comparison: Compared, *, all_rows: bool) -> list[Sheet]:
-    """The tables of a comparison that are not empty, with the figures first."""
+def comparison_sheets(comparison: Compared, *, all_rows: bool, with_noise: bool | None = None) -> list[Sheet]:
+    """The tables of a comparison that are not empty, with the figures first. See :func:`time_change_sheets`."""
     if not isinstance(comparison, Comparison):
         return snapshot_sheets(comparison, all_rows=all_rows)
     figures = comparison.figures
@@ -276,7 +294,9 @@ def comparison_sheets(comparison: Compared, *, all_rows: bool) -> list[Sheet]:
         _streams(comparison),
     ]
     shown = [sheet for sheet in sheets if sheet is not None]
-    return shown + (time_change_sheets(comparison.time, all_rows=all_rows) if comparison.time else [])
+    if comparison.time:
+        shown += time_change_sheets(comparison.time, all_rows=all_rows, with_noise=with_noise)
+    return shown
 
 
 def _differences(comparison: Comparison) -> Sheet | None:

@@ -5,6 +5,7 @@ Access to a table that is missing or damaged raises RunDirectoryError.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fakedist.results.opening import open_run, open_run_directory
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import MOMENTS
+from fakedist.rundir.step_time import StepTime
 from fakedist.rundir.tables import read_table
 from fakedist.units import format_bytes, format_us
 
@@ -81,6 +83,16 @@ class TimeComparison:
         a, b = (communication_word(time) for time in self.times)
         return a if a == b else f"A {a}, B {b}"
 
+    @cached_property
+    def noise_us(self) -> float:
+        """Smaller changes are not worth a row: a ten-thousandth of the shorter step, and what is written as 0 µs."""
+        return noise_us(self.times)
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the step changed by more than that."""
+        return abs(self.times[1].step_us - self.times[0].step_us) >= self.noise_us
+
     @property
     def why(self) -> str:
         """The one line: "step +10.1 ms (+4.2%), estimated: +12.3 ms in its kernels, gemm of layers.*.mlp, +11.9 ms".
@@ -103,6 +115,20 @@ class TimeComparison:
             part = f"{first['operation']} on {first['group']}, {format_us_change(float(first['change_us']))}"
             return f"{format_us_change(exposed)} of exposed communication, {part}"
         return "" if cause is None else f"{format_us_change(cause.change)} in its kernels, {say_time_part(cause)}"
+
+
+_NOISE = 1e-4
+
+
+def noise_us(times: Sequence[StepTime]) -> float:
+    """The time below which a difference between steps is left out of tables, in microseconds."""
+    return max(_NOISE * min(time.step_us for time in times), changed_memory.SHOWN_AS_NONE_US)
+
+
+def noise_text(least_us: float) -> str:
+    """That threshold in words."""
+    share = "" if least_us <= changed_memory.SHOWN_AS_NONE_US else f", {_NOISE:.2%} of the shortest step"
+    return f"less than {format_us(least_us)}{share}"
 
 
 def say_time_part(cause: reasons.Cause, *, is_change: bool = True) -> str:
@@ -258,9 +284,18 @@ class Comparison:
         return say_cause(self.cause, reasons.origin_of(self.cause, self.blocks))
 
     @property
+    def whys(self) -> list[tuple[str, str]]:
+        """The lines of the peak ("why") and of the step ("time_why"), the step first if only it changed."""
+        lines = [("why", self.why)]
+        if self.time is not None:
+            at = 0 if self.cause is None and self.time.is_changed else 1
+            lines.insert(at, ("time_why", self.time.why))
+        return lines
+
+    @property
     def headline(self) -> str:
         """The changed settings and the reason: "--loss-parallel: -7.32 GiB at the peak: temporaries ..."."""
-        return f"{self.changed}: {self.why}" if self.changed else self.why
+        return f"{self.changed}: {self.whys[0][1]}" if self.changed else self.whys[0][1]
 
     def _tables(self, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         return self._kept.setdefault(name, (self.a.table(name), self.b.table(name)))
@@ -408,6 +443,11 @@ class SnapshotComparison:
         )
 
     headline = why
+
+    @property
+    def whys(self) -> list[tuple[str, str]]:
+        """The line of the peak, as :attr:`Comparison.whys`."""
+        return [("why", self.why)]
 
     def _blocks_of(self, row: pd.Series) -> str:
         num_a, num_b = int(row["num_a"]), int(row["num_b"])

@@ -9,7 +9,6 @@ from fakedist.report.compare.change_sheets import comparison_sheets
 from fakedist.report.compare.comparison import (
     Compared,
     TimeComparison,
-    format_change,
     format_relative,
     format_us_change,
 )
@@ -43,7 +42,6 @@ def time_context(time: TimeComparison) -> dict[str, object]:
     seen = [family for family in FAMILIES if family in {*phases["category"], *layers["category"]}]
     return {
         "of": time.of,
-        "why": time.why,
         "steps": [_step(name, run) for name, run in zip("AB", time.runs, strict=True)],
         "numbers": [
             _step_numbers(run, layer_kernels, times)
@@ -155,14 +153,11 @@ _NUM_COLUMNS = 8_000  # enough to zoom into one of several steps
 def comparison_page(comparison: Compared, *, plotly_file: str = "") -> str:
     """The page as text. ``plotly_file``, next to the page, has plotly.js; empty to have it in the page."""
     peaks = [summary.peak_allocated_bytes for summary in comparison.summaries]
-    sheets = comparison_sheets(comparison, all_rows=True)
+    sheets = comparison_sheets(comparison, all_rows=True, with_noise=False)
     context: dict[str, object] = {
         "changed": comparison.changed,
-        "why": comparison.why,
+        "whys": comparison.whys,
         "time": time_context(comparison.time) if comparison.time else None,
-        "change": format_change(peaks[1] - peaks[0]),
-        "relative": format_relative(peaks[1] - peaks[0], peaks[0]),
-        "is_worse": peaks[1] > peaks[0],
         "sides": [_side("A", comparison.a, peaks[0]), _side("B", comparison.b, peaks[1])],
         "warnings": comparison.warnings,
         "look_first": comparison.look_first,

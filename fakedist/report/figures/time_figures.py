@@ -359,7 +359,7 @@ Figure: TypeAlias = go.Figure
 def stage_lanes(step: JobStep, lanes: pd.DataFrame) -> Figure:
     """The job's step by rank: forward, backward, optimizer, communication and bubble over time (``JobTime.lanes``)."""
     figure = new_figure()
-    labels = {stage.rank: _label(stage) for stage in step.stages}
+    labels = {stage.rank: stage_label(stage) for stage in step.stages}
     for lane in _ORDER:
         rows = lanes[lanes["lane"] == lane]
         if not len(rows):
@@ -383,5 +383,12 @@ def stage_lanes(step: JobStep, lanes: pd.DataFrame) -> Figure:
     return figure.update_layout(legend=legend, margin={"t": 90})
 
 
-def _label(stage: StageTime) -> str:
+def lane_names(lanes: pd.DataFrame) -> list[str]:
+    """The lanes that there is something of, in the order of a step."""
+    seen = set(lanes["lane"])
+    return [lane for lane in reversed(_ORDER) if lane in seen]
+
+
+def stage_label(stage: StageTime) -> str:
+    """The name of a rank, with its stage if that is known."""
     return f"rank {stage.rank}" if stage.stage is None else f"stage {stage.stage}, rank {stage.rank}"

@@ -15,6 +15,7 @@ from fakedist.report.text.run_report import summary_object
 from fakedist.report.text.sheet import (
     Sheet,
     SheetColumn,
+    bytes_column,
     escaped,
     markdown_table,
     print_facts,
@@ -24,6 +25,7 @@ from fakedist.report.text.sheet import (
     print_sheets,
     print_table,
     sheet_markdown,
+    us_column,
 )
 from fakedist.report.text.wording import job_command
 from fakedist.results.job_time import JobTime
@@ -37,16 +39,16 @@ from fakedist.units import format_bytes, format_us
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank that has run. Its seconds ``wall_s`` include recording and tables."""
+    """One rank that has run. Its seconds ``wall_s`` include recording and tables; None if they are not known."""
 
     rank: int
     run_directory: Path | None
     exit: Ending
-    wall_s: float
+    wall_s: float | None = None
 
 
-def render_ranks(rows: Sequence[RankRow], world_size: int, console: Console) -> None:
-    """Print a table with a row for each rank."""
+def ranks_sheet(rows: Sequence[RankRow], world_size: int) -> Sheet:
+    """A table with a row for each rank, and the messages of those that did not end by themselves."""
     runs = [None if row.run_directory is None else open_run_directory(row.run_directory) for row in rows]
     endings = [row.exit if run is None else run.summary.exit for row, run in zip(rows, runs, strict=True)]
     columns = [
@@ -54,15 +56,33 @@ def render_ranks(rows: Sequence[RankRow], world_size: int, console: Console) -> 
         SheetColumn("outcome", [ending.outcome for ending in endings]),
         SheetColumn("peak allocated", ["-" if run is None else format_bytes(run.peak_allocated_bytes) for run in runs]),
         SheetColumn("reserved", ["-" if run is None else format_bytes(run.peak_reserved_bytes) for run in runs]),
-        SheetColumn("wall", [f"{row.wall_s:.1f} s" for row in rows], rank=1),
+        *_wall(rows),
         SheetColumn("run", [_shown(row.run_directory) for row in rows], is_text=True, rank=2),
     ]
-    print_table(console, f"Ranks of {world_size:,}, memory measured", columns)
-    for row, ending in zip(rows, endings, strict=True):
-        if ending.message:
-            print_remark(console, f"rank {row.rank}: {ending.message}")
+    remarks = [
+        f"rank {row.rank}: {ending.message}" for row, ending in zip(rows, endings, strict=True) if ending.message
+    ]
+    return Sheet(f"Ranks of {world_size:,}, memory measured", columns, remarks)
+
+
+def render_ranks(rows: Sequence[RankRow], world_size: int, console: Console) -> None:
+    """Print a table with a row for each rank."""
+    print_sheets(console, [ranks_sheet(rows, world_size)])
     if any(row.run_directory for row in rows):
         console.print(Text("  fakedist report RUN shows each", style="dim"), soft_wrap=True)
+
+
+def ranks_markdown(rows: Sequence[RankRow], world_size: int, job: JobTime | None) -> str:
+    """The same as Markdown, below the job's step if that is known."""
+    sheet = ranks_sheet(rows, world_size)
+    lines = [f"**{sheet.title}**", "", *markdown_table(sheet.columns), ""]
+    lines += [f"- {escaped(remark)}" for remark in sheet.remarks]
+    return ("" if job is None else job_markdown(job) + "\n") + "\n".join(lines).rstrip() + "\n"
+
+
+def _wall(rows: Sequence[RankRow]) -> list[SheetColumn]:
+    known = [row.wall_s for row in rows if row.wall_s is not None]
+    return [SheetColumn("wall", [f"{wall_s:.1f} s" for wall_s in known], rank=1)] if len(known) == len(rows) else []
 
 
 def ranks_object(rows: Sequence[RankRow], world_size: int, exit_code: int) -> dict[str, object]:
@@ -74,7 +94,7 @@ def rank_object(row: RankRow) -> dict[str, object]:
     """One rank's object. For a rank that could not start, it has only how it ended."""
     if row.run_directory is None:
         return {"rank": row.rank, "exit": to_plain(row.exit), "wall_s": row.wall_s}
-    return {**summary_object(row.run_directory), "wall_s": row.wall_s}
+    return {**summary_object(row.run_directory), **({} if row.wall_s is None else {"wall_s": row.wall_s})}
 
 
 def _shown(path: Path | None) -> str:
@@ -229,15 +249,15 @@ def job_columns(step: JobStep) -> list[SheetColumn]:
     return [
         SheetColumn("rank", [str(stage.rank) for stage in stages]),
         *(known if any(stage.stage is not None for stage in stages) else []),
-        SheetColumn("peak reserved", [format_bytes(stage.peak_reserved_bytes) for stage in stages]),
-        SheetColumn("peak allocated", [format_bytes(stage.peak_allocated_bytes) for stage in stages], rank=2),
+        bytes_column("peak reserved", [stage.peak_reserved_bytes for stage in stages]),
+        bytes_column("peak allocated", [stage.peak_allocated_bytes for stage in stages], rank=2),
         *(
-            SheetColumn(name, [format_us(value_us) for value_us in column], rank=int(name == "other"))
+            us_column(name, column, rank=int(name == "other"))
             for name, column in times.items()
             if name != "other" or any(value_us > whole / 1000 for value_us in column)
         ),
         SheetColumn("bubble's share", [share_text(stage.bubble_us / whole) for stage in stages]),
-        SheetColumn("done after", [format_us(stage.own_us) for stage in stages], rank=1),
+        us_column("done after", [stage.own_us for stage in stages], rank=1),
     ]
 
 

@@ -21,6 +21,7 @@ from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.errors import JobError
 from fakedist.results.run import Run
 from fakedist.rundir.schema import TABLES
+from fakedist.units import format_bytes, format_us
 from fakedist.visible import MOST_OF_A_TEXT, visible
 
 _GAP = 2  # blanks between columns
@@ -42,12 +43,17 @@ class SheetColumn:
         is_text: Text is left-aligned and wraps if necessary. Figures are right-aligned and never cut.
         rank: Columns with the highest rank are left out first, rank 0 only where the others' text would have to fold to
             a few letters. The first column and those of rank ``KEY`` always stay.
+        values: The cells' figures, by which a page sorts the column and which a CSV file gets; None where one is not
+            known, and None without any.
+        unit: Unit of ``values``: "bytes", "us" or "%"; empty for a number.
     """
 
     name: str
     cells: Sequence[str]
     is_text: bool = False
     rank: int = 0
+    values: Sequence[float | None] | None = None
+    unit: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", visible(self.name))
@@ -74,6 +80,17 @@ class Sheet:
     columns: Sequence[SheetColumn]
     remarks: Sequence[str] = ()
     has_json: bool = True
+
+
+def bytes_column(name: str, sizes: Sequence[int], rank: int = 0) -> SheetColumn:
+    """A column of bytes."""
+    return SheetColumn(name, [format_bytes(size) for size in sizes], rank=rank, values=sizes, unit="bytes")
+
+
+def us_column(name: str, times_us: Sequence[float | None], rank: int = 0) -> SheetColumn:
+    """A column of times; None is not known."""
+    cells = ["-" if time_us is None else format_us(time_us) for time_us in times_us]
+    return SheetColumn(name, cells, rank=rank, values=times_us, unit="us")
 
 
 def print_table(console: Console, title: str, columns: Sequence[SheetColumn], *, has_json: bool = True) -> None:

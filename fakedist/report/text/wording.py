@@ -28,7 +28,9 @@ LAYER_COLUMNS = {
     "temps": (("temporary",), 2),
     "other": (("workspace", "communication", "other"), 4),
 }
-_SECRET = re.compile(r"^(\w*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY)\w*)=.+", re.IGNORECASE | re.DOTALL)
+_SECRET = re.compile(
+    r"^((?:--[\w-]+=)?\w*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY)\w*)=.+", re.IGNORECASE | re.DOTALL
+)
 _PACKAGES = re.compile(rf"^/.*/(?:site|dist)-packages/|^/.*/lib/(?=python3\.\d+/)|^/.*/(?={INDUCTOR_FILE.pattern})")
 _PACKAGES_WITHIN = re.compile(r"(?<=\s)/\S*/(?:site|dist)-packages/")
 MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted

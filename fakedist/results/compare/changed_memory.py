@@ -120,6 +120,8 @@ def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.
 
 #: Smaller changes of times are rounding errors of sums.
 _NOTHING_US = 0.01
+#: Smaller times are written as 0 µs: nothing grew or shrank.
+SHOWN_AS_NONE_US = 0.05
 
 
 def with_change(table: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
@@ -129,7 +131,8 @@ def with_change(table: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> 
     table[change] = table[b] - table[a]
     if unit == "us":
         table[change] = table[change].where(table[change].abs() >= _NOTHING_US, 0.0)
-    grown = np.where(table[change] > 0, "grew", np.where(table[change] < 0, "shrank", "same"))
+    least = SHOWN_AS_NONE_US if unit == "us" else 1
+    grown = np.where(table[change] >= least, "grew", np.where(table[change] <= -least, "shrank", "same"))
     new, gone = (table[a] == 0) & (table[b] != 0), (table[b] == 0) & (table[a] != 0)
     table["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
     return table

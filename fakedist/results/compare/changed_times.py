@@ -13,7 +13,7 @@ from fakedist.rundir.step_time import StepTime
 from fakedist.rundir.summary import CollectiveTotal
 
 #: Parts of a step and their display names.
-_PARTS = {
+PARTS = {
     "step_us": "step",
     "busy_us": "computes",
     "communication_us": "only communicates",
@@ -25,8 +25,8 @@ _PARTS = {
 
 
 def part_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """The parts of two steps: columns name, a_us, b_us, change_us, what, in the order of ``_PARTS``."""
-    pairs = [(name, getattr(a, key), getattr(b, key)) for key, name in _PARTS.items()]
+    """The parts of two steps: columns name, a_us, b_us, change_us, what, in the order of ``PARTS``."""
+    pairs = [(name, getattr(a, key), getattr(b, key)) for key, name in PARTS.items()]
     return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]), "us")
 
 

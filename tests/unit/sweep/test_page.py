@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
 
+from fakedist.cli import main
 from fakedist.sweep.opened import Sweep
 from fakedist.sweep.page import maps, memory_against_speed, parallel_axes, sweep_page
 from fakedist.sweep.point_rows import Status
+from fakedist.sweep.sweep_directory import JOURNAL_NAME, SweepJournal, write_about
+from tests.unit.report.reading import read_page
 from tests.unit.sweep.rows_by_hand import row
 from tests.unit.sweep.test_sheets import ROWS, sweep
 
@@ -26,9 +30,10 @@ def kept(tmp_path: Path) -> Sweep:
 
 
 def test_the_page_has_the_answer_every_point_and_the_reports(kept: Sweep) -> None:
-    page = sweep_page(kept)
+    page = sweep_page(kept, kept.path)
     assert "fastest that fits with 5% headroom: tp2 recompute=moe_act" in page
-    assert page.count(">open</a>") == 1
+    assert page.count(">rank 0</a>") == 2  # the winner's, and its row's
+    assert ">rank 0</a>" not in sweep_page(kept, kept.path.parent)
     assert "tp=3 recompute=full" in page
     assert "68.10 GiB" in page
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
@@ -81,7 +86,59 @@ def test_a_map_shows_the_fastest_point_that_fits_for_each_pair() -> None:
     assert sorted(shown.values()) == ["100", "200", "300"]
 
 
+def test_the_page_has_the_setting_and_the_command_of_the_winner() -> None:
+    first, *others = ROWS
+    command = "fakedist profile --world-size=512 --rank=0 --env=API_TOKEN=hidden --fabric=p5-efa train.py --tp 2"
+    rows = [replace(first, command=command, world_size=512), *(replace(each, world_size=64) for each in others)]
+    read = read_page(sweep_page(sweep(*rows)))
+    assert read.figures["setting"] == ("64, 512 ranks · NVIDIA H100 80GB HBM3, 80.00 GiB of memory · dgx-h100-ndr")
+    said = " ".join(" ".join(read.words).split())
+    assert "--fabric=p5-efa train.py --tp 2" in said
+    assert "hidden" not in said
+    assert read.figures["speed"] == "1,702"
+
+
+def test_what_does_not_fit_is_listed_with_the_reason_closest_first() -> None:
+    near = replace(row(100, 81, tp=1, status=Status.DOES_NOT_FIT), reason="rank 0 lacks 1.00 GiB")
+    far = replace(row(100, 120, tp=2, status=Status.DOES_NOT_FIT), reason="rank 0 lacks 40.00 GiB", layer="head")
+    skipped = replace(row(tp=4, status=Status.SKIPPED), reason="tp=2 does not fit")
+    read = read_page(sweep_page(sweep(row(50, tp=8), far, skipped, near)))
+    assert [each[:3] for each in read.tables["misfits-table"]] == [
+        ["point", "", "why"],
+        ["tp=1", "does not fit", "rank 0 lacks 1.00 GiB"],
+        ["tp=2", "does not fit", "rank 0 lacks 40.00 GiB"],
+        ["tp=4", "skipped (monotone)", "tp=2 does not fit"],
+    ]
+    assert "failures-table" not in read.tables
+
+
 def test_a_sweep_without_any_step_has_a_page() -> None:
     page = sweep_page(sweep(ROWS[3]))
     assert "no point fits with 5% headroom" in page
     assert 'id="front"' not in page
+
+
+def test_a_sweeps_directory_is_reported_and_viewed(
+    kept: Sweep, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    write_about(kept.path, kept.about)
+    journal = SweepJournal(kept.path / JOURNAL_NAME)
+    for each in ROWS:
+        journal.add_row(each)
+    journal.close()
+    folder = str(kept.path)
+    shown = {}
+    for form in ("text", "json", "csv", "markdown", "html"):
+        assert main(["report", folder, "--format", form]) == 0
+        shown[form] = capsys.readouterr().out
+    assert "fastest that fits with 5% headroom: tp2 recompute=moe_act" in shown["text"]
+    assert json.loads(shown["json"])["best"] == ROWS[0].id
+    assert len(shown["csv"].splitlines()) == 1 + len(ROWS)
+    assert "| 1=\\* |" in shown["markdown"]
+    assert read_page(shown["html"]).figures["speed"] == "1,702"
+    assert main(["view", folder]) == 0
+    assert capsys.readouterr().out == f"{(kept.path.resolve() / 'report.html').as_uri()}\n"
+    assert ">rank 0</a>" in (kept.path / "report.html").read_text()
+    assert main(["report", folder, "--section", "time"]) == 2

@@ -4,6 +4,7 @@ import { drawWhenSeen, redrawn } from './chart.js';
 import { wireCopies } from './copying.js';
 import { $, $$, make, note } from './dom.js';
 import { KernelChart } from './kernels.js';
+import { wireNav } from './nav.js';
 import { wireScrolls, wireTable } from './tables.js';
 import { bytesText } from './text.js';
 import { wirePrint, wireTheme } from './theme.js';
@@ -92,6 +93,7 @@ async function stepCharts() {
 }
 
 async function start() {
+  wireNav();
   const [data] = await Promise.all([unpack($('#numbers')), loadLibrary($('#plotly'))]);
   const curves = new CurveChart($('#timeline'), data);
   const steps = await stepCharts();

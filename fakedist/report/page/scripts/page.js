@@ -10,6 +10,7 @@ import { Flame } from './flame.js';
 import { drawGroups } from './groups.js';
 import { KernelChart } from './kernels.js';
 import { MemoryChart } from './memory.js';
+import { wireNav } from './nav.js';
 import { PeakChart } from './peak.js';
 import { Replay } from './replay.js';
 import { Stacks } from './stacks.js';
@@ -19,24 +20,6 @@ import { wirePrint, wireTheme } from './theme.js';
 import { Timeline } from './timeline.js';
 import { loadLibrary, unpack } from './unpack.js';
 import { link } from './zoom.js';
-
-function wireNav() {
-  const links = $$('nav a');
-  const seen = new Map();
-  const show = (entries) => {
-    for (const entry of entries) seen.set(entry.target.id, entry.isIntersecting);
-    const now = links.find((each) => seen.get(each.hash.slice(1)));
-    for (const each of links) {
-      if (each === now) each.setAttribute('aria-current', 'true');
-      else each.removeAttribute('aria-current');
-    }
-  };
-  const watch = new IntersectionObserver(show, { rootMargin: '-80px 0px -55% 0px' });
-  for (const each of links) {
-    const section = $(each.hash);
-    if (section) watch.observe(section);
-  }
-}
 
 function memoryChart(data, address) {
   const stacks = $('#flame') && new Stacks(data);

@@ -3,6 +3,7 @@
 import { Chart, drawWhenSeen, redrawn } from './chart.js';
 import { wireCopies } from './copying.js';
 import { $, $$ } from './dom.js';
+import { wireNav } from './nav.js';
 import { wireScrolls, wireTable } from './tables.js';
 import { wirePrint, wireTheme } from './theme.js';
 import { loadLibrary, unpack } from './unpack.js';
@@ -41,6 +42,7 @@ function chartsOf({ figures, maps, style }) {
 }
 
 async function start() {
+  wireNav();
   const [data] = await Promise.all([unpack($('#numbers')), loadLibrary($('#plotly'))]);
   const charts = chartsOf(data.meta);
   const drawn = Object.values(charts).filter(Boolean);

@@ -89,7 +89,7 @@ def test_a_change_has_its_amount_and_a_word(unit: Any) -> None:
     found = with_change(sides, unit)
     assert found[f"change_{unit}"].tolist() == [5, -5, 1, -1, 0, 0]
     assert found["what"].tolist() == ["appeared", "gone", "grew", "shrank", "same", "same"]
-    close = with_change(pd.DataFrame({"a_us": [5.0, 5.0], "b_us": [5.009, 5.02]}), "us")
+    close = with_change(pd.DataFrame({"a_us": [5.0, 5.0], "b_us": [5.049, 5.06]}), "us")
     assert close["what"].tolist() == ["same", "grew"]
 
 

@@ -46,6 +46,33 @@ def test_changes_add_up_to_that_of_all_kernels_however_they_are_told(tmp_path: P
         assert set(time.layers["what"]) == {"same", "shrank"}
 
 
+def test_changes_that_are_noise_are_left_out_and_counted(tmp_path: Path) -> None:
+    comparison = both(tmp_path, {"gemm_us": 1e4, "mlp": "mlp"}, {"gemm_us": 1e4 + 0.5, "activation": 12 << 20})
+    assert comparison.time is not None
+    told = "left out below: 4 rows that differ by less than 3.0 µs, 0.01% of the shortest step; --all-rows shows them"
+    assert told in " ".join(shown(comparison).split())
+    assert "grew" not in shown(comparison).partition("Time of the step")[2]
+    assert told in " ".join(comparison_page(comparison).split())
+    everything = time_change_sheets(comparison.time, all_rows=True)
+    assert [len(sheet.columns[0].cells) for sheet in everything[1:]] == [1, 1, 1, 1]
+    assert not any(sheet.remarks for sheet in everything)
+
+
+def test_a_change_that_is_written_as_nothing_is_none(tmp_path: Path) -> None:
+    time = times(tmp_path, {}, {"gemm_us": 100.01})
+    for table in (time.phases, time.families, time.layers, time.names):
+        assert set(table["what"]) == {"same"}
+
+
+def test_the_headline_is_of_the_step_if_only_that_changed(tmp_path: Path) -> None:
+    comparison = both(tmp_path, {}, {"gemm_us": 140})
+    assert comparison.headline.startswith("step +120 µs (+36.4%), estimated")
+    assert shown(comparison).splitlines()[1] == "the peak is the same, 73.00 MiB"
+    assert "<title>step +120 µs" in comparison_page(comparison).replace("&#43;", "+")
+    with_memory = both(tmp_path / "more", {}, {"gemm_us": 140, "activation": 12 << 20})
+    assert with_memory.headline.startswith("+12.00 MiB at the peak")
+
+
 @pytest.mark.parametrize(
     ("b", "told"),
     [

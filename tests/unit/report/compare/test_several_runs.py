@@ -1,0 +1,127 @@
+"""More than two runs side by side: a column for each, changes from the first, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fakedist.cli import main
+from fakedist.report.compare.several_runs import (
+    RunFigure,
+    SeveralRuns,
+    render_several,
+    several_page,
+    several_sheets,
+    spread,
+)
+from fakedist.report.text.sheet import Sheet
+from tests.unit.report.reading import read_page
+from tests.unit.report.two_runs import run_of
+
+HOSTILE = "<img src=x onerror=alert(1)>{{ 7 * 7 }}"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    return [
+        run_of(tmp_path / "a", gemm_us=100),
+        run_of(tmp_path / "b", gemm_us=100, activation=12 << 20, arguments=("--wide",)),
+        run_of(tmp_path / "c", gemm_us=140),
+    ]
+
+
+def sheet(several: SeveralRuns, title: str, **options: bool) -> Sheet:
+    options.setdefault("all_rows", False)
+    (found,) = [one for one in several_sheets(several, **options) if one.title.startswith(title)]
+    return found
+
+
+def rows(found: Sheet) -> list[tuple[str, ...]]:
+    return list(zip(*(column.cells for column in found.columns), strict=True))
+
+
+def test_each_run_has_a_column_with_its_change_from_the_first(paths: list[Path]) -> None:
+    several = SeveralRuns(paths)
+    memory = sheet(several, "Memory, measured")
+    assert [column.name for column in memory.columns] == ["", "A", "B", "C"]
+    assert rows(memory)[0] == ("peak allocated", "73.00 MiB", "85.00 MiB (+12.00 MiB)", "73.00 MiB")
+    step = {row[0]: row[1:] for row in rows(sheet(several, "Time of the step"))}
+    assert step["step"] == ("330 µs", "330 µs", "450 µs (+120 µs)")
+    layers = rows(sheet(several, "By layer at the peak"))
+    assert layers == [("layers.*.mlp", "activation", "24.00 MiB", "36.00 MiB (+12.00 MiB)", "24.00 MiB")]
+
+
+def test_a_line_for_each_run_says_what_was_changed_and_what_it_gave(paths: list[Path]) -> None:
+    assert SeveralRuns(paths).headlines == [
+        "B --wide: peak +12.00 MiB (+16.4%), step 0 µs (0.0%)",
+        "C: peak 0 B (0.0%), step +120 µs (+36.4%)",
+    ]
+
+
+def test_rows_that_are_the_same_or_noise_are_counted_and_left_out(tmp_path: Path) -> None:
+    steps = [run_of(tmp_path / name, gemm_us=gemm_us) for name, gemm_us in (("a", 1e4), ("b", 1e4 + 0.5), ("c", 1e4))]
+    several = SeveralRuns(steps)
+    assert several.noise_us == pytest.approx(3.0, rel=0.01)
+    assert sheet(several, "Time of the step").remarks == [
+        "left out below: 3 rows that differ by less than 3.0 µs, 0.01% of the shortest step; --all-rows shows them"
+    ]
+    assert not [one for one in several_sheets(several, all_rows=False) if "family" in one.title or "layer" in one.title]
+    shown = rows(sheet(several, "By family of kernels", all_rows=True))
+    assert [row[0] for row in shown] == ["gemm"]
+    assert shown[0][2].endswith("(+1.5 µs)")
+
+
+def test_a_figure_that_only_some_runs_know_differs_without_a_change() -> None:
+    assert spread([RunFigure(1.0), RunFigure(1.0)]) == 0
+    assert spread([None, RunFigure(2.0)]) == 2
+    assert spread([RunFigure(1.0), RunFigure(1.0, unknown=1)]) == float("inf")
+
+
+def test_every_format_has_them(paths: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = [str(path) for path in paths]
+    assert main(["compare", *given]) == 0
+    text = capsys.readouterr().out
+    assert "B --wide: peak +12.00 MiB" in text
+    assert "the base" in text
+    assert main(["compare", *given, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert [run["name"] for run in plain["runs"]] == ["A", "B", "C"]
+    assert plain["differences"]["arguments"] == ["", "--wide", ""]
+    first = plain["tables"][0]["rows"][0]
+    assert [figure["value"] for figure in first["figures"]] == [73 << 20, 85 << 20, 73 << 20]
+    assert main(["compare", *given, "--format", "markdown"]) == 0
+    assert "| peak allocated | 73.00 MiB | 85.00 MiB (+12.00 MiB) | 73.00 MiB |" in capsys.readouterr().out
+    assert main(["compare", *given, "--format", "html", "-o", str(tmp_path / "page.html")]) == 0
+    assert "+12.00 MiB" in (tmp_path / "page.html").read_text()
+
+
+def test_one_run_is_too_few(paths: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(paths[0])]) == 2
+    assert "it takes two or more to compare" in capsys.readouterr().err
+
+
+def test_the_page_has_the_tables_of_the_terminal_and_names_are_text(paths: list[Path], tmp_path: Path) -> None:
+    several = SeveralRuns([*paths, run_of(tmp_path / "d", mlp=HOSTILE, activation=1 << 20, arguments=(HOSTILE,))])
+    text = several_page(several)
+    page = read_page(text)
+    assert page.handlers == []
+    assert "<img" not in text
+    assert all(address.startswith(("#", "data:")) for address in page.fetched)
+    for number, found in enumerate(several_sheets(several, all_rows=True, with_noise=False), 1):
+        cells = [
+            [" ".join(cell.replace("\u2212", "-").split()) for cell in row] for row in page.tables[f"sheet-{number}"]
+        ]
+        assert cells[1:] == [[" ".join(cell.split()) for cell in row] for row in rows(found)], found.title
+    assert page.figures["headline-1"].startswith("B --wide: peak +12.00 MiB")
+
+
+def test_a_run_without_a_step_has_dashes_for_its_times(paths: list[Path], tmp_path: Path) -> None:
+    several = SeveralRuns([*paths[:2], run_of(tmp_path / "untimed")])
+    assert {row[3] for row in rows(sheet(several, "Time of the step"))} == {"-"}
+    stream = StringIO()
+    render_several(several, all_rows=False, console=Console(file=stream, width=100))
+    assert "C: peak 0 B (0.0%)\n" in stream.getvalue()
