@@ -171,11 +171,11 @@ def _forward_stacks(columns_with_stacks: Sequence[_Columns], made: _Columns, ran
     node = ["thread", "sequence"]
     nodes = pd.DataFrame(dict(made)).drop_duplicates(node)
     allocations = [
-        pd.DataFrame({"op": columns["op"], "stack": columns["stack"]})[_has_stack(columns)]
+        pd.DataFrame({name: columns[name][_has_stack(columns)] for name in ("op", "stack")})
         for columns in columns_with_stacks
     ]
-    of_op = pd.concat(allocations) if allocations else pd.DataFrame({"op": [], "stack": []}, dtype="int64")
-    of_op = of_op[(of_op["op"] >= 0) & (of_op["stack"] >= 0)].drop_duplicates("op").set_index("op")["stack"]
+    called = pd.concat(allocations) if allocations else pd.DataFrame({"op": [], "stack": []}, dtype="int64")
+    of_op = called[(called["op"] >= 0) & (called["stack"] >= 0)].drop_duplicates("op").set_index("op")["stack"]
     nodes["stack"] = nodes["stack"].where(nodes["op"] < 0, nodes["op"].map(of_op)).fillna(-1).astype("int64")
     joined = pd.DataFrame(dict(ran)).merge(nodes[nodes["stack"] >= 0][[*node, "stack"]], on=node)
     return joined.drop_duplicates("op").set_index("op")["stack"].sort_index()

@@ -335,7 +335,7 @@ class AllocatorHistory:
                 frames, stacks = list(self._frames)[first_frame:], list(self._stacks)[first_stack:]
                 read = replace(read[0], frames=frames, stacks=stacks), *read[1:]
         for record in read or ():
-            if record.op or getattr(record, "stacks", ()):
+            if record.op or (isinstance(record, NodesRecord) and record.stacks):
                 self._append(record)
 
     def _read_compiled(self) -> list[Read] | None:

@@ -24,7 +24,7 @@ _WITH_CALLS = ["allocated_bytes", "kernel_us"]
 
 @dataclass(frozen=True)
 class Lines:
-    """What a run holds and launches by line.
+    """Bytes at the peak and kernels of the timed step, by line.
 
     Attributes:
         table: A row for each line that holds or launches anything, itself or in what it calls; most bytes first, then

@@ -29,11 +29,13 @@ def lines_object(run: Run) -> dict[str, object]:
     lines, summary, cwd = lines_of(run), run.summary, run.manifest.cwd
     peak_bytes, kernel_us = summary.peak_allocated_bytes, _kernel_us(lines)
     rows = []
-    for row in lines.table.to_dict("records"):
+    for record in lines.table.to_dict("records"):
+        row = {str(name): value for name, value in record.items()}
         row["relative"] = _relative(str(row["file"]), cwd)
         row["allocated_share"] = row["allocated_bytes"] / peak_bytes if peak_bytes else None
         row["kernel_share"] = row["kernel_us"] / kernel_us if kernel_us else None
         rows.append(_without_times(row) if lines.source is None else row)
+    without: dict[str, object] = {**lines.without_line}
     return {
         "schema": SCHEMA,
         "run": str(run.path),
@@ -46,11 +48,11 @@ def lines_object(run: Run) -> dict[str, object]:
         "why_no_times": lines.why_no_time or None,
         "kernel_us": None if lines.source is None else kernel_us,
         "lines": rows,
-        "without_line": _without_times(lines.without_line) if lines.source is None else lines.without_line,
+        "without_line": _without_times(without) if lines.source is None else without,
     }
 
 
-def _without_times(row: dict[str, object] | dict[str, float]) -> dict[str, object]:
+def _without_times(row: dict[str, object]) -> dict[str, object]:
     return {**row, **{name: None for name in _TIMES if name in row}}
 
 
