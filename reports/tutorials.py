@@ -104,5 +104,6 @@ def terminal_svg(command: str, shown: str) -> str:
     text = Text.from_ansi(shown.strip("\n"))
     console = Console(record=True, width=_COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
     console.print(text)
+    console.print()  # the window's edge cuts off what is below the last line's letters
     title = command if len(command) < _COLUMNS else f"{command[: _COLUMNS - 4]} ..."
     return console.export_svg(title=title, theme=MONOKAI, code_format=_WINDOW, unique_id="fakedist")
