@@ -30,7 +30,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery gpu calibrate oldest torch python matrix dist clean
+.PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery site gpu calibrate oldest torch python matrix dist clean
 .PHONY: frameworks recipes clients clients-new clients-recipes clients-fast test-page plotly
 
 help: ## list the targets
@@ -155,8 +155,11 @@ accuracy-kinds: setup ## what is known of the kernels of 250 operations: 1 minut
 accuracy-steps: frameworks ## estimated steps against published ones: 20 minutes, into docs/accuracy; ARGS=--recorded runs no job
 	$(BIN)/python bench/accuracy_steps.py $(ARGS)
 
-gallery: setup ## make the pages of reports/ again
-	$(BIN)/python reports/make.py
+gallery: setup ## make the pages of reports/ and the pictures of the docs again; ARGS= names some
+	$(BIN)/python -m reports.make $(ARGS)
+
+site: setup ## the documents and the gallery as a web site, into build/site
+	$(BIN)/python -m reports.site build/site
 
 oldest: .venv-oldest/.installed ## the tests that touch torch, on the oldest supported one
 	$(OLDEST)/python -m pytest $(PARALLEL) --short $(OLDEST_TESTS)

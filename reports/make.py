@@ -1,10 +1,10 @@
-"""Make the gallery again: run each job, write its page here, and README.md.
+"""Make the gallery again: run each job, write its page here, and README.md; then the pictures of docs/images/*.svg.
 
-    python reports/make.py [NAME ...]
+    python -m reports.make [NAME ...]
 
 The jobs are those of examples/, run from a folder of their own, so that no page contains the path of this repository.
-On two cores and the virtual GPU this takes six minutes and 3 GB. A job whose packages are not installed keeps its page
-and is named at the end; README.md lists those packages.
+NAME is a job's or a tutorial's. On two cores and the virtual GPU all take twelve minutes and 3 GB. A job whose
+packages are not installed keeps its page and is named at the end; README.md lists those packages.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fakedist.report.compare.comparison_page import comparison_page
 from fakedist.report.page.assets import plotly_text
 from fakedist.report.page.run_page import page as run_page
 from fakedist.results.opening import open_run
+from reports.tutorials import IMAGES, TUTORIALS, draw_tutorial, terminal_svg
 
 ROOT = Path(__file__).parent.parent
 HERE = ROOT / "reports"
@@ -159,8 +160,26 @@ def profile(job: Job, folder: Path) -> None:
     )
     if finished.returncode not in (0, 4):
         raise SystemExit(f"{finished.stderr[-3_000:]}\nexit {finished.returncode}: {command}")
+    if job.name == COMPARED[0]:
+        (IMAGES / "card.svg").write_text(card(folder / job.name))
     page = run_page(open_run(folder / job.name), plotly_file=PLOTLY)
     (HERE / f"{job.name}.html").write_text(without_directory(page, folder))
+
+
+def card(run: Path) -> str:
+    """A picture of a run's card, as `repr` has it in a notebook."""
+    rows = [line.strip().partition(": ") for line in repr(open_run(run)).splitlines()[1:]]
+    width = max(len(name) for name, _, _ in rows)
+    lines = [f"\x1b[2m{name:<{width}}\x1b[0m  {text}" for name, _, text in rows]
+    return terminal_svg(f'fakedist.open("{run.name}")', "\n".join(lines))
+
+
+def draw_tutorials(folder: Path, names: list[str]) -> None:
+    """Run the tutorials, or those that are named, for their pictures."""
+    pages = sorted(TUTORIALS.glob("*.md"))
+    for page in [page for page in pages if page.stem in names] if names else pages:
+        draw_tutorial(page, folder / page.stem)
+        print(f"docs/tutorials/{page.name}: run, pictures made", flush=True)
 
 
 def without_directory(page: str, folder: Path) -> str:
@@ -239,21 +258,23 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (HERE / PLOTLY).write_bytes(plotly_text())
     shutil.copytree(ROOT / "examples", folder / "examples")
-    if unknown := set(sys.argv[1:]) - {job.name for job in JOBS}:
-        raise SystemExit(f"no job is called {sorted(unknown)[0]}: {', '.join(job.name for job in JOBS)}")
+    names, known = sys.argv[1:], [*(job.name for job in JOBS), *(page.stem for page in TUTORIALS.glob("*.md"))]
+    if unknown := set(names) - set(known):
+        raise SystemExit(f"nothing is called {sorted(unknown)[0]}: {', '.join(known)}")
     kept = []
-    for job in [job for job in JOBS if job.name in sys.argv[1:]] or JOBS:
+    for job in [job for job in JOBS if job.name in names or not names]:
         if missing := lacking(job):
             kept.append(f"{job.name}: kept as it is, {' and '.join(missing)} not installed in {sys.executable}")
             continue
         profile(job, folder)
         print(row(job), flush=True)
     compare(folder)
+    draw_tutorials(folder, names)
     shutil.rmtree(folder)
     (HERE / "README.md").write_text(readme())
     for line in kept:
         print(line)
-    if kept and sys.argv[1:]:
+    if kept and names:
         raise SystemExit(1)  # it was asked for by name
 
 

@@ -29,6 +29,7 @@ from fakedist.rundir.memory_records import (
     MarksRecord,
     NodeRunsRecord,
     NodesRecord,
+    OperationStacksRecord,
     PlacingsRecord,
     StatisticsRecord,
 )
@@ -102,6 +103,7 @@ class Recording:
         num_events_before: Of a foreign snapshot, the events that stand for what was alive before its history.
         stacks: Rows of ``frames``, innermost first. Those of a backward have the forward's below
             ``stack_lines.BACKWARD``.
+        operation_stacks: Columns of ``OperationStacksRecord``: those of operations of timed steps.
         kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
         launches: The timed step's launches on the virtual GPU; None on a real one, or if none was timed.
         profiled: torch.profiler's trace of the timed step; None if it did not run.
@@ -140,6 +142,7 @@ class Recording:
     num_events_before: int = 0
     frames: list[FrameRow] = field(default_factory=list)
     stacks: list[tuple[int, ...]] = field(default_factory=list)
+    operation_stacks: dict[str, Array] = field(default_factory=lambda: empty_columns(OperationStacksRecord))
     kernels: dict[str, Array] = field(default_factory=lambda: empty_columns(KernelsRecord))
     kernel_texts: list[str] = field(default_factory=list)
     kernel_source: KernelSource | None = None
@@ -242,6 +245,7 @@ class JournalReading:
         self._events: dict[int, list[EventsRecord]] = defaultdict(list)
         self._nodes: list[NodesRecord] = []
         self._node_runs: list[NodeRunsRecord] = []
+        self._called: list[OperationStacksRecord] = []
         self._kernels: KernelsRecord | None = None
 
     def read(self, path: Path, *, may_be_empty: bool) -> None:
@@ -270,7 +274,8 @@ class JournalReading:
             device: columns for device, columns in events.items() if (columns["action"] != _SNAPSHOT).any()
         }
         made, ran = _joined(NodesRecord, self._nodes), _joined(NodeRunsRecord, self._node_runs)
-        joined_to_forward(recording.frames, recording.stacks, recording.events, made, ran)
+        called = recording.operation_stacks = _joined(OperationStacksRecord, self._called)
+        joined_to_forward(recording.frames, recording.stacks, [*recording.events.values(), called], made, ran)
         if self._kernels is not None:
             recording.kernels = _joined(KernelsRecord, [self._kernels])
             recording.kernel_texts, recording.kernel_source = self._kernels.texts, self._kernels.source
@@ -314,6 +319,8 @@ class JournalReading:
                 self._nodes.append(record)
             case NodeRunsRecord():
                 self._node_runs.append(record)
+            case OperationStacksRecord():
+                self._called.append(record)
             case StatisticsRecord():
                 recording.statistics[record.device] = record
             case TimedStepRecord():

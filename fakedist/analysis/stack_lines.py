@@ -106,17 +106,17 @@ def _are_own(frames: Sequence[FrameRow], lines: Sequence[str]) -> list[bool]:
 def joined_to_forward(
     frames: list[FrameRow],
     stacks: list[tuple[int, ...]],
-    events: dict[int, dict[str, npt.NDArray[np.generic]]],
+    columns_with_stacks: Sequence[dict[str, npt.NDArray[np.generic]]],
     made: _Columns,
     ran: _Columns,
 ) -> None:
-    """Extend the stacks of blocks that nodes allocated in a backward, unless the node runs the script's own code.
+    """Extend the stacks of what nodes run in a backward, unless the node runs the script's own code.
 
-    The lists and the columns are changed in place.
-
-    ``events`` are by device; ``made`` has the columns of ``NodesRecord``, ``ran`` those of ``NodeRunsRecord``.
+    The lists and the columns are changed in place. ``columns_with_stacks`` are those of ``EventsRecord`` by device,
+    whose allocations count, and of ``OperationStacksRecord``. ``made`` has the columns of ``NodesRecord``, ``ran``
+    those of ``NodeRunsRecord``.
     """
-    forward = _forward_stacks(events, made, ran)
+    forward = _forward_stacks(columns_with_stacks, made, ran)
     if not len(forward):
         return
     boundary = len(frames)
@@ -124,10 +124,10 @@ def joined_to_forward(
     inner = _inside_nodes(frames, stacks, boundary)
     of_forward = forward.to_numpy("i8")
     known: dict[tuple[int, int], int] = {}
-    for columns in events.values():
+    for columns in columns_with_stacks:
         stack = columns["stack"].astype("i8")
         row = np.minimum(np.searchsorted(forward.index, columns["op"]), len(forward) - 1)
-        is_run = (columns["action"] == _ALLOC) & (forward.index.to_numpy()[row] == columns["op"])
+        is_run = _has_stack(columns) & (forward.index.to_numpy()[row] == columns["op"])
         for event in np.flatnonzero(is_run):
             pair = int(stack[event]), int(of_forward[row[event]])
             own = inner[pair[0]] if pair[0] >= 0 else (boundary,)
@@ -162,16 +162,20 @@ def _inside_nodes(
     return inner
 
 
-def _forward_stacks(events: Mapping[int, _Columns], made: _Columns, ran: _Columns) -> pd.Series:
+def _has_stack(columns: _Columns) -> npt.NDArray[np.bool_]:
+    return np.asarray(columns["action"] == _ALLOC) if "action" in columns else np.ones(len(columns["op"]), bool)
+
+
+def _forward_stacks(columns_with_stacks: Sequence[_Columns], made: _Columns, ran: _Columns) -> pd.Series:
     """By operation of a backward, in order: the stack of the operation that made its node."""
     node = ["thread", "sequence"]
     nodes = pd.DataFrame(dict(made)).drop_duplicates(node)
     allocations = [
-        pd.DataFrame({"op": columns["op"], "stack": columns["stack"]})[columns["action"] == _ALLOC]
-        for columns in events.values()
+        pd.DataFrame({name: columns[name][_has_stack(columns)] for name in ("op", "stack")})
+        for columns in columns_with_stacks
     ]
-    of_op = pd.concat(allocations) if allocations else pd.DataFrame({"op": [], "stack": []}, dtype="int64")
-    of_op = of_op[(of_op["op"] >= 0) & (of_op["stack"] >= 0)].drop_duplicates("op").set_index("op")["stack"]
+    called = pd.concat(allocations) if allocations else pd.DataFrame({"op": [], "stack": []}, dtype="int64")
+    of_op = called[(called["op"] >= 0) & (called["stack"] >= 0)].drop_duplicates("op").set_index("op")["stack"]
     nodes["stack"] = nodes["stack"].where(nodes["op"] < 0, nodes["op"].map(of_op)).fillna(-1).astype("int64")
     joined = pd.DataFrame(dict(ran)).merge(nodes[nodes["stack"] >= 0][[*node, "stack"]], on=node)
     return joined.drop_duplicates("op").set_index("op")["stack"].sort_index()

@@ -19,6 +19,7 @@ from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
 from fakedist.cli.export import export
+from fakedist.cli.lines import lines
 from fakedist.cli.nsys import nsys
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
@@ -103,6 +104,7 @@ for _command in (
     sweep,
     report,
     view,
+    lines,
     compare,
     time,
     topology,

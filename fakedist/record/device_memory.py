@@ -333,9 +333,9 @@ class AllocatorHistory:
             read = None if self._nodes is None else self._nodes.take(self._stack)
             if read is not None:
                 frames, stacks = list(self._frames)[first_frame:], list(self._stacks)[first_stack:]
-                read = replace(read[0], frames=frames, stacks=stacks), read[1]
+                read = replace(read[0], frames=frames, stacks=stacks), *read[1:]
         for record in read or ():
-            if record.op:
+            if record.op or (isinstance(record, NodesRecord) and record.stacks):
                 self._append(record)
 
     def _read_compiled(self) -> list[Read] | None:

@@ -3,6 +3,7 @@
 An operation of a backward has no line of the script, but the one that made its node had. Autograd numbers a thread's
 nodes in order of creation, each just before the first operation that its operator runs. So the operation that sees a
 new number made that node. Its line is that of its allocations, or if it has none, the line where it runs.
+The operations of a timed step have their lines noted too: what they launch may allocate nothing.
 
 The fast path (gpu/fast_path/nodes.cpp) does the same.
 """
@@ -22,7 +23,7 @@ import torch
 from torch import empty
 from torch.autograd.function import BackwardCFunction
 
-from fakedist.rundir.memory_records import NodeRunsRecord, NodesRecord
+from fakedist.rundir.memory_records import NodeRunsRecord, NodesRecord, OperationStacksRecord
 from fakedist.rundir.rows import FrameRow
 
 #: Views whose nodes allocate in a backward. Those of others return views.
@@ -49,6 +50,7 @@ class Nodes:
         self.is_on = False
         self._calling = calling
         self._made: list[_Made] = []
+        self._called: list[tuple[int, list[tuple[CodeType, int]]]] = []
         self._ran = array("q"), array("Q"), array("q")
         self._threads = threading.local()
 
@@ -78,9 +80,17 @@ class Nodes:
             self._add(-1, after - 1)
             self._threads.next = after
 
-    def take(self, number_of: Callable[[list[FrameRow]], int]) -> tuple[NodesRecord, NodeRunsRecord]:
+    def stack(self, op: int) -> None:
+        """Note the stack of an operation of a timed step, which begins in this thread."""
+        if self.is_on:
+            self._called.append((op, _stack()))
+
+    def take(
+        self, number_of: Callable[[list[FrameRow]], int]
+    ) -> tuple[NodesRecord, NodeRunsRecord, OperationStacksRecord]:
         """The records since the last call, without frames and stacks; ``number_of`` returns a stack's number."""
         made, self._made = self._made, []
+        called, self._called = self._called, []
         ran, self._ran = self._ran, (array("q"), array("Q"), array("q"))
         stacks = array("i", [-1 if row.stack is None else number_of(_frame_rows(row.stack)) for row in made])
         columns = array("q"), array("Q"), array("q")
@@ -88,7 +98,12 @@ class Nodes:
             for column, value in zip(columns, (row.op, row.thread, row.sequence), strict=True):
                 column.append(value)
         op, thread, sequence = (column.tobytes() for column in columns)
-        return NodesRecord([], [], op, thread, sequence, stacks.tobytes()), NodeRunsRecord(*map(_packed, ran))
+        of_call = array("i", [number_of(_frame_rows(stack)) for _, stack in called])
+        return (
+            NodesRecord([], [], op, thread, sequence, stacks.tobytes()),
+            NodeRunsRecord(*map(_packed, ran)),
+            OperationStacksRecord(array("q", [op for op, _ in called]).tobytes(), of_call.tobytes()),
+        )
 
     def _is_new(self) -> bool:
         sequence = _next_node()

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from fakedist.record.alive import TypeFinder
 from fakedist.record.marker import Cells, Marker
-from fakedist.rundir.memory_records import EventsRecord, NodeRunsRecord, NodesRecord
+from fakedist.rundir.memory_records import EventsRecord, NodeRunsRecord, NodesRecord, OperationStacksRecord
 from fakedist.rundir.records import OperationsRecord
 
 #: For the number of a matrix product: the address of its output, and the bytes of its operands.
@@ -85,11 +85,15 @@ class FastPath(Numbering, Protocol):
     def note_function(self) -> Callable[[bool], None]:
         """``note_function(is_made)``: as ``record.nodes.Nodes.function``."""
 
+    @property
+    def note_stack(self) -> Callable[[int], None]:
+        """``note_stack(op)``: as ``record.nodes.Nodes.stack``."""
+
     def watch_views(self, wanted: bool) -> None:
         """Note the nodes that the views of ``record.nodes.VIEWS`` make, or leave these to another kernel."""
 
-    def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord] | None:
-        """The new nodes of autograd's graph, to be read after the history; None if torch cannot give them."""
+    def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord, OperationStacksRecord] | None:
+        """As ``record.nodes.Nodes.take``, to be called after the history was read; None if torch cannot give them."""
 
     def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
         """Begin a run, which keeps ``cells`` up to date and calls ``where`` in the thread of an operation."""

@@ -66,6 +66,7 @@ class Operations:
         self.numbering: Numbering = fast_path or PythonNumbering(position.cells)
         self._number_next = self.numbering.number
         self.nodes = Nodes(lambda: position.calls_backward)
+        self._note_stack = self.nodes.stack if fast_path is None else fast_path.note_stack
         self._cuda_is_on = False
         self._records = True
         self.tracer: OperationTracer | None = None
@@ -201,6 +202,8 @@ class Operations:
         self.nodes.operation(op, allocates=kind.allocates)
         if not kind.is_view:
             self._number_allocations(str(op))
+            if self.tracer is not None:
+                self._note_stack(op)
         return op
 
     def _scope_now(self) -> int:

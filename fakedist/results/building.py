@@ -176,6 +176,7 @@ def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -
     lines = stack_lines(recording.frames, recording.stacks)
     calls = call_table(recording)
     is_recorded = calls["step"] != recording.timed_step  # the timed step only repeats the others
+    launched = launch_tables(recording, calls)
     return {
         "phases": memory_tables.phase_table(recording, blocks, positions),
         "spans": memory_tables.span_table(positions),
@@ -186,7 +187,7 @@ def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -
         "groups": group_table(recording),
         "calls": calls,
         "collectives": collective_table(calls[is_recorded]),
-        **launch_tables(recording, calls),
+        **launched,
         "invented": _invented(recording),
         "unanswered": pd.DataFrame(sorted(recording.unanswered.items()), columns=["function", "num_calls"]),
         "blocks": blocks.frame.assign(at_peak=blocks.at_peak),
@@ -194,6 +195,7 @@ def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -
         "events": _event_table(recording, blocks),
         "frames": pd.DataFrame(recording.frames, columns=FrameRow._fields),
         "stacks": pd.DataFrame({"frames": [list(stack) for stack in recording.stacks], "line": lines}),
+        "operation_stacks": _operation_stacks(recording, launched["launches"]),
     }
 
 
@@ -220,6 +222,11 @@ def _event_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
             "reserved_bytes": blocks.replay.reserved_bytes,
         }
     )
+
+
+def _operation_stacks(recording: Recording, launches: pd.DataFrame) -> pd.DataFrame:
+    called = pd.DataFrame(recording.operation_stacks, columns=["op", "stack"]).drop_duplicates("op")
+    return called[called["op"].isin(launches["op"])].sort_values("op").reset_index(drop=True)
 
 
 def _invented(recording: Recording) -> pd.DataFrame:

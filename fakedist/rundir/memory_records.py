@@ -69,6 +69,19 @@ class NodeRunsRecord(Record):
     sequence: I64
 
 
+@record_kind("operation_stacks")
+class OperationStacksRecord(Record):
+    """Operations of timed steps, and the Python code that called them.
+
+    Attributes:
+        op: Number of the operation.
+        stack: Number of its stack.
+    """
+
+    op: I64
+    stack: I32
+
+
 @record_kind("marks")
 class MarksRecord(Record):
     """The purposes of blocks. A mark means the block last allocated at its address by an operation up to its own.

@@ -306,6 +306,15 @@ TABLES: dict[str, Table] = {
             ),
         ),
     ),
+    "operation_stacks": Table(
+        "An operation of the timed step that launched something, and the Python stack that called it; of an operation "
+        "that a node of autograd's graph runs in a backward, the stack of the forward's that made the node. Only on "
+        "the virtual GPU.",
+        (
+            Column("op", "int64", "Number of the operation, as in `kernels`."),
+            Column("stack", "int32", "Row of `stacks`.", row_of="stacks"),
+        ),
+    ),
     "frames": Table(
         "A Python frame.",
         (

@@ -22,7 +22,8 @@ def run(profile_once: ProfileOnce) -> dict[str, Any]:
     ran = profile_once(JOB, world_size=1)
     blocks, layers = ran.table("blocks"), ran.table("layers")
     blocks["name"] = layers["name"].to_numpy()[blocks["layer"]]
-    tables = {"blocks": blocks, "layers": layers.set_index("name"), "lines": ran.table("stacks")["line"]}
+    timed = {name: ran.table(name) for name in ("kernels", "operation_stacks")}
+    tables = timed | {"blocks": blocks, "layers": layers.set_index("name"), "lines": ran.table("stacks")["line"]}
     return {"summary": ran.summary, "path": ran.path, **tables}
 
 
@@ -161,6 +162,22 @@ def test_every_block_that_a_node_allocates_has_a_line(run: dict[str, Any]) -> No
     blocks = run["blocks"].query("step == 2 and phase == 'backward'")
     assert len(blocks) > 50
     assert (run["lines"].iloc[blocks["stack"]] != "").all()
+
+
+def test_what_the_timed_step_launches_has_a_line_also_where_nothing_is_allocated(run: dict[str, Any]) -> None:
+    kernels = run["kernels"].merge(run["operation_stacks"], on="op", how="left")
+    assert kernels["stack"].notna().mean() > 0.95
+    kernels["source"] = [run["lines"].iloc[int(stack)] if stack >= 0 else "" for stack in kernels["stack"]]
+    wanted = {
+        ("aten.relu_.default", "forward"): f"{line_with('in place')} (by_lines)",
+        ("aten.sigmoid_backward.default", "backward"): f"{line_with('gate')} (by_lines, backward)",
+    }
+    for (operation, phase), line in wanted.items():
+        rows = kernels[(kernels["operation"] == operation) & (kernels["phase"] == phase)]
+        assert line in set(rows["source"]), operation
+    optimizer = kernels[kernels["phase"] == "optimizer"]
+    assert len(optimizer) > 0
+    assert all(" (main)" in line or "(<module>)" in line for line in optimizer["source"]), set(optimizer["source"])
 
 
 def line_with(comment: str) -> str:

@@ -84,11 +84,11 @@ def _read(records: list[Any], seen: Seen) -> None:
             seen.add("mark", list(zip(*columns, _ints("i", record.layer), _ints("q", record.size), strict=True)))
         elif kind in ("Scopes", "Layers", "OperationNames", "Regions", "Statistics", "FailedRequest"):
             seen.add(kind, [repr(record)])
-    seen.add("line", _lines_of_events(records))
+    seen.add("line", _lines(records)[0])
 
 
-def _lines_of_events(records: list[Any]) -> list[object]:
-    """The line of each event, that of the forward for a backward's."""
+def _lines(records: list[Any]) -> tuple[list[object], list[object]]:
+    """The line of each event, and of each operation of the timed step; that of the forward for a backward's."""
     from fakedist.analysis.recording import JournalReading
     from fakedist.analysis.stack_lines import stack_lines
 
@@ -98,7 +98,9 @@ def _lines_of_events(records: list[Any]) -> list[object]:
     reading.join()
     recording = reading.recording
     lines = [*stack_lines(recording.frames, recording.stacks), ""]
-    return [lines[stack] for columns in recording.events.values() for stack in columns["stack"]]
+    of_events = [lines[stack] for columns in recording.events.values() for stack in columns["stack"]]
+    called = recording.operation_stacks
+    return of_events, [(op, lines[stack]) for op, stack in zip(called["op"], called["stack"], strict=True)]
 
 
 def _agree(program: Program, least: float) -> None:
@@ -324,8 +326,8 @@ def test_a_backward_that_runs_in_two_threads() -> None:
     assert len(numbers) == len(_recorded(_in_threads, compiled=False).rows["operation"])
 
 
-def _launched(*, compiled: bool) -> tuple[Any, int]:
-    """The journal's record of a timed step's launches, and how many operations compiled code ran.
+def _launched(*, compiled: bool) -> tuple[Any, int, list[object]]:
+    """The record of a timed step's launches, how many operations compiled code ran, and the lines of the step's.
 
     Compiled code runs operations of the other steps in any case.
     """
@@ -345,7 +347,7 @@ def _launched(*, compiled: bool) -> tuple[Any, int]:
     with engine.below_dispatch(), recorder, no_collector(), contextlib.suppress(StopRun):
         training()
     (launches,) = (record for record in records if isinstance(record, LaunchesRecord))
-    return launches, fast_path.passed
+    return launches, fast_path.passed, _lines(records)[1]
 
 
 @on_virtual_gpu
@@ -357,7 +359,10 @@ def test_launches_of_the_timed_step_are_the_same_wherever_an_operation_ran() -> 
         gc.collect()
         torch.cuda.empty_cache()
         both.append(_launched(compiled=compiled))
-    (python, passed), (fast, passed_more) = both
+    (python, passed, lines), (fast, passed_more, fast_lines) = both
+    assert len(lines) > 300
+    assert sum("backward)" in repr(line) for line in lines) > 30
+    assert fast_lines == lines
     assert passed_more > passed + 300
     assert len(python.work) > 300
     for field in dataclasses.fields(python):

@@ -26,6 +26,7 @@ SAME_THING = {
     "build": "compiles one library of ours, with its flags",
     "doctor": "`fakedist doctor`: its checks, and its command",
     "topology": "the ranks' groups: their analysis, and their command",
+    "lines": "lines of source: their sums, and their command",
     "job_time": "the step of a whole job: the record, and what makes it",
     "__main__": "the program of a process, which is started by the file's path",
 }
@@ -35,7 +36,7 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(("rank/__main__", "gpu/smi/__main__", "launcher/executors/__main__"), "the program of a process"),
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/leaving": "ends the process; it must stay this short",
-    **dict.fromkeys(("cli/compare", "cli/doctor", "cli/view"), "one module a command"),
+    **dict.fromkeys(("cli/compare", "cli/doctor", "cli/lines", "cli/report", "cli/view"), "one module a command"),
     **dict.fromkeys(("rank/frameworks/dynamo", "rank/frameworks/safetensors"), "one module a framework"),
     "rank/frameworks/symmetric_memory": "one module a framework",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",

@@ -45,7 +45,8 @@ def test_a_job_whose_packages_are_missing_keeps_its_page_and_is_named(
 ) -> None:
     job = make.Job("a", "A", 8, "examples/ddp_gpt.py", "-", needs=("no-such-package",))
     assert make.lacking(job) == ["no-such-package"]
-    for name, value in (("JOBS", (job,)), ("HERE", tmp_path), ("readme", lambda: "list")):
+    own = {"JOBS": (job,), "HERE": tmp_path, "readme": lambda: "list", "draw_tutorials": lambda folder, names: None}
+    for name, value in own.items():
         monkeypatch.setattr(make, name, value)
     monkeypatch.setattr(make.tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / "a.html").write_text("old")

@@ -29,7 +29,13 @@ from fakedist.gpu.values.host import INDEXING, READS
 from fakedist.gpu.values.means import COUNTING, FOLLOWING, NON_NEGATIVE, followed_name
 from fakedist.gpu.values.operators import LISTED, Operator
 from fakedist.gpu.values.routing import CHOOSING
-from fakedist.rundir.memory_records import EventsRecord, MarksRecord, NodeRunsRecord, NodesRecord
+from fakedist.rundir.memory_records import (
+    EventsRecord,
+    MarksRecord,
+    NodeRunsRecord,
+    NodesRecord,
+    OperationStacksRecord,
+)
 from fakedist.rundir.records import OperationsRecord
 from fakedist.rundir.rows import FrameRow, Location, PoolRow
 from fakedist.rundir.schema import CATEGORIES
@@ -52,7 +58,7 @@ Read = tuple[EventsRecord, list[tuple[int, int]], int]
 #: Columns of a device's events, in the order of history.cpp.
 _NUM_COLUMNS = 12
 #: Columns of autograd's nodes, in the order of ``Nodes`` there.
-_NUM_NODE_COLUMNS = 10
+_NUM_NODE_COLUMNS = 12
 
 
 def begin_history(library: ctypes.CDLL) -> None:
@@ -94,7 +100,7 @@ def _events(library: ctypes.CDLL, device: int) -> Read:
     return record, list(zip(pairs[::2], pairs[1::2], strict=True)), highest
 
 
-def read_nodes(library: ctypes.CDLL) -> tuple[NodesRecord, NodeRunsRecord] | None:
+def read_nodes(library: ctypes.CDLL) -> tuple[NodesRecord, NodeRunsRecord, OperationStacksRecord] | None:
     """The new nodes of autograd's graph, as ``record.numbering.FastPath``."""
     views = (View * _NUM_NODE_COLUMNS)()
     if library.fakedist_nodes_read(views) < 0:
@@ -102,7 +108,8 @@ def read_nodes(library: ctypes.CDLL) -> tuple[NodesRecord, NodeRunsRecord] | Non
     columns = [view.copied() for view in views]
     lengths, numbers, named = columns[-3:]
     stacks = _stacks(memoryview(lengths).cast("I"), memoryview(numbers).cast("I").tolist())
-    return NodesRecord(_frames(named), list(stacks), *columns[:4]), NodeRunsRecord(*columns[4:7])
+    made = NodesRecord(_frames(named), list(stacks), *columns[:4])
+    return made, NodeRunsRecord(*columns[4:7]), OperationStacksRecord(*columns[7:9])
 
 
 def _frames(named: bytes) -> list[FrameRow]:
@@ -456,6 +463,8 @@ class CompiledFastPath:
         self._kept: tuple[object, ...] = ()
         self.note_function = library.fakedist_nodes_function
         self.note_function.argtypes, self.note_function.restype = [ctypes.c_int], None
+        self.note_stack = library.fakedist_nodes_called
+        self.note_stack.argtypes, self.note_stack.restype = [ctypes.c_int64], None
 
     def begin(self, cells: ctypes.Structure, where: Callable[[], _Whereabouts]) -> None:
         """Begin a run with these ``record.numbering.Cells``, kept up to date. ``where`` is asked in each thread."""
@@ -556,8 +565,8 @@ class CompiledFastPath:
         """
         return read_history(self._library, gemms, highest)
 
-    def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord] | None:
-        """The new nodes of autograd's graph; None if torch cannot name the frames of their stacks."""
+    def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord, OperationStacksRecord] | None:
+        """The new nodes of autograd's graph and stacks of operations; None if torch cannot name their frames."""
         return read_nodes(self._library)
 
 

@@ -371,6 +371,7 @@ void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     const bool needs_gradient = seen.num_device && may_be_loss(rule, op, arguments);
     std::vector<int64_t> product;
     if (rule.flags & IS_GEMM) product = gemm(rule, this_op, arguments);
+    if (tracing && !(rule.flags & IS_VIEW)) fakedist::nodes::is_called(this_op);
     const size_t traced = tracing ? trace::operation_begins(this_op, now, demand) : 0;
     if (fakedist_know && rule.method != PLAIN) lose_written(rule, arguments);
     {

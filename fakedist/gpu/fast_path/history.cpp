@@ -63,6 +63,8 @@ struct Nodes {
     std::vector<int32_t> stack; // -1: that of the operation's allocations
     Events named; // new stacks and frames alone
     fakedist::nodes::Ran ran;
+    std::vector<int64_t> called; // operations of timed steps
+    std::vector<int32_t> called_stack;
 };
 
 std::vector<Events> devices;
@@ -277,25 +279,31 @@ API int fakedist_nodes_read(View *to) try {
     const auto made = fakedist::nodes::take_made();
     nodes = {};
     nodes.ran = fakedist::nodes::take_ran();
+    const auto called = fakedist::nodes::take_called();
     std::vector<torch::CapturedTraceback *> found;
     for (const auto &node : made)
         if (node.stack) found.push_back(dynamic_cast<torch::CapturedTraceback *>(node.stack.get()));
+    for (const auto &operation : called)
+        found.push_back(dynamic_cast<torch::CapturedTraceback *>(operation.stack.get()));
     const auto named = torch::symbolize(found);
     size_t index = 0;
     std::map<std::vector<uint64_t>, int32_t> raw;
+    const auto next_stack = [&] {
+        const auto [at, is_new] = raw.emplace(named.tracebacks[index++], -1);
+        if (is_new) at->second = numbered(nodes.named, named.all_frames, at->first);
+        return at->second;
+    };
     for (const auto &node : made) {
         nodes.op.push_back(node.op), nodes.thread.push_back(node.thread), nodes.sequence.push_back(node.sequence);
-        int32_t stack = -1;
-        if (node.stack) {
-            const auto [at, is_new] = raw.emplace(named.tracebacks[index++], -1);
-            if (is_new) at->second = numbered(nodes.named, named.all_frames, at->first);
-            stack = at->second;
-        }
-        nodes.stack.push_back(stack);
+        nodes.stack.push_back(node.stack ? next_stack() : -1);
+    }
+    for (const auto &operation : called) {
+        nodes.called.push_back(operation.op);
+        nodes.called_stack.push_back(next_stack());
     }
     for (const View &column :
          {view(nodes.op), view(nodes.thread), view(nodes.sequence), view(nodes.stack), view(nodes.ran.op),
-          view(nodes.ran.thread), view(nodes.ran.sequence), view(nodes.named.lengths), view(nodes.named.frames),
+          view(nodes.ran.thread), view(nodes.ran.sequence), view(nodes.called), view(nodes.called_stack), view(nodes.named.lengths), view(nodes.named.frames),
           View{nodes.named.named.data(), nodes.named.named.size()}})
         *to++ = column;
     return 0;

@@ -37,6 +37,7 @@ constexpr int64_t LAST_NODE = int64_t{1} << 62; // AccumulateGrad's numbers are 
 
 std::mutex lock;
 std::vector<Made> made;
+std::vector<Called> called;
 Ran ran;
 thread_local uint64_t next = 0; // number of the node that this thread would make, when last looked at
 thread_local int64_t num_allocations = 0, last_allocation = -1;
@@ -50,9 +51,13 @@ bool is_new() {
     return now > 0;
 }
 
+std::shared_ptr<c10::GatheredContext> python_stack() {
+    return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
+}
+
 void add(int64_t op, int64_t sequence) {
     std::shared_ptr<c10::GatheredContext> stack;
-    if (op < 0) stack = torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
+    if (op < 0) stack = python_stack();
     const std::lock_guard<std::mutex> held(lock);
     made.push_back({op, at::RecordFunction::currentThreadId(), sequence, std::move(stack)});
 }
@@ -88,6 +93,13 @@ void runs(int64_t op) {
     ran.op.push_back(op), ran.thread.push_back(node->thread_id()), ran.sequence.push_back(sequence);
 }
 
+void is_called(int64_t op) {
+    if (!is_on.load(std::memory_order_relaxed)) return;
+    auto stack = python_stack(); // which may wait for Python's lock, so nothing else may be held
+    const std::lock_guard<std::mutex> held(lock);
+    called.push_back({op, std::move(stack)});
+}
+
 void view_runs() {
     if (is_new()) add(-1, static_cast<int64_t>(next) - 1);
 }
@@ -97,6 +109,11 @@ std::vector<Made> take_made() {
     return std::exchange(made, {});
 }
 
+std::vector<Called> take_called() {
+    const std::lock_guard<std::mutex> held(lock);
+    return std::exchange(called, {});
+}
+
 Ran take_ran() {
     const std::lock_guard<std::mutex> held(lock);
     return std::exchange(ran, {});
@@ -104,6 +121,7 @@ Ran take_ran() {
 
 void forget() {
     take_made();
+    take_called();
     take_ran();
 }
 
@@ -132,6 +150,9 @@ API void fakedist_nodes_views(int wanted) {
     watch<at::_ops::unfold>();
     watch<at::_ops::view>();
 }
+
+// An operation of a timed step begins in this thread.
+API void fakedist_nodes_called(int64_t op) { fakedist::nodes::is_called(op); }
 
 // This thread has made the node of an autograd function that is written in Python, or is about to.
 API void fakedist_nodes_function(int is_made) {

@@ -20,6 +20,12 @@ struct Made {
     std::shared_ptr<c10::GatheredContext> stack; // without an operation
 };
 
+// An operation, and the Python code that called it.
+struct Called {
+    int64_t op;
+    std::shared_ptr<c10::GatheredContext> stack;
+};
+
 // The columns of the operations that nodes ran.
 struct Ran {
     std::vector<int64_t> op;
@@ -33,9 +39,12 @@ extern std::atomic<bool> is_on;
 void allocated(int64_t op);
 // This thread begins an operation.
 void runs(int64_t op);
+// This thread begins an operation of a timed step, whose stack is wanted.
+void is_called(int64_t op);
 // A view runs in this thread, which allocates nothing.
 void view_runs();
 std::vector<Made> take_made();
+std::vector<Called> take_called();
 Ran take_ran();
 void forget();
 

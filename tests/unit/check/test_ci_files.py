@@ -13,8 +13,13 @@ from fakedist.cli.profile import profile
 from fakedist.options.definition import OPTIONS
 
 ROOT = Path(__file__).parent.parent.parent.parent
-FILES = [ROOT / "action.yml", ROOT / "docs/ci.md", *sorted((ROOT / "examples/ci").iterdir())]
+FILES = [
+    ROOT / "action.yml",
+    *(ROOT / "docs" / name for name in ("ci.md", "tutorials/a-build-that-fails.md")),
+    *sorted((ROOT / "examples/ci").iterdir()),
+]
 DOCUMENT = (ROOT / "docs/ci.md").read_text()
+TUTORIAL = (ROOT / "docs/tutorials/a-build-that-fails.md").read_text()
 
 
 def options(*commands: click.Command) -> set[str]:
@@ -42,9 +47,9 @@ def test_the_document_has_the_programs_options_and_a_configuration_that_is_read(
     table = DOCUMENT[DOCUMENT.index("## What comes out") : DOCUMENT.index("| exit code |")]
     told = set(re.findall(r"^\| `(--[a-z-]+)", table, flags=re.MULTILINE))
     assert told == options(check) - {"--config", "--update", "--no-annotations"}
-    (text,) = re.findall(r"```toml\n(.*?)```", DOCUMENT, flags=re.DOTALL)
-    (tmp_path / "pyproject.toml").write_text(text)
-    (job,) = read_config(tmp_path / "pyproject.toml").jobs
+    (text,) = re.findall(r"```toml\n(.*?)```", TUTORIAL, flags=re.DOTALL)
+    (tmp_path / "fakedist.toml").write_text(text)
+    (job,) = read_config(tmp_path / "fakedist.toml").jobs
     assert job.budgets
     assert job.tolerances
 

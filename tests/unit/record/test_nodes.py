@@ -40,7 +40,7 @@ def noted(program: Callable[[], torch.Tensor]) -> tuple[dict[int, list[str]], li
     nodes.is_on = True
     with watched_functions(nodes.function), every_operation(run, None, nodes.view):
         program().backward()
-    made, ran = nodes.take(number_of)
+    made, ran, _ = nodes.take(number_of)
     columns = [memoryview(made.op).cast("q"), memoryview(made.sequence).cast("q"), memoryview(made.stack).cast("i")]
     first: dict[int, list[str]] = {}
     for op, sequence, stack in zip(*columns, strict=True):
@@ -118,3 +118,23 @@ def test_nothing_is_noted_while_it_is_off_and_torchs_class_is_as_before() -> Non
     nodes.operation(0, allocates=True)
     assert not nodes.take(len)[0].op
     assert "__init__" not in vars(torch.autograd.function.BackwardCFunction)
+
+
+def test_an_operation_of_a_timed_step_has_the_stack_that_called_it_once() -> None:
+    nodes, stacks = Nodes(lambda: None), []
+    nodes.stack(3)
+    nodes.is_on = True
+
+    def caller() -> None:
+        nodes.stack(4)
+
+    caller()
+
+    def number_of(rows: list[FrameRow]) -> int:
+        stacks.append([row.function for row in rows])
+        return 7
+
+    _, _, called = nodes.take(number_of)
+    assert (memoryview(called.op).cast("q").tolist(), memoryview(called.stack).cast("i").tolist()) == ([4], [7])
+    assert "caller" in stacks[0]
+    assert not nodes.take(number_of)[2].op

@@ -1,0 +1,33 @@
+"""``fakedist lines``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fakedist.cli.output import JSON, TEXT, all_rows_option, chosen_output, file_option, format_options
+from fakedist.cli.say import reading, run_or_last
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@file_option
+@format_options(TEXT, JSON)
+@all_rows_option("Show every line.")
+def lines(run: Path | None, *, file: Path | None, form: str | None, as_json: bool, all_rows: bool) -> int:
+    """Show what each line of source holds and launches.
+
+    For each line: its bytes at the peak, and the time of the kernels that it launches in the timed step, those of its
+    backward included; --json has every line, for editors. RUN is as of fakedist report. This needs no torch.
+    """
+    from fakedist.report.text.line_sheets import lines_object, render_lines
+    from fakedist.results.opening import open_run
+
+    output, run = chosen_output(form, as_json, file), run_or_last(run)
+    with reading(run):
+        if output.format == JSON:
+            output.write_object(lines_object(open_run(run)))
+        else:
+            output.render(lambda console: render_lines(open_run(run), console, all_rows=all_rows))
+    return 0
