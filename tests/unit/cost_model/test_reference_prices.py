@@ -57,8 +57,27 @@ WORK = (
             ("copy", "Memcpy DtoH", ""), ("copy", "CatArrayBatchedCopy", "aten.cat.default"),
             ("copy", "index", "aten.embedding_dense_backward"), ("optimizer", "adam", "aten._foreach_add_"),
             ("other", "scan", "aten.cumsum.default"), ("other", "sort", "aten.sort.default"),
+            ("other", "triton_red_fused_3", ""), ("gemm", "pack", ""), ("attention", "prepare", ""),
+            ("norm", "triton_red_fused_rms_norm", ""), ("norm", "bn_fw_tr", "aten.native_batch_norm.default"),
+            ("norm", "transformer_engine::rmsnorm", ""), ("norm", "layer_norm", "aten.native_layer_norm.default"),
+            ("norm", "rms", "aten._fused_rms_norm.default"), ("norm", "nll_loss", "aten.nll_loss_forward.default"),
+            ("other", "embedding_bag", ""), ("other", "all_gather_copy", ""), ("copy", "index_put", ""),
         )
     ),
+    *(moving(size, "norm", "layer_norm", "aten.layer_norm")._replace(width=width)
+      for size in (1e5, 1e8) for width in (64, 1023, 1024, 8192)),
+    *(moving(size, "copy", "Memcpy HtoD")._replace(over_host_link=True, pinned=pinned)
+      for size in (1e4, 1e8) for pinned in (False, True)),
+    product(4096, 4096, 4096, dtype="int8", a_bytes=1.0, b_bytes=1.0, d_bytes=4.0),
+    product(4096, 4096, 4096, dtype="fp32", a_bytes=4.0, b_bytes=4.0, d_bytes=4.0, layout="NT"),
+    product(4096, 4096, 4096)._replace(flops=8.0 * 4096**3),
+    *(product(m, 2048, 4096, groups=groups, dtype=dtype, a_bytes=bytes_, layout=layout)
+      for m, groups, dtype, bytes_, layout in (
+          (64, 64, "bf16", 2.0, "TN"), (100_000, 8, "bf16", 0.0, "NT"), (9000, 128, "fp8", 1.0, "NN"))),
+    *(attention(4096, direction, **more) for direction in ("forward", "backward") for more in (
+        {"deterministic": True}, {"dropout": True}, {"is_dense": True}, {"window": 512}, {"window": 100},
+        {"dtype": "fp16"}, {"dtype": "fp8"}, {"dtype": "fp32"}, {"library": "flex", "window": 600},
+        {"library": "flex", "window": 128}, {"heads": 0}, {"width": 96}, {"kv_heads": 0}, {"keys": 512})),
     WorkRow("lstm", "library", "gemm", "aten._cudnn_rnn", 5.5e11, 1e8, dtype="bf16", steps=512),
     WorkRow("cdist", "kernel", "gemm", "aten._cdist_forward", 1e11, 1e8, dtype="fp32", is_bounded=True),
     WorkRow("unknown", "kernel", "other", flops=float("nan"), moved_bytes=4e8, dtype="bf16"),
@@ -94,13 +113,34 @@ def choices() -> Iterator[tuple[str, str]]:
             GroupShape(local * nodes, nodes, local),
         )
         best = [tuner.choose("all_reduce", 1 << power, shape) for power in range(6, 31)]
-        each_size = [min(each.time_us for each in tuner.candidates("all_reduce", 1 << power, shape) if "tree" in each)
-                     if nodes > 1 else 0.0 for power in range(6, 31)]  # fmt: skip
+        trees = [each.time_us for power in range(6, 31) for each in tuner.candidates("all_reduce", 1 << power, shape)
+                 if each.algorithm == "tree"]  # fmt: skip
         said = " ".join(f"{each.algorithm[:5]}/{each.protocol}" for each in best[::4])
         yield (
             f"{name} all_reduce {local} x {nodes}",
-            f"{shown(*(each.time_us for each in best))}; {said}; {shown(*each_size)}",
+            f"{shown(*(each.time_us for each in best))}; {said}; {shown(*trees)}",
         )
+
+
+#: Networks and settings other than the usual ones.
+OTHERS = {
+    "slow NICs": (Network(12.5e9, 0.5), Nccl()), "NICs of 200": (Network(25e9, 1.0), Nccl()),
+    "more NICs": (Network(50e9, 2.0), Nccl()), "2.27": (Network(), Nccl(version="2.27.5")),
+    "few channels": (Network(), Nccl({"NCCL_MAX_NCHANNELS": "4"})),
+    "no SHARP": (Network(), Nccl({"NCCL_NVLS_ENABLE": "0", "NCCL_PROTO": "Simple"})),
+    "trees": (Network(), Nccl({"NCCL_ALGO": "Tree", "NCCL_PAT_ENABLE": "0"})),
+}  # fmt: skip
+
+
+def other_choices() -> Iterator[tuple[str, str]]:
+    kinds = ("all_reduce", "all_gather", "broadcast", "barrier", "gather", "send")
+    for (name, (network, nccl)), model in itertools.product(OTHERS.items(), INTERCONNECTS):
+        tuner = Tuner(INTERCONNECTS[model], network, read_settings(nccl), counts_channels=True)
+        for kind, shape in itertools.product(kinds, [(8, 1, 8), (4, 2, 2), (16, 2, 8), (32, 32, 1), (256, 32, 8)]):
+            chosen = [tuner.choose(kind, 1 << power, GroupShape(*shape)) for power in (12, 20, 28)]
+            said = [f"{each.algorithm}/{each.protocol} {shown(each.time_us)}" for each in chosen]
+            likely = sorted(tuner.likely(kind, 1 << 20, GroupShape(*shape)))
+            yield f"{name}: {model} {kind} {shape}", f"{'; '.join(said)}; {' '.join(likely)}"
 
 
 def calls() -> Iterator[tuple[str, str]]:
@@ -121,7 +161,7 @@ def memory() -> Iterator[tuple[str, str]]:
 
 
 SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
-    "kernels": kernels, "choices": choices, "calls": calls, "memory": memory,
+    "kernels": kernels, "choices": choices, "other_choices": other_choices, "calls": calls, "memory": memory,
 }  # fmt: skip
 
 
