@@ -14,6 +14,7 @@ from fakedist.results.building import build_tables, compute_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
 from tests.unit.analysis.recorded import GIB, GPU, MIB, HandMade, new_run
+from tests.unit.cost_model.test_reference_prices import six_digits
 
 
 def advice(made: HandMade, directory: Path) -> dict[str, dict[str, Any]]:
@@ -568,8 +569,8 @@ def advised(directory: Path) -> dict[str, Any]:
         pieces, remedy_ = found(
             made, directory / str(seed), capacity * MIB, host_bandwidth=64e9, gpus_per_node=8, arguments=arguments
         )
-        said |= {f"{seed} {rule}": to_plain(piece) for rule, piece in pieces.items()}
-        said[f"{seed} remedy"] = None if remedy_ is None else to_plain(remedy_)
+        said |= {f"{seed} {rule}": six_digits(to_plain(piece)) for rule, piece in pieces.items()}
+        said[f"{seed} remedy"] = None if remedy_ is None else six_digits(to_plain(remedy_))
     return said
 
 

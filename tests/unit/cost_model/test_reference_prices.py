@@ -4,14 +4,19 @@ A price that changes changes a line of ``reference_prices.json``: python -m test
 writes the file, whose difference is read before it is committed.
 """
 
+import hashlib
 import itertools
 import json
+import random
+import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fakedist.cost_model.breakdown import range_lanes, timed
 from fakedist.cost_model.collectives.collective_times import CollectiveTimes
 from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
@@ -19,8 +24,13 @@ from fakedist.cost_model.nccl.communicators import Usage, communicator_memory
 from fakedist.cost_model.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape
 from fakedist.cost_model.nccl.settings import Nccl, read_settings
 from fakedist.cost_model.nccl.tuner import Network, Tuner
+from fakedist.cost_model.step_axis import bars, hidden_parts, kind_runs, layer_runs, longest_runs, trace_events
 from fakedist.gpu.models.catalogue import GPUS
-from fakedist.rundir.launch_records import WorkRow
+from fakedist.results.building import compute_tables
+from fakedist.rundir.launch_records import LaunchesRecord, RangeRow, WorkRow
+from fakedist.rundir.plain import to_plain
+from tests.unit.analysis.recorded import GPU, HandMade, new_run
+from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, PRODUCT, UNKNOWN, launch, record
 from tests.unit.cost_model.test_kernels import MIX
 from tests.unit.cost_model.work_by_hand import attention, moving, product, work
 
@@ -160,8 +170,85 @@ def memory() -> Iterator[tuple[str, str]]:
         yield f"{name} {kind} {shape}", str({part: (span.low, span.high) for part, span in found.parts.items()})
 
 
+def _random_step(made: HandMade, seed: int) -> LaunchesRecord:
+    """Two micro-batches of repeated layers, with collectives on streams of their own, waits and recomputation."""
+    chosen, rows, calls = random.Random(seed), [], []
+    top = made.layer("(Net)", "Net")
+    blocks = [made.layer(f"layers.{at}", "Block", top) for at in range(3)]
+    layers = [made.layer(f"layers.{at}.{name}", "Linear", block) for at, block in enumerate(blocks) for name in "ab"]
+    works = [product(4096, 4096, 1024), product(512, 8192, 4096, layout="NT"), attention(2048), moving(3e7),
+             moving(1e8, "norm", "layer_norm", "aten.native_layer_norm.default"), PRODUCT, UNKNOWN]  # fmt: skip
+    embedding = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)
+    rows.append(launch(embedding, layer=top, num_operations=3))
+    for phase, recompute in (("forward", False), ("backward", True), ("backward", False), ("optimizer", False)) * 2:
+        for layer in layers if phase == "forward" else layers[::-1]:
+            for done in chosen.sample(works, 3):
+                more = {"layer": layer, "phase": phase, "recompute": recompute, "op": len(rows)}
+                rows.append(launch(done, num_operations=chosen.randint(1, 6), **more))
+            if chosen.random() < 0.6:
+                number, event, stream = len(calls), 2 * len(calls) + 1, chosen.choice((7, 9))
+                kind = chosen.choice(("all_reduce", "all_gather", "reduce_scatter"))
+                size = chosen.choice((1 << 20, 1 << 24, 1 << 27))
+                calls.append((number, kind, chosen.randint(0, 1), size, size, "bfloat16", True, 0, 1, 0, -1, 0, 0))
+                rows += [
+                    launch(what="stream_records", event=event, phase=phase),
+                    launch(what="stream_waits", event=event, stream=stream, phase=phase),
+                    launch(ALL_REDUCE._replace(name=kind), stream=stream, call=number, layer=layer, phase=phase),
+                    launch(what="stream_records", event=event + 1, stream=stream, phase=phase),
+                ]
+                if chosen.random() < 0.7:
+                    rows.append(launch(what="stream_waits", event=event + 1, phase=phase))
+        rows.append(launch(what=chosen.choice(("host_waits", "host_waits_for_device")), phase=phase))
+    names = [(0, "0", "dp", tuple(range(16)), 0, 0, "nccl"), (1, "1", "tp", (0, 1, 2, 3), 0, 0, "nccl")]
+    made.record("groups", rows=names)
+    made.record("calls", rows=calls)
+    ranges = [
+        RangeRow("outer", 0, 0, 2, len(rows) // 2),
+        RangeRow("inner", 0, 1, 4, 30),
+        RangeRow("late", 1, 0, 40, 60),
+    ]
+    return replace(record(rows), ranges=ranges)
+
+
+def six_digits(value: object) -> object:
+    """Figures with six digits."""
+    if isinstance(value, dict):
+        return {str(name): six_digits(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [six_digits(one) for one in value]
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def steps() -> Iterator[tuple[str, str]]:
+    for seed, gpu in enumerate(("h100-80g",)):
+        made = HandMade()
+        made.others.append(_random_step(made, seed))
+        made.gpu = replace(GPU, model=GPUS[gpu])
+        made.op("forward", 2)
+        made.step(2)
+        made.ended()
+        with tempfile.TemporaryDirectory() as folder:
+            computed = compute_tables(made.write(new_run(Path(folder) / "run", world_size=64)))
+        times, tables = computed.times, computed.tables
+        for name, value in to_plain(times.summary).items():
+            yield f"{seed} {name}", json.dumps(six_digits(value))
+        yield f"{seed} source", json.dumps(six_digits(to_plain(times.source)))
+        ready = timed(tables["kernels"])
+        shown_tables = {name: tables[name] for name in ("kernels", "layer_times", "kernel_names", "ranges")}
+        shown_tables |= {"bars": bars(ready, 40), "kinds": kind_runs(ready), "hidden": hidden_parts(ready, 1.0)}
+        runs = layer_runs(ready, tables["layers"]["parent"].to_numpy())
+        shown_tables |= {"runs": runs, "longest": longest_runs(runs, 9), "lanes": range_lanes(tables["ranges"], 2)}
+        for name, table in shown_tables.items():
+            for number, row in enumerate(table.astype(object).to_numpy().tolist()):
+                yield f"{seed} {name} {number}", " ".join(str(six_digits(one)) for one in row)
+        for event in trace_events(tables, times.source, notes := [], most_bars=60):
+            yield f"{seed} {hashlib.md5(event.encode()).hexdigest()[:12]}", ""
+        yield f"{seed} notes", " ".join(note.text for note in (*notes, *computed.notes))
+
+
 SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "kernels": kernels, "choices": choices, "other_choices": other_choices, "calls": calls, "memory": memory,
+    "steps": steps,
 }  # fmt: skip
 
 
