@@ -1,3 +1,4 @@
+import hashlib
 import json
 import random
 import tempfile
@@ -552,8 +553,14 @@ def _run_job(made: HandMade, seed: int, *, is_megatron: bool) -> None:
     made.record("calls", rows=[(*row, 0, 0) for row in rows])
 
 
+def _digests(table: pd.DataFrame) -> dict[str, str]:
+    """A digest of each column, which is long."""
+    columns = {str(name): str(six_digits(table[name].tolist())) for name in table.columns}
+    return {name: hashlib.md5(text.encode()).hexdigest()[:8] for name, text in columns.items()}
+
+
 def advised(directory: Path) -> dict[str, Any]:
-    """All that is said of some jobs, and of each the remedy, by job."""
+    """All that is said of some jobs, of each the remedy and its tables, by job."""
     said: dict[str, Any] = {}
     for seed, is_megatron, capacity in (
         (1, False, 700),
@@ -570,11 +577,14 @@ def advised(directory: Path) -> dict[str, Any]:
             made, directory / str(seed), capacity * MIB, host_bandwidth=64e9, gpus_per_node=8, arguments=arguments
         )
         said |= {f"{seed} {rule}": six_digits(to_plain(piece)) for rule, piece in pieces.items()}
+        if seed == 1:
+            computed = compute_tables(directory / str(seed) / "run")
+            said |= {f"{seed} {name}": _digests(table) for name, table in computed.tables.items()}
         said[f"{seed} remedy"] = None if remedy_ is None else six_digits(to_plain(remedy_))
     return said
 
 
-def test_advice_is_what_it_was(tmp_path: Path) -> None:
+def test_advice_and_tables_are_what_they_were(tmp_path: Path) -> None:
     """A figure that changes changes ``reference_advice.json``, which ``python -m`` of this module writes."""
     expected, said = json.loads(REFERENCE.read_text()), json.loads(json.dumps(advised(tmp_path)))
     assert {name: piece for name, piece in said.items() if expected.get(name) != piece} == {}
