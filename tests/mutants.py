@@ -116,18 +116,24 @@ def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
         if field in ("annotation", "returns", "decorator_list", "type_params", "msg") or isinstance(tree, ast.Raise):
             continue
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(child, ast.AST) and not _is_type_checking(child) and not _is_strict(child):
+            if isinstance(child, ast.AST) and not _is_type_checking(child) and not _changes_no_result(child):
                 yield tree, field, index
-                yield from walk(child)
+                if not _is_negative(child):  # one literal, one change
+                    yield from walk(child)
 
 
 def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def _is_strict(node: ast.AST) -> bool:
-    """Whether this is ``zip``'s check of lengths, which changes no result."""
-    return isinstance(node, ast.keyword) and node.arg == "strict"
+def _changes_no_result(node: ast.AST) -> bool:
+    """Whether this is ``zip``'s check of lengths, numpy's copies of its own, or the indentation of JSON."""
+    return isinstance(node, ast.keyword) and node.arg in ("strict", "copy", "deepcopy", "indent")
+
+
+def _is_negative(node: ast.AST) -> bool:
+    """Whether this is a negative number, which Python parses as a sign and a number."""
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
 
 
 def _is_union(node: ast.AST) -> bool:

@@ -1,3 +1,7 @@
+import hashlib
+import json
+import random
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from fakedist.results.building import build_tables, compute_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
 from tests.unit.analysis.recorded import GIB, GPU, MIB, HandMade, new_run
+from tests.unit.cost_model.test_reference_prices import six_digits
 
 
 def advice(made: HandMade, directory: Path) -> dict[str, dict[str, Any]]:
@@ -257,6 +262,9 @@ def found(made: HandMade, directory: Path, capacity: int = 0, **setup: Any) -> t
     columns = ("step", "phase", "layer", "recompute")
     rows = [dict(zip(columns, scopes[scope], strict=True)) | {"operation": names[name]} for name, scope in made.ops]
     kernels = pd.DataFrame(rows).assign(op=ops, duration_us=100.0, call=-1, family="gemm", bound="")
+    is_call = kernels["operation"].str.startswith("c10d.")
+    kernels.loc[is_call, "call"] = range(int(is_call.sum()))
+    kernels.loc[kernels["operation"].str.contains("add"), "bound"] = "launch"
     kernels["launch_us"] = kernels["op"] * 10.0
     room = Room(capacity, capacity, 10_000.0) if capacity else Room(step_us=10_000.0)
     advices, remedy_ = find_advice(tables | {"kernels": kernels}, computed.folds, room, Setup(**setup))
@@ -451,3 +459,138 @@ def test_segments_that_expand_may_be_all_that_is_needed(made: HandMade, tmp_path
     made.alloc(0, 80 * MIB)
     remedy_ = found(made, tmp_path, capacity=512 * MIB)[1]  # of 1 GiB reserved
     assert (remedy_.rules, remedy_.fits) == (["expandable-segments"], "may fit")
+
+
+# ---- whole jobs, whose advice is compared with that of before
+
+REFERENCE = Path(__file__).parent / "reference_advice.json"
+_SITE = "/site/megatron/core/transformer"
+
+
+def _layers_of_job(made: HandMade, chosen: random.Random, *, is_megatron: bool) -> list[list[int]]:
+    """Parameters with their optimizer state, in repeated layers of two modules and outside of them."""
+    name, of_class = ("decoder.layers", "TransformerLayer") if is_megatron else ("layers", "Block")
+    top = made.layer("decoder", "TransformerBlock") if is_megatron else made.layer("(Net)", "Net")
+    container, layers = made.layer(name, "ModuleList", top), []
+    for number in range(chosen.randint(3, 5)):
+        layer = made.layer(f"{name}.{number}", of_class, container)
+        attention = made.layer(f"{name}.{number}.self_attention", "Attention", layer)
+        core = made.layer(f"{name}.{number}.self_attention.core_attention", "Core", attention)
+        layers.append([layer, core, made.layer(f"{name}.{number}.mlp", "Linear", layer)])
+    made.op("init", 0)
+    for number, layer in enumerate((top, *(layer[2] for layer in layers))):
+        made.alloc(number * 100 * MIB, 12 * MIB, mark=("parameter", layer, 12 * MIB))
+    return layers
+
+
+def _forward_of_job(made: HandMade, chosen: random.Random, layers: list[list[int]], step: int, stack: int) -> list[Any]:
+    """A forward with its loss: blocks, of which some last until backward."""
+    names = (
+        "mm.default",
+        "gelu.default",
+        "_scaled_dot_product_flash_attention.default",
+        "add.Tensor",
+        "_to_copy.default",
+    )
+    held, at = [], 2_000 * MIB
+    for layer in layers:
+        for owner in layer:
+            for name in chosen.sample(names, 3):
+                made.op("forward", step, owner, name=f"aten.{name}")
+                size = 4 * chosen.randint(1, 6) * MIB + chosen.choice((0, 100))
+                made.alloc(at, size, stack=stack)
+                held.append((at, size))
+                at += 30 * MIB
+        if chosen.random() < 0.5:
+            made.op("forward", step, layer[2], name="c10d.allreduce_.default")
+    for name in ("aten._to_copy.default", "aten._log_softmax.default"):
+        made.op("forward", step, 0, name=name)
+        made.alloc(at, 24 * MIB, stack=stack)
+        held.append((at, 24 * MIB))
+        at += 30 * MIB
+    return held
+
+
+def _run_job(made: HandMade, seed: int, *, is_megatron: bool) -> None:
+    """Two steps of two micro-batches, on a group of tensor parallelism and one of replicas."""
+    chosen = random.Random(seed)
+    stacks = [made.stack((f"{_SITE}/layer.py", 5, "forward"), ("/job/train.py", 9, "step"))] if is_megatron else [
+        made.stack(("/job/train.py", 9, "step")), made.stack(("/site/transformer_engine/x.py", 1, "f"))]  # fmt: skip
+    layers = _layers_of_job(made, chosen, is_megatron=is_megatron)
+    for step in (1, 2):
+        for batch in range(2):
+            first = len(made.ops)
+            held = _forward_of_job(made, chosen, layers, step, stacks[0])
+            last = len(made.ops) - 1
+            made.op("backward", step, layers[-1][2])
+            made.region(first, last)
+            for number, (at, size) in enumerate(reversed(held)):
+                owner = layers[-1 - number * len(layers) // len(held)][number % 3]
+                made.op("backward", step, owner, recompute=chosen.random() < 0.2, name="aten.mm.default")
+                if batch == 0 and number < len(layers):
+                    made.alloc((1_000 + step * 400 + number * 40) * MIB, 12 * MIB, mark=("gradient", owner, 12 * MIB))
+                made.free(at, size)
+        made.op("backward", step, name="c10d.allreduce_.default")
+        made.op("optimizer", step, name="aten._foreach_sqrt.default")
+        if step == 1:
+            made.alloc(8_000 * MIB, 90 * MIB, mark=("optimizer_state", layers[0][2], 90 * MIB))
+            made.alloc(8_200 * MIB, 60 * MIB, mark=("optimizer_state", layers[1][2], 60 * MIB))
+        made.alloc(8_300 * MIB, 30 * MIB)
+        made.free(8_300 * MIB, 30 * MIB)
+        if step == 2 or seed % 2:  # else they are held through the next forward
+            for number in range(len(layers)):
+                made.free((1_000 + step * 400 + number * 40) * MIB, 12 * MIB)
+        made.record("step", step=step, start_us=step * 1000, end_us=step * 1000 + 900, samples=8)
+    groups = [(0, "0", "dp", tuple(range(8)), 0, 0, "nccl"), (1, "1", "tp", (0, 1), 0, 0, "nccl")]
+    made.record("groups", rows=groups)
+    by_number = {number: name for name, number in made.operations.items()}
+    of_calls = [(op, scope) for op, (name, scope) in enumerate(made.ops) if by_number[name].startswith("c10d.")]
+    phases = {number: key[1] for key, number in made.scopes.items()}
+    rows = [
+        (number, "all_reduce", int(phases[scope] == "forward"), 60 * MIB, 60 * MIB, "bfloat16", True, 0, op, scope, -1)
+        for number, (op, scope) in enumerate(of_calls)
+    ]
+    made.record("calls", rows=[(*row, 0, 0) for row in rows])
+
+
+def _digests(table: pd.DataFrame) -> dict[str, str]:
+    """A digest of each column, which is long."""
+    columns = {str(name): str(six_digits(table[name].tolist())) for name in table.columns}
+    return {name: hashlib.md5(text.encode()).hexdigest()[:8] for name, text in columns.items()}
+
+
+def advised(directory: Path) -> dict[str, Any]:
+    """All that is said of some jobs, of each the remedy and its tables, by job."""
+    said: dict[str, Any] = {}
+    for seed, is_megatron, capacity in (
+        (1, False, 700),
+        (2, False, 500),
+        (3, True, 600),
+        (4, True, 450),
+        (5, False, 0),
+    ):
+        made = HandMade()
+        (directory / str(seed)).mkdir()
+        _run_job(made, seed, is_megatron=is_megatron)
+        arguments = ("--micro-batch-size=2", "--overlap-grad-reduce") if is_megatron else ()
+        pieces, remedy_ = found(
+            made, directory / str(seed), capacity * MIB, host_bandwidth=64e9, gpus_per_node=8, arguments=arguments
+        )
+        said |= {f"{seed} {rule}": six_digits(to_plain(piece)) for rule, piece in pieces.items()}
+        if seed == 1:
+            computed = compute_tables(directory / str(seed) / "run")
+            said |= {f"{seed} {name}": _digests(table) for name, table in computed.tables.items()}
+        said[f"{seed} remedy"] = None if remedy_ is None else six_digits(to_plain(remedy_))
+    return said
+
+
+def test_advice_and_tables_are_what_they_were(tmp_path: Path) -> None:
+    """A figure that changes changes ``reference_advice.json``, which ``python -m`` of this module writes."""
+    expected, said = json.loads(REFERENCE.read_text()), json.loads(json.dumps(advised(tmp_path)))
+    assert {name: piece for name, piece in said.items() if expected.get(name) != piece} == {}
+    assert list(said) == list(expected)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as written_in:
+        REFERENCE.write_text(json.dumps(advised(Path(written_in)), indent=0) + "\n")

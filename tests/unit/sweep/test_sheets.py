@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from io import StringIO
@@ -10,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from fakedist.sweep.opened import Sweep
+from fakedist.sweep.page import maps, memory_against_speed, parallel_axes, sweep_page
 from fakedist.sweep.point_rows import Row, Status
-from fakedist.sweep.ranking import answer, counts_text, short_label
+from fakedist.sweep.ranking import answer, counts_text, row_text, short_label
 from fakedist.sweep.sheets import render_sweep, sweep_object
 from fakedist.sweep.space import COLUMNS
 from fakedist.sweep.sweep_directory import About
@@ -112,3 +114,41 @@ def test_the_table_is_read_back(tmp_path: Path) -> None:
     assert list(found["tp"]) == ["2", "4", "1", "3", "3", "all"]  # one type for one column
     assert json.loads(found["stages"][0])[0]["rank"] == 0
     assert list(tmp_path.iterdir()) == [tmp_path / "sweep.parquet"]
+
+
+REFERENCE = Path(__file__).parent / "reference_sweeps.json"
+
+
+def said() -> dict[str, object]:
+    """All that is shown of some sweeps."""
+    many = [row(speed, 30 + 4 * number, tp=2 ** (number % 3), pp=number // 3, mbs=1 + number % 2)
+            for number, speed in enumerate((900, 1200, 1190, 700, 80, 1310, 1300, 1210.5, 400, 99.96))]  # fmt: skip
+    many += [row(tp=tp, pp=4, mbs=1, status=status) for tp, status in zip((1, 2, 4, 8), list(Status)[1:], strict=False)]
+    bare = [one if one.status.ran else dataclasses.replace(one, ranks=()) for one in many]
+    formula = [dataclasses.replace(one, step=one.step and dataclasses.replace(one.step, bubble_from="not known"))
+               for one in many]  # fmt: skip
+    found: dict[str, object] = {}
+    for name, rows in (("few", ROWS), ("many", many), ("bare", bare), ("formula", formula), ("none", many[-3:])):
+        made = sweep(*rows)
+        page = re.sub(r"<(script|style).*?</\1>", "", sweep_page(made), flags=re.DOTALL)
+        found |= {f"{name} text": shown(made), f"{name} rows": [row_text(one) for one in rows]}
+        found[f"{name} page"] = page.splitlines()
+        if name in ("bare", "formula"):
+            continue
+        found |= {f"{name} object": json.loads(json.dumps(sweep_object(made)))}
+        if made.ranking.speeds:
+            figures = {"memory": memory_against_speed(made), "axes": parallel_axes(made), **maps(made)}
+            for kind, figure in figures.items():
+                found[f"{name} {kind}"] = json.loads(figure.to_json())["data"]
+    return found
+
+
+def test_sweeps_are_shown_as_they_were() -> None:
+    """A word that changes changes ``reference_sweeps.json``, which ``python -m`` of this module writes."""
+    expected, now = json.loads(REFERENCE.read_text()), said()
+    assert {name: value for name, value in now.items() if expected.get(name) != value} == {}
+    assert list(now) == list(expected)
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(json.dumps(said(), indent=0) + "\n")

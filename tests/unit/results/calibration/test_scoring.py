@@ -20,6 +20,45 @@ def kernel(name: str, grid: str = "", operations: tuple[str, ...] = (), family: 
     return Signature("kernel", name, family, operations, grid)
 
 
+NVJET = kernel("nvjet", "8,1,1", ("aten::mm",), "gemm")
+COPY = Signature("copy", "Memcpy DtoD", "copy", num_bytes=4096)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "traced", "points"),
+    [
+        (kernel("one", "8,1,1"), kernel("one", "8,1,1"), 60),
+        (kernel("one", "8,1,1"), kernel("one", "9,1,1"), 30),
+        (kernel("one", "8,1,1"), kernel("one"), 40),
+        (kernel("triton_poi_2", "8,1,1"), kernel("triton_poi_7", "9,1,1"), 40),  # Triton tunes its grids
+        (kernel("triton_poi_2", "8,1,1"), kernel("triton_poi_7", "8,1,1"), 60),
+        (kernel("one", operations=("aten::silu",)), kernel("one", operations=("aten::mul", "aten::silu")), 70),
+        (kernel("one", operations=("aten::silu",)), kernel("one"), 40),
+        (kernel("one two"), kernel("one"), 20),  # half of the words
+        (kernel("one two three"), kernel("one"), 5),
+        (kernel("one", family="norm"), kernel("two"), -10),
+        (kernel("one", family="optimizer"), kernel("two"), 5),
+        (kernel("void at::one<int>"), kernel("float one(char)"), 20),
+        (PRODUCT, NVJET, 60),
+        (PRODUCT, NVJET._replace(sizes=(512, 1024, 64)), 90),
+        (PRODUCT, NVJET._replace(sizes=(512, 1024, 65)), -40),
+        (PRODUCT, NVJET._replace(name="splitKreduce_kernel"), 35),
+        (PRODUCT, NVJET._replace(family="other"), 30),
+        (PRODUCT._replace(kind="library", family="other"), NVJET, 30),
+        (PRODUCT._replace(kind="library"), NVJET, 60),
+        (PRODUCT, NVJET._replace(family="norm"), -1000),
+        (COPY, COPY, 50),
+        (COPY, COPY._replace(num_bytes=64), 0),
+        (COPY, COPY._replace(num_bytes=-1), 20),
+        (COPY._replace(num_bytes=-1), COPY._replace(name="Memcpy HtoD"), -1000),
+        (COPY._replace(kind="fill"), COPY, -970),
+        (kernel("one"), COPY, -1000),
+    ],
+)
+def test_each_pair_has_its_points(recorded: Signature, traced: Signature, points: int) -> None:
+    assert one(recorded, traced) == points
+
+
 def test_names_fit_across_versions_but_a_name_that_both_sides_have_fits_no_other() -> None:
     assert one(kernel(_NEW, "8,1,1"), kernel(_NEW, "8,1,1")) >= STRONG
     same, older, other = (one(kernel(_NEW, "8,1,1"), kernel(name, "8,1,1")) for name in (_NEW, _OLD, _OTHER))
