@@ -42,7 +42,7 @@ class Follower(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, object]:
-        """What there is so far, for ``live.js``; ``done`` once :meth:`report` has all of it.
+        """Return what there is so far, for ``live.js``; ``done`` once :meth:`report` has all of it.
 
         Raises:
             FakedistError: The directory is damaged.

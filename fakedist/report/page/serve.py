@@ -47,7 +47,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}{self.path}"
 
     def answer(self, path: str) -> Answer | None:
-        """What is at a path; None for nothing."""
+        """Return what is at a path; None for nothing."""
         return (HTTPStatus.OK, "text/html; charset=utf-8", self.body) if self.is_at(path, self.path) else None
 
     @staticmethod

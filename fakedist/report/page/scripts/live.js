@@ -56,7 +56,7 @@ async function follow() {
       return;
     }
     show(state);
-    $('#status').textContent = 'It goes on; this page asks every second.';
+    $('#status').textContent = 'This page asks every second.';
   } catch {
     $('#status').textContent = 'fakedist view has ended: this is what it showed last.';
   }
