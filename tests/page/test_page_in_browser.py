@@ -531,7 +531,7 @@ def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, written
     chart.press("0")
     assert status.inner_text() == "0 µs to 1.00 ms of 1.00 ms"
     row = page.locator("#time-table tr", has=page.locator("span.label", has_text="layers.0-2.mlp"))
-    row.get_by_role("button").click()
+    row.locator("button.open").click()
     each = page.locator("#time-table tr.repeat")
     assert [line.locator("th").inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
     totals = open_run(written.parent).table("layer_times")
@@ -549,7 +549,7 @@ LANES = """([us, row]) => { const { xaxis, yaxis } = document.querySelector('#ke
 def test_lanes_are_named_pinned_searched_and_summed_as_their_tables_say(reader: Reader, written: Path) -> None:
     page = reader.open(written)
     chart = drawn(page, "#kernels")
-    pinned, told = page.locator("#kernels .pinned"), page.locator("#kernels .told")
+    pinned, told = page.locator("#kernels .kept"), page.locator("#kernels .told")
     lane = page.evaluate("fakedist.kernels.firstLane")
     titles = page.locator("#kernels .ytick text").all_text_contents()
     assert titles[-2] == "stream 0"
@@ -603,12 +603,12 @@ def test_lanes_are_named_pinned_searched_and_summed_as_their_tables_say(reader: 
 def test_the_critical_path_is_drawn_where_it_is_known(reader: Reader, written: Path, tmp_path: Path) -> None:
     page = reader.open(written)
     drawn(page, "#kernels")
-    assert page.get_by_label("critical path").is_hidden()  # a trace does not say what streams waited for
+    assert page.get_by_role("checkbox", name="critical path", include_hidden=True).is_hidden()
     run = handmade.ranged(tmp_path / "run")
     write_page(open_run(run), run / "report.html")
     page = reader.open(run / "report.html")
     drawn(page, "#kernels")
     before = page.locator("#kernels path").count()
-    page.get_by_label("critical path").check()
+    page.get_by_role("checkbox", name="critical path", include_hidden=True).check()
     page.wait_for_timeout(_SETTLED)
     assert page.locator("#kernels path").count() == before + 2

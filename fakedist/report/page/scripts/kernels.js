@@ -46,7 +46,7 @@ export class KernelChart extends ZoomChart {
     }
     this.listeners.push(() => this.announce());
     this.announce();
-    this.pinned = $('.pinned', root);
+    this.pinned = $('.kept', root);
     this.seek = $('input.seek', root);
     this.told = $('.told', root);
     this.found = []; // bars that a search or a row of a table means
@@ -505,7 +505,7 @@ export function wireRows(chart) {
         chart.draw();
         chart.showRow(title, means());
       };
-      const label = `show ${cut(title, 80)} in the lanes`;
+      const label = `find ${cut(title, 80)} in the lanes`;
       row.lastElementChild.append(
         make('button', { type: 'button', class: 'lanes', title: label, 'aria-label': label, onclick: show }),
       );
