@@ -177,6 +177,18 @@ def name_table(kernels: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
     return table.loc[order, [column.name for column in TABLES["kernel_names"].columns]]
 
 
+def name_rows(kernels: pd.DataFrame, names: pd.DataFrame, folds: list[Fold]) -> Array:
+    """For each kernel its row in a table ``kernel_names``, or in the first rows of one; -1 for a row beyond them."""
+    keys = ["name", "family", "shape", "layer"]
+    wanted = names[keys].astype(str).assign(row=np.arange(len(names)))
+    layer = _folded_names(kernels["layer"].to_numpy("i8"), folds)
+    family = np.array(FAMILIES, object)[kernels["family"].to_numpy("i8")]
+    columns = dict(zip(keys, (kernels["name"].astype(str), family, _shapes(kernels), layer), strict=True))
+    own = pd.DataFrame({name: np.asarray(column, object) for name, column in columns.items()}).astype(str)
+    rows: Array = own.merge(wanted, how="left", on=keys)["row"].fillna(-1).to_numpy("i8")
+    return rows
+
+
 def by_name(names: pd.DataFrame) -> pd.DataFrame:
     """The columns that can be added up of a table ``kernel_names``, by name and family, in the order of the table."""
     return names.groupby(["name", "family"], sort=False)[list(_SUMS)].sum().reset_index()

@@ -70,7 +70,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
     for name, known in texts.items():
         frame[name] = np.array(known or ("",), object)[columns[name]]
     frame["recompute"] = frame["recompute"].astype(bool)
-    frame = frame.assign(low_us=np.nan, high_us=np.nan, shape="", basis="", launch=-1)
+    frame = frame.assign(low_us=np.nan, high_us=np.nan, shape="", basis="", launch=-1, path_us=np.nan)
     return frame.sort_values(["start_us", "stream"], kind="stable").reset_index(drop=True)
 
 

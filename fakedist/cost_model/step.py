@@ -12,7 +12,7 @@ import pandas as pd
 from fakedist.cost_model.accuracy import variances
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.placing import StepInterval, StepLaunches
-from fakedist.cost_model.timeline import Array, CriticalPath, HostCosts, Placed, find_critical_path
+from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, HostCosts, Placed, find_critical_path
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import TABLES
@@ -145,6 +145,8 @@ def price_step(
     kernels = _kernels(launches, work, priced, placed_step.placed, placed_step.time_us)
     if communication is not None:
         kernels = _with_calls(kernels, communication)
+    path = find_critical_path(step.timeline, placed_step.placed, prices.host)
+    kernels = kernels.assign(path_us=_path_us(path, len(launches))[kernels["launch"].to_numpy("i8")])
     return PricedStep(
         kernels,
         launches,
@@ -154,7 +156,7 @@ def price_step(
         [*prices.notes(), *_notes(launches, work, placed_step.time_us, communication)],
         families=_families(priced, counts),
         variances=variances(priced, counts) if "accuracy" in priced else {},
-        path=find_critical_path(step.timeline, placed_step.placed, prices.host),
+        path=path,
     )
 
 
@@ -178,6 +180,7 @@ def _kernels(
         "launch_us": placed.launch_us[order],
         "duration_us": time_us[rows],
         "launch": rows,
+        "path_us": np.zeros(len(rows)),
     }
     for names, table, of_kernel in (
         (_LAUNCH_COLUMNS, launches, rows),
@@ -189,6 +192,12 @@ def _kernels(
             is_text = not pd.api.types.is_numeric_dtype(column.dtype)
             columns[name] = pd.Categorical(column).take(of_kernel) if is_text else column.to_numpy()[of_kernel]
     return pd.DataFrame({column.name: columns[column.name] for column in TABLES["kernels"].columns})
+
+
+def _path_us(path: CriticalPath, num_launches: int) -> Array:
+    """How much of the critical path the work of each launch is on the GPU."""
+    on_gpu = path.what == ON_GPU
+    return np.bincount(path.row[on_gpu], path.us[on_gpu], num_launches)
 
 
 def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -300,13 +300,32 @@ def _us(nanoseconds: int) -> str:
 
 
 def call_texts(calls: pd.DataFrame, groups: pd.DataFrame) -> dict[int, str]:
-    """Names of collectives by sequence number: "all_gather_into_tensor on tp"."""
+    """Names of collectives by sequence number, as the tables have them: "tp all_gather_into_tensor"."""
     names = [str(row["description"] or row["name"]) for row in groups.to_dict("records")]
     columns = [calls[name].tolist() for name in ("sequence", "operation", "group")]
     return {
-        sequence: f"{operation} on {names[group] if group < len(names) else group}"
+        sequence: f"{names[group] if group < len(names) else group} {operation}"
         for sequence, operation, group in zip(*columns, strict=True)
     }
+
+
+def stream_titles(kernels: pd.DataFrame, calls: Mapping[int, str]) -> list[str]:
+    """A title for each stream of a step, by handle: "stream 0" where something computes, else after its calls.
+
+    A stream of one kind of call has its name, "tp all_gather"; of several, the one that takes longest comes first:
+    "tp all_gather, tp reduce_scatter". Of more than two, "and 3 more". Equal titles add the stream's number.
+    """
+    titles = []
+    for at, (_, rows) in enumerate(kernels.groupby("stream", sort=True)):
+        number = f"stream {at}"
+        names = rows["call"].map(calls)
+        if rows["is_compute"].any() or names.isna().any():
+            titles.append(number)
+            continue
+        longest = rows["known_us"].groupby(names).sum().sort_values(ascending=False, kind="stable").index.tolist()
+        more = f" and {len(longest) - 2} more" if len(longest) > 2 else ""
+        titles.append(", ".join(longest[:2]) + more)
+    return [f"{title} (stream {at})" if titles.count(title) > 1 else title for at, title in enumerate(titles)]
 
 
 def _exposed(kernels: pd.DataFrame, calls: dict[int, str]) -> Iterator[str]:
@@ -323,8 +342,8 @@ def _streams(kernels: pd.DataFrame, shown: pd.DataFrame, layers: list[str], call
     """One track per stream. A bar of several kernels gives their number and shows the longest."""
     handles = shown["stream"].unique().tolist()  # sorted: the default stream is 0
     streams = {stream: _FIRST_STREAM + at for at, stream in enumerate(handles)}
-    for at, stream in enumerate(handles):
-        yield _name("thread_name", _GPU, _FIRST_STREAM + at, f"stream {at}" + (f" ({stream:#x})" if stream else ""))
+    for at, (stream, title) in enumerate(zip(handles, stream_titles(kernels, calls), strict=True)):
+        yield _name("thread_name", _GPU, _FIRST_STREAM + at, title + (f" ({stream:#x})" if stream else ""))
     rows = kernels.iloc[shown["first"].to_numpy("i8")]
     texts = {name: json.dumps(name) for name in rows["name"].unique()}
     layer_texts = [json.dumps(name) for name in layers]

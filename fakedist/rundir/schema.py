@@ -28,6 +28,7 @@ class Column:
         may_end: Whether it may also be the number of rows there, for what never ended.
         is_earlier: Whether it is a row before its own.
         has_ranks: Whether its texts are lists of ranks, or empty.
+        is_newer: Whether tables of earlier versions lack it; it then reads as NaN, so it is a double.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Column:
     may_end: bool = False
     is_earlier: bool = False
     has_ranks: bool = False
+    is_newer: bool = False
 
 
 @dataclass(frozen=True)
@@ -459,6 +461,12 @@ TABLES: dict[str, Table] = {
             Column("shape", "string", "Estimated: sizes of its product or attention; empty for others."),
             Column("basis", "string", "Estimated: the measurement its time is from, and what is assumed; else empty."),
             Column("launch", "int64", "Row of `launches`; -1 if a tool traced it.", row_of="launches", least=-1),
+            Column(
+                "path_us",
+                "double",
+                "How much of the critical path it is; 0 if it is not on it, NaN if the path is not known.",
+                is_newer=True,
+            ),
         ),
     ),
     "launches": LAUNCHES,

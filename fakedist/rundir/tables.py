@@ -108,12 +108,17 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
         path, schema = _path(run_directory, name), file.schema_arrow
         for column in known:
             index = schema.get_field_index(column.name)
+            if index < 0 and column.is_newer:
+                continue
             if index < 0:
                 raise _damaged(path, f"it has no column {column.name}")
             if schema.field(index).type != _type(column):
                 raise _damaged(path, f"column {column.name} is of type {schema.field(index).type}, not {column.type}")
-        table = file.read(columns=[column.name for column in known] if columns is None else list(columns))
+        names = [column.name for column in known] if columns is None else list(columns)
+        table = file.read(columns=[name for name in names if name in schema.names])
     for column in known:
+        if column.name not in table.column_names:
+            table = table.append_column(column.name, _nothing(len(table)))
         _check_values(run_directory, path, column, table.column(column.name))
     return table
 
@@ -150,6 +155,12 @@ def _path(run_directory: Path, name: str) -> Path:
 
 def _damaged(path: Path, cause: str) -> RunDirectoryError:
     return RunDirectoryError(f"{path} cannot be read: {cause}", DAMAGED)
+
+
+def _nothing(num_rows: int) -> Any:
+    import pyarrow
+
+    return pyarrow.array([float("nan")], pyarrow.float64()).take(pyarrow.array([0] * num_rows, pyarrow.int64()))
 
 
 def _type(column: Column) -> Any:

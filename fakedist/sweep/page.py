@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
@@ -23,10 +23,14 @@ from fakedist.report.figures.look import (
 )
 from fakedist.report.page.assets import figure_object
 from fakedist.report.page.drawings import Pack
+from fakedist.report.page.live import Follower
 from fakedist.report.page.run_page import template_text
 from fakedist.report.text.sheet import Sheet
 from fakedist.report.text.wording import command_line
-from fakedist.sweep.opened import Sweep
+from fakedist.rundir.directory import MANIFEST_NAME
+from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.outcome import Outcome
+from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.ranking import answer, counts_text, memory_text, short_label, speed_text
 from fakedist.sweep.sheets import (
@@ -44,7 +48,7 @@ from fakedist.sweep.sheets import (
     shown_rows,
 )
 from fakedist.sweep.space import Scalar, text_of
-from fakedist.sweep.sweep_directory import PAGE_NAME, replace_file, report_of, reports_of
+from fakedist.sweep.sweep_directory import JOURNAL_NAME, PAGE_NAME, RUNS_NAME, replace_file, report_of, reports_of
 from fakedist.units import GIB, format_bytes, format_us
 
 Figure: TypeAlias = go.Figure
@@ -243,6 +247,52 @@ def _link(row: Row, sweep: Sweep) -> str:
 def write_sweep_page(sweep: Sweep) -> None:
     """Write the page into the sweep's directory."""
     replace_file(sweep.path / PAGE_NAME, sweep_page(sweep, sweep.path))
+
+
+class SweepFollower(Follower):
+    """A sweep while it goes, from its journal and its runs' manifests."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def state(self) -> dict[str, object]:
+        """See :meth:`Follower.state`."""
+        sweep = open_sweep(self._path)
+        total = sweep.about.points
+        rows, journal = shown_rows(sweep), self._path / JOURNAL_NAME
+        running = list(self._running(sweep))
+        failed = [row for row in sweep.rows if row.fullest is None]
+        columns = columns_of(sweep, rows)
+        return {
+            "title": sweep.path.name,
+            "rows": [
+                ("points", f"{len(sweep.rows):,} done" + ("" if total is None else f" of {len(total):,}")),
+                ("counts", counts_text(sweep.ranking)),
+                ("ranks running", f"{len(running):,}"),
+            ],
+            "points": [],
+            "columns": [column.name for column in columns],
+            "table": [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)],
+            "others": [list(_other(row).values()) for row in failed],
+            "done": journal.is_file() and _written(self._path / PAGE_NAME) >= _written(journal),
+        }
+
+    def report(self) -> str:
+        """See :meth:`Follower.report`."""
+        return sweep_page(open_sweep(self._path))
+
+    def _running(self, sweep: Sweep) -> Iterator[Path]:
+        known = {sweep.path / rank.directory for row in sweep.rows for rank in row.ranks if rank.directory}
+        for manifest in (self._path.resolve() / RUNS_NAME).glob(f"*/rank*/{MANIFEST_NAME}"):
+            if manifest.parent not in known and load_manifest(manifest.parent).exit.outcome is Outcome.RUNNING:
+                yield manifest.parent
+
+
+def _written(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return -1
 
 
 def sweep_page(sweep: Sweep, folder: Path | None = None) -> str:

@@ -527,11 +527,11 @@ def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, written
     page.mouse.move(*page.evaluate(spot, [250, lane + 1]), steps=3)
     page.mouse.up()
     page.wait_for_timeout(_SETTLED)
-    assert status.inner_text().startswith("150 µs to 250 µs")
+    assert status.inner_text().startswith(("150 µs to 250 µs", "150 µs to 249 µs"))  # to a pixel
     chart.press("0")
     assert status.inner_text() == "0 µs to 1.00 ms of 1.00 ms"
     row = page.locator("#time-table tr", has=page.locator("span.label", has_text="layers.0-2.mlp"))
-    row.get_by_role("button").click()
+    row.locator("button.open").click()
     each = page.locator("#time-table tr.repeat")
     assert [line.locator("th").inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
     totals = open_run(written.parent).table("layer_times")
@@ -539,3 +539,76 @@ def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, written
     cells = [line.locator("td").all_inner_texts() for line in each.all()]
     assert all(us in row for us, row in zip(wanted, cells, strict=True))
     assert page.locator("#roofline path.point").count() == 1  # the one kernel whose operations and bytes are known
+
+
+LANES = """([us, row]) => { const { xaxis, yaxis } = document.querySelector('#kernels .chart')._fullLayout;
+  const box = document.querySelector('#kernels .chart').getBoundingClientRect();
+  return [box.left + xaxis._offset + xaxis.d2p(us / 1e3), box.top + yaxis._offset + yaxis.d2p(row)]; }"""
+
+
+def test_lanes_are_named_pinned_searched_and_summed_as_their_tables_say(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    chart = drawn(page, "#kernels")
+    pinned, told = page.locator("#kernels .kept"), page.locator("#kernels .told")
+    lane = page.evaluate("fakedist.kernels.firstLane")
+    titles = page.locator("#kernels .ytick text").all_text_contents()
+    assert titles[-2] == "stream 0"
+    assert titles[-1].startswith("default_pg all_reduce, tp all")
+    page.mouse.click(*page.evaluate(LANES, [50, lane]))
+    page.mouse.move(0, 0)
+    assert "sm90_xmma_gemm" in pinned.inner_text()
+    assert "lane: stream 0" in pinned.inner_text()
+    chart.press("Escape")
+    assert pinned.is_hidden()
+    search = page.get_by_label("find a kernel, collective")
+    search.fill("tp all_gather")
+    search.press("Enter")
+    assert told.inner_text() == "1 of 2"  # both are in the lane of that name
+    search.fill("gelu")
+    for wanted in ("1 of 9", "2 of 9"):
+        search.press("Enter")
+        assert told.inner_text() == wanted
+    search.press("Shift+Enter")
+    assert told.inner_text() == "1 of 9"
+    assert "vectorized_elementwise" in pinned.inner_text()
+    search.press("Escape")
+    assert (told.inner_text(), pinned.is_hidden()) == ("", True)
+    for table, column in (("top-kernels", 5), ("time-table", 1)):
+        for row in page.locator(f"#{table} tbody tr").all():
+            if not row.is_visible():
+                continue
+            cells = row.locator("th, td").all_inner_texts()
+            row.locator("button.lanes").click()
+            assert pinned.inner_text().startswith(f"{cells[column].split()[0]} "), (table, cells)
+    chart.press("Escape")
+    chart.press("0")
+    chart.press("s")
+    time = open_run(written.parent).summary.time
+    assert time is not None
+    assert pinned.inner_text().startswith(f"{format_us(time.kernel_us)} in {time.num_kernels + 2} kernels, in view")
+    assert "2 of unknown duration" in pinned.inner_text()
+    page.keyboard.down("Shift")
+    chart.scroll_into_view_if_needed()
+    page.mouse.move(*page.evaluate(LANES, [110, lane]))
+    page.mouse.down()
+    page.mouse.move(*page.evaluate(LANES, [300, lane]), steps=4)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    known = open_run(written.parent).table("kernels")
+    inside = known[(known["start_us"] > 110) & (known["start_us"] < 300) & (known["stream"] == 0)]["duration_us"]
+    assert pinned.inner_text().startswith(f"{format_us(inside.sum())} in {len(inside)} kernels")
+    assert page.locator("#kernels .status").inner_text() == "0 µs to 1.00 ms of 1.00 ms"  # it did not zoom
+
+
+def test_the_critical_path_is_drawn_where_it_is_known(reader: Reader, written: Path, tmp_path: Path) -> None:
+    page = reader.open(written)
+    drawn(page, "#kernels")
+    assert page.get_by_role("checkbox", name="critical path", include_hidden=True).is_hidden()
+    run = handmade.ranged(tmp_path / "run")
+    write_page(open_run(run), run / "report.html")
+    page = reader.open(run / "report.html")
+    drawn(page, "#kernels")
+    before = page.locator("#kernels path").count()
+    page.get_by_role("checkbox", name="critical path", include_hidden=True).check()
+    page.wait_for_timeout(_SETTLED)
+    assert page.locator("#kernels path").count() == before + 2

@@ -13,7 +13,16 @@ import plotly.graph_objects as go
 
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import range_lanes, timed
-from fakedist.cost_model.step_axis import bars, call_texts, hidden_parts, hidden_us, kind_runs, layer_runs, longest_runs
+from fakedist.cost_model.step_axis import (
+    bars,
+    call_texts,
+    hidden_parts,
+    hidden_us,
+    kind_runs,
+    layer_runs,
+    longest_runs,
+    stream_titles,
+)
 from fakedist.report.figures.look import (
     FAMILY_COLOURS,
     HIDDEN,
@@ -182,7 +191,7 @@ MOST_RANGE_LANES = 6
 _RESOLUTION = 4_000  # parts of the step: what is shorter cannot be seen
 _COLUMNS = (
     *("name", "family", "stream", "start_us", "duration_us", "operation", "phase", "recompute", "layer", "call"),
-    *("flops", "moved_bytes", "bound"),
+    *("flops", "moved_bytes", "bound", "shape", "grid", "path_us"),
 )
 _ROW_HEIGHT = 22
 
@@ -218,12 +227,13 @@ def lanes_of(run: Run, kernels: pd.DataFrame, *, most: int) -> go.Figure:
     num_lanes = int(ranges["lane"].max() + 1) if len(ranges) else 0
     if num_lanes:
         _add_ranges(figure, ranges, first_row=1 + depth)
-    num_streams, first_row = kernels["stream"].nunique(), 1 + depth + num_lanes
+    first_row = 1 + depth + num_lanes
     _add_bars(figure, run, kernels, first_row=first_row, most=most)
     _add_hidden(figure, kernels, first_row=first_row)
     titles = {0: "phase"} | ({1: "layers"} if depth else {}) | ({1 + depth: "ranges"} if num_lanes else {})
-    titles |= {first_row + at: f"stream {at}" for at in range(num_streams)}
-    num_rows = first_row + num_streams
+    streams = lane_titles(run, kernels)
+    titles |= {first_row + at: shown(title) for at, title in enumerate(streams)}
+    num_rows = first_row + len(streams)
     figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
     figure.update_xaxes(range=[0, (time.summary().step_us or 1.0) / 1e3], ticksuffix=" ms")
     figure.update_yaxes(
@@ -338,11 +348,21 @@ def _places(start_us: Array, length_us: Array, row: Array) -> dict[str, object]:
     return {"base": start_us / 1e3, "x": length_us / 1e3, "y": row, "width": 0.84, "orientation": "h"}
 
 
+def lane_titles(run: Run, kernels: pd.DataFrame) -> list[str]:
+    """The title of each stream's lane, in the order of the streams."""
+    return stream_titles(kernels, _calls_of(run, kernels))
+
+
+def _calls_of(run: Run, rows: pd.DataFrame) -> dict[int, str]:
+    if not (rows["call"] >= 0).any():
+        return {}
+    return call_texts(run.table("calls", ["sequence", "operation", "group"]), run.table("groups"))
+
+
 def bar_labels(run: Run, rows: pd.DataFrame) -> tuple[Array, list[str]]:
     """For each bar, the index of its label: the kernel's name, or the name of the collective it is a copy for."""
     text = rows["name"].astype(str).map(lambda name: short_kernel(name, 120))
-    if (rows["call"] >= 0).any():
-        calls = call_texts(run.table("calls", ["sequence", "operation", "group"]), run.table("groups"))
+    if calls := _calls_of(run, rows):
         text = rows["call"].map(calls).fillna(text)
     codes, labels = pd.factorize(text)
     return codes, [str(label) for label in labels]

@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, owner_names, with_children
+from fakedist.analysis.layer_table import Fold, fold_layers, owner_names, with_children
 from fakedist.analysis.recording import Array
+from fakedist.cost_model.breakdown import name_rows
 from fakedist.cost_model.step_axis import bars, hidden_us, kind_runs, layer_runs, longest_runs
 from fakedist.report.figures.memory_figures import MemoryCurve
 from fakedist.report.figures.run_figures import Calls
-from fakedist.report.figures.time_figures import bar_labels, drawn_ranges
+from fakedist.report.figures.time_figures import bar_labels, drawn_ranges, lane_titles
 from fakedist.report.text.wording import short_line, short_operation
 from fakedist.results.run import Run
 from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS
@@ -316,6 +317,8 @@ def add_calls(pack: Pack, calls: Calls) -> None:
 #: Limits for the bars of the timeline (all streams together) and the intervals of its layers: about 10 bytes each.
 MOST_BARS = 60_000
 MOST_RUNS = 40_000
+#: Rows of the table of kernels.
+MOST_KERNEL_ROWS = 200
 #: The script's own ranges, the longest.
 MOST_RANGES = 20_000
 _TICKS = 1 << 31  # per step: 1 ns each in a step of 2 s, and the same bytes for any duration
@@ -324,7 +327,11 @@ LAYER_FIGURES = (*(f"{kind}_us" for kind in KINDS), "total_us", "launch_gap_us")
 
 
 def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, time: StepTime) -> None:
-    """Add the timeline: bars by stream, with the layers and phases above them."""
+    """Add the timeline: bars by stream, with the layers and phases above them.
+
+    ``bars_row`` is the row of :func:`top_kernels` that a bar's kernel is in, from 1 on; 0 for none.
+    """
+    top, folds = top_kernels(run), fold_layers(layers)
     step_us = time.step_us or 1.0
     tick = max(step_us / _TICKS, 1e-3)
     drawn = bars(kernels, MOST_BARS)
@@ -336,15 +343,16 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
         "layer": rows["layer"].to_numpy("i8"),
         "name": names,
         "known": drawn["known"].to_numpy("i8"),
+        "row": 1 + name_rows(rows, top, folds),
     }
     of_bar, first = kinds_of_rows(keys)
     pack.add("bar_kind", of_bar)
     pack.add("bar_num", drawn["num_kernels"].to_numpy())
     for name, values in keys.items():
         pack.add(f"bars_{name}", values[first])
-    streams, stream = np.unique(drawn["stream"].to_numpy("u8"), return_inverse=True)
-    pack.add("bar_stream", stream)
+    pack.add("bar_stream", np.unique(drawn["stream"].to_numpy("u8"), return_inverse=True)[1])
     _add_times(pack, "bar", drawn, tick)
+    _add_sums(pack, kernels, drawn, tick)
     is_call = (keys["family"] == FAMILIES.index("communication")) & drawn["known"].to_numpy(bool)
     pack.add("bar_hidden", np.where(is_call, np.round(hidden_us(drawn, kernels) / tick), 0).astype("i8"))
     all_runs = layer_runs(kernels, layers["parent"].to_numpy())
@@ -356,10 +364,37 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     phases = kind_runs(kernels)
     pack.add("part_kind", phases["kind"].to_numpy("i8"))
     _add_times(pack, "part", phases, tick)
-    pack.meta |= {"families": FAMILIES, "kinds": KINDS, "streams": [f"stream {at}" for at in range(len(streams))]}
+    pack.meta |= {"families": FAMILIES, "kinds": KINDS, "streams": lane_titles(run, kernels)}
     pack.meta |= {"kernels": labels, "tick_us": tick, "step_us": step_us, "num_kernels": len(kernels)}
     pack.meta |= {"merged": len(drawn) < len(kernels), "runs_left_out": len(all_runs) - len(runs)}
     pack.meta.setdefault("layers", layers["name"].astype(str).tolist())
+    pack.add("layer_parent", layers["parent"].to_numpy() + 1)
+
+
+def top_kernels(run: Run) -> pd.DataFrame:
+    """The rows of the table of kernels that the page shows."""
+    names = run.table("kernel_names")
+    return names[names["family"] != "communication"].head(MOST_KERNEL_ROWS)
+
+
+def _add_sums(pack: Pack, kernels: pd.DataFrame, drawn: pd.DataFrame, tick: float) -> None:
+    """Add what differs from a bar's length: the time of its kernels, and how much of the critical path they are.
+
+    Where kernels overlap or leave gaps, a bar is shorter (``bar_more``) or longer (``bar_less``) than their sum.
+    """
+    order = np.lexsort((kernels["start_us"].to_numpy("f8"), kernels["stream"].to_numpy("u8")))  # as bars are made
+    first = np.cumsum(drawn["num_kernels"].to_numpy("i8")) - drawn["num_kernels"].to_numpy("i8")
+
+    def ticks(us: Array) -> Array:
+        return np.round(np.add.reduceat(us[order], first) / tick).astype("i8") if len(first) else np.zeros(0, "i8")
+
+    start, end = (np.round(np.maximum(drawn[name].to_numpy("f8"), 0) / tick) for name in ("start_us", "end_us"))
+    more = ticks(kernels["known_us"].to_numpy("f8")) - np.maximum(end - start, 0).astype("i8")
+    pack.add("bar_more", np.maximum(more, 0))
+    pack.add("bar_less", np.maximum(-more, 0))
+    path = kernels["path_us"].to_numpy("f8")
+    pack.meta["has_path"] = bool(np.isfinite(path).all()) and bool(path.any())
+    pack.add("bar_path", ticks(path) if pack.meta["has_path"] else np.zeros(len(first), "i8"))
 
 
 def _add_ranges(pack: Pack, run: Run, tick: float) -> None:

@@ -13,7 +13,7 @@ from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.breakdown import fold_times, kind_family_us
 from fakedist.report.figures.memory_figures import Colouring
 from fakedist.report.page.assets import MOST_SEGMENTS
-from fakedist.report.page.drawings import LAYER_FIGURES, PeakBlock, PeakLine
+from fakedist.report.page.drawings import LAYER_FIGURES, MOST_KERNEL_ROWS, PeakBlock, PeakLine, top_kernels
 from fakedist.report.page.switches import Switch
 from fakedist.report.text.group_sheets import AT_ONCE, CallsText, RunTopology
 from fakedist.report.text.memory_sheets import MOMENT_NAMES, unused_sheet
@@ -93,7 +93,6 @@ def reserved_section(run: Run) -> dict[str, object] | None:
 
 
 _MOST_ROWS = 1_000  # of a table
-_MOST_KERNELS = 200
 _HEADINGS = ("generation", "forward", "recompute", "backward", "optimizer", "other", "total", "host late")
 
 
@@ -102,8 +101,8 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
     assert run.summary.timed is not None
     time, source = run.summary.timed
     word = source_word(source)
-    names = run.table("kernel_names")
-    names = names[names["family"] != "communication"]
+    names = top_kernels(run)
+    num_names = int((run.table("kernel_names", ["family"])["family"] != "communication").sum())
     return {
         "word": source.source,
         "source": word[:1].upper() + word[1:],
@@ -124,10 +123,10 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         ],
         "whys": [gain.why for gain in time.gains if gain.why],
         "ranges": _ranges(time),
-        "num_more_ranges": max(len(time.ranges) - _MOST_KERNELS, 0),
+        "num_more_ranges": max(len(time.ranges) - MOST_KERNEL_ROWS, 0),
         "layers": _layers(run.table("layer_times"), layers, folds, time.kernel_us or 1.0),
-        "top": [_top(row, time) for row in rows_of(KernelTime, names.head(_MOST_KERNELS))],
-        "num_more_names": max(len(names) - _MOST_KERNELS, 0),
+        "top": [_top(row, time) for row in rows_of(KernelTime, names)],
+        "num_more_names": num_names - len(names),
         "min_share": f"{MIN_SHARE:.1%}",
     }
 
@@ -250,7 +249,7 @@ def _ranges(time: StepTime) -> list[dict[str, object]]:
             "gpu": (row.gpu_us, us_or_dash(row.gpu_us)),
             "num_calls": row.num_calls,
         }
-        for row in time.ranges[:_MOST_KERNELS]
+        for row in time.ranges[:MOST_KERNEL_ROWS]
     ]
 
 

@@ -13,12 +13,15 @@ from fakedist.errors import SetupError
 
 HOST = "127.0.0.1"
 _HEADERS = {
-    "Content-Type": "text/html; charset=utf-8",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+
+
+#: A status, a type of content, and the content.
+Answer = tuple[HTTPStatus, str, bytes]
 
 
 class PageServer(ThreadingHTTPServer):
@@ -43,6 +46,15 @@ class PageServer(ThreadingHTTPServer):
         """The page's address."""
         return f"http://{HOST}:{self.server_port}{self.path}"
 
+    def answer(self, path: str) -> Answer | None:
+        """Return what is at a path; None for nothing."""
+        return (HTTPStatus.OK, "text/html; charset=utf-8", self.body) if self.is_at(path, self.path) else None
+
+    @staticmethod
+    def is_at(path: str, known: str) -> bool:
+        """Whether two paths are equal, found in the same time wherever they differ."""
+        return secrets.compare_digest(path.encode(), known.encode())
+
 
 class _Handler(BaseHTTPRequestHandler):
     # The names of methods and arguments come from http.server.
@@ -61,16 +73,19 @@ class _Handler(BaseHTTPRequestHandler):
         # Another site's page that reaches this machine by another name may not read it (DNS rebinding).
         known = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
         is_ours = self.headers.get("Host", "") in known
-        if not is_ours or not secrets.compare_digest(self.path.encode(), self.server.path.encode()):
+        answer = self.server.answer(self.path) if is_ours else None
+        if answer is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        self.send_response(HTTPStatus.OK)
+        status, kind, body = answer
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(self.server.body)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if with_body:
-            self.wfile.write(self.server.body)
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Log nothing: the address is a secret."""

@@ -81,6 +81,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+CALLS = "tp all_reduce, tp barrier (0x9)"
+
+
 def test_it_is_the_format_that_viewers_read(run: Path) -> None:
     found = trace_of(run)
     assert found["displayTimeUnit"] == "ms"
@@ -95,7 +98,7 @@ def test_it_is_the_format_that_viewers_read(run: Path) -> None:
 def test_the_slices_of_a_trace_are_kernels_layers_and_phases_and_nest(run: Path) -> None:
     found = tracks(trace_of(run)["traceEvents"])
     assert {name for _, name in found} == {
-        "phases", "layers", EXPOSED, "stream 0", "stream 1 (0x9)", "steps",
+        "phases", "layers", EXPOSED, "stream 0", CALLS, "steps",
     }  # fmt: skip
     for events in found.values():
         assert_they_nest([event for event in events if event["ph"] == "X"])
@@ -111,17 +114,17 @@ def test_the_slices_of_a_trace_are_kernels_layers_and_phases_and_nest(run: Path)
 
 
 def test_a_collective_shows_its_exposed_parts_or_that_its_duration_is_not_known(run: Path) -> None:
-    known, unknown = tracks(trace_of(run)["traceEvents"])[1, "stream 1 (0x9)"]
-    assert (known["ph"], known["name"], known["dur"]) == ("X", "all_reduce on tp", 12)
-    assert (unknown["ph"], unknown["name"], unknown["ts"]) == ("i", "barrier on tp", 60)
+    known, unknown = tracks(trace_of(run)["traceEvents"])[1, CALLS]
+    assert (known["ph"], known["name"], known["dur"]) == ("X", "tp all_reduce", 12)
+    assert (unknown["ph"], unknown["name"], unknown["ts"]) == ("i", "tp barrier", 60)
     assert unknown["args"]["duration"] == "not known"
     found = tracks(trace_of(run)["traceEvents"])
     parts = found[1, EXPOSED]  # a collective of 30 to 42 us, while kernels of 7.123 us begin every 7.3 us
-    assert {event["name"] for event in parts} == {"all_reduce on tp"}
+    assert {event["name"] for event in parts} == {"tp all_reduce"}
     gaps = [(10.1 + 7.3 * at + 7.123, 10.1 + 7.3 * (at + 1)) for at in (2, 3)]
     ends = [(event["ts"], event["ts"] + event["dur"]) for event in parts]
     assert [end for pair in ends for end in pair] == pytest.approx([end for pair in gaps for end in pair], abs=1e-3)
-    known = found[1, "stream 1 (0x9)"][0]["args"]
+    known = found[1, CALLS][0]["args"]
     assert known["exposed, us"] == pytest.approx(2 * 0.177)
     assert known["hidden, us"] == pytest.approx(12 - 2 * 0.177)
 

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 import pytest
 
 from fakedist.cli import main
-from fakedist.sweep.opened import Sweep
-from fakedist.sweep.page import maps, memory_against_speed, parallel_axes, sweep_page
+from fakedist.sweep.opened import Sweep, open_sweep
+from fakedist.sweep.page import SweepFollower, maps, memory_against_speed, parallel_axes, sweep_page, write_sweep_page
 from fakedist.sweep.point_rows import Status
 from fakedist.sweep.sweep_directory import JOURNAL_NAME, SweepJournal, write_about
 from tests.unit.report.reading import read_page
@@ -142,3 +142,21 @@ def test_a_sweeps_directory_is_reported_and_viewed(
     assert capsys.readouterr().out == f"{(kept.path.resolve() / 'report.html').as_uri()}\n"
     assert ">rank 0</a>" in (kept.path / "report.html").read_text()
     assert main(["report", folder, "--section", "time"]) == 2
+
+
+def test_a_sweep_is_followed_from_its_journal_until_its_page_is_written(tmp_path: Path) -> None:
+    whole = sweep(*ROWS, path=tmp_path)
+    write_about(tmp_path, whole.about)
+    journal = SweepJournal(tmp_path / JOURNAL_NAME)
+    follower = SweepFollower(tmp_path)
+    assert dict(follower.state()["rows"])["ranks running"] == "0"  # type: ignore[call-overload]
+    for number, entry in enumerate(ROWS, 1):
+        journal.add_row(entry)
+        state = follower.state()
+        assert dict(state["rows"])["points"].startswith(f"{number} done")  # type: ignore[call-overload]
+        assert len(state["table"]) + len(state["others"]) == number  # type: ignore[arg-type]
+        assert not state["done"]
+    journal.close()
+    write_sweep_page(whole)
+    assert follower.state()["done"]
+    assert follower.report() == sweep_page(open_sweep(tmp_path))

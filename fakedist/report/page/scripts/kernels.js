@@ -1,7 +1,8 @@
 // The timed step kernel by kernel: the run's figure, drawn again for each view from all of its bars.
 
 import { coverOf, partsOf } from './cover.js';
-import { $, colourOf, make, note } from './dom.js';
+import { $, $$, colourOf, make, note } from './dom.js';
+import { barsBetween, barsOf, barsWith, layersOf, sumOf } from './lanes.js';
 import { barsInView } from './sampling.js';
 import { countText, cut, plain, shortName, usText } from './text.js';
 import { ZoomChart } from './zoom.js';
@@ -10,10 +11,13 @@ const LEAST_TICKS = 16;
 const LEAST_LABELLED = 34; // pixels
 const PER_LETTER = 6.6;
 const MARGIN = 84;
+const WIDEST_MARGIN = 230;
 const NEAR = 3; // pixels
 // Of a lane. Collectives of unknown duration are short, so that they do not hide the kernels between them.
 const TALL = 0.84;
 const SHORT = 0.36;
+const PATH = 0.22;
+const MOST_NAMES = 6; // of a sum
 
 export class KernelChart extends ZoomChart {
   constructor(root, data) {
@@ -42,10 +46,22 @@ export class KernelChart extends ZoomChart {
     }
     this.listeners.push(() => this.announce());
     this.announce();
+    this.pinned = $('.kept', root);
+    this.seek = $('input.seek', root);
+    this.told = $('.told', root);
+    this.found = []; // bars that a search or a row of a table means
+    this.current = -1; // the one of them that was gone to
+    this.bar = -1; // the one that is pinned
+    this.onPath = false;
   }
 
   us(ticks) {
     return ticks * this.data.meta.tick_us;
+  }
+
+  get margin() {
+    const letters = this.data.meta.streams.reduce((most, title) => Math.max(most, title.length), 0);
+    return Math.min(Math.max(MARGIN, 14 + letters * PER_LETTER), WIDEST_MARGIN, this.width / 4);
   }
 
   // The view is in microseconds, the axis in milliseconds, the data in ticks.
@@ -74,7 +90,7 @@ export class KernelChart extends ZoomChart {
   // Ticks of a pixel.
   get perPixel() {
     const [from, to] = this.ticks;
-    return (to - from) / Math.max(this.width - MARGIN - 10, 1);
+    return (to - from) / Math.max(this.width - this.margin - 10, 1);
   }
 
   // ---- drawing
@@ -119,7 +135,30 @@ export class KernelChart extends ZoomChart {
         }
       }
     });
-    return this.figure.data.map((trace) => this.trace(trace, parts.get(trace.meta)));
+    return [...this.figure.data.map((trace) => this.trace(trace, parts.get(trace.meta))), ...this.marks()];
+  }
+
+  // What is drawn over the bars: the critical path, what was found, what is pinned.
+  marks() {
+    const { data } = this;
+    const line = (colour, width) => ({ color: 'rgba(0, 0, 0, 0)', line: { color: colourOf(colour), width } });
+    const layers = [
+      [this.onPath ? [...data.bar_path.keys()].filter((bar) => data.bar_path[bar]) : [], { color: colourOf('me') }, PATH],
+      [this.found, line('ink', 1.5), TALL],
+      [this.bar < 0 ? [] : [this.bar], line('accent', 3), TALL],
+    ];
+    return layers
+      .filter(([bars]) => bars.length)
+      .map(([bars, marker, width]) => {
+        const drawn = [];
+        for (let lane = 0; lane < this.lanes.length; lane += 1) {
+          const own = bars.filter((bar) => data.bar_stream[bar] === lane);
+          const row = this.firstLane + lane + (width === PATH ? (TALL - PATH) / 2 : 0);
+          const seen = barsInView(data.bar_start, data.bar_length, own, this.ticks, this.perPixel * 1.5);
+          for (const [start, length] of seen) drawn.push({ start, length, row, width, text: '' });
+        }
+        return this.trace({ type: 'bar', orientation: 'h', showlegend: false, marker }, drawn);
+      });
   }
 
   // What of a collective is in view, in parts: something computes in those that are hidden. A narrow one may share its
@@ -168,7 +207,7 @@ export class KernelChart extends ZoomChart {
       ...layout,
       showlegend: false,
       hovermode: false,
-      margin: { l: isNarrow ? 8 : MARGIN, r: 10, t: 4, b: 28 },
+      margin: { l: isNarrow ? 8 : this.margin, r: 10, t: 4, b: 28 },
       height: layout.height - 78,
       xaxis: {
         ...layout.xaxis,
@@ -176,15 +215,209 @@ export class KernelChart extends ZoomChart {
         nticks: Math.max(3, Math.floor(this.width / 130)),
         zeroline: false,
       },
-      yaxis: { ...layout.yaxis, showticklabels: !isNarrow, ticks: '' },
+      yaxis: { ...layout.yaxis, showticklabels: !isNarrow, ticks: '', ticktext: this.titles() },
     };
+  }
+
+  titles() {
+    const most = Math.floor((this.margin - 14) / PER_LETTER);
+    const { tickvals, ticktext } = this.figure.layout.yaxis;
+    return ticktext.map((text, at) => {
+      const lane = tickvals[at] - this.firstLane;
+      return lane < 0 ? text : plain(cut(this.data.meta.streams[lane], most));
+    });
+  }
+
+  // ---- finding, pinning and summing
+
+  wire() {
+    super.wire();
+    if (!this.pinned) return; // of a comparison
+    const toggle = $('.on-path', this.root);
+    toggle.hidden = !this.data.meta.has_path;
+    $('input', toggle).addEventListener('change', ({ target }) => {
+      this.onPath = target.checked;
+      this.refresh();
+    });
+    this.seek.addEventListener('input', () => this.find(barsWith(this.data, this.seek.value)));
+    this.seek.addEventListener('keydown', (event) => {
+      if (event.key === 'Enter') this.next(event.shiftKey ? -1 : 1);
+      else if (event.key === 'Escape') this.release();
+      else return;
+      event.preventDefault();
+    });
+    this.wireDrag();
+  }
+
+  acts() {
+    return { ...super.acts(), sum: () => this.sumOfView() };
+  }
+
+  keys() {
+    const own = { s: () => this.sumOfView(), Enter: (event) => this.next(event.shiftKey ? -1 : 1) };
+    const all = super.keys();
+    if (!this.pinned) return all;
+    return { ...all, ...own, Escape: () => this.release() || all.Escape() };
+  }
+
+  find(bars) {
+    this.found = bars;
+    this.current = -1;
+    this.say();
+    this.refresh();
+  }
+
+  say() {
+    const num = countText(this.found.length);
+    const text = this.current < 0 ? num : `${countText(this.current + 1)} of ${num}`;
+    this.told.textContent = this.found.length || this.seek.value ? text : '';
+  }
+
+  next(by) {
+    const num = this.found.length;
+    if (!num) return;
+    this.current = this.current < 0 && by < 0 ? num - 1 : (this.current + by + num) % num;
+    this.say();
+    const bar = this.found[this.current];
+    const start = this.us(this.data.bar_start[bar]);
+    const length = this.us(this.data.bar_length[bar]);
+    const [from, to] = this.view;
+    const isSeen = start >= from && start + length <= to && (length * this.width) / (to - from) > 2 * NEAR;
+    if (!isSeen) this.setView(start - 10 * Math.max(length, this.least), start + 11 * Math.max(length, this.least));
+    this.pin(bar);
+  }
+
+  pin(bar) {
+    this.bar = bar;
+    const lane = this.data.bar_stream[bar];
+    const content = this.aboutBar(lane, this.data.bar_start[bar], bar);
+    this.keep(...content, make('p', {}, `lane: ${this.data.meta.streams[lane]}`));
+  }
+
+  keep(...content) {
+    const close = make('button', { type: 'button', class: 'quiet', onclick: () => this.release() }, 'let go (Escape)');
+    this.pinned.replaceChildren(...content.filter(Boolean), close);
+    this.pinned.hidden = false;
+    this.refresh();
+  }
+
+  // Unpin, and forget what was found; false if there was nothing.
+  release() {
+    if (this.pinned.hidden && !this.found.length) return false;
+    this.bar = -1;
+    this.pinned.hidden = true;
+    this.seek.value = '';
+    this.find([]);
+    return true;
+  }
+
+  click(spot, event) {
+    if (!this.pinned || event.shiftKey) return; // Shift chose a part to sum
+    const lane = Math.round(spot.y) - this.firstLane;
+    const { bar_start: start, bar_length: length } = this.data;
+    const tick = this.tickAt(spot.x);
+    const bar = lane < 0 ? -1 : nearest(start, length, this.lanes[lane] || [], tick, NEAR * this.perPixel);
+    if (bar >= 0) this.pin(bar);
+  }
+
+  tickAt(x) {
+    return this.at(x) / this.data.meta.tick_us;
+  }
+
+  sumOfView() {
+    const lanes = new Set(this.lanes.keys());
+    this.showSum('in view', barsBetween(this.data, lanes, this.ticks), this.ticks);
+  }
+
+  showSum(title, bars, range) {
+    const { data } = this;
+    const sum = sumOf(data, bars, range);
+    const line = ([name, { num, ticks }]) => [
+      make('dt', {}, `${usText(this.us(ticks))} in ${countText(num)}`),
+      make('dd', {}, name),
+    ];
+    const list = (rows) => {
+      const more = rows.length > MOST_NAMES ? `and ${countText(rows.length - MOST_NAMES)} more` : null;
+      return [make('dl', {}, ...rows.slice(0, MOST_NAMES).flatMap(line)), more ? make('p', {}, more) : null];
+    };
+    const remarks = [
+      sum.unknown ? `${countText(sum.unknown)} of unknown duration` : '',
+      sum.isCut ? 'of a kernel that the selection cuts, its part inside' : '',
+      data.meta.has_path ? `${usText(this.us(sum.path))} on the critical path` : '',
+      data.meta.merged ? 'neighbours are merged into bars: sums by kernel or row are of the longest of each' : '',
+    ];
+    this.bar = -1;
+    this.keep(
+      make('p', { class: 'head' }, make('b', {}, `${usText(this.us(sum.ticks))} in ${countText(sum.num)} kernels`), `, ${title}`),
+      make('p', {}, remarks.filter(Boolean).join('; ')),
+      ...list(sum.lanes),
+      ...list(sum.names),
+    );
+  }
+
+  // From a row of a table: its bars are marked, in view and summed.
+  showRow(title, row) {
+    const bars = barsOf(this.data, row);
+    this.seek.value = '';
+    this.find(bars);
+    if (bars.length) {
+      const first = this.data.bar_start[bars[0]];
+      const last = bars.reduce((end, bar) => Math.max(end, this.data.bar_start[bar] + this.data.bar_length[bar]), 0);
+      const room = Math.max(0.02 * (last - first), 1);
+      this.setView(this.us(first - room), this.us(last + room));
+    }
+    this.showSum(title, bars);
+    this.root.scrollIntoView();
+    this.holder.focus({ preventScroll: true });
+  }
+
+  // A drag with Shift sums what it covers. Plotly's own drag, which zooms, does not see it.
+  wireDrag() {
+    const { holder } = this;
+    holder.addEventListener('mousedown', (event) => {
+      const from = event.shiftKey && event.button === 0 ? this.spot(event) : null;
+      if (!from) return;
+      event.preventDefault();
+      event.stopPropagation();
+      const box = holder.parentNode.appendChild(make('div', { class: 'life chosen' }));
+      const move = (next) => this.drawBox(box, event, next);
+      const end = (last) => {
+        box.remove();
+        removeEventListener('mousemove', move);
+        removeEventListener('mouseup', end);
+        const to = this.spot(last);
+        if (to && Math.abs(last.clientX - event.clientX) > NEAR) this.sumBetween(from, to);
+      };
+      addEventListener('mousemove', move);
+      addEventListener('mouseup', end);
+    }, { capture: true });
+  }
+
+  drawBox(box, first, last) {
+    const frame = this.holder.getBoundingClientRect();
+    const [left, right] = [first.clientX, last.clientX].sort((a, b) => a - b);
+    const [top, bottom] = [first.clientY, last.clientY].sort((a, b) => a - b);
+    Object.assign(box.style, {
+      left: `${left - frame.left}px`,
+      top: `${top - frame.top}px`,
+      width: `${right - left}px`,
+      height: `${bottom - top}px`,
+    });
+  }
+
+  sumBetween(from, to) {
+    const [first, last] = [from.y, to.y].sort((a, b) => a - b).map((y) => Math.round(y) - this.firstLane);
+    const range = [from.x, to.x].sort((a, b) => a - b).map((x) => this.tickAt(x));
+    const lanes = new Set([...this.lanes.keys()].filter((lane) => first <= lane && lane <= last));
+    const title = range.map((tick) => usText(this.us(tick))).join(' to ');
+    this.showSum(title, barsBetween(this.data, lanes, range), range);
   }
 
   // ---- what is pointed at
 
   point(spot, event) {
     const row = Math.round(spot.y);
-    const tick = this.at(spot.x) / this.data.meta.tick_us;
+    const tick = this.tickAt(spot.x);
     const content = this.about(row, tick);
     if (content) note.show(event.clientX, event.clientY, ...content);
     else note.hide();
@@ -213,10 +446,13 @@ export class KernelChart extends ZoomChart {
     ];
   }
 
-  aboutBar(lane, tick) {
+  aboutBar(lane, tick, pinned = -1) {
     const { data } = this;
     const { meta } = data;
-    const bar = nearest(data.bar_start, data.bar_length, this.lanes[lane] || [], tick, NEAR * this.perPixel);
+    const bar =
+      pinned < 0
+        ? nearest(data.bar_start, data.bar_length, this.lanes[lane] || [], tick, NEAR * this.perPixel)
+        : pinned;
     if (bar < 0) return null;
     const of = data.bar_kind[bar];
     const num = data.bar_num[bar];
@@ -229,6 +465,7 @@ export class KernelChart extends ZoomChart {
       data.bars_family[of] === this.calls && data.bars_known[of] ? make('p', {}, this.exposure(bar)) : null,
       make('p', {}, `${what}, at ${usText(this.us(data.bar_start[bar]))}`),
       make('p', {}, meta.layers[data.bars_layer[of]] || '(outside of modules)'),
+      data.bar_path[bar] ? make('p', {}, `${usText(this.us(data.bar_path[bar]))} on the critical path`) : null,
     ].filter(Boolean);
   }
 
@@ -249,6 +486,30 @@ export class KernelChart extends ZoomChart {
     const name = isPhase ? kind : meta.layers[data.run_layer[found]];
     const head = make('p', { class: 'head' }, make('b', {}, name), `, ${usText(this.us(length[found]))}`);
     return isPhase ? [head] : [head, make('p', {}, kind)];
+  }
+}
+
+// The rows of tables that have lanes get a button that leads there: "data-lanes" says what a table's rows are.
+export function wireRows(chart) {
+  for (const table of $$('table[data-lanes]')) {
+    for (const row of $$('tbody tr', table)) {
+      const { fold, kernel } = row.dataset;
+      const cells = [...row.cells].slice(0, 2).map((cell) => cell.textContent.trim());
+      const means = {
+        call: () => ({ call: cells.join(' ') }),
+        kernel: () => ({ row: Number(kernel) }),
+        layer: () => ({ layers: layersOf(chart.data, Number(fold)) }),
+      }[table.dataset.lanes];
+      const title = table.dataset.lanes === 'call' ? cells.join(' ') : $('.label', row)?.textContent || cells[0];
+      const show = () => {
+        chart.draw();
+        chart.showRow(title, means());
+      };
+      const label = `find ${cut(title, 80)} in the lanes`;
+      row.lastElementChild.append(
+        make('button', { type: 'button', class: 'lanes', title: label, 'aria-label': label, onclick: show }),
+      );
+    }
   }
 }
 

@@ -8,7 +8,7 @@ import { wireCopies } from './copying.js';
 import { $, $$ } from './dom.js';
 import { Flame } from './flame.js';
 import { drawGroups } from './groups.js';
-import { KernelChart } from './kernels.js';
+import { KernelChart, wireRows } from './kernels.js';
 import { MemoryChart } from './memory.js';
 import { wireNav } from './nav.js';
 import { PeakChart } from './peak.js';
@@ -81,6 +81,7 @@ function kernelChart(data, address) {
   const kernels = new KernelChart($('#kernels'), data);
   const range = rangeOf(address.values.get('kernels'));
   if (range) kernels.setView(...range);
+  wireRows(kernels);
   kernels.listeners.push((view) => address.set('kernels', rangeText(view)));
   return kernels;
 }

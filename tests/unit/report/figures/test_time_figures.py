@@ -71,7 +71,7 @@ def test_kernels_are_bars_in_the_lane_of_their_stream(run: Run) -> None:
     assert len(families["gemm"].x) == (table["family"] == "gemm").sum()
     assert sum(families["gemm"].x) * 1e3 == pytest.approx(table[table["family"] == "gemm"]["duration_us"].sum())
     titles = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
-    assert {titles[row] for row in families["communication"].y} == {"stream 1"}
+    assert {titles[row] for row in families["communication"].y} == {"default_pg all_reduce, tp all_gather_into_tensor"}
     assert {titles[row] for row in families["gemm"].y} == {"stream 0"}
     assert all("duration not known" in text for text in families["communication"].hovertext)
     assert list(families["phase"].marker.color) == [PHASE_COLOURS[name] for name in _phases(families["phase"])]

@@ -1,5 +1,6 @@
 """The page's section about time: the terminal's numbers, in a page that stays small."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
     families = [FAMILIES[int(pack.arrays["bars_family"][kind])] for kind in kinds]
     assert families == [FAMILIES[at] for at in ordered["family"]]
     labels = {pack.meta["kernels"][int(pack.arrays["bars_name"][kind])] for kind in kinds}
-    assert {"all_reduce on default_pg", "all_gather_into_tensor on tp"} <= labels
+    assert {"default_pg all_reduce", "tp all_gather_into_tensor"} <= labels
     assert not pack.meta["merged"]
 
 
@@ -204,3 +205,55 @@ def test_a_step_that_generates_says_how_much_of_it_decodes(tmp_path: Path) -> No
     text = page(found)
     assert "75.0%, the step decodes" in text
     assert "--p-generation" in text
+
+
+def bar_us(pack: Kept) -> np.ndarray:
+    """The time of the kernels in each bar."""
+    ticks = np.add(pack.arrays["bar_length"], pack.arrays["bar_more"]) - pack.arrays["bar_less"]
+    return np.multiply(ticks, pack.meta["tick_us"])
+
+
+@pytest.mark.parametrize("most", [60_000, 20])
+def test_bars_add_up_to_their_kernels_also_where_they_overlap_or_merge(
+    run: Path, monkeypatch: pytest.MonkeyPatch, most: int, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(drawings, "MOST_BARS", most)
+    made = HandMade()
+    layer = made.layer("l")
+    made.others.append(record(*(kernel(at * 2.0, 2.5 if at % 2 else 1.1, layer=layer) for at in range(100))))
+    made.ended()
+    for directory in (run, built(made, tmp_path / "overlapping")):
+        found = open_run(directory)
+        pack = drawn(found)
+        assert bar_us(pack).sum() == pytest.approx(read_kernels(found)["known_us"].sum(), abs=0.1)
+
+
+def test_what_the_lanes_hold_of_a_row_is_what_its_table_says(run: Path) -> None:
+    found = open_run(run)
+    pack = drawn(found)
+    kinds = np.array(pack.arrays["bar_kind"], int)
+    row = np.array(pack.arrays["bars_row"], int)[kinds]
+    for number, (name, time_us, num) in enumerate(
+        drawings.top_kernels(found)[["name", "time_us", "num_kernels"]].itertuples(index=False), 1
+    ):
+        assert bar_us(pack)[row == number].sum() == pytest.approx(time_us, abs=1e-2), name
+        assert np.array(pack.arrays["bar_num"])[row == number].sum() == num
+
+
+def test_the_critical_path_in_the_lanes_is_that_of_the_table(tmp_path: Path) -> None:
+    found = open_run(ranged(tmp_path / "run"))
+    pack, time = drawn(found), found.time.summary()
+    on_gpu = sum(part.time_us for part in time.critical_path if part.kind in ("kernels", "collectives"))
+    assert pack.meta["has_path"]
+    assert np.multiply(sum(pack.arrays["bar_path"]), pack.meta["tick_us"]) == pytest.approx(on_gpu, abs=1e-2)
+    assert not drawn(open_run(timed(tmp_path / "traced"))).meta["has_path"]
+
+
+def test_a_run_of_an_earlier_version_has_no_path_and_is_shown(run: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    old = shutil.copytree(run, tmp_path / "old")
+    file = old / "tables" / "kernels.parquet"
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).drop_columns(["path_us"]), file)
+    assert open_run(old).table("kernels")["path_us"].isna().all()
+    assert not drawn(open_run(old)).meta["has_path"]
