@@ -30,7 +30,7 @@ test('callers come first and operations last', () => {
   assert.equal(found.all, 36);
   assert.equal(main['job.py:1 (main)'], 35);
   assert.deepEqual(alone, { add: 1 });
-  assert.deepEqual(main.below[1], { 'job.py:3 (forward)': 20, below: [{ mm: 20 }] });
+  assert.deepEqual(main.below[0], { 'job.py:3 (forward)': 20, below: [{ mm: 20 }] });
 });
 
 test('without libraries their callers call what they call', () => {
