@@ -29,7 +29,6 @@ export class Address {
     this.held = null; // the section that a link has led to, until the reader moves on
     addEventListener('hashchange', () => this.changed());
     addEventListener('click', () => this.flush(), true); // it may be a link, which makes a new entry of the history
-    addEventListener('pagehide', () => history.replaceState({ isKept: true, y: scrollY }, '', written(this)));
     for (const name of MOVES_BY_HAND) {
       addEventListener(name, () => this.release(), { capture: true, passive: true });
     }
@@ -64,7 +63,8 @@ export class Address {
     if (!this.waiting) return;
     clearTimeout(this.waiting);
     this.waiting = 0;
-    history.replaceState({ isKept: true }, '', written(this));
+    const hash = this.section || this.values.size ? written(this) : undefined;
+    history.replaceState({ isKept: true, y: scrollY }, '', hash);
   }
 
   // A link of the page names a section alone: the views stay. Back, and addresses that were typed or pasted, have
@@ -108,6 +108,7 @@ export class Address {
 
   // The reader has dragged the scroll bar, unless charts above have another height now, or the page ends.
   scrolled() {
+    this.write();
     if (!this.held || this.size !== sizeNow()) return;
     const { scrollHeight } = document.documentElement;
     const top = Number.parseFloat(getComputedStyle(document.documentElement).scrollPaddingTop) || 0;
