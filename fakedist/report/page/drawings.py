@@ -120,7 +120,7 @@ def largest_blocks(run: Run, curve: MemoryCurve, folds: list[Fold]) -> tuple[lis
     for row in rows:
         first, numbers = row.iloc[0], [int(number) for number in row.index]
         line = curve.lines[first["stack"]] if first["stack"] >= 0 else ""
-        layers = row["layer"].unique()
+        layers = [int(layer) for layer in row["layer"].unique()]
         layer = owners.get(numbers[0]) or _folded_name(layers, folds[fold_of[first["layer"]]], names)
         largest.append(
             PeakBlock(
@@ -138,7 +138,7 @@ def largest_blocks(run: Run, curve: MemoryCurve, folds: list[Fold]) -> tuple[lis
     return largest, of_row.ngroups - len(rows)
 
 
-def _folded_name(layers: Array, fold: Fold, names: list[str]) -> str:
+def _folded_name(layers: list[int], fold: Fold, names: list[str]) -> str:
     if len(layers) == 1:
         return names[layers[0]]
     return fold.name if len(layers) == len(fold.layers) else f"{len(layers)} of {fold.name}"
@@ -236,7 +236,7 @@ def add_refusal(pack: Pack, run: Run, curve: MemoryCurve) -> str:
         found = np.flatnonzero(curve.reserved > (failed.limit_bytes or limit))[:1]
         name, text = "the first refusal", "first refused"
     else:
-        found = np.flatnonzero(curve.reserved > limit)[:1] if limit else []
+        found = np.flatnonzero((curve.reserved > limit) & (limit > 0))[:1]
         name = text = "beyond the GPU's memory"
     if not len(found):
         return ""

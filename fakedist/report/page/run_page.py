@@ -183,7 +183,8 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
         "advice": sections.advice_section(summary, cwd, switches),
         "has_switches": bool(switches),
         "stacks": add_stacks(pack, run, curve),
-        "memory": sections.memory_section(summary, curve.colouring) | {"refusal": drawings.add_refusal(pack, run, curve)},
+        "memory": sections.memory_section(summary, curve.colouring)
+        | {"refusal": drawings.add_refusal(pack, run, curve)},
         "peak": sections.peak_section(summary, largest, held) | {"num_more_blocks": num_more},
     }
     folded = None

@@ -20,6 +20,7 @@ export function rangeOf(value) {
 }
 
 const WRITE_MS = 250; // a browser allows a page few changes of its address a second
+const SETTLING_MS = 1_500; // for which a browser that loads a page still scrolls it by itself
 const MOVES_BY_HAND = ['wheel', 'touchmove', 'keydown', 'pointerdown'];
 
 export class Address {
@@ -63,8 +64,7 @@ export class Address {
     if (!this.waiting) return;
     clearTimeout(this.waiting);
     this.waiting = 0;
-    const hash = this.section || this.values.size ? written(this) : undefined;
-    history.replaceState({ isKept: true, y: scrollY }, '', hash);
+    history.replaceState({ isKept: true }, '', written(this));
   }
 
   // A link of the page names a section alone: the views stay. Back, and addresses that were typed or pasted, have
@@ -83,16 +83,10 @@ export class Address {
 
   // ---- landing where a link points
 
-  // Where the page was before it was loaded again, or the section that the address names.
-  arrive() {
-    const y = history.state?.y;
-    if (y === undefined) this.hold('instant');
-    else scrollTo({ top: y, behavior: 'instant' });
-  }
-
   // Keep the section where the link led, though charts above it are drawn and the window changes.
   hold(behavior = 'auto') {
     this.held = (this.section && document.getElementById(this.section)) || null;
+    this.settledAt = performance.now() + SETTLING_MS;
     this.land(behavior);
   }
 
@@ -108,12 +102,13 @@ export class Address {
 
   // The reader has dragged the scroll bar, unless charts above have another height now, or the page ends.
   scrolled() {
-    this.write();
     if (!this.held || this.size !== sizeNow()) return;
     const { scrollHeight } = document.documentElement;
     const top = Number.parseFloat(getComputedStyle(document.documentElement).scrollPaddingTop) || 0;
-    const isEnd = scrollY + innerHeight > scrollHeight - 2;
-    if (!isEnd && Math.abs(this.held.getBoundingClientRect().top - top) > 2) this.release();
+    const isEnd = this.held.getBoundingClientRect().top > top && scrollY + innerHeight > scrollHeight - 2;
+    if (isEnd || Math.abs(this.held.getBoundingClientRect().top - top) <= 2) return;
+    if (performance.now() < this.settledAt) this.land();
+    else this.release();
   }
 }
 

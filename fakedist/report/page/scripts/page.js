@@ -145,7 +145,7 @@ async function start() {
   wirePrint(redraw);
   wireKeys();
   saveCharts(data.meta.run, drawn, charts.memory?.flame, data.meta.world);
-  address.arrive();
+  address.hold('instant');
   window.fakedist = { ...charts, switches, data };
   document.documentElement.dataset.ready = 'yes';
 }

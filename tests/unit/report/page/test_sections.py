@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.layer_table import fold_layers, fold_table
-from fakedist.report.text.memory_sheets import HeldLine
 from fakedist.report.page.run_page import page
 from fakedist.report.page.sections import (
     advice_section,
@@ -18,6 +17,7 @@ from fakedist.report.page.sections import (
     step_figure,
     verdict_section,
 )
+from fakedist.report.text.memory_sheets import HeldLine
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
