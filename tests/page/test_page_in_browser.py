@@ -288,10 +288,9 @@ def test_back_and_another_address_show_their_own_views(reader: Reader, written: 
     lands(page, "memory")
     page.get_by_role("link", name="Peak", exact=True).click()
     page.evaluate("fakedist.memory.setView(4, 20)")
-    page.wait_for_timeout(600)
-    assert page.url.endswith("#peak&moves=4-20")
+    page.wait_for_function("() => location.hash === '#peak&moves=4-20'", timeout=8_000)
     page.go_back()
-    page.wait_for_timeout(400)
+    page.wait_for_function("() => location.hash.startsWith('#memory') && fakedist.memory.view[0] === 2", timeout=8_000)
     assert page.evaluate(VIEW) == [2, 12]
 
 
