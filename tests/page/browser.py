@@ -13,7 +13,7 @@ from typing import Any
 CHROMIUM = os.environ.get("FAKEDIST_CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-_DESKTOP = {"width": 1280, "height": 900}
+DESKTOP = {"width": 1280, "height": 900}
 
 
 class Reader:
@@ -39,7 +39,7 @@ class Reader:
         page = self.open(path)
         page.set_viewport_size({"width": screen, "height": 800})
         width = int(page.evaluate("document.documentElement.scrollWidth"))
-        page.set_viewport_size(_DESKTOP)
+        page.set_viewport_size(DESKTOP)
         return width
 
 
@@ -69,7 +69,7 @@ def browser(profile: Path) -> Iterator[Reader]:
             executable_path=CHROMIUM,
             headless=True,
             args=["--no-sandbox", "--disable-gpu"],
-            viewport=_DESKTOP,
+            viewport=DESKTOP,
         )
         yield Reader(context)
         context.close()

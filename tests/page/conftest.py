@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.page.browser import Reader, browser, no_browser
+from tests.page.browser import DESKTOP, Reader, browser, no_browser
 
 
 @pytest.fixture(scope="module")
@@ -22,4 +22,5 @@ def opened_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]
 def reader(opened_browser: Reader) -> Iterator[Reader]:
     """That browser; a test fails where its page says anything on the console, throws, or fetches something."""
     yield opened_browser
+    opened_browser.page.set_viewport_size(DESKTOP)
     assert opened_browser.told == []

@@ -30,7 +30,7 @@ test('callers come first and operations last', () => {
   assert.equal(found.all, 36);
   assert.equal(main['job.py:1 (main)'], 35);
   assert.deepEqual(alone, { add: 1 });
-  assert.deepEqual(main.below[1], { 'job.py:3 (forward)': 20, below: [{ mm: 20 }] });
+  assert.deepEqual(main.below[0], { 'job.py:3 (forward)': 20, below: [{ mm: 20 }] });
 });
 
 test('without libraries their callers call what they call', () => {
@@ -71,4 +71,24 @@ test('held at one moment and not at another are the blocks made between that are
   assert.equal(sum(heldByKind(timeline, b, a)), curve[b] - staying);
   // The other way round, those that were freed in between.
   assert.equal(sum(heldByKind(timeline, a, b)), curve[a] - staying);
+});
+
+test('boxes below one are made when they are asked for', () => {
+  const num = 120_000; // calls, four to a caller
+  const parents = Array.from({ length: num }, (_, at) => Math.floor((at + 3) / 4));
+  const wide = {
+    meta: { frames: Array.from({ length: 1_000 }, (_, at) => `job.py:${at} (f)`), operations: ['mm'] },
+    ...{ node_parent: parents, node_frame: parents.map((_, at) => at % 1_000), frame_library: new Uint8Array(1_000) },
+    ...{ stack_node: parents.map((_, at) => at + 1), kind_stack: [...parents.keys()] },
+    ...{ kind_operation: new Uint8Array(num), kind_category: new Uint8Array(num) },
+  };
+  const all = { bytes: new Float64Array(num).fill(1), num: new Uint32Array(num).fill(1) };
+  const root = treeOf(new Stacks(wide), wide, all);
+  assert.equal(root.bytes, num);
+  const first = root.children[0];
+  assert.equal(first.below, undefined);
+  assert.equal(
+    first.children.reduce((sum, { bytes }) => sum + bytes, 0),
+    first.bytes,
+  );
 });

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -103,10 +104,22 @@ def test_a_block_leads_to_its_line_and_to_the_timeline(reader: Reader, written: 
     assert page.locator("#blocks li.own:visible").inner_text() == "model.py:12 (forward)"
     row.locator("td").first.click()  # the row itself unfolds, too
     assert page.locator("#blocks li.own:visible").count() == 0
-    row.get_by_role("button", name="show").click()
+    row.get_by_role("button", name="show", exact=True).click()
     pinned = page.locator(".pinned").inner_text()
     assert "8.00 MiB activation" in pinned
     assert "model.py:12 (forward)" in pinned
+
+
+def test_equal_blocks_of_repeated_layers_share_a_row_that_opens_to_each(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    row = page.locator("#blocks tr", has_text="layers.0-2.mlp").filter(has_text="parameter")
+    row.get_by_role("button", name="x3").click()
+    each = page.locator("#blocks tr.repeat")
+    assert [line.locator("td").nth(2).inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
+    each.nth(1).get_by_role("button", name="show").click()
+    assert "layers.1.mlp" in page.locator(".pinned").inner_text()
+    row.get_by_role("button", name="x3").click()
+    assert each.count() == 0
 
 
 def test_the_first_view_is_around_the_peak_and_the_overview_shows_all(reader: Reader, written: Path) -> None:
@@ -235,6 +248,134 @@ def test_the_address_keeps_the_view_the_block_and_the_section(reader: Reader, wr
     assert page.evaluate(VIEW) == pytest.approx(view, abs=1)
     assert page.evaluate("fakedist.memory.block") == block
     assert page.evaluate("document.querySelector('#peak').getBoundingClientRect().top") < 400
+
+
+SECTIONS = ("verdict", "memory", "peak", "layers", "time", "communication", "run", "reading")
+_LANDED = """(id) => { const { scrollHeight } = document.documentElement, bar = 64;
+  const away = document.getElementById(id).getBoundingClientRect().top - bar;
+  return Math.abs(away) < 5 || (away > 0 && scrollY + innerHeight > scrollHeight - 3); }"""
+
+
+def lands(page: Any, section: str) -> None:
+    """Wait until a section is below the bar, or the page at its end; then it stays there."""
+    page.wait_for_function(_LANDED, arg=section, timeout=8_000)
+    page.wait_for_timeout(_SETTLED)
+    assert page.evaluate(_LANDED, section), section
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_link_lands_at_its_section_and_stays_there(reader: Reader, written: Path, width: int) -> None:
+    page = reader.open(written)
+    page.set_viewport_size({"width": width, "height": 900})
+    for section in SECTIONS:
+        for hash_ in (section, f"{section}&moves=2-20"):
+            page.goto("about:blank")
+            page.goto(f"{written.as_uri()}#{hash_}")
+            page.wait_for_selector("html[data-ready]", timeout=20_000)
+            lands(page, section)
+    page.goto("about:blank")
+    page.goto(f"{written.as_uri()}#time")
+    page.wait_for_selector("html[data-ready]", timeout=20_000)
+    page.set_viewport_size({"width": 900, "height": 700})
+    lands(page, "time")
+
+
+def test_back_and_another_address_show_their_own_views(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    page.goto(f"{written.as_uri()}#memory&moves=2-12")  # in the page that is open
+    page.wait_for_timeout(400)
+    assert page.evaluate(VIEW) == [2, 12]
+    lands(page, "memory")
+    page.get_by_role("link", name="Peak", exact=True).click()
+    page.evaluate("fakedist.memory.setView(4, 20)")
+    page.wait_for_function("() => location.hash === '#peak&moves=4-20'", timeout=8_000)
+    page.go_back()
+    page.wait_for_function("() => location.hash.startsWith('#memory') && fakedist.memory.view[0] === 2", timeout=8_000)
+    assert page.evaluate(VIEW) == [2, 12]
+
+
+def test_keys_work_after_a_click_and_are_listed(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    chart = drawn(page, "#timeline")
+    box = chart.bounding_box()
+    page.keyboard.press("0")
+    before = page.evaluate(VIEW)
+    page.mouse.click(box["x"] + 400, box["y"] + 200)
+    page.keyboard.press("w")
+    near = page.evaluate(VIEW)
+    assert near[1] - near[0] < before[1] - before[0]
+    page.keyboard.press("d")
+    assert page.evaluate(VIEW)[0] > near[0]
+    page.keyboard.press("a")
+    page.keyboard.press("s")
+    assert page.evaluate(VIEW) == pytest.approx(before)
+    page.keyboard.press("?")
+    keys = page.locator("dialog#keys")
+    assert keys.is_visible()
+    assert "zoom in and out" in keys.inner_text()
+    page.keyboard.press("Escape")
+    assert not keys.is_visible()
+    assert page.evaluate("document.activeElement === fakedist.memory.holder")  # the focus is back
+    page.get_by_label("filter layers").press("?")
+    assert not keys.is_visible()
+    page.get_by_role("button", name="keys").click()
+    keys.get_by_role("button", name="close").click()
+    assert not keys.is_visible()
+
+
+def test_every_chart_is_saved_as_a_picture(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    page.locator("#flame").scroll_into_view_if_needed()
+    names = []
+    for button in page.get_by_role("button", name="PNG", exact=True).all():
+        with page.expect_download() as saving:
+            button.click()
+        names.append(saving.value.suggested_filename)
+        content = Path(saving.value.path()).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 500
+    charts = ("timeline", "picture", "kernels", "roofline", "calls-over-time", "stacks")
+    assert {f"run-{chart}.png" for chart in charts} <= set(names)
+    for panel, wanted in (
+        ("#timeline", "peak 202.49 MiB"),
+        ("#flame", "forward model.py:12"),
+        ("#communication", "<rect"),
+    ):
+        with page.expect_download() as saving:
+            page.locator(panel).get_by_role("button", name="SVG", exact=True).first.click()
+        text = Path(saving.value.path()).read_text()
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+        assert wanted in text
+
+
+def test_few_blocks_are_drawn_as_blocks(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    drawn(page, "#timeline")
+    shapes = "document.querySelector('#timeline .chart').layout.shapes"
+    drawn_paths = page.evaluate(f"{shapes}.filter(({{ type }}) => type === 'path').map(({{ path }}) => path)")
+    outlines = "".join(drawn_paths).count("M")
+    tall = page.evaluate("fakedist.memory.timeline.made.length")
+    assert 10 < outlines <= tall
+    page.evaluate("fakedist.memory.showBlock(0)")
+    page.wait_for_timeout(_SETTLED)
+    area = page.locator("#timeline svg.life path").nth(1)
+    height = area.evaluate("node => node.getBBox().height")
+    assert height < 200  # its own area alone, though it lives all through the run
+
+
+def test_the_refusal_is_drawn_and_is_the_first_view(reader: Reader, tmp_path: Path) -> None:
+    run = handmade.out_of_memory(tmp_path / "run")
+    write_page(open_run(run), run / "report.html")
+    page = reader.open(run / "report.html")
+    chart = drawn(page, "#timeline")
+    refusal = page.evaluate("fakedist.memory.refusal")
+    assert refusal["text"] == "refused: 90.00 GiB for addmm.default"
+    view = page.evaluate(VIEW)
+    assert view[0] <= refusal["move"] <= view[1]
+    assert refusal["text"] in " ".join(chart.locator(".annotation-text").all_text_contents())
+    page.get_by_role("button", name="whole run").click()
+    page.get_by_role("button", name="the refusal").click()
+    assert page.evaluate("fakedist.memory.moment") == refusal["move"]
 
 
 def test_the_peak_opens_a_layer_and_goes_back(reader: Reader, written: Path) -> None:

@@ -27,6 +27,7 @@ from fakedist.report.text.wording import short_line, short_operation
 from fakedist.results.run import Run
 from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS
 from fakedist.rundir.step_time import StepTime
+from fakedist.units import format_bytes
 
 _LEVEL = 6  # gzip; 9 takes three times as long for 2 % less
 
@@ -68,21 +69,27 @@ class Pack:
 
 
 _NUM_BLOCKS = 50
+_MOST_EACH = 200  # numbers of equal blocks that a row carries
 
 
 @dataclass(frozen=True, slots=True)
 class PeakBlock:
-    """One of the largest blocks at the peak. Texts that a snapshot does not have are empty.
+    """One of the largest blocks at the peak, or equal ones of repeated layers.
+
+    Texts that a snapshot does not have are empty.
 
     Attributes:
-        number: Its row in the table ``blocks``.
+        numbers: Their rows in the table ``blocks``, at most 200.
+        num: How many they are.
+        bytes: Bytes of each.
         layer: The layer that owns it; of several, how many.
         made_in: Step and phase that allocated it.
         line: The job's line that allocated it; empty without one.
         stack: Its stack, innermost first, each line with whether it is ``line``.
     """
 
-    number: int
+    numbers: list[int]
+    num: int
     bytes: int
     category: str
     layer: str
@@ -92,37 +99,50 @@ class PeakBlock:
     stack: list[tuple[str, bool]]
 
 
-@dataclass(frozen=True, slots=True)
-class PeakLine:
-    """All blocks at the peak of one line, or of one operation without a line. Categories have most bytes first."""
+def largest_blocks(run: Run, curve: MemoryCurve, folds: list[Fold]) -> tuple[list[PeakBlock], int]:
+    """The largest blocks at the peak with their stacks, innermost first, and the number of rows with smaller ones.
 
-    line: str
-    bytes: int
-    num: int
-    categories: list[str]
-
-
-def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -> list[PeakBlock]:
-    """The largest blocks at the peak in the order of the table ``largest``, with their stacks, innermost first."""
-    alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(_NUM_BLOCKS)
+    Blocks of the same size, category, phase, operation and stack share a row if their layers share one of ``folds``.
+    """
+    alive = curve.blocks[curve.blocks["at_peak"]].sort_values(
+        ["bytes", "alloc_event"], ascending=[False, True], kind="stable"
+    )
     names, owners = block_owners(run)
-    stacks = _stacks(run, sorted(set(alive["stack"])), cwd)
+    fold_of = np.zeros(len(names), "i8")
+    for number, fold in enumerate(folds):
+        fold_of[list(fold.layers)] = number
+    owner = pd.Series(owners, dtype="object").reindex(alive.index).fillna("")
+    keys = ["bytes", "category", "step", "phase", "operation", "stack", "fold", "owner"]
+    alive = alive.assign(fold=fold_of[alive["layer"].to_numpy()], owner=owner)
+    of_row = alive.groupby(keys, sort=False, observed=True, dropna=False)
+    rows = [alive.loc[index] for index in list(of_row.groups.values())[:_NUM_BLOCKS]]
+    stacks = _stacks(run, sorted({int(row["stack"].iloc[0]) for row in rows}), run.manifest.cwd)
     largest = []
-    for number, row in zip(alive.index, alive.to_dict("records"), strict=True):
-        line = lines[row["stack"]] if row["stack"] >= 0 else ""
+    for row in rows:
+        first, numbers = row.iloc[0], [int(number) for number in row.index]
+        line = curve.lines[first["stack"]] if first["stack"] >= 0 else ""
+        layers = [int(layer) for layer in row["layer"].unique()]
+        layer = owners.get(numbers[0]) or _folded_name(layers, folds[fold_of[first["layer"]]], names)
         largest.append(
             PeakBlock(
-                number=int(number),
-                bytes=int(row["bytes"]),
-                category="" if run.by_category is None else str(row["category"]),
-                layer=owners.get(int(number), names[row["layer"]]),
-                made_in="" if run.by_category is None else f"{row['step']} {row['phase']}",
-                operation=short_operation(str(row["operation"])),
+                numbers=numbers[:_MOST_EACH],
+                num=len(numbers),
+                bytes=int(first["bytes"]),
+                category="" if run.by_category is None else str(first["category"]),
+                layer=layer,
+                made_in="" if run.by_category is None else f"{first['step']} {first['phase']}",
+                operation=short_operation(str(first["operation"])),
                 line=line,
-                stack=[(text, text == line) for text in stacks.get(row["stack"], [])],
+                stack=[(text, text == line) for text in stacks.get(first["stack"], [])],
             )
         )
-    return largest
+    return largest, of_row.ngroups - len(rows)
+
+
+def _folded_name(layers: list[int], fold: Fold, names: list[str]) -> str:
+    if len(layers) == 1:
+        return names[layers[0]]
+    return fold.name if len(layers) == len(fold.layers) else f"{len(layers)} of {fold.name}"
 
 
 def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
@@ -146,41 +166,6 @@ def frame_texts(frames: pd.DataFrame, cwd: str) -> list[str]:
     """Rows of the table ``frames`` as ``file:line (function)``, relative to the working directory."""
     columns = (frames[name].tolist() for name in ("filename", "line", "function"))
     return [f"{short_line(str(file), cwd)}:{line} ({function})" for file, line, function in zip(*columns, strict=True)]
-
-
-def by_line(blocks: pd.DataFrame, lines: list[str]) -> list[PeakLine]:
-    """Blocks alive at the peak, summed by the line that allocated them, most bytes first.
-
-    Blocks without a line come from C++ (autograd, a reducer). They are summed by operation.
-    """
-    alive = blocks[blocks["at_peak"]]
-    texts = pd.Series([*lines, ""])
-    table = pd.DataFrame(
-        {
-            "line": texts.iloc[alive["stack"].to_numpy()].to_numpy(),  # stack -1 (none) is the empty line
-            "operation": alive["operation"].astype(str).map(short_operation).to_numpy(),
-            "category": alive["category"].astype(str).to_numpy(),
-            "bytes": alive["bytes"].to_numpy(),
-        }
-    )
-    table["operation"] = table["operation"].where(table["line"] == "", "")
-    sums = table.groupby(["line", "operation", "category"])["bytes"].agg(["sum", "size"]).reset_index()
-    rows: dict[str, list[tuple[str, int, int]]] = {}
-    for line, operation, category, bytes_, num in sums.sort_values("sum", ascending=False, kind="stable").itertuples(
-        index=False
-    ):
-        label = line or f"(no Python line) {operation}".rstrip()
-        rows.setdefault(label, []).append((category.replace("_", " "), int(bytes_), int(num)))
-    held = [
-        PeakLine(
-            line=line,
-            bytes=sum(bytes_ for _, bytes_, _ in parts),
-            num=sum(num for *_, num in parts),
-            categories=[category for category, _, _ in parts],
-        )
-        for line, parts in rows.items()
-    ]
-    return sorted(held, key=lambda row: -row.bytes)
 
 
 _MOST_KNOTS = 4_000  # of an axis of time: about one for each third of a pixel of a wide screen
@@ -239,6 +224,29 @@ def add_reserved(pack: Pack, curve: MemoryCurve) -> None:
     largest = pd.DataFrame({"move": move, "bytes": curve.reserved[changed]}).groupby("move")["bytes"].max()
     pack.add("reserved_move", largest.index.to_numpy())
     pack.add("reserved_bytes", largest.to_numpy())
+
+
+def add_refusal(pack: Pack, run: Run, curve: MemoryCurve) -> str:
+    """Add the move at which memory did not suffice for the first time; returns its name, or "" where it always did."""
+    summary = run.summary
+    failed, limit = summary.out_of_memory, summary.capacity_bytes
+    if failed is not None and not failed.went_on:
+        found = np.flatnonzero((run.table("events", ["action"])["action"] == "oom").to_numpy())[-1:]
+        name = text = "refused"
+    elif failed is not None:
+        found = np.flatnonzero(curve.reserved > (failed.limit_bytes or limit))[:1]
+        name, text = "the first refusal", "first refused"
+    else:
+        found = np.flatnonzero((curve.reserved > limit) & (limit > 0))[:1]
+        name = text = "beyond the GPU's memory"
+    if not len(found):
+        return ""
+    if failed is not None:
+        operation = short_operation(failed.operation) or "an allocation"
+        text = f"{text}: {format_bytes(failed.requested_bytes)} for {operation}"
+    move = int(curve.move_at(np.asarray(found))[0])
+    pack.meta["refusal"] = {"move": max(min(move, curve.num_moves - 1), 0), "text": text}
+    return name if failed is None or failed.went_on else "the refusal"
 
 
 def add_spans(pack: Pack, run: Run, curve: MemoryCurve) -> None:

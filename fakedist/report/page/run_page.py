@@ -22,7 +22,7 @@ from fakedist.report.page.drawings import Pack
 from fakedist.report.page.sections import layer_columns, reserved_section, time_section
 from fakedist.report.page.stacks import add_stacks
 from fakedist.report.page.switches import add_switches
-from fakedist.report.text.memory_sheets import outside_section
+from fakedist.report.text.memory_sheets import held_lines, outside_section
 from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
 from fakedist.rundir.schema import SCHEMA_VERSION
@@ -144,6 +144,7 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
     pack = Pack()
     pack.meta["figures"] = figures = assets.run_figures(run)
     pack.meta["style"] = STYLE_NAMES
+    pack.meta["run"] = run.path.name
     context: dict[str, object] = {
         "verdict": sections.verdict_section(run, summary),
         "facts": sections.facts_section(run, summary, folder),
@@ -180,15 +181,16 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
     table = run.table("layers")
     folds = fold_layers(table)
     drawings.add_layers(pack, table, folds)
-    largest = drawings.largest_blocks(run, curve.blocks, curve.lines, cwd)
-    held = drawings.by_line(curve.blocks, curve.lines)
+    largest, num_more = drawings.largest_blocks(run, curve, folds)
+    held = held_lines(run)
     switches = add_switches(pack, run, curve)
     figures: dict[str, object] = {
         "advice": sections.advice_section(summary, cwd, switches),
         "has_switches": bool(switches),
         "stacks": add_stacks(pack, run, curve),
-        "memory": sections.memory_section(summary, curve.colouring),
-        "peak": sections.peak_section(summary, largest, held),
+        "memory": sections.memory_section(summary, curve.colouring)
+        | {"refusal": drawings.add_refusal(pack, run, curve)},
+        "peak": sections.peak_section(summary, largest, held) | {"num_more_blocks": num_more},
     }
     folded = None
     if run.by_category is not None:

@@ -13,10 +13,10 @@ from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.breakdown import fold_times, kind_family_us
 from fakedist.report.figures.memory_figures import Colouring
 from fakedist.report.page.assets import MOST_SEGMENTS
-from fakedist.report.page.drawings import LAYER_FIGURES, MOST_KERNEL_ROWS, PeakBlock, PeakLine, top_kernels
+from fakedist.report.page.drawings import LAYER_FIGURES, MOST_KERNEL_ROWS, PeakBlock, top_kernels
 from fakedist.report.page.switches import Switch
 from fakedist.report.text.group_sheets import AT_ONCE, CallsText, RunTopology
-from fakedist.report.text.memory_sheets import MOMENT_NAMES, unused_sheet
+from fakedist.report.text.memory_sheets import MOMENT_NAMES, HeldLine, unused_sheet
 from fakedist.report.text.time_sheets import bound_of, family_columns, path_location, path_words
 from fakedist.report.text.wording import (
     EXPOSED,
@@ -47,6 +47,7 @@ from fakedist.report.text.wording import (
     step_text,
     step_word,
     time_figures,
+    timed_step_name,
     top_advice,
     unknown_time,
     us_or_dash,
@@ -106,7 +107,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
     return {
         "word": source.source,
         "source": word[:1].upper() + word[1:],
-        "step": source.step,
+        "step": timed_step_name(run.summary, source.step),
         "notes": [text for text in (*(note.text for note in source.notes), accuracy_text(source)) if text],
         "figures": time_figures(time),
         "shares": _shares(time),
@@ -155,7 +156,7 @@ def step_figure(summary: Summary) -> dict[str, str] | None:
     return {
         "text": step_text(time),
         "word": source.source,
-        "step": str(source.step),
+        "step": timed_step_name(summary, source.step),
         "more": step_remark(time) or f"communication {communication_word(time)}",
     }
 
@@ -378,7 +379,7 @@ def _part(name: str, bytes_: int, whole: int) -> dict[str, str]:
     return {"name": name, "spoken": named, "text": format_bytes(bytes_), "width": _percent(bytes_, whole)}
 
 
-def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]) -> list[dict[str, object]]:
+def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[HeldLine]) -> list[dict[str, object]]:
     """The layer, without its children, and the line that hold most at the peak.
 
     ``layers`` is the result of :func:`fakedist.analysis.layer_table.fold_table`; None for a snapshot.
@@ -388,7 +389,7 @@ def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]
         row = layers.nlargest(1, "peak_own_bytes").to_dict("records")[0]
         rows.append(("most, by layer", layer_label(row["name"], row["num_repeats"]), row["peak_own_bytes"]))
     if lines:
-        rows.append(("most, by line", lines[0].line, lines[0].bytes))
+        rows.append(("most, by line", lines[0].label, lines[0].bytes))
     return [
         {
             "by": by,
@@ -487,7 +488,7 @@ def _phase_bytes(row: PhasePeak) -> tuple[int, int, int]:
     return row.peak_allocated_bytes, row.peak_reserved_bytes, row.end_allocated_bytes
 
 
-def peak_section(summary: Summary, largest: list[PeakBlock], lines: list[PeakLine]) -> dict[str, object]:
+def peak_section(summary: Summary, largest: list[PeakBlock], lines: list[HeldLine]) -> dict[str, object]:
     """The peak by category, by line and block by block."""
     peak = summary.peak_allocated_bytes
     categories = sorted(
@@ -503,11 +504,21 @@ def peak_section(summary: Summary, largest: list[PeakBlock], lines: list[PeakLin
             to_plain(row) | {"text": format_bytes(row.bytes), "spoken": row.category.replace("_", " ")}
             for row in largest
         ],
-        "lines": [
-            to_plain(row) | {"text": format_bytes(row.bytes), "share": f"{row.bytes / peak:.1%}"}
-            for row in lines[:_NUM_LINES]
-        ],
+        "lines": [_peak_line(row, peak) for row in lines[:_NUM_LINES]],
+        "has_backward": any(row.backward for row in lines[:_NUM_LINES]),
         "num_more_lines": max(len(lines) - _NUM_LINES, 0),
+    }
+
+
+def _peak_line(line: HeldLine, peak: int) -> dict[str, object]:
+    return {
+        "line": line.label,
+        "bytes": (line.bytes, format_bytes(line.bytes)),
+        "share": (round(100 * line.bytes / peak, 1), f"{line.bytes / peak:.1%}"),
+        "backward": (line.backward, or_dash(line.backward)),
+        "num": (line.num, f"{line.num:,}"),
+        "categories": line.categories,
+        "inner": [_peak_line(inner, peak) for inner in line.inner[:_NUM_LINES]],
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -308,16 +309,9 @@ def line_sheet(run: Run, most: int) -> Sheet | None:
     """
     if run.memory is None or not run.peak_allocated_bytes:
         return None
-    held, cwd = lines_held(run), run.manifest.cwd
-    rows: list[_HeldLine] = []
-    for script, of_script in _largest(held, "script").head(most).iterrows():
-        inner = _largest(held[held["script"] == script], "line")
-        label, innermost = short_line(str(script), cwd), str(inner.index[0])
-        if len(inner) == 1 and innermost != script:
-            label = f"{short_line(innermost, cwd)}, from {label}"
-        rows.append(_HeldLine(label, *of_script))
-        if len(inner) > 1:
-            rows += [_HeldLine(f"  {short_line(str(line), cwd)}", *row) for line, row in inner.head(most).iterrows()]
+    rows: list[HeldLine] = []
+    for line in held_lines(run)[:most]:
+        rows += [line, *(replace(inner, label=f"  {inner.label}") for inner in line.inner[:most])]
     has_backward = any(row.backward for row in rows)
     return Sheet(
         "By line at the peak",
@@ -331,24 +325,73 @@ def line_sheet(run: Run, most: int) -> Sheet | None:
     )
 
 
-class _HeldLine(NamedTuple):
+@dataclass(frozen=True)
+class HeldLine:
+    """Blocks at the peak of one line of the script.
+
+    Attributes:
+        label: The line, relative to the working directory; with the library's line if it calls only one. Blocks
+            without a line have their operation's name.
+        backward: How many of the bytes a backward allocated.
+        categories: Their categories, most bytes first.
+        inner: The lines of libraries that it calls, most bytes first; empty if there is only one.
+    """
+
     label: str
     bytes: int
     backward: int
     num: int
+    categories: list[str]
+    inner: list[HeldLine]
 
 
-def lines_held(run: Run) -> pd.DataFrame:
-    """Blocks at the peak: line, script (the script's line that called it), bytes, backward, num (1 each).
+def held_lines(run: Run) -> list[HeldLine]:
+    """The script's lines whose blocks are held at the peak, most bytes first."""
+    cwd, keys = run.manifest.cwd, ["script", "line", "category"]
+    sums = _blocks_by_line(run).groupby(keys, sort=False).sum().reset_index().to_dict("records")
+    lines = []
+    for script, parts in _grouped(sums, "script"):
+        inner = [_held_line(short_line(line, cwd), of_line) for line, of_line in _grouped(parts, "line")]
+        label, innermost = short_line(script, cwd), str(parts[0]["line"])
+        if len(inner) == 1 and innermost != script:
+            label = f"{short_line(innermost, cwd)}, from {label}"
+        lines.append(_held_line(label, parts, inner if len(inner) > 1 else []))
+    return _largest(lines)
+
+
+_Sums = dict[Hashable, Any]
+
+
+def _grouped(sums: list[_Sums], key: str) -> Iterable[tuple[str, list[_Sums]]]:
+    groups: dict[str, list[_Sums]] = {}
+    for row in sums:
+        groups.setdefault(row[key], []).append(row)
+    return groups.items()
+
+
+def _held_line(label: str, parts: list[_Sums], inner: Sequence[HeldLine] = ()) -> HeldLine:
+    of_category = {category: sum(row["bytes"] for row in rows) for category, rows in _grouped(parts, "category")}
+    bytes_, backward, num = (sum(row[name] for row in parts) for name in ("bytes", "backward", "num"))
+    largest = sorted(of_category, key=lambda category: -of_category[category])
+    categories = [category.replace("_", " ") for category in largest]
+    return HeldLine(label, bytes_, backward, num, categories, _largest(inner))
+
+
+def _largest(lines: Iterable[HeldLine]) -> list[HeldLine]:
+    return sorted(lines, key=lambda line: -line.bytes)
+
+
+def _blocks_by_line(run: Run) -> pd.DataFrame:
+    """Blocks at the peak: line, script (the script's line that called it), category, bytes, backward, num (1 each).
 
     ``backward`` are the bytes of blocks that a backward allocated. A block without a line has its operation's name.
     """
-    blocks = run.table("blocks", ["bytes", "operation", "phase", "stack", "at_peak"])
+    blocks = run.table("blocks", ["bytes", "operation", "category", "phase", "stack", "at_peak"])
     blocks = blocks[blocks["at_peak"]]
     frames = [FrameRow(*row) for row in run.table("frames").itertuples(index=False)]
     stacks = run.table("stacks")
     own = script_lines(frames, stacks["frames"])
-    held = pd.DataFrame({"bytes": blocks["bytes"].to_numpy()})
+    held = pd.DataFrame({"bytes": blocks["bytes"].to_numpy(), "category": blocks["category"].astype(str).to_numpy()})
     for name, texts in (("line", stacks["line"]), ("script", own)):
         held[name] = np.array([*texts, ""], dtype=object)[blocks["stack"].to_numpy()]  # stack -1 (none) is the last
     operations = blocks["operation"].astype(str).map(short_operation).to_numpy()
@@ -357,11 +400,6 @@ def lines_held(run: Run) -> pd.DataFrame:
     is_backward = (blocks["phase"] == "backward").to_numpy()
     held = held.assign(line=held["line"].map(forward_line), script=held["script"].map(forward_line), num=1)
     return held.assign(backward=held["bytes"].where(is_backward, 0))
-
-
-def _largest(held: pd.DataFrame, key: str) -> pd.DataFrame:
-    sums = held.groupby(key, sort=False)[["bytes", "backward", "num"]].sum()
-    return sums.sort_values("bytes", ascending=False, kind="stable")
 
 
 def most_layers(sheet: Sheet, layers: pd.DataFrame, most: int) -> Sheet:

@@ -72,8 +72,9 @@ export class Chart {
   paint(width = this.holder.clientWidth) {
     if (width < 80) return null;
     this.width = width;
+    const traces = themed(this.traces(), this.styleNames); // before the layout, which may depend on what they show
     const layout = this.dressed(themed(this.layout(), this.styleNames));
-    return globalThis.Plotly.react(this.holder, themed(this.traces(), this.styleNames), layout, SETTINGS);
+    return globalThis.Plotly.react(this.holder, traces, layout, SETTINGS);
   }
 
   // The page's fonts and colours around a layout.

@@ -54,8 +54,8 @@ function cellText(cell) {
   return cell.dataset.value ?? ($('.label', cell) || cell).textContent.trim();
 }
 
-function saveFile(name, text, type) {
-  const url = URL.createObjectURL(new Blob([text], { type }));
+export function saveFile(name, content, type) {
+  const url = URL.createObjectURL(new Blob([content], { type }));
   const link = make('a', { href: url, download: name });
   document.body.append(link);
   link.click();

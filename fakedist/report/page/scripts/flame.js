@@ -1,12 +1,11 @@
 // The flame graph: who allocated what is held at a moment, or at one moment and not at another.
 
-import { $, $$, make, note } from './dom.js';
+import { $, $$, colourOf, make, note, plainColour } from './dom.js';
 import { heldByKind, mainCategory, matches, treeOf } from './stacks.js';
 import { bytesText, countText, cut } from './text.js';
 
 const ROW = 21; // pixels
-const LEAST_WIDTH = 0.0007; // of the whole: about a pixel
-const MOST_BOXES = 5_000;
+const MARGIN_ROWS = 8; // that are drawn above and below those in view
 const AHEAD = '400px 0px';
 const PLACE = /^(?:.*\/)?([^/]*:\d+) \((.*)\)$/s;
 
@@ -55,7 +54,12 @@ export class Flame {
     this.holder.addEventListener('keydown', (event) => this.key(event));
     this.holder.addEventListener('pointermove', (event) => this.point(event));
     this.holder.addEventListener('pointerleave', () => note.hide());
-    addEventListener('beforeprint', () => this.isDrawn || this.draw());
+    this.holder.addEventListener('scroll', () => this.fill(), { passive: true });
+    new ResizeObserver(() => this.isDrawn && this.holder.clientWidth !== this.width && this.paint()).observe(this.holder);
+    addEventListener('beforeprint', () => {
+      if (!this.isDrawn) this.draw();
+      this.fill(true);
+    });
   }
 
   // As much room as the deepest stack takes.
@@ -118,23 +122,25 @@ export class Flame {
     if (!this.isDrawn) return;
     this.zoomed = node;
     this.chosen = node;
+    this.isMarked = false;
     this.paint();
     this.tell();
   }
 
+  // Place all boxes that are at least a pixel wide.
   paint() {
     const boxes = [];
     const above = [];
+    this.width = this.holder.clientWidth;
+    const least = 1 / Math.max(this.width, 1);
     for (let node = this.zoomed.parent; node; node = node.parent) above.unshift(node);
     for (const [row, node] of above.entries()) boxes.push({ node, row, left: 0, width: 1, isAbove: true });
     const place = (node, row, left, width) => {
-      if (boxes.length >= MOST_BOXES) return;
       boxes.push({ node, row, left, width });
       let start = left;
-      const children = [...node.children].sort((one, other) => other.bytes - one.bytes);
-      for (const child of children) {
+      for (const child of node.children) {
         const share = (width * child.bytes) / node.bytes;
-        if (share < LEAST_WIDTH) break;
+        if (share < least) break;
         place(child, row + 1, start, share);
         start += share;
       }
@@ -142,10 +148,24 @@ export class Flame {
     place(this.zoomed, above.length, 0, 1);
     this.boxes = boxes;
     const rows = boxes.reduce((most, { row }) => Math.max(most, row + 1), 0);
-    const inner = make('div', { class: 'boxes', style: `height:${rows * ROW}px` });
-    inner.append(...boxes.map((box, at) => this.boxOf(box, at)));
-    this.holder.replaceChildren(inner);
+    this.inner = make('div', { class: 'boxes', style: `height:${rows * ROW}px` });
+    this.holder.replaceChildren(this.inner);
+    this.filled = [0, 0];
+    this.fill();
     this.search();
+  }
+
+  // Make the boxes of the rows in view; on paper, of all.
+  fill(isPaper = false) {
+    if (!this.isDrawn) return;
+    const { scrollTop, clientHeight } = this.holder;
+    const [first, last] = [scrollTop / ROW, (scrollTop + clientHeight) / ROW];
+    const [from, to] = isPaper ? [0, Infinity] : [first - MARGIN_ROWS, last + MARGIN_ROWS];
+    if (!isPaper && this.filled[0] <= Math.max(first, 0) && last <= this.filled[1]) return;
+    this.filled = [from, to];
+    const shown = [...this.boxes.entries()].filter(([, { row }]) => row >= from && row < to);
+    this.inner.replaceChildren(...shown.map(([at, box]) => this.boxOf(box, at)));
+    this.outline();
   }
 
   boxOf({ node, row, left, width, isAbove }, at) {
@@ -153,6 +173,30 @@ export class Flame {
     const style = `left:${left * 100}%;width:${width * 100}%;top:${row * ROW}px`;
     const text = width > 0.012 ? cut(this.shortText(node), 120) : '';
     return make('div', { class: `box ${kind}${isAbove ? ' above' : ''}`, style, 'data-box': at }, text);
+  }
+
+  // All boxes in pixels, in colours that any program reads.
+  picture() {
+    if (!this.isDrawn) this.draw();
+    const colours = new Map();
+    const colourFor = (kind) => {
+      if (!colours.has(kind)) {
+        const sample = this.holder.appendChild(make('div', { class: `box ${kind}` }));
+        const tint = kind.startsWith('operation') ? [[colourOf('panel'), 0.5]] : [];
+        colours.set(kind, plainColour([colourOf('panel')], [getComputedStyle(sample).backgroundColor], ...tint));
+        sample.remove();
+      }
+      return colours.get(kind);
+    };
+    const boxes = this.boxes.map(({ node, row, left, width }) => ({
+      x: left * this.width,
+      y: row * ROW,
+      width: Math.max(width * this.width - 1, 0.5),
+      height: ROW - 1,
+      colour: colourFor(this.kindOf(node)),
+      text: this.shortText(node),
+    }));
+    return { width: this.width, height: Number.parseFloat(this.inner.style.height), boxes };
   }
 
   kindOf(node) {
@@ -172,13 +216,19 @@ export class Flame {
   search() {
     if (!this.isDrawn) return;
     const wanted = $('input[type=search]', this.root).value.trim();
-    const found = wanted ? matches(this.stacks, this.tree, wanted) : null;
-    this.holder.classList.toggle('searched', found !== null);
-    for (const node of $$('.box', this.holder)) {
-      node.classList.toggle('hit', found?.isHit(this.boxes[node.dataset.box].node.code) || false);
-    }
-    this.found = found;
+    this.found = wanted ? matches(this.stacks, this.tree, wanted) : null;
+    this.holder.classList.toggle('searched', this.found !== null);
+    this.outline();
     this.tell();
+  }
+
+  // Mark what was searched for, and the box that the keyboard is at.
+  outline() {
+    for (const box of $$('.box', this.holder)) {
+      const { node } = this.boxes[box.dataset.box];
+      box.classList.toggle('hit', this.found?.isHit(node.code) || false);
+      box.classList.toggle('chosen', this.isMarked && node === this.chosen);
+    }
   }
 
   // ---- what is pointed at, and the way to it
@@ -225,18 +275,19 @@ export class Flame {
     if (event.ctrlKey || event.metaKey || event.altKey || !this.isDrawn) return;
     const { chosen } = this;
     const sibling = (by) => {
-      const all = chosen.parent ? [...chosen.parent.children].sort((a, b) => b.bytes - a.bytes) : [chosen];
+      const all = chosen.parent ? chosen.parent.children : [chosen];
       return all[all.indexOf(chosen) + by];
     };
-    const below = () => [...chosen.children].sort((a, b) => b.bytes - a.bytes)[0];
     const moves = {
       ArrowUp: () => chosen.parent,
-      ArrowDown: below,
+      ArrowDown: () => chosen.children[0],
       ArrowLeft: () => sibling(-1),
       ArrowRight: () => sibling(1),
     };
+    Object.assign(moves, { a: moves.ArrowLeft, d: moves.ArrowRight });
     if (moves[event.key]) this.mark(moves[event.key]() || chosen);
-    else if (event.key === 'Enter') this.zoom(chosen);
+    else if (event.key === 'Enter' || event.key === 'w') this.zoom(chosen);
+    else if (event.key === 's') this.zoom(this.zoomed.parent || this.tree);
     else if (event.key === 'Escape' || event.key === '0') this.zoom(this.tree);
     else return;
     event.preventDefault();
@@ -244,15 +295,19 @@ export class Flame {
 
   mark(node) {
     this.chosen = node;
-    if (!this.boxes.some((box) => box.node === node)) {
+    this.isMarked = true;
+    let box = this.boxes.find((each) => each.node === node);
+    if (!box) {
       this.zoomed = node.parent || node;
       this.paint();
+      box = this.boxes.find((each) => each.node === node);
     }
-    for (const box of $$('.box', this.holder)) {
-      const isChosen = this.boxes[box.dataset.box].node === node;
-      box.classList.toggle('chosen', isChosen);
-      if (isChosen) box.scrollIntoView({ block: 'nearest', behavior: 'instant' });
-    }
+    const { holder } = this;
+    const top = (box?.row ?? 0) * ROW;
+    if (top < holder.scrollTop) holder.scrollTop = top;
+    else if (top + ROW > holder.scrollTop + holder.clientHeight) holder.scrollTop = top + ROW - holder.clientHeight;
+    this.fill();
+    this.outline();
     this.tell();
   }
 }

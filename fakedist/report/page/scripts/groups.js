@@ -12,36 +12,42 @@ export function ranksOf(text) {
   return found;
 }
 
-// The world as a grid, one column of GPUs per node; the group's members are filled, this rank is ringed.
-export function drawGroup(canvas, { worldSize, perNode, rank }) {
-  const width = canvas.clientWidth,
-    nodes = Math.ceil(worldSize / perNode);
-  if (width < 20) return;
+// The world as a grid, one column of GPUs per node; the group's members are filled, this rank is ringed. Its size, and
+// the squares of each colour.
+export function groupPicture(width, ranks, { worldSize, perNode, rank }) {
+  const nodes = Math.ceil(worldSize / perNode);
   const cell = Math.max(2, Math.min(14, Math.floor(Math.sqrt((width * 150) / (nodes * perNode * 1.3)))));
-  const pitch = cell + (cell > 4 ? 2 : 1),
-    across = Math.max(1, Math.min(nodes, Math.floor(width / pitch)));
-  const band = perNode * (cell + (cell > 3 ? 1 : 0)) + 4,
-    height = Math.ceil(nodes / across) * band;
+  const pitch = cell + (cell > 4 ? 2 : 1);
+  const across = Math.max(1, Math.min(nodes, Math.floor(width / pitch)));
+  const tall = cell + (cell > 3 ? 1 : 0);
+  const band = perNode * tall + 4;
+  const square = (of, colour, margin = 0) => {
+    const node = Math.floor(of / perNode);
+    const x = (node % across) * pitch - margin;
+    const y = Math.floor(node / across) * band + (of % perNode) * tall - margin;
+    return { x, y, width: cell + 2 * margin, height: cell + 2 * margin, colour };
+  };
+  const boxes = Array.from({ length: worldSize }, (_, of) => square(of, 'line'));
+  boxes.push(...ranksOf(ranks).map((of) => square(of, 'accent')), square(rank, 'me', 1));
+  return { width, height: Math.ceil(nodes / across) * band, boxes };
+}
+
+export function drawGroup(canvas, world) {
+  const width = canvas.clientWidth;
+  if (width < 20) return;
+  const { height, boxes } = groupPicture(width, canvas.dataset.ranks, world);
   canvas.style.height = `${height}px`;
   canvas.width = width * devicePixelRatio;
   canvas.height = height * devicePixelRatio;
   const context = canvas.getContext('2d');
   context.scale(devicePixelRatio, devicePixelRatio);
-  const place = (of) => {
-    const node = Math.floor(of / perNode),
-      gpu = of % perNode;
-    return [(node % across) * pitch, Math.floor(node / across) * band + gpu * (cell + (cell > 3 ? 1 : 0))];
-  };
-  context.fillStyle = colourOf('line');
-  for (let of = 0; of < worldSize; of += 1) context.fillRect(...place(of), cell, cell);
-  context.fillStyle = colourOf('accent');
-  for (const of of ranksOf(canvas.dataset.ranks)) context.fillRect(...place(of), cell, cell);
-  const [x, y] = place(rank);
-  context.fillStyle = colourOf('me');
-  context.fillRect(x - 1, y - 1, cell + 2, cell + 2);
+  let last = '';
+  for (const box of boxes) {
+    if (box.colour !== last) context.fillStyle = colourOf(box.colour);
+    last = box.colour;
+    context.fillRect(box.x, box.y, box.width, box.height);
+  }
 }
-
-// Calls over the moves of the timeline, one lane per group and operation; it follows the timeline's view.
 
 export function drawGroups(world) {
   for (const canvas of $$('canvas.group')) drawGroup(canvas, world);

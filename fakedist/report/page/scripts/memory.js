@@ -1,6 +1,7 @@
 // The memory timeline: the run's figure, drawn again for each view from every allocation and free.
 
 import { lastAtMost } from './axis.js';
+import { areaOf, areasOf, floorsOf, outline } from './blocks.js';
 import { $, colourOf, make, note } from './dom.js';
 import { columnsOf, within } from './sampling.js';
 import { bytesText, countText, cut, plain } from './text.js';
@@ -10,6 +11,9 @@ const OVERVIEW_COLUMNS = 600;
 const LEAST_MOVES = 8;
 const FIRST_SHARE = 25; // the first view is this part of the run, around the peak
 const NARROWEST_SPAN = 3; // pixels
+const LEAST_BLOCK = 2; // pixels of height, to be drawn as a block
+const MOST_CORNERS = 30_000; // of blocks in a view
+const SVG = 'http://www.w3.org/2000/svg';
 
 export class MemoryChart extends ZoomChart {
   constructor(root, data, timeline, axes, stacks = null) {
@@ -29,10 +33,21 @@ export class MemoryChart extends ZoomChart {
     this.size = { TiB: 2 ** 40, GiB: 2 ** 30, MiB: 2 ** 20, KiB: 2 ** 10, B: 1 }[this.unit];
     this.showReserved = parts.get('reserved').visible !== 'legendonly';
     $('input.reserved', root).checked = this.showReserved;
-    this.view = this.around(timeline.peak.move, this.timeline.numMoves / FIRST_SHARE);
+    this.refusal = data.meta.refusal; // the first request that did not fit
+    this.view = this.firstView;
     this.listeners.push(() => this.announce());
     this.cursor = $('.holder', root).appendChild(make('div', { class: 'cursor', hidden: '' }));
-    this.life = $('.holder', root).appendChild(make('div', { class: 'life', hidden: '' }));
+    this.life = $('.holder', root).appendChild(document.createElementNS(SVG, 'svg'));
+    this.life.setAttribute('class', 'life');
+    this.life.append(document.createElementNS(SVG, 'path'), document.createElementNS(SVG, 'path'));
+  }
+
+  get firstMove() {
+    return this.refusal?.move ?? this.timeline.peak.move;
+  }
+
+  get firstView() {
+    return this.around(this.firstMove, this.timeline.numMoves / FIRST_SHARE);
   }
 
   place(move) {
@@ -144,7 +159,7 @@ export class MemoryChart extends ZoomChart {
         nticks: Math.max(3, Math.floor(this.width / 130)),
       },
       yaxis: { ...layout.yaxis, range: [0, this.ceiling() / this.size], fixedrange: true, nticks: 8 },
-      shapes: [...this.spans(), ...this.capacity()],
+      shapes: [...this.spans(), ...this.blocks(), ...this.capacity(), ...this.refused()],
       annotations: this.annotations(),
     };
   }
@@ -159,7 +174,7 @@ export class MemoryChart extends ZoomChart {
     const marked = [{ ...this.timeline.peak, text: 'peak' }];
     if (this.outcome) marked.push({ ...this.outcome.most, text: 'with the changes', colour: colourOf('accent') });
     const [from, to] = this.view;
-    return marked
+    const shown = marked
       .filter(({ move }) => move >= from && move < to)
       .map(({ move, bytes, text, colour }) => {
         const isRight = (move - from) / (to - from) > 0.75;
@@ -175,6 +190,61 @@ export class MemoryChart extends ZoomChart {
           ...(colour && { font: { color: colour } }),
         };
       });
+    return [...shown, ...this.refusalText()];
+  }
+
+  // The outlines of single blocks where there are few enough: two shapes, of which one has a tint to tell neighbours
+  // apart.
+  blocks() {
+    const { seen, size, timeline } = this;
+    const pixelBytes = this.ceiling() / (this.width < 560 ? 250 : 340);
+    const areas = seen && areasOf(timeline, seen, LEAST_BLOCK * pixelBytes, MOST_CORNERS);
+    if (!areas?.length) return [];
+    const end = axisEnd(this.axis, [0, seen.edges[seen.num]]);
+    const x = (column) => number(column < seen.num ? seen.place[column] : end);
+    const y = (bytes) => number(bytes / size);
+    const paths = [[], []];
+    for (const area of areas) paths[area.block % 2].push(outline(area, x, y));
+    const line = { width: 0.6, color: colourOf('panel') };
+    const fills = ['rgba(0, 0, 0, 0)', colourOf('tint')];
+    return paths.flatMap((path, at) =>
+      path.length ? [{ type: 'path', path: spaced(path.join('')), line, fillcolor: fills[at], layer: 'above' }] : [],
+    );
+  }
+
+  // Where memory did not suffice for the first time.
+  refused() {
+    if (!this.isRefusalSeen) return [];
+    const x = this.place(this.refusal.move);
+    const line = { color: colourOf('bad'), width: 2, dash: 'dash' };
+    return [{ type: 'line', x0: x, x1: x, yref: 'paper', y0: 0, y1: 1, line }];
+  }
+
+  get isRefusalSeen() {
+    const [from, to] = this.view;
+    return Boolean(this.refusal) && this.refusal.move >= from && this.refusal.move <= to;
+  }
+
+  refusalText() {
+    if (!this.isRefusalSeen) return [];
+    const [from, to] = this.view;
+    const isRight = (this.refusal.move - from) / (to - from) > 0.5;
+    const letters = Math.max(Math.floor((this.width * 0.5) / 6.5), 12);
+    return [
+      {
+        x: this.place(this.refusal.move),
+        y: 0.04,
+        yref: 'paper',
+        yanchor: 'bottom',
+        text: `<b>${plain(cut(this.refusal.text, letters))}</b>`,
+        showarrow: false,
+        xanchor: isRight ? 'right' : 'left',
+        xshift: isRight ? -6 : 6,
+        bgcolor: colourOf('panel'),
+        opacity: 0.94,
+        font: { color: colourOf('bad') },
+      },
+    ];
   }
 
   capacity() {
@@ -272,9 +342,14 @@ export class MemoryChart extends ZoomChart {
     Object.assign(this.cursor.style, { left: `${this.pixel(move)}px`, top: `${size.t}px`, height: `${size.h}px` });
   }
 
-  // Name a moment: a line through the plot with a letter.
+  // Name a moment: a line through the plot with a letter. A move below 0 takes it away.
   mark(name, move) {
     const old = this.marks.get(name);
+    if (move < 0) {
+      old?.line.remove();
+      this.marks.delete(name);
+      return;
+    }
     const line = old?.line || $('.holder', this.root).appendChild(make('div', { class: 'mark', hidden: '' }, name));
     this.marks.set(name, { move, line });
     this.placeMarks();
@@ -289,22 +364,23 @@ export class MemoryChart extends ZoomChart {
     }
   }
 
-  // A bar above the plot from a block's allocation to its free.
+  // A bar above the plot from a block's allocation to its free, and the outline of its area.
   markBlock(block = this.block) {
     const { holder, life } = this;
-    life.hidden = block < 0 || !holder._fullLayout;
-    if (life.hidden) return;
-    const { made, freed } = this.timeline.block(block);
-    const { _size: size } = holder._fullLayout;
-    const left = Math.max(this.pixel(made), size.l);
-    const right = Math.min(this.pixel(freed), size.l + size.w);
-    life.hidden = right < size.l || left > size.l + size.w;
-    Object.assign(life.style, {
-      left: `${left}px`,
-      width: `${Math.max(right - left, 2)}px`,
-      top: `${size.t}px`,
-      height: `${size.h}px`,
-    });
+    const [bar, area] = life.children;
+    for (const path of [bar, area]) path.setAttribute('d', '');
+    if (block < 0 || !holder._fullLayout || !this.seen) return;
+    const { made, freed, bytes } = this.timeline.block(block);
+    const { _size: size, yaxis } = holder._fullLayout;
+    const inPlot = (at) => Math.min(Math.max(at, size.l), size.l + size.w);
+    const [left, right] = [inPlot(this.pixel(made)), inPlot(this.pixel(freed))];
+    if (freed < this.view[0] || made > this.view[1]) return;
+    bar.setAttribute('d', `M${left} ${size.t}H${Math.max(right, left + 2)}v4H${left}Z`);
+    const { seen } = this;
+    const x = (column) => inPlot(this.pixel(column < seen.num ? seen.edges[column] : seen.edges[seen.num]));
+    const y = (at) => yaxis._offset + Math.max(yaxis.d2p(at / this.size), 0);
+    const floors = floorsOf(this.timeline, seen, block);
+    if (floors.floors.length) area.setAttribute('d', outline(areaOf(floors, bytes), x, y));
   }
 
   describe(move, block, brief) {
@@ -404,11 +480,17 @@ export class MemoryChart extends ZoomChart {
       this.pin(peak.move);
     };
     const toSteps = steps.map((step) => [`step ${step}`, () => this.showStep(step)]);
-    return { ...super.acts(), peak: toPeak, ...Object.fromEntries(toSteps) };
+    const toRefusal = () => {
+      this.setView(...this.around(this.refusal.move, numMoves / 200));
+      this.pin(this.refusal.move);
+    };
+    const refusal = this.refusal ? { refusal: toRefusal } : {};
+    return { ...super.acts(), peak: toPeak, ...refusal, ...Object.fromEntries(toSteps) };
   }
 
   keys() {
-    return { ...super.keys(), p: this.acts().peak, ...this.momentKeys() };
+    const { peak, refusal } = this.acts();
+    return { ...super.keys(), p: peak, r: refusal, ...this.momentKeys() };
   }
 
   momentKeys() {
@@ -443,3 +525,7 @@ export class MemoryChart extends ZoomChart {
 }
 
 const axisEnd = (axis, whole) => axis.place(whole[1]);
+// Nine digits are less than a pixel of any view.
+const number = (value) => Number(value.toPrecision(9));
+// plotly reads a path whose parts are separated.
+const spaced = (path) => path.replace(/(?<=\d)(?=[MHVZ])/g, ' ');

@@ -8,11 +8,13 @@ import { wireCopies } from './copying.js';
 import { $, $$ } from './dom.js';
 import { Flame } from './flame.js';
 import { drawGroups } from './groups.js';
+import { wireKeys } from './help.js';
 import { KernelChart, wireRows } from './kernels.js';
 import { MemoryChart } from './memory.js';
 import { wireNav } from './nav.js';
 import { PeakChart } from './peak.js';
 import { Replay } from './replay.js';
+import { saveCharts } from './saving.js';
 import { Stacks } from './stacks.js';
 import { Switches } from './switches.js';
 import { wireScrolls, wireTable } from './tables.js';
@@ -25,25 +27,26 @@ function memoryChart(data, address) {
   const stacks = $('#flame') && new Stacks(data);
   const memory = new MemoryChart($('#timeline'), data, new Timeline(data), axesOf(data), stacks);
   if (stacks) memory.flame = flameGraph(memory, address);
-  memory.useAxis(address.values.get('axis'));
-  const range = rangeOf(address.values.get('moves'));
-  if (range) memory.setView(...range);
-  const block = Number(address.values.get('block') ?? -1);
-  const isBlock = block >= 0 && block < data.block_kind.length;
-  memory.pin(isBlock ? memory.timeline.block(block).made : memory.timeline.peak.move, isBlock ? block : -1);
   memory.listeners.push((view) => {
     address.set('moves', rangeText(view));
     address.set('axis', memory.axis.name === 'order' ? null : memory.axis.name);
   });
   memory.chose = (chosen) => address.set('block', chosen < 0 ? null : chosen);
-  for (const button of $$('button.find')) {
-    button.addEventListener('click', () => {
-      memory.draw();
-      memory.showBlock(Number(button.dataset.block));
-      $('#memory').scrollIntoView();
-      memory.holder.focus({ preventScroll: true });
-    });
-  }
+  address.follow((values) => {
+    memory.useAxis(values.get('axis') || 'order');
+    memory.setView(...(rangeOf(values.get('moves')) || memory.firstView));
+    const block = Number(values.get('block') ?? -1);
+    const isBlock = block >= 0 && block < data.block_kind.length;
+    memory.pin(isBlock ? memory.timeline.block(block).made : memory.firstMove, isBlock ? block : -1);
+  });
+  document.addEventListener('click', ({ target }) => {
+    const button = target.closest('button.find');
+    if (!button) return;
+    memory.draw();
+    memory.showBlock(Number(button.dataset.block));
+    $('#memory').scrollIntoView();
+    memory.holder.focus({ preventScroll: true });
+  });
   return memory;
 }
 
@@ -52,13 +55,6 @@ const moveOf = (text, { timeline }) =>
 
 function flameGraph(memory, address) {
   const flame = new Flame($('#flame'), memory.timeline, memory.stacks);
-  for (const name of ['A', 'B']) {
-    const move = moveOf(address.values.get(name), memory);
-    if (move < 0) continue;
-    memory.mark(name, move);
-    flame.moments[name.toLowerCase()] = move;
-  }
-  flame.show(address.values.get('stacks') || 'peak');
   memory.picked = (name, move) => flame.pick(name.toLowerCase(), move);
   flame.chose = () => {
     const { a, b } = flame.moments;
@@ -66,23 +62,32 @@ function flameGraph(memory, address) {
     address.set('B', b < 0 ? null : b);
     address.set('stacks', flame.view === 'peak' ? null : flame.view);
   };
+  address.follow((values) => {
+    for (const name of ['A', 'B']) {
+      const move = moveOf(values.get(name), memory);
+      memory.mark(name, move);
+      flame.moments[name.toLowerCase()] = move;
+    }
+    flame.show(values.get('stacks') || 'peak');
+  });
   return flame;
 }
 
 function switchesOf(data, memory, address) {
   const switches = new Switches($('#advice'), data, new Replay(data, memory.timeline), memory);
-  const on = (address.values.get('with') || '').split(',').filter((text) => /^\d+$/.test(text));
-  if (on.length) switches.set(on.map(Number));
   switches.chose = (numbers) => address.set('with', numbers.join(',') || null);
+  address.follow((values) => {
+    const on = (values.get('with') || '').split(',').filter((text) => /^\d+$/.test(text));
+    if (on.length || switches.on.length) switches.set(on.map(Number));
+  });
   return switches;
 }
 
 function kernelChart(data, address) {
   const kernels = new KernelChart($('#kernels'), data);
-  const range = rangeOf(address.values.get('kernels'));
-  if (range) kernels.setView(...range);
   wireRows(kernels);
   kernels.listeners.push((view) => address.set('kernels', rangeText(view)));
+  address.follow((values) => kernels.setView(...(rangeOf(values.get('kernels')) || kernels.whole)));
   return kernels;
 }
 
@@ -122,7 +127,9 @@ async function start() {
   addEventListener('resize', groups);
   wireTheme(redraw);
   wirePrint(redraw);
-  address.scrollToSection();
+  wireKeys();
+  saveCharts(data.meta.run, drawn, charts.memory?.flame, data.meta.world);
+  address.hold('instant');
   window.fakedist = { ...charts, switches, data };
   document.documentElement.dataset.ready = 'yes';
 }

@@ -10,6 +10,23 @@ export class Stacks {
     this.operations = data.meta.operations;
   }
 
+  // What each node calls: those of node n are calls[first[n]] up to calls[first[n + 1]]; node 0 is the root.
+  get called() {
+    if (this.calledBy) return this.calledBy;
+    const { parent } = this;
+    const first = new Uint32Array(parent.length + 2);
+    for (const caller of parent) first[caller + 1] += 1;
+    for (let node = 0; node <= parent.length; node += 1) first[node + 1] += first[node];
+    const next = first.slice();
+    const calls = new Uint32Array(parent.length);
+    for (let at = 0; at < parent.length; at += 1) {
+      calls[next[parent[at]]] = at + 1;
+      next[parent[at]] += 1;
+    }
+    this.calledBy = { first, calls };
+    return this.calledBy;
+  }
+
   // The frames of a stack, innermost first.
   frames(stack) {
     const found = [];
@@ -53,52 +70,129 @@ export function heldByKind(timeline, at, since = -1) {
   return { bytes, num };
 }
 
-// Callers above, what they call below, the operations last; inverted, the operations first and their callers below.
-export function treeOf(stacks, data, { bytes, num }, { hideLibraries = false, invert = false } = {}) {
-  const { kind_stack: stack, kind_operation: operation, kind_category: category } = data;
-  const nodes = [];
-  const numbers = new Map(); // by caller and code
-  const numCodes = stacks.texts.length + stacks.operations.length + 1;
-  const below = (parent, code) => {
-    const key = (parent ? parent.number + 1 : 0) * numCodes + code + 1;
-    let node = numbers.get(key);
-    if (node) return node;
-    node = { number: nodes.length, code, parent, bytes: 0, num: 0, children: [], held: null };
-    numbers.set(key, node);
-    nodes.push(node);
-    parent?.children.push(node);
-    return node;
-  };
-  const root = below(null, -1);
-  const shown = (frame) => !(hideLibraries && stacks.library[frame]);
-  const placed = [root];
-  const place = (call) => {
-    const way = [];
-    for (let at = call; !placed[at]; at = stacks.parent[at - 1]) way.push(at);
-    for (const at of way.reverse()) {
-      const caller = placed[stacks.parent[at - 1]];
-      const frame = stacks.frame[at - 1];
-      placed[at] = shown(frame) ? below(caller, frame) : caller;
+// A box of the graph: callers, or operations. The boxes below it, largest first, are made when they are asked for, so
+// that what is narrower than a pixel costs nothing.
+class Box {
+  constructor(tree, parent, code, members = []) {
+    Object.assign(this, { tree, parent, code, members, bytes: 0, num: 0, held: null });
+  }
+
+  get children() {
+    this.below ||= this.tree.below(this).sort((one, other) => other.bytes - one.bytes);
+    return this.below;
+  }
+}
+
+// The boxes below one, by code.
+class Boxes {
+  constructor(tree, parent) {
+    Object.assign(this, { tree, parent, of: new Map() });
+  }
+
+  add(code, bytes, num) {
+    let box = this.of.get(code);
+    if (!box) {
+      box = new Box(this.tree, this.parent, code);
+      this.of.set(code, box);
     }
-    return placed[call];
-  };
-  for (let kind = 0; kind < bytes.length; kind += 1) {
-    if (!num[kind]) continue;
-    const leaf = stacks.texts.length + operation[kind];
-    const named = invert ? below(root, leaf) : below(place(stacks.leaf[stack[kind]]), leaf);
-    const last = invert ? stacks.frames(stack[kind]).filter(shown).reduce(below, named) : named;
-    last.bytes += bytes[kind];
-    last.num += num[kind];
-    named.held ||= new Map();
-    named.held.set(category[kind], (named.held.get(category[kind]) || 0) + bytes[kind]);
+    box.bytes += bytes;
+    box.num += num;
+    return box;
   }
-  // Callers come before what they call.
-  for (let at = nodes.length - 1; at > 0; at -= 1) {
-    const { parent, bytes: own, num: count } = nodes[at];
-    parent.bytes += own;
-    parent.num += count;
+
+  addOperation(kind) {
+    const { data, held, stacks } = this.tree;
+    const box = this.add(stacks.texts.length + data.kind_operation[kind], held.bytes[kind], held.num[kind]);
+    const category = data.kind_category[kind];
+    box.held ||= new Map();
+    box.held.set(category, (box.held.get(category) || 0) + held.bytes[kind]);
+    return box;
   }
-  return root;
+}
+
+class Tree {
+  constructor(stacks, data, held, hideLibraries) {
+    Object.assign(this, { stacks, data, held, hideLibraries });
+    this.kinds = [...held.num.keys()].filter((kind) => held.num[kind]);
+    this.root = new Box(this, null, -1);
+    for (const kind of this.kinds) {
+      this.root.bytes += held.bytes[kind];
+      this.root.num += held.num[kind];
+    }
+  }
+
+  isShown(frame) {
+    return !(this.hideLibraries && this.stacks.library[frame]);
+  }
+
+  leafOf(kind) {
+    return this.stacks.leaf[this.data.kind_stack[kind]];
+  }
+}
+
+// Callers above, what they call below, the operations last. Members of a box are nodes of the stacks' own tree.
+class Callers extends Tree {
+  constructor(...args) {
+    super(...args);
+    const { parent } = this.stacks;
+    this.bytes = new Float64Array(parent.length + 1);
+    this.num = new Uint32Array(parent.length + 1);
+    this.ends = new Map(); // kinds by the node at which their stacks end
+    for (const kind of this.kinds) {
+      const leaf = this.leafOf(kind);
+      this.bytes[leaf] += this.held.bytes[kind];
+      this.num[leaf] += this.held.num[kind];
+      if (!this.ends.has(leaf)) this.ends.set(leaf, []);
+      this.ends.get(leaf).push(kind);
+    }
+    // Callers come before what they call.
+    for (let node = parent.length; node > 0; node -= 1) {
+      this.bytes[parent[node - 1]] += this.bytes[node];
+      this.num[parent[node - 1]] += this.num[node];
+    }
+    this.root.members.push(0);
+  }
+
+  below(box) {
+    const { stacks, bytes, num } = this;
+    const { first, calls } = stacks.called;
+    const found = new Boxes(this, box);
+    const todo = [...box.members];
+    while (todo.length) {
+      const caller = todo.pop();
+      for (const kind of this.ends.get(caller) || []) found.addOperation(kind);
+      for (let at = first[caller]; at < first[caller + 1]; at += 1) {
+        const node = calls[at];
+        const frame = stacks.frame[node - 1];
+        if (!num[node]) continue;
+        if (this.isShown(frame)) found.add(frame, bytes[node], num[node]).members.push(node);
+        else todo.push(node);
+      }
+    }
+    return [...found.of.values()];
+  }
+}
+
+// The operations first, and their callers below. Members of a box are kinds, each with the node of its next caller.
+class Operations extends Tree {
+  below(box) {
+    const { stacks, held } = this;
+    const found = new Boxes(this, box);
+    if (!box.parent) for (const kind of this.kinds) found.addOperation(kind).members.push([kind, this.leafOf(kind)]);
+    for (const [kind, next] of box.members) {
+      let node = next;
+      while (node && !this.isShown(stacks.frame[node - 1])) node = stacks.parent[node - 1];
+      if (!node) continue;
+      const caller = found.add(stacks.frame[node - 1], held.bytes[kind], held.num[kind]);
+      caller.members.push([kind, stacks.parent[node - 1]]);
+    }
+    return [...found.of.values()];
+  }
+}
+
+// The outermost box of the graph.
+export function treeOf(stacks, data, held, { hideLibraries = false, invert = false } = {}) {
+  return new (invert ? Operations : Callers)(stacks, data, held, hideLibraries).root;
 }
 
 // The category that holds most of an operation's bytes.
@@ -108,8 +202,8 @@ export function mainCategory(node) {
   return main;
 }
 
-// Bytes below the outermost nodes whose text has the wanted one, and these nodes.
-export function matches(stacks, root, wanted) {
+// Bytes whose operation or any call has the wanted text, and which codes do.
+export function matches(stacks, { tree }, wanted) {
   const text = wanted.toLowerCase();
   const fits = new Map();
   const isHit = (code) => {
@@ -117,12 +211,16 @@ export function matches(stacks, root, wanted) {
     if (!fits.has(code)) fits.set(code, stacks.text(code).toLowerCase().includes(text));
     return fits.get(code);
   };
+  const { parent, frame } = stacks;
+  const inside = new Uint8Array(parent.length + 1);
+  for (let node = 1; node <= parent.length; node += 1) {
+    const of = frame[node - 1];
+    inside[node] = inside[parent[node - 1]] || (tree.isShown(of) && isHit(of)) ? 1 : 0;
+  }
   let bytes = 0;
-  const visit = (node, inside) => {
-    const hit = isHit(node.code);
-    if (hit && !inside) bytes += node.bytes;
-    for (const child of node.children) visit(child, inside || hit);
-  };
-  visit(root, false);
+  for (const kind of tree.kinds) {
+    const operation = stacks.texts.length + tree.data.kind_operation[kind];
+    if (inside[tree.leafOf(kind)] || isHit(operation)) bytes += tree.held.bytes[kind];
+  }
   return { bytes, isHit };
 }

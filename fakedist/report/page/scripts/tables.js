@@ -3,17 +3,15 @@
 import { addFoot } from './copying.js';
 import { $, $$, make } from './dom.js';
 import { countText, orDash, usText } from './text.js';
+import { ownerOf } from './timeline.js';
 
 export function wireTable(table, data) {
   const body = table.tBodies[0];
-  const groups = $$('tr', body)
-    .filter((row) => !row.classList.contains('under'))
-    .map((row) => [row]);
-  groups.forEach((group, at) => {
-    group.at = at;
-    const after = group[0].nextElementSibling;
-    if (after?.classList.contains('under')) group.push(after);
-  });
+  const groups = []; // a row, and those below it that it unfolds to
+  for (const row of body.rows) {
+    if (row.classList.contains('under')) groups[groups.length - 1].push(row);
+    else groups.push(Object.assign([row], { at: groups.length }));
+  }
   $$('th[data-sort]', table).forEach((heading) => {
     const column = heading.cellIndex;
     const button = make('button', { type: 'button', class: 'sort', title: 'sort' }, ...heading.childNodes);
@@ -25,7 +23,8 @@ export function wireTable(table, data) {
   // A row with a stack unfolds wherever it is clicked, unless that selects its text.
   body.addEventListener('click', ({ target }) => {
     const row = target.closest('button, a') ? null : target.closest('tr');
-    const opener = row?.nextElementSibling?.classList.contains('under') && $('button.open', row);
+    const isFolded = row?.nextElementSibling?.classList.contains('under');
+    const opener = isFolded && ($('button.open.stack', row) || $('button.open', row));
     if (opener && getSelection().isCollapsed) toggle(opener, groups, data);
   });
 }
@@ -121,16 +120,32 @@ function toggle(opener, groups, data) {
     group = groups.find((each) => each[0] === row);
   const open = opener.getAttribute('aria-expanded') !== 'true';
   opener.setAttribute('aria-expanded', open);
-  if (row.dataset.fold !== undefined) {
-    for (const each of group.slice(1)) each.remove();
-    group.length = 1;
-    if (open) group.push(...repeats(row, data));
-    row.after(...group.slice(1));
+  const isMade = !opener.classList.contains('stack') && (row.dataset.fold ?? row.dataset.blocks) !== undefined;
+  if (isMade) {
+    for (const each of group.filter(({ isMade }) => isMade)) each.remove();
+    const kept = group.filter((each) => !each.isMade);
+    const made = open ? (row.dataset.blocks ? equalBlocks(row, data) : repeats(row, data)) : [];
+    for (const each of made) each.isMade = true;
+    group.splice(0, group.length, ...kept, ...made);
+    kept[kept.length - 1].after(...made);
   } else {
-    const under = group[1];
-    under.hidden = !open;
-    under.dataset.open = open ? 'yes' : '';
+    for (const under of group.slice(1)) {
+      if (under.isMade) continue;
+      under.hidden = !open;
+      under.dataset.open = open ? 'yes' : '';
+    }
   }
+}
+
+// The single blocks that a row stands for: the layer and the way to each.
+function equalBlocks(row, data) {
+  const cells = [...row.cells].map((cell) => cell.className);
+  return row.dataset.blocks.split(' ').map((number) => {
+    const line = make('tr', { class: 'repeat' }, ...cells.map((name) => make('td', { class: name })));
+    line.cells[2].textContent = ownerOf(data, Number(number));
+    line.cells[cells.length - 1].append(make('button', { type: 'button', class: 'find', 'data-block': number }, 'show'));
+    return line;
+  });
 }
 
 // The single layers that a folded row stands for, with their children, in the columns of the table.

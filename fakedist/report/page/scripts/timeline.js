@@ -163,7 +163,7 @@ export class Timeline {
       number,
       bytes: data.kind_bytes[of],
       category: this.categories[data.kind_category[of]],
-      layer: ownerName(data.meta, data.kind_layer[of]),
+      layer: ownerOf(data, number),
       operation: data.meta.operations[data.kind_operation[of]] || '',
       line: data.meta.lines[data.kind_line[of]] || '',
       stack: data.kind_stack[of],
@@ -202,8 +202,9 @@ export class Timeline {
   }
 }
 
-// What owns a block: a layer, or, beyond the last layer, the text of an owner that several layers share.
-function ownerName(meta, number) {
+// The text of a block's owner: a layer, or, beyond the last layer, what several layers share.
+export function ownerOf({ meta, block_kind: kind, kind_layer: layer }, block) {
+  const number = layer[kind[block]];
   return meta.layers[number] || (meta.owners || [])[number - meta.layers.length] || '(outside of modules)';
 }
 

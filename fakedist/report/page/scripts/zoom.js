@@ -1,5 +1,5 @@
 // A chart with an axis to zoom into. Mouse, wheel, fingers, keys and buttons do the same on every such chart:
-// drag to zoom in, double-click for all of it, Ctrl and wheel to zoom, Shift and wheel to move.
+// drag to zoom in, double-click for all of it, Ctrl and wheel to zoom, Shift and wheel to move, and WASD as in Perfetto.
 
 import { Chart } from './chart.js';
 import { $$, make, note } from './dom.js';
@@ -15,6 +15,7 @@ export class ZoomChart extends Chart {
     this.view = [...whole];
     this.listeners = []; // called with every new view
     this.fingers = new Map();
+    this.pointed = null; // where the pointer is in the plot
   }
 
   place(at) {
@@ -85,11 +86,16 @@ export class ZoomChart extends Chart {
     holder.addEventListener('keydown', (event) => this.key(event));
     holder.addEventListener('wheel', (event) => this.wheel(event), { passive: false });
     holder.addEventListener('mousemove', (event) => {
-      const spot = this.spot(event);
-      if (spot) this.point(spot, event);
+      this.pointed = this.spot(event);
+      if (this.pointed) this.point(this.pointed, event);
       else this.leave();
     });
-    holder.addEventListener('mouseleave', () => this.leave());
+    holder.addEventListener('mouseleave', () => {
+      this.pointed = null;
+      this.leave();
+    });
+    // plotly keeps a press from moving the focus, and keys go where the focus is.
+    holder.addEventListener('pointerdown', () => holder.focus({ preventScroll: true }));
     holder.addEventListener('blur', () => this.leave());
     holder.addEventListener('click', (event) => {
       const spot = this.spot(event);
@@ -133,7 +139,9 @@ export class ZoomChart extends Chart {
 
   keys() {
     const { whole, left, right, in: nearer, out } = this.acts();
-    return { ArrowLeft: left, ArrowRight: right, '+': nearer, '=': nearer, '-': out, 0: whole, Escape: whole };
+    const zoom = (factor) => () => this.zoom(factor, this.pointed ? this.at(this.pointed.x) : undefined);
+    const letters = { w: zoom(0.5), s: zoom(2), a: left, d: right };
+    return { ...letters, ArrowLeft: left, ArrowRight: right, '+': nearer, '=': nearer, '-': out, 0: whole, Escape: whole };
   }
 
   key(event) {

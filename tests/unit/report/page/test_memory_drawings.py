@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fakedist.report.figures.memory_figures import read_curve
-from fakedist.report.page.drawings import Pack, add_reserved, add_spans, add_timeline, add_times
+from fakedist.report.page.drawings import Pack, add_refusal, add_reserved, add_spans, add_timeline, add_times
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 from tests.unit.report import handmade
@@ -102,3 +102,13 @@ def test_the_axes_of_time_are_those_of_the_recording_and_of_the_timed_step(tmp_p
     if "step_us" in found:
         assert found["step_us"] == sorted(found["step_us"])
         assert meta["timed"] == {"step": 3, "source": "estimated"}
+
+
+def test_the_refusal_is_the_move_that_did_not_fit(tmp_path: Path) -> None:
+    run, pack = open_run(handmade.out_of_memory(tmp_path / "full")), Pack()
+    curve = read_curve(run)
+    assert add_refusal(pack, run, curve) == "the refusal"
+    assert pack.meta["refusal"] == {"move": curve.num_moves - 1, "text": "refused: 90.00 GiB for addmm.default"}
+    run, pack = open_run(handmade.ended_well(tmp_path / "well")), Pack()
+    assert add_refusal(pack, run, read_curve(run)) == ""
+    assert "refusal" not in pack.meta

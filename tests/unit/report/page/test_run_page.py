@@ -52,7 +52,6 @@ def test_a_loaded_page_reads_and_compiles_no_template(tmp_path: Path, monkeypatc
     [
         ("By phase", "phases"),
         ("By category at the peak", "categories"),
-        ("Largest blocks at the peak", "blocks"),
         ("Collectives, simulated: this rank's calls", "calls"),
     ],
 )

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.layer_table import fold_layers, fold_table
-from fakedist.report.page.drawings import PeakLine
 from fakedist.report.page.run_page import page
 from fakedist.report.page.sections import (
     advice_section,
@@ -18,6 +17,7 @@ from fakedist.report.page.sections import (
     step_figure,
     verdict_section,
 )
+from fakedist.report.text.memory_sheets import HeldLine
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
@@ -46,7 +46,7 @@ def test_the_bar_of_the_verdict_is_the_larger_of_the_gpu_and_what_is_reserved(ru
 def test_the_layer_and_the_line_that_hold_most_are_named_with_their_shares() -> None:
     summary = replace(summary_of_nothing(), peak_allocated_bytes=8 * GIB)
     assert holders(summary, None, []) == []
-    (line,) = holders(summary, None, [PeakLine("train.py:7 (main)", 2 * GIB, 3, ["activation"])])
+    (line,) = holders(summary, None, [HeldLine("train.py:7 (main)", 2 * GIB, 0, 3, ["activation"], [])])
     assert [line[key] for key in ("name", "text", "share")] == ["train.py:7 (main)", "2.00 GiB", "25.0%"]
     assert line["is_code"]
 

@@ -1,0 +1,93 @@
+// Take a chart out of the page as a picture: SVG, or PNG with twice the pixels. Both work offline, from a file.
+
+import { saveFile } from './copying.js';
+import { $$, colourOf, make, plainColour } from './dom.js';
+import { groupPicture } from './groups.js';
+import { plain } from './text.js';
+
+const SCALE = 2;
+const LETTER = 6.6; // pixels
+
+export function pictureName(run, chart) {
+  const name = `${run}-${chart}`.replace(/[^\w.-]+/g, '-').replace(/^[-.]+|-+$/g, '');
+  return name.slice(0, 120) || 'chart';
+}
+
+const markup = (text) => plain(text).replaceAll('"', '&quot;');
+
+// Boxes with a colour and perhaps a text, each cut at the width of its box.
+export function svgOfBoxes({ width, height, boxes, paper, ink, font }) {
+  const parts = boxes.map(({ x, y, width: wide, height: tall, colour, text }) => {
+    const box = `<rect x="${round(x)}" y="${round(y)}" width="${round(wide)}" height="${round(tall)}" fill="${colour}"/>`;
+    const letters = [...(text || '')].slice(0, Math.max(Math.floor((wide - 8) / LETTER), 0)).join('');
+    return letters ? `${box}<text x="${round(x + 4)}" y="${round(y + tall - 6)}">${plain(letters)}</text>` : box;
+  });
+  const size = `width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"`;
+  return [
+    `<svg xmlns="http://www.w3.org/2000/svg" ${size} font-family="${markup(font)}" font-size="12" fill="${ink}">`,
+    `<rect width="100%" height="100%" fill="${paper}"/>`,
+    ...parts,
+    '</svg>',
+  ].join('\n');
+}
+
+const round = (number) => Number(number.toFixed(2));
+
+async function svgOfChart(chart) {
+  await chart.draw();
+  const { holder } = chart;
+  const { width, height } = holder._fullLayout;
+  const layout = { ...holder.layout, paper_bgcolor: colourOf('panel') };
+  const size = { width, height, format: 'svg', imageDataOnly: true };
+  return globalThis.Plotly.toImage({ data: holder.data, layout }, size);
+}
+
+async function pngOf(svg) {
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+  await image.decode();
+  const canvas = make('canvas', { width: image.width * SCALE, height: image.height * SCALE });
+  canvas.getContext('2d').drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => {
+    canvas.toBlob(done, 'image/png');
+  });
+}
+
+const dressed = (picture) => ({
+  ...picture,
+  paper: plainColour([colourOf('panel')]),
+  ink: plainColour([colourOf('ink')]),
+  font: colourOf('font'),
+});
+
+// Buttons below a chart, in one line with what it says about its view.
+function addButtons(node, name, svg) {
+  const save = {
+    PNG: async () => saveFile(`${name}.png`, await pngOf(await svg()), 'image/png'),
+    SVG: async () => saveFile(`${name}.svg`, await svg(), 'image/svg+xml'),
+  };
+  const buttons = Object.entries(save).map(([kind, onclick]) =>
+    make('button', { type: 'button', class: 'quiet', title: `save this picture as ${kind}`, onclick }, kind),
+  );
+  const above = node.closest('.holder') || node;
+  const status = above.nextElementSibling?.classList.contains('status') ? above.nextElementSibling : null;
+  const foot = make('div', { class: 'foot' });
+  above.after(foot);
+  foot.append(...[status, make('span', { class: 'gap' }), ...buttons].filter(Boolean));
+}
+
+export function saveCharts(run, charts, flame, world) {
+  for (const chart of charts) {
+    const panel = chart.holder.closest('[id]');
+    addButtons(chart.holder, pictureName(run, panel.id), () => svgOfChart(chart));
+  }
+  if (flame) addButtons(flame.holder, pictureName(run, 'stacks'), async () => svgOfBoxes(dressed(flame.picture())));
+  for (const canvas of $$('canvas.group')) {
+    const title = canvas.closest('figure')?.querySelector('b, strong, code')?.textContent || 'group';
+    addButtons(canvas, pictureName(run, `group-${title}`), async () => {
+      const picture = groupPicture(canvas.clientWidth, canvas.dataset.ranks, world);
+      const boxes = picture.boxes.map((box) => ({ ...box, colour: colourOf(box.colour) }));
+      return svgOfBoxes(dressed({ ...picture, boxes }));
+    });
+  }
+}
