@@ -273,7 +273,7 @@ class SweepFollower(Follower):
             "points": [],
             "columns": [column.name for column in columns],
             "table": [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)],
-            "others": [list(_other(row).values()) for row in failed],
+            "others": [[row.label, str(row.status), row.reason, row.line] for row in failed],
             "done": journal.is_file() and _written(self._path / PAGE_NAME) >= _written(journal),
         }
 
