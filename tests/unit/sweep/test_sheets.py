@@ -130,9 +130,9 @@ def said() -> dict[str, object]:
     found: dict[str, object] = {}
     for name, rows in (("few", ROWS), ("many", many), ("bare", bare), ("formula", formula), ("none", many[-3:])):
         made = sweep(*rows)
-        page = re.sub(r"<(script|style).*?</\1>", "", sweep_page(made), flags=re.DOTALL)
+        page = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", sweep_page(made), flags=re.DOTALL)  # its words
         found |= {f"{name} text": shown(made), f"{name} rows": [row_text(one) for one in rows]}
-        found[f"{name} page"] = page.splitlines()
+        found[f"{name} page"] = page.split()
         if name in ("bare", "formula"):
             continue
         found |= {f"{name} object": json.loads(json.dumps(sweep_object(made)))}
