@@ -62,6 +62,8 @@ def calibrations(folder: Path) -> Iterator[tuple[str, object]]:
     ):
         (folder / name).mkdir()
         for field, value in to_plain(calibrated(folder / name, tracing, traced)).items():
+            if isinstance(value, dict) and isinstance(origin := value.get("origin"), dict):
+                origin["date"] = ""  # that of the file, which is today's
             yield f"{name} {field}", value
 
 
