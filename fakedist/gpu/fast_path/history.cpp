@@ -301,10 +301,10 @@ API int fakedist_nodes_read(View *to) try {
         nodes.called.push_back(operation.op);
         nodes.called_stack.push_back(next_stack());
     }
-    for (const View &column :
-         {view(nodes.op), view(nodes.thread), view(nodes.sequence), view(nodes.stack), view(nodes.ran.op),
-          view(nodes.ran.thread), view(nodes.ran.sequence), view(nodes.called), view(nodes.called_stack), view(nodes.named.lengths), view(nodes.named.frames),
-          View{nodes.named.named.data(), nodes.named.named.size()}})
+    for (const View &column : {view(nodes.op), view(nodes.thread), view(nodes.sequence), view(nodes.stack),
+                               view(nodes.ran.op), view(nodes.ran.thread), view(nodes.ran.sequence), view(nodes.called),
+                               view(nodes.called_stack), view(nodes.named.lengths), view(nodes.named.frames),
+                               View{nodes.named.named.data(), nodes.named.named.size()}})
         *to++ = column;
     return 0;
 } catch (const std::exception &) {

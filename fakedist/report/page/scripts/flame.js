@@ -55,7 +55,9 @@ export class Flame {
     this.holder.addEventListener('pointermove', (event) => this.point(event));
     this.holder.addEventListener('pointerleave', () => note.hide());
     this.holder.addEventListener('scroll', () => this.fill(), { passive: true });
-    new ResizeObserver(() => this.isDrawn && this.holder.clientWidth !== this.width && this.paint()).observe(this.holder);
+    new ResizeObserver(() => this.isDrawn && this.holder.clientWidth !== this.width && this.paint()).observe(
+      this.holder,
+    );
     addEventListener('beforeprint', () => {
       if (!this.isDrawn) this.draw();
       this.fill(true);

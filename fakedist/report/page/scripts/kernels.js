@@ -143,7 +143,11 @@ export class KernelChart extends ZoomChart {
     const { data } = this;
     const line = (colour, width) => ({ color: 'rgba(0, 0, 0, 0)', line: { color: colourOf(colour), width } });
     const layers = [
-      [this.onPath ? [...data.bar_path.keys()].filter((bar) => data.bar_path[bar]) : [], { color: colourOf('me') }, PATH],
+      [
+        this.onPath ? [...data.bar_path.keys()].filter((bar) => data.bar_path[bar]) : [],
+        { color: colourOf('me') },
+        PATH,
+      ],
       [this.found, line('ink', 1.5), TALL],
       [this.bar < 0 ? [] : [this.bar], line('accent', 3), TALL],
     ];
@@ -348,7 +352,12 @@ export class KernelChart extends ZoomChart {
     ];
     this.bar = -1;
     this.keep(
-      make('p', { class: 'head' }, make('b', {}, `${usText(this.us(sum.ticks))} in ${countText(sum.num)} kernels`), `, ${title}`),
+      make(
+        'p',
+        { class: 'head' },
+        make('b', {}, `${usText(this.us(sum.ticks))} in ${countText(sum.num)} kernels`),
+        `, ${title}`,
+      ),
       make('p', {}, remarks.filter(Boolean).join('; ')),
       ...list(sum.lanes),
       ...list(sum.names),
@@ -374,23 +383,27 @@ export class KernelChart extends ZoomChart {
   // A drag with Shift sums what it covers. Plotly's own drag, which zooms, does not see it.
   wireDrag() {
     const { holder } = this;
-    holder.addEventListener('mousedown', (event) => {
-      const from = event.shiftKey && event.button === 0 ? this.spot(event) : null;
-      if (!from) return;
-      event.preventDefault();
-      event.stopPropagation();
-      const box = holder.parentNode.appendChild(make('div', { class: 'life chosen' }));
-      const move = (next) => this.drawBox(box, event, next);
-      const end = (last) => {
-        box.remove();
-        removeEventListener('mousemove', move);
-        removeEventListener('mouseup', end);
-        const to = this.spot(last);
-        if (to && Math.abs(last.clientX - event.clientX) > NEAR) this.sumBetween(from, to);
-      };
-      addEventListener('mousemove', move);
-      addEventListener('mouseup', end);
-    }, { capture: true });
+    holder.addEventListener(
+      'mousedown',
+      (event) => {
+        const from = event.shiftKey && event.button === 0 ? this.spot(event) : null;
+        if (!from) return;
+        event.preventDefault();
+        event.stopPropagation();
+        const box = holder.parentNode.appendChild(make('div', { class: 'life chosen' }));
+        const move = (next) => this.drawBox(box, event, next);
+        const end = (last) => {
+          box.remove();
+          removeEventListener('mousemove', move);
+          removeEventListener('mouseup', end);
+          const to = this.spot(last);
+          if (to && Math.abs(last.clientX - event.clientX) > NEAR) this.sumBetween(from, to);
+        };
+        addEventListener('mousemove', move);
+        addEventListener('mouseup', end);
+      },
+      { capture: true },
+    );
   }
 
   drawBox(box, first, last) {

@@ -19,10 +19,11 @@ function showMemory(points) {
   const x = (at) => ((at - first) / (last - first || 1)) * WIDE;
   const y = (bytes) => HIGH - 4 - (bytes / most) * (HIGH - 8);
   // What holds until the next point: steps, not slopes.
-  const line = (of) => points.flatMap((point, at) => {
-    const until = points[at + 1] || point;
-    return [`${x(point[0])},${y(point[of])}`, `${x(until[0])},${y(point[of])}`];
-  });
+  const line = (of) =>
+    points.flatMap((point, at) => {
+      const until = points[at + 1] || point;
+      return [`${x(point[0])},${y(point[of])}`, `${x(until[0])},${y(point[of])}`];
+    });
   $('#memory .allocated').setAttribute('points', [`0,${HIGH}`, ...line(1), `${WIDE},${HIGH}`].join(' '));
   $('#memory .reserved').setAttribute('points', line(2).join(' '));
   $('#scale').textContent = `0 to ${bytesText(most)}, over ${usText((last - first) * 1e6)}`;

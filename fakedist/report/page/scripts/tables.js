@@ -143,7 +143,9 @@ function equalBlocks(row, data) {
   return row.dataset.blocks.split(' ').map((number) => {
     const line = make('tr', { class: 'repeat' }, ...cells.map((name) => make('td', { class: name })));
     line.cells[2].textContent = ownerOf(data, Number(number));
-    line.cells[cells.length - 1].append(make('button', { type: 'button', class: 'find', 'data-block': number }, 'show'));
+    line.cells[cells.length - 1].append(
+      make('button', { type: 'button', class: 'find', 'data-block': number }, 'show'),
+    );
     return line;
   });
 }

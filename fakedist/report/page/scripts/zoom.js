@@ -141,7 +141,16 @@ export class ZoomChart extends Chart {
     const { whole, left, right, in: nearer, out } = this.acts();
     const zoom = (factor) => () => this.zoom(factor, this.pointed ? this.at(this.pointed.x) : undefined);
     const letters = { w: zoom(0.5), s: zoom(2), a: left, d: right };
-    return { ...letters, ArrowLeft: left, ArrowRight: right, '+': nearer, '=': nearer, '-': out, 0: whole, Escape: whole };
+    return {
+      ...letters,
+      ArrowLeft: left,
+      ArrowRight: right,
+      '+': nearer,
+      '=': nearer,
+      '-': out,
+      0: whole,
+      Escape: whole,
+    };
   }
 
   key(event) {
