@@ -296,7 +296,8 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str,
         plain["device"] = "cuda" if count_real_gpus() else "virtual"
     jobs = make_jobs(program, plain, Door.COMMAND_LINE)
     if plain["rank"] is None:
-        remark("no --rank was given: rank 0 runs")
+        taken = any(word.partition("=")[0] == "--rank" for word in program.arguments)
+        remark("no --rank was given" + (" before the script, which gets its own" if taken else "") + ": rank 0 runs")
     if len(jobs) > 1 and jobs[0].with_peers:
         raise JobError(
             "--with-peers is for one rank: it finds the others by itself", f"--rank {jobs[-1].rank} --with-peers"

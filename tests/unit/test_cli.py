@@ -277,3 +277,8 @@ def test_topology_shows_ranks_in_the_order_asked_for_and_says_which_could_not_be
 def test_without_a_rank_rank_0_runs_and_is_named(launched: Launched, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["profile", "--world-size", "8", "--device", "virtual", "train.py"]) == 0
     assert "no --rank was given: rank 0 runs" in capsys.readouterr().err
+
+
+def test_the_scripts_own_rank_chooses_none(launched: Launched, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "--world-size", "8", "--device", "virtual", "train.py", "--rank=5"]) == 0
+    assert "no --rank was given before the script, which gets its own: rank 0 runs" in capsys.readouterr().err
