@@ -117,7 +117,7 @@ def test_what_cannot_be_used_is_told_in_one_line(directory: Path, run_fakedist: 
         assert len(told.stderr.splitlines()) <= 2
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_rehearsal_of_make_calibrate_writes_a_table_that_cannot_be_used(tmp_path: Path) -> None:
     out = tmp_path / "rehearsed.json"
     assert calibrate.main(["--rehearse", "--short", "--out", str(out)]) == 0

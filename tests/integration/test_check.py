@@ -207,6 +207,7 @@ def leaving(folder: Path, condition: str) -> Path:
     return folder
 
 
+@NIGHTLY
 def test_a_rank_that_leaves_during_init_takes_nothing_if_others_train(tmp_path: Path) -> None:
     budgets = 'budgets = { headroom = "4 GiB", layers = { "*.up" = "1 GiB" }, step_time = "9 s" }\n'
     folder = leaving(tmp_path / "p", "dist.get_rank() == 9")

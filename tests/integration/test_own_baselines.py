@@ -31,6 +31,7 @@ def test_no_baseline_is_left_of_a_job_that_is_gone() -> None:
     assert written == {job.name for job in CONFIG.jobs}
 
 
+@pytest.mark.nightly
 def test_the_smallest_example_is_what_it_was() -> None:
     first = CONFIG.jobs[0]
     baseline = read_baseline(CONFIG, first)

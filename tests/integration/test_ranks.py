@@ -112,6 +112,7 @@ def test_a_rank_without_tapes_says_what_records_them(run_fakedist: RunFakedist, 
     assert together.stdout.count("fakedist-needs-ranks0-5of8/rank") == 2
 
 
+@pytest.mark.nightly
 def test_a_flag_that_another_rank_should_have_sent_is_named_where_the_script_reads_it(
     run_fakedist: RunFakedist, tmp_path: Path
 ) -> None:

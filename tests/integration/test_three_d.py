@@ -38,13 +38,13 @@ def joined(parts: list[torch.Tensor], name: str) -> torch.Tensor:
     return parts[0]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_losses_of_eight_real_ranks_are_those_of_one(real: dict[str, RealRun]) -> None:
     assert len(real["alone"].losses) == 3
     assert real["split"].losses == pytest.approx(real["alone"].losses, rel=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_gradients_of_eight_real_ranks_are_those_of_one(real: dict[str, RealRun]) -> None:
     whole = real["alone"].gradients[0]
     seen = set()

@@ -41,7 +41,7 @@ class Library(NamedTuple):
         return cache_directory() / f"{self.name}-{digest.hexdigest()[:16]}.so"
 
     def ensure(self) -> Path:
-        """Build the library if it is not in the cache, which takes up to twenty seconds. SetupError if that fails."""
+        """Build the library if it is not in the cache, which takes up to fifteen seconds. SetupError if that fails."""
         path = self.path()
         if path.exists():
             return path
@@ -53,7 +53,8 @@ class Library(NamedTuple):
         # torch's header includes CUDA's, which include a header that the wheels leave out: the driver has it.
         include = [f"-I{_DIRECTORY / 'include'}", f"-I{torch / 'include'}", f"-isystem{driver.find_cuda().include}"]
         include += ["-idirafter", str(driver.SOURCE_DIRECTORY)]
-        sources = [str(_DIRECTORY / name) for name in self.sources]
+        *included, last = (str(_DIRECTORY / name) for name in self.sources)
+        sources = [*(word for source in included for word in ("-include", source)), last]  # reads torch's headers once
         with build_directory(path.parent) as scratch:
             if path.exists():
                 return path
@@ -71,7 +72,7 @@ class Library(NamedTuple):
 
 FAST_PATH = Library(
     "fast-path",
-    ("fast_path.cpp", "history.cpp", "marks.cpp", "nodes.cpp", "objects.cpp", "trace.cpp"),
+    ("history.cpp", "marks.cpp", "nodes.cpp", "objects.cpp", "trace.cpp", "fast_path.cpp"),
     ("nodes.h", "trace.h", "view.h"),
     ("-std=c++20", "-O2"),
     ("-lc10_cuda", "-lc10", "-ltorch_cpu"),

@@ -103,7 +103,7 @@ struct Event {
 using Traces = std::vector<std::vector<Event>>; // by device
 
 std::atomic<bool> is_watching{false};
-std::mutex lock; // the allocator has one for each device
+std::mutex history_lock; // the allocator has one for each device
 Traces seen;
 bool is_whole = true; // whether `seen` is all that happened
 
@@ -112,7 +112,7 @@ void keep(const Entry &entry) {
         fakedist_handed_out(reinterpret_cast<void *>(entry.addr_), static_cast<size_t>(entry.size_));
     if (!is_watching.load(std::memory_order_relaxed)) return;
     if (entry.action_ == Entry::ALLOC) fakedist::nodes::allocated(number(entry.user_metadata_));
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(history_lock);
     // torch reports a snapshot of any device as one of device 0, but writes it into that device's own history.
     if (entry.action_ == Entry::SNAPSHOT || entry.action_ > Entry::OOM) is_whole = false;
     const auto device = static_cast<size_t>(entry.device_);
@@ -129,7 +129,7 @@ c10::ApproximateClockToUnixTimeConverter &ticks() {
 Traces taken() {
     Traces found;
     if (is_watching) {
-        const std::lock_guard<std::mutex> held(lock);
+        const std::lock_guard<std::mutex> held(history_lock);
         if (is_whole) found.swap(seen);
         if (is_whole && found.empty()) return found;
     }
@@ -204,7 +204,7 @@ API void fakedist_history_watch() {
     if (!is_attached) c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(keep);
     is_attached = true;
     ticks();
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(history_lock);
     if (!is_watching || !is_whole) seen.clear();
     is_watching = is_whole = fakedist::nodes::is_on = true;
 }
@@ -213,7 +213,7 @@ API void fakedist_history_watch() {
 API void fakedist_history_stop() {
     is_watching = fakedist::nodes::is_on = false;
     fakedist::nodes::forget();
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(history_lock);
     seen.clear();
 }
 

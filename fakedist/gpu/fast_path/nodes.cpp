@@ -35,7 +35,7 @@ constexpr c10::DispatchKey OURS = c10::DispatchKey::Fake;
 const c10::DispatchKeySet BELOW(c10::DispatchKeySet::FULL_AFTER, OURS);
 constexpr int64_t LAST_NODE = int64_t{1} << 62; // AccumulateGrad's numbers are above it
 
-std::mutex lock;
+std::mutex nodes_lock;
 std::vector<Made> made;
 std::vector<Called> called;
 Ran ran;
@@ -58,7 +58,7 @@ std::shared_ptr<c10::GatheredContext> python_stack() {
 void add(int64_t op, int64_t sequence) {
     std::shared_ptr<c10::GatheredContext> stack;
     if (op < 0) stack = python_stack();
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(nodes_lock);
     made.push_back({op, at::RecordFunction::currentThreadId(), sequence, std::move(stack)});
 }
 
@@ -89,14 +89,14 @@ void runs(int64_t op) {
     if (sequence < 0 || sequence >= LAST_NODE) return;
     // Made after the node of the operation that wrote to a view.
     if (typeid(*node) == typeid(torch::autograd::CopySlices)) sequence--;
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(nodes_lock);
     ran.op.push_back(op), ran.thread.push_back(node->thread_id()), ran.sequence.push_back(sequence);
 }
 
 void is_called(int64_t op) {
     if (!is_on.load(std::memory_order_relaxed)) return;
     auto stack = python_stack(); // which may wait for Python's lock, so nothing else may be held
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(nodes_lock);
     called.push_back({op, std::move(stack)});
 }
 
@@ -105,17 +105,17 @@ void view_runs() {
 }
 
 std::vector<Made> take_made() {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(nodes_lock);
     return std::exchange(made, {});
 }
 
 std::vector<Called> take_called() {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(nodes_lock);
     return std::exchange(called, {});
 }
 
 Ran take_ran() {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(nodes_lock);
     return std::exchange(ran, {});
 }
 

@@ -30,7 +30,7 @@ struct Operation {
     bool has_returned;
 };
 
-std::mutex lock; // never held while Python is called
+std::mutex trace_lock; // never held while Python is called
 std::unordered_map<Key, int64_t, Hash> demands;
 std::unordered_map<int64_t, Key> asked; // by the tag of the operation
 std::vector<Operation> operations;
@@ -97,11 +97,11 @@ int64_t outside(int64_t scope) {
     if (call >= 0) return call;
     const auto index = static_cast<size_t>(scope);
     {
-        const std::lock_guard<std::mutex> held(lock);
+        const std::lock_guard<std::mutex> held(trace_lock);
         if (index < outsides.size() && outsides[index] >= 0) return outsides[index];
     }
     const int64_t found = ask_outside(scope); // it may ask for a tag
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     if (index >= outsides.size()) outsides.resize(index + 1, -1);
     return outsides[index] = found;
 }
@@ -117,7 +117,7 @@ bool make_key(uint32_t kind, bool is_view, const c10::IValue *arguments, size_t 
 }
 
 int64_t find_demand(const Key &key) {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     const auto found = demands.find(key);
     return found == demands.end() ? -1 : found->second;
 }
@@ -129,7 +129,7 @@ size_t operation_begins(int64_t op, int64_t scope, int64_t demand) {
     size_t index = 0;
     int64_t tag = 0;
     {
-        const std::lock_guard<std::mutex> held(lock);
+        const std::lock_guard<std::mutex> held(trace_lock);
         tag = next_tag++, index = operations.size();
         operations.push_back({tag, op, scope, demand, false});
     }
@@ -140,7 +140,7 @@ size_t operation_begins(int64_t op, int64_t scope, int64_t demand) {
 
 void operation_ended(size_t index, int64_t scope) {
     {
-        const std::lock_guard<std::mutex> held(lock);
+        const std::lock_guard<std::mutex> held(trace_lock);
         if (index < operations.size()) operations[index].has_returned = true;
     }
     set_tag(outside(scope));
@@ -153,7 +153,7 @@ using namespace fakedist::trace;
 
 // Begin a run, whose kinds of operations have other numbers.
 API void fakedist_trace_start(void (*tag)(int64_t), int64_t (*outside)(int64_t)) {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     mode = OFF;
     set_tag = tag, ask_outside = outside;
     demands.clear(), asked.clear(), operations.clear(), outsides.clear();
@@ -164,19 +164,19 @@ API void fakedist_trace_mode(int wanted) { mode = wanted; }
 
 // Forget the tags outside of operations.
 API void fakedist_trace_forget() {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     outsides.clear();
 }
 
 // A tag for what is no operation.
 API int64_t fakedist_trace_tag() {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     return next_tag++;
 }
 
 // A tag for an operation that begins in Python in this thread.
 API int64_t fakedist_trace_operation() {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     here = -1;
     if (asking) asked.emplace(next_tag, *asking);
     asking = nullptr;
@@ -185,13 +185,13 @@ API int64_t fakedist_trace_operation() {
 
 // Whether the demand of the operation with this tag is that of all calls with its key.
 API int fakedist_trace_learns(int64_t tag) {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     return asked.count(tag) > 0;
 }
 
 // The demand of the operation with this tag, by a number; -1 if other calls have others.
 API void fakedist_trace_learn(int64_t tag, int64_t demand) {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     const auto found = asked.find(tag);
     if (found == asked.end()) return;
     if (demand >= 0) demands.emplace(std::move(found->second), demand);
@@ -209,13 +209,13 @@ API int64_t fakedist_trace_scope() {
 }
 
 API size_t fakedist_trace_count() {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     return operations.size();
 }
 
 // Move the first `count` operations out: of each its tag, number, scope and demand; -1 if it did not return.
 API void fakedist_trace_take(size_t count, int64_t *to) {
-    const std::lock_guard<std::mutex> held(lock);
+    const std::lock_guard<std::mutex> held(trace_lock);
     for (size_t i = 0; i < count; i++)
         for (const int64_t number : {operations[i].tag, operations[i].op, operations[i].scope,
                                      operations[i].has_returned ? operations[i].demand : -1 - operations[i].demand})
