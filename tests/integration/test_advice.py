@@ -19,6 +19,7 @@ def profile(run_fakedist: RunFakedist, change: str, *, page: bool = False) -> di
     return run_fakedist("profile", *place, "--json", SCRIPT, "--change", change, page=page).json()
 
 
+@pytest.mark.long
 def test_changes_lower_the_peak_by_what_the_advice_said(run_fakedist: RunFakedist) -> None:
     before = profile(run_fakedist, "none")
     advice = {piece["rule"]: piece for piece in before["advice"]}

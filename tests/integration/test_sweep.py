@@ -118,6 +118,7 @@ def rows(sweep: Path) -> dict[tuple[object, ...], Row]:
     return {tuple(value for _, value in row.values): row for row in fakedist.open_sweep(sweep).rows}
 
 
+@pytest.mark.long
 def test_every_point_is_a_row_that_says_how_it_ended(swept: Path) -> None:
     found = rows(swept)
     assert {values: row.status for values, row in found.items()} == {
@@ -137,12 +138,14 @@ def test_every_point_is_a_row_that_says_how_it_ended(swept: Path) -> None:
     assert 16384 * 1024 * 4 < rank.peak_allocated_bytes <= rank.peak_reserved_bytes < rank.capacity_bytes
 
 
+@pytest.mark.long
 def test_no_rank_ran_twice(swept: Path) -> None:
     lines = [json.loads(line) for line in (swept / "journal.jsonl").read_text().splitlines()]
     assert len([line for line in lines if "rank" in line]) == POINTS
     assert len([line for line in lines if "row" in line]) == POINTS
 
 
+@pytest.mark.long
 def test_the_table_and_the_page_have_the_answer(swept: Path) -> None:
     sweep = fakedist.open_sweep(swept)
     frame = pd.read_parquet(swept / "sweep.parquet")
