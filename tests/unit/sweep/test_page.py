@@ -10,7 +10,15 @@ import pytest
 
 from fakedist.cli import main
 from fakedist.sweep.opened import Sweep, open_sweep
-from fakedist.sweep.page import SweepFollower, maps, memory_against_speed, parallel_axes, sweep_page, write_sweep_page
+from fakedist.sweep.page import (
+    SweepFollower,
+    maps,
+    memory_against_speed,
+    parallel_axes,
+    sweep_page,
+    varied_axes,
+    write_sweep_page,
+)
 from fakedist.sweep.point_rows import Status
 from fakedist.sweep.sweep_directory import JOURNAL_NAME, SweepJournal, write_about
 from tests.unit.report.reading import read_page
@@ -75,6 +83,11 @@ def test_every_point_is_a_line_over_the_axes(kept: Sweep) -> None:
     figure = parallel_axes(kept)
     lines = sum(list(trace["x"]).count(None) for trace in traces(figure))  # type: ignore[call-overload]
     assert lines == len(ROWS)
+    labels = [(note.x, note.text) for note in figure.layout.annotations]
+    *axes, _ = figure.layout.xaxis.ticktext
+    assert sorted(axes) == sorted(varied_axes(kept))
+    for at, name in enumerate(axes):
+        assert [text for x, text in labels if x == at] == [str(value) for value in kept.about.axes[name]]
 
 
 def test_a_map_shows_the_fastest_point_that_fits_for_each_pair() -> None:

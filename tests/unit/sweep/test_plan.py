@@ -107,6 +107,27 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, old: str, new: str,
         read(tmp_path, SWEEP.replace(old, new))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (CommandLineSettings(["tp=1"], monotone=["pp"]), "--monotone pp: there is no such axis"),
+        (CommandLineSettings(["tp=1"], prices=["gpus=4"]), "--price has no gpus"),
+        (CommandLineSettings(["tp=1"], derived=["dp"]), "--let"),
+        (CommandLineSettings(options={"world_size": Texts(("8",))}, settings={"trials": 3}), "there is no axis"),
+    ],
+)
+def test_a_command_line_that_is_no_sweep_is_refused(given: CommandLineSettings, message: str) -> None:
+    with pytest.raises(SweepError, match=message):
+        sweep_of_command(JobProgram("train.py"), given)
+
+
+def test_a_price_may_follow_an_axis() -> None:
+    given = CommandLineSettings(["n=4,8"], prices=["gpus-per-node={n}"], options={"world_size": Texts(("8",))})
+    plan = sweep_of_command(JobProgram("train.py", ("{n}",)), given)
+    points = all_points(plan.space)
+    assert [plan.command.at(plan.space, point).pricing.gpus_per_node for point in points] == [4, 8]
+
+
 def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
     touch = f"touch {tmp_path}/ran"
     texts = {"where": f"__import__('os').system('{touch}')", "arguments": f"$({touch}) `{touch}` {{tp}} ; {touch}"}

@@ -244,6 +244,11 @@ def test_an_expression_runs_nothing(text: str) -> None:
         Expression(text, "where:").value(NAMES)
 
 
+def test_a_text_that_no_reader_would_follow_is_too_long() -> None:
+    with pytest.raises(SweepError, match="is too long"):
+        Expression("1 + " * 100 + "1", "where:")
+
+
 @pytest.mark.parametrize("text", WITHOUT_VALUE.split("\n"))
 def test_an_expression_without_a_value_is_an_error_that_names_it(text: str) -> None:
     with pytest.raises(SweepError, match=r"has no value|gives no number"):

@@ -459,6 +459,9 @@ def test_a_point_runs_again_only_if_a_file_that_it_read_changed(tmp_path: Path, 
     assert remark == f"the points that read these files run again, as they changed: {job.resolve() / 'model.py'}"
     assert tasks_after(lambda: outside.write_text("y = 1\n"))[0] == {2}
     assert tasks_after(lambda: (job / "optional.py").write_text("x = 1\n"))[0] == {1, 2}  # they tried to import it
+    (job / "optional.py").unlink()
+    (job / "optional").mkdir()
+    assert tasks_after(lambda: (job / "optional" / "__init__.py").write_text("x = 1\n"))[0] == {1, 2}
     assert tasks_after((job / "train.py").touch) == (set(), [])
     assert tasks_after(lambda: (job / "train.py").write_text("2\n"))[0] == {1, 2}
     assert tasks_after(lambda: None) == (set(), [])
