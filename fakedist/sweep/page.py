@@ -302,7 +302,7 @@ def sweep_page(sweep: Sweep, folder: Path | None = None) -> str:
     if sweep.ranking.speeds:
         figures["front"] = figure_object(memory_against_speed(sweep))
     drawn = maps(sweep) if sweep.ranking.speeds else {}
-    pack.meta |= {"figures": figures, "style": STYLE_NAMES}
+    pack.meta |= {"figures": figures, "style": STYLE_NAMES, "run": sweep.path.name}
     pack.meta["maps"] = {name: figure_object(figure) for name, figure in drawn.items()}
     rows = shown_rows(sweep)
     is_here = folder is not None and folder.resolve() == sweep.path.resolve()

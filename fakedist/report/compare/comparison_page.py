@@ -197,7 +197,8 @@ def _numbers(comparison: Compared) -> Pack:
     for side, (name, curve) in enumerate(zip("ab", curves, strict=True)):
         pack.add(f"{name}_most", on_axis(curve, pieces, side, _NUM_COLUMNS)[1])
     figure = compared_timeline(*runs, num_points=_NUM_COLUMNS)
-    pack.meta |= {"figures": {"compared": figure_object(figure)}, "style": STYLE_NAMES}
+    names = "-".join(run.path.name for run in runs)
+    pack.meta |= {"figures": {"compared": figure_object(figure)}, "style": STYLE_NAMES, "run": names}
     pack.meta["has_steps"] = have_steps(*runs)
     pack.meta["pieces"] = [_piece(piece) for piece in pieces]
     return pack

@@ -386,7 +386,7 @@ def several_object(several: SeveralRuns) -> dict[str, object]:
 def several_page(several: SeveralRuns) -> str:
     """The page as text."""
     pack = Pack()
-    pack.meta |= {"style": STYLE_NAMES, "figures": {}}
+    pack.meta |= {"style": STYLE_NAMES, "figures": {}, "run": several.runs[0].path.name}
     is_told = len({run.path.name for run in several.runs}) == len(several.runs)
     labelled = [
         (f"{name} {_short(run)}" if is_told else name, run)

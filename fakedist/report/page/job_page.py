@@ -86,7 +86,8 @@ def job_page(
     job = first.manifest.job
     assert job is not None
     pack = Pack()
-    pack.meta |= {"style": STYLE_NAMES, "figures": {}}
+    name = runs.path.name if runs.path else "job"
+    pack.meta |= {"style": STYLE_NAMES, "figures": {}, "run": name}
     if runs.job is not None:
         lanes = figure_object(stage_lanes(runs.job.summary, runs.job.lanes))
         pack.meta |= {"figures": {"lanes": lanes}, "step_ms": runs.job.summary.step_us / 1e3}

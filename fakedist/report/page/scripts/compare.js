@@ -1,14 +1,10 @@
 // The page of a comparison: two curves on one axis, two steps on one axis, and tables that filter.
 
-import { drawWhenSeen, redrawn } from './chart.js';
-import { wireCopies } from './copying.js';
 import { $, $$, make, note } from './dom.js';
 import { KernelChart } from './kernels.js';
-import { wireNav } from './nav.js';
-import { wireScrolls, wireTable } from './tables.js';
+import { openPage } from './opening.js';
 import { bytesText } from './text.js';
-import { wirePrint, wireTheme } from './theme.js';
-import { loadLibrary, unpack } from './unpack.js';
+import { unpack } from './unpack.js';
 import { link, ZoomChart } from './zoom.js';
 
 const LEAST_COLUMNS = 8;
@@ -92,26 +88,10 @@ async function stepCharts() {
   return charts;
 }
 
-async function start() {
-  wireNav();
-  const [data] = await Promise.all([unpack($('#numbers')), loadLibrary($('#plotly'))]);
-  const curves = new CurveChart($('#timeline'), data);
+openPage(async (data) => {
   const steps = await stepCharts();
-  for (const table of $$('table.live')) wireTable(table, data);
-  wireScrolls();
-  wireCopies();
-  const drawn = [curves, ...steps];
-  await drawWhenSeen(drawn);
-  if (steps.length) steps[0].wireButtons($('#steps'));
-  const redraw = redrawn(drawn);
-  wireTheme(redraw);
-  wirePrint(redraw);
-  window.fakedist = { curves, steps, data };
-  document.documentElement.dataset.ready = 'yes';
-}
-
-start().catch((error) => {
-  $('#trouble').hidden = false;
-  $('#trouble').textContent =
-    `The charts of this page need a browser from 2023 or later (${error.message}); all tables are below.`;
+  return {
+    charts: { curves: new CurveChart($('#timeline'), data), steps },
+    done: () => steps.length && steps[0].wireButtons($('#steps')),
+  };
 });

@@ -3,24 +3,18 @@
 import { Address, rangeOf, rangeText } from './address.js';
 import { axesOf } from './axis.js';
 import { CallChart } from './calls.js';
-import { Chart, drawWhenSeen, redrawn } from './chart.js';
-import { wireCopies } from './copying.js';
-import { $, $$ } from './dom.js';
+import { Chart } from './chart.js';
+import { $ } from './dom.js';
 import { Flame } from './flame.js';
 import { drawGroups } from './groups.js';
-import { wireKeys } from './help.js';
 import { KernelChart, wireRows } from './kernels.js';
 import { MemoryChart } from './memory.js';
-import { wireNav } from './nav.js';
+import { openPage } from './opening.js';
 import { PeakChart } from './peak.js';
 import { Replay } from './replay.js';
-import { saveCharts } from './saving.js';
 import { Stacks } from './stacks.js';
 import { Switches } from './switches.js';
-import { wireScrolls, wireTable } from './tables.js';
-import { wirePrint, wireTheme } from './theme.js';
 import { Timeline } from './timeline.js';
-import { loadLibrary, unpack } from './unpack.js';
 import { link } from './zoom.js';
 
 function memoryChart(data, address) {
@@ -106,36 +100,14 @@ function chartsOf(data, address) {
   };
 }
 
-async function start() {
-  wireNav();
-  const address = new Address();
-  const [data] = await Promise.all([unpack($('#numbers')), loadLibrary($('#plotly'))]);
-  for (const table of $$('table.live')) wireTable(table, data);
-  wireScrolls();
-  wireCopies();
+const address = new Address();
+openPage((data) => {
   const charts = chartsOf(data, address);
   const switches = charts.memory && data.meta.switches ? switchesOf(data, charts.memory, address) : null;
-  const drawn = Object.values(charts).filter(Boolean);
-  await drawWhenSeen(drawn);
-  const groups = () => drawGroups(data.meta.world);
-  const paint = redrawn(drawn);
-  const redraw = (width) => {
-    paint(width);
-    groups();
+  return {
+    charts,
+    others: { switches },
+    drawOthers: () => drawGroups(data.meta.world),
+    done: () => address.hold('instant'),
   };
-  groups();
-  addEventListener('resize', groups);
-  wireTheme(redraw);
-  wirePrint(redraw);
-  wireKeys();
-  saveCharts(data.meta.run, drawn, charts.memory?.flame, data.meta.world);
-  address.hold('instant');
-  window.fakedist = { ...charts, switches, data };
-  document.documentElement.dataset.ready = 'yes';
-}
-
-start().catch((error) => {
-  $('#trouble').hidden = false;
-  $('#trouble').textContent =
-    `The charts of this page need a browser from 2023 or later (${error.message}); all tables are below.`;
 });

@@ -1,7 +1,7 @@
 // Take a chart out of the page as a picture: SVG, or PNG with twice the pixels. Both work offline, from a file.
 
 import { saveFile } from './copying.js';
-import { $$, colourOf, make, plainColour } from './dom.js';
+import { $, $$, colourOf, make, plainColour } from './dom.js';
 import { groupPicture } from './groups.js';
 import { plain } from './text.js';
 
@@ -15,13 +15,17 @@ export function pictureName(run, chart) {
 
 const markup = (text) => plain(text).replaceAll('"', '&quot;');
 
-// Boxes with a colour and perhaps a text, each cut at the width of its box.
-export function svgOfBoxes({ width, height, boxes, paper, ink, font }) {
+// Boxes with a colour and perhaps a text, each cut at the width of its box; and texts of their own.
+export function svgOfBoxes({ width, height, boxes, texts = [], paper, ink, font }) {
   const parts = boxes.map(({ x, y, width: wide, height: tall, colour, text }) => {
     const box = `<rect x="${round(x)}" y="${round(y)}" width="${round(wide)}" height="${round(tall)}" fill="${colour}"/>`;
     const letters = [...(text || '')].slice(0, Math.max(Math.floor((wide - 8) / LETTER), 0)).join('');
     return letters ? `${box}<text x="${round(x + 4)}" y="${round(y + tall - 6)}">${plain(letters)}</text>` : box;
   });
+  for (const { x, y, text, size, colour, weight } of texts) {
+    const style = `font-size="${size}" font-weight="${weight}" fill="${colour}"`;
+    parts.push(`<text x="${round(x)}" y="${round(y)}" ${style}>${plain(text)}</text>`);
+  }
   const size = `width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"`;
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" ${size} font-family="${markup(font)}" font-size="12" fill="${ink}">`,
@@ -53,6 +57,61 @@ async function pngOf(svg) {
   });
 }
 
+const MARGIN = 12; // pixels around bars
+
+// Bars that are elements of the page: their boxes with a colour, and their texts, where the page has them.
+function pictureOfBars(nodes) {
+  const rects = nodes.map((node) => node.getBoundingClientRect());
+  const left = Math.min(...rects.map((rect) => rect.left)) - MARGIN;
+  const top = Math.min(...rects.map((rect) => rect.top)) - MARGIN;
+  const boxes = [];
+  const texts = [];
+  for (const node of nodes.flatMap((each) => $$('*', each))) {
+    const style = getComputedStyle(node);
+    const { x, y, width, height } = node.getBoundingClientRect();
+    const hatched = style.backgroundImage !== 'none' ? [[colourOf('shade')]] : [];
+    const colour = plainColour([colourOf('panel')], [style.backgroundColor, style.opacity], ...hatched);
+    if (width && height && colour !== plainColour([colourOf('panel')])) {
+      boxes.push({ x: x - left, y: y - top, width, height, colour });
+    }
+    for (const { text, rect } of linesOf(node)) {
+      const size = Number.parseFloat(style.fontSize);
+      const y = (rect.top + rect.bottom) / 2 - top + 0.35 * size;
+      texts.push({ x: rect.left - left, y, text, size, colour: plainColour([style.color]), weight: style.fontWeight });
+    }
+  }
+  const width = Math.ceil(Math.max(...rects.map((rect) => rect.right)) - left) + MARGIN;
+  const height = Math.ceil(Math.max(...rects.map((rect) => rect.bottom)) - top) + MARGIN;
+  return { width, height, boxes, texts };
+}
+
+// The texts of an element itself, in lines as they are broken.
+function linesOf(node) {
+  const lines = [];
+  for (const child of node.childNodes) {
+    if (child.nodeType !== Node.TEXT_NODE) continue;
+    for (const { 0: word, index } of child.data.matchAll(/\S+/g)) {
+      const range = document.createRange();
+      range.setStart(child, index);
+      range.setEnd(child, index + word.length);
+      const rect = range.getBoundingClientRect();
+      const last = lines[lines.length - 1];
+      if (last && last.rect.top === rect.top) last.text += ` ${word}`;
+      else if (rect.width) lines.push({ text: word, rect });
+    }
+  }
+  return lines;
+}
+
+function saveBars(run) {
+  for (const bars of $$('.bar-rows, .pairs, .kinds')) {
+    const panel = bars.closest('.panel');
+    const title = $('h2, h3', panel).firstChild.textContent.trim().toLowerCase();
+    const legend = $$('.legend', panel).filter((each) => each.nextElementSibling === bars);
+    addButtons(bars, pictureName(run, title), async () => svgOfBoxes(dressed(pictureOfBars([...legend, bars]))));
+  }
+}
+
 const dressed = (picture) => ({
   ...picture,
   paper: plainColour([colourOf('panel')]),
@@ -76,11 +135,13 @@ function addButtons(node, name, svg) {
   foot.append(...[status, make('span', { class: 'gap' }), ...buttons].filter(Boolean));
 }
 
-export function saveCharts(run, charts, flame, world) {
+// Each chart of the page: those of plotly, the flame graph, bars, and the pictures of groups.
+export function saveCharts({ run, world }, charts, flame) {
   for (const chart of charts) {
     const panel = chart.holder.closest('[id]');
     addButtons(chart.holder, pictureName(run, panel.id), () => svgOfChart(chart));
   }
+  saveBars(run);
   if (flame) addButtons(flame.holder, pictureName(run, 'stacks'), async () => svgOfBoxes(dressed(flame.picture())));
   for (const canvas of $$('canvas.group')) {
     const title = canvas.closest('figure')?.querySelector('b, strong, code')?.textContent || 'group';

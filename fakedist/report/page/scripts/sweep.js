@@ -1,12 +1,8 @@
 // The page of a sweep: charts whose points open their reports, and tables that filter.
 
-import { Chart, drawWhenSeen, redrawn } from './chart.js';
-import { wireCopies } from './copying.js';
-import { $, $$ } from './dom.js';
-import { wireNav } from './nav.js';
-import { wireScrolls, wireTable } from './tables.js';
-import { wirePrint, wireTheme } from './theme.js';
-import { loadLibrary, unpack } from './unpack.js';
+import { Chart } from './chart.js';
+import { $ } from './dom.js';
+import { openPage } from './opening.js';
 
 // The reports of a sweep lie below its page: an address from elsewhere is not followed.
 export function isReport(path) {
@@ -41,24 +37,4 @@ function chartsOf({ figures, maps, style }) {
   };
 }
 
-async function start() {
-  wireNav();
-  const [data] = await Promise.all([unpack($('#numbers')), loadLibrary($('#plotly'))]);
-  const charts = chartsOf(data.meta);
-  const drawn = Object.values(charts).filter(Boolean);
-  for (const table of $$('table.live')) wireTable(table, data);
-  wireScrolls();
-  wireCopies();
-  await drawWhenSeen(drawn);
-  const redraw = redrawn(drawn);
-  wireTheme(redraw);
-  wirePrint(redraw);
-  window.fakedist = { ...charts, data };
-  document.documentElement.dataset.ready = 'yes';
-}
-
-start().catch((error) => {
-  $('#trouble').hidden = false;
-  $('#trouble').textContent =
-    `The charts of this page need a browser from 2023 or later (${error.message}); all tables are below.`;
-});
+openPage((data) => ({ charts: chartsOf(data.meta) }));
