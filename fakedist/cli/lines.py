@@ -19,12 +19,13 @@ def lines(run: Path | None, *, file: Path | None, form: str | None, as_json: boo
     """Show what each line of source holds and launches.
 
     For each line: its bytes at the peak, and the time of the kernels that it launches in the timed step, those of its
-    backward included; --json has every line, for editors. RUN is as of fakedist report. This needs no torch.
+    backward included; --json has every line, for editors. RUN is a run directory or a memory snapshot; without RUN, the
+    last run in the current directory is taken. This needs no torch.
     """
     from fakedist.report.text.line_sheets import lines_object, render_lines
     from fakedist.results.opening import open_run
 
-    output, run = chosen_output(form, as_json, file), run_or_last(run)
+    output, run = chosen_output(form, as_json, file), run_or_last(run, is_single=True)
     with reading(run):
         if output.format == JSON:
             output.write_object(lines_object(open_run(run)))

@@ -43,14 +43,14 @@ def report(
 ) -> int:
     """Print the report of a finished run.
 
-    RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote; without RUN, the last run in the
-    current directory is taken. It may also be a directory of several ranks' runs, or a sweep's. Markdown fits a comment
+    RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote. It may also be a directory of
+    several ranks' runs, or a sweep's. Without RUN, the last of these in the current directory is taken. Markdown fits a comment
     on a pull request, HTML is one page, CSV is one table. This needs no torch.
     """
     output = chosen_output(form, as_json, file)
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
-    run = run_or_last(run)
+    run = run_or_last(run, is_single=bool(table or all_rows or full or section))
     is_one = not (_is_sweep(run) or rank_directories(run))
     if not is_one and (table or all_rows or full or section):
         raise click.UsageError("--table, --all-rows, --full and --section are for one run")

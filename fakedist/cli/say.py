@@ -15,7 +15,7 @@ import click
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
 from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
 from fakedist.options import Job, options_after_script, profile_command
-from fakedist.rundir.directory import MANIFEST_NAME, last_run, rank_directories
+from fakedist.rundir.directory import MANIFEST_NAME, last_run, last_written, rank_directories
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.visible import shortened, visible_lines
 
@@ -29,12 +29,26 @@ TOO_LITTLE_MEMORY = "there is too little memory"
 MORE_MEMORY = "a recording takes up to six times the size of its journal.bin: report it on a machine with more memory"
 
 
-def run_or_last(run: Path | None) -> Path:
-    """The run that was given; without one the last of this directory, which is said."""
+def run_or_last(run: Path | None, *, is_single: bool = False) -> Path:
+    """The run that was given; without one the last of this directory, which is said.
+
+    It may be a directory of several ranks' runs or of a sweep, unless a single one is asked for.
+    """
     if run is None:
-        run = last_run(Path())
+        run = last_run(Path()) if is_single else _last_of_any_kind()
         remark(f"the last run here: {run}")
     return run
+
+
+def _last_of_any_kind() -> Path:
+    from fakedist.sweep.sweep_directory import ABOUT_NAME, JOURNAL_NAME
+
+    run, sweep = last_written(Path(), MANIFEST_NAME), last_written(Path(), ABOUT_NAME, JOURNAL_NAME)
+    if sweep is not None and (run is None or sweep.stat().st_mtime_ns > run.stat().st_mtime_ns):
+        return sweep.parent
+    last = last_run(Path())
+    ranks = [] if last.parent == Path() else rank_directories(last.parent)
+    return last.parent if len(ranks) > 1 and last in ranks else last
 
 
 def page_of(path: Path, folder: Path | None) -> str:

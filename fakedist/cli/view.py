@@ -30,7 +30,7 @@ def view(run: Path | None, port: int | None, live: bool) -> int:
     """Open the page of a run in the browser.
 
     RUN is a run directory, a memory snapshot of torch, a directory of several ranks' runs or a sweep's directory.
-    Without RUN, the last run in the current directory is taken. It also prints the page's address, for machines that
+    Without RUN, the last of these in the current directory is taken. It also prints the page's address, for machines that
     have no browser. With --live, RUN need not exist yet.
     """
     if live:

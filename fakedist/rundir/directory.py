@@ -72,16 +72,22 @@ def rank_directories(path: Path) -> list[Path]:
     return sorted(runs, key=lambda run: int(run.name.removeprefix("rank")))
 
 
+def last_written(folder: Path, *names: str) -> Path | None:
+    """The file of these names in a directory of this folder, or one folder below, that was written last."""
+    found = [path for name in names for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{name}")]
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
 def last_run(folder: Path) -> Path:
     """The run in this folder, or one folder below, that was written last.
 
     Raises:
         RunDirectoryError: There is none.
     """
-    found = [*folder.glob(f"*/{MANIFEST_NAME}"), *folder.glob(f"*/*/{MANIFEST_NAME}")]
-    if not found:
+    manifest = last_written(folder, MANIFEST_NAME)
+    if manifest is None:
         raise RunDirectoryError(f"no run in {folder.resolve()}", "give a run directory, or go where it was made")
-    return max(found, key=lambda path: path.stat().st_mtime_ns).parent
+    return manifest.parent
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from fakedist.rundir.schema import TABLES, Column, Table
 from fakedist.temporary import replacing
 from fakedist.visible import visible
 
+#: A table that this version has may be missing for either reason.
+_NO_TABLE = "an older fakedist recorded the run, or the directory is damaged; profile the job again"
 #: The most rows of a table, for its bytes. The densest that was seen has one row in three bytes.
 _MOST_ROWS, _ROWS_OF_A_BYTE = 1_000, 20
 
@@ -142,7 +144,7 @@ def _opened(run_directory: Path, name: str) -> Iterator[Any]:  # pyarrow is unty
                     raise _damaged(path, f"it claims {file.metadata.num_rows:,} rows in {size:,} bytes")
                 yield file
     except FileNotFoundError:
-        raise RunDirectoryError(f"{run_directory} has no table {name}", DAMAGED) from None
+        raise RunDirectoryError(f"{run_directory} has no table {name}", _NO_TABLE) from None
     except UnreadableError as error:
         raise _damaged(path, str(error)) from None
     except (OSError, ValueError, MemoryError, pyarrow.ArrowException) as error:
