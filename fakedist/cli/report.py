@@ -44,8 +44,8 @@ def report(
     """Print the report of a finished run.
 
     RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote. It may also be a directory of
-    several ranks' runs, or a sweep's. Without RUN, the last of these in the current directory is taken. Markdown fits a comment
-    on a pull request, HTML is one page, CSV is one table. This needs no torch.
+    several ranks' runs, or a sweep's. Without RUN, the last of these in the current directory is taken. Markdown fits a
+    comment on a pull request, HTML is one page, CSV is one table. This needs no torch.
     """
     output = chosen_output(form, as_json, file)
     if table is not None and output.format != CSV:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,10 +52,11 @@ def _last_of_any_kind() -> Path:
     return last.parent if len(ranks) > 1 and last in ranks else last
 
 
-def page_of(path: Path, folder: Path | None) -> str:
+def page_of(path: Path, folder: Path | None, *, is_served: bool = False) -> str:
     """The page of a run, of a directory of several ranks' runs or of a sweep's directory.
 
-    ``folder`` is the directory that the page goes to, if it goes to one: the page links to the files below it.
+    ``folder`` is the directory that the page goes to, if it goes to one: the page links to the files below it. A page
+    that ``is_served`` links to other pages alone, as no file but they is served.
     """
     from fakedist.sweep.sweep_directory import is_sweep
 
@@ -71,7 +73,25 @@ def page_of(path: Path, folder: Path | None) -> str:
     from fakedist.report.page.run_page import page
     from fakedist.results.opening import open_run
 
-    return page(open_run(path), folder)
+    return page(open_run(path), None if is_served else folder)
+
+
+#: The addresses of ranks' pages on the pages of a job and of a sweep, relative to them.
+_LINKED = re.compile(r"(?:runs/[0-9a-f]+/)?rank\d+/report\.html")
+
+
+def linked_page(folder: Path, address: str) -> str | None:
+    """The page of a rank that the page of a job or of a sweep links to, made anew; None if there is no such run."""
+    run = (folder / address).parent
+    if not _LINKED.fullmatch(address) or not (run / MANIFEST_NAME).is_file():
+        return None
+    if run.resolve() != folder.resolve() / run.relative_to(folder):
+        return None  # a link leads elsewhere
+    try:
+        with reading(run):
+            return page_of(run, None)
+    except (FakedistError, OSError):
+        return None
 
 
 @contextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.say import page_of, reading, run_or_last
+from fakedist.cli.say import linked_page, page_of, reading, run_or_last
 from fakedist.temporary import kept_directory
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def view(run: Path | None, port: int | None, live: bool) -> int:
     """Open the page of a run in the browser.
 
     RUN is a run directory, a memory snapshot of torch, a directory of several ranks' runs or a sweep's directory.
-    Without RUN, the last of these in the current directory is taken. It also prints the page's address, for machines that
-    have no browser. With --live, RUN need not exist yet.
+    Without RUN, the last of these in the current directory is taken. It also prints the page's address, for
+    machines that have no browser. With --live, RUN need not exist yet.
     """
     if live:
         return _follow(run or run_or_last(None), port or 0)
@@ -47,8 +48,8 @@ def view(run: Path | None, port: int | None, live: bool) -> int:
     from fakedist.report.page.serve import PageServer
 
     with reading(run):
-        html = page_of(run, None)
-    with PageServer(html, port) as server:
+        html = page_of(run, run, is_served=True)
+    with PageServer(html, port, partial(linked_page, run)) as server:
         return _serve(server)
 
 
@@ -63,7 +64,7 @@ def _follow(path: Path, port: int) -> int:
             return SweepFollower(path)
         return RunFollower(path) if path.is_dir() else None
 
-    with LiveServer(find, str(path), port) as server:
+    with LiveServer(find, str(path), port, partial(linked_page, path)) as server:
         return _serve(server)
 
 

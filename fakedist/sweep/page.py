@@ -273,13 +273,15 @@ class SweepFollower(Follower):
             "points": [],
             "columns": [column.name for column in columns],
             "table": [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)],
+            "links": [_pages(row, sweep) for row in rows],
             "others": [[row.label, str(row.status), row.reason, row.line] for row in failed],
+            "other_links": [_pages(row, sweep) for row in failed],
             "done": journal.is_file() and _written(self._path / PAGE_NAME) >= _written(journal),
         }
 
     def report(self) -> str:
         """See :meth:`Follower.report`."""
-        return sweep_page(open_sweep(self._path))
+        return sweep_page(open_sweep(self._path), self._path)
 
     def _running(self, sweep: Sweep) -> Iterator[Path]:
         known = {sweep.path / rank.directory for row in sweep.rows for rank in row.ranks if rank.directory}

@@ -98,7 +98,11 @@ def test_the_winners_command_is_copied(reader: Reader, written: dict[str, Path])
 
 #: Each page's charts that are saved as pictures, and a text or a mark of each.
 PICTURES = {
-    "job": {"stages": "stage 0", "memory-at-the-peak-of-each-rank": "rank 4", "the-step-of-each-rank-in-parts": "bubble"},
+    "job": {
+        "stages": "stage 0",
+        "memory-at-the-peak-of-each-rank": "rank 4",
+        "the-step-of-each-rank-in-parts": "bubble",
+    },
     "several": {"memory-at-the-peak-of-each-run": "parameter", "the-timed-step-of-each-run": "D d"},
     "sweep": {"front": "GiB", "parallel": "tp", "map": "tp"},
 }

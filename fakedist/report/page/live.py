@@ -18,7 +18,7 @@ import numpy as np
 from fakedist.analysis.replay import AllocatorSettings, rounded_bytes
 from fakedist.errors import FakedistError
 from fakedist.report.page.run_page import page, template_text
-from fakedist.report.page.serve import Answer, PageServer
+from fakedist.report.page.serve import Answer, PageServer, no_page
 from fakedist.results.opening import open_run
 from fakedist.rundir.directory import JOURNAL_NAME, MANIFEST_NAME
 from fakedist.rundir.journal import JournalReader
@@ -207,25 +207,28 @@ class LiveServer(PageServer):
     ``find`` names what to follow; None while the directory does not exist.
     """
 
-    def __init__(self, find: Callable[[], Follower | None], title: str, port: int) -> None:
-        super().__init__(template_text("live.html.j2", "live", {"title": title}, asks=True), port)
+    def __init__(
+        self,
+        find: Callable[[], Follower | None],
+        title: str,
+        port: int,
+        linked: Callable[[str], str | None] = no_page,
+    ) -> None:
+        super().__init__(template_text("live.html.j2", "live", {"title": title}, asks=True), port, linked)
         self._find, self._title = find, title
         self._follower: Follower | None = None
         self._lock = threading.Lock()
-        self._report: bytes | None = None
+        self._is_done = False
 
     def answer(self, path: str) -> Answer | None:
         """See :meth:`PageServer.answer`."""
         if self.is_at(path, self.path + "state"):
             return HTTPStatus.OK, "application/json", json.dumps(self._state()).encode()
-        answer = super().answer(path)
-        if answer is None or self._report is None:
-            return answer
-        return HTTPStatus.OK, answer[1], self._report
+        return super().answer(path)
 
     def _state(self) -> dict[str, object]:
         with self._lock:
-            if self._report is not None:
+            if self._is_done:
                 return {"done": True}
             try:
                 self._follower = self._follower or self._find()
@@ -233,7 +236,7 @@ class LiveServer(PageServer):
                     return {"title": f"waiting for {self._title}", "rows": [], "points": [], "done": False}
                 state = self._follower.state()
                 if state["done"]:
-                    self._report = self._follower.report().encode()
+                    self.body, self._is_done = self._follower.report().encode(), True
                 return state
             except (FakedistError, OSError) as error:  # it may be in the midst of being replaced: ask again
                 return {"trouble": str(error), "done": False}

@@ -1,4 +1,4 @@
-"""Serves the page over HTTP for a user at another machine: on localhost only, at one unguessable address, read-only.
+"""Serves pages over HTTP for a user at another machine: on localhost only, below one unguessable address, read-only.
 
 ``ssh -L 8000:127.0.0.1:8000 host`` brings it to a laptop.
 """
@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import secrets
+import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 from fakedist.errors import SetupError
 
@@ -24,8 +27,15 @@ _HEADERS = {
 Answer = tuple[HTTPStatus, str, bytes]
 
 
+def no_page(_address: str) -> str | None:
+    """A page that links to no other."""
+    return None
+
+
 class PageServer(ThreadingHTTPServer):
-    """Serves one page until it is shut down. Port 0 takes a free one.
+    """Serves one page, and those that it links to, until it is shut down. Port 0 takes a free one.
+
+    ``linked`` makes the page at an address that the first one links to, relative to it; None if there is none.
 
     Raises:
         SetupError: The port is taken, or may not be used.
@@ -33,8 +43,9 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, text: str, port: int) -> None:
+    def __init__(self, text: str, port: int, linked: Callable[[str], str | None] = no_page) -> None:
         self.body = text.encode()
+        self._linked, self._making = linked, threading.Lock()
         self.path = f"/{secrets.token_urlsafe(24)}/"
         try:
             super().__init__((HOST, port), _Handler)
@@ -48,7 +59,15 @@ class PageServer(ThreadingHTTPServer):
 
     def answer(self, path: str) -> Answer | None:
         """Return what is at a path; None for nothing."""
-        return (HTTPStatus.OK, "text/html; charset=utf-8", self.body) if self.is_at(path, self.path) else None
+        if not self.is_at(path[: len(self.path)], self.path):
+            return None
+        if path == self.path:
+            body: bytes | None = self.body
+        else:
+            with self._making:  # each takes memory
+                text = self._linked(unquote(path[len(self.path) :]))
+            body = None if text is None else text.encode()
+        return None if body is None else (HTTPStatus.OK, "text/html; charset=utf-8", body)
 
     @staticmethod
     def is_at(path: str, known: str) -> bool:

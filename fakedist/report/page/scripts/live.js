@@ -1,5 +1,6 @@
 // The live page: it asks the server for what there is so far, once a second, and gives way to the report at the end.
 
+import { isReport } from './address.js';
 import { $, make } from './dom.js';
 import { bytesText, usText } from './text.js';
 import { wireTheme } from './theme.js';
@@ -29,13 +30,20 @@ function showMemory(points) {
   $('#scale').textContent = `0 to ${bytesText(most)}, over ${usText((last - first) * 1e6)}`;
 }
 
-function showTable(id, names, rows) {
+// `links`: for each row the pages of its ranks, as text and address.
+function showTable(id, names, rows, links) {
   const panel = $(id);
   panel.hidden = !rows?.length;
   if (panel.hidden) return;
-  const row = (kind, cells) => make('tr', {}, ...cells.map((cell) => make(kind, { class: 'text' }, String(cell))));
-  $('thead', panel).replaceChildren(row('th', names));
-  $('tbody', panel).replaceChildren(...rows.map((cells) => row('td', cells)));
+  const row = (kind, cells) => make('tr', {}, ...cells.map((cell) => make(kind, { class: 'text' }, cell)));
+  const pages = (own) =>
+    make(
+      'span',
+      {},
+      ...own.filter(([, path]) => isReport(path)).map(([text, path]) => make('a', { href: path }, text, ' ')),
+    );
+  $('thead', panel).replaceChildren(row('th', [...names, 'page']));
+  $('tbody', panel).replaceChildren(...rows.map((cells, at) => row('td', [...cells.map(String), pages(links[at])])));
 }
 
 function show(state) {
@@ -45,8 +53,8 @@ function show(state) {
   $('#title').textContent = state.title;
   showRows(state.rows);
   showMemory(state.points);
-  showTable('#points', state.columns, state.table);
-  showTable('#others', ['point', 'status', 'why', 'line'], state.others);
+  showTable('#points', state.columns, state.table, state.links);
+  showTable('#others', ['point', 'status', 'why', 'line'], state.others, state.other_links);
 }
 
 async function follow() {

@@ -1,13 +1,9 @@
 // The page of a sweep: charts whose points open their reports, and tables that filter.
 
+import { isReport } from './address.js';
 import { Chart } from './chart.js';
 import { $ } from './dom.js';
 import { openPage } from './opening.js';
-
-// The reports of a sweep lie below its page: an address from elsewhere is not followed.
-export function isReport(path) {
-  return /^runs\/[0-9a-f]+\/rank\d+\/report\.html$/.test(path);
-}
 
 class PointChart extends Chart {
   wire() {
