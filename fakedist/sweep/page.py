@@ -53,7 +53,7 @@ from fakedist.units import GIB, format_bytes, format_us
 
 Figure: TypeAlias = go.Figure
 
-#: From slow to fast.
+#: From slow to fast; on a dark page, where dark is faint, the style sheet has others.
 _SCALE = ("#c9d6f2", "#9db7ea", "#6c97dd", "#4573b9", "#2a4f8f", "#163362")
 _STATUS_COLOURS = {
     Status.FITS: GROUP_COLOURS[2],
@@ -62,6 +62,7 @@ _STATUS_COLOURS = {
 }
 #: Without a step.
 _PALE = "#b3bac7"
+_STYLES = {**STYLE_NAMES, _PALE: "s-none", **{colour: f"s-{at}" for at, colour in enumerate(_SCALE)}}
 #: Pairs of axes that have a map; more would fill the page.
 _MOST_MAPS = 15
 
@@ -304,7 +305,7 @@ def sweep_page(sweep: Sweep, folder: Path | None = None) -> str:
     if sweep.ranking.speeds:
         figures["front"] = figure_object(memory_against_speed(sweep))
     drawn = maps(sweep) if sweep.ranking.speeds else {}
-    pack.meta |= {"figures": figures, "style": STYLE_NAMES, "run": sweep.path.name}
+    pack.meta |= {"figures": figures, "style": _STYLES, "run": sweep.path.name}
     pack.meta["maps"] = {name: figure_object(figure) for name, figure in drawn.items()}
     rows = shown_rows(sweep)
     is_here = folder is not None and folder.resolve() == sweep.path.resolve()

@@ -141,6 +141,8 @@ def test_bars_keep_their_lengths_and_colours_in_a_picture(reader: Reader, writte
     )
     of = [(float(box.get("width", "0").rstrip("%")), box.get("fill", "")) for box in boxes]
     for width, colour in bars:
+        if not width:
+            continue
         plain = "#" + "".join(f"{int(part):02x}" for part in re.findall(r"\d+", colour))
         assert any(abs(wide - width) < 0.02 and fill == plain for wide, fill in of)
 

@@ -5,7 +5,17 @@ import { Chart } from './chart.js';
 import { $ } from './dom.js';
 import { openPage } from './opening.js';
 
+const NARROW = 640; // pixels
+
 class PointChart extends Chart {
+  // On a phone the legend takes a line of its own, above the points.
+  layout() {
+    const layout = super.layout();
+    if (this.width >= NARROW) return layout;
+    const legend = { ...layout.legend, orientation: 'h', x: 0, y: 1, yanchor: 'bottom' };
+    return { ...layout, legend, margin: { ...layout.margin, t: 60, r: 10 } };
+  }
+
   wire() {
     this.holder.on('plotly_click', ({ points }) => {
       const path = String(points[0].customdata ?? '');
