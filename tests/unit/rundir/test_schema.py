@@ -52,8 +52,9 @@ def test_a_column_that_the_schema_does_not_know_is_an_error(tmp_path: Path) -> N
 
 
 def test_a_missing_or_damaged_table_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="has no table unanswered"):
+    with pytest.raises(RunDirectoryError, match="has no table unanswered") as caught:
         read_table(tmp_path, "unanswered")
+    assert caught.value.hint.startswith("an older fakedist recorded the run, or the directory is damaged")
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "unanswered.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunDirectoryError, match="cannot be read"):

@@ -172,4 +172,9 @@ def test_a_sweep_is_followed_from_its_journal_until_its_page_is_written(tmp_path
     journal.close()
     write_sweep_page(whole)
     assert follower.state()["done"]
-    assert follower.report() == sweep_page(open_sweep(tmp_path))
+    assert follower.report() == sweep_page(open_sweep(tmp_path), tmp_path)
+    report = tmp_path / ROWS[0].run_directory / "report.html"
+    report.parent.mkdir(parents=True)
+    report.touch()
+    links = follower.state()["links"]
+    assert [bool(each) for each in links] == [True, False, False]  # type: ignore[attr-defined]
