@@ -107,11 +107,10 @@ def parallel_axes(sweep: Sweep) -> Figure:
             hovertemplate="%{text}<extra></extra>",
             showlegend=False,
         )
-    for at, name in enumerate(names):
-        for value in sweep.about.axes[name]:
-            _label(figure, at, _height(value, sweep.about.axes[name]), text_of(value))
-    for height in (0.0, 0.5, 1.0):
-        _label(figure, len(names), height, speed_text(least + height * (most - least)))
+    axes = ((at, sweep.about.axes[name]) for at, name in enumerate(names))
+    labels = [_label(at, _height(value, values), text_of(value)) for at, values in axes for value in values]
+    speed_labels = (_label(len(names), at, speed_text(least + at * (most - least))) for at in (0.0, 0.5, 1.0))
+    figure.update_layout(annotations=[*labels, *speed_labels])
     ticks = {"tickvals": [*range(len(names) + 1)], "ticktext": [*map(shown, names), sweep.ranking.unit]}
     figure.update_xaxes(**ticks, range=[-0.3, len(names) + 0.4], zeroline=False)
     figure.update_yaxes(visible=False, range=[-0.06, 1.06])
@@ -221,10 +220,9 @@ def _height(value: Scalar | None, values: Sequence[Scalar]) -> float:
     return [text_of(other) for other in values].index(text_of(value)) / (len(values) - 1)
 
 
-def _label(figure: Figure, x: float, y: float, text: str) -> None:
-    figure.add_annotation(
-        x=x, y=y, text=shown(text), showarrow=False, xanchor="left", xshift=7, yanchor="bottom", font={"size": 11}
-    )
+def _label(x: float, y: float, text: str) -> dict[str, object]:
+    place = {"x": x, "y": y, "xanchor": "left", "xshift": 7, "yanchor": "bottom"}
+    return place | {"text": shown(text), "showarrow": False, "font": {"size": 11}}
 
 
 def _gib(row: Row) -> float:
