@@ -29,9 +29,11 @@ _LIBRARIES = re.compile(
 )
 #: The function that calls autograd's engine, whose nodes may run in the same thread.
 _RUNS_ENGINE = "_engine_run_backward"
-#: Files whose functions nodes call: for autograd functions written in Python, and to run a forward again. Others are
+#: Files whose functions nodes call, for autograd functions written in Python and to run a forward again, and the method
+#: that an operator calls for a gradient of a tensor subclass, such as a collective's unfinished result. Others are
 #: hooks'.
 _RUN_BY_NODES = ("/torch/autograd/function.py", "/torch/utils/checkpoint.py")
+_RUN_BY_OPERATORS = "__torch_dispatch__"
 #: Files between the code of a compiled graph, with the lines that it was made of, and the script.
 _COMPILERS = re.compile(r"/torch/_(?:inductor|functorch|dynamo)/")
 _ALLOC = ACTIONS.index("alloc")
@@ -151,13 +153,14 @@ def _inside_nodes(
     calls_engine = [frame.function == _RUNS_ENGINE for frame in frames]
     is_generated = [bool(INDUCTOR_FILE.search(frame.filename)) for frame in frames]
     is_compilers = [bool(_COMPILERS.search(frame.filename)) for frame in frames]
+    is_entry = [row.filename.endswith(_RUN_BY_NODES) or row.function == _RUN_BY_OPERATORS for row in frames]
     inner: list[tuple[int, ...] | None] = []
     for stack in stacks:
         inside = tuple(takewhile(lambda frame: not calls_engine[frame], stack))
         at = next((at for at, frame in enumerate(inside, 1) if is_generated[frame]), len(inside))
         lines = tuple(takewhile(lambda frame: not is_compilers[frame], inside[at:]))
         own = inside[:at] + inside[at + len(lines) :]
-        is_nodes = not own or frames[own[-1]].filename.endswith(_RUN_BY_NODES)
+        is_nodes = not own or is_entry[own[-1]]
         inner.append((*own, boundary, *lines) if is_nodes and not any(is_own[frame] for frame in own) else None)
     return inner
 

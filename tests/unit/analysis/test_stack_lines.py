@@ -15,6 +15,8 @@ MODEL, MAIN = ("/job/model.py", 12, "forward"), ("/job/train.py", 3, "main")
 RUNS_ENGINE = ("/site-packages/torch/autograd/graph.py", 869, "_engine_run_backward")
 CALLS_BACKWARD = ("/job/train.py", 9, "main")
 GENERATED = (f"/tmp/inductor/c{'a' * 51}.py", 40, "call")
+CALLS = ("/site-packages/torch/_ops.py", 916, "__call__")
+UNFINISHED = ("/site-packages/torch/distributed/_functional_collectives.py", 1284, "__torch_dispatch__")
 COMPILER = ("/site-packages/torch/_inductor/output_code.py", 830, "__call__")
 
 Frame = tuple[str, int, str]
@@ -67,6 +69,8 @@ def test_a_block_without_a_stack_has_the_line_of_the_forward_of_its_node(made: H
         ([("/job/model.py", 30, "backward"), APPLY], "/job/model.py:30 (backward)"),  # the script's
         ([("/job/model.py", 40, "hook")], "/job/model.py:40 (hook)"),
         ([("/site-packages/torch/distributed/fsdp.py", 8, "pre_backward")], ""),  # a hook of torch's
+        ([CALLS, UNFINISHED], "/job/model.py:12 (forward, backward)"),  # the gradient is a collective's result
+        ([CALLS, UNFINISHED, ("/site-packages/torch/distributed/fsdp.py", 8, "pre_backward")], ""),
         ([RUNS_ENGINE, CALLS_BACKWARD], "/job/model.py:12 (forward, backward)"),  # in the thread that called backward
         ([LINEAR, APPLY, RUNS_ENGINE, CALLS_BACKWARD], "/job/model.py:12 (forward, backward)"),
         ([GENERATED, ("/job/model.py", 11, "mlp"), COMPILER, APPLY], "/job/model.py:11 (mlp, backward)"),
