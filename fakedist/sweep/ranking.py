@@ -253,9 +253,9 @@ def answer(ranking: Ranking) -> Iterator[str]:
             more = f" and {len(others) - _NAMED_AS_FAST:,} more" if len(others) > _NAMED_AS_FAST else ""
             yield f"statistically tied with it: {named}{more} (within each other's 90 % intervals)"
     if ranking.num_too_full:
-        yield f"{_points(ranking.num_too_full)} fit with less than {headroom}"
+        yield f"not ranked, because less than {headroom} is left: {_points(ranking.num_too_full)}"
     if ranking.num_without_step:
-        yield f"{_points(ranking.num_without_step)} fit and have no step, and are not ranked"
+        yield f"not ranked, because no step is known: {_points(ranking.num_without_step)}"
     if ranking.num_without_speed and ranking.unit:
         yield f"not ranked, because {ranking.unit} are not known: {_points(ranking.num_without_speed)}"
     if ranking.num_without_bubble:

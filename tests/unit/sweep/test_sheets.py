@@ -10,11 +10,14 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from fakedist.options import JobProgram
+from fakedist.sweep.command import Texts
 from fakedist.sweep.opened import Sweep
 from fakedist.sweep.page import maps, memory_against_speed, parallel_axes, sweep_page
+from fakedist.sweep.plan import CommandLineSettings, sweep_of_command
 from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.ranking import answer, counts_text, row_text, short_label
-from fakedist.sweep.sheets import render_sweep, sweep_object
+from fakedist.sweep.sheets import dry_run, render_dry_run, render_sweep, sweep_markdown, sweep_object
 from fakedist.sweep.space import COLUMNS
 from fakedist.sweep.sweep_directory import About
 from tests.unit.sweep.rows_by_hand import row
@@ -43,7 +46,7 @@ def test_the_answer_names_the_fastest_point_and_what_is_as_fast() -> None:
         "fastest that fits with 5% headroom: tp2 recompute=moe_act, 1,702 tokens/s per GPU, 68.1 of 80.0 GiB"
     )
     assert second == "statistically tied with it: tp4 recompute=moe_act (within each other's 90 % intervals)"
-    assert third == "1 point fit with less than 5% headroom"
+    assert third == "not ranked, because less than 5% headroom is left: 1 point"
     assert counts_text(sweep(*ROWS).ranking) == "5 points: 3 fit, 2 invalid layout"
 
 
@@ -119,6 +122,20 @@ def test_the_table_is_read_back(tmp_path: Path) -> None:
 REFERENCE = Path(__file__).parent / "reference_sweeps.json"
 
 
+def planned(trials: int | None) -> str:
+    given = CommandLineSettings(
+        ["tp=1,2", "pp=1,2,4"],
+        conditions=["tp * pp < 8"],
+        prices=["gpus-per-node={tp}"],
+        options={"world_size": Texts(("8",))},
+        settings={"trials": trials},
+    )
+    text = StringIO()
+    plan = sweep_of_command(JobProgram("train.py", ("--pp={pp}",)), given)
+    render_dry_run(dry_run(plan), Path("/sweep"), Console(file=text, width=160))
+    return text.getvalue()
+
+
 def said() -> dict[str, object]:
     """All that is shown of some sweeps."""
     many = [row(speed, 30 + 4 * number, tp=2 ** (number % 3), pp=number // 3, mbs=1 + number % 2)
@@ -127,8 +144,11 @@ def said() -> dict[str, object]:
     bare = [one if one.status.ran else dataclasses.replace(one, ranks=()) for one in many]
     formula = [dataclasses.replace(one, step=one.step and dataclasses.replace(one.step, bubble_from="not known"))
                for one in many]  # fmt: skip
-    found: dict[str, object] = {}
-    for name, rows in (("few", ROWS), ("many", many), ("bare", bare), ("formula", formula), ("none", many[-3:])):
+    odd = [*many[:3], row(None, tp=16, pp=1, mbs=1), row(None, 79, tp=32, pp=1, mbs=1)]
+    odd[0] = dataclasses.replace(odd[0], step=odd[0].step and dataclasses.replace(odd[0].step, low_us=None, mfu=0.41))
+    found: dict[str, object] = {"dry runs": list(map(planned, (None, 3)))}
+    cases = {"few": ROWS, "many": many, "bare": bare, "formula": formula, "none": many[-3:], "odd": odd}
+    for name, rows in cases.items():
         made = sweep(*rows)
         page = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", sweep_page(made), flags=re.DOTALL)  # its words
         found |= {f"{name} text": shown(made), f"{name} rows": [row_text(one) for one in rows]}
@@ -136,6 +156,7 @@ def said() -> dict[str, object]:
         if name in ("bare", "formula"):
             continue
         found |= {f"{name} object": json.loads(json.dumps(sweep_object(made)))}
+        found |= {f"{name} frame": json.loads(made.frame().to_json()), f"{name} markdown": sweep_markdown(made)}
         if made.ranking.speeds:
             figures = {"memory": memory_against_speed(made), "axes": parallel_axes(made), **maps(made)}
             for kind, figure in figures.items():
