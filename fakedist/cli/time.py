@@ -47,7 +47,7 @@ class _TimeCommand(GroupedCommand):
     multiple=True,
     metavar="CHANGE",
     help="Show what a change would give: merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, "
-    "gpus-per-node=N, overlap, no-overlap or no-host-waits. Repeatable, each on its own.",
+    "gpus-per-node=N, host=2x, overlap, no-overlap, no-host-waits or no-sync. Repeatable, each on its own.",
 )
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)

@@ -101,6 +101,8 @@ def _changes(time: StepTime, models: Models) -> Iterator[_Change]:
         yield _Change(f"NVLink domains of {_RACK} GPUs", "--what-if", f"gpus-per-node={_RACK}")
     if time.launch_gap_us or any(part.kind == "host" for part in time.critical_path):
         yield _Change("a host that launches in no time", "--what-if", "no-host-waits")
+        yield _Change("a host twice as fast", "--what-if", "host=2x")
+        yield _Change("a host that never waits for the GPU", "--what-if", "no-sync")
     yield from _other_gpus(models.gpu)
     kinds: dict[str, set[str]] = {}
     for row in time.by_group:

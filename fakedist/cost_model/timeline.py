@@ -137,8 +137,8 @@ class Timeline:
     """The launches of a step, ready to be placed with any durations.
 
     Args:
-        launches: Without ``host_us``, the host's time is not measured. Nothing waits for a row that ``is_apart``, if
-            there is that column, but the launches of its queue.
+        launches: Without ``host_us``, the host's time is not measured; it is divided by ``host_speed``, if there is
+            that column. Nothing waits for a row that ``is_apart``, if there is that one, but the launches of its queue.
         queues: The queue of each row, which runs one launch at a time on any stream; -1 without one.
 
     Raises:
@@ -156,6 +156,7 @@ class Timeline:
         self._num_operations = launches["num_operations"].to_numpy("f8")
         self._graph = launches["graph"].to_numpy("i8")
         self._host_measured_us = launches["host_us"].to_numpy("f8") if "host_us" in launches else None
+        self._host_speed = launches["host_speed"].to_numpy("f8") if "host_speed" in launches else 1.0
         device, stream = (pd.factorize(launches[name].to_numpy())[0] for name in ("device", "stream"))
         self._streams = device * (int(stream.max(initial=0)) + 1) + stream
         self._num_streams = int(self._streams.max(initial=-1)) + 1
@@ -279,7 +280,8 @@ class Timeline:
         host_us[in_graphs[begins]] += host.graph_us
         if self._host_measured_us is not None:
             host_us = np.where(np.isnan(self._host_measured_us), host_us, self._host_measured_us)
-        return host_us
+        scaled_us: Array = host_us / self._host_speed
+        return scaled_us
 
 
 #: The kinds of parts of the path.

@@ -8,7 +8,9 @@
   overlap can gain. A collective still waits for what its stream waits for, and for its communicator; sends and receives
   stay as they are.
 - ``no-overlap``: everything runs one after another, so every collective is exposed.
+- ``host=2x``: the host is faster or slower.
 - ``no-host-waits``: the host launches everything in no time, and waits only for the GPU.
+- ``no-sync``: the host never waits for the GPU, as if it read nothing of it; what it launches takes its time.
 """
 
 from __future__ import annotations
@@ -26,11 +28,15 @@ from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.errors import JobError
 
-_Kind = Literal["merge", "separate", "bandwidth", "fabric", "gpus-per-node", "overlap", "no-overlap", "no-host-waits"]
+_Kind = Literal[
+    "merge", "separate", "bandwidth", "fabric", "gpus-per-node", "host",
+    "overlap", "no-overlap", "no-host-waits", "no-sync",
+]  # fmt: skip
 _FORMS = (
-    "merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, gpus-per-node=N, overlap, no-overlap, "
-    "no-host-waits"
+    "merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, gpus-per-node=N, host=2x, overlap, "
+    "no-overlap, no-host-waits, no-sync"
 )
+_HOST_WAITS = ("host_waits", "host_waits_for_device", "host_reads")
 _FACTOR = re.compile(r"(?:(nic|nvlink):)?(\d+(?:\.\d+)?)x?")
 _MOST_FACTOR, _MOST_GPUS = 1000.0, 4096
 
@@ -42,6 +48,7 @@ class WhatIf:
     Attributes:
         groups: Names of the groups that it is about.
         nic, nvlink: Factors of their bandwidths.
+        host: Factor of the host's speed.
         fabric: Empty for the same.
         gpus_per_node: GPUs in one NVLink domain; None for the same number.
     """
@@ -51,6 +58,7 @@ class WhatIf:
     groups: tuple[str, ...] = ()
     nic: float = 1.0
     nvlink: float = 1.0
+    host: float = 1.0
     fabric: str = ""
     gpus_per_node: int | None = None
 
@@ -63,11 +71,14 @@ def read_what_if(text: str) -> WhatIf:
         return WhatIf(text, "merge", groups)
     if name == "separate" and len(groups) == 1:
         return WhatIf(text, "separate", groups)
-    if name == "bandwidth" and (factor_text := _FACTOR.fullmatch(value)):
-        factor = float(factor_text[2])
+    if name in ("bandwidth", "host") and (factor_text := _FACTOR.fullmatch(value)):
+        link, factor = factor_text[1], float(factor_text[2])
         if 0 < factor <= _MOST_FACTOR:
-            is_nvlink = factor_text[1] == "nvlink"
-            return WhatIf(text, "bandwidth", nic=1.0 if is_nvlink else factor, nvlink=factor if is_nvlink else 1.0)
+            if name == "host" and not link:
+                return WhatIf(text, "host", host=factor)
+            if name == "bandwidth":
+                nic, nvlink = (1.0, factor) if link == "nvlink" else (factor, 1.0)
+                return WhatIf(text, "bandwidth", nic=nic, nvlink=nvlink)
     if name == "fabric" and value:
         return WhatIf(text, "fabric", fabric=value)
     if name == "gpus-per-node" and value.isdecimal() and 0 < int(value) <= _MOST_GPUS:
@@ -78,6 +89,8 @@ def read_what_if(text: str) -> WhatIf:
         return WhatIf(text, "no-overlap")
     if name == "no-host-waits" and not value:
         return WhatIf(text, "no-host-waits")
+    if name == "no-sync" and not value:
+        return WhatIf(text, "no-sync")
     raise JobError(f"there is no what-if {text!r}", f"what-ifs are {_FORMS}")
 
 
@@ -113,6 +126,10 @@ def changed_launches(
         return _overlapped(what_if, launches, communication), communication
     if what_if.kind == "no-host-waits":
         return launches.assign(host_us=0.0), communication
+    if what_if.kind == "host":
+        return launches.assign(host_speed=what_if.host), communication
+    if what_if.kind == "no-sync":
+        return _unsynchronized(what_if, launches), communication
     if not what_if.groups:
         return launches, communication
     queue = communication.calls["queue"].to_numpy("i8", copy=True)
@@ -130,6 +147,17 @@ def _overlapped(what_if: WhatIf, launches: pd.DataFrame, communication: Communic
     if not is_apart.any():
         raise JobError(f"{what_if.text}: the step has no collectives", "it changes collectives alone")
     return launches.assign(is_apart=is_apart)
+
+
+def _unsynchronized(what_if: WhatIf, launches: pd.DataFrame) -> pd.DataFrame:
+    """The launches with reads of the host as copies that it does not wait for, and without its other waits."""
+    what = launches["what"].astype(str)
+    waits = what.isin(_HOST_WAITS)
+    if not waits.any():
+        raise JobError(f"{what_if.text}: the step's host waits for nothing", "host=2x makes it faster")
+    instead = np.where(what == "host_reads", "copy", "stream_waits")  # a wait for no event
+    event = launches["event"].where(~waits, np.uint64(0))
+    return launches.assign(what=what.where(~waits, instead), event=event)
 
 
 def _members(what_if: WhatIf, name: str, queue: npt.NDArray[np.int64], groups: pd.DataFrame) -> npt.NDArray[np.int64]:

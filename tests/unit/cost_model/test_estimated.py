@@ -90,8 +90,8 @@ NICS, NVLINK, RACK = "bandwidth=2x", "bandwidth=nvlink:2x", "gpus-per-node=72"
         ([DP], {}, "h100-80g", {NICS, RACK, "no-overlap", "h200", "b200", "gb200"}),
         ([TP], {}, "h200", {NVLINK, "no-overlap", "b200", "gb200"}),
         ([ALONE], {}, "h200", {"no-overlap", "b200", "gb200"}),
-        ([], {"launch_gap_us": 1.0}, "h200", {"no-host-waits", "b200", "gb200"}),
-        ([], {"critical_path": [PathPart("host", "", "", "", 0, 1, 1.0)]}, "l40s", {"no-host-waits"}),
+        ([], {"launch_gap_us": 1.0}, "h200", {"no-host-waits", "host=2x", "b200", "gb200"}),
+        ([], {"critical_path": [PathPart("host", "", "", "", 0, 1, 1.0)]}, "l40s", {"no-host-waits", "host=2x"}),
         ([], {"critical_path": [PathPart("idle", "", "", "", 0, 1, 1.0)]}, "l40s", set()),
     ],
 )

@@ -40,7 +40,12 @@ def waits(number: int) -> tuple[str, int, int, int, int]:
     return ("stream_waits", -1, 0, number, -1)
 
 
-def end_us(rows: list[tuple[str, int, int, int, int]], what_if: str = "", link_share: float | None = None) -> float:
+def end_us(
+    rows: list[tuple[str, int, int, int, int]],
+    what_if: str = "",
+    link_share: float | None = None,
+    launch_us: float = 0.0,
+) -> float:
     """The end of the step with a change. Calls interfere if they keep the links busy for a share of their time."""
     launches = pd.DataFrame(rows, columns=COLUMNS).assign(num_operations=0, graph=0, device=0)
     table = pd.DataFrame(CALLS, columns=["call", "kind", "queue", "time_us"]).set_index("call")
@@ -49,7 +54,7 @@ def end_us(rows: list[tuple[str, int, int, int, int]], what_if: str = "", link_s
     communication = Communication(table, GPUS["h100-80g"], NDR, link_share is not None)
     if what_if:
         launches, communication = changed_launches(read_what_if(what_if), launches, communication, GROUPS)
-    return StepLaunches(launches, WORK, PRICED, communication).place(Host()).placed.end_us
+    return StepLaunches(launches, WORK, PRICED, communication).place(Host(launch_us=launch_us)).placed.end_us
 
 
 def test_separate_calls_of_one_group_run_at_once_if_streams_allow() -> None:
@@ -103,6 +108,24 @@ def test_with_perfect_overlap_nothing_waits_for_a_collective_but_its_communicato
         end_us([PRODUCT], "overlap")
 
 
+@pytest.mark.parametrize("wait", ["host_waits", "host_waits_for_device"])
+def test_a_faster_host_launches_sooner_and_one_that_never_waits_launches_ahead(wait: str) -> None:
+    rows = [PRODUCT, (wait, -1, 0, 0, -1), PRODUCT, ("host_reads", 0, 0, 0, -1), PRODUCT]
+    assert end_us(rows, launch_us=40) == 3 * 40 + 400
+    assert end_us(rows, "host=2x", launch_us=40) == 3 * 20 + 400
+    assert end_us(rows, "host=0.5", launch_us=40) == 3 * 80 + 400
+    assert end_us(rows, "no-sync", launch_us=40) == 40 + 400
+    assert end_us(rows, "no-host-waits", launch_us=40) == 400
+    with pytest.raises(JobError, match="the step's host waits for nothing"):
+        end_us([PRODUCT], "no-sync")
+
+
+def test_a_host_that_waits_for_no_event_changes_no_event() -> None:
+    rows = [*call(41, 7), ("host_waits", -1, 0, 41, -1), PRODUCT, waits(41), PRODUCT]
+    assert end_us(rows) == 90 + 200
+    assert end_us(rows, "no-sync") == 200
+
+
 @pytest.mark.parametrize(
     ("what_if", "message", "hint"),
     [
@@ -125,6 +148,8 @@ def test_a_group_that_nothing_changes_for_is_an_error(what_if: str, message: str
         "merge=dp,dp",
         "separate=a,b",
         *(f"bandwidth={by}" for by in ("fast", "0x", "2000x")),
+        *(f"host={by}" for by in ("", "fast", "0x", "nic:2x")),
+        "no-sync=1",
         "no-overlap=1",
         "overlap=1",
     ],
