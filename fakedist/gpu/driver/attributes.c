@@ -69,9 +69,10 @@ static int has_feature(int attribute) {
     }
 }
 
-int attribute_read(int attribute, int *value) {
+int attribute_read(int attribute, int device, int *value) {
     if (!device_count()) return gpu_fail(NO_DEVICE);
     if (attribute < 1) return gpu_fail(INVALID_VALUE);
+    if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) return *value = device_bus(device), OK;
     if (!limit(attribute, value) && !of_model(attribute, value)) *value = has_feature(attribute);
     return OK;
 }

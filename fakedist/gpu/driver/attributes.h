@@ -3,5 +3,5 @@
 #define FAKEDIST_ATTRIBUTES_H
 #include "virtual_gpu.h"
 
-LOCAL int attribute_read(int attribute, int *value);
+LOCAL int attribute_read(int attribute, int device, int *value);
 #endif

@@ -268,9 +268,9 @@ def answered_names(include: Path) -> set[str]:
     """Functions that the C sources answer, by the names in CUDA's header (``cudaGetDeviceProperties_v2``)."""
     text = (include / "cuda_runtime_api.h").read_text(errors="replace")
     renamed = dict(re.findall(r"^ *# *define +(cuda[A-Z]\w*) +(cuda[A-Z]\w*_v\d) *$", text, re.MULTILINE))
-    ours = re.compile(r"^(API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
+    ours = re.compile(r"^(API|cudaError_t CUDARTAPI|CUresult CUDAAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
     definitions = [match for source in sources() for match in ours.findall(source.read_text())]
-    return {renamed.get(name, name) if mark != "API" else name for mark, name in definitions}
+    return {renamed.get(name, name) if mark.startswith("cudaError_t") else name for mark, name in definitions}
 
 
 def is_blas_routine(name: str) -> bool:

@@ -61,15 +61,18 @@ static const uint32_t *attribute(const Elf64_Ehdr *elf, const Elf64_Shdr *info, 
     return NULL;
 }
 
-static int64_t symbol_index(const Elf64_Ehdr *elf, const char *kernel) {
+/* The index of a symbol of a type; -1: none. */
+static int64_t symbol_index(const Elf64_Ehdr *elf, const char *name, int type, uint64_t *size) {
     const Elf64_Shdr *all = (const Elf64_Shdr *)((const char *)elf + elf->e_shoff),
                      *table = section(elf, ".symtab", "");
     if (!table) return -1;
     const Elf64_Sym *symbols = (const Elf64_Sym *)((const char *)elf + table->sh_offset);
     const char *names = (const char *)elf + all[table->sh_link].sh_offset;
-    for (uint64_t i = 0; i < table->sh_size / sizeof *symbols; i++)
-        if (ELF64_ST_TYPE(symbols[i].st_info) == STT_FUNC && !strcmp(names + symbols[i].st_name, kernel))
-            return (int64_t)i;
+    for (uint64_t i = 0; i < table->sh_size / sizeof *symbols; i++) {
+        if (ELF64_ST_TYPE(symbols[i].st_info) != type || strcmp(names + symbols[i].st_name, name)) continue;
+        if (size) *size = symbols[i].st_size;
+        return (int64_t)i;
+    }
     return -1;
 }
 
@@ -96,9 +99,14 @@ static const uint16_t *read_parameters(const Elf64_Ehdr *elf, const Elf64_Shdr *
     return memcpy(kept, sizes, (size_t)*count * sizeof *kept);
 }
 
-static int read_cubin(const void *image, const char *kernel, struct kernel_resources *out) {
+static int read_variable(const void *elf, const char *name, void *size) {
+    return symbol_index(elf, name, STT_OBJECT, size) >= 0;
+}
+
+static int read_kernel(const void *image, const char *kernel, void *resources) {
+    struct kernel_resources *out = resources;
     const Elf64_Ehdr *elf = image;
-    int64_t symbol = symbol_index(elf, kernel);
+    int64_t symbol = symbol_index(elf, kernel, STT_FUNC, NULL);
     const uint32_t *registers = symbol < 0 ? NULL : attribute(elf, section(elf, ".nv.info", ""), NUM_REGISTERS, symbol);
     if (!registers) return 0;
     const uint32_t *frame = attribute(elf, section(elf, ".nv.info", ""), FRAME_SIZE, symbol);
@@ -130,10 +138,13 @@ static int fitness(const struct entry *e) {
     return 1 + 2 * minor + (e->flags & FLAG_FAMILY ? 1 : 0);
 }
 
-static int unpack(const struct entry *e, const char *kernel, struct kernel_resources *out) {
+/* Reads something of a cubin; 0: it is not there. */
+typedef int (*reader)(const void *elf, const char *name, void *out);
+
+static int unpack(const struct entry *e, reader read, const char *name, void *out) {
     static size_t (*decompress)(void *, size_t, const void *, size_t);
     const char *image = (const char *)e + e->header_size;
-    if (!(e->flags & FLAG_ZSTD)) return !memcmp(image, ELFMAG, SELFMAG) && read_cubin(image, kernel, out);
+    if (!(e->flags & FLAG_ZSTD)) return !memcmp(image, ELFMAG, SELFMAG) && read(image, name, out);
     if (!decompress) {
         void *library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
         void *found = library ? dlsym(library, "ZSTD_decompress") : NULL;
@@ -142,18 +153,18 @@ static int unpack(const struct entry *e, const char *kernel, struct kernel_resou
     }
     void *whole = malloc(e->unpacked_size);
     int ok = whole && decompress(whole, e->unpacked_size, image, e->packed_size) == e->unpacked_size &&
-             read_cubin(whole, kernel, out);
+             read(whole, name, out);
     free(whole);
     return ok;
 }
 
-static int read_fatbin(const struct fatbin *binary, const char *kernel, struct kernel_resources *out) {
+static int read_fatbin(const struct fatbin *binary, reader read, const char *name, void *out, int *architecture) {
     int known = 0;
     for (int best = 100; best > 0 && !known; best--) {
         const char *at = (const char *)binary + binary->header_size, *end = at + binary->size;
         for (; at < end && !known; at += ((const struct entry *)at)->header_size + ((const struct entry *)at)->size) {
-            if (fitness((const struct entry *)at) == best) known = unpack((const struct entry *)at, kernel, out);
-            if (known) out->architecture = (int)((const struct entry *)at)->architecture;
+            if (fitness((const struct entry *)at) == best) known = unpack((const struct entry *)at, read, name, out);
+            if (known) *architecture = (int)((const struct entry *)at)->architecture;
         }
     }
     return known;
@@ -170,10 +181,26 @@ size_t cubin_size(const void *image) {
     return size;
 }
 
-int cubin_read(const void *image, const char *kernel, struct kernel_resources *out) {
+const void *cubin_unwrapped(const void *image) {
     uint32_t magic;
     memcpy(&magic, image, sizeof magic);
-    if (magic == WRAPPER_MAGIC) return cubin_read(((const struct wrapper *)image)->fatbin, kernel, out);
-    if (magic == FATBIN_MAGIC) return read_fatbin(image, kernel, out);
-    return !memcmp(image, ELFMAG, SELFMAG) && read_cubin(image, kernel, out);
+    return magic == WRAPPER_MAGIC ? ((const struct wrapper *)image)->fatbin : image;
+}
+
+static int read_image(const void *image, reader read, const char *name, void *out, int *architecture) {
+    uint32_t magic;
+    image = cubin_unwrapped(image);
+    memcpy(&magic, image, sizeof magic);
+    if (magic == FATBIN_MAGIC) return read_fatbin(image, read, name, out, architecture);
+    return !memcmp(image, ELFMAG, SELFMAG) && read(image, name, out);
+}
+
+int cubin_read(const void *image, const char *kernel, struct kernel_resources *out) {
+    int architecture = 0, known = read_image(image, read_kernel, kernel, out, &architecture);
+    if (known) out->architecture = architecture;
+    return known;
+}
+int cubin_read_variable(const void *image, const char *name, uint64_t *size) {
+    int architecture;
+    return read_image(image, read_variable, name, size, &architecture);
 }

@@ -13,5 +13,7 @@ struct kernel_resources {
 };
 LOCAL int cubin_read(const void *image, const char *kernel,
                      struct kernel_resources *out); /* 0: the image does not say */
+LOCAL int cubin_read_variable(const void *image, const char *name, uint64_t *size); /* the same */
+LOCAL const void *cubin_unwrapped(const void *image); /* what nvcc's wrapper contains; anything else as it is */
 LOCAL size_t cubin_size(const void *image); /* 0: not a cubin */
 #endif

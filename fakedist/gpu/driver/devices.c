@@ -22,13 +22,18 @@ API void fakedist_configure(const struct gpu_model *wanted) {
     num_visible = -1;
 }
 
-/* "GPU-66616b65-...": "fakedist virtua" and a digit, in hexadecimal, as cudaGetDeviceProperties gives the bytes. */
+void device_uuid_bytes(int installed, char *bytes) {
+    memcpy(bytes, "fakedist virtual", 16);
+    bytes[15] = (char)('0' + installed);
+}
+/* "GPU-66616b65-...": these bytes in hexadecimal. */
 void device_uuid(int installed, char *text) {
+    char bytes[16];
+    device_uuid_bytes(installed, bytes);
     int at = snprintf(text, UUID_SIZE, "GPU-");
     for (int i = 0; i < 16; i++) {
         const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
-        int byte = i == 15 ? '0' + installed : "fakedist virtual"[i];
-        at += snprintf(text + at, (size_t)(UUID_SIZE - at), "%s%02x", dash, (unsigned)byte & 0xff);
+        at += snprintf(text + at, (size_t)(UUID_SIZE - at), "%s%02x", dash, (unsigned)bytes[i] & 0xff);
     }
     assert(at == UUID_SIZE - 1);
 }
@@ -96,6 +101,15 @@ int device_set_current(int device) {
     return OK;
 }
 
+/* A device's primary context is the address of its element here. No other contexts exist. */
+static char contexts[MAX_DEVICES];
+void *device_context(int device) { return &contexts[device]; }
+int device_of_context(const void *context) {
+    const char *c = context;
+    return c >= contexts && c < contexts + MAX_DEVICES ? (int)(c - contexts) : -1;
+}
+
+int device_bus(int device) { return device_installed(device) + 1; }
 int device_installed(int device) { return device >= 0 && device < device_count() ? visible[device] : device; }
 
 /* Called for NVML: this is not a first request to CUDA. Until CUDA is asked for a device, none is in use. */

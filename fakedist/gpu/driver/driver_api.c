@@ -13,17 +13,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A device's primary context is the address of its element here. No other contexts exist. */
-static char contexts[MAX_DEVICES];
 static __thread struct {
     int devices[16], depth;
 } pushed;
 
 static int make_current(void *context) {
     if (!context) return OK; /* no context: the device stays current */
-    char *c = context;
-    return c >= contexts && c < contexts + MAX_DEVICES ? device_set_current((int)(c - contexts)) : INVALID_CONTEXT;
+    int device = device_of_context(context);
+    return device >= 0 ? QUIET(device_set_current(device)) : INVALID_CONTEXT;
 }
+/* The device of a context, of the current one if it is NULL; -1: not a context. */
+static int device_of(const void *context) { return context ? device_of_context(context) : device_current(); }
 
 API int cuInit(unsigned flags) { return (void)flags, device_count() ? OK : NO_DEVICE; }
 API int cuDriverGetVersion(int *version) { return *version = model.runtime_version, OK; }
@@ -40,21 +40,31 @@ API int cuDeviceGetName(char *name, int size, int device) {
 }
 API int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = model.memory_bytes, OK; }
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    return device < 0 || device >= device_count() ? INVALID_DEVICE : attribute_read(attribute, value);
+    return device < 0 || device >= device_count() ? INVALID_DEVICE : QUIET(attribute_read(attribute, device, value));
 }
+static int get_uuid(char *bytes, int device) {
+    return device < 0 || device >= device_count() ? INVALID_DEVICE
+                                                  : (device_uuid_bytes(device_installed(device), bytes), OK);
+}
+API int cuDeviceGetUuid(char *bytes, int device) { return get_uuid(bytes, device); }
+API int cuDeviceGetUuid_v2(char *bytes, int device) { return get_uuid(bytes, device); }
 API int cuDeviceComputeCapability(int *major, int *minor, int device) {
     return (void)device, *major = model.major, *minor = model.minor, OK;
 }
 
 API int cuDevicePrimaryCtxRetain(void **out, int device) {
-    return device < 0 || device >= device_count() ? INVALID_DEVICE : (*out = &contexts[device], OK);
+    return device < 0 || device >= device_count() ? INVALID_DEVICE : (*out = device_context(device), OK);
 }
+API int cuDevicePrimaryCtxRelease(int device) { return (void)device, OK; }
+API int cuDevicePrimaryCtxReset(int device) { return (void)device, OK; }
+API int cuDevicePrimaryCtxReset_v2(int device) { return (void)device, OK; }
+API int cuDevicePrimaryCtxSetFlags(int device, unsigned flags) { return (void)device, (void)flags, OK; }
 API int cuDevicePrimaryCtxRelease_v2(int device) { return (void)device, OK; }
 API int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) { return (void)device, (void)flags, OK; }
 API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     return (void)device, *flags = 0, *active = 1, OK;
 }
-API int cuCtxGetCurrent(void **out) { return *out = &contexts[device_current()], OK; }
+API int cuCtxGetCurrent(void **out) { return *out = device_context(device_current()), OK; }
 API int cuCtxSetCurrent(void *context) { return make_current(context); }
 API int cuCtxPushCurrent_v2(void *context) {
     if (pushed.depth == 16) return OUT_OF_MEMORY;
@@ -63,86 +73,138 @@ API int cuCtxPushCurrent_v2(void *context) {
 }
 API int cuCtxPopCurrent_v2(void **out) {
     if (!pushed.depth) return INVALID_CONTEXT;
-    if (out) *out = &contexts[device_current()];
-    return device_set_current(pushed.devices[--pushed.depth]);
+    if (out) *out = device_context(device_current());
+    return QUIET(device_set_current(pushed.devices[--pushed.depth]));
 }
 API int cuStreamGetCtx(void *stream, void **out) { return (void)stream, cuCtxGetCurrent(out); }
 API int cuStreamGetCtx_v2(void *stream, void **out, void **green) {
     return (void)stream, *green = NULL, cuCtxGetCurrent(out);
 }
 API int cuCtxGetDevice(int *device) { return *device = device_current(), OK; }
+API int cuCtxGetDevice_v2(int *device, const void *context) {
+    return *device = device_of(context), *device < 0 ? INVALID_CONTEXT : OK;
+}
+API int cuCtxGetId(const void *context, unsigned long long *id) {
+    int device = device_of(context);
+    return *id = (unsigned long long)device + 1, device < 0 ? INVALID_CONTEXT : OK;
+}
+API int cuCtxGetApiVersion(const void *context, unsigned *version) {
+    return (void)context, *version = 3020, OK; /* what drivers report since CUDA 3.2 */
+}
+API int cuCtxGetFlags(unsigned *flags) { return *flags = 0, OK; }
+API int cuCtxSetFlags(unsigned flags) { return (void)flags, OK; }
+API int cuCtxGetCacheConfig(int *config) { return *config = 0, OK; }
+API int cuCtxSetCacheConfig(int config) { return (void)config, OK; }
+API int cuCtxResetPersistingL2Cache(void) { return OK; }
 API int cuCtxGetLimit(size_t *value, int limit) { return cudaDeviceGetLimit(value, limit); }
 API int cuCtxSetLimit(int limit, size_t value) { return (void)limit, (void)value, OK; }
+API int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+    return QUIET(cudaDeviceCanAccessPeer(can, device, peer));
+}
+API int cuCtxEnablePeerAccess(const void *peer, unsigned flags) {
+    return QUIET(cudaDeviceEnablePeerAccess(device_of_context(peer), flags));
+}
+API int cuCtxDisablePeerAccess(const void *peer) { return QUIET(cudaDeviceDisablePeerAccess(device_of_context(peer))); }
+API int cuDeviceGetPCIBusId(char *text, int size, int device) {
+    return QUIET(cudaDeviceGetPCIBusId(text, size, device));
+}
+API int cuDeviceGetByPCIBusId(int *device, const char *text) { return QUIET(cudaDeviceGetByPCIBusId(device, text)); }
 API int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return cudaDeviceGetStreamPriorityRange(least, greatest);
 }
 
-API int cuMemAlloc_v2(void **out, size_t size) { return memory_allocate(device_current(), size, out); }
-API int cuMemFree_v2(void *address) { return memory_free(address); }
+API int cuMemAlloc_v2(void **out, size_t size) {
+    TRACED;
+    return QUIET(cudaMalloc(out, size));
+}
+API int cuMemFree_v2(void *address) {
+    TRACED;
+    return QUIET(cudaFree(address));
+}
+API int cuMemAllocManaged(void **out, size_t size, unsigned flags) {
+    return QUIET(cudaMallocManaged(out, size, flags));
+}
+API int cuMemAllocPitch_v2(void **out, size_t *pitch, size_t width, size_t height, unsigned element) {
+    return (void)element, QUIET(cudaMallocPitch(out, pitch, width, height));
+}
+API int cuMemAdvise(const void *address) { return (void)address, OK; }
+API int cuMemAdvise_v2(const void *address) { return (void)address, OK; }
+API int cuMemPrefetchAsync(const void *address) { return (void)address, OK; }
+API int cuMemPrefetchAsync_v2(const void *address) { return (void)address, OK; }
 API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     return capacity_left(device_current(), free_bytes, total_bytes), OK;
 }
 API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) {
-    return memory_allocation_of(address, base, size);
+    return QUIET(memory_allocation_of(address, base, size));
 }
 API int cuMemGetAddressRange(void **base, size_t *size, void *address) {
-    return memory_allocation_of(address, base, size);
+    return QUIET(memory_allocation_of(address, base, size));
 }
-API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) {
-    TRACED;
-    return submit_copy(to, from, size, NULL);
+API int cuStreamWriteValue64(void *stream, void *to, uint64_t value, unsigned flags) {
+    return (void)flags, submit_copy(to, &value, sizeof value, stream);
 }
-API int cuMemcpyDtoH_v2(void *to, const void *from, size_t size) {
-    TRACED;
-    return submit_copy(to, from, size, NULL);
+API int cuStreamWriteValue64_v2(void *stream, void *to, uint64_t value, unsigned flags) {
+    return cuStreamWriteValue64(stream, to, value, flags);
 }
-API int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t size, void *stream) {
-    TRACED;
-    return submit_copy(to, from, size, stream);
+API int cuStreamWriteValue32_v2(void *stream, void *to, unsigned value, unsigned flags) {
+    return (void)flags, submit_copy(to, &value, sizeof value, stream);
 }
-API int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t size, void *stream) {
-    TRACED;
-    return submit_copy(to, from, size, stream);
-}
-API int cuMemcpyAsync(void *to, const void *from, size_t size, void *stream) {
-    TRACED;
-    return submit_copy(to, from, size, stream);
-}
-API int cuMemsetD8Async(void *to, unsigned char value, size_t size, void *stream) {
-    TRACED;
-    return submit_fill(to, value, size, stream), OK;
-}
-/* A word is filled bytewise where its bytes are equal; any other pattern is written only where memory holds data. */
-API int cuMemsetD32Async(void *to, unsigned value, size_t count, void *stream) {
-    TRACED;
-    if (value == (value & 0xff) * 0x01010101u) return submit_fill(to, (int)(value & 0xff), count * 4, stream), OK;
-    memory_know(to, count * 4, NOTHING);
-    for (size_t i = 0; i < count && count * 4 <= COPY_LIMIT; i++) submit_copy((char *)to + 4 * i, &value, 4, NULL);
-    return OK;
-}
-
 API int cuStreamWriteValue32(void *stream, void *to, unsigned value, unsigned flags) {
     return (void)flags, submit_copy(to, &value, sizeof value, stream);
 }
 
-enum { POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE = 2, POINTER_DEVICE = 3, POINTER_DEVICE_ORDINAL = 9 };
+enum {
+    POINTER_CONTEXT = 1,
+    POINTER_MEMORY_TYPE,
+    POINTER_DEVICE,
+    POINTER_HOST,
+    POINTER_SYNCHRONISES = 6,
+    POINTER_BUFFER
+};
+enum { POINTER_IS_MANAGED = 8, POINTER_ORDINAL, POINTER_START = 11, POINTER_SIZE, POINTER_MAPPED };
+enum { POINTER_ACCESS = 16, POINTER_POOL, INVALID_ORDINAL = -2 };
+enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, ACCESS_READ_WRITE = 3 };
 
 API int cuPointerGetAttribute(void *value, int attribute, void *pointer) {
-    int device = memory_device_of(pointer);
-    if (device < 0 && !pinned_contains(pointer)) return INVALID_VALUE;
+    int device = memory_device_of(pointer), is_ours = device >= 0;
+    void *base = pointer;
+    size_t size = 0;
+    if (!is_ours && !pinned_contains(pointer)) return INVALID_VALUE;
+    if (is_ours) QUIET(memory_allocation_of(pointer, &base, &size));
     switch (attribute) {
-    case POINTER_CONTEXT: *(void **)value = &contexts[device >= 0 ? device : device_current()]; return OK;
-    case POINTER_MEMORY_TYPE: *(unsigned *)value = device >= 0 ? 2 : 1; return OK;
-    case POINTER_DEVICE: *(void **)value = pointer; return OK;
-    case POINTER_DEVICE_ORDINAL: *(int *)value = device >= 0 ? device : device_current(); return OK;
+    case POINTER_CONTEXT: return *(void **)value = device_context(is_ours ? device : device_current()), OK;
+    case POINTER_MEMORY_TYPE: return *(unsigned *)value = is_ours ? MEMORY_DEVICE : MEMORY_HOST, OK;
+    case POINTER_DEVICE: return *(void **)value = pointer, OK;
+    case POINTER_HOST: return *(void **)value = is_ours ? NULL : pointer, is_ours ? INVALID_VALUE : OK;
+    case POINTER_SYNCHRONISES:
+    case POINTER_IS_MANAGED: return *(int *)value = 0, OK;
+    case POINTER_BUFFER: return *(uint64_t *)value = (uintptr_t)base, OK;
+    case POINTER_ORDINAL: return *(int *)value = is_ours ? device : device_current(), OK;
+    case POINTER_START: return *(void **)value = base, OK;
+    case POINTER_SIZE: return *(size_t *)value = size, OK;
+    case POINTER_MAPPED: return *(int *)value = 1, OK;
+    case POINTER_ACCESS: return *(int *)value = ACCESS_READ_WRITE, OK;
+    case POINTER_POOL: return *(void **)value = NULL, OK; /* from no pool */
     default: return refuse_call("cuPointerGetAttribute with an unusual attribute", NOT_SUPPORTED);
     }
 }
 
-/* An attribute that a pointer does not have is zero, and no error. */
+/* Of a pointer without them, attributes are zero, and no error. */
 API int cuPointerGetAttributes(unsigned count, const int *attributes, void **values, void *pointer) {
-    for (unsigned i = 0; i < count; i++)
-        if (cuPointerGetAttribute(values[i], attributes[i], pointer)) *(int *)values[i] = 0;
+    for (unsigned i = 0; i < count; i++) {
+        if (!cuPointerGetAttribute(values[i], attributes[i], pointer)) continue;
+        switch (attributes[i]) {
+        case POINTER_CONTEXT:
+        case POINTER_DEVICE:
+        case POINTER_HOST:
+        case POINTER_BUFFER:
+        case POINTER_START:
+        case POINTER_SIZE:
+        case POINTER_POOL: *(void **)values[i] = NULL; break;
+        case POINTER_ORDINAL: *(int *)values[i] = INVALID_ORDINAL; break;
+        default: *(int *)values[i] = 0;
+        }
+    }
     return OK;
 }
 

@@ -1,11 +1,12 @@
 /* The driver's functions by name, and lookups of functions that no header names.
  *
- * A statically linked CUDA runtime bypasses this library's runtime: it fetches the driver's functions by name and calls
- * undocumented ones through tables. Those are not implemented, so the library that contains the runtime is refused by
- * name. */
+ * A statically linked CUDA runtime bypasses this library's runtime: it fetches the driver's functions by name, and
+ * undocumented ones in tables (export_tables.c). A table that is not known is refused by the name of the library that asks
+ * for it. */
 #define _GNU_SOURCE
 #include "entry_points.h"
 
+#include "export_tables.h"
 #include "refuse.h"
 
 #include <dlfcn.h>
@@ -38,35 +39,36 @@ API int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long
     return (void)flags, find(name, (unsigned)model.runtime_version, function, status);
 }
 
-#define MAX_LIBRARIES 32
+#define MAX_TABLES 32
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char refusals[MAX_LIBRARIES][256]; /* refuse.c keeps the pointers */
+static char refusals[MAX_TABLES][256]; /* refuse.c keeps the pointers */
 
-/* The name under which a library's own runtime is refused. The pointer is the same every time. */
-static const char *refusal_of(const char *library) {
+/* The name under which a library's request for a table is refused. The pointer is the same every time. */
+static const char *refusal_of(const unsigned char *id, const char *library) {
     const char *slash = strrchr(library, '/');
     char name[sizeof refusals[0]];
-    snprintf(name, sizeof name,
-             "cuGetExportTable (the CUDA runtime linked statically into %s; a shared one is answered)",
-             slash ? slash + 1 : library);
+    int length = snprintf(name, sizeof name, "cuGetExportTable of ");
+    for (int i = 0; i < 16; i++) length += snprintf(name + length, sizeof name - (size_t)length, "%02x", id[i]);
+    snprintf(name + length, sizeof name - (size_t)length, " (by %s)", slash ? slash + 1 : library);
     pthread_mutex_lock(&lock);
     int i = 0;
-    while (i < MAX_LIBRARIES - 1 && refusals[i][0] && strcmp(refusals[i], name)) i++;
+    while (i < MAX_TABLES - 1 && refusals[i][0] && strcmp(refusals[i], name)) i++;
     if (!refusals[i][0]) memcpy(refusals[i], name, sizeof name);
     pthread_mutex_unlock(&lock);
-    assert(i < MAX_LIBRARIES);
     return refusals[i];
 }
 
-API int cuGetExportTable(const void **table, const void *id) {
+API int cuGetExportTable(const void **table, const unsigned char *id) {
     Dl_info caller;
-    (void)id;
     *table = NULL;
     int known = dladdr(__builtin_return_address(0), &caller) && caller.dli_fname;
-    /* cuDNN and NVRTC have such a runtime and work without it: we call them as without a GPU (cudnn_backend.c, nvrtc.c).
-     * cuDNN tries cuBLASLt for 1x1 convolutions and skips it. No other caller reaches the installed cuBLASLt. */
+    /* cuDNN and NVRTC have a runtime of their own and work without it: we call them as without a GPU (cudnn_backend.c,
+     * nvrtc.c). cuDNN tries cuBLASLt for 1x1 convolutions and skips it. No other caller reaches the installed one. */
     static const char *const content[] = {"libcudnn", "libnvrtc", "libcublasLt"};
     for (int i = 0; i < 3; i++)
         if (known && strstr(caller.dli_fname, content[i])) return NOT_SUPPORTED;
-    return refuse_call(refusal_of(known ? caller.dli_fname : "a library"), NOT_SUPPORTED);
+    if (!model.devices) return NOT_SUPPORTED;
+    if (!export_table_find(id, table))
+        return refuse_call(refusal_of(id, known ? caller.dli_fname : "a library"), NOT_SUPPORTED);
+    return *table ? OK : NOT_SUPPORTED;
 }

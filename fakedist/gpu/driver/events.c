@@ -91,13 +91,28 @@ API int cudaStreamAddCallback(void *stream, void (*callback)(void *, int, void *
 
 API int cuEventCreate(void **out, unsigned flags) { return cudaEventCreateWithFlags(out, flags); }
 API int cuEventRecord(void *event, void *stream) { return cudaEventRecord(event, stream); }
-API int cuEventSynchronize(void *event) { return cudaEventSynchronize(event); }
-API int cuEventQuery(void *event) { return cudaEventQuery(event); }
+API int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {
+    return cudaEventRecordWithFlags(event, stream, flags);
+}
+API int cuEventSynchronize(void *event) { return QUIET(cudaEventSynchronize(event)); }
+API int cuEventQuery(void *event) { return QUIET(cudaEventQuery(event)); }
+API int cuEventDestroy(void *event) { return cudaEventDestroy(event); }
 API int cuEventDestroy_v2(void *event) { return cudaEventDestroy(event); }
-API int cuEventElapsedTime(float *ms, void *start, void *end) { return cudaEventElapsedTime(ms, start, end); }
+API int cuEventElapsedTime(float *ms, void *start, void *end) { return QUIET(cudaEventElapsedTime(ms, start, end)); }
+API int cuEventElapsedTime_v2(float *ms, void *start, void *end) { return QUIET(cudaEventElapsedTime(ms, start, end)); }
 API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     return cudaStreamWaitEvent(stream, event, flags);
 }
-API int cuStreamSynchronize(void *stream) { return cudaStreamSynchronize(stream); }
-API int cuStreamQuery(void *stream) { return cudaStreamQuery(stream); }
-API int cuCtxSynchronize(void) { return cudaDeviceSynchronize(); }
+API int cuStreamSynchronize(void *stream) { return QUIET(cudaStreamSynchronize(stream)); }
+API int cuStreamQuery(void *stream) { return QUIET(cudaStreamQuery(stream)); }
+API int cuCtxSynchronize(void) { return QUIET(cudaDeviceSynchronize()); }
+API int cuCtxSynchronize_v2(const void *context) { return (void)context, cuCtxSynchronize(); }
+API int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
+    return submit_call(function, data, stream), OK;
+}
+API int cuLaunchHostFunc_v2(void *stream, void (*function)(void *), void *data) {
+    return submit_call(function, data, stream), OK;
+}
+API int cuStreamAddCallback(void *stream, void (*callback)(void *, int, void *), void *data, unsigned flags) {
+    return cudaStreamAddCallback(stream, callback, data, flags);
+}

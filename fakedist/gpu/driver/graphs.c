@@ -181,3 +181,41 @@ struct graph *graph_add_conditional(struct graph *g, void **node) {
 API int cudaGraphConditionalHandleCreate(uint64_t *out, void *graph, unsigned value, unsigned flags) {
     return (void)graph, (void)value, (void)flags, *out = 1, OK;
 }
+
+/* ---- the driver's names for the same ---- */
+
+API int cuGraphCreate(void **out, unsigned flags) { return cudaGraphCreate(out, flags); }
+API int cuGraphDestroy(void *graph) { return cudaGraphDestroy(graph); }
+API int cuGraphGetNodes(void *graph, void **nodes, size_t *count) { return cudaGraphGetNodes(graph, nodes, count); }
+API int cuGraphNodeGetDependencies(void *node, void **nodes, size_t *count) { return dependencies(node, nodes, count); }
+API int cuGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count) {
+    return (void)edges, dependencies(node, nodes, count);
+}
+API int cuGraphNodeGetType(void *node, int *type) { return cudaGraphNodeGetType(node, type); }
+API int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) {
+    TRACED;
+    return cudaGraphInstantiate(out, graph, flags);
+}
+API int cuGraphExecDestroy(void *exec) { return cudaGraphExecDestroy(exec); }
+API int cuGraphUpload(void *exec, void *stream) { return cudaGraphUpload(exec, stream); }
+API int cuGraphDebugDotPrint(void *graph, const char *path, unsigned flags) {
+    return QUIET(cudaGraphDebugDotPrint(graph, path, flags));
+}
+API int cuDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
+    return cudaDeviceGetGraphMemAttribute(device, attribute, value);
+}
+API int cuDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
+    return cudaDeviceSetGraphMemAttribute(device, attribute, value);
+}
+API int cuDeviceGraphMemTrim(int device) { return cudaDeviceGraphMemTrim(device); }
+API int cuUserObjectCreate(void **out, void *pointer, void (*destroy)(void *), unsigned references, unsigned flags) {
+    return cudaUserObjectCreate(out, pointer, destroy, references, flags);
+}
+API int cuUserObjectRetain(void *object, unsigned count) { return cudaUserObjectRetain(object, count); }
+API int cuUserObjectRelease(void *object, unsigned count) { return cudaUserObjectRelease(object, count); }
+API int cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags) {
+    return cudaGraphRetainUserObject(graph, object, count, flags);
+}
+API int cuGraphConditionalHandleCreate(uint64_t *out, void *graph, void *context, unsigned value, unsigned flags) {
+    return (void)context, cudaGraphConditionalHandleCreate(out, graph, value, flags);
+}

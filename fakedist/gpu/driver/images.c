@@ -18,6 +18,10 @@ int image_read_kernel(const void *image, const char *kernel, struct kernel_resou
     return known;
 }
 
+int image_read_variable(const void *image, const char *name, uint64_t *size) {
+    return image && !image_is_source(image) && cubin_read_variable(image, name, size);
+}
+
 void *image_copy(const void *image) {
     size_t size = image_is_source(image) ? nvrtc_image_size(image) : cubin_size(image);
     void *copy = size ? malloc(size) : NULL;

@@ -155,10 +155,17 @@ API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, cons
 struct module {
     void *copy;
     const void *image;
+    struct variable *variables; /* that were asked for */
+};
+struct variable {
+    const char *name;
+    struct variable *next;
+    uint64_t size, memory[];
 };
 static const char no_image[NVRTC_MARK_SIZE]; /* of a file that is not a cubin: its kernels are unknown */
 static int load(void **out, const void *image) {
     struct module *m = gpu_new_handle(sizeof *m);
+    image = cubin_unwrapped(image); /* CUDA 12's runtime frees its wrapper after the call */
     m->copy = image_copy(image);
     m->image = m->copy ? m->copy : image;
     return *out = m, OK;
@@ -173,7 +180,32 @@ static int load_file(void **out, const char *path) {
     if (got != MAP_FAILED) munmap(got, (size_t)file.st_size);
     return status;
 }
-static int unload(void *module) { return free(((struct module *)module)->copy), free(module), OK; }
+static int unload(void *module) {
+    struct module *m = module;
+    for (struct variable *v = m->variables, *next; v; v = next) {
+        next = v->next;
+        free((void *)v->name);
+        free(v);
+    }
+    return free(m->copy), free(m), OK;
+}
+/* A variable of a module, one piece of host memory. It is small: constants, flags, a random generator's state. */
+static int get_variable(void **out, size_t *size, struct module *module, const char *name) {
+    uint64_t bytes;
+    pthread_mutex_lock(&lock);
+    struct variable *v = module->variables;
+    while (v && strcmp(v->name, name)) v = v->next;
+    if (!v && image_read_variable(module->image, name, &bytes)) {
+        v = gpu_new_handle(sizeof *v + bytes);
+        *v = (struct variable){strdup(name), module->variables, bytes};
+        module->variables = v;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!v) return NOT_FOUND;
+    if (out) *out = v->memory;
+    if (size) *size = v->size;
+    return OK;
+}
 /* Kernels live as long as the process, because a library that is unloaded may have been loaded twice. */
 static int get_kernel(void **out, const struct module *module, const char *name) {
     struct kernel_resources read_while_the_image_is_there;
@@ -196,11 +228,23 @@ API int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *
     return (void)count, (void)options, (void)values, load(out, image);
 }
 API int cuModuleLoadFatBinary(void **out, const void *image) { return load(out, image); }
+API int cuModuleGetLoadingMode(int *mode) {
+    enum { LAZY = 2 }; /* the default since CUDA 12.2 */
+    return *mode = LAZY, OK;
+}
 API int cuModuleUnload(void *module) { return unload(module); }
 API int cuModuleGetFunction(void **out, void *module, const char *name) { return get_kernel(out, module, name); }
 API int cuLibraryLoadData(void **out, const void *image) { return load(out, image); }
+API int cuLibraryGetGlobal(void **out, size_t *size, void *library, const char *name) {
+    return get_variable(out, size, library, name);
+}
+API int cuModuleGetGlobal_v2(void **out, size_t *size, void *module, const char *name) {
+    return get_variable(out, size, module, name);
+}
 API int cuLibraryUnload(void *library) { return unload(library); }
 API int cuLibraryGetKernel(void **out, void *library, const char *name) { return get_kernel(out, library, name); }
+API int cuLibraryLoadFromFile(void **out, const char *path) { return load_file(out, path); }
+API int cuLibraryGetModule(void **out, void *library) { return *out = library, OK; }
 API int cuKernelGetFunction(void **out, void *kernel) { return *out = kernel, OK; }
 
 API int cuFuncGetAttribute(int *value, int attribute, void *function) {
@@ -230,9 +274,9 @@ API int cuFuncSetCacheConfig(void *function, int config) { return (void)function
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
     return *blocks = kernel_active_blocks(function, threads, shared), OK;
 }
-/* Thread block clusters: the largest portable one has 8 blocks (CUDA C++ Programming Guide). One per 8 SMs. */
-API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) {
-    return (void)function, (void)config, *clusters = model.major >= 9 ? model.sms / 8 : 0, OK;
+API int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, void *function, int threads, size_t shared,
+                                                             unsigned flags) {
+    return (void)flags, *blocks = kernel_active_blocks(function, threads, shared), OK;
 }
 API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                        unsigned shared, void *stream, void **arguments, void **extra) {

@@ -73,7 +73,12 @@ API int cudaHostGetDevicePointer(void **out, void *host, unsigned flags) { retur
 API int cudaHostGetFlags(unsigned *flags, void *host) {
     return *flags = 0, pinned_contains(host) ? OK : gpu_fail(INVALID_VALUE);
 }
-API int cuMemAllocHost_v2(void **out, size_t size) { return pinned_malloc(size, out); }
-API int cuMemHostAlloc(void **out, size_t size, unsigned flags) { return (void)flags, pinned_malloc(size, out); }
-API int cuMemFreeHost(void *address) { return pinned_free(address); }
+API int cuMemAllocHost_v2(void **out, size_t size) { return QUIET(pinned_malloc(size, out)); }
+API int cuMemHostAlloc(void **out, size_t size, unsigned flags) { return (void)flags, QUIET(pinned_malloc(size, out)); }
+API int cuMemFreeHost(void *address) { return QUIET(pinned_free(address)); }
+API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
+    return QUIET(cudaHostRegister(address, size, flags));
+}
+API int cuMemHostUnregister(void *address) { return QUIET(pinned_free(address)); }
+API int cuMemHostGetFlags(unsigned *flags, void *host) { return QUIET(cudaHostGetFlags(flags, host)); }
 API int cuMemHostGetDevicePointer_v2(void **out, void *host, unsigned flags) { return (void)flags, *out = host, OK; }

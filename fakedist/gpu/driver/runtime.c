@@ -9,6 +9,7 @@
 #include "streams.h"
 #include "submit.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- devices ---- */
@@ -33,7 +34,7 @@ API int cudaGetDeviceFlags(unsigned *flags) { return *flags = 0, OK; }
 API int cudaDeviceReset(void) { return OK; }
 
 API int cudaDeviceGetAttribute(int *value, int attribute, int device) {
-    return device < 0 || device >= device_count() ? gpu_fail(INVALID_DEVICE) : attribute_read(attribute, value);
+    return device < 0 || device >= device_count() ? gpu_fail(INVALID_DEVICE) : attribute_read(attribute, device, value);
 }
 
 API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -45,11 +46,20 @@ API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 API int cudaDeviceGetPCIBusId(char *text, int size, int device) {
     if (device < 0 || device >= device_count() || size < 13) return gpu_fail(INVALID_VALUE);
     static const char digits[] = "0123456789abcdef";
-    int bus = device_installed(device) + 1;
+    int bus = device_bus(device);
     memcpy(text, "0000:00:00.0", 13);
     text[5] = digits[bus / 16];
     text[6] = digits[bus % 16];
     return OK;
+}
+
+API int cudaDeviceGetByPCIBusId(int *device, const char *text) {
+    unsigned domain = 0, bus = 0, slot = 0;
+    int full = sscanf(text, "%x:%x:%x", &domain, &bus, &slot) == 3;
+    if (!full && sscanf(text, "%x:%x", &bus, &slot) != 2) return gpu_fail(INVALID_VALUE);
+    for (*device = 0; *device < device_count(); ++*device)
+        if (device_bus(*device) == (int)bus && !domain && !slot) return OK;
+    return gpu_fail(INVALID_DEVICE);
 }
 
 API int cudaDeviceGetLimit(size_t *value, int limit) { return (void)limit, *value = 8 << 20, OK; }
@@ -135,6 +145,11 @@ API int cudaMallocManaged(void **out, size_t size, unsigned flags) {
     if (status == OK) __atomic_fetch_add(&managed_bytes, size, __ATOMIC_RELAXED);
     return status;
 }
+/* Rows begin at multiples of this on every GPU since compute capability 3.0. */
+enum { PITCH = 512 };
+API int cudaMallocPitch(void **out, size_t *pitch, size_t width, size_t height) {
+    return *pitch = (width + PITCH - 1) / PITCH * PITCH, cudaMalloc(out, *pitch * height);
+}
 API int cudaMemPrefetchAsync(const void *address, size_t size) { return (void)address, (void)size, OK; }
 API int cudaMemPrefetchAsync_v2(const void *address, size_t size) { return (void)address, (void)size, OK; }
 API int cudaMemAdvise(const void *address, size_t size) { return (void)address, (void)size, OK; }
@@ -163,21 +178,6 @@ API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_
     return (void)to_device, (void)from_device, submit_copy(to, from, size, stream);
 }
 
-API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                          int kind, void *stream) {
-    TRACED;
-    int status = OK;
-    (void)kind;
-    for (size_t row = 0; row < height && !status; row++)
-        status = submit_copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, stream);
-    return status;
-}
-API int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                     int kind) {
-    TRACED;
-    return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, NULL);
-}
-
 API int cudaMemset(void *to, int value, size_t size) {
     TRACED;
     return submit_fill(to, value, size, NULL), OK;
@@ -188,6 +188,11 @@ API int cudaMemsetAsync(void *to, int value, size_t size, void *stream) {
 }
 
 API int cudaGraphLaunch(void *exec, void *stream) {
+    TRACED;
+    return submit_graph(exec, stream);
+}
+
+API int cuGraphLaunch(void *exec, void *stream) {
     TRACED;
     return submit_graph(exec, stream);
 }

@@ -228,6 +228,33 @@ API int cuStreamCreate(void **out, unsigned flags) { return cudaStreamCreateWith
 API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority) {
     return cudaStreamCreateWithPriority(out, flags, priority);
 }
+API int cuStreamDestroy(void *stream) { return cudaStreamDestroy(stream); }
 API int cuStreamDestroy_v2(void *stream) { return cudaStreamDestroy(stream); }
+API int cuStreamGetPriority(void *stream, int *priority) { return cudaStreamGetPriority(stream, priority); }
+API int cuStreamGetFlags(void *stream, unsigned *flags) { return cudaStreamGetFlags(stream, flags); }
+API int cuStreamGetDevice(void *stream, int *device) { return cudaStreamGetDevice(stream, device); }
+API int cuStreamGetId(void *stream, unsigned long long *id) { return cudaStreamGetId(stream, id); }
 API int cuStreamIsCapturing(void *stream, int *status) { return cudaStreamIsCapturing(stream, status); }
 API int cuThreadExchangeStreamCaptureMode(int *mode) { return cudaThreadExchangeStreamCaptureMode(mode); }
+API int cuStreamBeginCapture_v2(void *stream, int mode) {
+    TRACED;
+    return QUIET(cudaStreamBeginCapture(stream, mode));
+}
+API int cuStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *edges,
+                                    size_t count, int mode) {
+    return (void)dependencies, (void)edges, (void)count, QUIET(begin_capture(stream, graph, mode));
+}
+API int cuStreamEndCapture(void *stream, void **graph) {
+    TRACED;
+    return QUIET(cudaStreamEndCapture(stream, graph));
+}
+API int cuStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes,
+                                  size_t *count) {
+    return capture_info(stream, status, id, graph, nodes, count);
+}
+API int cuStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes,
+                                  const void **edges, size_t *count) {
+    return cudaStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, edges, count);
+}
+API int cuStreamUpdateCaptureDependencies(void *stream) { return QUIET(cudaStreamUpdateCaptureDependencies(stream)); }
+API int cuStreamUpdateCaptureDependencies_v2(void *stream) { return cuStreamUpdateCaptureDependencies(stream); }

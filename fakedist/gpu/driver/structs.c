@@ -42,6 +42,10 @@ AGREES(NODE_CONDITIONAL, cudaGraphNodeTypeConditional, CU_GRAPH_NODE_TYPE_CONDIT
 AGREES(offsetof(struct launch_config, stream), offsetof(cudaLaunchConfig_t, stream), offsetof(CUlaunchConfig, hStream));
 AGREES(sizeof(struct dim3) * 2, offsetof(cudaLaunchConfig_t, dynamicSmemBytes),
        offsetof(CUlaunchConfig, sharedMemBytes));
+AGREES(sizeof(CUlaunchAttribute), sizeof(cudaLaunchAttribute), sizeof(CUlaunchAttribute));
+AGREES(offsetof(CUlaunchAttribute, value), offsetof(cudaLaunchAttribute, val), offsetof(CUlaunchAttribute, value));
+AGREES(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, cudaLaunchAttributeClusterDimension,
+       CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
 _Static_assert((int)INVALID_SYMBOL == (int)cudaErrorInvalidSymbol, "a runtime's error alone");
 _Static_assert((int)TO_DEVICE == (int)cudaMemcpyHostToDevice && (int)TO_HOST == (int)cudaMemcpyDeviceToHost &&
                    (int)WITHIN_DEVICE == (int)cudaMemcpyDeviceToDevice,
@@ -53,8 +57,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(struct cudaDeviceProp *prop, int d
     if (device < 0 || device >= device_count()) return gpu_fail(device_count() ? INVALID_DEVICE : NO_DEVICE);
     memset(prop, 0, sizeof *prop);
     snprintf(prop->name, sizeof prop->name, "%s", model.name);
-    memcpy(prop->uuid.bytes, "fakedist virtual", 16);
-    prop->uuid.bytes[15] = (char)('0' + device_installed(device));
+    device_uuid_bytes(device_installed(device), prop->uuid.bytes);
     prop->totalGlobalMem = model.memory_bytes;
     prop->sharedMemPerBlock = (size_t)model.shared_per_block;
     prop->sharedMemPerBlockOptin = (size_t)model.shared_per_block_optin;
@@ -117,24 +120,28 @@ cudaError_t CUDARTAPI cudaPointerGetAttributes(struct cudaPointerAttributes *att
         attributes->devicePointer = attributes->hostPointer = (void *)pointer;
     } else {
         attributes->type = cudaMemoryTypeUnregistered;
-        attributes->device = -1;
-        attributes->hostPointer = (void *)pointer;
+        attributes->device = cudaInvalidDeviceId;
     }
     return cudaSuccess;
 }
 
-/* Clusters that fit the GPU at once: one block per SM, and as many SMs per cluster as the launch requests. */
-cudaError_t CUDARTAPI cudaOccupancyMaxActiveClusters(int *clusters, const void *function,
-                                                     const cudaLaunchConfig_t *config) {
+/* Clusters that fit the GPU at once: one block per SM, and as many SMs per cluster as the launch requests. Attributes of
+ * launches are the same in both APIs. */
+CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config) {
     unsigned sms = 1;
     (void)function;
     for (unsigned i = 0; i < config->numAttrs; i++) {
-        const cudaLaunchAttribute *attribute = &config->attrs[i];
-        if (attribute->id != cudaLaunchAttributeClusterDimension) continue;
-        sms = attribute->val.clusterDim.x * attribute->val.clusterDim.y * attribute->val.clusterDim.z;
+        const CUlaunchAttribute *attribute = &config->attrs[i];
+        if (attribute->id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;
+        sms = attribute->value.clusterDim.x * attribute->value.clusterDim.y * attribute->value.clusterDim.z;
     }
-    *clusters = model.sms / (int)(sms ? sms : 1);
-    return cudaSuccess;
+    *clusters = model.major >= 9 ? model.sms / (int)(sms ? sms : 1) : 0;
+    return CUDA_SUCCESS;
+}
+cudaError_t CUDARTAPI cudaOccupancyMaxActiveClusters(int *clusters, const void *function,
+                                                     const cudaLaunchConfig_t *config) {
+    CUlaunchConfig same = {.attrs = (CUlaunchAttribute *)config->attrs, .numAttrs = config->numAttrs};
+    return (void)function, (cudaError_t)cuOccupancyMaxActiveClusters(clusters, NULL, &same);
 }
 
 /* A conditional node's body is a graph that the caller then captures into. */

@@ -18,6 +18,8 @@ int gpu_fail(int error) {
     return error;
 }
 
+void gpu_keep_error(int error) { thread_error = error; }
+
 int gpu_take_error(int clear) {
     int error = thread_error;
     if (clear) thread_error = OK;

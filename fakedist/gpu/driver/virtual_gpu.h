@@ -14,15 +14,15 @@
  *
  *   11 driver_api structs                         CUDA itself: second names, structs that differ between releases
  *   11 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
- *   10 runtime events modules mapping ipc entry_points crash       CUDA itself
+ *   10 runtime events modules copies mapping ipc entry_points crash       CUDA itself
  *   10 blas blaslt cudnn plans fft solver sparse nvml  its libraries
  *    9 submit                              where work goes: captured, logged, traced; and bytes moved
  *    8 streams                             and their captures
  *    7 graphs effects                      what is captured; what launches do to memory
  *    6 cupti kernels                       what a profiler receives; kernels by their handles
  *    5 cupti_records images                its records; compiled images of any kind
- *    4 launches nvrtc attributes           the log of launches
- *    3 devices memory pinned cubin refuse work_areas  devices, bytes, single images; calls not implemented, sizes estimated
+ *    4 launches nvrtc attributes export_tables   the log of launches
+ *    3 devices memory pinned cubin refuse work_areas digests  devices, bytes, single images; calls not implemented, sizes estimated
  *    2 capacity                            how much each device has left, and what happens beyond it
  *    1 virtual_gpu                         the model, counters, errors, handles
  */
@@ -94,6 +94,14 @@ extern LOCAL struct gpu_counters counters;
 
 LOCAL int gpu_fail(int error); /* remembers the error for cudaGetLastError and returns it */
 LOCAL int gpu_take_error(int clear);
+LOCAL void gpu_keep_error(int error); /* as the last one */
+/* The status of a call that leaves cudaGetLastError() as it was: the driver API has no last error. */
+#define QUIET(call) \
+    ({ \
+        int before = gpu_take_error(0), status = (call); \
+        gpu_keep_error(before); \
+        status; \
+    })
 enum { SMALLEST_HANDLE = 64 };
 LOCAL void *gpu_new_handle(size_t size); /* zeroed memory, at least that much; without any left the process ends */
 #endif
