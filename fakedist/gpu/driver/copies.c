@@ -20,12 +20,29 @@ static int copy_rows(const struct rows *r, void *stream) {
         status = submit_copy(r->to + row * r->to_pitch, r->from + row * r->from_pitch, r->width, stream);
     return status;
 }
+/* The host waits for a copy that it takes part in, not for one within the device ("API synchronization behavior" in the
+ * runtime's manual). */
+static int copy_now(void *to, const void *from, size_t size) {
+    int is_within = memory_device_of(to) >= 0 && memory_device_of(from) >= 0;
+    return is_within ? submit_copy(to, from, size, NULL) : submit_copy_and_wait(to, from, size);
+}
+static int copy_rows_now(const struct rows *r) {
+    struct rows before = *r;
+    if (!r->height) return OK;
+    size_t last = --before.height;
+    int status = last ? copy_rows(&before, NULL) : OK;
+    return status ? status : copy_now(r->to + last * r->to_pitch, r->from + last * r->from_pitch, r->width);
+}
 static int fill_rows(char *to, size_t pitch, int value, size_t width, size_t height, void *stream) {
     if (pitch == width) return submit_fill(to, value, width * height, stream), OK;
     for (size_t row = 0; row < height; row++) submit_fill(to + row * pitch, value, width, stream);
     return OK;
 }
 
+API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
+    TRACED;
+    return (void)kind, copy_now(to, from, size);
+}
 API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                           int kind, void *stream) {
     TRACED;
@@ -34,7 +51,7 @@ API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t fr
 API int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                      int kind) {
     TRACED;
-    return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, NULL);
+    return (void)kind, copy_rows_now(&(struct rows){to, from, to_pitch, from_pitch, width, height});
 }
 API int cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height, void *stream) {
     TRACED;
@@ -49,7 +66,7 @@ API int cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t hei
 
 API int cuMemcpy(void *to, const void *from, size_t size) {
     TRACED;
-    return submit_copy_and_wait(to, from, size);
+    return copy_now(to, from, size);
 }
 API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) {
     TRACED;
@@ -118,42 +135,43 @@ struct copy_3d {
     struct side_3d from, to;
     size_t width, height, depth;
 };
-static int copy_plane(const struct copy_2d *c, void *stream) {
+static int copy_plane(const struct copy_2d *c, void *stream, int waits) {
     if (c->from.type == TYPE_ARRAY || c->to.type == TYPE_ARRAY)
         return refuse_call("cuMemcpy2D of an array", NOT_SUPPORTED);
     size_t to_pitch = c->to.pitch ? c->to.pitch : c->width, from_pitch = c->from.pitch ? c->from.pitch : c->width;
-    return copy_rows(&(struct rows){start_of(&c->to), start_of(&c->from), to_pitch, from_pitch, c->width, c->height},
-                     stream);
+    struct rows rows = {start_of(&c->to), start_of(&c->from), to_pitch, from_pitch, c->width, c->height};
+    return waits ? copy_rows_now(&rows) : copy_rows(&rows, stream);
 }
-static int copy_box(const struct copy_3d *c, void *stream) {
+static int copy_box(const struct copy_3d *c, void *stream, int waits) {
     int status = OK;
     if (c->from.type == TYPE_ARRAY || c->to.type == TYPE_ARRAY)
         return refuse_call("cuMemcpy3D of an array", NOT_SUPPORTED);
-    for (size_t z = 0; z < c->depth && !status; z++)
-        status = copy_rows(
-            &(struct rows){plane_of(&c->to, z), plane_of(&c->from, z), c->to.pitch, c->from.pitch, c->width, c->height},
-            stream);
+    for (size_t z = 0; z < c->depth && !status; z++) {
+        struct rows rows = {
+            plane_of(&c->to, z), plane_of(&c->from, z), c->to.pitch, c->from.pitch, c->width, c->height};
+        status = waits && z + 1 == c->depth ? copy_rows_now(&rows) : copy_rows(&rows, stream);
+    }
     return status;
 }
 API int cuMemcpy2D_v2(const struct copy_2d *c) {
     TRACED;
-    return copy_plane(c, NULL);
+    return copy_plane(c, NULL, 1);
 }
 API int cuMemcpy2DUnaligned_v2(const struct copy_2d *c) {
     TRACED;
-    return copy_plane(c, NULL);
+    return copy_plane(c, NULL, 1);
 }
 API int cuMemcpy2DAsync_v2(const struct copy_2d *c, void *stream) {
     TRACED;
-    return copy_plane(c, stream);
+    return copy_plane(c, stream, 0);
 }
 API int cuMemcpy3D_v2(const struct copy_3d *c) {
     TRACED;
-    return copy_box(c, NULL);
+    return copy_box(c, NULL, 1);
 }
 API int cuMemcpy3DAsync_v2(const struct copy_3d *c, void *stream) {
     TRACED;
-    return copy_box(c, stream);
+    return copy_box(c, stream, 0);
 }
 
 /* A word is filled bytewise where its bytes are equal; any other pattern is written only where memory holds data. */

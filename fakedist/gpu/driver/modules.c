@@ -104,17 +104,20 @@ API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, si
     struct symbol *s = find_symbol(symbol);
     (void)kind;
     if (!s || offset + size > s->size) return gpu_fail(INVALID_SYMBOL);
-    return submit_copy((char *)s->memory + offset, from, size, NULL);
+    return submit_copy_and_wait((char *)s->memory + offset, from, size);
 }
 API int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t size, size_t offset, int kind,
                                 void *stream) {
-    return (void)stream, cudaMemcpyToSymbol(symbol, from, size, offset, kind);
+    struct symbol *s = find_symbol(symbol);
+    (void)kind;
+    if (!s || offset + size > s->size) return gpu_fail(INVALID_SYMBOL);
+    return submit_copy((char *)s->memory + offset, from, size, stream);
 }
 API int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t size, size_t offset, int kind) {
     struct symbol *s = find_symbol(symbol);
     (void)kind;
     if (!s || offset + size > s->size) return gpu_fail(INVALID_SYMBOL);
-    return submit_copy(to, (char *)s->memory + offset, size, NULL);
+    return submit_copy_and_wait(to, (char *)s->memory + offset, size);
 }
 
 /* ---- the runtime API ---- */

@@ -161,10 +161,6 @@ API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     return OK;
 }
 
-API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
-    TRACED;
-    return (void)kind, submit_copy_and_wait(to, from, size);
-}
 API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
     TRACED;
     return (void)kind, submit_copy(to, from, size, stream);
