@@ -153,16 +153,30 @@ API int cuStreamWriteValue32(void *stream, void *to, unsigned value, unsigned fl
     return (void)flags, submit_copy(to, &value, sizeof value, stream);
 }
 
+/* CUpointer_attribute */
 enum {
     POINTER_CONTEXT = 1,
     POINTER_MEMORY_TYPE,
     POINTER_DEVICE,
     POINTER_HOST,
-    POINTER_SYNCHRONISES = 6,
-    POINTER_BUFFER
+    POINTER_P2P_TOKENS,
+    POINTER_SYNCHRONISES,
+    POINTER_BUFFER,
+    POINTER_IS_MANAGED,
+    POINTER_ORDINAL,
+    POINTER_START = 11,
+    POINTER_SIZE,
+    POINTER_MAPPED,
+    POINTER_HANDLE_TYPES,
+    POINTER_RDMA,
+    POINTER_ACCESS,
+    POINTER_POOL,
+    POINTER_MAPPING_SIZE,
+    POINTER_MAPPING_START,
+    POINTER_BLOCK,
+    POINTER_DECOMPRESSES,
+    INVALID_ORDINAL = -2
 };
-enum { POINTER_IS_MANAGED = 8, POINTER_ORDINAL, POINTER_START = 11, POINTER_SIZE, POINTER_MAPPED };
-enum { POINTER_ACCESS = 16, POINTER_POOL, INVALID_ORDINAL = -2 };
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, ACCESS_READ_WRITE = 3 };
 
 API int cuPointerGetAttribute(void *value, int attribute, void *pointer) {
@@ -178,14 +192,21 @@ API int cuPointerGetAttribute(void *value, int attribute, void *pointer) {
     case POINTER_HOST: return *(void **)value = is_ours ? NULL : pointer, is_ours ? INVALID_VALUE : OK;
     case POINTER_SYNCHRONISES:
     case POINTER_IS_MANAGED: return *(int *)value = 0, OK;
+    case POINTER_BLOCK:
     case POINTER_BUFFER: return *(uint64_t *)value = (uintptr_t)base, OK;
     case POINTER_ORDINAL: return *(int *)value = is_ours ? device : device_current(), OK;
+    case POINTER_MAPPING_START:
     case POINTER_START: return *(void **)value = base, OK;
+    case POINTER_MAPPING_SIZE:
     case POINTER_SIZE: return *(size_t *)value = size, OK;
     case POINTER_MAPPED: return *(int *)value = 1, OK;
     case POINTER_ACCESS: return *(int *)value = ACCESS_READ_WRITE, OK;
     case POINTER_POOL: return *(void **)value = NULL, OK; /* from no pool */
-    default: return refuse_call("cuPointerGetAttribute with an unusual attribute", NOT_SUPPORTED);
+    case POINTER_HANDLE_TYPES:
+    case POINTER_DECOMPRESSES: return *(int *)value = 0, OK;
+    case POINTER_RDMA: return *(int *)value = is_ours, OK;
+    case POINTER_P2P_TOKENS: return refuse_call("cuPointerGetAttribute of P2P tokens", NOT_SUPPORTED);
+    default: return INVALID_VALUE; /* newer than this driver */
     }
 }
 
