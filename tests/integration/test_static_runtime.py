@@ -46,7 +46,7 @@ with virtual_gpu(find_gpu("h100-80g"), 2) as gpu:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a library was answered, line by line; the log of launches; the driver's counters and what it refused."""
+    """Answers that a library got, line by line; the log of launches; the driver's counters and what it refused."""
 
     answers: list[str]
     launches: list[Any]
@@ -98,7 +98,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def seen(build: Callable[[str], Path]) -> Callable[[str], Seen]:
-    """What the library sees with a runtime, each time in a process of its own."""
+    """Look at the GPU through the library with a runtime, each time in a process of its own."""
 
     def look(name: str) -> Seen:
         library = build(name)

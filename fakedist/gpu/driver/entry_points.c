@@ -63,9 +63,10 @@ API int cuGetExportTable(const void **table, const unsigned char *id) {
     *table = NULL;
     int known = dladdr(__builtin_return_address(0), &caller) && caller.dli_fname;
     /* cuDNN and NVRTC have a runtime of their own and work without it: we call them as without a GPU (cudnn_backend.c,
-     * nvrtc.c). cuDNN tries cuBLASLt for 1x1 convolutions and skips it. No other caller reaches the installed one. */
-    static const char *const content[] = {"libcudnn", "libnvrtc", "libcublasLt"};
-    for (int i = 0; i < 3; i++)
+     * nvrtc.c). cuDNN tries cuBLASLt for 1x1 convolutions and skips it. No other caller reaches the installed one.
+     * nvJitLink links without a GPU. */
+    static const char *const content[] = {"libcudnn", "libnvrtc", "libcublasLt", "libnvJitLink"};
+    for (int i = 0; i < 4; i++)
         if (known && strstr(caller.dli_fname, content[i])) return NOT_SUPPORTED;
     if (!model.devices) return NOT_SUPPORTED;
     if (!export_table_find(id, table))

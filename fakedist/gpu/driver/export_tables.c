@@ -95,7 +95,7 @@ UNANSWERED(TOOLS_TLS, 2)
 UNANSWERED(TOOLS_TLS, 3)
 static const void *const tools_tls[] = {SIZE(4), TOOLS_TLS_1, TOOLS_TLS_2, TOOLS_TLS_3};
 
-/* Where a profiler would enter its callbacks. Nobody does, so the zeros mean: call nothing. */
+/* Where a profiler enters its callbacks. None is entered, so the runtime calls none. */
 enum { HOOKS = 1024, MORE_HOOKS = 14 };
 static uint64_t hooks[HOOKS];
 static char more_hooks[MORE_HOOKS];
