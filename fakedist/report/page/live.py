@@ -244,7 +244,7 @@ def _rank_row(name: str, manifest: Manifest) -> tuple[list[str], bool]:
 
 
 def follower_of(path: Path) -> Follower | None:
-    """What follows a directory of a run or of several ranks' runs; None while there is nothing in it."""
+    """Return the follower of a directory of a run or of several ranks' runs; None while there is nothing in it."""
     if (path / MANIFEST_NAME).is_file():
         return RunFollower(path)
     return RanksFollower(path) if rank_directories(path) else None
