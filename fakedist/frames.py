@@ -103,7 +103,7 @@ def local_value(frame: FrameType, name: str, default: object = None) -> object:
 
 
 def _has_dict(frame: FrameType) -> bool:
-    """Whether ``f_locals`` is the namespace itself: of modules, bodies of classes, and everything from Python 3.13 on."""
+    """Whether ``f_locals`` is the namespace itself: of modules, classes, and everything from Python 3.13 on."""
     return sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED
 
 
