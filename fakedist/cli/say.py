@@ -15,7 +15,7 @@ import click
 
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
 from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
-from fakedist.options import Job, options_after_script, profile_command
+from fakedist.options import Job, options_after_script, profile_arguments, profile_command
 from fakedist.rundir.directory import MANIFEST_NAME, last_run, last_written, rank_directories
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.visible import shortened, visible_lines
@@ -227,8 +227,10 @@ def _say_what_follows_the_script(job: Job) -> None:
     """Name fakedist's own options among the arguments of a script that refused its arguments."""
     own, others = options_after_script(job.arguments)
     if own:
-        command = profile_command(dataclasses.replace(job, arguments=tuple(others)))
-        command = command.replace("fakedist profile", f"fakedist profile {shlex.join(own)}", 1)
+        given = {word.partition("=")[0] for word in own}
+        rest = profile_arguments(dataclasses.replace(job, arguments=tuple(others)))
+        rest = [word for word in rest if word.partition("=")[0] not in given]
+        command = shlex.join(["fakedist", "profile", *own, *rest])
         say(f"  {own[0]} follows the script, so the script got it; as fakedist's: {command}", err=True)
 
 

@@ -55,14 +55,12 @@ def view(run: Path | None, port: int | None, live: bool) -> int:
 
 def _follow(path: Path, port: int) -> int:
     """Serve the page of a run or a sweep that goes on. It need not exist yet."""
-    from fakedist.report.page.live import Follower, LiveServer, RunFollower
+    from fakedist.report.page.live import Follower, LiveServer, follower_of
     from fakedist.sweep.page import SweepFollower
     from fakedist.sweep.sweep_directory import is_sweep
 
     def find() -> Follower | None:
-        if is_sweep(path):
-            return SweepFollower(path)
-        return RunFollower(path) if path.is_dir() else None
+        return SweepFollower(path) if is_sweep(path) else follower_of(path)
 
     with LiveServer(find, str(path), port, partial(linked_page, path)) as server:
         return _serve(server)

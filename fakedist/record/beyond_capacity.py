@@ -20,6 +20,7 @@ from fakedist.patch import patched, present
 from fakedist.record.device_memory import take_snapshot
 from fakedist.record.handlers import is_handled
 from fakedist.record.position import Position
+from fakedist.rundir.collector import no_collector
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.memory_records import BeyondCapacityRecord
 
@@ -59,17 +60,18 @@ def beyond_capacity(capacity: Capacity, append: Callable[[Record], None], positi
 
     def decide(device: int, bytes_: int, limit_bytes: int, thread: int) -> bool:
         nonlocal is_recorded
-        frames = _frames_of([thread, position.calls_backward])
-        try:
-            if any(map(is_handled, frames)):
-                return False
-            if not is_recorded:
-                is_recorded = True
-                stack = next(filter(None, map(script_lines, frames)), [])
-                append(BeyondCapacityRecord(device, bytes_, limit_bytes, position.op - 1, stack))
-            return True
-        finally:
-            frames.clear()
+        with no_collector():  # a tensor that is freed here would wait for the allocator, which waits for the answer
+            frames = _frames_of([thread, position.calls_backward])
+            try:
+                if any(map(is_handled, frames)):
+                    return False
+                if not is_recorded:
+                    is_recorded = True
+                    stack = next(filter(None, map(script_lines, frames)), [])
+                    append(BeyondCapacityRecord(device, bytes_, limit_bytes, position.op - 1, stack))
+                return True
+            finally:
+                frames.clear()
 
     capacity.go_beyond(decide)
     try:

@@ -6,7 +6,6 @@ and the shapes of one that did, and lists and dicts of tensors that have the sha
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 import weakref
@@ -18,17 +17,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fakedist.frames import OURS, TORCH
-from fakedist.own_memory import read_words
+from fakedist.frames import OURS, TORCH, local_addresses
 from fakedist.record.alive import all_alive
 from fakedist.record.marker import PLAIN, Piece, device_pieces
 from fakedist.record.marks import Marks
 from fakedist.record.module_names import LayerTable, class_name, modules_of, unwrapped
 from fakedist.rundir.schema import ALIKE
 
-_WORD = ctypes.sizeof(ctypes.c_void_p)
-_FRAME_FIELD = 3  # PyFrameObject: ob_refcnt, ob_type, f_back, f_frame
-_FAR = 32  # more words than precede the locals of a _PyInterpreterFrame, which may end before
 #: Attributes in which wrappers keep what they hold. The names say nothing about it.
 _SAY_NOTHING = {"module", "model", "_modules", "params", "parameters", "shadow_params", "shadow", "state", "data"}
 _LEVELS = 3
@@ -75,46 +70,11 @@ def _local_name(addresses: set[int]) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith((OURS, TORCH, "<")):
-            for name, address in _locals(frame):
+            for name, address in local_addresses(frame):
                 if address in addresses and name.isidentifier():
                     return name
         frame = frame.f_back
     return ""
-
-
-def _locals(frame: FrameType) -> Iterator[tuple[str, int]]:
-    """Names and addresses of a running function's variables, read from the frame itself.
-
-    Before Python 3.13, ``f_locals`` is a copy that stays with the frame and keeps everything in it alive, which would
-    change the peak.
-    """
-    if sys.version_info >= (3, 13):
-        yield from ((name, id(value)) for name, value in frame.f_locals.items())
-    elif frame.f_code.co_name == "<module>":
-        yield from ((name, id(value)) for name, value in frame.f_globals.items())
-    elif (first := _first_local()) >= 0:
-        code = frame.f_code
-        cells = [name for name in code.co_cellvars if name not in code.co_varnames]
-        for index, name in enumerate((*code.co_varnames, *cells, *code.co_freevars)):
-            yield name, _word(_inside(frame), first + index)
-
-
-def _inside(frame: FrameType) -> int:
-    return _word(id(frame), _FRAME_FIELD)
-
-
-def _word(address: int, index: int) -> int:
-    return ctypes.c_size_t.from_address(address + index * _WORD).value
-
-
-def _first_local() -> int:
-    """Index of the word in an interpreter frame that holds the first local, found in a frame with a known local."""
-    marker = object()
-    frame = sys._getframe()
-    index = frame.f_code.co_varnames.index("marker")
-    address = id(marker)
-    words = read_words(_inside(frame), _FAR)
-    return words.index(address) - index if address in words else -1
 
 
 _COPY = "copy of the parameters"

@@ -9,6 +9,7 @@ from types import FrameType
 
 import torch
 
+from fakedist.frames import local_value
 from fakedist.patch import present
 from fakedist.record.compiled_graphs import Compilations, Generated, Modules, parse_generated
 from fakedist.record.marker import device_pieces
@@ -49,11 +50,10 @@ class PlacedGraph:
         frame = None if integers is None else self._frame(sys._getframe(1))
         if integers is None or frame is None:
             return
-        named = frame.f_locals
         addresses = {
             value.data_ptr(): node
             for name, node in integers.buffers.items()
-            if isinstance(value := named.get(name), torch.Tensor)
+            if isinstance(value := local_value(frame, name), torch.Tensor)
         }
         for tensor in tensors:
             if (node := addresses.get(tensor.data_ptr())) is not None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from fakedist.frames import OURS
+from fakedist.frames import OURS, local_value
 
 _NAME, _TEXT = "OutOfMemoryError", "out of memory"
 _MOST_CALLS = 2  # from the handler to the function that has the text, less one
@@ -186,10 +186,11 @@ def _names(expressions: Iterable[ast.expr]) -> set[str | None]:
 def _resolve(expression: ast.expr, frame: FrameType) -> object:
     """The value of a name or of an attribute, without running code of the script's own; _UNKNOWN if it has none."""
     if isinstance(expression, ast.Name):
-        for names in (frame.f_globals, frame.f_builtins, frame.f_locals):
+        for names in (frame.f_globals, frame.f_builtins):
             if expression.id in names:
                 found: object = names[expression.id]
                 return found
+        return local_value(frame, expression.id, _UNKNOWN)
     if isinstance(expression, ast.Attribute):
         owner = _resolve(expression.value, frame)
         if isinstance(owner, ModuleType):

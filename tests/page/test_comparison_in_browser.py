@@ -9,7 +9,7 @@ import pytest
 
 from fakedist.report.compare.comparison import Comparison
 from fakedist.report.compare.comparison_page import comparison_page
-from tests.page.browser import Reader, drawn, serious_faults
+from tests.page.browser import DESKTOP, Reader, drawn, serious_faults
 from tests.unit.report.two_runs import run_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -86,3 +86,16 @@ def test_axe_finds_no_serious_fault(reader: Reader, written: Path, scheme: Any) 
     if told is None:
         pytest.skip("no axe-core: pip install 'fakedist[browser]'")
     assert told == []
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_long_name_stays_in_its_column(reader: Reader, written: Path, width: int) -> None:
+    page = reader.open(written)
+    page.set_viewport_size({"width": width, "height": 800})
+    name = page.locator(".pairs .name").first
+    widths = name.evaluate(
+        "node => { node.textContent = 'all_gather_into_tensor_coalesced on mesh_dp_shard_cp';"
+        " return [node.scrollWidth, node.getBoundingClientRect().width] }"
+    )
+    page.set_viewport_size(DESKTOP)
+    assert widths[0] <= widths[1] + 1

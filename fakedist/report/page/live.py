@@ -17,10 +17,12 @@ import numpy as np
 
 from fakedist.analysis.replay import AllocatorSettings, rounded_bytes
 from fakedist.errors import FakedistError
+from fakedist.report.page.job_page import job_page
 from fakedist.report.page.run_page import page, template_text
 from fakedist.report.page.serve import Answer, PageServer, no_page
+from fakedist.results.job_time import open_job_runs
 from fakedist.results.opening import open_run
-from fakedist.rundir.directory import JOURNAL_NAME, MANIFEST_NAME
+from fakedist.rundir.directory import JOURNAL_NAME, MANIFEST_NAME, PAGE_NAME, rank_directories
 from fakedist.rundir.journal import JournalReader
 from fakedist.rundir.manifest import Manifest, load_manifest
 from fakedist.rundir.memory_records import EventsRecord
@@ -106,14 +108,14 @@ class LiveMemory:
 
 
 class RunFollower(Follower):
-    """A run, from the directory that it is written into; of several ranks' runs, the one written last."""
+    """A run, from the directory that it is written into."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._restart()
 
-    def _restart(self, run: Path | None = None, inode: int = -1) -> None:
-        self._run, self._inode, self._position = run, inode, 0
+    def _restart(self, inode: int = -1) -> None:
+        self._inode, self._position = inode, 0
         self._memory: dict[int, LiveMemory] = {}
         self._steps: list[StepRecord] = []
         self._layers: dict[int, str] = {}
@@ -123,13 +125,13 @@ class RunFollower(Follower):
 
     def state(self) -> dict[str, object]:
         """See :meth:`Follower.state`."""
-        run = _run_in(self._path)
-        journal = None if run is None else run / JOURNAL_NAME
-        if run is None or journal is None or not journal.is_file():
-            return {"title": f"waiting for {self._path}", "rows": [], "points": [], "done": False}
+        run = self.path
+        journal = run / JOURNAL_NAME
+        if not (run / MANIFEST_NAME).is_file() or not journal.is_file():
+            return {"title": f"waiting for {self.path}", "rows": [], "points": [], "done": False}
         about, manifest = journal.stat(), load_manifest(run)
-        if (run, about.st_ino) != (self._run, self._inode) or about.st_size < self._position:
-            self._restart(run, about.st_ino)  # another run took its place
+        if about.st_ino != self._inode or about.st_size < self._position:
+            self._restart(about.st_ino)  # another run took its place
         self._read(journal)
         done = manifest.exit.outcome is not Outcome.RUNNING and manifest.summary is not None
         memory = max(self._memory.values(), key=lambda each: each.most_reserved, default=LiveMemory())
@@ -142,7 +144,7 @@ class RunFollower(Follower):
 
     def report(self) -> str:
         """See :meth:`Follower.report`."""
-        return page(open_run(self._run or self._path))
+        return page(open_run(self.path))
 
     def _read(self, journal: Path) -> None:
         reader = JournalReader(journal, RECORDS, self._position)
@@ -194,11 +196,65 @@ def _moment(created: str) -> float | None:
         return None
 
 
-def _run_in(path: Path) -> Path | None:
+class RanksFollower(Follower):
+    """The runs of several ranks of a job: the one written last while it goes, and how each ended.
+
+    They are done once the page of all of them is written, which is after the last one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._shown = RunFollower(path)
+
+    def state(self) -> dict[str, object]:
+        """See :meth:`Follower.state`."""
+        runs = rank_directories(self._path)
+        manifests = [run / MANIFEST_NAME for run in runs]
+        last = max(manifests, key=_written, default=None)
+        if last is not None and last.parent != self._shown.path:
+            self._shown = RunFollower(last.parent)
+        shown = self._shown.state()
+        done = bool(runs) and _written(self._path / PAGE_NAME) >= max(map(_written, manifests))
+        rows = [_rank_row(run.name, load_manifest(run)) for run in runs]
+        links = [
+            [["page", f"{run.name}/{PAGE_NAME}"]] if ended else [] for run, (_, ended) in zip(runs, rows, strict=True)
+        ]
+        return shown | {
+            "title": f"{self._path.name}: {shown['title']}" if runs else f"waiting for {self._path}",
+            "heading": "Ranks so far",
+            "columns": ["rank", "outcome", "steps", "peak reserved"],
+            "table": [row for row, _ in rows],
+            "links": links,
+            "done": done,
+        }
+
+    def report(self) -> str:
+        """See :meth:`Follower.report`."""
+        return job_page(open_job_runs(self._path), folder=self._path)
+
+
+def _rank_row(name: str, manifest: Manifest) -> tuple[list[str], bool]:
+    """A rank's cells, and whether its report is complete."""
+    summary, outcome = manifest.summary, manifest.exit.outcome
+    done = summary is not None and outcome is not Outcome.RUNNING
+    cells = [name.removeprefix("rank"), str(outcome), "", ""]
+    if summary is not None and done:
+        cells[2:] = [f"{len(summary.steps):,}", format_bytes(summary.peak_reserved_bytes)]
+    return cells, done
+
+
+def follower_of(path: Path) -> Follower | None:
+    """Return the follower of a directory of a run or of several ranks' runs; None while there is nothing in it."""
     if (path / MANIFEST_NAME).is_file():
-        return path
-    runs = [found.parent for found in path.glob(f"rank*/{MANIFEST_NAME}")]
-    return max(runs, key=lambda run: (run / MANIFEST_NAME).stat().st_mtime_ns, default=None)
+        return RunFollower(path)
+    return RanksFollower(path) if rank_directories(path) else None
+
+
+def _written(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return -1
 
 
 class LiveServer(PageServer):

@@ -80,7 +80,7 @@ def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
     """A step on several GPUs and fabrics, next to the run's own. A surprise has its cause below the table."""
     times = [row.time for row in rows]
     remarks = [f"changes by: from {own.time.step_us / 1e3:,.1f} ms on {own.gpu.name} with {own.source.fabric}"]
-    remarks += [cause for row in rows if (cause := _surprise(own, row))]
+    remarks += [cause for row in rows if (cause := _surprise(_alike(own, row, rows), row))]
     return Sheet(
         "The step on each GPU and fabric, estimated",
         [
@@ -105,13 +105,20 @@ def _tokens(time: StepTime) -> str:
     return "-" if time.throughput is None else f"{time.throughput.tokens_per_s_per_gpu:,.0f}"
 
 
+def _alike(own: GpuStep, row: GpuStep, rows: Sequence[GpuStep]) -> GpuStep:
+    """The run's own GPU on this row's fabric, if it was priced; else the run's own step."""
+    alike = (other for other in rows if other.gpu.name == own.gpu.name and other.source.fabric == row.source.fabric)
+    return next(alike, own)
+
+
 def _surprise(own: GpuStep, row: GpuStep) -> str:
     """Why a GPU whose peaks are higher is not faster; empty if it is, or if its peaks are not."""
     peaks = [spec.peak_flops.get(PEAK_DTYPE, 0.0) + spec.memory_bandwidth for spec in (own.gpu, row.gpu)]
     is_better = row.gpu.name != own.gpu.name and peaks[1] > peaks[0]
     if not is_better or row.time.step_us < _FASTER * own.time.step_us:
         return ""
-    causes = [text for text in (clock_text(row.source), limit_text(row.time)) if text]
+    other = f"on another fabric than {own.source.fabric}" if row.source.fabric != own.source.fabric else ""
+    causes = [text for text in (other, clock_text(row.source), limit_text(row.time)) if text]
     return f"{row.gpu.name} with {row.source.fabric} is not faster: {'; '.join(causes)}"
 
 

@@ -119,3 +119,11 @@ def test_a_script_inside_a_package_is_told_how_it_runs(
     monkeypatch.chdir(tmp_path / "pkg")
     say_ending(ending, replace(job, target="sub/train.py"), tmp_path)
     assert f"cd {tmp_path} && fakedist profile" in capsys.readouterr().err
+
+
+def test_an_option_moved_before_the_script_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(world_size=8, rank=0, target="train.py", arguments=("--gpu-memory", "3GiB", "--steps", "1", "--lr", "2"))
+    say_ending(Ending(Outcome.EXIT, 2, ""), replace(job, steps="auto"), tmp_path)
+    command = shlex.split(capsys.readouterr().err.splitlines()[0].partition("as fakedist's: ")[2])
+    assert [word for word in command if word.startswith("--steps")] == ["--steps"]
+    assert command[command.index("train.py") :] == ["train.py", "--lr", "2"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -117,6 +119,26 @@ def test_the_try_or_with_around_the_call_counts(body: str, expected: bool) -> No
 def test_without_the_source_the_names_of_a_function_with_a_handler_count() -> None:
     assert handled("def work():\n    try: ask()\n    except torch.OutOfMemoryError: pass\nwork()", with_source=False)
     assert not handled("def work():\n    try: ask()\n    except ValueError: pass\nwork()", with_source=False)
+
+
+@pytest.mark.parametrize("around", ["Mine = OSError", "Mine = torch.OutOfMemoryError"])
+def test_a_class_in_a_variable_is_the_one_that_it_is_now(around: str) -> None:
+    own = "def work():\n    {}\n    try: ask()\n    except Mine: pass\nwork()"
+    shared = "def outer():\n    {}\n    def work():\n        try: ask()\n        except Mine: pass\n    work()\nouter()"
+    assert [handled(body.format(around)) for body in (own, shared)] == [around.endswith("MemoryError")] * 2
+
+
+def test_looking_keeps_nothing_alive_that_the_script_drops() -> None:
+    def work() -> tuple[object, object]:
+        held, kind = torch.ones(3), OSError
+        known = weakref.ref(held)
+        with contextlib.suppress(kind):
+            assert not is_handled(sys._getframe())
+        before = known()
+        del held
+        return before is not None, (before := None) or known()
+
+    assert work() == (True, None)
 
 
 def test_a_test_that_expects_the_error_handles_it() -> None:

@@ -116,5 +116,5 @@ const sizeNow = () => `${innerWidth} ${document.documentElement.scrollHeight}`;
 
 // The reports of a sweep lie below its page: an address from elsewhere is not followed.
 export function isReport(path) {
-  return /^runs\/[0-9a-f]+\/rank\d+\/report\.html$/.test(path);
+  return /^(?:runs\/[0-9a-f]+\/)?rank\d+\/report\.html$/.test(path);
 }

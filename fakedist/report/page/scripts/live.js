@@ -53,6 +53,7 @@ function show(state) {
   $('#title').textContent = state.title;
   showRows(state.rows);
   showMemory(state.points);
+  if (state.heading) $('#points h2').textContent = state.heading;
   showTable('#points', state.columns, state.table, state.links);
   showTable('#others', ['point', 'status', 'why', 'line'], state.others, state.other_links);
 }

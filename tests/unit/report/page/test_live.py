@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakedist.report.page.live import LiveMemory, LiveServer, RunFollower
+from fakedist.report.page.job_page import write_job_page
+from fakedist.report.page.live import LiveMemory, LiveServer, RunFollower, follower_of
 from fakedist.results.building import build_tables
+from fakedist.results.job_time import open_job_runs
 from fakedist.results.opening import open_run
-from fakedist.rundir.directory import JOURNAL_NAME, MANIFEST_NAME
+from fakedist.rundir.directory import JOURNAL_NAME, MANIFEST_NAME, PAGE_NAME
 from fakedist.rundir.manifest import load_manifest, write_manifest
 from fakedist.rundir.memory_records import EventsRecord
 from fakedist.rundir.outcome import Ending, Outcome
@@ -79,10 +82,26 @@ def test_another_run_in_the_same_place_begins_anew(tmp_path: Path) -> None:
     assert rows(follower.state())["allocated, at least"] == "1.00 MiB"
 
 
-def test_of_several_ranks_the_last_is_followed(tmp_path: Path) -> None:
+def test_of_several_ranks_the_last_is_followed_until_the_page_of_all_is_written(tmp_path: Path) -> None:
+    assert follower_of(tmp_path) is None
     for rank in (0, 3):
         goes_on(tmp_path / f"rank{rank}", recorded())
-    assert RunFollower(tmp_path).state()["title"] == "rank3"
+    build_tables(tmp_path / "rank0")
+    os.utime(tmp_path / "rank0" / MANIFEST_NAME, (0, 0))
+    follower = follower_of(tmp_path)
+    assert follower is not None
+    live = follower.state()
+    assert str(live["title"]).endswith(": rank3")
+    assert live["table"][0][:3] == ["0", "killed", "2"]  # type: ignore[index]
+    assert live["links"] == [[["page", "rank0/report.html"]], []]
+    build_tables(tmp_path / "rank3")
+    assert not follower.state()["done"]  # another rank may follow
+    (tmp_path / "rank3" / PAGE_NAME).write_text("<title>a rank</title>")
+    write_job_page(open_job_runs(tmp_path), tmp_path / PAGE_NAME)
+    assert follower.state()["done"]
+    assert "rank3/report.html" in follower.report()
+    os.utime(tmp_path / PAGE_NAME, (1, 1))  # that of the ranks that were here before
+    assert not follower.state()["done"]
 
 
 def test_many_points_keep_their_peak() -> None:
