@@ -29,6 +29,9 @@ OUT ?= gpu-results
 WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# Without bytecode, every process would compile the package and its tests again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery site gpu calibrate oldest torch python matrix dist clean
 .PHONY: frameworks recipes clients clients-new clients-recipes clients-fast test-page plotly

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
 from tests.summary import longest_files, summary
+from tests.support.commands import Commands
 from tests.support.runs import Finished, Profiled, ProfileOnce, run_once
-from tests.support.tiers import is_nightly, short_tests, tier
+from tests.support.tiers import NIGHTLY_TIERS, NOT_SHORT, is_nightly, short_tests, tier
 
 ROOT = Path(__file__).parent.parent
 #: Says whose rank a process is; a test's own environment must not leak into the runs it starts.
@@ -35,33 +36,29 @@ def clean_environment() -> dict[str, str]:
 
     pytest-xdist tells its workers how wide the terminal is; what a test reads through a pipe is as wide as any pipe.
     """
-    left_out = {*RANK_VARIABLES, "COLUMNS"}
+    left_out = {*RANK_VARIABLES, "COLUMNS", "PYTEST_CURRENT_TEST"}
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment["PYTHONPATH"] = str(ROOT)
     return environment
 
 
 @pytest.fixture(scope="session")
-def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> RunFakedist:
+def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunFakedist]:
     """Run ``fakedist ...`` in a process of its own, by default in an empty directory. A profile writes no page unless
     the test looks at it, since that takes a second.
     """
+    commands = Commands()
 
     def run(
         *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, page: bool = False
     ) -> Finished:
         command, *others = map(str, arguments)
         options = ["--no-page"] if command == "profile" and not page else []
-        finished = subprocess.run(
-            [sys.executable, "-m", "fakedist", command, *options, *others],
-            cwd=cwd or tmp_path_factory.mktemp("cwd"),
-            env=clean_environment() | (env or {}),
-            capture_output=True,
-            text=True,
-        )
-        return Finished(finished.returncode, finished.stdout, finished.stderr)
+        directory = cwd or tmp_path_factory.mktemp("cwd")
+        return Finished(*commands.run([command, *options, *others], directory, clean_environment(), env or {}))
 
-    return run
+    with closing(commands):
+        yield run
 
 
 @pytest.fixture(scope="session")
@@ -95,6 +92,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """Hear Ctrl-C as in a terminal: in a script's background job it is ignored, and every child inherits that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Folders without a test of the chosen part are not imported; each worker would."""
+    others = NOT_SHORT if config.option.short else NIGHTLY_TIERS if config.option.rest else ()
+    return True if collection_path.parent == ROOT / "tests" and collection_path.name in others else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

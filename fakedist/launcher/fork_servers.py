@@ -127,6 +127,10 @@ class ForkServer:
                 start_new_session=True,
             )
 
+    def ask(self, request: Mapping[str, Any], files: Sequence[int]) -> ForkedChild | None:
+        """Fork a process (:meth:`ForkedChild.ask`). None if it makes none."""
+        return None if self._door is None else ForkedChild.ask(self._door.fileno(), request, files)
+
     def most_bytes(self) -> int:
         """The most resident memory of a process that ended since this was asked last."""
         most = 0
@@ -252,6 +256,6 @@ class TaskServer(ForkServer):
                 self.start(program, self._environment | _NO_THREADS, task["cwd"], sys.stderr.fileno())
         if self._door is None or task["environment"] != self._environment:
             return None
-        if (forked := ForkedChild.ask(self._door.fileno(), task, files)) is None:
+        if (forked := self.ask(task, files)) is None:
             self.close()  # something cannot be imported, or starts threads
         return forked

@@ -23,6 +23,35 @@ from fakedist.record.dispatch import every_operation
 GARBAGE = 77.0
 
 
+#: While kernels are kept: the device that is on, if any.
+_switch: list[IdleDevice | None] = []
+
+
+@contextmanager
+def kernels_kept() -> Iterator[None]:
+    """Keep the kernels of torch's 3,700 operations, which :meth:`IdleDevice.on` registers otherwise each time."""
+
+    def run(func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
+        (device,) = _switch
+        return func(*args, **kwargs) if device is None else device.execute(func, args, kwargs)
+
+    _switch.append(None)
+    try:
+        with every_operation(run):
+            yield
+    finally:
+        _switch.clear()
+
+
+@contextmanager
+def _switched(device: IdleDevice) -> Iterator[None]:
+    _switch[:] = [device]
+    try:
+        yield
+    finally:
+        _switch[:] = [None]
+
+
 class IdleDevice(ValueEngine):
     """The engine of such a device. Operations run on it inside :meth:`on`."""
 
@@ -44,7 +73,7 @@ class IdleDevice(ValueEngine):
     @contextmanager
     def on(self) -> Iterator[IdleDevice]:
         """Run this thread's operations on the device."""
-        with every_operation(self.execute):
+        with _switched(self) if _switch else every_operation(self.execute):
             yield self
 
     def execute(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> object:

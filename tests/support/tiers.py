@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 NIGHTLY_TIERS = ("clients", "gpu", "load")
+#: Folders of which `make test` runs nothing.
+NOT_SHORT = (*NIGHTLY_TIERS, "hostile", "page")
 
 
 def tier(item: pytest.Item) -> str:

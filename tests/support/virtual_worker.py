@@ -1,17 +1,21 @@
 """Test functions that run on the virtual GPU, in a process of their own: it must be loaded before torch is.
 
-One worker process serves all tests of a module; what a test function raises there fails the test here. Tests of what a
-process is (how many devices it has, how it runs out of memory) take :mod:`tests.support.virtual` instead.
+One worker process serves all tests of a module; what a test function raises there fails the test here. Workers fork
+from a process that has imported torch. Tests of what a process is (how many devices it has, how it runs out of memory)
+take :mod:`tests.support.virtual` instead.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib.util
 import inspect
 import json
-import subprocess
+import os
+import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,6 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fakedist.launcher.fork_servers import ForkServer
 from tests.conftest import ROOT, clean_environment
 
 if TYPE_CHECKING:
@@ -47,42 +52,80 @@ def invented_values(engine: ValueEngine) -> int:
 
 class _Worker:
     def __init__(self, module: str) -> None:
-        command = [sys.executable, "-m", "tests.support.virtual_worker", module]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        atexit.register(self._stop)
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        request = {"environment": clean_environment(), "cwd": str(ROOT), "module": module}
+        process = _server().ask(request, (theirs_in, theirs_out, 2))
+        os.close(theirs_in)
+        os.close(theirs_out)
+        assert process is not None
+        self._process, self._module = process, module
+        self._questions, self._answers = os.fdopen(ours_out, "w"), os.fdopen(ours_in)
 
     def run(self, name: str) -> str:
         """The traceback of a test; empty when it passed."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        if self._process.poll() is not None:
-            _worker.cache_clear()
-            return f"an earlier test ended the worker with {self._process.returncode}"
-        self._process.stdin.write(name + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        if self._process.has_ended():
+            self.close()
+            return f"an earlier test ended the worker with {self._process.wait()}"
+        self._questions.write(name + "\n")
+        self._questions.flush()
+        line = self._answers.readline()
         return str(json.loads(line)) if line else f"the worker ended with {self._process.wait()}"
 
-    def _stop(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+    def is_of(self, module: str) -> bool:
+        return self._module == module
+
+    def close(self) -> None:
+        """End it, and forget it."""
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._questions.close()
+        self._answers.close()
+        _workers.remove(self)
+
+
+#: The worker of the module whose tests run; the server follows one process at a time.
+_workers: list[_Worker] = []
+
+
+def _worker(module: str) -> _Worker:
+    for worker in _workers[:]:
+        if not worker.is_of(module):
+            worker.close()
+    if not _workers:
+        _workers.append(_Worker(module))
+    return _workers[0]
 
 
 @functools.cache
-def _worker(module: str) -> _Worker:
-    return _Worker(module)
+def _server() -> ForkServer:
+    server = ForkServer()
+    server.start([sys.executable, "-m", "tests.support.virtual_worker"], clean_environment(), str(ROOT), 2)
+    atexit.register(server.close)
+    atexit.register(lambda: [worker.close() for worker in _workers[:]])  # first
+    return server
 
 
-def _serve(module_path: Path) -> None:
+def _serve(door: str) -> None:
+    """Be the server, and in each fork answer for the tests of a module."""
     from fakedist.gpu.models.catalogue import find_gpu
     from fakedist.gpu.virtual import virtual_gpu
+    from fakedist.rank.fork_server import can_fork, end_with_parent, serve
 
-    answers = sys.stdout
-    sys.stdout = sys.stderr
+    end_with_parent(signal.SIGKILL)
     with virtual_gpu(find_gpu("h100-80g"), devices=NUM_DEVICES):
-        spec = importlib.util.spec_from_file_location(module_path.stem, module_path)
+        import torch
+
+        import fakedist.gpu.values.engine  # noqa: F401
+
+        gc.collect()
+        gc.freeze()
+        request, _ = serve(socket.socket(fileno=int(door)), serves=can_fork())
+        torch.default_generator.seed()
+        answers = sys.stdout
+        sys.stdout = sys.stderr
+        path = Path(request["module"])
+        spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -132,4 +175,4 @@ def _follow_blocks() -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
+    _serve(sys.argv[1])

@@ -50,6 +50,13 @@ def nodes_of(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_bytes())))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nodes_are_not_kept() -> Iterator[None]:
+    """The package has a million: in the garbage collections of all later tests they would be walked again."""
+    yield
+    nodes_of.cache_clear()
+
+
 def module_name(path: Path) -> str:
     """Dotted, below the package: "world.environ"; of a room's __init__, the room's."""
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
@@ -99,7 +106,9 @@ def imports_of(path: Path) -> Iterator[Import]:
             yield Import(path, getattr(node, "lineno", 0), name, id(node) not in inside)
 
 
-ALL_IMPORTS = [found for path in MODULES for found in imports_of(path)]
+@functools.cache
+def all_imports() -> list[Import]:
+    return [found for path in MODULES for found in imports_of(path)]
 
 
 def is_in(target: str, home: str) -> bool:
@@ -120,16 +129,17 @@ def test_every_library_is_imported_in_its_own_rooms_only() -> None:
         return any(found.where == home or (home[-1:] in ("", "/") and found.where.startswith(home)) for home in homes)
 
     known = {*sys.stdlib_module_names, *LIBRARY_HOMES, "numpy", "fakedist"}
-    assert offending(ALL_IMPORTS, unless=is_at_home) == []
-    assert offending(ALL_IMPORTS, unless=lambda found: found.library in known) == []
+    assert offending(all_imports(), unless=is_at_home) == []
+    assert offending(all_imports(), unless=lambda found: found.library in known) == []
 
 
 def test_pyarrow_is_loaded_only_when_tables_are_written_or_read() -> None:
-    assert offending(ALL_IMPORTS, unless=lambda found: found.library != "pyarrow" or not found.at_top) == []
+    assert offending(all_imports(), unless=lambda found: found.library != "pyarrow" or not found.at_top) == []
 
 
 def test_the_driver_is_built_with_the_standard_library_alone() -> None:
-    allowed, driver = {*sys.stdlib_module_names, "fakedist"}, [one for one in ALL_IMPORTS if "gpu/driver/" in one.where]
+    allowed = {*sys.stdlib_module_names, "fakedist"}
+    driver = [one for one in all_imports() if "gpu/driver/" in one.where]
     assert driver
     assert offending(driver, unless=lambda found: found.library in allowed) == []
 
@@ -147,7 +157,7 @@ def test_the_drawing_has_every_room_and_every_module_outside_of_rooms() -> None:
 
 
 def test_rooms_import_what_the_drawing_lets_them_and_no_arrow_is_left_over() -> None:
-    inside = [found for found in ALL_IMPORTS if found.target]
+    inside = [found for found in all_imports() if found.target]
     used: dict[str, set[str]] = {room: set() for room in MAY_IMPORT}
     for found in inside:
         used[room_of(module_name(found.path))].add(found.target)
@@ -172,7 +182,7 @@ DOORS = {("results.run", "report.figures.run_figures"), ("results.run", "report.
 def imported_modules(*, at_top: bool = False) -> dict[str, set[str]]:
     """The modules of the package that each module imports, without DOORS: all, or what importing it loads."""
     found: dict[str, set[str]] = {name: set() for name in NAMES}
-    for one in ALL_IMPORTS:
+    for one in all_imports():
         name = module_name(one.path)
         if one.target in NAMES and (name, one.target) not in DOORS and (one.at_top or not at_top):
             found[name].add(one.target)
@@ -194,7 +204,9 @@ def test_the_recording_half_never_imports_what_tables_and_terminals_need() -> No
     modules = reached(half("recording"), imported_modules())
     assert {"rank.main", "rundir.records"} <= modules
     unwanted = {"pandas", "pyarrow", "click", "rich", "plotly", "jinja2"}
-    imports = [found for found in ALL_IMPORTS if module_name(found.path) in modules and found.where != "rundir/tables"]
+    imports = [
+        found for found in all_imports() if module_name(found.path) in modules and found.where != "rundir/tables"
+    ]
     assert offending(imports, unless=lambda found: found.library not in unwanted) == []
 
 
@@ -204,7 +216,7 @@ def test_the_reading_half_never_imports_torch() -> None:
     assert {"results.run", "launcher.launching"} <= loaded
     imports = [
         found
-        for found in ALL_IMPORTS
+        for found in all_imports()
         if room_of(name := module_name(found.path)) in rooms or (name in loaded and found.at_top)
     ]
     assert offending(imports, unless=lambda found: found.library != "torch") == []
@@ -213,7 +225,7 @@ def test_the_reading_half_never_imports_torch() -> None:
 def test_the_halves_meet_only_in_rundir() -> None:
     recording, reading = half("recording"), half("reading")
     for rooms, others in ((recording, reading), (reading, recording), ({"rundir"}, recording | reading)):
-        imports = [found for found in ALL_IMPORTS if room_of(module_name(found.path)) in rooms]
+        imports = [found for found in all_imports() if room_of(module_name(found.path)) in rooms]
         met = [str(found) for found in imports if room_of(found.target) in others]
         assert [text for text in met if "fakedist.gpu.models" not in text] == []  # plain data
 

@@ -1,11 +1,16 @@
 """A small run that has one of everything a report shows."""
 
 import dataclasses
+import os
+import shutil
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.results.building import build_tables
+from fakedist.rundir.directory import JOURNAL_NAME
 from fakedist.rundir.launch_records import RangeRow
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.summary import Summary
@@ -18,10 +23,29 @@ GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsiz
 GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>"
 
 
+#: Built runs of the test file that runs now, by what they were made of.
+_built: dict[tuple[str, ...], Path] = {}
+_FOLDER = TemporaryDirectory(prefix="built-")
+
+
 def built(made: HandMade, directory: Path, outcome: str = "stopped", **job: Any) -> Path:
-    """The run directory of what was made, with its tables; further settings are the job's."""
+    """The run directory of what was made, with its tables; further settings are the job's.
+
+    A file's tests that make the same run share one build. Other files build it again: ``make mutants`` asks which files
+    run a line.
+    """
     run = made.write(new_run(directory, outcome, **job))
+    file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+    journal = sha256((run / JOURNAL_NAME).read_bytes()).hexdigest()
+    made_of = (file, str(Path.cwd()), outcome, repr(sorted(job.items())), journal)
+    if made_of in _built:
+        shutil.copytree(_built[made_of], run, dirs_exist_ok=True)
+        return run
     build_tables(run)
+    if any(other != file for other, *_ in _built):
+        _built.clear()
+    _built[made_of] = Path(mkdtemp(dir=_FOLDER.name))
+    shutil.copytree(run, _built[made_of], dirs_exist_ok=True)
     return run
 
 

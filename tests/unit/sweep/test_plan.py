@@ -8,6 +8,7 @@ from fakedist.errors import FakedistError, SweepError
 from fakedist.options import JobProgram
 from fakedist.sweep.command import Texts
 from fakedist.sweep.plan import CommandLineSettings, RankChoice, SweepPlan, sweep_of_command, sweep_of_file
+from fakedist.sweep.sheets import ranks_text
 from fakedist.sweep.space import all_points
 
 SWEEP = """
@@ -42,6 +43,26 @@ def test_a_sweep_file_is_read(tmp_path: Path) -> None:
     assert (plan.num_kept, plan.headroom, plan.context_bytes) == (3, 0.08, 600 << 20)
     assert plan.tokens is not None
     assert [axis.is_monotone for axis in plan.space.axes] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("plain", "choice", "text"),
+    [
+        ('"ends"', RankChoice(), "rank 0, then the last stage of its pipeline"),
+        ('"stages"', RankChoice("stages"), "then every stage of the best 10"),
+        ('"stages:5"', RankChoice("stages", num_best=5), "then every stage of the best 5"),
+        ('"stages:all"', RankChoice("stages", num_best=None), "then every stage of all points"),
+        ("5", RankChoice("listed", (5,)), "5"),
+        ('"3,0-1"', RankChoice("listed", (3, 0, 1)), "3, 0, 1"),
+        ("[4, 0, 4]", RankChoice("listed", (4, 0)), "4, 0"),
+    ],
+)
+def test_ranks_are_stages_or_numbers_and_are_said_in_words(
+    tmp_path: Path, plain: str, choice: RankChoice, text: str
+) -> None:
+    found = read(tmp_path, SWEEP.replace('"stages:5"', plain)).ranks
+    assert found == choice
+    assert ranks_text(found).endswith(text)
 
 
 def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
@@ -85,6 +106,9 @@ def test_a_command_line_alone_is_a_sweep() -> None:
         ('"train.py"', "3", "script is a text"),
         ('script = "train.py"', "", "has a script or a module"),
         ("world_size", "word_size", "unknown key 'word_size'"),
+        ('"stages:5"', "true", "ranks is ends"),
+        ('"stages:5"', "[0, true]", "ranks is ends"),
+        ('"stages:5"', "[]", "ranks is ends"),
         ("stages:5", "stage", "ranks is ends, stages or a list of ranks"),
         ("best:3", "best", "keep is all, none or best:10"),
         ('"8%"', "8", "headroom is a share"),

@@ -11,6 +11,7 @@ from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
 from fakedist.sweep.command import PricedFor
 from fakedist.sweep.point_rows import RankKind, RankResult, estimate_step, judge
+from tests.unit.report.handmade import out_of_memory
 from tests.unit.results.test_job_time import NUM_BATCHES, stage
 from tests.unit.sweep.fake_executor import make_failed, result
 
@@ -24,6 +25,15 @@ def judged(place: Path, message: str, line: str) -> RankResult:
     task.directory.parent.mkdir(parents=True)
     make_failed(task.directory, 6, (Outcome.EXCEPTION, message, 0), line)
     return judge(result(task, Outcome.EXCEPTION, message), 6, task.directory, place, None)
+
+
+def test_a_rank_without_enough_memory_says_where_and_how_much_was_asked_for(tmp_path: Path) -> None:
+    run = out_of_memory(tmp_path / "rank6")
+    task = Task(key="k", job=Job(world_size=8, rank=6, target="train.py"), directory=run)
+    found = judge(result(task, Outcome.OUT_OF_MEMORY, "CUDA out of memory"), 6, run, tmp_path, None)
+    assert found.kind is RankKind.OUT_OF_MEMORY
+    assert found.reason == "out of memory in layers.2.mlp: 90.00 GiB were asked for"
+    assert (found.layer, found.line) == ("layers.2.mlp", "/job/model.py:12 (forward)")
 
 
 def test_a_rank_that_needs_another_says_how_to_run_it(tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ from fakedist.errors import InventedValueError
 from fakedist.gpu.values.tensors import flat
 from tests.support.idle_device import IdleDevice
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of sparse and quantized tensors
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # torch's, of sparse and quantized tensors
+    pytest.mark.usefixtures("kept_kernels"),
+]
 LARGE = 1 << 21
 
 

@@ -15,6 +15,7 @@ from fakedist.gpu.values import following, recipes
 from fakedist.gpu.values.following import FEW, MANY
 from tests.support.idle_device import IdleDevice
 
+pytestmark = pytest.mark.usefixtures("kept_kernels")
 N = 1104  # a mask of N x N elements is large, and too large to be computed whole
 Tensor = torch.Tensor
 

@@ -1,0 +1,78 @@
+"""``fakedist ...`` in a process that forks from one with pandas, pyarrow and plotly imported: a second of CPU less.
+
+Sweeps run their jobs the same way (``fakedist.cli.task_program``). A rank starts in a new interpreter, as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class Commands:
+    """Runs commands; from the second on, those without variables of their own fork."""
+
+    def __init__(self) -> None:
+        from fakedist.launcher.fork_servers import TaskServer
+
+        self._server = TaskServer()
+
+    def run(
+        self, arguments: Sequence[str], cwd: Path, environment: dict[str, str], variables: dict[str, str]
+    ) -> tuple[int, str, str]:
+        """Run ``fakedist`` with the arguments. Returns its exit code, stdout and stderr.
+
+        Args:
+            arguments: The command's words.
+            cwd: The working directory.
+            environment: The environment of all commands.
+            variables: Further ones of this command.
+        """
+        task = {"arguments": [*arguments], "environment": {**environment}, "cwd": str(cwd), "ranks": ""}
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, open(os.devnull) as stdin:
+            files = stdin.fileno(), stdout.fileno(), stderr.fileno()
+            if not variables and (forked := self._server.fork([sys.executable, __file__], task, files)):
+                code = forked.wait()
+            else:
+                words = [sys.executable, "-m", "fakedist", *arguments]
+                own = environment | variables
+                code = subprocess.run(words, cwd=cwd, env=own, stdin=stdin, stdout=stdout, stderr=stderr).returncode
+            for file in (stdout, stderr):
+                file.seek(0)
+            return code, stdout.read().decode(), stderr.read().decode()
+
+    def close(self) -> None:
+        """End the process that they fork from."""
+        self._server.close()
+
+
+def _serve(door: str) -> int:
+    """Be the process that commands fork from, and in each fork run one."""
+    import gc
+    import signal
+    import socket
+
+    from fakedist.cli.program import Program
+
+    program = Program()
+    import fakedist.__main__ as module
+    from fakedist.cli import main
+    from fakedist.launcher.ahead import import_ahead
+    from fakedist.rank.fork_server import can_fork, end_with_parent, serve
+
+    end_with_parent(signal.SIGKILL)
+    import_ahead(page=True, gpu="h100-80g")  # of jobs without --gpu
+    gc.collect()
+    gc.freeze()
+    command, _ = serve(socket.socket(fileno=int(door)), serves=can_fork())
+    sys.path[0] = command["cwd"]
+    sys.argv = [str(module.__file__), *command["arguments"]]
+    return program.run(main)
+
+
+if __name__ == "__main__":
+    sys.exit(_serve(sys.argv[1]))
