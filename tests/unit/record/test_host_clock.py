@@ -90,6 +90,12 @@ def test_launches_that_a_collective_stands_for_are_none_of_a_bare_step() -> None
     assert times(record) == [30 - 10, 35 - 30]
 
 
+def test_many_launches_that_a_collective_stands_for_do_not_hide_the_next_one() -> None:
+    bare = "ab" + "." * 100 + "ab"
+    at_us = [float(number) for number in range(len(bare))]
+    assert times(clocked("ab", 2, bare, at_us, [mark(2, 1), mark(104, 103)])) == [101, 1]
+
+
 def test_a_pause_in_one_of_the_steps_is_in_none_of_the_rows_but_in_the_spread() -> None:
     at_us = [0, 10, 20, 30, 1040, 1050]
     marks = [mark(2, 10), mark(4, 30), mark(6, 1050)]
