@@ -18,7 +18,7 @@ from fakedist.rundir.collector import no_collector
 from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.rundir.encoding import Record, columns_of
 from fakedist.rundir.journal import damaged, read_journal
-from fakedist.rundir.launch_records import LaunchesRecord
+from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord
 from fakedist.rundir.memory_records import (
     BeyondCapacityRecord,
     EventsRecord,
@@ -147,6 +147,7 @@ class Recording:
     kernel_texts: list[str] = field(default_factory=list)
     kernel_source: KernelSource | None = None
     launches: LaunchesRecord | None = None
+    host_clock: HostClockRecord | None = None
     profiled: ProfilerRecord | None = None
     host: HostRecord | None = None
     timed_step: int = -1
@@ -218,6 +219,7 @@ _KEPT: dict[type[Record], str] = {
     ProfilerRecord: "profiled",
     HostRecord: "host",
     LaunchesRecord: "launches",
+    HostClockRecord: "host_clock",
 }
 #: The list of a recording that has every record of a kind.
 _LISTED: dict[type[Record], str] = {NotSentRecord: "not_sent", GeneratedRecord: "generated", StepRecord: "steps"}

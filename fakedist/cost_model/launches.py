@@ -13,7 +13,7 @@ import pandas as pd
 
 from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording, empty_columns
 from fakedist.rundir.encoding import columns_of
-from fakedist.rundir.launch_records import LAUNCH_KINDS, LaunchesRecord, RangeRow, WorkRow
+from fakedist.rundir.launch_records import LAUNCH_KINDS, HostClockRecord, LaunchesRecord, RangeRow, WorkRow
 from fakedist.rundir.schema import BOUNDS, FAMILIES, LAUNCHES, PHASES, WORK
 from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, HostWaits, KernelsRecord
 
@@ -24,12 +24,15 @@ def launch_tables(recording: Recording, calls: pd.DataFrame) -> dict[str, pd.Dat
     if recording.kernel_source is not None and recording.host is not None:
         return traced_tables(kernels, recording.host, calls)
     record = recording.launches
-    tables = {"launches": launch_table(record), "work": work_table(record), "ranges": recorded_ranges(record)}
+    tables = {"launches": launch_table(record, recording.host_clock), "work": work_table(record), "ranges": recorded_ranges(record)}
     return {"kernels": kernels, **tables}
 
 
-def launch_table(record: LaunchesRecord | None) -> pd.DataFrame:
-    """The table ``launches``: a row for each launch, event and wait, in the host's order. Texts are categorical."""
+def launch_table(record: LaunchesRecord | None, clock: HostClockRecord | None = None) -> pd.DataFrame:
+    """The table ``launches``: a row for each launch, event and wait, in the host's order. Texts are categorical.
+
+    A clock of another step, or of another number of launches, is none of these launches.
+    """
     columns: dict[str, Array]
     if record is None:
         columns = empty_columns(LaunchesRecord)
@@ -41,7 +44,11 @@ def launch_table(record: LaunchesRecord | None) -> pd.DataFrame:
     texts = {name: pd.Categorical.from_codes(columns[name].astype(np.int32), pd.Index(known[name])) for name in known}
     step = np.full(len(columns["what"]), 0 if record is None else record.step, "i4")
     table = pd.DataFrame({**columns, **texts, "recompute": columns["recompute"].astype(bool), "step": step})
-    table = table.assign(measured_us=np.nan, host_us=np.nan)
+    table = table.assign(measured_us=np.nan, host_us=np.nan, dispatch_us=np.nan)
+    if record is not None and clock is not None and clock.step == record.step:
+        times_us = np.frombuffer(clock.dispatch_us, "f8")
+        if len(times_us) == len(table):
+            table = table.assign(dispatch_us=times_us)
     return table[[column.name for column in LAUNCHES.columns]]
 
 
@@ -248,7 +255,7 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     of_row = np.full(len(rows), -1)
     of_row[has_work] = number
     launches = rows.assign(
-        work=of_row, host_us=_host_us(rows), num_operations=0, graph=0, device=0, step=step,
+        work=of_row, host_us=_host_us(rows), dispatch_us=np.nan, num_operations=0, graph=0, device=0, step=step,
         what=pd.Categorical(rows["what"], categories=list(LAUNCH_KINDS)),
         phase=pd.Categorical(rows["phase"].astype(str), categories=list(PHASES)),
         grid=pd.Categorical(rows["grid"].astype(str)), block=pd.Categorical(rows["block"].astype(str)),

@@ -46,6 +46,7 @@ class Launch(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("kind", "device", "direction")),
         *((name, ctypes.c_int32) for name in ("a_type", "b_type", "d_type", "compute", "graph", "pinned")),
         *((name, ctypes.c_uint8) for name in ("transposed_a", "transposed_b", "accumulates", "scaling")),
+        ("at_ns", ctypes.c_uint64),
     ]
 
 

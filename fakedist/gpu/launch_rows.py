@@ -148,11 +148,14 @@ class LaunchRows:
         self._texts: dict[str, int] = {"": 0}
         self._shapes: dict[_Shape, int] = {}
         self._last_tag = -1
+        #: Of each row, its launch's position, and whether it is a wait for work that its operation launched.
+        self.positions: list[tuple[int, bool]] = []
 
     def record(self) -> LaunchesRecord:
         """The journal's record of them. Launches that are part of a collective's stand-in are left out."""
         rows: list[tuple[int, ...]] = []
-        row_of = []
+        row_of: list[int] = []
+        positions = self.positions = []
         for number, launch in enumerate(self._launches):
             row_of.append(len(rows))
             kind = launch.kind
@@ -164,6 +167,8 @@ class LaunchRows:
                 demanded = self._demands.of(number, self._tags.get(launch.tag, self._nowhere))
                 work = self._work.setdefault(demanded, len(self._work))
                 rows.append(self._row(launch, kind, work, self._operations_before(launch)))
+            if len(rows) > len(positions):
+                positions.append((number, kind == LaunchKind.HOST_READS and self._demands.has_launched(launch)))
         columns = Columns(LaunchesRecord)
         columns.extend(rows)
         ranges = self._ranges.rows([*row_of, len(rows)])

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch._ops import OpOverload
 
+from fakedist.gpu.bare_steps import ReadTape, TimedLaunches
 from fakedist.gpu.demand.extension_demand import watched_calls
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
@@ -43,7 +44,8 @@ class ModelTracer:
     Implements protocol ``record.timed_step.tracer.OperationTracer``. ``known`` returns a tensor's values, or None if no
     kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the
     location of what a compiled graph launches in this thread, ``known_in_graph`` its buffers' values; None otherwise.
-    ``log`` is the driver's.
+    ``log`` is the driver's. ``timed`` is what the log had of the step whose records were asked for last; ``keep_reads``
+    gets a tape for what the host reads in a step, and None when it ends.
     """
 
     def __init__(
@@ -52,6 +54,9 @@ class ModelTracer:
         self.inside: Callable[[], Location | None] = lambda: None
         self.location_of: Callable[[int], Location] = lambda scope: _Outside.location
         self.known_in_graph: Known = lambda tensor: None
+        self.timed: TimedLaunches | None = None
+        self.keep_reads: Callable[[ReadTape | None], None] = lambda tape: None
+        self._tape = ReadTape()
         self._known = known
         self._kernels: dict[str, TritonKernel] = {}
         self._log = LaunchLog() if log is None else log
@@ -64,7 +69,7 @@ class ModelTracer:
         self._step = 0
         self._is_on = False
         self._launches: Sequence[Launch] | ctypes.Array[Launch] = []
-        self._num_captures = self._may_end = 0
+        self._num_captures = self._may_end = self._num_may_end = 0
         self._watched = ExitStack()
         self._ranges = StepRanges(self._log.num_launches)
         self._numbers.begin(self._log.tag_address, self._outside_of)
@@ -81,7 +86,9 @@ class ModelTracer:
         self._step = step
         self._tags = dict(self._captured)
         self._is_on = True
-        self._may_end = 0
+        self._may_end = self._num_may_end = 0
+        self._tape = ReadTape()
+        self.keep_reads(self._tape)
         self._forget()
         self._watch()
         self._log.begin()
@@ -91,6 +98,7 @@ class ModelTracer:
     def end(self) -> None:
         """The step is over. What it launched is kept, and looked at only if its records are asked for."""
         self._is_on = False
+        self.keep_reads(None)
         self._forget()
         self._tags |= self._numbers.take(self.location_of)
         self._launches = self._log.end()
@@ -100,6 +108,7 @@ class ModelTracer:
     def may_end(self) -> None:
         """The step may end here."""
         self._may_end = self._log.num_launches()
+        self._num_may_end += 1
 
     def cut_short(self) -> None:
         """Drop what the step that ended launched after it might have."""
@@ -110,9 +119,14 @@ class ModelTracer:
     @no_collector()
     def records(self) -> Sequence[LaunchesRecord]:
         """The journal's record of the step's launches."""
-        launches = LaunchRows(self._step, list(self._launches), self._tags, self._log.name, ranges=self._ranges)
+        launches = list(self._launches)
+        rows = LaunchRows(self._step, launches, self._tags, self._log.name, ranges=self._ranges)
         self._tags, self._launches = {}, []
-        return (launches.record(),)
+        record = rows.record()
+        self.timed = TimedLaunches(
+            launches, rows.positions, self._num_may_end, self._may_end, step=self._step, tape=self._tape
+        )
+        return (record,)
 
     def capture_begins(self) -> None:
         """The capture of a CUDA graph begins. Its kernels run when the graph is launched, perhaps in the timed step."""

@@ -93,6 +93,17 @@ def line_of(error: BaseException) -> str:
     return line
 
 
+def line_now() -> str:
+    """As :func:`line_of` for an error raised now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(("<", _OURS)) and not _is_of_library(name):
+            return f"{name}:{frame.f_lineno} ({frame.f_code.co_name})"
+        frame = frame.f_back
+    return ""
+
+
 def _is_meant(link: TracebackType) -> bool:
     """Return whether our frame raises, or passes a call of the script on."""
     code = link.tb_frame.f_code

@@ -145,18 +145,24 @@ class Rank:
             self._guarded(self._surround)
         enter(self._start.watched(self._restart))
 
-    def close(self, ending: Ending, line: str = "") -> None:
-        """Write what is still in memory, and how and where the script ended. Only the first call has an effect."""
+    def close(self, ending: Ending, line: str = "") -> Ending:
+        """Write what is still in memory, and how and where the script ended. Only the first call has an effect.
+
+        Returns the ending that counts: that of the recorded steps, unless the user interrupted those after them.
+        """
         if self._closed or os.getpid() != self._pid:
-            return
+            return ending
         self._closed = True
+        of_script, is_recorded = ending, self._surroundings is not None and self._surroundings.is_recorded
+        if is_recorded and ending.outcome not in (Outcome.INTERRUPTED, Outcome.KILLED):
+            ending, line = Ending(Outcome.STOPPED, 0), ""
         was_stopped = self._surroundings is not None and self._surroundings.stopped
         if was_stopped and ending.ended_by_itself and not ending.code:
             ending, line = Ending(Outcome.STOPPED, 0), ""  # a test runner or a bare `except:` caught the stop
         with uninterrupted():
             try:
                 if self._surroundings is not None:
-                    self._surroundings.close(ending, line)
+                    self._surroundings.close(of_script if is_recorded else ending, line)
                     self._start.over()
                 else:
                     self._write_without_torch(ending, line)
@@ -172,6 +178,7 @@ class Rank:
                 if ending.ended_well and self._gpu is not None and self._gpu.is_beyond:
                     ending = BEYOND_CAPACITY  # the records keep how the script ended
                 self._reporter.send(Ended(ending.outcome, ending.code or 0, ending.message, line))
+        return ending
 
     def give_up(self, error: JournalFailed) -> None:
         """Stop recording after a failed write. The parent reports the error."""
@@ -311,8 +318,7 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
         return 1
     if rank.has_failed:
         return 1  # the parent has the reason, and any later error follows from it
-    ending = how_it_ended(error)
-    rank.close(ending, line_of(error))
+    ending = rank.close(how_it_ended(error), line_of(error))
     rank.stop_recording()
     if isinstance(error, SystemExit) and ending.outcome is not Outcome.STOPPED:
         return error.code

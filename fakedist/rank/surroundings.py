@@ -18,6 +18,7 @@ from typing import Protocol
 
 import torch
 
+from fakedist.gpu.bare_steps import BareGpu, TimedLaunches
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
 from fakedist.gpu.fast_path.event_tracker import EventTracker
 from fakedist.gpu.models.catalogue import find_gpu, gpu_of_product
@@ -27,7 +28,8 @@ from fakedist.gpu.values.engine import ValueEngine
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.options import Job, profile_command
-from fakedist.rank.frameworks.adapting import adapted_frameworks
+from fakedist.rank.ending import line_now, uninterrupted
+from fakedist.rank.frameworks.adapting import adapted_frameworks, faster_frameworks
 from fakedist.rank.reporter import Progress, Reporter
 from fakedist.record.cupti import CuptiTracer
 from fakedist.record.device_memory import (
@@ -48,6 +50,7 @@ from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, Unans
 from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
+from fakedist.world.process_group import still_calls
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
 from fakedist.world.tapes import Tapes
@@ -79,14 +82,29 @@ class Process:
     cuda_begins: Callable[[], None]
 
 
+class _UntilRecorded:
+    """A journal, or a tape, that takes records until everything is recorded. Later ones are dropped."""
+
+    def __init__(self, journal: Appends) -> None:
+        self._journal = journal
+        self.is_over = False
+
+    def append(self, record: Record) -> None:
+        """Write one record."""
+        if not self.is_over:
+            self._journal.append(record)
+
+
 class Surroundings:
     """The recorder and the faked world around the script's torch; ``guarded`` runs setup work."""
 
     def __init__(self, process: Process, guarded: Callable[[Callable[[], None]], None]) -> None:
         self._process = process
-        self._job, self._journal, self._gpu = process.job, process.journal, process.gpu
+        self._job, self._gpu = process.job, process.gpu
+        self._journal = _UntilRecorded(process.journal)
+        self._bare_gpu: BareGpu | None = None
         self._guarded = guarded
-        self._world = self._recording = ExitStack()
+        self._world = self._recording = self._until_bare = ExitStack()
         self._values: ValueEngine | None = None
         self._inventions = Inventions(self._job.seed)
         self._tapes: Tapes | None = None
@@ -111,8 +129,9 @@ class Surroundings:
                 world.enter_context(self._tuning.taken())
                 world.enter_context(event_times(self._inventions.count))
                 world.enter_context(kept_triton_key(cache_directory() / "compiled" / "triton-key"))
+            self._until_bare = world.enter_context(ExitStack())
             if self._values is not None:
-                world.enter_context(self._values.below_dispatch())
+                self._until_bare.enter_context(self._values.below_dispatch())
             is_undefined = None if self._values is None else self._values.is_undefined
             self._tapes = self._make_tapes()
             faked = fake_world(
@@ -125,12 +144,43 @@ class Surroundings:
             )
             self._world_notes = world.enter_context(faked)
             world.enter_context(warnings_at_the_script())
-            world.enter_context(adapted_frameworks(faster=self._gpu is not None))
+            world.enter_context(adapted_frameworks())
+            if self._gpu is not None:
+                self._until_bare.enter_context(faster_frameworks())
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()
 
+    @property
+    def is_recorded(self) -> bool:
+        """Return whether everything is written but the host's time: what the script does now is not recorded."""
+        return self._journal.is_over
+
     def close(self, ending: Ending, line: str) -> None:
-        """Write what is still in memory, and how and where the script ended."""
+        """Write what is still in memory, and how and where the script ended; then the host's time."""
+        how = ""
+        if self.is_recorded and ending.message:
+            how = f"in a step after the recorded ones, the script ended: {ending.message}"
+        if not self.is_recorded:
+            self._close(ending, line)
+        for record in self._recorder.host_clock.records(how):
+            self._process.journal.append(record)
+
+    def _go_bare(self) -> None:
+        """Write everything, as if the script were stopped here, and end all but the virtual GPU and the other ranks."""
+        assert self._bare_gpu is not None
+        with uninterrupted():
+            self._close(Ending(Outcome.STOPPED, 0), line_now())
+            self._journal.is_over = True
+        if self._tapes is not None:
+            self._tapes.end()
+        self._until_bare.close()
+        self._until_bare.enter_context(still_calls(self._bare_gpu.stop, self._bare_gpu.go))
+
+    def _why_not_bare(self) -> str:
+        operations, _ = self._values.not_computed_on_host() if self._values is not None else (0, "")
+        return "operations on large tensors in the host's memory would be computed" if operations else ""
+
+    def _close(self, ending: Ending, line: str) -> None:
         if self._gpu is None and self._recorder.cuda.is_past:
             torch.cuda.init()  # C++ may have initialised CUDA without Python's knowledge
             self._write_gpu()
@@ -168,18 +218,22 @@ class Surroundings:
             self._inventions = self._values.host.inventions
         execute = None if self._values is None else self._values.execute
         fast_path = make_fast_path(self._values)
+        tracer = self._model_tracer(fast_path)
         return Recorder(
             self._journal.append,
             job.steps,
             execute,
             self._progress,
-            self._model_tracer(fast_path),
+            tracer,
             later_tracer=_later_tracer(job),
             until=job.until,
             make_tracker=None if keeps_metadata() else EventTracker,
             fast_path=fast_path,
             integers=None if self._values is None else self._values.graphs,
             capacity=self._gpu if job.oom == "continue" else None,
+            clocked=self._bare_gpu,
+            go_bare=self._go_bare,
+            why_not_bare=self._why_not_bare,
         )
 
     def _cuda_begins(self) -> None:
@@ -214,10 +268,21 @@ class Surroundings:
     def _model_tracer(self, fast_path: CompiledFastPath | None) -> OperationTracer | None:
         if not self._job.kernels or self._gpu is None or _rehearses():
             return None
+        from fakedist.gpu.launch_log import LaunchLog
         from fakedist.gpu.model_tracer import ModelTracer
 
-        numbers = None if fast_path is None else fast_path.tags()
-        return ModelTracer(numbers=numbers) if self._values is None else ModelTracer(self._values.known, numbers)
+        numbers, log = None if fast_path is None else fast_path.tags(), LaunchLog()
+        if self._values is None:
+            tracer = ModelTracer(numbers=numbers, log=log)
+        else:
+            tracer = ModelTracer(self._values.known, numbers, log)
+            tracer.keep_reads = self._values.keep_reads
+
+        def timed() -> TimedLaunches | None:
+            return tracer.timed
+
+        self._bare_gpu = BareGpu(log, timed)
+        return tracer
 
     def _write_gpu(self) -> None:
         """Write what is known of the rank's GPU. A real GPU is queried only once CUDA is initialised."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -234,6 +234,32 @@ def every_operation(
             yield interception
     finally:
         interception.end()
+
+
+def no_operation(answered: Mapping[OpOverload, Callable[[], object]]) -> list[torch.library.Library]:
+    """Keep the key on in this thread, but let operations pass by it at no cost, but for those that are answered.
+
+    The guards of compiled code hold still: they compare the keys that are on. A function of ``answered`` gives an
+    operator's result if its first argument is on a device.
+    """
+    key = _unused_key()
+    passing = torch.library.Library("_", "IMPL")
+    passing.fallback(torch.library.fallthrough_kernel, _FAKE)
+    libraries: dict[str, torch.library.Library] = {}
+    for func, answer in answered.items():
+        kernel = partial(_answered, func, torch._C._dispatch_keyset_full_after(key), answer)
+        _library_of(func._schema.name, libraries).impl(func, kernel, _FAKE)
+    torch._C._dispatch_tls_set_dispatch_key_included(key, True)
+    return [passing, *libraries.values()]
+
+
+def _answered(
+    func: OpOverload, below: torch._C.DispatchKeySet, answer: Callable[[], object], *args: object, **kwargs: object
+) -> object:
+    with torch._C._ExcludeDispatchKeyGuard(torch._C._dispatch_keyset_full() - below):
+        if isinstance(args[0], torch.Tensor) and args[0].is_cuda:
+            return answer()
+        return func(*args, **kwargs)
 
 
 class _OneOperation:

@@ -19,6 +19,7 @@ from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.device_memory import Beginning, EventNumbers
 from fakedist.record.graph_layers import is_dynamos
+from fakedist.record.host_clock import ClockedGpu, HostClock
 from fakedist.record.hooks import backward_hook, made_optimizers, module_hooks, optimizer_hooks
 from fakedist.record.ledger import Ledger
 from fakedist.record.memory_recording import Append, MemoryRecording
@@ -66,6 +67,8 @@ class Recorder(StepListener):
         tracer: Traces the last of the steps; ``later_tracer`` one more step after them.
         until: Ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
         fast_path: Runs operations that do not need Python. None runs all of them in Python.
+        clocked: The virtual GPU's log for bare steps, after the recorded ones (:mod:`fakedist.record.host_clock`).
+        go_bare: Writes everything that is recorded, when the bare steps begin; ``why_not_bare`` says why they cannot.
         capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
@@ -84,6 +87,9 @@ class Recorder(StepListener):
         fast_path: FastPath | None = None,
         integers: GraphIntegers | None = None,
         capacity: Capacity | None = None,
+        clocked: ClockedGpu | None = None,
+        go_bare: Callable[[], None] = lambda: None,
+        why_not_bare: Callable[[], str] = lambda: "",
     ) -> None:
         self._append = append
         self._capacity = capacity
@@ -105,7 +111,13 @@ class Recorder(StepListener):
             tracer.location_of = lambda scope: self._position.places[scope]
         self._later_step = LaterStep(self._layers.name, later_tracer)
         self._graphs = Graphs()
-        self._training = Training(self._position, steps, until, self._graphs, self, num_more=self._later_step.num_steps)
+        num_more = self._later_step.num_steps
+        self._training = Training(
+            self._position, steps, until, self._graphs, self, num_more=num_more, goes_on=self._goes_on
+        )
+        self._go_bare = go_bare
+        self.host_clock = HostClock(clocked, self._finish, why_not_bare, self._training.loading)
+        self._lengths_s: list[float] = []  # of recorded steps
         self._recorded_step = RecordedStep(
             tracer,
             self._training.goal.is_timed,
@@ -114,7 +126,7 @@ class Recorder(StepListener):
             operations=self._memory.operations,
             ledger=self._memory.ledger,
         )
-        self._exit = ExitStack()
+        self._exit = self._until_bare = ExitStack()
         self._is_closed = False
         self._names_again = False  # what ran first was not the model that trains
 
@@ -126,17 +138,19 @@ class Recorder(StepListener):
         with ExitStack() as stack:
             if self._capacity is not None:
                 stack.enter_context(beyond_capacity(self._capacity, self._append, self._position))
-            stack.enter_context(self._memory.watching(unseen))
-            stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
-            stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
-            stack.enter_context(backward_hook(self._backward_begins, self._backward_ended))
-            stack.enter_context(made_optimizers(self._training.steps.optimizer_made))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
-            stack.enter_context(recorded.watching())
-            stack.enter_context(self._later_step.watching())
-            stack.enter_context(watched_graphs(recorded, self._graphs, self._training))
             stack.enter_context(self._training.watching())
-            stack.enter_context(self._memory.routing())
+            until_bare = stack.enter_context(ExitStack())
+            until_bare.enter_context(self._memory.watching(unseen))
+            until_bare.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
+            until_bare.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
+            until_bare.enter_context(backward_hook(self._backward_begins, self._backward_ended))
+            until_bare.enter_context(made_optimizers(self._training.steps.optimizer_made))
+            until_bare.enter_context(recorded.watching())
+            until_bare.enter_context(self._later_step.watching())
+            until_bare.enter_context(watched_graphs(recorded, self._graphs, self._training))
+            until_bare.enter_context(self._memory.routing())
+            self._until_bare = until_bare
             self._exit = stack.pop_all()
         _active = self
         return self
@@ -169,7 +183,22 @@ class Recorder(StepListener):
 
     def step(self) -> None:
         """End a training step here, at the script's request (``fakedist.step()``)."""
-        self._training.step()
+        if not self.host_clock.is_on:
+            self._training.step()
+
+    def _finish(self) -> None:
+        """Write everything, then remove all hooks but those that follow optimizers and DataLoaders."""
+        self._training.steps.stopped = True
+        self._go_bare()
+        self._until_bare.close()
+
+    def _goes_on(self) -> bool:
+        """Begin the bare steps where the script would be stopped. Returns whether there are any."""
+        clock, steps = self.host_clock, self._training.steps
+        if not clock.is_wanted or self._is_closed:
+            return False
+        self._position.step = steps.number
+        return clock.begins(sum(self._lengths_s), max(self._lengths_s, default=0.0), self.ledger, steps.stop)
 
     def close(self, ending: Ending, line: str = "") -> None:
         """Write what is still in memory, and how the run ended, at ``file:line (function)``. Later calls do nothing."""
@@ -216,6 +245,8 @@ class Recorder(StepListener):
         calling = position.calling()
         if calling is None:
             generates = self._training.root_forward(module, args)
+            if self._is_closed:
+                return
             if self._names_again and torch.is_grad_enabled():
                 self._names_again = False
                 self._layers.name_first(module)
@@ -246,6 +277,8 @@ class Recorder(StepListener):
             return False
         if not self._position.in_backward():
             self._training.backward()
+            if self._is_closed:
+                return False
         self._position.backward_begins(creates_graph)
         self._memory.backward_begins()
         return True
@@ -255,11 +288,18 @@ class Recorder(StepListener):
         self._memory.backward_ended()
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        self._training.optimizer_begins(optimizer)
+        if not self._is_closed:
+            self._training.optimizer_begins(optimizer)
+        if self._is_closed:
+            return
         self._memory.optimizer_begins(optimizer)
         self._position.optimizer_begins()
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.host_clock.is_on and self.host_clock.optimizer_ended():
+            self._training.steps.stop()
+        if self._is_closed:
+            return
         self._training.optimizer_ended(optimizer)
         self._recorded_step.optimizer_ended()
         self._memory.optimizer_ended(optimizer)
@@ -272,6 +312,7 @@ class Recorder(StepListener):
         steps, later = self._training.steps, self._later_step
         for record in self._recorded_step.step_ended(step, is_cut_short=steps.is_cut_short):
             self._append(record)
+        self._lengths_s.append((end_us - start_us) / 1e6)
         if self._memory.is_on:
             self._memory.step_ended()
             samples = self._training.samples_of(step)
@@ -293,7 +334,8 @@ class Recorder(StepListener):
 
     def step_may_have_changed(self) -> None:
         """Time the step that begins, if it is to be timed."""
-        self._recorded_step.follow()
+        if not self._is_closed:
+            self._recorded_step.follow()
 
     def _phase_changed(self, phase: str) -> None:
         if self._later_step.is_on:

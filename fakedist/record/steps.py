@@ -225,6 +225,7 @@ class Steps:
         merged: Called with a step that went on, even if ``ended`` was called for it; with 0 where step 1 begins again.
         waits: Whether an optimizer exists that has never stepped, given the ``id`` of those that have.
         num_more: Steps to run after the last recorded one. ``ended`` is called for them too.
+        goes_on: Whether the script goes on where it would be stopped: others stop it.
 
     Attributes:
         done: The last recorded step. None until it has ended.
@@ -241,8 +242,10 @@ class Steps:
         *,
         stop_error: Callable[[], StopRun] = StopRun,
         num_more: int = 0,
+        goes_on: Callable[[], bool] = lambda: False,
     ) -> None:
         self.number = self.optimizer_steps = 0
+        self._goes_on = goes_on
         self._num_more = num_more
         self.done: int | None = None
         self.stopped = self.is_cut_short = False
@@ -414,7 +417,7 @@ class Steps:
         return self.done is not None and self.number > self.done + self._num_more
 
     def _stop_if_done(self) -> None:
-        if self._is_over():
+        if self._is_over() and not self._goes_on():
             self.stop()
 
     def _refer_to(self, optimizer: object) -> None:
@@ -492,7 +495,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 #: Modules and their functions that write a checkpoint. A nested call among them is part of the same checkpoint.
-_SAVE = (
+SAVES = (
     ("torch", ("save",)),
     ("torch.distributed.checkpoint", ("save", "async_save", "save_state_dict")),
     ("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save", "save_state_dict")),
@@ -527,7 +530,7 @@ def saves(saved: Callable[[], None]) -> Iterator[None]:
         return save
 
     with ExitStack() as stack:
-        for name, functions in _SAVE:
+        for name, functions in SAVES:
             if importlib.util.find_spec(name.partition(".")[0]) is None:
                 continue
             module = importlib.import_module(name)
@@ -599,12 +602,13 @@ class Training(GraphObserver):
         listener: StepListener,
         *,
         num_more: int = 0,
+        goes_on: Callable[[], bool] = lambda: False,
     ) -> None:
         self._position = position
         self._until = until
         self._graphs = graphs
         self._listener = listener
-        self._evaluations, self._loading = Evaluations(), Loading()
+        self._evaluations, self.loading = Evaluations(), Loading()
         self._generation = Generation()
         self._samples: dict[int, _Samples] = {}
         self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
@@ -616,13 +620,14 @@ class Training(GraphObserver):
             any_waits,
             stop_error=self._stopping.error,
             num_more=num_more,
+            goes_on=goes_on,
         )
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow DataLoaders and, if saving one ends the run, checkpoints."""
         with ExitStack() as stack:
-            stack.enter_context(self._loading.watching())
+            stack.enter_context(self.loading.watching())
             stack.enter_context(self._stopping)
             if self._until == "save":
                 stack.enter_context(saves(self._saved))
@@ -632,7 +637,7 @@ class Training(GraphObserver):
         """Take note of a forward of an uncalled module that is about to run. Return whether it generates tokens."""
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
-        self._loading.used(in_training=torch.is_grad_enabled())
+        self.loading.used(in_training=torch.is_grad_enabled())
         kwargs = keyword_arguments(module)
         if torch.is_grad_enabled():
             self._samples.setdefault(self.steps.number, _Samples(id(module))).take(module, args, kwargs)
@@ -650,7 +655,7 @@ class Training(GraphObserver):
         """Take note of an outermost ``backward()`` that is about to run."""
         self._evaluations.training()
         self._work(continues=self._position.has_loss)
-        self._loading.used(in_training=True)
+        self.loading.used(in_training=True)
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an ``optimizer.step()`` that was called. During the capture of a graph it does not run yet."""
@@ -671,7 +676,7 @@ class Training(GraphObserver):
     def notes(self) -> list[Note]:
         """Notes on what feeds the steps, and on a stop that the script caught."""
         swallowed = [notes.stop_swallowed(self._stopping.num_swallowed)] if self._stopping.num_swallowed else []
-        return [*swallowed, *self._loading.notes()]
+        return [*swallowed, *self.loading.notes()]
 
     @property
     def is_counted(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import NamedTuple
 
-from fakedist.rundir.encoding import I32, I64, U8, U32, U64, Record, record_kind
+from fakedist.rundir.encoding import F64, I32, I64, U8, U32, U64, Record, record_kind
 
 #: What a row of the launch log is. The last five launch nothing on the GPU.
 LAUNCH_KINDS = (
@@ -178,3 +178,36 @@ class LaunchesRecord(Record):
     layer: I32
     call: I64
     ranges: list[RangeRow] = field(default_factory=list)
+
+
+@record_kind("host_clock")
+class HostClockRecord(Record):
+    """The host's time in the steps after the recorded ones, in which neither the recorder nor the value engine runs.
+
+    The clock stands still in fakedist's own code: the virtual GPU's library, faked collectives, answered reads. What a
+    real CUDA library takes there is not in it. Of blocked DataLoaders it counts the main thread's CPU time alone.
+
+    Attributes:
+        step: The recorded step whose launches the rows are.
+        dispatch_us: For each row of that step's :class:`LaunchesRecord`: the time from the row before it to this one,
+            the least of all repeats; NaN where no step had such a launch. Rows of one CUDA graph's launch but for the
+            first have 0. The first row's includes what follows the last launch of the step before.
+        num_repeats: Steps that were measured.
+        step_us: The time of a whole step, the median.
+        wall_us: The same with our own code and with waits for DataLoaders.
+        cpu_us: CPU time of the process in such a step, our own code included, the median.
+        loading_us: The part of ``step_us`` in DataLoaders' iterators, in the main thread.
+        bound_us: By how much our own code may have put ``step_us`` off: the error of the clock for each launch, from a
+            job of tiny operations, for all of them.
+        spread: The longest of the steps, over the shortest, less 1.
+    """
+
+    step: int
+    dispatch_us: F64
+    num_repeats: int
+    step_us: float
+    wall_us: float
+    cpu_us: float
+    loading_us: float
+    bound_us: float
+    spread: float

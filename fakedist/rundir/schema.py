@@ -102,6 +102,12 @@ LAUNCHES = Table(
         Column("call", "int64", "Sequence number in `calls` of the collective that it stands for; -1 otherwise."),
         Column("measured_us", "double", "How long it took on a real GPU; NaN for collectives, and on the virtual GPU."),
         Column("host_us", "double", "Time of the host before it, waits left out; NaN on the virtual GPU."),
+        Column(
+            "dispatch_us",
+            "double",
+            "Time of Python, torch's dispatcher and autograd before it, measured on the virtual GPU's host in steps without "
+            "the recorder; without what a real CUDA library takes. NaN where it was not measured.",
+        ),
     ),
 )
 

@@ -49,6 +49,24 @@ def profiler_saw_no_kernels() -> str:
     )
 
 
+# ---- the host's time
+
+
+@note
+def host_not_measured(why: str) -> str:
+    """The host's time was to be measured in steps after the recorded ones."""
+    return f"the host's time was not measured, and is estimated: {why}"
+
+
+@note
+def host_clock_disturbed(ratio: float) -> str:
+    """Other processes were in the way of the steps in which the host's time was measured."""
+    return (
+        f"the steps in which the host's time was measured took {ratio:.1f} times their CPU time: other processes ran, or "
+        "the script waited; run it again on an idle machine"
+    )
+
+
 # ---- estimated times
 
 

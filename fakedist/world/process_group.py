@@ -8,15 +8,17 @@ torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (docs/backend-contract.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
+from types import FunctionType
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
+from fakedist.patch import patched
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
@@ -555,3 +557,32 @@ class RankGroup(BareGroup):
             for output, mine in zip(outputs, inputs, strict=True):
                 self._arrivals.spread_evenly(output, mine, self._own_rank, self._num_ranks)
         return call.done(outputs)
+
+
+#: Functions of a group that torch calls for collectives although their names are private.
+_CALLED = {"_allgather_base", "_reduce_scatter_base", "_start_coalescing", "_end_coalescing"}
+
+
+@contextmanager
+def still_calls(stop: Callable[[], object], go: Callable[[int], object]) -> Iterator[None]:
+    """Have the host's clock stand still in the groups' calls and in what is made of them: call ``stop`` and ``go(0)``.
+
+    NCCL's own time on the host is another figure.
+    """
+
+    def still(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            stop()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                go(0)
+
+        return call
+
+    with ExitStack() as stack:
+        for owner in (RankGroup, Done):
+            for name, function in list(vars(owner).items()):
+                if isinstance(function, FunctionType) and (name in _CALLED or not name.startswith("_")):
+                    stack.enter_context(patched(owner, name, still(function)))
+        yield

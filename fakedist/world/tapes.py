@@ -505,6 +505,10 @@ class Tapes:
             if lost := find_lost(error, moved, {tape.rank: tape.directory for tape in tapes}):
                 self._writer.lost(lost)
 
+    def end(self) -> None:
+        """From now on, neither write this rank's tape nor read others."""
+        self._writer, self._readers = None, {}
+
     def _next(self, where: Where) -> Sent | None:
         self._asked[where._replace(sequence=0)] += 1
         reader = self._readers.get(where.source)

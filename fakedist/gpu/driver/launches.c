@@ -5,6 +5,7 @@
 #include "devices.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct launch *written;
@@ -12,6 +13,53 @@ static size_t count, room;
 int launch_log_on;
 static uint64_t num_events;
 static __thread int64_t thread_tag = -1, thread_call = -1;
+
+/* ---- the host's clock ---- */
+
+int clock_is_on;
+static uint64_t own_ns, residue_ns; /* time in our own code so far; of a stop, the time that the reads do not see */
+static _Thread_local int clock_depth;
+static _Thread_local uint64_t stopped_ns;
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+/* The time of our own code in a thread that is in it begins when it was entered. */
+static uint64_t clock_ns(void) {
+    return (clock_depth ? stopped_ns : now_ns()) - __atomic_load_n(&own_ns, __ATOMIC_RELAXED);
+}
+void clock_stop(void) {
+    if (!clock_depth++) stopped_ns = now_ns();
+}
+void clock_go(void) {
+    if (!clock_depth || --clock_depth) return; /* it was switched on in between */
+    uint64_t ended = now_ns();
+    __atomic_add_fetch(&own_ns, ended - stopped_ns + residue_ns, __ATOMIC_RELAXED);
+}
+
+/* Switch the clock on, given what a stop and a go leave of themselves in it; or off. */
+API void fakedist_clock(int wanted, uint64_t residue) {
+    residue_ns = residue;
+    __atomic_store_n(&clock_is_on, wanted, __ATOMIC_RELAXED);
+}
+API uint64_t fakedist_clock_ns(void) { return clock_ns(); }
+API void fakedist_clock_stop(void) { clock_stop(); }
+/* Let it go on. It counts so much of the time in which it stood still. */
+API void fakedist_clock_go(uint64_t counted) {
+    clock_go();
+    if (counted) __atomic_sub_fetch(&own_ns, counted, __ATOMIC_RELAXED);
+}
+/* Stop it and let it go on so many times. */
+API void fakedist_clock_stops(int count) {
+    for (int i = 0; i < count; i++) {
+        CLOCK_STANDS_STILL;
+        __asm__ volatile("" ::: "memory");
+    }
+}
+
+/* ---- the log ---- */
 
 /* What this thread launches from now on has this tag, and is part of this collective; -1 for none. */
 API void fakedist_tag(int64_t tag) { thread_tag = tag; }
@@ -46,7 +94,8 @@ void launch_append(const struct launch *made) {
             written = realloc(written, room * sizeof *written);
             if (!written) abort();
         }
-        written[count++] = *made;
+        written[count] = *made;
+        written[count++].at_ns = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) ? clock_ns() : 0;
     }
     pthread_mutex_unlock(&lock);
 }

@@ -126,12 +126,14 @@ API const char *cudaGetErrorString(int error) { return error_text(error, 0); }
 
 API int cudaMalloc(void **out, size_t size) {
     TRACED;
+    CLOCK_STANDS_STILL;
     if (!device_count()) return gpu_fail(NO_DEVICE);
     int unsafe = stream_check_unsafe_call();
     return unsafe ? unsafe : memory_allocate(device_current(), size, out);
 }
 API int cudaFree(void *address) {
     TRACED;
+    CLOCK_STANDS_STILL;
     int unsafe =
         address ? stream_check_unsafe_call() : OK; /* cudaFree(NULL) creates the context, which already exists */
     return unsafe ? unsafe : memory_free(address);

@@ -15,6 +15,8 @@
 #include "pinned.h"
 #include "streams.h"
 
+#include <string.h>
+
 static int num_graph_launches;
 
 static int is_wanted(void *stream) { return launch_is_logged() || cupti_is_tracing() || stream_graph(stream); }
@@ -43,6 +45,7 @@ static void log_wait(int kind, uint64_t event, void *stream) {
 /* ---- kernels, and calls that launch them ---- */
 
 int submit_library(const char *name, void *stream) {
+    CLOCK_STANDS_STILL;
     effect_of_library();
     COUNT(launches, 1);
     if (is_wanted(stream)) submit((struct launch){.kind = LAUNCH_LIBRARY, .name = name}, stream);
@@ -53,6 +56,7 @@ static _Thread_local unsigned last_grid[3];
 API const unsigned *fakedist_last_grid(void) { return last_grid; } /* of the kernel that this thread launched last */
 
 int submit_kernel(const void *function, const unsigned sizes[6], void *stream) {
+    CLOCK_STANDS_STILL;
     COUNT(launches, 1);
     for (int i = 0; i < 3; i++) last_grid[i] = sizes[i];
     if (!is_wanted(stream)) return OK;
@@ -62,6 +66,7 @@ int submit_kernel(const void *function, const unsigned sizes[6], void *stream) {
 }
 
 int submit_product(struct launch product, void *stream) {
+    CLOCK_STANDS_STILL;
     COUNT(launches, 1);
     product.kind = LAUNCH_PRODUCT;
     if (is_wanted(stream)) submit(product, stream);
@@ -73,7 +78,40 @@ API void fakedist_log_collective(void *stream) { submit((struct launch){.kind = 
 
 /* ---- copies and fills ---- */
 
+/* What the host reads in a step that runs without the value engine: what it read in a step that ran with it, in the
+ * same order, over and over. A count is that of an operation whose result has as many elements. */
+struct answer {
+    uint64_t size; /* 0: a count, of 4 or 8 bytes */
+    const void *bytes;
+};
+static pthread_mutex_t answers_lock = PTHREAD_MUTEX_INITIALIZER;
+static const struct answer *answers;
+static size_t num_answers, next_answer;
+
+/* Answer reads from now on; no longer if there are none. The caller keeps them. */
+API void fakedist_answer_reads(const struct answer *all, size_t count) {
+    pthread_mutex_lock(&answers_lock);
+    answers = all, num_answers = count, next_answer = 0;
+    pthread_mutex_unlock(&answers_lock);
+}
+
+/* The next read of this size. Those that the script left out are skipped. */
+static int answer(void *to, size_t size) {
+    int is_answered = 0;
+    pthread_mutex_lock(&answers_lock);
+    for (size_t i = 0; i < num_answers && !is_answered; i++) {
+        size_t at = (next_answer + i) % num_answers;
+        if (answers[at].size != size && (answers[at].size || (size != 4 && size != 8))) continue;
+        memcpy(to, answers[at].bytes, size); /* a count is an int64_t, little-endian */
+        next_answer = (at + 1) % num_answers;
+        is_answered = 1;
+    }
+    pthread_mutex_unlock(&answers_lock);
+    return is_answered;
+}
+
 int submit_copy(void *to, const void *from, size_t size, void *stream) {
+    CLOCK_STANDS_STILL;
     if (is_wanted(stream)) {
         struct graph *graph = stream_graph(stream);
         int to_device = memory_device_of(to) >= 0, from_device = memory_device_of(from) >= 0;
@@ -84,10 +122,12 @@ int submit_copy(void *to, const void *from, size_t size, void *stream) {
         if (graph) graph_add_copy(graph, &made, to, from);
         else if (to_device || from_device) deliver(&made, stream, 0); /* else the GPU has no part in it */
     }
+    if (num_answers && memory_device_of(to) < 0 && memory_device_of(from) >= 0 && answer(to, size)) return OK;
     return memory_copy(to, from, size);
 }
 
 int submit_copy_and_wait(void *to, const void *from, size_t size) {
+    CLOCK_STANDS_STILL;
     int status = submit_copy(to, from, size, NULL);
     log_wait(HOST_WAITS, 0, NULL);
     if (cupti_is_tracing()) cupti_wait_until(stream_queue(NULL)->reaches);
@@ -95,6 +135,7 @@ int submit_copy_and_wait(void *to, const void *from, size_t size) {
 }
 
 void submit_fill(void *to, int value, size_t size, void *stream) {
+    CLOCK_STANDS_STILL;
     if (is_wanted(stream)) {
         struct graph *graph = stream_graph(stream);
         struct launch made = launch_tagged((struct launch){.kind = LAUNCH_FILL, .bytes = size}, stream);
@@ -129,6 +170,7 @@ static void run(const struct graph *graph, void *stream, int number) {
 }
 
 int submit_graph(struct graph *graph, void *stream) {
+    CLOCK_STANDS_STILL;
     if (stream_graph(stream)) return submit_library("cudaGraphLaunch", stream);
     return run(graph, stream, __atomic_add_fetch(&num_graph_launches, 1, __ATOMIC_RELAXED)), OK;
 }
@@ -143,6 +185,7 @@ void submit_call(void (*function)(void *), void *data, void *stream) {
 /* ---- events and waits ---- */
 
 void submit_record(struct recording *event, void *stream) {
+    CLOCK_STANDS_STILL;
     event->number = launch_new_event();
     event->capture = stream_capture(stream);
     log_wait(STREAM_RECORDS, event->number, stream);
@@ -150,12 +193,14 @@ void submit_record(struct recording *event, void *stream) {
 }
 
 void submit_stream_wait(const struct recording *event, void *stream) {
+    CLOCK_STANDS_STILL;
     log_wait(STREAM_WAITS, event->number, stream);
     if (event->capture) stream_join(stream, event->capture);
     else if (cupti_is_tracing()) cupti_trace_wait(STREAM_WAITS, event->number, stream_queue(stream), event->reached);
 }
 
 static void host_waits(int kind, uint64_t event, void *stream, uint64_t until) {
+    CLOCK_STANDS_STILL;
     log_wait(kind, event, stream);
     if (cupti_is_tracing()) cupti_trace_wait(kind, event, stream_queue(stream), until);
 }

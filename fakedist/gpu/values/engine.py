@@ -18,6 +18,7 @@ from torch import tensor as new_tensor
 from torch._ops import OpOverload
 
 from fakedist.errors import InventedValueError
+from fakedist.gpu.bare_steps import ReadTape
 from fakedist.gpu.values.below_dispatch import folded, printed, replayed, triton_writes
 from fakedist.gpu.values.composites import Composites, Foreach, Inside
 from fakedist.gpu.values.contents import LIMIT_BYTES, Taint, host_view, is_large, is_small
@@ -61,6 +62,7 @@ class ValueEngine:
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self._runs: dict[OpOverload, Run] = {}
         self._cover = find_cover()
+        self._tape: ReadTape | None = None
         self.host = Host(seed, strict=strict)
         self._randoms = Randoms(seed)
         self._reads = HostReads(self.host)
@@ -87,6 +89,10 @@ class ValueEngine:
         if self._routing.is_on:
             self._routing.ran(func, args, kwargs, result)
         return result
+
+    def keep_reads(self, tape: ReadTape | None) -> None:
+        """Keep what the host reads on a tape from now on; no longer if it is None."""
+        self._tape = tape
 
     @contextmanager
     def below_dispatch(self) -> Iterator[None]:
@@ -312,11 +318,16 @@ class ValueEngine:
             drawn_at = self._randoms.seed_and_offset(device, as_generator(kwargs.get("generator")))
             self._randoms.advance(device, as_generator(kwargs.get("generator")))
             kwargs = kwargs | {"generator": self._randoms.generator(drawn_at)}
-        return self._reads.answer(operator, args, kwargs)
+        result = self._reads.answer(operator, args, kwargs)
+        if self._tape is not None:
+            self._tape.read(operator.func, args, result)
+        return result
 
     def _indexed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         if tensor_at(args, 0).is_cuda:
-            args = self._reads.indices(operator, args)
+            before, args = args, self._reads.indices(operator, args)
+            if self._tape is not None and args is not before:
+                self._tape.masks(before[1], args[1])
         return self._kernel(operator, args, kwargs)
 
     def _copied(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
@@ -330,7 +341,11 @@ class ValueEngine:
             return self._kernel(operator, args, kwargs)
         if is_small(source):
             settled = self.host.settle(source, operator.full_name)
-            return operator.func(*(settled if value is source else value for value in args), **kwargs)
+            result = operator.func(*(settled if value is source else value for value in args), **kwargs)
+            if self._tape is not None:
+                is_asynchronous = bool(operator.argument("non_blocking", args, kwargs))
+                self._tape.copied(settled, result, is_asynchronous=is_asynchronous)
+            return result
         with answered_reads():
             result = operator.func(*args, **kwargs)
         self._dropped(operator, source, result)

@@ -1,0 +1,286 @@
+"""The virtual GPU in bare steps, in which neither the recorder nor the value engine runs: its log with the host's clock.
+
+What the host reads there is what it read in the recorded step, in the same order (:class:`ReadTape`): the driver
+answers copies to the host, and Python those operations of which only the result is known.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind, LaunchLog
+from fakedist.gpu.values.tensors import Arguments
+
+#: Operators that read one value, and those that read how many elements their result has.
+_VALUES, _COUNTS = {"_local_scalar_dense", "item", "equal"}, {"nonzero", "masked_select"}
+_MASKS = (torch.bool, torch.uint8)
+
+
+class ReadTape:
+    """What the host read in a recorded step, in order: values, sizes of results, and the results of other operations.
+
+    Attributes:
+        answers: What the driver copies to the host: a tensor's bytes, or a count as one int64.
+        results: By operator, what it returned. Of tensors, only shapes and types are kept.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[Tensor, bool]] = []
+        self.results: dict[OpOverload, list[object]] = {}
+
+    def read(self, func: OpOverload, args: Arguments, result: object) -> None:
+        """Keep what an operation on device tensors read."""
+        name = func._schema.name.partition("::")[2]
+        if name in _COUNTS and isinstance(result, Tensor):
+            self._count(len(result))
+        elif name in _VALUES and isinstance(result, (bool, int, float, complex)):
+            dtype = torch.bool if isinstance(result, bool) else torch.float64
+            if name != "equal" and isinstance(args[0], Tensor):
+                dtype = args[0].dtype
+            self.answers.append((torch.tensor([result], dtype=dtype), False))
+        else:
+            self.results.setdefault(func, []).append(_shape_alone(result))
+
+    def copied(self, values: Tensor, result: object, *, is_asynchronous: bool) -> None:
+        """Keep values that were copied to the host, as the bytes that torch has the device copy."""
+        if isinstance(result, Tensor) and is_asynchronous and result.dtype != values.dtype:
+            values = values.to(result.dtype)  # such a copy converts on the device
+        is_dense = values.is_contiguous()
+        if not is_dense and isinstance(result, Tensor) and values.stride() == result.stride():
+            spans = sum((size - 1) * stride for size, stride in zip(values.shape, values.stride(), strict=True)) + 1
+            if spans == values.numel():
+                values = values.as_strided((spans,), (1,))
+        self.answers.append((values.contiguous().clone(), False))
+
+    def masks(self, before: object, after: object) -> None:
+        """Keep how many elements masks have that were converted to positions, one tensor for each dim of a mask."""
+        assert isinstance(before, (list, tuple))
+        assert isinstance(after, (list, tuple))
+        position = 0
+        for index in before:
+            if isinstance(index, Tensor) and index.dtype in _MASKS:
+                self._count(after[position].shape[0])
+                position += index.dim()
+            else:
+                position += 1
+
+    def _count(self, number: int) -> None:
+        self.answers.append((torch.tensor([number], dtype=torch.int64), True))
+
+
+class _Shape(NamedTuple):
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _shape_alone(result: object) -> object:
+    if isinstance(result, Tensor):
+        return _Shape(tuple(result.shape), result.dtype, result.device)
+    return type(result)(map(_shape_alone, result)) if type(result) in (list, tuple) else result  # type: ignore[call-arg, call-overload]
+
+
+def _made(kept: object) -> object:
+    if isinstance(kept, _Shape):
+        return torch.empty(kept.size, dtype=kept.dtype, device=kept.device)
+    return type(kept)(map(_made, kept)) if type(kept) in (list, tuple) else kept  # type: ignore[call-arg, call-overload]
+
+
+@dataclass
+class TimedLaunches:
+    """What the log had of the timed step.
+
+    Attributes:
+        launches: All of it.
+        rows: Of each row of the journal's record, its position in the log, and whether the host waits for work of its
+            own operation, which the log has too.
+        num_optimizer_steps: Steps of optimizers.
+        last_optimizer: Position in the log at which the last of them ended.
+        tape: What the host read.
+    """
+
+    launches: Sequence[Launch]
+    rows: list[tuple[int, bool]]
+    num_optimizer_steps: int
+    last_optimizer: int
+    step: int
+    tape: ReadTape = field(default_factory=ReadTape)
+
+
+class _Answer(ctypes.Structure):
+    """``struct answer`` of driver/submit.c."""
+
+    _fields_ = [("size", ctypes.c_uint64), ("bytes", ctypes.c_void_p)]
+
+
+_LAUNCH = struct.Struct("<QQqqQQ4q3I3I3i4i2i4BQ")
+assert _LAUNCH.size == ctypes.sizeof(Launch)
+#: Calls of which the clock's own cost is the mean, and launches that show how far it is off.
+_NUM_STOPS, _NUM_LAUNCHES, _NUM_ROUNDS = 10_000, 2_000, 5
+
+
+class BareGpu:
+    """The driver in bare steps. Implements protocol ``record.host_clock.ClockedGpu``; ``timed`` is asked at the begin.
+
+    Attributes:
+        stop, go: The host's clock stands still between these calls; ``go(ns)`` counts so much of that time.
+    """
+
+    def __init__(self, log: LaunchLog, timed: Callable[[], TimedLaunches | None]) -> None:
+        self._log = log
+        self._timed = timed
+        library = ctypes.PyDLL(None)
+        library.fakedist_clock.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        library.fakedist_clock_go.argtypes = [ctypes.c_uint64]
+        library.fakedist_clock_ns.restype = ctypes.c_uint64
+        library.fakedist_answer_reads.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._library = library
+        self.stop: Callable[[], object] = library.fakedist_clock_stop
+        self.go: Callable[[int], object] = library.fakedist_clock_go
+        self._kept: list[object] = []
+
+    # ---- the recorded step
+
+    @property
+    def step(self) -> int:
+        """The timed step; 0 without one."""
+        timed = self._timed()
+        return 0 if timed is None else timed.step
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Steps of optimizers in it."""
+        timed = self._timed()
+        return 0 if timed is None else timed.num_optimizer_steps
+
+    def rows(self) -> tuple[list[object], int]:
+        """A key of each row of the timed step, and how many rows it has until its last optimizer's step ended."""
+        timed = self._timed()
+        assert timed is not None
+        keys, _ = _keys(bytes((Launch * len(timed.launches))(*timed.launches)))
+        before = sum(position < timed.last_optimizer for position, _ in timed.rows)
+        # A wait that the log has as work of its own, too, is none of a bare step.
+        return [("again",) if is_again else keys[position] for position, is_again in timed.rows], before
+
+    # ---- bare steps
+
+    def begin(self) -> float:
+        """Answer reads, begin the log, start the clock. Returns by how many us it may be off for each launch."""
+        timed = self._timed()
+        assert timed is not None
+        answers = timed.tape.answers
+        array = (_Answer * len(answers))(
+            *(_Answer(0 if is_count else tensor.nbytes, tensor.data_ptr()) for tensor, is_count in answers)
+        )
+        self._kept += [array, answers]
+        bound_us = self._calibrate()
+        self._library.fakedist_answer_reads(array, len(answers))
+        self._log.begin()
+        return bound_us
+
+    def operators(self) -> Mapping[OpOverload, Callable[[], object]]:
+        """Operators that Python answers, and what returns the next result of each, over and over."""
+        timed = self._timed()
+        return {} if timed is None else {func: self._next(results) for func, results in timed.tape.results.items()}
+
+    def now(self) -> tuple[int, float]:
+        """Launches in the log, and microseconds on the host's clock."""
+        return self._log.num_launches(), self._library.fakedist_clock_ns() / 1000
+
+    def collective(self, sequence: int) -> None:
+        """A collective begins on the current stream; -1: it ended."""
+        self._log.tag_call(sequence)
+        if sequence >= 0:
+            self._log.collective(torch.cuda.current_stream().cuda_stream)
+
+    def end(self) -> tuple[list[object], list[float]]:
+        """Stop the clock. Returns the key of each launch since it was started, and the time on the host's clock."""
+        self._library.fakedist_answer_reads(None, 0)
+        launches = self._log.end()
+        self._library.fakedist_clock(0, 0)
+        keys, at_ns = _keys(bytes(launches))
+        return keys, [each / 1000 for each in at_ns]
+
+    def _next(self, results: list[object]) -> Callable[[], object]:
+        position = iter(_endless(len(results)))
+
+        def answer() -> object:
+            self.stop()
+            try:
+                return _made(results[next(position)])
+            finally:
+                self.go(0)
+
+        return answer
+
+    def _calibrate(self) -> float:
+        """Start the clock with what a stop costs, from an empty job. Tiny operations show by how much it is off."""
+        library = self._library
+        library.fakedist_clock(1, 0)
+        costs = []
+        for _ in range(_NUM_ROUNDS):
+            begin = library.fakedist_clock_ns()
+            library.fakedist_clock_stops(_NUM_STOPS)
+            costs.append((library.fakedist_clock_ns() - begin) / _NUM_STOPS)
+        residue = round(min(costs))
+        tiny = torch.zeros(1, device="cuda")
+        plain, clocked = [], []
+        for _ in range(_NUM_ROUNDS):
+            library.fakedist_clock(0, 0)
+            plain.append(_time_of(tiny, time.perf_counter_ns))
+            library.fakedist_clock(1, residue)
+            self._log.begin()
+            clocked.append(_time_of(tiny, library.fakedist_clock_ns))
+            self._log.end()
+        return abs(min(clocked) - min(plain)) / _NUM_LAUNCHES / 1000
+
+
+def _time_of(tiny: Tensor, now: Callable[[], int]) -> int:
+    add = torch.ops.aten.add_.Tensor
+    begin = now()
+    for _ in range(_NUM_LAUNCHES):
+        add(tiny, tiny)
+    return now() - begin
+
+
+def _endless(length: int) -> Iterator[int]:
+    while True:
+        yield from range(length)
+
+
+def _keys(log: bytes) -> tuple[list[object], list[int]]:
+    """A key of each launch, the same in each step, and the clock at it; None for one that a collective stands for.
+
+    The names' addresses are the same all through a process. A copy to the host is a read, with the wait for it.
+    """
+    keys: list[object] = []
+    at_ns: list[int] = []
+    reads_on = -1
+    for launch in _LAUNCH.iter_unpack(log):
+        stream, name, _, call, _, num_bytes, m, n, k, batch, *rest = launch
+        grid, block, kind, direction, graph = rest[0:3], rest[3:6], rest[6], rest[8], rest[13]
+        at_ns.append(launch[-1])
+        if kind == LaunchKind.HOST_READS or (kind == LaunchKind.COPY and direction == TO_HOST):
+            keys.append(("read", stream) if call < 0 else None)
+            reads_on = stream
+            continue
+        if kind == LaunchKind.HOST_WAITS and reads_on == stream:
+            keys.append(("waits for a read",))
+        elif kind >= LaunchKind.STREAM_RECORDS:
+            keys.append((kind, stream))
+        elif call >= 0 and kind != LaunchKind.COLLECTIVE:
+            keys.append(None)
+        else:
+            keys.append((kind, stream, name, num_bytes, m, n, k, batch, *grid, *block, direction, graph > 0))
+        reads_on = -1
+    return keys, at_ns

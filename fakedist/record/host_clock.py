@@ -1,0 +1,352 @@
+"""The host's clock: how long the script's Python, torch's dispatcher and autograd take before each launch.
+
+A recorded step cannot tell: our kernels at torch's dispatch key and our hooks on modules take as long as a step does
+without them. So the script goes on for a few *bare* steps after everything is written, on the virtual GPU and among the
+faked ranks, but without the recorder and the value engine. The driver's log has the time of each launch on a clock that
+stands still in our own code. The launches of a bare step are matched with those of the timed step.
+
+That clock is the monotonic one, not a thread's CPU time: a read of the latter takes a microsecond, as long as some
+launches. A thread that was pre-empted, or collected garbage, shows in one of the steps: the least counts, launch by
+launch. Forward and backward, which run in two threads, alternate, so one clock serves both.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from math import inf, nan
+from statistics import median
+from typing import NamedTuple, Protocol
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _python_dispatch
+
+from fakedist.patch import patched
+from fakedist.record.dispatch import no_operation
+from fakedist.record.ledger import Ledger
+from fakedist.record.loading import Loading
+from fakedist.record.steps import SAVES
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.launch_records import HostClockRecord
+from fakedist.rundir.records import NoteRecord
+from fakedist.rundir.time_notes import host_clock_disturbed, host_not_measured
+
+#: What a launch is. Those with equal keys are the same work on the same stream.
+Key = object
+
+#: One step warms up: caches that the recorder's hooks kept cold, and torch's own.
+_WARM_UP, _MOST_STEPS = 1, 3
+#: Bare steps may take so much of the time of the recorded ones, or so many seconds.
+_FRACTION, _LEAST_S = 0.3, 2.0
+#: A bare step that takes so many times the longest recorded one, and so many seconds more, has run away.
+_RUNS_AWAY, _RUNS_AWAY_S = 10, 5.0
+#: Launches that must be those of the timed step.
+_LEAST_MATCHED = 0.9
+#: Launches to look ahead for those that follow in both steps, and how many of them must agree.
+_LOOK_AHEAD, _AGREE = 64, 3
+#: The wall time of a step over its CPU time, from which on other processes were in the way.
+_DISTURBED = 1.5
+
+
+class ClockedGpu(Protocol):
+    """The virtual GPU's log of launches with the host's clock, and the log of the timed step."""
+
+    #: The clock stands still between these calls; ``go(ns)`` counts so much of that time.
+    stop: Callable[[], object]
+    go: Callable[[int], object]
+
+    @property
+    def step(self) -> int:
+        """The timed step; 0 without one."""
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Steps of optimizers in the timed step."""
+
+    def rows(self) -> tuple[list[Key], int]:
+        """A key of each row of the timed step, and how many rows it has until its last optimizer's step ended."""
+
+    def begin(self) -> float:
+        """Begin the log. Returns by how many us the clock may be off for each launch."""
+
+    def operators(self) -> Mapping[OpOverload, Callable[[], object]]:
+        """Operators that Python answers, and what returns the next result of each."""
+
+    def now(self) -> tuple[int, float]:
+        """Launches in the log, and microseconds on the host's clock."""
+
+    def collective(self, sequence: int) -> None:
+        """A collective begins on the current stream; -1: it ended."""
+
+    def end(self) -> tuple[list[Key | None], list[float]]:
+        """End the log. Returns the keys of its launches, None for those of a collective, and the clock at each."""
+
+
+class Mark(NamedTuple):
+    """Where one bare step ended and the next one began: launches in the log, and several clocks in microseconds."""
+
+    position: int
+    host_us: float
+    wall_us: float
+    cpu_us: float
+    loading_us: float
+
+
+# ---- arithmetic on logs
+
+
+def align(recorded: Sequence[Key], bare: Sequence[Key]) -> list[int]:
+    """For each launch of the recorded step, the position of the same launch in a bare one; -1 where it has none.
+
+    Where they differ, the nearest launches from which on both agree go on. Nearness counts what is left out of both.
+    """
+    matched = [-1] * len(recorded)
+    at = bare_at = 0
+    while at < len(recorded) and bare_at < len(bare):
+        if recorded[at] == bare[bare_at]:
+            matched[at] = bare_at
+            at, bare_at = at + 1, bare_at + 1
+            continue
+        left_out, bare_left_out = _resume(recorded, bare, at, bare_at)
+        at, bare_at = at + left_out, bare_at + bare_left_out
+    return matched
+
+
+def _resume(recorded: Sequence[Key], bare: Sequence[Key], at: int, bare_at: int) -> tuple[int, int]:
+    for total in range(1, _LOOK_AHEAD):
+        for left_out in range(total + 1):
+            begin, bare_begin = at + left_out, bare_at + total - left_out
+            follows = recorded[begin : begin + _AGREE]
+            if follows and follows == bare[bare_begin : bare_begin + _AGREE]:
+                return left_out, total - left_out
+    return 1, 1
+
+
+def times_of_rows(matched: Sequence[int], at_us: Sequence[float], before_us: float) -> list[float]:
+    """The time from the launch matched before to each one; NaN for what is not matched.
+
+    ``before_us`` is the clock before the first. What only a bare step launches counts for the next launch of both.
+    """
+    times, last_us = [], before_us
+    for position in matched:
+        times.append(nan if position < 0 else at_us[position] - last_us)
+        last_us = last_us if position < 0 else at_us[position]
+    return times
+
+
+def least(repeats: Sequence[Sequence[float]]) -> list[float]:
+    """The least time of each row in all steps, at least 0; NaN if none has it."""
+    rows = [min((time for time in times if time == time), default=nan) for times in zip(*repeats, strict=True)]
+    return [max(time, 0.0) if time == time else nan for time in rows]
+
+
+def clock_record(
+    step: int,
+    rows: tuple[Sequence[Key], int],
+    log: tuple[Sequence[Key | None], Sequence[float]],
+    marks: Sequence[Mark],
+    launch_bound_us: float,
+) -> HostClockRecord | str:
+    """The record of bare steps between marks, or why there is none. Arguments as :class:`ClockedGpu` returns them.
+
+    A bare step lasts from the end of the last optimizer's step to that of the next. The recorded one began with its
+    first forward, so its rows after the optimizer's step belong to the beginning of the next bare step.
+    """
+    recorded, split = rows
+    turned = [*recorded[split:], *recorded[:split]]
+    (keys, at_us), repeats, num_matched = log, [], 0
+    for before, after in zip(marks, marks[1:], strict=False):
+        positions = [at for at in range(before.position, after.position) if keys[at] is not None]
+        matched = align(turned, [keys[at] for at in positions])
+        num_matched = max(num_matched, len(matched) - matched.count(-1))
+        # The time between the mark and the last launch before it belongs to the first launch after it.
+        begin_us = at_us[before.position - 1] if before.position else before.host_us
+        times = times_of_rows(matched, [at_us[at] for at in positions], begin_us)
+        repeats.append([*times[len(recorded) - split :], *times[: len(recorded) - split]])
+    if num_matched < _LEAST_MATCHED * len(recorded):
+        return f"only {num_matched:,} of its {len(recorded):,} launches were those of step {step}"
+    pairs = list(zip(marks, marks[1:], strict=False))
+    steps_us = [after.host_us - before.host_us for before, after in pairs]
+    num_launches = max(after.position - before.position for before, after in pairs)
+    return HostClockRecord(
+        step=step,
+        dispatch_us=array("d", least(repeats)).tobytes(),
+        num_repeats=len(pairs),
+        step_us=median(steps_us),
+        wall_us=median([after.wall_us - before.wall_us for before, after in pairs]),
+        cpu_us=median([after.cpu_us - before.cpu_us for before, after in pairs]),
+        loading_us=median([after.loading_us - before.loading_us for before, after in pairs]),
+        bound_us=launch_bound_us * num_launches,
+        spread=max(steps_us) / max(min(steps_us), 1e-9) - 1,
+    )
+
+
+# ---- the bare steps
+
+
+class HostClock:
+    """Has the script run bare steps once everything is recorded.
+
+    Args:
+        gpu: The virtual GPU's log; None where the host's time is not wanted.
+        go_bare: Writes and ends everything that is recorded, before the bare steps; raises nothing.
+        why_not: Why there can be no bare steps; empty if there can.
+    """
+
+    def __init__(
+        self, gpu: ClockedGpu | None, go_bare: Callable[[], None], why_not: Callable[[], str], loading: Loading
+    ) -> None:
+        self.is_on = False
+        self._gpu = gpu
+        self._go_bare, self._why_none = go_bare, why_not
+        self._loading = loading
+        self._why_not = "that takes two steps more than the recorded ones, and the script or --until ended before"
+        self._marks: list[Mark] = []
+        self._is_over = False
+        self._num_optimizer_steps = 0
+        self._launch_bound_us = self._loading_us = 0.0
+        self._begin_s = self._last_s = time.monotonic()
+        self._budget_s = self._limit_s = inf
+        self._inside = ExitStack()
+        self._told = threading.Event()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether the host's time is to be measured."""
+        return self._gpu is not None
+
+    def begins(self, recorded_s: float, longest_s: float, ledger: Ledger, stop: Callable[[], None]) -> bool:
+        """Begin the bare steps, of which the first warms up. Returns whether they can be.
+
+        ``recorded_s`` are seconds that the recorded steps took, ``longest_s`` those of the longest. ``stop`` raises
+        what ends the script.
+        """
+        gpu = self._gpu
+        if gpu is None or self._is_over:
+            return False
+        self._is_over = True
+        if why := self._why_none() or self._why_none_now(gpu):
+            self._why_not = why
+            return False
+        self._go_bare()
+        self._launch_bound_us = gpu.begin()
+        libraries = no_operation(gpu.operators())
+        self._inside.callback(lambda: [library._destroy() for library in libraries])
+        self._inside.enter_context(_no_saves(stop))
+        ledger.around = self._around
+        self._loading.clock = self._load
+        self._begin_s = self._last_s = time.monotonic()
+        self._budget_s = max(_FRACTION * recorded_s, _LEAST_S)
+        self._limit_s = _RUNS_AWAY * longest_s + _RUNS_AWAY_S
+        self._is_over, self.is_on = False, True
+        threading.Thread(target=self._watch, name="fakedist-host-clock", daemon=True).start()
+        return True
+
+    def _why_none_now(self, gpu: ClockedGpu) -> str:
+        if not gpu.step:
+            return "no step was timed"
+        if not gpu.num_optimizer_steps:
+            return "no optimizer stepped in the timed step, so nothing says where a step ends"
+        if _python_dispatch._get_current_dispatch_mode_stack():
+            return "the script was in a TorchDispatchMode when its recorded steps ended"
+        if torch._C._autograd._profiler_enabled():
+            return "the script runs its own profiler"
+        return ""
+
+    def optimizer_ended(self) -> bool:
+        """An optimizer's step ended, in a bare step. Returns whether the script is to be stopped here."""
+        gpu = self._gpu
+        assert gpu is not None
+        if self._is_over:
+            return True
+        gpu.stop()
+        try:
+            self._num_optimizer_steps += 1
+            if self._num_optimizer_steps % gpu.num_optimizer_steps == 0:
+                self._mark(gpu)
+            return self._is_over
+        finally:
+            gpu.go(0)
+
+    def _mark(self, gpu: ClockedGpu) -> None:
+        position, host_us = gpu.now()
+        now_s = time.monotonic()
+        clocks = (host_us, now_s * 1e6, time.process_time() * 1e6, self._loading_us)
+        self._marks.append(Mark(position, *clocks))
+        took_s, self._last_s = now_s - self._last_s, now_s
+        self._told.set()
+        num_steps = len(self._marks) - _WARM_UP
+        used_s = now_s - self._begin_s
+        self._is_over = num_steps >= _MOST_STEPS or (num_steps > 0 and used_s + took_s > self._budget_s)
+
+    def records(self, how: str) -> list[Record]:
+        """End the bare steps. Returns their record, or a note; ``how`` is how the script ended."""
+        gpu = self._gpu
+        if gpu is None:
+            return []
+        if not self.is_on:
+            return [NoteRecord(host_not_measured(self._why_not))]
+        self.is_on, self._is_over = False, True
+        self._told.set()
+        self._inside.close()
+        log, self._loading.clock = gpu.end(), None
+        if len(self._marks) <= _WARM_UP:
+            return [NoteRecord(host_not_measured(how or "the script ended before such a step did"))]
+        record = clock_record(gpu.step, gpu.rows(), log, self._marks, self._launch_bound_us)
+        if isinstance(record, str):
+            return [NoteRecord(host_not_measured(record))]
+        blocked = record.wall_us / max(record.cpu_us, 1.0)
+        return [record, *([NoteRecord(host_clock_disturbed(blocked))] if blocked > _DISTURBED else [])]
+
+    @contextmanager
+    def _around(self, sequence: int, operation: str) -> Iterator[None]:
+        assert self._gpu is not None
+        self._gpu.collective(sequence)
+        try:
+            yield
+        finally:
+            self._gpu.collective(-1)
+
+    def _load(self, load: Callable[[], object]) -> object:
+        """Take a batch. Of that time, only CPU time of this thread counts: the real GPU leaves workers more time."""
+        gpu = self._gpu
+        assert gpu is not None
+        gpu.stop()
+        begin_ns = time.thread_time_ns()
+        try:
+            return load()
+        finally:
+            loading_ns = time.thread_time_ns() - begin_ns
+            self._loading_us += loading_ns / 1000
+            gpu.go(loading_ns)
+
+    def _watch(self) -> None:
+        """End the process if a bare step takes too long: everything but the host's time is written."""
+        while self._told.wait(self._limit_s):
+            self._told.clear()
+            if not self.is_on:
+                return
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0)  # as any end of the script, it closes the recording
+
+
+@contextmanager
+def _no_saves(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop``, which raises, before a checkpoint is written: it would have the values of no step."""
+    with ExitStack() as stack:
+        for name, functions in SAVES:
+            for function in functions if name in sys.modules else ():
+
+                def save(*args: object, **kwargs: object) -> None:
+                    stop()
+
+                stack.enter_context(patched(sys.modules[name], function, save))
+        yield
