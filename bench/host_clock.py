@@ -1,0 +1,170 @@
+"""The host's clock of a run against a run without fakedist's recorder: the host's time of a step.
+
+    python bench/host_clock.py [--rounds 3] [--only NAME] [--megatron-python PYTHON]
+
+Five jobs, both sides in turns, in processes of their own. A profiled run gives the sum over the timed step's launches, as
+the table ``launches`` has them. The bare run has the virtual GPU and the faked groups alone; an optimizer hook reads the
+CPU time of the process. The time in the groups' calls is left out, and that in the driver's. Each figure is the least: of
+a bare run's steps, and of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
+from fakedist.gpu.virtual import virtual_gpu  # noqa: E402
+from fakedist.options import Job  # noqa: E402
+from fakedist.units import UNLIMITED_BYTES  # noqa: E402
+
+#: Steps of a bare run: the first ones warm up.
+WARM_UP, STEPS = 5, 12
+
+
+@dataclass(frozen=True)
+class Example:
+    """A job: its name, the number of ranks, the script and its flags."""
+
+    name: str
+    world_size: int
+    script: str
+    flags: str = ""
+
+
+JOBS = [
+    Example("GPT-2, DDP", 8, "examples/ddp_gpt.py", "--model gpt2 --batch-size 1 --accumulate 1 --steps 1000"),
+    Example(
+        "Llama, FSDP2 and TP", 16, "examples/llama_fsdp2.py", "--model 8b --num-layers 4 --tp 2 --steps 1000"
+    ),
+    Example("TP, PP and DP by hand", 8, "examples/three_d.py", "--tp 2 --pp 2 --dp 2 --layers 8 --steps 1000"),
+    Example(
+        "Megatron-core", 8, "examples/megatron_gpt.py",
+        "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 "
+        "--max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 4 --train-iters 1000 --bf16 "
+        "--use-distributed-optimizer",
+    ),
+    Example("compiled GPT", 1, "bench/jobs/compiled_gpt.py"),
+]  # fmt: skip
+
+
+def profiled_ms(python: str, job: Example) -> tuple[float, float]:
+    """The sum of a profiled run's launches, and its bound, in milliseconds."""
+    with tempfile.TemporaryDirectory() as directory:
+        options = ["--world-size", str(job.world_size), "--rank", "0", "--gpu-memory", "unlimited", "-o", f"{directory}/run"]
+        command = [python, "-m", "fakedist", "profile", *options, str(ROOT / job.script), *job.flags.split()]
+        _run(command)
+        read = (
+            "import sys, json, array; from pathlib import Path; from fakedist.analysis.recording import read_recording\n"
+            "clock = read_recording(Path(sys.argv[1])).host_clock\n"
+            "print(json.dumps([sum(t for t in array.array('d', clock.dispatch_us) if t == t), clock.bound_us]))"
+        )
+        sum_us, bound_us = json.loads(_run([python, "-c", read, f"{directory}/run"]).splitlines()[-1])
+    return sum_us / 1e3, bound_us / 1e3
+
+
+def bare_ms(python: str, job: Example) -> float:
+    """The least step of a bare run in milliseconds of CPU time, without the groups' calls and the driver's."""
+    command = [python, __file__, "--bare", str(job.world_size), str(ROOT / job.script), *job.flags.split()]
+    step_ms, driver_ms = json.loads(next(line for line in _run(command).splitlines() if line.startswith("[")))
+    return float(step_ms - driver_ms)
+
+
+def _run(command: list[str]) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"exit {done.returncode}: {' '.join(command)}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def run_bare(world_size: int, script: str, flags: list[str]) -> None:
+    """Run a script on the virtual GPU among faked ranks, and print the CPU time of its steady steps."""
+    with virtual_gpu(find_gpu("h100-80g"), min(world_size, 8), UNLIMITED_BYTES):
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        from fakedist.gpu.values.engine import ValueEngine
+        from fakedist.rank.frameworks.adapting import adapted_frameworks
+        from fakedist.record.dispatch import every_operation
+        from fakedist.world.environ import rank_environment
+        from fakedist.world.process_group import still_calls
+        from fakedist.world.reroute import fake_world
+
+        job = Job(world_size=world_size, rank=0, target=script)
+        os.environ.update(rank_environment(job))
+        engine, set_up = ValueEngine(0), ExitStack()
+        library, ones = ctypes.PyDLL(None), [torch.ones((), dtype=dtype) for dtype in (torch.float32, torch.bool)]
+        library.fakedist_clock_ns.restype = ctypes.c_uint64
+        answers = (ctypes.c_uint64 * 4)(*(word for one in ones for word in (one.nbytes, one.data_ptr())))  # each read: 1
+        in_calls, ends = 0, list[tuple[int, int]]()
+        begun, depth = 0, 0
+
+        def stop() -> None:
+            nonlocal begun, depth
+            depth += 1
+            begun = time.process_time_ns() if depth == 1 else begun
+
+        def go(counted: int) -> None:
+            nonlocal in_calls, depth
+            depth -= 1
+            in_calls += 0 if depth else time.process_time_ns() - begun
+
+        def stepped(*_: object) -> None:
+            if not ends:
+                set_up.close()
+                library.fakedist_answer_reads(answers, len(ones))
+                library.fakedist_clock(1, ctypes.c_uint64(0))
+            ends.append((time.process_time_ns() - in_calls, time.monotonic_ns() - library.fakedist_clock_ns()))
+            if len(ends) > WARM_UP + STEPS:
+                pairs = list(zip(ends[WARM_UP:], ends[WARM_UP + 1 :], strict=False))
+                steps, in_driver = ([(after[part] - before[part]) / 1e6 for before, after in pairs] for part in (0, 1))
+                print(json.dumps([min(steps), min(in_driver)]), flush=True)
+                os._exit(0)
+
+        register_optimizer_step_post_hook(stepped)
+        sys.argv = [script, *flags]
+        sys.path.insert(0, str(Path(script).parent))
+        with fake_world(job, None, engine.is_undefined), adapted_frameworks(), still_calls(stop, go):
+            set_up.enter_context(engine.below_dispatch())  # models compare what they read in their first step
+            set_up.enter_context(every_operation(engine.execute))
+            runpy.run_path(script, run_name="__main__")
+
+
+def main() -> None:
+    """The command line."""
+    if sys.argv[1:2] == ["--bare"]:
+        run_bare(int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="jobs with this in their name")
+    parser.add_argument("--megatron-python", default=sys.executable, help="a Python that has megatron-core")
+    arguments = parser.parse_args()
+    print(f"{'job':<24} {'bare':>10} {'clock':>10} {'ratio':>7} {'bound':>9}")
+    for job in JOBS:
+        if arguments.only not in job.name:
+            continue
+        python = arguments.megatron_python if "megatron" in job.script else sys.executable
+        rounds = [(bare_ms(python, job), *profiled_ms(python, job)) for _ in range(arguments.rounds)]
+        bare, clock, bound = (min(figures) for figures in zip(*rounds, strict=True))
+        middle = statistics.median(clock / bare for bare, clock, _ in rounds)
+        print(f"{job.name:<24} {bare:7.2f} ms {clock:7.2f} ms {clock / bare:7.2f} {bound:6.3f} ms, median {middle:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
