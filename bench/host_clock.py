@@ -2,16 +2,17 @@
 
     python bench/host_clock.py [--rounds 3] [--only NAME] [--megatron-python PYTHON]
 
-Five jobs, both sides in turns, in processes of their own. A profiled run gives the sum over the timed step's launches, as
-the table ``launches`` has them. The bare run has the virtual GPU and the faked groups alone; an optimizer hook reads the
-CPU time of the process. The time in the groups' calls is left out, and that in the driver's. Each figure is the least: of
-a bare run's steps, and of the rounds.
+Five jobs, both sides in turns, in processes of their own. A profiled run gives the sum over the timed step's launches,
+as the table ``launches`` has them. The bare run has the virtual GPU and the faked groups alone; an optimizer hook reads
+the CPU time of the process. The time in the groups' calls is left out, and that in the driver's. Each figure is the
+least: of a bare run's steps, and of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import os
 import runpy
@@ -65,11 +66,21 @@ JOBS = [
 def profiled_ms(python: str, job: Example) -> tuple[float, float]:
     """The sum of a profiled run's launches, and its bound, in milliseconds."""
     with tempfile.TemporaryDirectory() as directory:
-        options = ["--world-size", str(job.world_size), "--rank", "0", "--gpu-memory", "unlimited", "-o", f"{directory}/run"]
+        options = [
+            "--world-size",
+            str(job.world_size),
+            "--rank",
+            "0",
+            "--gpu-memory",
+            "unlimited",
+            "-o",
+            f"{directory}/run",
+        ]
         command = [python, "-m", "fakedist", "profile", *options, str(ROOT / job.script), *job.flags.split()]
         _run(command)
         read = (
-            "import sys, json, array; from pathlib import Path; from fakedist.analysis.recording import read_recording\n"
+            "import sys, json, array; from pathlib import Path\n"
+            "from fakedist.analysis.recording import read_recording\n"
             "clock = read_recording(Path(sys.argv[1])).host_clock\n"
             "print(json.dumps([sum(t for t in array.array('d', clock.dispatch_us) if t == t), clock.bound_us]))"
         )
@@ -86,7 +97,7 @@ def bare_ms(python: str, job: Example) -> float:
 
 def _run(command: list[str]) -> str:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"exit {done.returncode}: {' '.join(command)}\n{done.stderr[-2000:]}")
     return done.stdout
@@ -110,7 +121,9 @@ def run_bare(world_size: int, script: str, flags: list[str]) -> None:
         engine, set_up = ValueEngine(0), ExitStack()
         library, ones = ctypes.PyDLL(None), [torch.ones((), dtype=dtype) for dtype in (torch.float32, torch.bool)]
         library.fakedist_clock_ns.restype = ctypes.c_uint64
-        answers = (ctypes.c_uint64 * 4)(*(word for one in ones for word in (one.nbytes, one.data_ptr())))  # each read: 1
+        answers = (ctypes.c_uint64 * 4)(
+            *(word for one in ones for word in (one.nbytes, one.data_ptr()))
+        )  # each read: 1
         in_calls, ends = 0, list[tuple[int, int]]()
         begun, depth = 0, 0
 
@@ -131,7 +144,7 @@ def run_bare(world_size: int, script: str, flags: list[str]) -> None:
                 library.fakedist_clock(1, ctypes.c_uint64(0))
             ends.append((time.process_time_ns() - in_calls, time.monotonic_ns() - library.fakedist_clock_ns()))
             if len(ends) > WARM_UP + STEPS:
-                pairs = list(zip(ends[WARM_UP:], ends[WARM_UP + 1 :], strict=False))
+                pairs = list(itertools.pairwise(ends[WARM_UP:]))
                 steps, in_driver = ([(after[part] - before[part]) / 1e6 for before, after in pairs] for part in (0, 1))
                 print(json.dumps([min(steps), min(in_driver)]), flush=True)
                 os._exit(0)
@@ -163,7 +176,10 @@ def main() -> None:
         rounds = [(bare_ms(python, job), *profiled_ms(python, job)) for _ in range(arguments.rounds)]
         bare, clock, bound = (min(figures) for figures in zip(*rounds, strict=True))
         middle = statistics.median(clock / bare for bare, clock, _ in rounds)
-        print(f"{job.name:<24} {bare:7.2f} ms {clock:7.2f} ms {clock / bare:7.2f} {bound:6.3f} ms, median {middle:.2f}", flush=True)
+        print(
+            f"{job.name:<24} {bare:7.2f} ms {clock:7.2f} ms {clock / bare:7.2f} {bound:6.3f} ms, median {middle:.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

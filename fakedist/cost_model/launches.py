@@ -24,7 +24,11 @@ def launch_tables(recording: Recording, calls: pd.DataFrame) -> dict[str, pd.Dat
     if recording.kernel_source is not None and recording.host is not None:
         return traced_tables(kernels, recording.host, calls)
     record = recording.launches
-    tables = {"launches": launch_table(record, recording.host_clock), "work": work_table(record), "ranges": recorded_ranges(record)}
+    tables = {
+        "launches": launch_table(record, recording.host_clock),
+        "work": work_table(record),
+        "ranges": recorded_ranges(record),
+    }
     return {"kernels": kernels, **tables}
 
 

@@ -1,4 +1,4 @@
-"""The virtual GPU in bare steps, in which neither the recorder nor the value engine runs: its log with the host's clock.
+"""The virtual GPU in bare steps, without the recorder and the value engine: its log with the host's clock.
 
 What the host reads there is what it read in the recorded step, in the same order (:class:`ReadTape`): the driver
 answers copies to the host, and Python those operations of which only the result is known.
@@ -7,7 +7,6 @@ answers copies to the host, and Python those operations of which only the result
 from __future__ import annotations
 
 import ctypes
-import statistics
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -19,6 +19,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from math import inf, nan
 from statistics import median
 from typing import NamedTuple, Protocol
@@ -104,8 +105,8 @@ class Mark(NamedTuple):
 def align(recorded: Sequence[Key], bare: Sequence[Key]) -> list[int]:
     """For each launch of the recorded step, the position of the same launch in a bare one; -1 where it has none.
 
-    Where they differ, both are followed from the nearest launches on from which they agree for a while. Of those before,
-    as many as possible are matched in order.
+    Where they differ, both are followed from the nearest launches on from which they agree for a while. Of those
+    before, as many as possible are matched in order.
     """
     matched = [-1] * len(recorded)
     at = bare_at = 0
@@ -186,7 +187,8 @@ def clock_record(
     recorded, split = rows
     turned = [*recorded[split:], *recorded[:split]]
     (keys, at_us), repeats, num_matched = log, [], 0
-    for before, after in zip(marks, marks[1:], strict=False):
+    pairs = list(pairwise(marks))
+    for before, after in pairs:
         positions = [at for at in range(before.position, after.position) if keys[at] is not None]
         matched = align(turned, [keys[at] for at in positions])
         num_matched = max(num_matched, len(matched) - matched.count(-1))
@@ -196,7 +198,6 @@ def clock_record(
         repeats.append([*times[len(recorded) - split :], *times[: len(recorded) - split]])
     if num_matched < _LEAST_MATCHED * len(recorded):
         return f"only {num_matched:,} of its {len(recorded):,} launches were those of step {step}"
-    pairs = list(zip(marks, marks[1:], strict=False))
     steps_us = [after.host_us - before.host_us for before, after in pairs]
     num_launches = max(after.position - before.position for before, after in pairs)
     return HostClockRecord(

@@ -19,8 +19,8 @@ from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.device_memory import Beginning, EventNumbers
 from fakedist.record.graph_layers import is_dynamos
-from fakedist.record.host_clock import ClockedGpu, HostClock
 from fakedist.record.hooks import backward_hook, made_optimizers, module_hooks, optimizer_hooks
+from fakedist.record.host_clock import ClockedGpu, HostClock
 from fakedist.record.ledger import Ledger
 from fakedist.record.memory_recording import Append, MemoryRecording
 from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents

@@ -567,8 +567,16 @@ _CALLED = {"_allgather_base", "_reduce_scatter_base", "_start_coalescing", "_end
 def still_calls(stop: Callable[[], object], go: Callable[[int], object]) -> Iterator[None]:
     """Have the host's clock stand still in the groups' calls and in what is made of them: call ``stop`` and ``go(0)``.
 
-    NCCL's own time on the host is another figure.
+    NCCL's own time on the host is another figure. Values arrive on the host alone: those on the device are stale.
     """
+
+    def on_host(original: Callable[..., None]) -> Callable[..., None]:
+        def arrive(arrivals: Arrivals, written: torch.Tensor | Tensors, *others: object) -> None:
+            first = written if isinstance(written, torch.Tensor) else next(iter(written), None)
+            if first is None or not first.is_cuda:
+                original(arrivals, written, *others)
+
+        return arrive
 
     def still(original: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:
@@ -581,6 +589,8 @@ def still_calls(stop: Callable[[], object], go: Callable[[int], object]) -> Iter
         return call
 
     with ExitStack() as stack:
+        for name in ("reduced", "reduced_into", "spread", "spread_evenly"):
+            stack.enter_context(patched(Arrivals, name, on_host(getattr(Arrivals, name))))
         for owner in (RankGroup, Done):
             for name, function in list(vars(owner).items()):
                 if isinstance(function, FunctionType) and (name in _CALLED or not name.startswith("_")):
