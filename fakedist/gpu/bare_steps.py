@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty, zeros
+from torch import tensor as new_tensor
 from torch._ops import OpOverload
 
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind, LaunchLog
@@ -46,7 +47,7 @@ class ReadTape:
             dtype = torch.bool if isinstance(result, bool) else torch.float64
             if name != "equal" and isinstance(args[0], Tensor):
                 dtype = args[0].dtype
-            self.answers.append((torch.tensor([result], dtype=dtype), False))
+            self.answers.append((new_tensor([result], dtype=dtype), False))
         else:
             self.results.setdefault(func, []).append(_shape_alone(result))
 
@@ -74,7 +75,7 @@ class ReadTape:
                 position += 1
 
     def _count(self, number: int) -> None:
-        self.answers.append((torch.tensor([number], dtype=torch.int64), True))
+        self.answers.append((new_tensor([number], dtype=torch.int64), True))
 
 
 class _Shape(NamedTuple):
@@ -91,7 +92,7 @@ def _shape_alone(result: object) -> object:
 
 def _made(kept: object) -> object:
     if isinstance(kept, _Shape):
-        return torch.empty(kept.size, dtype=kept.dtype, device=kept.device)
+        return empty(kept.size, dtype=kept.dtype, device=kept.device)
     return type(kept)(map(_made, kept)) if type(kept) in (list, tuple) else kept  # type: ignore[call-arg, call-overload]
 
 
@@ -232,7 +233,7 @@ class BareGpu:
             library.fakedist_clock_stops(_NUM_STOPS)
             costs.append((library.fakedist_clock_ns() - begin) / _NUM_STOPS)
         residue = round(min(costs))
-        tiny = torch.zeros(1, device="cuda")
+        tiny = zeros(1, device="cuda")
         plain, clocked = [], []
         for _ in range(_NUM_ROUNDS):
             library.fakedist_clock(0, 0)

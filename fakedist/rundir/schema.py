@@ -105,8 +105,8 @@ LAUNCHES = Table(
         Column(
             "dispatch_us",
             "double",
-            "Time of Python, torch's dispatcher and autograd before it, measured on the virtual GPU in steps without the "
-            "recorder; without what a real CUDA library takes. NaN where it was not measured.",
+            "Time of Python, torch's dispatcher and autograd before it, measured on the virtual GPU in steps without "
+            "the recorder; without what a real CUDA library takes. NaN where it was not measured.",
         ),
     ),
 )
