@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.recording import read_recording
-from tests.support.runs import ProfileOnce, Profiled
+from tests.support.runs import Profiled, ProfileOnce
 
 JOB = Path(__file__).parent / "jobs" / "host_clock.py"
 RECORDED, BARE = 2, 4
