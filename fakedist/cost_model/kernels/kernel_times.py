@@ -20,7 +20,8 @@ from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.kernels.rules import AttentionRules, MemoryRules, ProductRules
 from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, Texts, WorkArrays, which_limits
 from fakedist.cost_model.overlap import filled_sms
-from fakedist.cost_model.timeline import Array, HostCosts
+from fakedist.cost_model.host import HostCosts
+from fakedist.cost_model.timeline import Array
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
