@@ -30,7 +30,7 @@ from fakedist.options import Job
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
-from fakedist.rundir.step_time import FamilyAccuracy, ClockSteadiness, KernelSource, Peaks, StepTime, UncertainPart
+from fakedist.rundir.step_time import ClockSteadiness, FamilyAccuracy, KernelSource, Peaks, StepTime, UncertainPart
 
 
 def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
@@ -120,13 +120,13 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     if source is not None:
         return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
     machine_us = None if recording.machine is None else recording.machine.linear_us
-    host = host_model(gpu, None if job is None else job.host, machine_us, _clock_of(recording, launches))
+    beside = host_model(gpu, None if job is None else job.host, machine_us, _clock_of(recording, launches))
     if job is None or not job.times:
-        return Models(gpu, prices_of(gpu), network, host), []
+        return Models(gpu, prices_of(gpu), network, beside), []
     try:
-        return Models(gpu, prices_of(gpu, job.times), network, host), []
+        return Models(gpu, prices_of(gpu, job.times), network, beside), []
     except FakedistError as error:  # the file has gone since the job began
-        return Models(gpu, prices_of(gpu), network, host), [time_notes.calibration_table_not_used(error.message)]
+        return Models(gpu, prices_of(gpu), network, beside), [time_notes.calibration_table_not_used(error.message)]
 
 
 def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness | None:

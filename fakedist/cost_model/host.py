@@ -274,14 +274,15 @@ def host_model(
         costs = scaled(HostCosts(), slowness)
         return HostModel(costs, HostTime("constant", name, slowness, *costs.range, machine_us=machine_us), chosen)
     dispatch = spec.of_machine or (1.0 if machine_us is None else spec.dispatch_us / machine_us)
-    costs = replace(
-        scaled(HostCosts(), slowness), dispatch=dispatch, calls=spec.calls, range=widened(spec, clock)
-    )
+    costs = replace(scaled(HostCosts(), slowness), dispatch=dispatch, calls=spec.calls, range=widened(spec, clock))
     time = HostTime("measured", spec.name, dispatch, *costs.range, machine_us, spec.dispatch_us, clock)
     return HostModel(costs, time, chosen)
 
 
 def widened(spec: HostSpec, clock: ClockSteadiness) -> tuple[float, float]:
-    """A host model's interval, wider by the spread of the clock's repeats and by the bound of fakedist's own time."""
-    own = (clock.spread, clock.bound)
-    return max(1 - math.hypot(1 - spec.least, *own), 0.0), 1 + math.hypot(spec.most - 1, *own)
+    """A host model's interval, wider by the spread of the clock's repeats and by the bound of fakedist's own time.
+
+    All three are independent factors, so their logarithms add up in squares.
+    """
+    own = (math.log1p(clock.spread), math.log1p(clock.bound))
+    return math.exp(-math.hypot(math.log(spec.least), *own)), math.exp(math.hypot(math.log(spec.most), *own))

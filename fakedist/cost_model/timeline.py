@@ -229,8 +229,13 @@ class Timeline:
         yield from met.fill(starts, ends)
         queued_behind = np.full(len(ends), -1)
         queued_behind[list(behind)] = list(behind.values())
-        columns = (np.array(column, "f8") for column in (starts, launched, ends))
-        return Placed(*columns, max(now, *free, 0.0), queued_behind)
+        return Placed(
+            np.array(starts, "f8"),
+            np.array(launched, "f8"),
+            np.array(ends, "f8"),
+            max(now, *free, 0.0),
+            queued_behind,
+        )
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]

@@ -13,6 +13,7 @@ from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import find_busy
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.estimated import Models, communication_for
+from fakedist.cost_model.host import scaled
 from fakedist.cost_model.job.micro_batches import Recorded, count_micro_batches, with_micro_batches
 from fakedist.cost_model.job.stages import (
     Dependencies,
@@ -27,7 +28,6 @@ from fakedist.cost_model.job.stages import (
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.placing import StepLaunches, interval_of
 from fakedist.cost_model.step import ImbalancedPrices, Prices
-from fakedist.cost_model.host import scaled
 from fakedist.cost_model.what_if import changed_launches
 from fakedist.errors import JobError
 from fakedist.rundir.notes import counted
