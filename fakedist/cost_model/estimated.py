@@ -17,7 +17,7 @@ from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.breakdown import break_down, uncertain_parts
 from fakedist.cost_model.collectives.communication import Communication, communication_of
 from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
-from fakedist.cost_model.host import HostModel, host_model
+from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
@@ -120,13 +120,13 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     if source is not None:
         return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
     machine_us = None if recording.machine is None else recording.machine.linear_us
-    beside = host_model(gpu, None if job is None else job.host, machine_us, _clock_of(recording, launches))
+    chosen = host_model(gpu, None if job is None else job.host, machine_us, _clock_of(recording, launches))
     if job is None or not job.times:
-        return Models(gpu, prices_of(gpu), network, beside), []
+        return Models(gpu, prices_of(gpu), network, chosen), []
     try:
-        return Models(gpu, prices_of(gpu, job.times), network, beside), []
+        return Models(gpu, prices_of(gpu, job.times), network, chosen), []
     except FakedistError as error:  # the file has gone since the job began
-        return Models(gpu, prices_of(gpu), network, beside), [time_notes.calibration_table_not_used(error.message)]
+        return Models(gpu, prices_of(gpu), network, chosen), [time_notes.calibration_table_not_used(error.message)]
 
 
 def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness | None:

@@ -137,7 +137,7 @@ def _other_gpus(gpu: GpuSpec) -> Iterator[_Change]:
 def _on(gpu: GpuSpec, models: Models, job: Job | None) -> Models:
     chosen = NetworkChoice(interferes=models.network.interferes, moe_imbalance=models.network.moe_imbalance)
     network = network_of(gpu, job, chosen, models.network.nccl)
-    return Models(gpu, prices_of(gpu), network, models.host.beside(gpu))
+    return Models(gpu, prices_of(gpu), network, models.host.next_to(gpu))
 
 
 def _why_not_faster(models: Models) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.cost_model.collectives.communication import Communication
-from fakedist.cost_model.host import HostCosts, scaled
+from fakedist.cost_model.hosts import HostCosts, scaled
 from fakedist.cost_model.overlap import SharedLinks, settle
 from fakedist.cost_model.timeline import Array, Placed, Timeline
 from fakedist.rundir.launch_records import LAUNCH_KINDS

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fakedist.cost_model.accuracy import variances
 from fakedist.cost_model.collectives.communication import Communication
-from fakedist.cost_model.host import HostCosts
+from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.placing import StepInterval, StepLaunches
 from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, Placed, find_critical_path
 from fakedist.rundir import time_notes

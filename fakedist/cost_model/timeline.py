@@ -1,6 +1,6 @@
 """Places launches in time, and finds the critical path of the step that results.
 
-Host time is measured, or fixed for each operation and launch (:mod:`fakedist.cost_model.host`). The host cannot run
+Host time is measured, or fixed for each operation and launch (:mod:`fakedist.cost_model.hosts`). The host cannot run
 ahead of a stream by more launches than its launch queue holds. Everything is in microseconds from the beginning of the
 step. The path is followed backwards from its end: a launch begins when the last thing that it waits for is done (the
 launch before it on its stream or communicator, an event, or the host), which comes next. So the parts of the path add
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.host import CallCosts, HostCosts
+from fakedist.cost_model.hosts import CallCosts, HostCosts
 from fakedist.errors import RunDirectoryError
 from fakedist.rundir.directory import DAMAGED
 from fakedist.rundir.launch_records import LAUNCH_KINDS
@@ -122,8 +122,8 @@ class Timeline:
     """The launches of a step, ready to be placed with any durations.
 
     Args:
-        launches: The host's time is ``host_us`` where a tool measured it; else ``dispatch_us``, of the host clock on the
-            machine that recorded the run; else constant. It is divided by ``host_speed``, if there is that column.
+        launches: The host's time is ``host_us`` where a tool measured it; else ``dispatch_us``, which the host clock
+            measured on the machine that recorded the run; else constant. It is divided by ``host_speed``, if there is that column.
             Nothing waits for a row that ``is_apart``, if there is that one, but the launches of its queue.
         queues: The queue of each row, which runs one launch at a time on any stream; -1 without one.
 
@@ -181,9 +181,7 @@ class Timeline:
             comes again, with ``is_due``, once something waits for its end.
         """
         now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
-        starts: list[float] = []
-        launched: list[float] = []
-        ends: list[float] = []
+        starts, launched, ends = list[float](), list[float](), list[float]()
         done: dict[int, float] = {}
         behind: dict[int, int] = {}
         met = _OpenRendezvous(rendezvous)
@@ -227,15 +225,8 @@ class Timeline:
                 now = max(now, (yield from met.wait(met.of_event.get(event, ()))))
         yield from met.settle(free, tuple(waits))
         yield from met.fill(starts, ends)
-        queued_behind = np.full(len(ends), -1)
-        queued_behind[list(behind)] = list(behind.values())
-        return Placed(
-            np.array(starts, "f8"),
-            np.array(launched, "f8"),
-            np.array(ends, "f8"),
-            max(now, *free, 0.0),
-            queued_behind,
-        )
+        columns = [np.array(column, "f8") for column in (starts, launched, ends)]
+        return Placed(columns[0], columns[1], columns[2], max(now, *free, 0.0), _spread(behind, len(ends)))
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]
@@ -307,7 +298,7 @@ class Timeline:
         return scaled_us
 
     def _call_us(self, calls: CallCosts) -> Array:
-        """What CUDA's own call of each row takes, outside of graphs."""
+        """The time of CUDA's own call of each row, outside of graphs."""
         by_kind = {
             **dict.fromkeys(("kernel", "library"), calls.launch_us),
             "product": calls.launch_us + calls.product_us,
@@ -319,6 +310,13 @@ class Timeline:
         of_kind: Array = np.array([by_kind[kind] for kind in LAUNCH_KINDS])
         call_us: Array = of_kind[self.what]
         return call_us
+
+
+def _spread(values: Mapping[int, int], size: int) -> Array:
+    """An array of values by their positions; -1 in all others."""
+    array = np.full(size, -1)
+    array[list(values)] = list(values.values())
+    return array
 
 
 #: The kinds of parts of the path.

@@ -89,7 +89,7 @@ def check(job: Job) -> None:
 
             find_fabric(job.fabric)
         if job.host is not None:
-            from fakedist.cost_model.host import check_host
+            from fakedist.cost_model.hosts import check_host
 
             check_host(job.host)
         if job.times:

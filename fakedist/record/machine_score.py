@@ -1,7 +1,7 @@
 """A score of the machine that records: what it takes for what a host does, measured in about 30 ms of the rank's run.
 
 The job ran elsewhere: its hosts' times are scaled by the published time of the same operation there
-(:mod:`fakedist.cost_model.host`). So the operation is one that was published, a forward of torch's ``Linear``, in the
+(:mod:`fakedist.cost_model.hosts`). So the operation is one that was published, a forward of torch's ``Linear``, in the
 rank's own process, with its Python and torch. CUDA's own calls take nothing on the virtual GPU.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import empty
 
 from fakedist.rundir.launch_records import MachineScoreRecord
 
@@ -26,14 +27,14 @@ _ROWS, _WIDTH = 8, 64
 def machine_score() -> MachineScoreRecord:
     """Measure this machine: CPU time of this thread, the least of the repeats, so that a busy machine seems no slower.
 
-    Call it when nothing is recorded any more, and no hook of fakedist's is left in torch. It draws no random number. Its
-    tensors are in a segment of their own: in one that holds known values, the virtual GPU takes up to 30 us for a launch,
-    to find out what the launch makes unknown.
+    Call it when nothing is recorded any more, and no hook of fakedist's is left in torch. It draws no random number.
+    Its tensors have a segment of their own: in one that holds known values, the virtual GPU takes up to 30 us for a
+    launch, to find out what that makes unknown.
     """
     pool = torch.cuda.MemPool()
     with _as_in_training(), torch.cuda.use_mem_pool(pool), torch.no_grad():
         linear = torch.nn.utils.skip_init(torch.nn.Linear, _WIDTH, _WIDTH, bias=False, device="cuda")
-        x = torch.empty(_ROWS, _WIDTH, device="cuda", dtype=linear.weight.dtype)
+        x = empty(_ROWS, _WIDTH, device="cuda", dtype=linear.weight.dtype)
     with _as_in_training(), torch.cuda.use_mem_pool(pool):
         forward = _times_us(lambda: linear(x), _FORWARDS)
         addition = _times_us(lambda: x + x, _ADDITIONS)
@@ -68,7 +69,7 @@ def _times_us(operation: Callable[[], object], number: int) -> list[float]:
 
 
 def _ten(*_: object) -> None:
-    """What is called."""
+    """Take ten arguments."""
 
 
 def _through_another(*arguments: object) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
 from fakedist.cost_model.gains import find_gains
-from fakedist.cost_model.host import HostModel, host_model
+from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.step import MeasuredPrices
@@ -166,7 +166,7 @@ def models_of(pricing: Pricing, manifest: Manifest, summary: Summary) -> Models:
 
 
 def host_of(pricing: Pricing, gpu: GpuSpec, manifest: Manifest, summary: Summary) -> HostModel:
-    """The host to price a run for: the given one, else the job's, else the usual one beside the GPU."""
+    """The host to price a run for: the given one, else the job's, else the usual one of the GPU."""
     chosen = pricing.host or (None if manifest.job is None else manifest.job.host)
     recorded = None if summary.kernels is None else summary.kernels.host
     if recorded is None:

@@ -13,7 +13,7 @@ from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import find_busy
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.estimated import Models, communication_for
-from fakedist.cost_model.host import scaled
+from fakedist.cost_model.hosts import scaled
 from fakedist.cost_model.job.micro_batches import Recorded, count_micro_batches, with_micro_batches
 from fakedist.cost_model.job.stages import (
     Dependencies,

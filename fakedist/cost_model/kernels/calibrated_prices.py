@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.host import HostCosts
+from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.kernels.calibration_table import CalibrationTable, check_calibration_table, work_key
 from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.step import Prices

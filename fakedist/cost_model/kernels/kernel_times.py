@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.cost_model.accuracy import ErrorIntervals, half_width
-from fakedist.cost_model.host import HostCosts
+from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.kernels.clocks import CLOCK_SPREAD, HEAT, PowerModel, SustainedClock
 from fakedist.cost_model.kernels.gpus import nearest_table
 from fakedist.cost_model.kernels.measurements import Floats

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.cost_model.collectives.fabric import FABRICS
-from fakedist.cost_model.host import HOSTS
+from fakedist.cost_model.hosts import HOSTS
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn

@@ -7,7 +7,7 @@ import pytest
 
 from fakedist.cli import main
 from fakedist.cost_model.collectives.fabric import FABRICS
-from fakedist.cost_model.host import HOSTS
+from fakedist.cost_model.hosts import HOSTS
 from fakedist.errors import ExitCode
 from fakedist.gpu.models.catalogue import GPUS
 from tests.unit.results.test_repricing import STEP, priced_run

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fakedist.cost_model.host import HostCosts
+from fakedist.cost_model.hosts import HostCosts
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LAUNCH_KINDS, LaunchesRecord, WorkRow
 from fakedist.rundir.schema import PHASES

@@ -1,4 +1,4 @@
-"""The host beside the GPU: how long torch, Python and CUDA's own calls take there.
+"""The host of a GPU: how long torch, Python and CUDA's own calls take there.
 
 Where a run has a host clock, each launch has the time that the script, torch and Python took before it on the machine
 that recorded it. A host model scales that, by a forward of torch's ``Linear``: the published time on the host, less
@@ -187,7 +187,7 @@ def default_host(gpu: str) -> HostSpec:
     """The usual host of a GPU model, by the model's name, such as "h100-80g".
 
     Grace is that of the GB models. All others are taken to have a DGX H100's: no host time is published for the
-    processors that are usual beside them.
+    processors that are usual next to them.
     """
     return HOSTS["grace" if gpu.startswith("gb") else REFERENCE]
 
@@ -249,8 +249,8 @@ class HostModel:
     time: HostTime = field(default_factory=lambda: HostTime("constant", REFERENCE, 1.0, *CONSTANT_RANGE))
     chosen: str | None = None
 
-    def beside(self, gpu: GpuSpec) -> HostModel:
-        """The host beside another GPU: the same choice for the same run, or that GPU's usual host."""
+    def next_to(self, gpu: GpuSpec) -> HostModel:
+        """The host next to another GPU: the same choice for the same run, or that GPU's usual host."""
         return host_model(gpu, self.chosen, self.time.machine_us, self.time.clock)
 
 

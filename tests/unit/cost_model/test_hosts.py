@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakedist.cost_model.host import (
+from fakedist.cost_model.hosts import (
     CONSTANT_RANGE,
     HOSTS,
     CallCosts,
@@ -178,7 +178,7 @@ def test_grace_takes_longer_in_proportion_to_its_linear() -> None:
         assert getattr(grace.calls, name) == pytest.approx(ratio * getattr(reference.calls, name), rel=0.05)
 
 
-def test_the_usual_host_is_grace_beside_the_gb_models_alone() -> None:
+def test_the_usual_host_is_grace_for_the_gb_models_alone() -> None:
     found = {name: default_host(name).name for name in GPUS}
     assert {name for name, host in found.items() if host == "grace"} == {"gb200", "gb300"}
     assert set(found.values()) == {"grace", "dgx-h100"}
@@ -221,11 +221,11 @@ def test_the_interval_widens_with_the_spread_and_the_bound() -> None:
     assert high == pytest.approx(math.exp(math.hypot(math.log(1.5), own)))
 
 
-def test_a_host_beside_another_gpu_keeps_the_choice() -> None:
+def test_a_host_next_to_another_gpu_keeps_the_choice() -> None:
     usual = host_model(GPUS["h100-80g"], None, 12.96, STEADY)
-    assert usual.beside(GPUS["gb200"]) == host_model(GPUS["gb200"], None, 12.96, STEADY)
+    assert usual.next_to(GPUS["gb200"]) == host_model(GPUS["gb200"], None, 12.96, STEADY)
     chosen = host_model(GPUS["h100-80g"], "dgx-h100", 12.96, STEADY)
-    assert chosen.beside(GPUS["gb200"]).time.model == "dgx-h100"
+    assert chosen.next_to(GPUS["gb200"]).time.model == "dgx-h100"
 
 
 def test_a_host_file_is_like_a_known_host(tmp_path: Path) -> None:
