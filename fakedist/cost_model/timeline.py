@@ -123,8 +123,8 @@ class Timeline:
 
     Args:
         launches: The host's time is ``host_us`` where a tool measured it; else ``dispatch_us``, which the host clock
-            measured on the machine that recorded the run; else constant. It is divided by ``host_speed``, if there is that column.
-            Nothing waits for a row that ``is_apart``, if there is that one, but the launches of its queue.
+            measured on the machine that recorded the run; else constant. It is divided by ``host_speed``, if there is
+            that column. Nothing waits for a row that ``is_apart``, if there is that one, but the launches of its queue.
         queues: The queue of each row, which runs one launch at a time on any stream; -1 without one.
 
     Raises:
