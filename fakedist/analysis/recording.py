@@ -18,7 +18,7 @@ from fakedist.rundir.collector import no_collector
 from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.rundir.encoding import Record, columns_of
 from fakedist.rundir.journal import damaged, read_journal
-from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord
+from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord, MachineScoreRecord
 from fakedist.rundir.memory_records import (
     BeyondCapacityRecord,
     EventsRecord,
@@ -106,6 +106,7 @@ class Recording:
         operation_stacks: Columns of ``OperationStacksRecord``: those of operations of timed steps.
         kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
         launches: The timed step's launches on the virtual GPU; None on a real one, or if none was timed.
+        machine: How fast the machine that recorded the run is; None if that was not measured.
         profiled: torch.profiler's trace of the timed step; None if it did not run.
         host: The host in a timed step that a tool traced; None if none was, or the trace was imported.
         timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
@@ -148,6 +149,7 @@ class Recording:
     kernel_source: KernelSource | None = None
     launches: LaunchesRecord | None = None
     host_clock: HostClockRecord | None = None
+    machine: MachineScoreRecord | None = None
     profiled: ProfilerRecord | None = None
     host: HostRecord | None = None
     timed_step: int = -1
@@ -220,6 +222,7 @@ _KEPT: dict[type[Record], str] = {
     HostRecord: "host",
     LaunchesRecord: "launches",
     HostClockRecord: "host_clock",
+    MachineScoreRecord: "machine",
 }
 #: The list of a recording that has every record of a kind.
 _LISTED: dict[type[Record], str] = {NotSentRecord: "not_sent", GeneratedRecord: "generated", StepRecord: "steps"}

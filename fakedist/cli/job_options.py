@@ -64,8 +64,9 @@ _HEADINGS = {
     **dict.fromkeys(("on", "jobs", "cold", "memory_limit", "fresh", "dry_run"), _EXECUTION),
 }
 _NAMES_WIDTH = 22
-#: The value of --gpu or --fabric that prints what there is.
+#: The value of --gpu, --fabric or --host that prints what there is.
 _LIST = "list"
+_LISTS = ("gpu", "fabric", "host")
 #: The key of a context's arguments before the script.
 _BEFORE = f"{__name__}.before"
 #: Programs that start a job's ranks, each of which is what fakedist runs.
@@ -233,18 +234,18 @@ def _only(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) ->
         flag = max(param.opts, key=len)
         hint = f"give one of them: {flag} {shlex.quote(texts[-1])}"
         raise JobError(f"{flag} was given {len(texts)} times: {', '.join(texts)}", hint)
-    if texts and texts[-1] == _LIST and param.name in ("gpu", "fabric"):
+    if texts and texts[-1] == _LIST and param.name in _LISTS:
         _print_list(param.name)
         ctx.exit()
     return texts[-1] if texts else None
 
 
 def _print_list(name: str) -> None:
-    """Print every GPU model or fabric that fakedist knows."""
-    from fakedist.report.text.model_sheets import fabric_list, gpu_list
+    """Print every GPU model, fabric or host that fakedist knows."""
+    from fakedist.report.text.model_sheets import fabric_list, gpu_list, host_list
     from fakedist.report.text.sheet import print_sheets
 
-    sheet = gpu_list() if name == "gpu" else fabric_list()
+    sheet = {"gpu": gpu_list, "fabric": fabric_list, "host": host_list}[name]()
     Output().render(lambda console: print_sheets(console, [sheet]))
 
 

@@ -17,6 +17,7 @@ from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.breakdown import break_down, uncertain_parts
 from fakedist.cost_model.collectives.communication import Communication, communication_of
 from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
+from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
@@ -29,7 +30,7 @@ from fakedist.options import Job
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
-from fakedist.rundir.step_time import FamilyAccuracy, KernelSource, Peaks, StepTime, UncertainPart
+from fakedist.rundir.step_time import ClockSteadiness, FamilyAccuracy, KernelSource, Peaks, StepTime, UncertainPart
 
 
 def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
@@ -106,6 +107,7 @@ class Models:
     gpu: GpuSpec
     prices: Prices
     network: JobNetwork
+    host: HostModel = field(default_factory=HostModel)
 
 
 def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | None) -> tuple[Models | None, list[Note]]:
@@ -117,12 +119,23 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     network = network_of(gpu, job, nccl=None if loaded is None else Nccl(loaded.environment, loaded.version))
     if source is not None:
         return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
+    machine_us = None if recording.machine is None else recording.machine.linear_us
+    chosen = host_model(gpu, None if job is None else job.host, machine_us, _clock_of(recording, launches))
     if job is None or not job.times:
-        return Models(gpu, prices_of(gpu), network), []
+        return Models(gpu, prices_of(gpu), network, chosen), []
     try:
-        return Models(gpu, prices_of(gpu, job.times), network), []
+        return Models(gpu, prices_of(gpu, job.times), network, chosen), []
     except FakedistError as error:  # the file has gone since the job began
-        return Models(gpu, prices_of(gpu), network), [time_notes.calibration_table_not_used(error.message)]
+        return Models(gpu, prices_of(gpu), network, chosen), [time_notes.calibration_table_not_used(error.message)]
+
+
+def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness | None:
+    """How steady the timed step's host clock was; None without one."""
+    clock = recording.host_clock
+    if clock is None or not launches["dispatch_us"].notna().any():
+        return None
+    bound = clock.bound_us / clock.step_us if clock.step_us else 0.0
+    return ClockSteadiness(clock.num_repeats, clock.spread, bound)
 
 
 def recorded_gpu(recording: Recording) -> GpuSpec | None:
@@ -152,7 +165,7 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
     communication = communication_for(tables, models.gpu, network)
     if network.what_if is not None:
         launches, communication = changed_launches(network.what_if, launches, communication, tables["groups"])
-    prices = ImbalancedPrices(models.prices, network.moe_imbalance)
+    prices = ImbalancedPrices(models.prices, network.moe_imbalance, models.host.costs)
     return price_step(launches, tables["work"], prices, communication)
 
 
@@ -223,7 +236,8 @@ def _source(
         accuracy=[FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows],
         uncertain=uncertain,
         fabric=network.fabric.name,
-        notes=notes,
+        notes=[*notes, time_notes.host_time(models.host.time)],
+        host=models.host.time,
     )
 
 

@@ -61,19 +61,19 @@ def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | No
     launches, work = tables["launches"], tables["work"]
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
-    own = ImbalancedPrices(models.prices, models.network.moe_imbalance)
+    own = ImbalancedPrices(models.prices, models.network.moe_imbalance, models.host.costs)
     priced = own.price(work, counts)
     gains = []
     for change in [*_changes(time, models)][: max(_MOST_ROWS // len(launches), 1)]:
         if change.option == "--gpu":
             changed = _on(GPUS[change.value], models, job)
             title = f"{change.title}, fabric {changed.network.fabric.name}"
-            prices = ImbalancedPrices(changed.prices, changed.network.moe_imbalance)
+            prices = ImbalancedPrices(changed.prices, changed.network.moe_imbalance, changed.host.costs)
             communication = communication_for(tables, changed.gpu, changed.network)
             step = StepLaunches(launches, work, prices.price(work, counts), communication)
             why = _why_not_faster(changed)
         else:
-            title, why = change.title, ""
+            title, why, prices = change.title, "", own
             try:
                 network = _with(models, change.value)
                 communication = communication_for(tables, models.gpu, network)
@@ -82,7 +82,7 @@ def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | No
             except JobError:  # the step lacks what the change is about
                 continue
             step = StepLaunches(rows, work, priced, communication)
-        step_us = step.place(own.host).placed.end_us
+        step_us = step.place(prices.host).placed.end_us
         is_faster = step_us < _FASTER * time.step_us
         gains.append(TimeGain(title, f"{change.option} {change.value}", step_us, "" if is_faster else why))
     return sorted(gains, key=lambda gain: gain.step_us)
@@ -136,7 +136,8 @@ def _other_gpus(gpu: GpuSpec) -> Iterator[_Change]:
 
 def _on(gpu: GpuSpec, models: Models, job: Job | None) -> Models:
     chosen = NetworkChoice(interferes=models.network.interferes, moe_imbalance=models.network.moe_imbalance)
-    return Models(gpu, prices_of(gpu), network_of(gpu, job, chosen, models.network.nccl))
+    network = network_of(gpu, job, chosen, models.network.nccl)
+    return Models(gpu, prices_of(gpu), network, models.host.next_to(gpu))
 
 
 def _why_not_faster(models: Models) -> str:

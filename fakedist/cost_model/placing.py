@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.hosts import HostCosts, scaled
 from fakedist.cost_model.overlap import SharedLinks, settle
-from fakedist.cost_model.timeline import HOST_RANGE, Array, HostCosts, Placed, Timeline, scaled
+from fakedist.cost_model.timeline import Array, Placed, Timeline
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 
 _COLLECTIVE = LAUNCH_KINDS.index("collective")
@@ -91,7 +92,7 @@ class StepLaunches:
         ends = [[self.timeline.place(durations, host).end_us for durations in side] for side in varied]
         kernels_us, calls_us = ([abs(other - end) for other in ends[1]] + [0.0])[:2]
         durations = np.nan_to_num(step.time_us)
-        for side, factor in zip(ends, HOST_RANGE, strict=True):
+        for side, factor in zip(ends, host.range, strict=True):
             side.append(self.timeline.place(durations, scaled(host, factor)).end_us)
         return StepInterval(*interval_of(end, ends), kernels_us, calls_us, abs(ends[1][-1] - end))
 

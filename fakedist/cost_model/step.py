@@ -11,8 +11,9 @@ import pandas as pd
 
 from fakedist.cost_model.accuracy import variances
 from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.placing import StepInterval, StepLaunches
-from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, HostCosts, Placed, find_critical_path
+from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, Placed, find_critical_path
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import TABLES
@@ -244,14 +245,15 @@ def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int
 class ImbalancedPrices:
     """Kernel times with the busiest rank's grouped products, ``imbalance`` (1 or more) times the even load.
 
-    A virtual run makes up its routing, so the real load is not known. It implements :class:`Prices`.
+    A virtual run makes up its routing, so the real load is not known. It implements :class:`Prices`; ``host`` replaces
+    the host of ``prices``.
     """
 
-    def __init__(self, prices: Prices, imbalance: float) -> None:
+    def __init__(self, prices: Prices, imbalance: float, host: HostCosts | None = None) -> None:
         self._prices, self._imbalance = prices, imbalance
         self._num_grouped = 0
         self.product: str = prices.product
-        self.host: HostCosts = prices.host
+        self.host: HostCosts = prices.host if host is None else host
         self.calibrated_on: Calibration | None = prices.calibrated_on
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Places launches in time, and finds the critical path of the step that results.
 
-Host time is fixed for each operation and launch, or measured. Everything is in microseconds from the beginning of the
+Host time is measured, or fixed for each operation and launch (:mod:`fakedist.cost_model.hosts`). The host cannot run
+ahead of a stream by more launches than its launch queue holds. Everything is in microseconds from the beginning of the
 step. The path is followed backwards from its end: a launch begins when the last thing that it waits for is done (the
 launch before it on its stream or communicator, an event, or the host), which comes next. So the parts of the path add
 up to the step.
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.cost_model.hosts import CallCosts, HostCosts
 from fakedist.errors import RunDirectoryError
 from fakedist.rundir.directory import DAMAGED
 from fakedist.rundir.launch_records import LAUNCH_KINDS
@@ -37,42 +39,25 @@ _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map
 EVENTS = (_RECORDS, _WAITS)
 
 
-#: The host's time, least and most, over the estimate (90 % interval). A host may be twice as fast. A forward of
-#: torch's Linear takes 13.5 us on a DGX H100, where 11 are counted, and 33 to 37 on Grace; Transformer Engine's takes
-#: 91 to 100 there (NVIDIA/TransformerEngine#2053). Tests of Megatron-LM that the host limits take 4.6 to 6 times what
-#: is counted (docs/accuracy/results.md).
-HOST_RANGE = (0.5, 6.5)
-
-
-@dataclass(frozen=True)
-class HostCosts:
-    """Microseconds of the host, each with its source.
-
-    Attributes:
-        operation_us: An operation of torch, without its launches: 4 us (pytorch/pytorch#82793; 2 to 7 us in #41383).
-        launch_us: A launch: 3 us (meta-pytorch/tritonbench#1017 gives 1.3 on x86 and 3.0 on GB200 for cuLaunchKernel).
-        graph_us: A launch of a CUDA graph: 2.5 us (NVIDIA, "Constant Time Launch for Straight-Line CUDA Graphs"), and
-            as much again for torch's replay, an assumption.
-    """
-
-    operation_us: float = 4.0
-    launch_us: float = 3.0
-    graph_us: float = 5.0
-
-
-def scaled(host: HostCosts, factor: float) -> HostCosts:
-    """A host that takes ``factor`` times as long for everything."""
-    return HostCosts(host.operation_us * factor, host.launch_us * factor, host.graph_us * factor)
+#: Launches of one stream that may wait for the GPU. The host stops at the next one: with three streams, each takes some
+#: 1,000 before that (stackoverflow.com/questions/53970187; about 1,000, and 1,024 is taken). CUDA_SCALE_LAUNCH_QUEUES,
+#: which changes it, is not read. A CUDA graph's launch counts nothing, and neither do events: no figure is published.
+QUEUE_DEPTH = 1024
 
 
 @dataclass(frozen=True)
 class Placed:
-    """The starts of the launches with work, and the end of the host and all streams."""
+    """The starts of the launches with work, and the end of the host and all streams.
+
+    ``queued_behind`` has the launch, counted among those with work, whose end let the host make this one, because the
+    stream's launch queue was full until then; -1 where it was not.
+    """
 
     start_us: Array
     launch_us: Array
     ends_us: Array
     end_us: float
+    queued_behind: Array
 
 
 class Rendezvous(NamedTuple):
@@ -137,7 +122,8 @@ class Timeline:
     """The launches of a step, ready to be placed with any durations.
 
     Args:
-        launches: Without ``host_us``, the host's time is not measured; it is divided by ``host_speed``, if there is
+        launches: The host's time is ``host_us`` where a tool measured it; else ``dispatch_us``, which the host clock
+            measured on the machine that recorded the run; else constant. It is divided by ``host_speed``, if there is
             that column. Nothing waits for a row that ``is_apart``, if there is that one, but the launches of its queue.
         queues: The queue of each row, which runs one launch at a time on any stream; -1 without one.
 
@@ -156,6 +142,7 @@ class Timeline:
         self._num_operations = launches["num_operations"].to_numpy("f8")
         self._graph = launches["graph"].to_numpy("i8")
         self._host_measured_us = launches["host_us"].to_numpy("f8") if "host_us" in launches else None
+        self._dispatch_us = launches["dispatch_us"].to_numpy("f8") if "dispatch_us" in launches else None
         self._host_speed = launches["host_speed"].to_numpy("f8") if "host_speed" in launches else 1.0
         device, stream = (pd.factorize(launches[name].to_numpy())[0] for name in ("device", "stream"))
         self._streams = device * (int(stream.max(initial=0)) + 1) + stream
@@ -165,6 +152,7 @@ class Timeline:
         queues = np.full(len(launches), -1) if queues is None else queues
         self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
         is_apart = launches["is_apart"].to_numpy(bool) & (queues >= 0) if "is_apart" in launches else False
+        self._full_behind = self._behind_in_launch_queue()
         #: The lane besides its queue that waits for the end of each row.
         self._lanes_after: Array = np.where(is_apart, self._queues, self._streams)
 
@@ -193,15 +181,17 @@ class Timeline:
             comes again, with ``is_due``, once something waits for its end.
         """
         now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
-        starts: list[float] = []
-        launched: list[float] = []
-        ends: list[float] = []
+        starts, launched, ends = list[float](), list[float](), list[float]()
         done: dict[int, float] = {}
+        behind: dict[int, int] = {}
         met = _OpenRendezvous(rendezvous)
         waits = met.of_stream  # empty unless ranks meet
-        for what, stream, after, queue, event, host_us, took, first in self._rows(duration_us, host, rendezvous):
+        for what, stream, after, queue, event, full, host_us, took, first in self._rows(duration_us, host, rendezvous):
             now += host_us
             if what < _RECORDS or what == _READS:
+                if full >= 0 and now < ends[full]:
+                    now = ends[full]
+                    behind[len(ends)] = full
                 if waits and first not in met.slots:
                     yield from met.settle(free, (stream, queue))
                 start = free[stream]
@@ -235,14 +225,16 @@ class Timeline:
                 now = max(now, (yield from met.wait(met.of_event.get(event, ()))))
         yield from met.settle(free, tuple(waits))
         yield from met.fill(starts, ends)
-        return Placed(np.array(starts, "f8"), np.array(launched, "f8"), np.array(ends, "f8"), max(now, *free, 0.0))
+        columns = [np.array(column, "f8") for column in (starts, launched, ends)]
+        return Placed(columns[0], columns[1], columns[2], max(now, *free, 0.0), _spread(behind, len(ends)))
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]
-    ) -> Iterable[tuple[int, int, int, int, int, float, float, int]]:
+    ) -> Iterable[tuple[int, int, int, int, int, int, float, float, int]]:
         """Each row of the step, and the first row of its rendezvous, or -1.
 
-        What, stream, the lane besides its queue that waits for it, queue, event, host time, duration, the rendezvous.
+        What, stream, the lane besides its queue that waits for it, queue, event, the launch that must end before it,
+        host time, duration, the rendezvous.
         """
         firsts: Iterable[int] = repeat(-1, len(self.what))
         if rendezvous:
@@ -252,7 +244,7 @@ class Timeline:
             duration_us = np.where(first_rows < 0, duration_us, 0.0)
             firsts = typing.cast(list[int], first_rows.tolist())
         lanes = (self._streams.tolist(), self._lanes_after.tolist(), self._queues.tolist())
-        columns = (self.what.tolist(), *lanes, self._events)
+        columns = (self.what.tolist(), *lanes, self._events, self._full_behind)
         return zip(*columns, self._host_us(host).tolist(), duration_us.tolist(), firsts, strict=True)
 
     def streams_and_queues(self) -> tuple[Array, Array]:
@@ -271,17 +263,60 @@ class Timeline:
         grown: Array = (reached - np.where(at >= 0, reached[at], 0.0))[self.has_work]
         return grown
 
+    def _behind_in_launch_queue(self) -> list[int]:
+        """For each row, the launch QUEUE_DEPTH before it on its stream, counted among those with work; -1 without one.
+
+        Launches inside CUDA graphs are not in the queue.
+        """
+        behind = np.full(len(self.what), -1)
+        slot = np.cumsum(self.has_work) - 1
+        rows = np.flatnonzero(self.has_work & (self._graph == 0))
+        order = rows[np.argsort(self._streams[rows], kind="stable")]
+        before, after = order[:-QUEUE_DEPTH], order[QUEUE_DEPTH:]
+        same = self._streams[before] == self._streams[after]
+        behind[after[same]] = slot[before[same]]
+        places: list[int] = behind.tolist()
+        return places
+
     def _host_us(self, host: HostCosts) -> Array:
-        alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)
-        host_us: Array = self._num_operations * host.operation_us + alone * host.launch_us
+        """The host's time before each row, its own call included."""
         in_graphs = np.flatnonzero(self.has_work & (self._graph != 0))
         graph = self._graph[in_graphs]
-        begins = np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]
-        host_us[in_graphs[begins]] += host.graph_us
+        begins = in_graphs[np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]]
+        host_us: Array = self._num_operations * host.operation_us
+        if self._dispatch_us is None or np.isnan(self._dispatch_us).all():
+            alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)
+            host_us = host_us + alone * host.launch_us
+            host_us[begins] += host.graph_us
+        else:
+            host_us = np.where(np.isnan(self._dispatch_us), host_us, self._dispatch_us * host.dispatch)
+            host_us = host_us + np.where(self._graph == 0, self._call_us(host.calls), 0.0)
+            host_us[begins] += host.calls.graph_us
         if self._host_measured_us is not None:
             host_us = np.where(np.isnan(self._host_measured_us), host_us, self._host_measured_us)
         scaled_us: Array = host_us / self._host_speed
         return scaled_us
+
+    def _call_us(self, calls: CallCosts) -> Array:
+        """The time of CUDA's own call of each row, outside of graphs."""
+        by_kind = {
+            **dict.fromkeys(("kernel", "library"), calls.launch_us),
+            "product": calls.launch_us + calls.product_us,
+            **dict.fromkeys(("copy", "fill", "host_reads"), calls.copy_us),
+            "collective": calls.collective_us,
+            **dict.fromkeys(("stream_records", "stream_waits"), calls.event_us),
+            **dict.fromkeys(("host_waits", "host_waits_for_device"), calls.event_us),
+        }
+        of_kind: Array = np.array([by_kind[kind] for kind in LAUNCH_KINDS])
+        call_us: Array = of_kind[self.what]
+        return call_us
+
+
+def _spread(values: Mapping[int, int], size: int) -> Array:
+    """An array of values by their positions; -1 in all others."""
+    array = np.full(size, -1)
+    array[list(values)] = list(values.values())
+    return array
 
 
 #: The kinds of parts of the path.
@@ -324,6 +359,7 @@ class _WayBack:
         self.us: list[float] = []
         self._start, self._end = placed.start_us.tolist(), placed.ends_us.tolist()
         self._launch, self._whole = placed.launch_us.tolist(), placed.end_us
+        self._queued_behind = placed.queued_behind.tolist()
         self._host, self._since_wait = (each.tolist() for each in timeline.host_before_us(host))
         self._before = [_before(each) for each in timeline.streams_and_queues()]
         order = np.argsort(placed.ends_us, kind="stable")
@@ -364,6 +400,8 @@ class _WayBack:
 
     def _back_on_host(self, number: int) -> int | None:
         while True:
+            if self._queued_behind[number] >= 0:
+                return int(self._queued_behind[number])
             at = self._launch[number]
             before = self._launch[number - 1] if number else 0.0
             if at - before <= self._host[number] + _ROUNDING * at:  # it never waited

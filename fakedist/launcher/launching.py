@@ -88,6 +88,10 @@ def check(job: Job) -> None:
             from fakedist.cost_model.collectives.fabric import find_fabric
 
             find_fabric(job.fabric)
+        if job.host is not None:
+            from fakedist.cost_model.hosts import check_host
+
+            check_host(job.host)
         if job.times:
             from fakedist.cost_model.kernels.calibration_table import (
                 check_calibration_table,  # numpy takes a while to import

@@ -135,6 +135,15 @@ FABRIC = Option(
     default_text="the GPU's usual one",
     example="p5-efa",
 )
+HOST = Option(
+    kind=kinds.plain_text(),
+    group=OptionGroup.DEVICE,
+    help="Host whose time is estimated: a model such as grace, this (the machine that records), a factor of this "
+    "machine's time, a host file (my_host.toml), or list to print the models.",
+    metavar="NAME",
+    default_text="the GPU's usual one",
+    example="grace",
+)
 _COLLECTIVES = Option(
     kind=kinds.one_of(get_args(Collectives)),
     group=OptionGroup.DEVICE,
@@ -254,6 +263,7 @@ class Job:
     oom: OutOfMemoryPolicy = field(default="continue", metadata=declared(_OOM))
     gpu_power_watts: float | None = field(default=None, metadata=declared(GPU_POWER))
     fabric: str | None = field(default=None, metadata=declared(FABRIC))
+    host: str | None = field(default=None, metadata=declared(HOST))
     collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))
     values: Values = field(default="small", metadata=declared(_VALUES))
     seed: int = field(default=0, metadata=declared(_SEED))

@@ -43,6 +43,7 @@ class JobOptions(TypedDict, total=False):
     oom: OutOfMemoryPolicy
     gpu_power: float
     fabric: str
+    host: str
     collectives: Collectives
     values: Values
     seed: int
@@ -101,6 +102,8 @@ def make_jobs(program: JobProgram, plain: Mapping[str, object], door: Door, dire
         first = dataclasses.replace(first, gpu=os.path.abspath(os.path.join(directory, first.gpu)))
     if first.fabric is not None and first.fabric.endswith(".toml"):
         first = dataclasses.replace(first, fabric=os.path.abspath(os.path.join(directory, first.fabric)))
+    if first.host is not None and first.host.endswith(".toml"):
+        first = dataclasses.replace(first, host=os.path.abspath(os.path.join(directory, first.host)))
     if first.times:
         first = dataclasses.replace(first, times=os.path.abspath(os.path.join(directory, first.times)))
     return (first, *(dataclasses.replace(first, rank=rank) for rank in ranks[1:]))

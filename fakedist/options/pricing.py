@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from fakedist.options import kinds
-from fakedist.options.definition import FABRIC, GPU, GPU_POWER, NCCL_ENVIRONMENT, TIMES
+from fakedist.options.definition import FABRIC, GPU, GPU_POWER, HOST, NCCL_ENVIRONMENT, TIMES
 from fakedist.options.option import Option, OptionGroup, declared, named, options_of
 
 _RUN_DEFAULT = "the run's"
@@ -66,6 +66,8 @@ class Pricing:
         gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
         times: A calibration table of that GPU; None for the run's own, if it is for this GPU.
         fabric: A preset such as "p5-efa", or a fabric file; None for the run's own, or the GPU's usual one.
+        host: A host model such as "grace", "this", a factor or a host file; None for the run's own choice, or the
+            GPU's usual one.
         gpus_per_node: None for the run's own number, or the fabric's.
         nccl_env: NCCL's variables, which override those that the run had.
         what_if: A change of the job's communication, such as "merge=dp,tp" (``fakedist.cost_model.what_if``).
@@ -75,6 +77,7 @@ class Pricing:
     power_watts: float | None = field(default=None, metadata=declared(_priced(GPU_POWER, "power_watts")))
     times: str | None = field(default=None, metadata=declared(_priced(TIMES, "times")))
     fabric: str | None = field(default=None, metadata=declared(_priced(FABRIC, "fabric")))
+    host: str | None = field(default=None, metadata=declared(_priced(HOST, "host")))
     gpus_per_node: int | None = field(default=None, metadata=declared(_NVLINK_DOMAIN))
     interference: bool = field(default=True, metadata=declared(_INTERFERENCE))
     nccl_env: Mapping[str, str] = field(default_factory=dict, metadata=declared(_priced(NCCL_ENVIRONMENT, "nccl_env")))
@@ -88,6 +91,7 @@ class PricingOptions(TypedDict, total=False):
     power_watts: float | None
     times: str | None
     fabric: str | None
+    host: str | None
     gpus_per_node: int | None
     interference: bool
     nccl_env: Mapping[str, str]

@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,10 +40,12 @@ from fakedist.record.device_memory import (
     outside_record,
 )
 from fakedist.record.dispatch import warnings_at_the_script
+from fakedist.record.machine_score import machine_score
 from fakedist.record.recorder import Recorder
 from fakedist.record.tracer import NsysTracer, OperationTracer, Tracer
 from fakedist.rundir import notes
 from fakedist.rundir.encoding import Record
+from fakedist.rundir.launch_records import LaunchesRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, UnansweredRecord
@@ -113,6 +115,7 @@ class Surroundings:
         self._facts_at = time.monotonic()
         self._refused = 0
         self._settings = ""
+        self._has_launches = False
         self._recorder = self._make_recorder()
 
     def enter(self) -> None:
@@ -196,6 +199,9 @@ class Surroundings:
     def stop_recording(self) -> None:
         """Remove the recorder's hooks from torch. The faked world stays for the script's exit handlers."""
         self._recording.close()
+        if self._has_launches:
+            self._has_launches = False
+            self._write_machine_score()
 
     def leave(self) -> None:
         """Take everything down. No code of the script runs any more."""
@@ -220,7 +226,7 @@ class Surroundings:
         fast_path = make_fast_path(self._values)
         tracer = self._model_tracer(fast_path)
         return Recorder(
-            self._journal.append,
+            self._append,
             job.steps,
             execute,
             self._progress,
@@ -348,6 +354,15 @@ class Surroundings:
         operations, first = self._values.not_computed_on_host() if self._values is not None else (0, "")
         if operations:
             self._journal.append(NoteRecord(notes.host_not_computed(operations, first)))
+
+    def _append(self, record: Record) -> None:
+        self._has_launches |= isinstance(record, LaunchesRecord)
+        self._journal.append(record)
+
+    def _write_machine_score(self) -> None:
+        """Write how fast this machine is, once the run is recorded. A process that is out of memory has no score."""
+        with suppress(RuntimeError):
+            self._process.journal.append(machine_score())
 
     def _write_traced(self) -> None:
         if self._gpu is None:

@@ -236,7 +236,8 @@ def every_operation(
         interception.end()
 
 
-def no_operation(answered: Mapping[OpOverload, Callable[[], object]]) -> list[torch.library.Library]:
+@contextmanager
+def no_operation(answered: Mapping[OpOverload, Callable[[], object]]) -> Iterator[None]:
     """Keep the key on in this thread, but let operations pass by it at no cost, but for those that are answered.
 
     The guards of compiled code hold still: they compare the keys that are on. A function of ``answered`` gives an
@@ -250,7 +251,11 @@ def no_operation(answered: Mapping[OpOverload, Callable[[], object]]) -> list[to
         kernel = partial(_answered, func, torch._C._dispatch_keyset_full_after(key), answer)
         _library_of(func._schema.name, libraries).impl(func, kernel, _FAKE)
     torch._C._dispatch_tls_set_dispatch_key_included(key, True)
-    return [passing, *libraries.values()]
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+        _destroy([passing, *libraries.values()])
 
 
 def _answered(

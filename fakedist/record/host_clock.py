@@ -262,8 +262,7 @@ class HostClock:
             return False
         self._go_bare()
         self._launch_bound_us = gpu.begin()
-        libraries = no_operation(gpu.operators())
-        self._inside.callback(lambda: [library._destroy() for library in libraries])
+        self._inside.enter_context(no_operation(gpu.operators()))
         self._inside.enter_context(_no_saves(stop))
         ledger.around = self._around
         self._loading.clock = self._load

@@ -13,19 +13,21 @@ import pandas as pd
 
 from fakedist.analysis.axes import Pipeline, find_pipeline
 from fakedist.cost_model.breakdown import PEAK_DTYPE
+from fakedist.cost_model.hosts import HostModel
 from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times, tokens_text
 from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.opening import open_run_directory
-from fakedist.results.repricing import models_of, tables_to_price
+from fakedist.results.repricing import host_of, models_of, tables_to_price
 from fakedist.results.run import Run
 from fakedist.rundir import time_notes
 from fakedist.rundir.directory import rank_directories
 from fakedist.rundir.job_time import FlopsRate, JobStep, StageTime, Throughput
 from fakedist.rundir.notes import Note
 from fakedist.rundir.plain import to_plain
+from fakedist.rundir.step_time import HostTime
 from fakedist.units import format_us
 
 if TYPE_CHECKING:
@@ -128,8 +130,17 @@ def time_job(
     first, ranks = _check(opened)
     job = first.manifest.job
     assert job is not None
-    models = models_of(Pricing(gpu, **options), first.manifest, first.summary)
-    times = job_times(_tables(ranks), frozenset(ranks), job.world_size, models, micro_batches=micro_batches)
+    pricing = Pricing(gpu, **options)
+    models = models_of(pricing, first.manifest, first.summary)
+    clocked = next((run for run in ranks.values() if _host_of(run).clock is not None), first)
+    models = replace(models, host=host_of(pricing, models.gpu, first.manifest, clocked.summary))
+    times = job_times(
+        _tables(ranks, models.host.time.machine_us),
+        frozenset(ranks),
+        job.world_size,
+        models,
+        micro_batches=micro_batches,
+    )
     pipeline = _pipeline(first, job.rank)
     stages = [_stage(ranks[one.rank], one, pipeline) for one in times.ranks]
     notes, throughput = _throughput(times, job.world_size, models.gpu, pipeline, tokens_per_step)
@@ -147,7 +158,7 @@ def time_job(
         slowest_rank=min(stages, key=lambda stage: stage.bubble_us).rank,
         memory_rank=max(stages, key=lambda stage: stage.peak_reserved_bytes).rank,
         throughput=throughput,
-        notes=[*_notes(times, micro_batches), *notes],
+        notes=[*_notes(times, micro_batches), *notes, time_notes.host_time(models.host.time)],
     )
     lanes = pd.concat([one.lanes.assign(rank=one.rank) for one in times.ranks], ignore_index=True)
     return JobTime(summary, [ranks[one.rank] for one in times.ranks], lanes[["rank", "lane", "start_us", "end_us"]])
@@ -233,9 +244,19 @@ def _shown(value: object) -> str:
     return " ".join(map(str, value)) or "empty" if isinstance(value, tuple) else str(value)
 
 
-def _tables(runs: Mapping[int, Run]) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
+def _tables(runs: Mapping[int, Run], machine_us: float | None) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
+    """The tables of each rank, with the host's time as if the machine of this score had recorded it."""
     for rank, run in runs.items():
-        yield rank, tables_to_price(run.manifest, run.summary, run.table)
+        tables, own_us = tables_to_price(run.manifest, run.summary, run.table), _host_of(run).machine_us
+        launches = tables["launches"]
+        if machine_us is not None and own_us is not None and "dispatch_us" in launches:
+            tables["launches"] = launches.assign(dispatch_us=launches["dispatch_us"] * (machine_us / own_us))
+        yield rank, tables
+
+
+def _host_of(run: Run) -> HostTime:
+    kernels = run.summary.kernels
+    return HostModel().time if kernels is None or kernels.host is None else kernels.host
 
 
 def _pipeline(run: Run, rank: int) -> Pipeline | None:

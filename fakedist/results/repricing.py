@@ -10,6 +10,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
 from fakedist.cost_model.gains import find_gains
+from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.step import MeasuredPrices
@@ -46,9 +47,10 @@ def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> G
     return manifest.gpu_model if power_watts is None else replace(manifest.gpu_model, watts=power_watts)
 
 
-def check_measured(summary: Summary, gpu: str | None, power_watts: float | None, times: str | None) -> None:
-    """Raise RunDirectoryError if another GPU, power limit or table of times is wanted for measured kernels."""
-    if is_traced(summary) and any(choice is not None for choice in (gpu, power_watts, times)):
+def check_measured(summary: Summary, pricing: Pricing) -> None:
+    """Raise RunDirectoryError if another GPU, power limit, host or table of times is wanted for measured kernels."""
+    choices = (pricing.gpu, pricing.power_watts, pricing.times, pricing.host)
+    if is_traced(summary) and any(choice is not None for choice in choices):
         raise RunDirectoryError(
             "the run's kernels were measured on a GPU, so only its collectives can be priced again",
             "fakedist time RUN --fabric NAME; fakedist profile --device virtual makes a run for any GPU",
@@ -79,7 +81,7 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     traced = summary.kernels if is_traced(summary) else None
     if traced is not None:
         traced = replace(traced, notes=[note for note in traced.notes if note.code not in _PRICING_NOTES])
-        models = replace(models, prices=MeasuredPrices(traced.gpu, tables["launches"]))
+        models = replace(models, prices=MeasuredPrices(traced.gpu, tables["launches"]), host=HostModel())
     times, job = estimate_times(tables, fold_layers(tables["layers"]), models, traced=traced), manifest.job
     if times.summary is None or job is None:
         return times
@@ -146,7 +148,7 @@ def models_of(pricing: Pricing, manifest: Manifest, summary: Summary) -> Models:
         SetupError: The calibration table cannot be read, or is of another GPU.
         RunDirectoryError: The run's own GPU model is not known, or its kernels were measured and another GPU is wanted.
     """
-    check_measured(summary, pricing.gpu, pricing.power_watts, pricing.times)
+    check_measured(summary, pricing)
     for name, value in pricing.nccl_env.items():
         check_variable(name, value)
     gpu = gpu_of(manifest, pricing.gpu, pricing.power_watts)
@@ -159,4 +161,14 @@ def models_of(pricing: Pricing, manifest: Manifest, summary: Summary) -> Models:
         what_if=pricing.what_if,
     )
     prices = prices_of(gpu, times_of(manifest, gpu, pricing.times))
-    return Models(gpu, prices, network_of(gpu, manifest.job, chosen, nccl_of(summary)))
+    network = network_of(gpu, manifest.job, chosen, nccl_of(summary))
+    return Models(gpu, prices, network, host_of(pricing, gpu, manifest, summary))
+
+
+def host_of(pricing: Pricing, gpu: GpuSpec, manifest: Manifest, summary: Summary) -> HostModel:
+    """The host to price a run for: the given one, else the job's, else the usual one of the GPU."""
+    chosen = pricing.host or (None if manifest.job is None else manifest.job.host)
+    recorded = None if summary.kernels is None else summary.kernels.host
+    if recorded is None:
+        return host_model(gpu, chosen)
+    return host_model(gpu, chosen, recorded.machine_us, recorded.clock)

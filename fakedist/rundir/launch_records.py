@@ -211,3 +211,22 @@ class HostClockRecord(Record):
     loading_us: float
     bound_us: float
     spread: float
+
+
+@record_kind("machine_score")
+class MachineScoreRecord(Record):
+    """How fast the machine that recorded the run is at what a host does. CPU time of one thread, least of repeats.
+
+    Taken on the virtual GPU, where CUDA's own calls take nothing, once nothing more is recorded.
+
+    Attributes:
+        linear_us: A forward of torch's Linear with a graph, in the main thread.
+        operator_us: An addition of two tensors on the GPU.
+        python_us: A call of a Python function with ten arguments through another.
+        spread: Median of the repeats of ``linear_us`` over the least, less one.
+    """
+
+    linear_us: float
+    operator_us: float
+    python_us: float
+    spread: float

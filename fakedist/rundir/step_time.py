@@ -77,6 +77,48 @@ class UncertainPart:
 
 
 @dataclass(frozen=True)
+class ClockSteadiness:
+    """How steady the host clock of the timed step was.
+
+    Attributes:
+        num_repeats: Steps that it measured.
+        spread: Relative spread of their sums.
+        bound: The most that fakedist's own time may be of the step's, as a fraction.
+    """
+
+    num_repeats: int
+    spread: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """Where the host's time of an estimated step comes from.
+
+    Attributes:
+        source: "measured": the host clock on the machine that recorded the run, scaled. "constant": so much for each
+            operation and launch.
+        model: The host model.
+        scale: What was measured, or the constant, takes this many times as long on that host.
+        low: The least of the host's time over the estimate (90 % interval).
+        high: The most.
+        machine_us: A forward of torch's Linear on the machine that recorded the run, where CUDA's own calls take
+            nothing; None if it was not measured.
+        host_us: The same on the host, from published figures; None for the constant.
+        clock: How steady the clock was; None for the constant.
+    """
+
+    source: Literal["measured", "constant"]
+    model: str
+    scale: float
+    low: float
+    high: float
+    machine_us: float | None = None
+    host_us: float | None = None
+    clock: ClockSteadiness | None = None
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """Where the kernels of the timed step come from.
 
@@ -97,6 +139,7 @@ class KernelSource:
         uncertain: What the interval is made of, the three largest parts first to last; empty without one.
         clock: The fraction of the full clock that the power limit leaves to products and attention; None if not known.
         watts: The power limit; 0 if not known.
+        host: Where the host's time comes from; None if a tool measured it, or nothing is known.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -115,6 +158,7 @@ class KernelSource:
     uncertain: list[UncertainPart] = field(default_factory=list)
     clock: float | None = None
     watts: float = 0.0
+    host: HostTime | None = None
 
 
 @dataclass(frozen=True)

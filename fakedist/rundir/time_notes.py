@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fakedist.rundir.notes import counted, note, share_text
+from fakedist.rundir.step_time import HostTime
 
 _MOST_NAMED = 3
 
@@ -111,6 +112,28 @@ def times_calibrated(gpu: str, date: str, measured: float, scaled: float) -> str
 def calibration_table_not_used(why: str) -> str:
     """The calibration table that the job names cannot be used any more."""
     return f"the job's calibration table was not used: {why}"
+
+
+@note
+def host_time(time: HostTime) -> str:
+    """Where the host's time comes from."""
+    interval = f"it may be {time.low:.2g} to {time.high:.2g} times that"
+    if time.source == "constant" or time.clock is None:
+        slower = "" if time.scale == 1 else f", times {time.scale:.2g} for the host {time.model}"
+        return (
+            f"the host's time is a constant, not measured: 4 µs an operation of torch and 3 µs a launch{slower}; "
+            f"{interval}"
+        )
+    clock = time.clock
+    text = (
+        f"the host's time was measured by {counted(clock.num_repeats, 'step')} on the machine that recorded the run "
+        f"(they differ by {clock.spread:.0%}), and is taken {time.scale:.2g} times for the host {time.model}"
+    )
+    if time.machine_us is not None and time.host_us is not None:
+        text += f", where a forward of torch's Linear takes {time.host_us:.1f} µs, and {time.machine_us:.1f} µs here"
+    elif time.machine_us is None:
+        text += ", as this machine's speed is not known"
+    return f"{text}; {interval}"
 
 
 @note

@@ -248,7 +248,7 @@ def _value(value: object, path: tuple[str, ...]) -> str:
 
 
 #: Options of a job that only estimated times follow. With a placeholder they are priced, and nothing runs again.
-_ONLY_PRICES = {"fabric": "fabric", "gpu_power": "power_watts", "times": "times"}
+_ONLY_PRICES = {"fabric": "fabric", "host": "host", "gpu_power": "power_watts", "times": "times"}
 #: Names that ``price`` can have: options of pricing that are not options of a job, or differ from them.
 PRICES = ("gpus_per_node", "moe_imbalance")
 #: Clocks change times and nothing that the script sees.
@@ -263,6 +263,7 @@ class PricedFor:
     power_watts: float | None = None
     times: str | None = None
     fabric: str | None = None
+    host: str | None = None
     gpus_per_node: int | None = None
     moe_imbalance: float = 1.0
 
@@ -299,6 +300,7 @@ class PointRun:
                 gpu_power_watts=priced.power_watts or job.gpu_power_watts,
                 times=priced.times or job.times,
                 fabric=priced.fabric or job.fabric,
+                host=priced.host or job.host,
             )
         )
 

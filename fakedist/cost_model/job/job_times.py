@@ -13,6 +13,7 @@ from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import find_busy
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.estimated import Models, communication_for
+from fakedist.cost_model.hosts import scaled
 from fakedist.cost_model.job.micro_batches import Recorded, count_micro_batches, with_micro_batches
 from fakedist.cost_model.job.stages import (
     Dependencies,
@@ -27,7 +28,6 @@ from fakedist.cost_model.job.stages import (
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.placing import StepLaunches, interval_of
 from fakedist.cost_model.step import ImbalancedPrices, Prices
-from fakedist.cost_model.timeline import HOST_RANGE, scaled
 from fakedist.cost_model.what_if import changed_launches
 from fakedist.errors import JobError
 from fakedist.rundir.notes import counted
@@ -319,7 +319,7 @@ def job_times(
         RunDirectoryError: The tables are damaged.
         JobError: So many micro-batches cannot be made of those recorded, or no rank has a group that the change names.
     """
-    prices = ImbalancedPrices(models.prices, models.network.moe_imbalance)
+    prices = ImbalancedPrices(models.prices, models.network.moe_imbalance, models.host.costs)
     job = _Job(every, world_size, replace(models, prices=prices), micro_batches)
     alone = {}
     for rank, tables in ranks:
@@ -429,7 +429,7 @@ def _interval(alone: list[_Alone], step_us: float, prices: Prices) -> tuple[floa
                 durations = varied[part] if part < len(varied) else priced.step.duration_us
                 steps.append(priced.step.with_durations(durations))
             ends[-1].append(_end_us(place_together(steps, prices.host)))
-        host = scaled(prices.host, HOST_RANGE[side])
+        host = scaled(prices.host, prices.host.range[side])
         ends[-1].append(_end_us(place_together([priced.step for priced in alone], host)))
     return interval_of(step_us, ends)
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.timeline import EVENTS, Array, HostCosts, Placed, Rendezvous, Timeline
+from fakedist.cost_model.hosts import HostCosts
+from fakedist.cost_model.timeline import EVENTS, Array, Placed, Rendezvous, Timeline
 from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.kernels.calibration_table import CalibrationTable, check_calibration_table, work_key
 from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.step import Prices
-from fakedist.cost_model.timeline import Array, HostCosts
+from fakedist.cost_model.timeline import Array
 from fakedist.rundir import time_notes
 from fakedist.rundir.launch_records import WorkRow
 from fakedist.rundir.notes import Note

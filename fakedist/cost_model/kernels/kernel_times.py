@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 
 from fakedist.cost_model.accuracy import ErrorIntervals, half_width
+from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.kernels.clocks import CLOCK_SPREAD, HEAT, PowerModel, SustainedClock
 from fakedist.cost_model.kernels.gpus import nearest_table
 from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.kernels.rules import AttentionRules, MemoryRules, ProductRules
 from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, Texts, WorkArrays, which_limits
 from fakedist.cost_model.overlap import filled_sms
-from fakedist.cost_model.timeline import Array, HostCosts
+from fakedist.cost_model.timeline import Array
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note

@@ -1,4 +1,4 @@
-"""GPU models and fabrics as text: those that fakedist knows, and a step priced for several of them."""
+"""GPU models, fabrics and hosts as text: those that fakedist knows, and a step priced for several of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.cost_model.collectives.fabric import FABRICS
+from fakedist.cost_model.hosts import HOSTS
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
@@ -63,6 +64,30 @@ def fabric_list() -> Sheet:
             SheetColumn("from", [fabric.source for fabric in fabrics], is_text=True, rank=3),
         ],
         ["for any other, write a fabric file: --fabric my_fabric.toml"],
+        has_json=False,
+    )
+
+
+def host_list() -> Sheet:
+    """Every known host: its processor, a forward of Linear, CUDA's own calls, and its interval."""
+    hosts = list(HOSTS.values())
+
+    def us(name: str) -> list[str]:
+        return [f"{getattr(host.calls, name):g} µs" for host in hosts]
+
+    return Sheet(
+        "Hosts",
+        [
+            SheetColumn("--host", [host.name for host in hosts], is_text=True),
+            SheetColumn("processor", [host.cpu for host in hosts], is_text=True, rank=2),
+            SheetColumn("forward of Linear", [f"{host.linear_us:g} µs" for host in hosts], rank=KEY),
+            SheetColumn("launch", us("launch_us")),
+            SheetColumn("product", us("product_us"), rank=1),
+            SheetColumn("copy", us("copy_us"), rank=2),
+            SheetColumn("collective", us("collective_us"), rank=1),
+            SheetColumn("true time", [f"{host.least:g} to {host.most:g} times" for host in hosts], rank=1),
+        ],
+        ["this: the machine that records; 1.5: so many times its time; for any other, write a host file"],
         has_json=False,
     )
 

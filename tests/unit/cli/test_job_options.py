@@ -12,7 +12,15 @@ from fakedist.cli.entry import cli
 
 #: Options of a job without effect on a command, as they are typed. Each is refused there.
 WITHOUT_EFFECT = {
-    "topology": ["--gpu-power=500", "--fabric=p5-efa", "--no-kernels", "--times=t.json", "--no-page", "--nsys"],
+    "topology": [
+        "--gpu-power=500",
+        "--fabric=p5-efa",
+        "--host=grace",
+        "--no-kernels",
+        "--times=t.json",
+        "--no-page",
+        "--nsys",
+    ],
     "sweep": ["--device=virtual", "--nsys", "--nsys-args=-x"],
 }
 #: What -j and --cold do is a matter of how the ranks run, not of the output.

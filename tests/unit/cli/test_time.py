@@ -7,6 +7,7 @@ import pytest
 
 from fakedist.cli import main
 from fakedist.cost_model.collectives.fabric import FABRICS
+from fakedist.cost_model.hosts import HOSTS
 from fakedist.errors import ExitCode
 from fakedist.gpu.models.catalogue import GPUS
 from tests.unit.results.test_repricing import STEP, priced_run
@@ -76,7 +77,7 @@ def test_several_gpus_and_fabrics_make_one_table(run: Path, capsys: pytest.Captu
     assert main(["time", str(run), *choice, "--format", "csv"]) == ExitCode.USAGE
 
 
-@pytest.mark.parametrize(("option", "known"), [("--gpu", GPUS), ("--fabric", FABRICS)])
+@pytest.mark.parametrize(("option", "known"), [("--gpu", GPUS), ("--fabric", FABRICS), ("--host", HOSTS)])
 def test_list_prints_what_there_is(option: str, known: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("time", "profile"):
         assert main([command, option, "list"]) == 0

@@ -1,14 +1,17 @@
 """Launches written by hand, for tests of everything that reads their record."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
+from fakedist.cost_model.hosts import HostCosts
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LAUNCH_KINDS, LaunchesRecord, WorkRow
 from fakedist.rundir.schema import PHASES
 
 
-class Host(NamedTuple):
+@dataclass(frozen=True)
+class Host(HostCosts):
     """How long the host takes; nothing, unless told otherwise."""
 
     operation_us: float = 0.0

@@ -39,6 +39,7 @@ TYPED = {
     "oom": ["--oom=raise"],
     "gpu_power": ["--gpu-power=500W"],
     "fabric": ["--fabric=p5-efa"],
+    "host": ["--host=grace"],
     "collectives": ["--collectives=noop"],
     "values": ["--values=strict"],
     "seed": ["--seed=7"],

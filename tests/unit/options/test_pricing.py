@@ -17,6 +17,7 @@ TYPED = {
     "power_watts": ("--gpu-power=500W", 500.0),
     "times": ("--times=mine.json", "mine.json"),
     "fabric": ("--fabric=p5-efa", "p5-efa"),
+    "host": ("--host=grace", "grace"),
     "gpus_per_node": ("--gpus-per-node=72", 72),
     "interference": ("--no-interference", False),
     "nccl_env": ("--nccl-env=NCCL_BUFFSIZE=1048576", {"NCCL_BUFFSIZE": "1048576"}),

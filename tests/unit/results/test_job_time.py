@@ -91,7 +91,7 @@ def test_the_bubble_of_equal_stages_is_the_formulas(stages: list[Path]) -> None:
         assert each.num_exchanged == 2 * NUM_BATCHES
         parts = (each.compute_us, each.communication_us, each.bubble_us, each.host_us, each.wait_us)
         assert sum(parts) == pytest.approx(step.step_us)
-    assert step.notes == []
+    assert [note.code for note in step.notes] == ["host_time"]
     assert step.step_low_us is not None
     assert step.step_high_us is not None
     assert step.step_low_us < step.step_us < step.step_high_us
@@ -119,7 +119,7 @@ def test_tokens_and_flops_of_the_whole_job_are_counted(stages: list[Path]) -> No
 def test_one_stage_alone_says_what_is_missing(stages: list[Path]) -> None:
     step = time_job(stages[:1]).summary
     assert step.throughput.rates == []
-    assert [note.code for note in step.notes] == ["exchanges_elsewhere", "flops_not_counted"]
+    assert [note.code for note in step.notes] == ["exchanges_elsewhere", "flops_not_counted", "host_time"]
     assert step.notes[1].text.endswith("they need the runs of the stages [0, 4]")
     later = time_job(stages[1:]).summary
     assert later.throughput.tokens_per_step is None
@@ -193,7 +193,7 @@ def test_further_micro_batches_take_what_a_longer_run_takes(stages: list[Path], 
     for mine, other in zip(found.stages, recorded.stages, strict=True):
         assert replace(mine, run_directory=other.run_directory) == other
     assert found.throughput == recorded.throughput
-    assert [note.code for note in found.notes] == ["micro_batches_repeated"]
+    assert [note.code for note in found.notes] == ["micro_batches_repeated", "host_time"]
     assert "6 micro-batches were recorded" in found.notes[0].text
 
 

@@ -1,0 +1,76 @@
+"""A score of the machine that records: what it takes for what a host does, measured in about 30 ms of the rank's run.
+
+The job ran elsewhere: its hosts' times are scaled by the published time of the same operation there
+(:mod:`fakedist.cost_model.hosts`). So the operation is one that was published, a forward of torch's ``Linear``, in the
+rank's own process, with its Python and torch. CUDA's own calls take nothing on the virtual GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import empty
+
+from fakedist.rundir.launch_records import MachineScoreRecord
+
+#: Repeats of each operation, and how often a repeat runs it: 20 us of Python and torch at most, so some 30 ms in all.
+_REPEATS = 15
+_FORWARDS, _ADDITIONS, _CALLS = 100, 100, 2000
+_ROWS, _WIDTH = 8, 64
+
+
+def machine_score() -> MachineScoreRecord:
+    """Measure this machine: CPU time of this thread, the least of the repeats, so that a busy machine seems no slower.
+
+    Call it when nothing is recorded any more, and no hook of fakedist's is left in torch. It draws no random number.
+    Its tensors have a segment of their own: in one that holds known values, the virtual GPU takes up to 30 us for a
+    launch, to find out what that makes unknown.
+    """
+    pool = torch.cuda.MemPool()
+    with _as_in_training(), torch.cuda.use_mem_pool(pool), torch.no_grad():
+        linear = torch.nn.utils.skip_init(torch.nn.Linear, _WIDTH, _WIDTH, bias=False, device="cuda")
+        x = empty(_ROWS, _WIDTH, device="cuda", dtype=linear.weight.dtype)
+    with _as_in_training(), torch.cuda.use_mem_pool(pool):
+        forward = _times_us(lambda: linear(x), _FORWARDS)
+        addition = _times_us(lambda: x + x, _ADDITIONS)
+        call = _times_us(_through_another, _CALLS)
+    least = min(forward)
+    return MachineScoreRecord(least, min(addition), min(call), statistics.median(forward) / least - 1)
+
+
+@contextmanager
+def _as_in_training() -> Iterator[None]:
+    """Switch on what a training step has, whatever the script left: autograd without autocast, no collections."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.enable_grad(), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _times_us(operation: Callable[[], object], number: int) -> list[float]:
+    """The time of one operation in each of the repeats."""
+    operation()
+    times = []
+    for _ in range(_REPEATS):
+        begin = time.thread_time_ns()
+        for _ in range(number):
+            operation()
+        times.append((time.thread_time_ns() - begin) / number / 1e3)
+    return times
+
+
+def _ten(*_: object) -> None:
+    """Take ten arguments."""
+
+
+def _through_another(*arguments: object) -> None:
+    _ten(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, *arguments)

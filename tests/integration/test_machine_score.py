@@ -1,0 +1,32 @@
+"""The score of the machine that records: it changes nothing that is recorded, and a busy process does not change it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.virtual import on_virtual_gpu
+
+pytestmark = pytest.mark.integration
+
+
+def test_the_score_draws_no_number_and_leaves_memory_as_it_was() -> None:
+    """With known values in the default segment, where the virtual GPU takes ten times as long for a launch."""
+    found = on_virtual_gpu(
+        """
+        from fakedist.record.machine_score import machine_score
+        import dataclasses, random
+        kept = torch.ones(1, device="cuda")
+        def states():
+            memory = torch.cuda.memory_allocated()
+            return [torch.get_rng_state().tolist(), torch.cuda.get_rng_state().tolist(), random.getstate(), memory]
+        torch.set_grad_enabled(False)
+        before = states()
+        score = machine_score()
+        found["same"] = before == states() and not torch.is_grad_enabled()
+        found["score"] = dataclasses.asdict(score)
+        """
+    )
+    assert found["same"]
+    score = found["score"]
+    assert 0 < score["python_us"] < score["operator_us"] < score["linear_us"]
+    assert score["spread"] >= 0
