@@ -14,6 +14,16 @@ from fakedist.analysis.layer_table import Fold, fold_sums, rows_of, with_childre
 from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import read_groups
 from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.host_times import (
+    host_parts,
+    host_table,
+    host_waits,
+    late_launches,
+    late_rows,
+    layers_host_us,
+    no_host,
+    wait_rows,
+)
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
@@ -238,12 +248,18 @@ def _counted(kernels: pd.DataFrame) -> pd.DataFrame:
 
 _KIND_COLUMNS = [f"{kind}_us" for kind in KINDS]
 _BOUND_COLUMNS = [f"bound_{name}_us" for name in BOUNDS if name]
-_SUMMED = [*_KIND_COLUMNS, *_BOUND_COLUMNS, "num_kernels", "flops", "moved_bytes", "num_lacking_flops", "launch_gap_us"]
+_SUMMED = [
+    *(*_KIND_COLUMNS, *_BOUND_COLUMNS, "num_kernels", "flops", "moved_bytes", "num_lacking_flops", "launch_gap_us"),
+    "host_us",
+]
 _CALLS = ["num_calls", "num_unknown_calls", "communication_us"]
 
 
-def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array) -> pd.DataFrame:
-    """The table ``layer_times``, one row per layer; each kernel, with its launch gap, counts in exactly one."""
+def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array, host_us: Array) -> pd.DataFrame:
+    """The table ``layer_times``, one row per layer; each kernel, with its launch gap, counts in exactly one.
+
+    ``host_us`` is the host's own time by layer.
+    """
     num, layer = len(layers), kernels["layer"].to_numpy("i8")
     compute = kernels["is_compute"].to_numpy(bool)
     known_us = kernels["known_us"].to_numpy()
@@ -272,7 +288,7 @@ def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array)
     table["num_calls"] = summed(is_call).astype("i8")
     table["num_unknown_calls"] = summed(is_call & ~kernels["is_known"].to_numpy(bool)).astype("i8")
     table["communication_us"] = summed(~compute, known_us)
-    return table
+    return table.assign(host_us=host_us)
 
 
 def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
@@ -280,8 +296,8 @@ def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> 
 
     Columns: name, class_name, depth, num_repeats; sums over the repeats with children: forward_us, recompute_us,
     backward_us, optimizer_us, other_us, total_us, bound_compute_us, bound_memory_us, bound_launch_us, num_kernels,
-    flops, moved_bytes, num_lacking_flops, launch_gap_us, num_calls, num_unknown_calls, communication_us; own_us without
-    children; least_us, median_us, largest_us: total of one repeat, with children.
+    flops, moved_bytes, num_lacking_flops, launch_gap_us, host_us, num_calls, num_unknown_calls, communication_us; own_us
+    without children; least_us, median_us, largest_us: total of one repeat, with children.
     """
     sums = {name: with_children(layers, times[name].to_numpy()) for name in (*_SUMMED, *_CALLS)}
     sums["own_us"] = times["own_us"].to_numpy()
@@ -563,21 +579,26 @@ def break_down(
     step: PricedStep | KernelSource | None,
     peaks: Peaks | None,
 ) -> tuple[dict[str, pd.DataFrame], StepTime | None]:
-    """The tables layer_times, kernel_names and ranges of a step, and where its time goes (None without kernels).
+    """The tables layer_times, host, kernel_names and ranges of a step, and where its time goes (None without kernels).
 
     Args:
-        tables: layers, ranges (without times), and of a priced step calls and groups.
+        tables: layers, ranges (without times), and of a priced step calls, groups and work, and with lines
+            operation_stacks and stacks.
         step: The priced step, or the source of traced kernels; None without kernels.
     """
     layers, ready = tables["layers"], timed(kernels)
     busy = find_busy(ready, 0.0 if step is None else step.step_us)
+    host, launches = _host(step, ready, busy)
+    host_us = layers_host_us(host, launches, len(layers))
     made = {
-        "layer_times": layer_time_table(ready, layers, busy.of_kernel_us),
+        "layer_times": layer_time_table(ready, layers, busy.of_kernel_us, host_us),
+        "host": host,
         "kernel_names": name_table(ready, folds),
         "ranges": range_table(tables["ranges"], ready),
     }
     if step is None or not len(kernels):
-        return {**made, "layer_times": made["layer_times"].iloc[:0]}, None
+        return {**made, "layer_times": made["layer_times"].iloc[:0], "host": host.iloc[:0]}, None
+    placed = {**tables, "launches": launches}
     compute = ready[ready["is_compute"]]
     known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
     kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
@@ -613,7 +634,20 @@ def break_down(
         ranges=by_range(made["ranges"]),
         critical_path=path_parts(step, tables, folds) if isinstance(step, PricedStep) else [],
         step_flops_utilisation=model_flops / (busy.step_us * 1e-6 * peak) if peak and ready["is_known"].all() else None,
+        host=host_parts(host, launches),
+        host_waits=wait_rows(host_waits(host, placed, folds), NUM_TOP) if len(host) else [],
+        late_launches=late_rows(late_launches(host, placed, folds), NUM_TOP) if len(host) else [],
     )
+
+
+def _host(
+    step: PricedStep | KernelSource | None, kernels: pd.DataFrame, busy: Busy
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The table ``host`` of a step, and the launches that its rows belong to."""
+    if not isinstance(step, PricedStep):
+        return no_host(), pd.DataFrame()
+    late_us = np.bincount(kernels["launch"].to_numpy("i8"), busy.of_kernel_us, len(step.launches))
+    return host_table(step.placed, late_us, busy.launch_gap_us - float(busy.of_kernel_us.sum())), step.launches
 
 
 def _families(kernels: pd.DataFrame) -> list[FamilyTime]:

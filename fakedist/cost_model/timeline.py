@@ -67,12 +67,19 @@ def scaled(host: HostCosts, factor: float) -> HostCosts:
 
 @dataclass(frozen=True)
 class Placed:
-    """The starts of the launches with work, and the end of the host and all streams."""
+    """The starts and ends of the launches with work, and the end of the host and all streams.
+
+    Attributes:
+        reached_us: When the host comes to each row of ``launches``: the moment of a launch, the beginning of a wait.
+        passed_us: When it goes on after each row: later only where it waits for the GPU.
+    """
 
     start_us: Array
     launch_us: Array
     ends_us: Array
     end_us: float
+    reached_us: Array
+    passed_us: Array
 
 
 class Rendezvous(NamedTuple):
@@ -196,11 +203,14 @@ class Timeline:
         starts: list[float] = []
         launched: list[float] = []
         ends: list[float] = []
+        reached: list[float] = []
+        passed: list[float] = []
         done: dict[int, float] = {}
         met = _OpenRendezvous(rendezvous)
         waits = met.of_stream  # empty unless ranks meet
         for what, stream, after, queue, event, host_us, took, first in self._rows(duration_us, host, rendezvous):
             now += host_us
+            reached.append(now)
             if what < _RECORDS or what == _READS:
                 if waits and first not in met.slots:
                     yield from met.settle(free, (stream, queue))
@@ -233,9 +243,12 @@ class Timeline:
                 yield from met.settle(free, () if event else (stream,))
                 now = max(now, done.get(event, 0.0) if event else free[stream])
                 now = max(now, (yield from met.wait(met.of_event.get(event, ()))))
+            passed.append(now)
         yield from met.settle(free, tuple(waits))
         yield from met.fill(starts, ends)
-        return Placed(np.array(starts, "f8"), np.array(launched, "f8"), np.array(ends, "f8"), max(now, *free, 0.0))
+        times = (np.array(each, "f8") for each in (starts, launched, ends))
+        moments = np.array(reached, "f8"), np.array(passed, "f8")
+        return Placed(*times, max(now, *free, 0.0), *moments)
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]

@@ -1,0 +1,190 @@
+"""The host on a step's time line: what it launches too late, and where it waits for the GPU.
+
+The GPU is idle behind a late host for one of two reasons. The host had stopped to wait for the GPU, so that nothing was
+left to run when it went on; or its own work between two launches takes longer than what it launches. A wait gives the
+host's delay: every later launch comes by that much later. Late launches use the delay up, and count for the last wait
+before them. On one stream, all of this is exactly what a host that never waits would save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.recording import Array
+from fakedist.cost_model.timeline import Placed
+from fakedist.rundir.schema import HOST, KINDS
+from fakedist.rundir.step_time import HostPart, HostWait, LateLaunches
+
+#: The host's moments are sums, so a wait of less than this is one of rounding.
+_LEAST_US = 1e-6
+#: The names of waits outside of any operation.
+_SYNCHRONIZES = {
+    "host_waits_for_device": "synchronize (device)",
+    "host_waits": "synchronize (stream)",
+    "event": "synchronize (event)",
+}
+_WAITS = "waits for the GPU"
+
+
+def host_table(placed: Placed, late_us: Array, tail_us: float) -> pd.DataFrame:
+    """The table ``host`` of a placed step.
+
+    Args:
+        late_us: For each row of ``launches``, how long the GPU was idle until the host launched it.
+        tail_us: How long the GPU is idle at the end of the step, when only the host works.
+    """
+    begin = np.concatenate([[0.0], placed.passed_us[:-1]])[: len(placed.passed_us)]
+    waited = placed.passed_us - placed.reached_us
+    waited = np.where(waited > _LEAST_US, waited, 0.0)
+    idle = np.zeros(len(begin))
+    delay, last = 0.0, -1
+    for row in np.flatnonzero((waited > 0) | (late_us > 0)).tolist():
+        follows = min(float(late_us[row]), delay)
+        if follows:
+            idle[last] += follows
+            delay -= follows
+        if waited[row]:
+            delay, last = delay + float(waited[row]), row
+    if last >= 0:
+        idle[last] += min(tail_us, delay)
+    columns = {
+        "begin_us": begin,
+        "reached_us": placed.reached_us,
+        "passed_us": placed.passed_us,
+        "late_us": late_us,
+        "idle_us": idle,
+    }
+    return pd.DataFrame({column.name: columns[column.name] for column in HOST.columns})
+
+
+def no_host() -> pd.DataFrame:
+    """The table ``host`` of a step whose host is not known."""
+    return pd.DataFrame({column.name: np.zeros(0) for column in HOST.columns})
+
+
+def layers_host_us(host: pd.DataFrame, launches: pd.DataFrame, num_layers: int) -> Array:
+    """The host's own time for the launches of each layer, waits left out."""
+    own = (host["reached_us"] - host["begin_us"]).to_numpy("f8")
+    layer = launches["layer"].to_numpy("i8") if len(host) else np.zeros(0, "i8")
+    return np.bincount(layer, own, num_layers)
+
+
+def host_parts(host: pd.DataFrame, launches: pd.DataFrame) -> list[HostPart]:
+    """The host's time by phase, in the order of ``KINDS``, and its waits. Together they are when it was done."""
+    if not len(host):
+        return []
+    phase = launches["phase"].astype(str)
+    kinds = phase.where(phase.isin(KINDS), "other").mask(launches["recompute"].to_numpy(bool), "recompute")
+    own = (host["reached_us"] - host["begin_us"]).to_numpy("f8")
+    sums = pd.Series(own).groupby(kinds.to_numpy(object)).sum()
+    waits = float((host["passed_us"] - host["reached_us"]).sum())
+    times = [*((kind, float(sums.get(kind, 0.0))) for kind in KINDS), (_WAITS, waits)]
+    return [HostPart(name, us) for name, us in times if us > _LEAST_US]
+
+
+def host_waits(host: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> pd.DataFrame:
+    """The waits of the host for the GPU by line and operation, by what the GPU is idle after them, then by their time.
+
+    Columns: those of ``fakedist.rundir.step_time.HostWait``. ``tables`` are ``launches``, ``work``, and with lines
+    ``operation_stacks`` and ``stacks``.
+    """
+    launches = tables["launches"]
+    waited = (host["passed_us"] - host["reached_us"]).to_numpy("f8")
+    rows = np.flatnonzero(waited > _LEAST_US)
+    op = launches["op"].to_numpy("i8")
+    lines = _lines(tables)
+    # A wait outside of any operation is known to be behind the operation before it.
+    before = pd.Series(np.where(op >= 0, op, -1), dtype="i8").replace(-1, np.nan).ffill().fillna(-1).to_numpy("i8")
+    table = pd.DataFrame(
+        {
+            "line": [lines.get(number, "") for number in before[rows].tolist()],
+            "is_after": op[rows] < 0,
+            "operation": _operations(launches, tables["work"], rows),
+            "layer": _folded(launches["layer"].to_numpy("i8")[rows], folds),
+            "num_waits": np.ones(len(rows), "i8"),
+            "wait_us": waited[rows],
+            "idle_us": host["idle_us"].to_numpy("f8")[rows],
+        }
+    )
+    return _summed(table, ["line", "is_after", "operation"], ["num_waits", "wait_us", "idle_us"], "idle_us")
+
+
+def late_launches(host: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> pd.DataFrame:
+    """What the host launches too late by line, the longest idle time of the GPU first.
+
+    Columns: those of ``fakedist.rundir.step_time.LateLaunches``. ``tables`` as for :func:`host_waits`.
+    """
+    launches = tables["launches"]
+    late = host["late_us"].to_numpy("f8")
+    rows = np.flatnonzero(late > _LEAST_US)
+    lines = _lines(tables)
+    table = pd.DataFrame(
+        {
+            "line": [lines.get(number, "") for number in launches["op"].to_numpy("i8")[rows].tolist()],
+            "layer": _folded(launches["layer"].to_numpy("i8")[rows], folds),
+            "num_launches": np.ones(len(rows), "i8"),
+            "late_us": late[rows],
+        }
+    )
+    return _summed(table, ["line"], ["num_launches", "late_us"], "late_us")
+
+
+def wait_rows(table: pd.DataFrame, most: int) -> list[HostWait]:
+    """The first rows of :func:`host_waits` as records."""
+    return [HostWait(**_row(row)) for row in table.head(most).to_dict("records")]
+
+
+def late_rows(table: pd.DataFrame, most: int) -> list[LateLaunches]:
+    """The first rows of :func:`late_launches` as records."""
+    return [LateLaunches(**_row(row)) for row in table.head(most).to_dict("records")]
+
+
+def _row(row: Mapping[object, object]) -> dict[str, object]:
+    return {str(name): value for name, value in row.items()}
+
+
+def _summed(table: pd.DataFrame, keys: list[str], sums: list[str], weight: str) -> pd.DataFrame:
+    """Rows with the same keys together. Of several layers, the one with the most weight, and how many there are."""
+    groups = table.groupby(keys, sort=False)
+    by_layer = table.groupby([*keys, "layer"], sort=False)[sums].sum().reset_index()
+    most = by_layer.sort_values([weight, sums[-2]], ascending=False, kind="stable").drop_duplicates(keys)
+    made = groups[sums].sum().assign(num_layers=groups["layer"].nunique()).reset_index()
+    made = made.merge(most[[*keys, "layer"]], on=keys)
+    made = made[[*keys, "layer", "num_layers", *sums]]
+    order = [weight, sums[-2]]
+    return cast(pd.DataFrame, made.sort_values(order, ascending=False, kind="stable").reset_index(drop=True))
+
+
+def _lines(tables: Mapping[str, pd.DataFrame]) -> dict[int, str]:
+    """The line of each operation: of a backward, that of the forward. Empty where stacks are not known."""
+    if "operation_stacks" not in tables or "stacks" not in tables:
+        return {}
+    called, lines = tables["operation_stacks"], tables["stacks"]["line"].astype(str).tolist()
+    stacks = zip(called["op"].tolist(), called["stack"].tolist(), strict=True)
+    return {op: lines[stack] for op, stack in stacks if stack >= 0}
+
+
+def _operations(launches: pd.DataFrame, work: pd.DataFrame, rows: npt.NDArray[np.int64]) -> list[str]:
+    """The operation that waits in each row, or how the host waits outside of one."""
+    of_work, op = launches["work"].to_numpy("i8"), launches["op"].to_numpy("i8")
+    names = work["operation"].astype(str).tolist()
+    known = np.flatnonzero((of_work >= 0) & (op >= 0))
+    of_op = dict(zip(op[known].tolist(), of_work[known].tolist(), strict=True))
+    what, event = launches["what"].astype(str).tolist(), launches["event"].to_numpy("u8")
+    found = []
+    for row in rows.tolist():
+        number = int(of_work[row]) if of_work[row] >= 0 else of_op.get(int(op[row]), -1)
+        kind = "event" if what[row] == "host_waits" and event[row] else what[row]
+        found.append((names[number] if number >= 0 else "") or _SYNCHRONIZES.get(kind, ""))
+    return found
+
+
+def _folded(layer: npt.NDArray[np.int64], folds: list[Fold]) -> list[str]:
+    of_layer = {own: fold.name for fold in folds for own in fold.layers}
+    return [of_layer[number] for number in layer.tolist()]
