@@ -19,10 +19,8 @@ from fakedist.cost_model.host_times import (
     host_table,
     host_waits,
     late_launches,
-    late_rows,
     layers_host_us,
     no_host,
-    wait_rows,
 )
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.step import PricedStep
@@ -32,8 +30,10 @@ from fakedist.rundir.schema import BOUNDS, FAMILIES, KINDS, RANGES, TABLES
 from fakedist.rundir.step_time import (
     FamilyTime,
     GroupTime,
+    HostWait,
     KernelSource,
     KernelTime,
+    LateLaunches,
     LayerTime,
     PathPart,
     Peaks,
@@ -296,8 +296,8 @@ def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> 
 
     Columns: name, class_name, depth, num_repeats; sums over the repeats with children: forward_us, recompute_us,
     backward_us, optimizer_us, other_us, total_us, bound_compute_us, bound_memory_us, bound_launch_us, num_kernels,
-    flops, moved_bytes, num_lacking_flops, launch_gap_us, host_us, num_calls, num_unknown_calls, communication_us; own_us
-    without children; least_us, median_us, largest_us: total of one repeat, with children.
+    flops, moved_bytes, num_lacking_flops, launch_gap_us, host_us, num_calls, num_unknown_calls, communication_us;
+    own_us without children; least_us, median_us, largest_us: total of one repeat, with children.
     """
     sums = {name: with_children(layers, times[name].to_numpy()) for name in (*_SUMMED, *_CALLS)}
     sums["own_us"] = times["own_us"].to_numpy()
@@ -635,8 +635,8 @@ def break_down(
         critical_path=path_parts(step, tables, folds) if isinstance(step, PricedStep) else [],
         step_flops_utilisation=model_flops / (busy.step_us * 1e-6 * peak) if peak and ready["is_known"].all() else None,
         host=host_parts(host, launches),
-        host_waits=wait_rows(host_waits(host, placed, folds), NUM_TOP) if len(host) else [],
-        late_launches=late_rows(late_launches(host, placed, folds), NUM_TOP) if len(host) else [],
+        host_waits=rows_of(HostWait, host_waits(host, placed, folds).head(NUM_TOP)) if len(host) else [],
+        late_launches=rows_of(LateLaunches, late_launches(host, placed, folds).head(NUM_TOP)) if len(host) else [],
     )
 
 

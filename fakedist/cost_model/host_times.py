@@ -9,7 +9,6 @@ before them. On one stream, all of this is exactly what a host that never waits 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.timeline import Placed
 from fakedist.rundir.schema import HOST, KINDS
-from fakedist.rundir.step_time import HostPart, HostWait, LateLaunches
+from fakedist.rundir.step_time import HostPart
 
 #: The host's moments are sums, so a wait of less than this is one of rounding.
 _LEAST_US = 1e-6
@@ -98,21 +97,24 @@ def host_waits(host: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folds: li
     waited = (host["passed_us"] - host["reached_us"]).to_numpy("f8")
     rows = np.flatnonzero(waited > _LEAST_US)
     op = launches["op"].to_numpy("i8")
-    lines = _lines(tables)
+    lines = lines_of_operations(tables)
     # A wait outside of any operation is known to be behind the operation before it.
     before = pd.Series(np.where(op >= 0, op, -1), dtype="i8").replace(-1, np.nan).ffill().fillna(-1).to_numpy("i8")
+    operations, copies = _operations(launches, tables["work"], rows)
+    what = launches["what"].astype(str).to_numpy(object)
     table = pd.DataFrame(
         {
             "line": [lines.get(number, "") for number in before[rows].tolist()],
             "is_after": op[rows] < 0,
-            "operation": _operations(launches, tables["work"], rows),
+            "kind": [_kind(*names) for names in zip(what[rows], operations, copies, strict=True)],
+            "operation": operations,
             "layer": _folded(launches["layer"].to_numpy("i8")[rows], folds),
             "num_waits": np.ones(len(rows), "i8"),
             "wait_us": waited[rows],
             "idle_us": host["idle_us"].to_numpy("f8")[rows],
         }
     )
-    return _summed(table, ["line", "is_after", "operation"], ["num_waits", "wait_us", "idle_us"], "idle_us")
+    return _summed(table, ["line", "is_after", "kind", "operation"], ["num_waits", "wait_us", "idle_us"], "idle_us")
 
 
 def late_launches(host: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> pd.DataFrame:
@@ -123,7 +125,7 @@ def late_launches(host: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folds:
     launches = tables["launches"]
     late = host["late_us"].to_numpy("f8")
     rows = np.flatnonzero(late > _LEAST_US)
-    lines = _lines(tables)
+    lines = lines_of_operations(tables)
     table = pd.DataFrame(
         {
             "line": [lines.get(number, "") for number in launches["op"].to_numpy("i8")[rows].tolist()],
@@ -135,20 +137,6 @@ def late_launches(host: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folds:
     return _summed(table, ["line"], ["num_launches", "late_us"], "late_us")
 
 
-def wait_rows(table: pd.DataFrame, most: int) -> list[HostWait]:
-    """The first rows of :func:`host_waits` as records."""
-    return [HostWait(**_row(row)) for row in table.head(most).to_dict("records")]
-
-
-def late_rows(table: pd.DataFrame, most: int) -> list[LateLaunches]:
-    """The first rows of :func:`late_launches` as records."""
-    return [LateLaunches(**_row(row)) for row in table.head(most).to_dict("records")]
-
-
-def _row(row: Mapping[object, object]) -> dict[str, object]:
-    return {str(name): value for name, value in row.items()}
-
-
 def _summed(table: pd.DataFrame, keys: list[str], sums: list[str], weight: str) -> pd.DataFrame:
     """Rows with the same keys together. Of several layers, the one with the most weight, and how many there are."""
     groups = table.groupby(keys, sort=False)
@@ -158,10 +146,10 @@ def _summed(table: pd.DataFrame, keys: list[str], sums: list[str], weight: str) 
     made = made.merge(most[[*keys, "layer"]], on=keys)
     made = made[[*keys, "layer", "num_layers", *sums]]
     order = [weight, sums[-2]]
-    return cast(pd.DataFrame, made.sort_values(order, ascending=False, kind="stable").reset_index(drop=True))
+    return made.sort_values(order, ascending=False, kind="stable").reset_index(drop=True)
 
 
-def _lines(tables: Mapping[str, pd.DataFrame]) -> dict[int, str]:
+def lines_of_operations(tables: Mapping[str, pd.DataFrame]) -> dict[int, str]:
     """The line of each operation: of a backward, that of the forward. Empty where stacks are not known."""
     if "operation_stacks" not in tables or "stacks" not in tables:
         return {}
@@ -170,19 +158,30 @@ def _lines(tables: Mapping[str, pd.DataFrame]) -> dict[int, str]:
     return {op: lines[stack] for op, stack in stacks if stack >= 0}
 
 
-def _operations(launches: pd.DataFrame, work: pd.DataFrame, rows: npt.NDArray[np.int64]) -> list[str]:
-    """The operation that waits in each row, or how the host waits outside of one."""
+def _operations(
+    launches: pd.DataFrame, work: pd.DataFrame, rows: npt.NDArray[np.int64]
+) -> tuple[list[str], list[bool]]:
+    """The operation that waits in each row, or how the host waits outside of one; whether it copied to the GPU."""
     of_work, op = launches["work"].to_numpy("i8"), launches["op"].to_numpy("i8")
-    names = work["operation"].astype(str).tolist()
+    names, over_link = work["operation"].astype(str).tolist(), work["over_host_link"].tolist()
     known = np.flatnonzero((of_work >= 0) & (op >= 0))
     of_op = dict(zip(op[known].tolist(), of_work[known].tolist(), strict=True))
     what, event = launches["what"].astype(str).tolist(), launches["event"].to_numpy("u8")
-    found = []
+    operations, copies = [], []
     for row in rows.tolist():
-        number = int(of_work[row]) if of_work[row] >= 0 else of_op.get(int(op[row]), -1)
+        # What a wait without an operation waits for may have none either: torch.tensor(3.0, device="cuda").
+        behind = int(of_work[row - 1]) if row and op[row] < 0 and op[row - 1] < 0 else -1
+        number = int(of_work[row]) if of_work[row] >= 0 else of_op.get(int(op[row]), behind)
         kind = "event" if what[row] == "host_waits" and event[row] else what[row]
-        found.append((names[number] if number >= 0 else "") or _SYNCHRONIZES.get(kind, ""))
-    return found
+        operations.append((names[number] if number >= 0 else "") or _SYNCHRONIZES.get(kind, ""))
+        copies.append(number >= 0 and bool(over_link[number]) and what[row] == "host_waits")
+    return operations, copies
+
+
+def _kind(what: str, operation: str, is_copy: bool) -> str:
+    if what == "host_reads" or (not is_copy and operation not in _SYNCHRONIZES.values()):
+        return "read"
+    return "copy" if is_copy else "synchronize"
 
 
 def _folded(layer: npt.NDArray[np.int64], folds: list[Fold]) -> list[str]:

@@ -246,9 +246,9 @@ class Timeline:
             passed.append(now)
         yield from met.settle(free, tuple(waits))
         yield from met.fill(starts, ends)
-        times = (np.array(each, "f8") for each in (starts, launched, ends))
-        moments = np.array(reached, "f8"), np.array(passed, "f8")
-        return Placed(*times, max(now, *free, 0.0), *moments)
+        end = max(now, *free, 0.0)
+        start_us, launch_us, ends_us = (np.array(each, "f8") for each in (starts, launched, ends))
+        return Placed(start_us, launch_us, ends_us, end, np.array(reached, "f8"), np.array(passed, "f8"))
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]

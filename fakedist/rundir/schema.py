@@ -108,8 +108,8 @@ LAUNCHES = Table(
 )
 
 HOST = Table(
-    "The host on the time line of the timed step: a row for each row of `launches`, in their order. No rows if it is not "
-    "known what streams wait for.",
+    "The host on the time line of the timed step: a row for each row of `launches`, in their order. No rows if it is "
+    "not known what streams wait for.",
     (
         Column("begin_us", "double", "When the host begins what leads to this launch, event or wait."),
         Column("reached_us", "double", "When it launches, or begins to wait."),

@@ -356,6 +356,7 @@ class HostWait:
     Attributes:
         line: The innermost line outside of torch; empty if it is not known.
         is_after: The host waits somewhere behind that line's operation, outside of any.
+        kind: read (of what the GPU computed), copy (to the GPU, from pageable memory) or synchronize.
         operation: The operation that waits, e.g. aten._local_scalar_dense.default for ``.item()``; outside of one, what
             the host waits for.
         layer: The layer with most of the idle time, one name for repeated layers; empty outside of modules.
@@ -368,6 +369,7 @@ class HostWait:
 
     line: str
     is_after: bool
+    kind: Literal["read", "copy", "synchronize"]
     operation: str
     layer: str
     num_layers: int
@@ -403,7 +405,8 @@ class TimeGain:
         title: The change in words.
         option: The same as an option of ``fakedist time``.
         step_us: The step with it.
-        why: Why a faster GPU is not faster, if its power limit holds it; else empty.
+        why: Why a faster GPU is not faster, if its power limit holds it; of advice for the host, what it follows from;
+            else empty.
     """
 
     title: str

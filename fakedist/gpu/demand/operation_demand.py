@@ -179,9 +179,11 @@ _OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_scaled_mm": 0, "_add
 
 
 def _fills(args: Arguments) -> bool:
-    """Whether an indexing operation writes one number of the host through one mask: masked_fill, which reads nothing."""
+    """Whether an indexing operation writes one number of the host through one mask: masked_fill reads nothing."""
     value = args[2] if len(args) > 2 else None
-    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_cpu and len(list(tensors(args[1:2]))) == 1
+    return (
+        isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_cpu and len(list(tensors(args[1:2]))) == 1
+    )
 
 
 class DemandCounter:

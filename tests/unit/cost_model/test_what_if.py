@@ -53,7 +53,7 @@ def end_us(
     table = table.assign(link_share=0.0 if link_share is None else link_share)
     communication = Communication(table, GPUS["h100-80g"], NDR, link_share is not None)
     if what_if:
-        launches, communication = changed_launches(read_what_if(what_if), launches, communication, GROUPS)
+        launches, communication = changed_launches(read_what_if(what_if), launches, communication, {"groups": GROUPS})
     return StepLaunches(launches, WORK, PRICED, communication).place(Host(launch_us=launch_us)).placed.end_us
 
 
