@@ -27,6 +27,7 @@ from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.rundir.step_time import HostWait, LayerTime, StepTime, TimeGain
+from fakedist.units import format_us
 
 #: GPUs in one NVLink domain of a rack.
 _RACK = 72
@@ -143,8 +144,7 @@ def _host_changes(time: StepTime, tables: Mapping[str, pd.DataFrame]) -> Iterato
     bound = max(launch_bound(time.layers), key=lambda row: row.launch_gap_us, default=None)
     if bound is None:
         return
-    host_ms, kernel_ms = bound.host_us / 1e3, bound.total_us / 1e3
-    why = f"{bound.name}: the host takes {host_ms:,.3g} ms to launch {kernel_ms:,.3g} ms of kernels"
+    why = f"{bound.name}: the host takes {format_us(bound.host_us)} to launch {format_us(bound.total_us)} of kernels"
     yield _Change(f"CUDA graphs for {bound.name}", "--what-if", f"cuda-graphs={bound.name}", why)
     if not _is_compiled(tables, bound):
         title = f"torch.compile for {bound.name}: launches without torch's operations, no kernel fused"
@@ -153,7 +153,7 @@ def _host_changes(time: StepTime, tables: Mapping[str, pd.DataFrame]) -> Iterato
 
 def _waits_there(wait: HostWait, line: str) -> str:
     times = "once" if wait.num_waits == 1 else f"{wait.num_waits:,} times"
-    return f"{line}: the host waits {times}, and the GPU is idle for {wait.idle_us / 1e3:,.3g} ms because of it"
+    return f"{line}: the host waits {times}, and the GPU is idle for {format_us(wait.idle_us)} because of it"
 
 
 def launch_bound(layers: Sequence[LayerTime]) -> list[LayerTime]:

@@ -29,6 +29,7 @@ _SYNCHRONIZES = {
     "event": "synchronize (event)",
 }
 _WAITS = "waits for the GPU"
+HOST_MOMENTS = ("begin_us", "reached_us", "passed_us")
 
 
 def host_table(placed: Placed, late_us: Array, tail_us: float) -> pd.DataFrame:
@@ -72,6 +73,45 @@ def layers_host_us(host: pd.DataFrame, launches: pd.DataFrame, num_layers: int) 
     own = (host["reached_us"] - host["begin_us"]).to_numpy("f8")
     layer = launches["layer"].to_numpy("i8") if len(host) else np.zeros(0, "i8")
     return np.bincount(layer, own, num_layers)
+
+
+def host_bars(host: pd.DataFrame, launches: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
+    """What the host does over time, in the form of the table ``kernels``: operations that launch, and waits.
+
+    Columns start_us, known_us, stream (0), name, layer, kind (index in ``KINDS``), is_compute (false while it waits),
+    is_known, num_launches. Launches of one operation in a row are one bar.
+    """
+    rows = launches.iloc[: len(host)].reset_index(drop=True)
+    phase = rows["phase"].astype(str)
+    kinds = phase.where(phase.isin(KINDS), "other").mask(rows["recompute"].to_numpy(bool), "recompute")
+    kind = kinds.map(KINDS.index).to_numpy("i8")
+    operations = np.array(_operations(rows, work, np.arange(len(rows)))[0], object)
+    begin, reached, passed = (host[name].to_numpy("f8") for name in HOST_MOMENTS)
+    own, waits = np.flatnonzero(reached > begin), np.flatnonzero(passed - reached > _LEAST_US)
+    op = rows["op"].to_numpy("i8")[own]
+    follows = (begin[own][1:] == reached[own][:-1]) & (op[1:] == op[:-1]) & (op[1:] >= 0)
+    first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(own)])
+    last = np.append(first[1:], len(own))[: len(first)] - 1
+    at = np.concatenate([own[first], waits])
+    start = np.concatenate([begin[own[first]], reached[waits]])
+    until = np.concatenate([reached[own[last]], passed[waits]])
+    is_own = np.arange(len(at)) < len(first)
+    has_work = np.concatenate([[0], np.cumsum(rows["work"].to_numpy("i8") >= 0)])
+    num = np.concatenate([has_work[own[last] + 1] - has_work[own[first]], np.zeros(len(waits), "i8")])
+    table = pd.DataFrame(
+        {
+            "start_us": start,
+            "known_us": until - start,
+            "stream": np.zeros(len(at), "u8"),
+            "name": np.where(is_own, operations[at], _WAITS + ": " + operations[at]),
+            "layer": rows["layer"].to_numpy("i8")[at],
+            "kind": kind[at],
+            "is_compute": is_own,
+            "is_known": np.ones(len(at), bool),
+            "num_launches": num,
+        }
+    )
+    return table.sort_values("start_us", kind="stable").reset_index(drop=True)
 
 
 def host_parts(host: pd.DataFrame, launches: pd.DataFrame) -> list[HostPart]:

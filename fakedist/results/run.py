@@ -224,7 +224,7 @@ class RunTime:
         return pd.DataFrame(to_plain(self._step_time.critical_path), columns=_PATH_COLUMNS)
 
     def host(self) -> pd.DataFrame:
-        """The table ``host``: the host's moments, a row for each row of the table ``launches``, with that row's columns.
+        """The table ``host``: the host's moments, a row for each row of the table ``launches``, with four of its own.
 
         Columns: begin_us, reached_us, passed_us, late_us, idle_us; what, op, phase, layer (row of ``layers``), and
         layer_name. No rows if the step was imported, or if its streams' waits are unknown.
