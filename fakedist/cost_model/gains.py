@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.estimated import (
     JobNetwork,
     Models,
@@ -21,7 +20,13 @@ from fakedist.cost_model.estimated import (
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.placing import StepLaunches
 from fakedist.cost_model.step import ImbalancedPrices
-from fakedist.cost_model.what_if import changed_fabric, changed_launches, loop_of_optimizer, read_what_if
+from fakedist.cost_model.what_if import (
+    changed_fabric,
+    changed_launches,
+    chosen_layers,
+    loop_of_optimizer,
+    read_what_if,
+)
 from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
@@ -139,7 +144,7 @@ def _host_changes(time: StepTime, tables: Mapping[str, pd.DataFrame]) -> Iterato
     launches, work = tables["launches"], tables["work"]
     loop, per_parameter = loop_of_optimizer(launches, work)
     if loop.any():
-        why = f"the optimizer launches {per_parameter:.0f} kernels for each parameter, {int(loop.sum()):,} in all"
+        why = f"the optimizer launches {int(loop.sum()):,} kernels, {per_parameter:.0f} for each parameter"
         yield _Change("an optimizer with foreach=True or fused=True", "--what-if", "foreach", why)
     bound = max(launch_bound(time.layers), key=lambda row: row.launch_gap_us, default=None)
     if bound is None:
@@ -175,8 +180,8 @@ def launch_bound(layers: Sequence[LayerTime]) -> list[LayerTime]:
 
 def _is_compiled(tables: Mapping[str, pd.DataFrame], bound: LayerTime) -> bool:
     """Whether any of a layer's kernels is one that Inductor made."""
-    members = next(fold.layers for fold in fold_layers(tables["layers"]) if fold.name == bound.name)
-    rows = tables["launches"][tables["launches"]["layer"].isin(members)]
+    own = chosen_layers(bound.name, tables["layers"])
+    rows = tables["launches"][own[tables["launches"]["layer"].to_numpy("i8")]]
     names = tables["work"]["name"].astype(str).iloc[rows["work"][rows["work"] >= 0].to_numpy("i8")]
     return bool(names.str.startswith("triton_").any())
 

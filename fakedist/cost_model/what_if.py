@@ -193,14 +193,14 @@ def _has_line(line: str, pattern: str) -> bool:
     return location == pattern or location.endswith(f"/{pattern}") or fnmatch.fnmatchcase(location, pattern)
 
 
-def _chosen_layers(what_if: WhatIf, layers: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def chosen_layers(pattern: str, layers: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """The layers whose name, or that of whose folded row, matches a pattern, with all that they contain."""
     names = layers["name"].astype(str).tolist()
     of_fold = {layer: fold.name for fold in fold_layers(layers) for layer in fold.layers}
-    patterns = [pattern.strip() for pattern in what_if.pattern.split(",")]
+    patterns = [part.strip() for part in pattern.split(",")]
 
     def matches(name: str) -> bool:
-        return bool(name) and any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        return bool(name) and any(name == part or fnmatch.fnmatchcase(name, part) for part in patterns)
 
     chosen = np.zeros(len(names), bool)
     for layer, parent in enumerate(layers["parent"].tolist()):
@@ -216,7 +216,7 @@ def _launched_by_layer(what_if: WhatIf, launches: pd.DataFrame, layers: pd.DataF
     """The launches of some layers as CUDA graphs, or launched without torch's operations."""
     has_work, graph = launches["work"].to_numpy("i8") >= 0, launches["graph"].to_numpy("i8")
     what = launches["what"].astype(str).to_numpy(str)
-    own = _chosen_layers(what_if, layers)[launches["layer"].to_numpy("i8")]
+    own = chosen_layers(what_if.pattern, layers)[launches["layer"].to_numpy("i8")]
     own &= (graph == 0) & ~np.isin(what, _HOST_WAITS)
     if not (own & has_work).any():
         hint = "layers are in the report, such as layers.0-79, or layers.* for all below it"

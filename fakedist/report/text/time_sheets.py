@@ -13,10 +13,10 @@ from rich.console import Console
 
 from fakedist.analysis.layer_table import fold_layers, rows_of, unfolded
 from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
-from fakedist.cost_model.gains import launch_bound
 from fakedist.errors import RunDirectoryError
 from fakedist.report.compare.change_sheets import group_columns
 from fakedist.report.compare.comparison import format_relative, format_us_change
+from fakedist.report.text.host_sheets import host_sheets
 from fakedist.report.text.sheet import (
     EMPTY_RANK,
     KEY,
@@ -43,25 +43,22 @@ from fakedist.report.text.wording import (
     run_title,
     share_of_peak,
     short_kernel,
-    short_line,
     source_word,
     step_word,
     time_figures,
     timed_step_name,
     unknown_time,
     us_or_dash,
-    wait_word,
 )
 from fakedist.results.compare import changed_times
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.step_time import KernelSource, LateLaunches, LayerTime, PathPart, StepTime, UncertainPart
+from fakedist.rundir.step_time import KernelSource, LayerTime, PathPart, StepTime, UncertainPart
 from fakedist.units import format_bytes, format_us
 
 _NUM_TOP = 10
 _NUM_RANGES = 20
 _NUM_PATH = 8
-_NUM_LINES = 8
 
 
 def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
@@ -220,89 +217,6 @@ def gain_sheet(time: StepTime, most: int | None = None) -> Sheet:
             SheetColumn("fakedist time RUN ...", [gain.option for gain in rows], is_text=True, rank=2),
         ],
         [*dict.fromkeys(gain.why for gain in rows if gain.why)],
-    )
-
-
-def host_sheets(time: StepTime, cwd: str, word: str) -> list[Sheet]:
-    """What the host does, and by line and layer, what it does too late; none if the GPU hardly waits for it."""
-    if time.launch_gap_us < MIN_SHARE * time.step_us or not time.host:
-        return []
-    sheets = [host_sheet(time, word)]
-    sheets += [wait_sheet(time, cwd, word)] if any(row.idle_us for row in time.host_waits) else []
-    sheets += [late_sheet(time, cwd, word)] if time.late_launches else []
-    return [*sheets, *([launch_bound_sheet(time, word)] if launch_bound(time.layers) else [])]
-
-
-def host_sheet(time: StepTime, word: str) -> Sheet:
-    """The host's time by what it launches for, and its waits."""
-    step_us = time.step_us or 1.0
-    return Sheet(
-        f"Time of the host, {word}",
-        [
-            SheetColumn("for", [row.name for row in time.host], is_text=True),
-            SheetColumn("time", [format_us(row.time_us) for row in time.host], rank=KEY),
-            SheetColumn("of the step", [f"{row.time_us / step_us:.1%}" for row in time.host], rank=1),
-        ],
-    )
-
-
-def wait_sheet(time: StepTime, cwd: str, word: str) -> Sheet:
-    """The lines at which the host waits for the GPU, and how long the GPU is then idle."""
-    rows, step_us = [row for row in time.host_waits if row.idle_us][:_NUM_LINES], time.step_us or 1.0
-    labels = [short_line(row.line, cwd) or "(no line)" for row in rows]
-    return Sheet(
-        f"Where the host waits for the GPU, {word}",
-        [
-            SheetColumn(
-                "line",
-                [f"after {label}" if row.is_after else label for row, label in zip(rows, labels, strict=True)],
-                is_text=True,
-            ),
-            SheetColumn("waits in", [wait_word(row) for row in rows], is_text=True, rank=2),
-            SheetColumn("layer", [layer_label(row.layer) for row in rows], is_text=True, rank=4),
-            SheetColumn("times", [f"{row.num_waits:,}" for row in rows], rank=1),
-            SheetColumn("host waits", [us_or_dash(row.wait_us) for row in rows], rank=3),
-            SheetColumn("GPU idle", [format_us(row.idle_us) for row in rows], rank=KEY),
-            SheetColumn("of the step", [f"{row.idle_us / step_us:.1%}" for row in rows], rank=1),
-        ],
-        ["GPU idle: behind the late launches that follow; a part of host late"],
-    )
-
-
-def late_sheet(time: StepTime, cwd: str, word: str) -> Sheet:
-    """The lines whose operations the host launches too late."""
-    rows, step_us = time.late_launches[:_NUM_LINES], time.step_us or 1.0
-    return Sheet(
-        f"Host late by line, {word}",
-        [
-            SheetColumn("line", [short_line(row.line, cwd) or "(no line)" for row in rows], is_text=True),
-            SheetColumn("layer", [_layers_of(row) for row in rows], is_text=True, rank=3),
-            SheetColumn("late launches", [f"{row.num_launches:,}" for row in rows], rank=2),
-            SheetColumn("GPU idle", [format_us(row.late_us) for row in rows], rank=KEY),
-            SheetColumn("of the step", [f"{row.late_us / step_us:.1%}" for row in rows], rank=1),
-        ],
-        ["the GPU is idle until the host launches what these lines run"],
-    )
-
-
-def _layers_of(row: LateLaunches) -> str:
-    more = f" and {row.num_layers - 1:,} more" if row.num_layers > 1 else ""
-    return layer_label(row.layer) + more
-
-
-def launch_bound_sheet(time: StepTime, word: str) -> Sheet:
-    """The layers whose kernels take less time than their launches."""
-    rows, step_us = launch_bound(time.layers), time.step_us or 1.0
-    return Sheet(
-        f"Layers whose kernels are shorter than their launches, {word}, with children",
-        [
-            SheetColumn("layer", [layer_label(row.name, row.num_repeats) for row in rows], is_text=True),
-            SheetColumn("kernels", [f"{row.num_kernels:,}" for row in rows], rank=3),
-            SheetColumn("time of kernels", [format_us(row.total_us) for row in rows], rank=1),
-            SheetColumn("time of the host", [format_us(row.host_us) for row in rows], rank=1),
-            SheetColumn("host late", [format_us(row.launch_gap_us) for row in rows], rank=KEY),
-            SheetColumn("of the step", [f"{row.launch_gap_us / step_us:.1%}" for row in rows], rank=2),
-        ],
     )
 
 
