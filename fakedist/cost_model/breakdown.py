@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -589,23 +589,21 @@ def break_down(
     layers, ready = tables["layers"], timed(kernels)
     busy = find_busy(ready, 0.0 if step is None else step.step_us)
     host, launches = _host(step, ready, busy)
-    host_us = layers_host_us(host, launches, len(layers))
     made = {
-        "layer_times": layer_time_table(ready, layers, busy.of_kernel_us, host_us),
+        "layer_times": layer_time_table(ready, layers, busy.of_kernel_us, layers_host_us(host, launches, len(layers))),
         "host": host,
         "kernel_names": name_table(ready, folds),
         "ranges": range_table(tables["ranges"], ready),
     }
     if step is None or not len(kernels):
         return {**made, "layer_times": made["layer_times"].iloc[:0], "host": host.iloc[:0]}, None
-    placed = {**tables, "launches": launches}
     compute = ready[ready["is_compute"]]
     known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
     kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
     model_flops = float(flops[kind != KINDS.index("recompute")].sum())
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
     top = made["kernel_names"][made["kernel_names"]["family"] != "communication"]
-    return made, StepTime(
+    summary = StepTime(
         generation_us=generation_us(ready),
         step_us=busy.step_us,
         step_low_us=step.step_low_us,
@@ -630,13 +628,24 @@ def break_down(
         by_family=_families(ready),
         top_kernels=rows_of(KernelTime, top.head(NUM_TOP)),
         layers=layer_times(made["layer_times"], layers, folds),
-        by_group=group_times(ready, tables, step.communication) if isinstance(step, PricedStep) else [],
         ranges=by_range(made["ranges"]),
-        critical_path=path_parts(step, tables, folds) if isinstance(step, PricedStep) else [],
         step_flops_utilisation=model_flops / (busy.step_us * 1e-6 * peak) if peak and ready["is_known"].all() else None,
-        host=host_parts(host, launches),
-        host_waits=rows_of(HostWait, host_waits(host, placed, folds).head(NUM_TOP)) if len(host) else [],
-        late_launches=rows_of(LateLaunches, late_launches(host, placed, folds).head(NUM_TOP)) if len(host) else [],
+    )
+    if not isinstance(step, PricedStep):
+        return made, summary
+    summary = replace(summary, by_group=group_times(ready, tables, step.communication))
+    return made, _with_host(replace(summary, critical_path=path_parts(step, tables, folds)), host, step, tables, folds)
+
+
+def _with_host(
+    summary: StepTime, host: pd.DataFrame, step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list[Fold]
+) -> StepTime:
+    placed = {**tables, "launches": step.launches}
+    return replace(
+        summary,
+        host=host_parts(host, step.launches),
+        host_waits=rows_of(HostWait, host_waits(host, placed, folds).head(NUM_TOP)),
+        late_launches=rows_of(LateLaunches, late_launches(host, placed, folds).head(NUM_TOP)),
     )
 
 

@@ -132,7 +132,7 @@ def _changes(time: StepTime, models: Models, tables: Mapping[str, pd.DataFrame])
 
 
 def _host_changes(time: StepTime, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
-    """What a script can do about a late host: advice, with what it follows from."""
+    """Advice on a late host, each piece with what it follows from."""
     for wait in [wait for wait in time.host_waits if wait.idle_us and wait.line][:_MOST_LINES]:
         line = wait.line.partition(" (")[0].rpartition("/")[2]
         title = {

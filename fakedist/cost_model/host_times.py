@@ -76,7 +76,7 @@ def layers_host_us(host: pd.DataFrame, launches: pd.DataFrame, num_layers: int) 
 
 
 def host_bars(host: pd.DataFrame, launches: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
-    """What the host does over time, in the form of the table ``kernels``: operations that launch, and waits.
+    """The host over time in the form of the table ``kernels``: operations that launch, and waits.
 
     Columns start_us, known_us, stream (0), name, layer, kind (index in ``KINDS``), is_compute (false while it waits),
     is_known, num_launches. Launches of one operation in a row are one bar.
@@ -158,7 +158,7 @@ def host_waits(host: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folds: li
 
 
 def late_launches(host: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> pd.DataFrame:
-    """What the host launches too late by line, the longest idle time of the GPU first.
+    """The launches that come too late by line, the longest idle time of the GPU first.
 
     Columns: those of ``fakedist.rundir.step_time.LateLaunches``. ``tables`` as for :func:`host_waits`.
     """

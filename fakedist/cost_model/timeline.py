@@ -201,7 +201,6 @@ class Timeline:
         """
         now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
         starts: list[float] = []
-        launched: list[float] = []
         ends: list[float] = []
         reached: list[float] = []
         passed: list[float] = []
@@ -223,7 +222,6 @@ class Timeline:
                     yield from met.join(first, (after, queue), start, len(ends))
                 end = start + took
                 starts.append(start)
-                launched.append(now)
                 ends.append(end)
                 free[after] = free[queue] = end
                 if what == _READS and now < end:
@@ -246,9 +244,9 @@ class Timeline:
             passed.append(now)
         yield from met.settle(free, tuple(waits))
         yield from met.fill(starts, ends)
-        end = max(now, *free, 0.0)
-        start_us, launch_us, ends_us = (np.array(each, "f8") for each in (starts, launched, ends))
-        return Placed(start_us, launch_us, ends_us, end, np.array(reached, "f8"), np.array(passed, "f8"))
+        moments, end = np.array(reached, "f8"), max(now, *free, 0.0)
+        launch_us = moments[self.has_work]
+        return Placed(np.array(starts, "f8"), launch_us, np.array(ends, "f8"), end, moments, np.array(passed, "f8"))
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]

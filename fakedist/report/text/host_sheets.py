@@ -15,7 +15,7 @@ _Row = TypeVar("_Row")
 
 
 def host_sheets(time: StepTime, cwd: str, word: str) -> list[Sheet]:
-    """What the host does, and by line and layer, what it does too late; none if the GPU hardly waits for it."""
+    """Tables of the host by phase, line and layer; none if the GPU hardly waits for it."""
     if time.launch_gap_us < MIN_SHARE * time.step_us or not time.host:
         return []
     sheets = [host_sheet(time, word)]

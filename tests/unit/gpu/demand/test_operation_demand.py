@@ -277,7 +277,7 @@ def test_a_copy_to_pinned_memory_that_need_not_be_done_makes_no_host_wait(monkey
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is on_host)
     assert reads() == [0, 0, 0]
     assert counters[0].read_bytes((on_host, on_device, False), {}, on_host) == 4000
-    assert counters[0].may_read((on_host, on_device, True), on_host), "another one of this size may wait"
+    assert counters[0].may_read((on_host, on_device, True), on_host), "another copy of this size may wait"
 
 
 def test_only_an_index_that_is_a_mask_makes_the_host_wait_for_its_positions() -> None:
