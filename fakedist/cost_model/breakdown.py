@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,14 @@ from fakedist.analysis.layer_table import Fold, fold_sums, rows_of, with_childre
 from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import read_groups
 from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.host_times import (
+    host_parts,
+    host_table,
+    host_waits,
+    late_launches,
+    layers_host_us,
+    no_host,
+)
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
@@ -22,8 +30,10 @@ from fakedist.rundir.schema import BOUNDS, FAMILIES, KINDS, RANGES, TABLES
 from fakedist.rundir.step_time import (
     FamilyTime,
     GroupTime,
+    HostWait,
     KernelSource,
     KernelTime,
+    LateLaunches,
     LayerTime,
     PathPart,
     Peaks,
@@ -238,12 +248,18 @@ def _counted(kernels: pd.DataFrame) -> pd.DataFrame:
 
 _KIND_COLUMNS = [f"{kind}_us" for kind in KINDS]
 _BOUND_COLUMNS = [f"bound_{name}_us" for name in BOUNDS if name]
-_SUMMED = [*_KIND_COLUMNS, *_BOUND_COLUMNS, "num_kernels", "flops", "moved_bytes", "num_lacking_flops", "launch_gap_us"]
+_SUMMED = [
+    *(*_KIND_COLUMNS, *_BOUND_COLUMNS, "num_kernels", "flops", "moved_bytes", "num_lacking_flops", "launch_gap_us"),
+    "host_us",
+]
 _CALLS = ["num_calls", "num_unknown_calls", "communication_us"]
 
 
-def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array) -> pd.DataFrame:
-    """The table ``layer_times``, one row per layer; each kernel, with its launch gap, counts in exactly one."""
+def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array, host_us: Array) -> pd.DataFrame:
+    """The table ``layer_times``, one row per layer; each kernel, with its launch gap, counts in exactly one.
+
+    ``host_us`` is the host's own time by layer.
+    """
     num, layer = len(layers), kernels["layer"].to_numpy("i8")
     compute = kernels["is_compute"].to_numpy(bool)
     known_us = kernels["known_us"].to_numpy()
@@ -272,7 +288,7 @@ def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array)
     table["num_calls"] = summed(is_call).astype("i8")
     table["num_unknown_calls"] = summed(is_call & ~kernels["is_known"].to_numpy(bool)).astype("i8")
     table["communication_us"] = summed(~compute, known_us)
-    return table
+    return table.assign(host_us=host_us)
 
 
 def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
@@ -280,8 +296,8 @@ def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> 
 
     Columns: name, class_name, depth, num_repeats; sums over the repeats with children: forward_us, recompute_us,
     backward_us, optimizer_us, other_us, total_us, bound_compute_us, bound_memory_us, bound_launch_us, num_kernels,
-    flops, moved_bytes, num_lacking_flops, launch_gap_us, num_calls, num_unknown_calls, communication_us; own_us without
-    children; least_us, median_us, largest_us: total of one repeat, with children.
+    flops, moved_bytes, num_lacking_flops, launch_gap_us, host_us, num_calls, num_unknown_calls, communication_us;
+    own_us without children; least_us, median_us, largest_us: total of one repeat, with children.
     """
     sums = {name: with_children(layers, times[name].to_numpy()) for name in (*_SUMMED, *_CALLS)}
     sums["own_us"] = times["own_us"].to_numpy()
@@ -563,28 +579,31 @@ def break_down(
     step: PricedStep | KernelSource | None,
     peaks: Peaks | None,
 ) -> tuple[dict[str, pd.DataFrame], StepTime | None]:
-    """The tables layer_times, kernel_names and ranges of a step, and where its time goes (None without kernels).
+    """The tables layer_times, host, kernel_names and ranges of a step, and where its time goes (None without kernels).
 
     Args:
-        tables: layers, ranges (without times), and of a priced step calls and groups.
+        tables: layers, ranges (without times), and of a priced step calls, groups and work, and with lines
+            operation_stacks and stacks.
         step: The priced step, or the source of traced kernels; None without kernels.
     """
     layers, ready = tables["layers"], timed(kernels)
     busy = find_busy(ready, 0.0 if step is None else step.step_us)
+    host, launches = _host(step, ready, busy)
     made = {
-        "layer_times": layer_time_table(ready, layers, busy.of_kernel_us),
+        "layer_times": layer_time_table(ready, layers, busy.of_kernel_us, layers_host_us(host, launches, len(layers))),
+        "host": host,
         "kernel_names": name_table(ready, folds),
         "ranges": range_table(tables["ranges"], ready),
     }
     if step is None or not len(kernels):
-        return {**made, "layer_times": made["layer_times"].iloc[:0]}, None
+        return {**made, "layer_times": made["layer_times"].iloc[:0], "host": host.iloc[:0]}, None
     compute = ready[ready["is_compute"]]
     known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
     kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
     model_flops = float(flops[kind != KINDS.index("recompute")].sum())
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
     top = made["kernel_names"][made["kernel_names"]["family"] != "communication"]
-    return made, StepTime(
+    summary = StepTime(
         generation_us=generation_us(ready),
         step_us=busy.step_us,
         step_low_us=step.step_low_us,
@@ -609,11 +628,35 @@ def break_down(
         by_family=_families(ready),
         top_kernels=rows_of(KernelTime, top.head(NUM_TOP)),
         layers=layer_times(made["layer_times"], layers, folds),
-        by_group=group_times(ready, tables, step.communication) if isinstance(step, PricedStep) else [],
         ranges=by_range(made["ranges"]),
-        critical_path=path_parts(step, tables, folds) if isinstance(step, PricedStep) else [],
         step_flops_utilisation=model_flops / (busy.step_us * 1e-6 * peak) if peak and ready["is_known"].all() else None,
     )
+    if not isinstance(step, PricedStep):
+        return made, summary
+    summary = replace(summary, by_group=group_times(ready, tables, step.communication))
+    return made, _with_host(replace(summary, critical_path=path_parts(step, tables, folds)), host, step, tables, folds)
+
+
+def _with_host(
+    summary: StepTime, host: pd.DataFrame, step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list[Fold]
+) -> StepTime:
+    placed = {**tables, "launches": step.launches}
+    return replace(
+        summary,
+        host=host_parts(host, step.launches),
+        host_waits=rows_of(HostWait, host_waits(host, placed, folds).head(NUM_TOP)),
+        late_launches=rows_of(LateLaunches, late_launches(host, placed, folds).head(NUM_TOP)),
+    )
+
+
+def _host(
+    step: PricedStep | KernelSource | None, kernels: pd.DataFrame, busy: Busy
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The table ``host`` of a step, and the launches that its rows belong to."""
+    if not isinstance(step, PricedStep):
+        return no_host(), pd.DataFrame()
+    late_us = np.bincount(kernels["launch"].to_numpy("i8"), busy.of_kernel_us, len(step.launches))
+    return host_table(step.placed, late_us, busy.launch_gap_us - float(busy.of_kernel_us.sum())), step.launches
 
 
 def _families(kernels: pd.DataFrame) -> list[FamilyTime]:

@@ -164,7 +164,7 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
     launches, network = tables["launches"], models.network
     communication = communication_for(tables, models.gpu, network)
     if network.what_if is not None:
-        launches, communication = changed_launches(network.what_if, launches, communication, tables["groups"])
+        launches, communication = changed_launches(network.what_if, launches, communication, tables)
     prices = ImbalancedPrices(models.prices, network.moe_imbalance, models.host.costs)
     return price_step(launches, tables["work"], prices, communication)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,12 +20,19 @@ from fakedist.cost_model.estimated import (
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.placing import StepLaunches
 from fakedist.cost_model.step import ImbalancedPrices
-from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
+from fakedist.cost_model.what_if import (
+    changed_fabric,
+    changed_launches,
+    chosen_layers,
+    loop_of_optimizer,
+    read_what_if,
+)
 from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.rundir.step_time import StepTime, TimeGain
+from fakedist.rundir.step_time import HostWait, LayerTime, StepTime, TimeGain
+from fakedist.units import format_us
 
 #: GPUs in one NVLink domain of a rack.
 _RACK = 72
@@ -36,22 +43,27 @@ _MOST_ROWS = 2_000_000
 _PEAK = "bf16"
 #: A step, or a clock, above this share of the other is not faster.
 _FASTER = 0.99
+#: Advice for the host that leaves more than this share of the step is none.
+_WORTH = 0.999
+_MOST_LINES = 3
 
 
 @dataclass(frozen=True)
 class _Change:
-    """A change in words, and as an option of ``fakedist time``."""
+    """A change in words, and as an option of ``fakedist time``; of advice, what it follows from."""
 
     title: str
     option: str
     value: str
+    evidence: str = ""
 
 
 def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | None, time: StepTime) -> list[TimeGain]:
     """The step with each change that applies, the shortest first.
 
     Args:
-        tables: ``launches`` (not empty), ``work``, ``calls`` and ``groups``.
+        tables: ``launches`` (not empty), ``work``, ``calls``, ``groups`` and ``layers``; with lines also
+            ``operation_stacks`` and ``stacks``.
         models: What the step was priced with.
         time: The step as it is.
 
@@ -64,7 +76,7 @@ def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | No
     own = ImbalancedPrices(models.prices, models.network.moe_imbalance, models.host.costs)
     priced = own.price(work, counts)
     gains = []
-    for change in [*_changes(time, models)][: max(_MOST_ROWS // len(launches), 1)]:
+    for change in [*_changes(time, models, tables)][: max(_MOST_ROWS // len(launches), 1)]:
         if change.option == "--gpu":
             changed = _on(GPUS[change.value], models, job)
             title = f"{change.title}, fabric {changed.network.fabric.name}"
@@ -78,17 +90,19 @@ def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | No
                 network = _with(models, change.value)
                 communication = communication_for(tables, models.gpu, network)
                 assert network.what_if is not None
-                rows, communication = changed_launches(network.what_if, launches, communication, tables["groups"])
+                rows, communication = changed_launches(network.what_if, launches, communication, tables)
             except JobError:  # the step lacks what the change is about
                 continue
             step = StepLaunches(rows, work, priced, communication)
         step_us = step.place(prices.host).placed.end_us
         is_faster = step_us < _FASTER * time.step_us
-        gains.append(TimeGain(title, f"{change.option} {change.value}", step_us, "" if is_faster else why))
+        if not change.evidence or step_us < _WORTH * time.step_us:
+            why = change.evidence or ("" if is_faster else why)
+            gains.append(TimeGain(title, f"{change.option} {change.value}", step_us, why))
     return sorted(gains, key=lambda gain: gain.step_us)
 
 
-def _changes(time: StepTime, models: Models) -> Iterator[_Change]:
+def _changes(time: StepTime, models: Models, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
     """The changes that may matter: of links that calls use, of a host that is waited for, of the GPU."""
     between, within = (
         [row for row in time.by_group if row.group_size > 1 and (row.num_nodes > 1) is over] for over in (True, False)
@@ -103,6 +117,7 @@ def _changes(time: StepTime, models: Models) -> Iterator[_Change]:
         yield _Change("a host that launches in no time", "--what-if", "no-host-waits")
         yield _Change("a host twice as fast", "--what-if", "host=2x")
         yield _Change("a host that never waits for the GPU", "--what-if", "no-sync")
+        yield from _host_changes(time, tables)
     yield from _other_gpus(models.gpu)
     kinds: dict[str, set[str]] = {}
     for row in time.by_group:
@@ -114,6 +129,61 @@ def _changes(time: StepTime, models: Models) -> Iterator[_Change]:
         yield _Change("at most, with perfect overlap: nothing waits for a collective", "--what-if", "overlap")
     if time.by_group:
         yield _Change("no overlap: everything one after another", "--what-if", "no-overlap")
+
+
+def _host_changes(time: StepTime, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
+    """Advice on a late host, each piece with what it follows from."""
+    for wait in [wait for wait in time.host_waits if wait.idle_us and wait.line][:_MOST_LINES]:
+        line = wait.line.partition(" (")[0].rpartition("/")[2]
+        title = {
+            "read": f"no value of the GPU is read at {line}",
+            "copy": f"the copy at {line} is pinned and non-blocking",
+            "synchronize": f"the host does not synchronize {'after' if wait.is_after else 'at'} {line}",
+        }[wait.kind]
+        yield _Change(title, "--what-if", f"no-sync={line}", _waits_there(wait, line))
+    launches, work = tables["launches"], tables["work"]
+    loop, per_parameter = loop_of_optimizer(launches, work)
+    if loop.any():
+        why = f"the optimizer launches {int(loop.sum()):,} kernels, {per_parameter:.0f} for each parameter"
+        yield _Change("an optimizer with foreach=True or fused=True", "--what-if", "foreach", why)
+    bound = max(launch_bound(time.layers), key=lambda row: row.launch_gap_us, default=None)
+    if bound is None:
+        return
+    why = f"{bound.name}: the host takes {format_us(bound.host_us)} to launch {format_us(bound.total_us)} of kernels"
+    yield _Change(f"CUDA graphs for {bound.name}", "--what-if", f"cuda-graphs={bound.name}", why)
+    if not _is_compiled(tables, bound):
+        title = f"torch.compile for {bound.name}: launches without torch's operations, no kernel fused"
+        yield _Change(title, "--what-if", f"compile={bound.name}", why)
+
+
+def _waits_there(wait: HostWait, line: str) -> str:
+    times = "once" if wait.num_waits == 1 else f"{wait.num_waits:,} times"
+    return f"{line}: the host waits {times}, and the GPU is idle for {format_us(wait.idle_us)} because of it"
+
+
+def launch_bound(layers: Sequence[LayerTime]) -> list[LayerTime]:
+    """The layers whose kernels take less time than the host takes to launch them, in their order.
+
+    A layer that is in another such layer counts with that one; a whole model does not count, only what is in it.
+    """
+    bound: list[LayerTime] = []
+    inside = -1  # depth of the last one: deeper rows after it are in it
+    for row in layers:
+        if inside >= 0 and row.depth > inside:
+            continue
+        inside = -1
+        if row.depth and row.name and row.host_us > row.total_us and row.launch_gap_us:
+            bound.append(row)
+            inside = row.depth
+    return bound
+
+
+def _is_compiled(tables: Mapping[str, pd.DataFrame], bound: LayerTime) -> bool:
+    """Whether any of a layer's kernels is one that Inductor made."""
+    own = chosen_layers(bound.name, tables["layers"])
+    rows = tables["launches"][own[tables["launches"]["layer"].to_numpy("i8")]]
+    names = tables["work"]["name"].astype(str).iloc[rows["work"][rows["work"] >= 0].to_numpy("i8")]
+    return bool(names.str.startswith("triton_").any())
 
 
 def _other_gpus(gpu: GpuSpec) -> Iterator[_Change]:

@@ -119,6 +119,7 @@ class PricedStep:
     families: list[str]
     variances: dict[str, float]
     path: CriticalPath
+    placed: Placed
 
     @property
     def step_low_us(self) -> float | None:
@@ -158,6 +159,7 @@ def price_step(
         families=_families(priced, counts),
         variances=variances(priced, counts) if "accuracy" in priced else {},
         path=path,
+        placed=placed_step.placed,
     )
 
 

@@ -1,7 +1,8 @@
 """The step on a time axis: as a trace for Perfetto, and as bars for drawings. Times are in microseconds.
 
-Process 1 is the timed step on the GPU: phases, layers (nested), collectives that it waits for, a track per stream, and
-memory if its allocations were recorded. Process 2 is the whole run by this machine's clock.
+Process 1 is the timed step on the GPU: phases, layers (nested), collectives that it waits for, the host with its layers
+and operations, a track per stream with an arrow from each launch, and memory if its allocations were recorded.
+Process 2 is the whole run by this machine's clock.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pandas as pd
 
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import exposed_parts, timed
+from fakedist.cost_model.host_times import host_bars
 from fakedist.cost_model.overlap import shared_us, union
 from fakedist.options import Job
 from fakedist.rundir import notes
@@ -136,7 +138,11 @@ def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
 
     Columns layer, kind, depth, start_us, end_us. Rows of the same depth do not overlap.
     """
-    rows = main_stream(kernels)
+    return runs_of(main_stream(kernels), parents)
+
+
+def runs_of(rows: pd.DataFrame, parents: Array) -> pd.DataFrame:
+    """The intervals of each layer as of :func:`layer_runs`, of rows that do not overlap, in order of start."""
     columns = ["layer", "kind", "depth", "start_us", "end_us"]
     if not len(rows):
         return pd.DataFrame({name: [] for name in columns})
@@ -211,7 +217,9 @@ MOST_POINTS = 20_000
 _GPU, _HOST = 1, 2
 #: Events that are compressed together: a megabyte.
 _MOST_TOGETHER = 10_000
-_PHASES, _LAYERS, _EXPOSED, _FIRST_STREAM = 1, 2, 3, 10
+_PHASES, _LAYERS, _EXPOSED, _HOST_LAYERS, _HOST_OPERATIONS, _FIRST_STREAM = 1, 2, 3, 4, 5, 10
+#: Limit for the arrows from launches to kernels: beyond it, none is drawn.
+_MOST_ARROWS = 50_000
 #: Tracks of the script's ranges: one a thread, behind those of the streams.
 _FIRST_THREAD = 1_000_000
 
@@ -259,8 +267,11 @@ def trace_events(
         if len(merged_bars) < len(ready):
             left_out.append(notes.trace_kernels_merged(len(ready), len(merged_bars)))
         calls = call_texts(tables["calls"], tables["groups"])
+        yield from _host_lanes(tables, names, most_bars)
         yield from _exposed(ready, calls)
         yield from _streams(ready, merged_bars, names, calls)
+        if len(merged_bars) == len(ready):
+            yield from _arrows(tables["host"], ready)
         yield from range_events(tables["ranges"])
         yield from _memory(_GPU, *_memory_on_gpu(ready, tables["events"]))
     events = tables["events"]
@@ -336,6 +347,44 @@ def _exposed(kernels: pd.DataFrame, calls: dict[int, str]) -> Iterator[str]:
     call = kernels["call"].to_numpy("i8")[parts["row"].to_numpy("i8")].tolist()
     for number, begin, until in zip(call, parts["start_us"].tolist(), parts["end_us"].tolist(), strict=True):
         yield _slice(json.dumps(calls.get(number, "collective")), _GPU, _EXPOSED, begin, until)
+
+
+def _host_lanes(tables: dict[str, pd.DataFrame], layers: list[str], most: int) -> Iterator[str]:
+    """The host: the layers that it launches for, its operations with their launches, and its waits."""
+    if not len(tables["host"]):
+        return
+    done = host_bars(tables["host"], tables["launches"], tables["work"])
+    runs = runs_of(done[done["is_compute"]], tables["layers"]["parent"].to_numpy())
+    runs = longest_runs(runs, most).rename(columns={"layer": "row"})
+    yield from _slices(_GPU, _HOST_LAYERS, "host: layers that it launches for", runs, layers)
+    yield _name("thread_name", _GPU, _HOST_OPERATIONS, "host: operations and waits")
+    shown = bars(done, most)
+    rows = done.iloc[shown["first"].to_numpy("i8")]
+    texts, layer_texts = {name: json.dumps(name) for name in rows["name"].unique()}, [*map(json.dumps, layers)]
+    columns = [rows[name].tolist() for name in ("name", "layer", "kind", "num_launches")]
+    columns += [shown[name].tolist() for name in ("start_us", "end_us", "num_kernels")]
+    for name, layer, kind, launches, begin, until, num in zip(*columns, strict=True):
+        text = texts[name] if num == 1 else json.dumps(f"{num} operations, the longest {name}")
+        more = f',"cat":"host","args":{{"phase":"{KINDS[kind]}","layer":{layer_texts[layer]},"launches":{launches}}}'
+        yield _slice(text, _GPU, _HOST_OPERATIONS, begin, until, more=more)
+
+
+def _arrows(host: pd.DataFrame, kernels: pd.DataFrame) -> Iterator[str]:
+    """An arrow from each launch to what it launched."""
+    known = kernels[kernels["is_known"]]
+    if not len(host) or len(known) > _MOST_ARROWS:
+        return
+    streams = {stream: _FIRST_STREAM + at for at, stream in enumerate(sorted(kernels["stream"].unique().tolist()))}
+    launch = known["launch"].to_numpy("i8")
+    begin, reached = (host[name].to_numpy("f8")[launch] for name in ("begin_us", "reached_us"))
+    # An arrow belongs to the slice around its end, so it leaves a nanosecond before the slice of the launch is over.
+    leaves = np.round(np.maximum(reached * 1e3 - 1, begin * 1e3)).astype("i8")
+    arrives = np.round(known["start_us"].to_numpy("f8") * 1e3).astype("i8")
+    rows = (leaves.tolist(), arrives.tolist(), known["stream"].tolist())
+    for number, (leave, arrive, stream) in enumerate(zip(*rows, strict=True)):
+        more = f'"name":"launch","cat":"launch","id":{number},"pid":{_GPU}'
+        yield f'{{"ph":"s",{more},"tid":{_HOST_OPERATIONS},"ts":{_us(leave)}}}'
+        yield f'{{"ph":"f","bp":"e",{more},"tid":{streams[stream]},"ts":{_us(arrive)}}}'
 
 
 def _streams(kernels: pd.DataFrame, shown: pd.DataFrame, layers: list[str], calls: dict[int, str]) -> Iterator[str]:

@@ -47,10 +47,14 @@ QUEUE_DEPTH = 1024
 
 @dataclass(frozen=True)
 class Placed:
-    """The starts of the launches with work, and the end of the host and all streams.
+    """The starts and ends of the launches with work, and the end of the host and all streams.
 
-    ``queued_behind`` has the launch, counted among those with work, whose end let the host make this one, because the
-    stream's launch queue was full until then; -1 where it was not.
+    Attributes:
+        launch_us: When the host makes each launch, once the stream's launch queue has room.
+        queued_behind: The launch, counted among those with work, whose end let the host make this one, because the
+            stream's launch queue was full until then; -1 where it was not.
+        reached_us: When the host comes to each row of ``launches``: a launch, the beginning of a wait.
+        passed_us: When it goes on after each row: later only where it waits for the GPU.
     """
 
     start_us: Array
@@ -58,6 +62,8 @@ class Placed:
     ends_us: Array
     end_us: float
     queued_behind: Array
+    reached_us: Array
+    passed_us: Array
 
 
 class Rendezvous(NamedTuple):
@@ -182,12 +188,14 @@ class Timeline:
         """
         now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
         starts, launched, ends = list[float](), list[float](), list[float]()
+        reached, passed = list[float](), list[float]()
         done: dict[int, float] = {}
         behind: dict[int, int] = {}
         met = _OpenRendezvous(rendezvous)
         waits = met.of_stream  # empty unless ranks meet
         for what, stream, after, queue, event, full, host_us, took, first in self._rows(duration_us, host, rendezvous):
             now += host_us
+            reached.append(now)
             if what < _RECORDS or what == _READS:
                 if full >= 0 and now < ends[full]:
                     now = ends[full]
@@ -203,7 +211,6 @@ class Timeline:
                     yield from met.join(first, (after, queue), start, len(ends))
                 end = start + took
                 starts.append(start)
-                launched.append(now)
                 ends.append(end)
                 free[after] = free[queue] = end
                 if what == _READS and now < end:
@@ -223,10 +230,12 @@ class Timeline:
                 yield from met.settle(free, () if event else (stream,))
                 now = max(now, done.get(event, 0.0) if event else free[stream])
                 now = max(now, (yield from met.wait(met.of_event.get(event, ()))))
+            passed.append(now)
         yield from met.settle(free, tuple(waits))
         yield from met.fill(starts, ends)
-        columns = [np.array(column, "f8") for column in (starts, launched, ends)]
-        return Placed(columns[0], columns[1], columns[2], max(now, *free, 0.0), _spread(behind, len(ends)))
+        moments = [np.array(column, "f8") for column in (starts, launched, ends)]
+        behind_of, end = _spread(behind, len(ends)), max(now, *free, 0.0)
+        return Placed(*moments, end, behind_of, np.array(reached, "f8"), np.array(passed, "f8"))
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]

@@ -11,12 +11,17 @@
 - ``host=2x``: the host is faster or slower.
 - ``no-host-waits``: the host launches everything in no time, and waits only for the GPU.
 - ``no-sync``: the host never waits for the GPU, as if it read nothing of it; what it launches takes its time.
+  ``no-sync=train.py:57``: it does not wait at that line.
+- ``cuda-graphs=layers.*``: what these layers launch in a row is one CUDA graph, which ends where the host waits.
+- ``compile=layers.*``: the host only launches what these layers run, without torch's operations. No kernel is fused.
+- ``foreach``: an optimizer that runs operations for each parameter has them in lists of 30.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,18 +29,22 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import Fabric
+from fakedist.cost_model.host_times import lines_of_operations
 from fakedist.errors import JobError
 
 _Kind = Literal[
     "merge", "separate", "bandwidth", "fabric", "gpus-per-node", "host",
-    "overlap", "no-overlap", "no-host-waits", "no-sync",
+    "overlap", "no-overlap", "no-host-waits", "no-sync", "cuda-graphs", "compile", "foreach",
 ]  # fmt: skip
 _FORMS = (
     "merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, gpus-per-node=N, host=2x, overlap, "
-    "no-overlap, no-host-waits, no-sync"
+    "no-overlap, no-host-waits, no-sync, no-sync=FILE:LINE, cuda-graphs=LAYERS, compile=LAYERS, foreach"
 )
+_ALONE: tuple[_Kind, ...] = ("overlap", "no-overlap", "no-host-waits", "no-sync", "foreach")
+_WITH_PATTERN: tuple[_Kind, ...] = ("no-sync", "cuda-graphs", "compile")
 _HOST_WAITS = ("host_waits", "host_waits_for_device", "host_reads")
 _FACTOR = re.compile(r"(?:(nic|nvlink):)?(\d+(?:\.\d+)?)x?")
 _MOST_FACTOR, _MOST_GPUS = 1000.0, 4096
@@ -49,6 +58,7 @@ class WhatIf:
         groups: Names of the groups that it is about.
         nic, nvlink: Factors of their bandwidths.
         host: Factor of the host's speed.
+        pattern: Of layers, or of lines; empty for all of them.
         fabric: Empty for the same.
         gpus_per_node: GPUs in one NVLink domain; None for the same number.
     """
@@ -59,6 +69,7 @@ class WhatIf:
     nic: float = 1.0
     nvlink: float = 1.0
     host: float = 1.0
+    pattern: str = ""
     fabric: str = ""
     gpus_per_node: int | None = None
 
@@ -83,14 +94,12 @@ def read_what_if(text: str) -> WhatIf:
         return WhatIf(text, "fabric", fabric=value)
     if name == "gpus-per-node" and value.isdecimal() and 0 < int(value) <= _MOST_GPUS:
         return WhatIf(text, "gpus-per-node", gpus_per_node=int(value))
-    if name == "overlap" and not value:
-        return WhatIf(text, "overlap")
-    if name == "no-overlap" and not value:
-        return WhatIf(text, "no-overlap")
-    if name == "no-host-waits" and not value:
-        return WhatIf(text, "no-host-waits")
-    if name == "no-sync" and not value:
-        return WhatIf(text, "no-sync")
+    for kind in _ALONE:
+        if name == kind and not value:
+            return WhatIf(text, kind)
+    for kind in _WITH_PATTERN:
+        if name == kind and value:
+            return WhatIf(text, kind, pattern=value)
     raise JobError(f"there is no what-if {text!r}", f"what-ifs are {_FORMS}")
 
 
@@ -113,12 +122,15 @@ def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> 
 
 
 def changed_launches(
-    what_if: WhatIf, launches: pd.DataFrame, communication: Communication, groups: pd.DataFrame
+    what_if: WhatIf, launches: pd.DataFrame, communication: Communication, tables: Mapping[str, pd.DataFrame]
 ) -> tuple[pd.DataFrame, Communication]:
-    """The launches and communication of a step with the streams and communicators of a what-if.
+    """The launches and communication of a step with the streams, communicators and host of a what-if.
+
+    Args:
+        tables: ``groups``, ``layers`` and ``work``, and with lines ``operation_stacks`` and ``stacks``.
 
     Raises:
-        JobError: The step has no calls on such a group, or the change changes nothing.
+        JobError: The step has no calls on such a group, no such layer or line, or the change changes nothing.
     """
     if what_if.kind == "no-overlap":
         return launches.assign(stream=np.uint64(0)), communication
@@ -129,9 +141,14 @@ def changed_launches(
     if what_if.kind == "host":
         return launches.assign(host_speed=what_if.host), communication
     if what_if.kind == "no-sync":
-        return _unsynchronized(what_if, launches), communication
+        return _unsynchronized(what_if, launches, tables), communication
+    if what_if.kind in ("cuda-graphs", "compile"):
+        return _launched_by_layer(what_if, launches, tables["layers"]), communication
+    if what_if.kind == "foreach":
+        return _in_lists(what_if, launches, tables["work"]), communication
     if not what_if.groups:
         return launches, communication
+    groups = tables["groups"]
     queue = communication.calls["queue"].to_numpy("i8", copy=True)
     parts = [_members(what_if, name, queue, groups) for name in what_if.groups]
     if what_if.kind == "merge":
@@ -149,15 +166,116 @@ def _overlapped(what_if: WhatIf, launches: pd.DataFrame, communication: Communic
     return launches.assign(is_apart=is_apart)
 
 
-def _unsynchronized(what_if: WhatIf, launches: pd.DataFrame) -> pd.DataFrame:
+def _unsynchronized(what_if: WhatIf, launches: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The launches with reads of the host as copies that it does not wait for, and without its other waits."""
     what = launches["what"].astype(str)
     waits = what.isin(_HOST_WAITS)
     if not waits.any():
         raise JobError(f"{what_if.text}: the step's host waits for nothing", "host=2x makes it faster")
+    if what_if.pattern:
+        lines = lines_of_operations(tables)
+        # As in the table of waits: one outside of any operation is behind the operation before it.
+        op = launches["op"].where(launches["op"] >= 0).ffill().fillna(-1).astype("i8")
+        waits &= op.map(lambda number: _has_line(lines.get(number, ""), what_if.pattern)).to_numpy(bool)
+    if not waits.any():
+        raise JobError(
+            f"{what_if.text}: the step's host waits for the GPU at no such line",
+            "lines are in the report: fakedist report RUN --section time",
+        )
     instead = np.where(what == "host_reads", "copy", "stream_waits")  # a wait for no event
     event = launches["event"].where(~waits, np.uint64(0))
     return launches.assign(what=what.where(~waits, instead), event=event)
+
+
+def _has_line(line: str, pattern: str) -> bool:
+    """Whether a line, file:line (function), is the one that is named: train.py:57 is not train.py:570."""
+    location = line.partition(" (")[0]
+    return location == pattern or location.endswith(f"/{pattern}") or fnmatch.fnmatchcase(location, pattern)
+
+
+def chosen_layers(pattern: str, layers: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """The layers whose name, or that of whose folded row, matches a pattern, with all that they contain."""
+    names = layers["name"].astype(str).tolist()
+    of_fold = {layer: fold.name for fold in fold_layers(layers) for layer in fold.layers}
+    patterns = [part.strip() for part in pattern.split(",")]
+
+    def matches(name: str) -> bool:
+        return bool(name) and any(name == part or fnmatch.fnmatchcase(name, part) for part in patterns)
+
+    chosen = np.zeros(len(names), bool)
+    for layer, parent in enumerate(layers["parent"].tolist()):
+        chosen[layer] = matches(names[layer]) or matches(of_fold[layer]) or (parent >= 0 and chosen[parent])
+    return chosen
+
+
+#: The host's own time, which a change replaces: whole where it was measured, else by operations.
+_HOST_TIMES = ("host_us", "dispatch_us")
+
+
+def _launched_by_layer(what_if: WhatIf, launches: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
+    """The launches of some layers as CUDA graphs, or launched without torch's operations."""
+    has_work, graph = launches["work"].to_numpy("i8") >= 0, launches["graph"].to_numpy("i8")
+    what = launches["what"].astype(str).to_numpy(str)
+    own = chosen_layers(what_if.pattern, layers)[launches["layer"].to_numpy("i8")]
+    own &= (graph == 0) & ~np.isin(what, _HOST_WAITS)
+    if not (own & has_work).any():
+        hint = "layers are in the report, such as layers.0-79, or layers.* for all below it"
+        raise JobError(f"{what_if.text}: no such layer launches anything outside of CUDA graphs", hint)
+    if what_if.kind == "compile":
+        return _without_host_time(launches, own)
+    # An event between two launches of a layer ends no graph; a launch of another layer, or a wait of the host, does.
+    ends = (has_work | np.isin(what, _HOST_WAITS)) & ~own
+    phase = pd.factorize(launches["phase"].astype(str) + launches["recompute"].astype(str))[0]
+    rows = np.flatnonzero(own & has_work)
+    stretch = np.cumsum(ends)[rows]
+    begins = (np.diff(stretch, prepend=-1) != 0) | (np.diff(phase[rows], prepend=-1) != 0)
+    numbers = graph.copy()
+    numbers[rows] = int(graph.max(initial=0)) + np.cumsum(begins)
+    return _without_host_time(launches, own).assign(graph=numbers)
+
+
+def _without_host_time(launches: pd.DataFrame, rows: npt.NDArray[np.bool_]) -> pd.DataFrame:
+    """The launches with no time of the host for some rows but that of the launch itself."""
+    measured = {name: launches[name].where(~rows) for name in _HOST_TIMES if name in launches}
+    return launches.assign(num_operations=launches["num_operations"].where(~rows, 0), **measured)
+
+
+#: Tensors in one launch of torch's foreach kernels with five lists, such as Adam's (multi_tensor_apply's
+#: ``depth_to_max_tensors``). With fewer lists there are more.
+_TENSORS_IN_A_LIST = 30
+#: Operations on lists of tensors.
+_ON_LISTS = ("_foreach_", "_fused_", "_amp_foreach")
+
+
+def loop_of_optimizer(launches: pd.DataFrame, work: pd.DataFrame) -> tuple[npt.NDArray[np.bool_], float]:
+    """The launches of an optimizer's operations on one parameter each, and how many a parameter has.
+
+    None, and 0, unless operations on single tensors are most of what the optimizer launches, each for several tens of
+    parameters.
+    """
+    of_work, graph = launches["work"].to_numpy("i8"), launches["graph"].to_numpy("i8")
+    is_optimizer = (launches["phase"].astype(str) == "optimizer").to_numpy(bool)
+    rows = (of_work >= 0) & (graph == 0) & is_optimizer & (launches["what"].astype(str) == "kernel").to_numpy(bool)
+    operation = work["operation"].astype(str)
+    in_lists = operation.str.contains("|".join(_ON_LISTS)).to_numpy(bool)
+    single = rows & (operation.str.startswith("aten.").to_numpy(bool) & ~in_lists)[of_work]
+    counts = operation.iloc[of_work[single]].value_counts()
+    if not len(counts) or 2 * single.sum() < rows.sum() or counts.iloc[0] < 2 * _TENSORS_IN_A_LIST:
+        return np.zeros(len(launches), bool), 0.0
+    return single, float(single.sum() / counts.iloc[0])
+
+
+def _in_lists(what_if: WhatIf, launches: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
+    """The launches with one of a list in place of each 30 of an optimizer's. Its kernels take as long as they do."""
+    rows, _ = loop_of_optimizer(launches, work)
+    if not rows.any():
+        raise JobError(f"{what_if.text}: the step has no optimizer that runs operations for each parameter", "")
+    number = np.cumsum(rows) - 1
+    more = rows & (number % _TENSORS_IN_A_LIST != 0)
+    graph = launches["graph"].to_numpy("i8")
+    # What one graph launches after its first costs the host nothing.
+    lists = np.where(rows, int(graph.max(initial=0)) + 1 + number // _TENSORS_IN_A_LIST, graph)
+    return _without_host_time(launches, more).assign(graph=lists)
 
 
 def _members(what_if: WhatIf, name: str, queue: npt.NDArray[np.int64], groups: pd.DataFrame) -> npt.NDArray[np.int64]:

@@ -154,9 +154,10 @@ class ModelTracer:
         counter = self._counters.get(func)
         if counter is None:
             counter = self._counters[func] = DemandCounter(func, self._known)
-        demand, read = counter.demand(args, kwargs, result), counter.read_bytes(args, result)
+        demand, read = counter.demand(args, kwargs, result), counter.read_bytes(args, kwargs, result)
         self._set_demand(tag, demand)
-        self._numbers.learn(tag, str(func), demand if counter.is_alike and not read else None)
+        is_alike = counter.is_alike and not counter.may_read(args, result)
+        self._numbers.learn(tag, str(func), demand if is_alike else None)
         if read:
             self._log.tag(tag)
             self._log.read(read, torch.cuda.current_stream().cuda_stream)

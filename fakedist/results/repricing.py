@@ -118,8 +118,8 @@ def tables_to_price(
         raise RunDirectoryError(
             f"the run has no launches to price: {reasons[0] if reasons else 'no step was timed'}", _HINT
         )
-    names = ("work", "ranges", "layers", "calls", "groups")
-    return {"launches": launches} | {name: table(name) for name in names}
+    names = ("work", "ranges", "layers", "calls", "groups", "operation_stacks")
+    return {"launches": launches, "stacks": table("stacks", ["line"])} | {name: table(name) for name in names}
 
 
 def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
+from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
+from fakedist.cost_model.host_times import host_waits, late_launches
 from fakedist.errors import RunDirectoryError
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.repricing import find_gains_again, models_of, price_again
@@ -221,6 +222,40 @@ class RunTime:
         imported, or if its streams' waits are unknown.
         """
         return pd.DataFrame(to_plain(self._step_time.critical_path), columns=_PATH_COLUMNS)
+
+    def host(self) -> pd.DataFrame:
+        """The table ``host``: the host's moments, a row for each row of the table ``launches``, with four of its own.
+
+        Columns: begin_us, reached_us, passed_us, late_us, idle_us; what, op, phase, layer (row of ``layers``), and
+        layer_name. No rows if the step was imported, or if its streams' waits are unknown.
+        """
+        host, names = self._tables.table("host"), self._tables.table("layers")["name"]
+        launches = self._tables.table("launches", ["what", "op", "phase", "layer"]).iloc[: len(host)]
+        made = host.join(launches.reset_index(drop=True))
+        return made.assign(layer_name=names.iloc[made["layer"].to_numpy("i8")].to_numpy())
+
+    def host_waits(self) -> pd.DataFrame:
+        """The waits of the host for the GPU by line and operation, most idle time of the GPU first.
+
+        Columns: those of ``fakedist.rundir.step_time.HostWait``, in microseconds. ``idle_us`` is a part of
+        ``summary().launch_gap_us``.
+        """
+        return host_waits(*self._of_host())
+
+    def late_launches(self) -> pd.DataFrame:
+        """The lines whose operations the host launches too late, most idle time of the GPU first.
+
+        Columns: those of ``fakedist.rundir.step_time.LateLaunches``, in microseconds. ``late_us`` adds up to
+        ``summary().launch_gap_us``, except for the end of the step, when nothing is left to launch.
+        """
+        return late_launches(*self._of_host())
+
+    def _of_host(self) -> tuple[pd.DataFrame, dict[str, pd.DataFrame], list[Fold]]:
+        tables = {name: self._tables.table(name) for name in ("launches", "work", "operation_stacks")}
+        tables["stacks"] = self._tables.table("stacks", ["line"])
+        host = self._tables.table("host")
+        tables["launches"] = tables["launches"].iloc[: len(host)]
+        return host, tables, fold_layers(self._tables.table("layers"))
 
     def groups(self) -> pd.DataFrame:
         """Collectives by group and operation, most exposed first. Columns: those of ``rundir.step_time.GroupTime``."""

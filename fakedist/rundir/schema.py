@@ -51,10 +51,12 @@ class Table:
     Attributes:
         row: What a row is, and in which order they are.
         columns: Its columns, in order.
+        is_newer: Whether runs of earlier versions lack it; it then has no rows.
     """
 
     row: str
     columns: tuple[Column, ...]
+    is_newer: bool = False
 
 
 def attributes(kind: type) -> dict[str, str]:
@@ -109,6 +111,19 @@ LAUNCHES = Table(
             "the recorder; without what a real CUDA library takes. NaN where it was not measured.",
         ),
     ),
+)
+
+HOST = Table(
+    "The host on the time line of the timed step: a row for each row of `launches`, in their order. No rows if it is "
+    "not known what streams wait for.",
+    (
+        Column("begin_us", "double", "When the host begins what leads to this launch, event or wait."),
+        Column("reached_us", "double", "When it launches, or begins to wait."),
+        Column("passed_us", "double", "When it goes on: later only where it waits for the GPU."),
+        Column("late_us", "double", "How long the GPU was idle until this launch; 0 if that was not the host's doing."),
+        Column("idle_us", "double", "Of the idle time of the GPU behind late launches, what follows from this wait."),
+    ),
+    is_newer=True,
 )
 
 RANGES = Table(
@@ -476,6 +491,7 @@ TABLES: dict[str, Table] = {
         ),
     ),
     "launches": LAUNCHES,
+    "host": HOST,
     "ranges": RANGES,
     "work": WORK,
     "layer_times": Table(
@@ -503,6 +519,7 @@ TABLES: dict[str, Table] = {
                 "double",
                 "Duration of the others: of the copies that stand for them, where they are not priced.",
             ),
+            Column("host_us", "double", "The host's own time for the layer's launches, waits left out.", is_newer=True),
         ),
     ),
     "kernel_names": Table(

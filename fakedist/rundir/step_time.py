@@ -295,6 +295,7 @@ class LayerTime:
         least_us: The repeat that took least.
         median_us: The median repeat.
         largest_us: The repeat that took most.
+        host_us: The host's own time for its launches, waits left out; 0 if it is not known.
     """
 
     name: str
@@ -323,6 +324,7 @@ class LayerTime:
     least_us: float
     median_us: float
     largest_us: float
+    host_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -379,6 +381,67 @@ class PathPart:
 
 
 @dataclass(frozen=True)
+class HostPart:
+    """A part of the host's time in the timed step.
+
+    Attributes:
+        name: What it launches for, one of ``run.schema.KINDS``, or that it waits for the GPU.
+        time_us: How long it takes.
+    """
+
+    name: str
+    time_us: float
+
+
+@dataclass(frozen=True)
+class HostWait:
+    """Waits of the host for the GPU at one line in the timed step.
+
+    Attributes:
+        line: The innermost line outside of torch; empty if it is not known.
+        is_after: The host waits somewhere behind that line's operation, outside of any.
+        kind: read (of what the GPU computed), copy (to the GPU, from pageable memory) or synchronize.
+        operation: The operation that waits, e.g. aten._local_scalar_dense.default for ``.item()``; outside of one, what
+            the host waits for.
+        layer: The layer with most of the idle time, one name for repeated layers; empty outside of modules.
+        num_layers: Rows of folded layers that wait there.
+        num_waits: How many find the GPU at work.
+        wait_us: How long the host stands still in them.
+        idle_us: How long the GPU is idle because of them: the host launches too late what comes next. A part of
+            ``StepTime.launch_gap_us``.
+    """
+
+    line: str
+    is_after: bool
+    kind: Literal["read", "copy", "synchronize"]
+    operation: str
+    layer: str
+    num_layers: int
+    num_waits: int
+    wait_us: float
+    idle_us: float
+
+
+@dataclass(frozen=True)
+class LateLaunches:
+    """Launches of one line that come too late for the GPU in the timed step.
+
+    Attributes:
+        line: The innermost line outside of torch; of a backward, the line of the forward; empty if it is not known.
+        layer: The layer with most of the idle time, one name for repeated layers; empty outside of modules.
+        num_layers: Rows of folded layers that it launches for.
+        num_launches: How many the GPU waits for.
+        late_us: How long it is idle until they come. It adds up to ``StepTime.launch_gap_us`` but for the step's end.
+    """
+
+    line: str
+    layer: str
+    num_layers: int
+    num_launches: int
+    late_us: float
+
+
+@dataclass(frozen=True)
 class TimeGain:
     """The timed step with one change, priced on its own.
 
@@ -386,7 +449,8 @@ class TimeGain:
         title: The change in words.
         option: The same as an option of ``fakedist time``.
         step_us: The step with it.
-        why: Why a faster GPU is not faster, if its power limit holds it; else empty.
+        why: Why a faster GPU is not faster, if its power limit holds it; of advice for the host, what it follows from;
+            else empty.
     """
 
     title: str
@@ -450,6 +514,9 @@ class StepTime:
             it is unknown.
         throughput: Tokens per second; None unless they are certain.
         gains: The step with each change that applies, the shortest first; empty if none was priced.
+        host: The host's time by what it launches for, and its waits; empty if it is not known.
+        host_waits: Where the host waits for the GPU, most idle time of the GPU first.
+        late_launches: The lines whose operations the host launches too late, most idle time of the GPU first.
     """
 
     step_us: float
@@ -482,3 +549,6 @@ class StepTime:
     step_flops_utilisation: float | None = None
     throughput: RankThroughput | None = None
     gains: list[TimeGain] = field(default_factory=list)
+    host: list[HostPart] = field(default_factory=list)
+    host_waits: list[HostWait] = field(default_factory=list)
+    late_launches: list[LateLaunches] = field(default_factory=list)

@@ -92,6 +92,8 @@ def count_rows(run_directory: Path, name: str) -> int:
     Raises:
         RunDirectoryError: It is missing or damaged.
     """
+    if _is_lacking(run_directory, name):
+        return 0
     with _opened(run_directory, name) as file:
         return int(file.metadata.num_rows)
 
@@ -106,6 +108,8 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
         RunDirectoryError: It is missing or damaged.
     """
     known = [column for column in TABLES[name].columns if columns is None or column.name in columns]
+    if _is_lacking(run_directory, name):
+        return _no_rows(known)
     with _opened(run_directory, name) as file:
         path, schema = _path(run_directory, name), file.schema_arrow
         for column in known:
@@ -123,6 +127,17 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
             table = table.append_column(column.name, _nothing(len(table)))
         _check_values(run_directory, path, column, table.column(column.name))
     return table
+
+
+def _is_lacking(run_directory: Path, name: str) -> bool:
+    """Whether a run of an earlier version lacks a table that came later."""
+    return TABLES[name].is_newer and not _path(run_directory, name).exists() and _path(run_directory, "layers").exists()
+
+
+def _no_rows(columns: Sequence[Column]) -> Any:
+    import pyarrow
+
+    return pyarrow.table({column.name: pyarrow.array([], _type(column)) for column in columns})
 
 
 @contextmanager

@@ -375,7 +375,7 @@ def _changed(
     if what_if is None:
         return launches, communication, None
     try:
-        changed, communication = changed_launches(what_if, launches, communication, tables["groups"])
+        changed, communication = changed_launches(what_if, launches, communication, tables)
     except JobError as lacks:
         return launches, communication, lacks
     if what_if.kind == "no-overlap":

@@ -24,7 +24,7 @@ from fakedist.gpu.demand.formulas import (
     parts_function,
 )
 from fakedist.gpu.demand.work_shapes import AttentionOperator, AttentionShape, Known, ProductShape
-from fakedist.gpu.values.host import READS
+from fakedist.gpu.values.host import INDEXING, READS, is_mask
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.sparse import is_sparse, parts
 from fakedist.gpu.values.tensors import Arguments, Keywords, storage_of, tensors
@@ -178,6 +178,14 @@ NOTHING = Demand(0.0, 0.0)
 _OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_scaled_mm": 0, "_addmm_activation": 1, "_int_mm": 0}
 
 
+def _fills(args: Arguments) -> bool:
+    """Whether an indexing operation writes one number of the host through one mask: masked_fill reads nothing."""
+    value = args[2] if len(args) > 2 else None
+    return (
+        isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_cpu and len(list(tensors(args[1:2]))) == 1
+    )
+
+
 class DemandCounter:
     """Counts the demand of one operator's calls; ``known`` gives the values of packed sequences' offsets.
 
@@ -201,7 +209,8 @@ class DemandCounter:
         self._converts = name in ("_to_copy", "copy_")
         self._picked_from = _PICKED_FROM.get(name, -1)
         self._not_read = _NOT_READ.get(name, 0 if operator.like else -1)
-        self._reads = operator.dynamic or name in READS or self._converts
+        self._indexes = name in INDEXING
+        self._reads = operator.dynamic or name in READS or self._converts or self._indexes
         self._puts_into = name in _PUT_INTO
         self._copies_first = name in _COPIES_FIRST
         is_updating = name in BITSANDBYTES_OPTIMIZERS
@@ -258,14 +267,30 @@ class DemandCounter:
         indices = args[1].numel() if self._is_embedding and isinstance(args[1], torch.Tensor) else 0
         return Demand(0.0, moved, dtype, None, None, width, (0, 0), False, parts, indices)
 
-    def read_bytes(self, args: Arguments, result: object) -> int:
-        """Bytes that one call read back to the host: one value if only a size came; 0 if it does not wait."""
+    def may_read(self, args: Arguments, result: object) -> bool:
+        """Whether the host waits for some calls with arguments of these types and sizes."""
         if not self._reads or all(tensor.is_cpu for tensor in tensors(args)):
+            return False
+        if self._indexes:
+            return any(map(is_mask, tensors(args[1:2])))
+        return not self._converts or self._target(args, result).is_cpu
+
+    def read_bytes(self, args: Arguments, kwargs: Keywords, result: object) -> int:
+        """Bytes that one call read back to the host: one value if only a size came; 0 if it does not wait."""
+        if not self.may_read(args, result):
             return 0
-        if not self._operator.name.startswith(("copy_", "_to_copy")):
+        if self._indexes:
+            return 0 if _fills(args) else _ONE_VALUE
+        if not self._converts:
             return _ONE_VALUE
+        target = self._target(args, result)
+        is_blocking = not kwargs.get("non_blocking", len(args) > 2 and args[2])
+        return int(target.nbytes) if is_blocking or not target.is_pinned() else 0
+
+    def _target(self, args: Arguments, result: object) -> torch.Tensor:
         target = args[0] if self._operator.name == "copy_" else result
-        return int(target.nbytes) if isinstance(target, torch.Tensor) and target.is_cpu else 0
+        assert isinstance(target, torch.Tensor)
+        return target
 
     def _moved_bytes(self, args: Arguments, kwargs: Keywords, result: object) -> int:
         operator, written = self._operator, self._read_again(args, result)

@@ -225,6 +225,11 @@ INDEXING = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_
 _MASKS = (torch.bool, torch.uint8)
 
 
+def is_mask(index: object) -> bool:
+    """Whether an index is a mask, which a kernel's positions are counted from on the host."""
+    return isinstance(index, torch.Tensor) and index.dtype in _MASKS
+
+
 def _broadcast_numel(*shapes: torch.Size) -> int:
     """Elements of tensors of these shapes, broadcast against each other. torch's own function imports SymPy."""
     dims = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
@@ -275,13 +280,13 @@ class HostReads:
         """Arguments of an indexing operation with positions instead of masks, as its kernel converts them first."""
         indices = args[1]
         assert isinstance(indices, (list, tuple))
-        if not any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in indices):
+        if not any(map(is_mask, indices)):
             return args
         converted: list[object] = []
         values = tensor_at(args, 2) if len(args) > 2 else None
         wanted = values.shape[0] if values is not None and values.numel() > 1 and values.dim() else None
         for index in indices:
-            if isinstance(index, torch.Tensor) and index.dtype in _MASKS:
+            if isinstance(index, torch.Tensor) and is_mask(index):
                 converted.extend(self._positions(index, operator.full_name, wanted).unbind(1))
             else:
                 converted.append(index)

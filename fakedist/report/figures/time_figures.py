@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import range_lanes, timed
+from fakedist.cost_model.host_times import host_bars
 from fakedist.cost_model.step_axis import (
     bars,
     call_texts,
@@ -33,6 +34,7 @@ from fakedist.report.figures.look import (
     PHASE_COLOURS,
     RANGE,
     SOFT,
+    WAITING,
     framed,
     layer_labels,
     new_figure,
@@ -204,7 +206,8 @@ def read_kernels(run: Run) -> pd.DataFrame:
 def kernel_lanes(run: Run, *, most: int = MOST_BARS) -> go.Figure:
     """The kernels of the timed step by stream over time, below the phases and layers of the stream that computes most.
 
-    The script's own ranges (NVTX, ``record_function``) lie between them, from their first kernel to their last.
+    The script's own ranges (NVTX, ``record_function``) lie between them, from their first kernel to their last, and
+    the host with what it launches for, and its waits for the GPU.
     Collectives are faded where something computes at the same time. Above about ``most`` bars, neighbours share one.
     """
     time_of(run)  # an error without one
@@ -227,10 +230,14 @@ def lanes_of(run: Run, kernels: pd.DataFrame, *, most: int) -> go.Figure:
     num_lanes = int(ranges["lane"].max() + 1) if len(ranges) else 0
     if num_lanes:
         _add_ranges(figure, ranges, first_row=1 + depth)
-    first_row = 1 + depth + num_lanes
+    host = drawn_host(run, most)
+    if len(host):
+        _add_host(figure, host, names=layers["name"].astype(str).tolist(), row=1 + depth + num_lanes)
+    first_row = 1 + depth + num_lanes + bool(len(host))
     _add_bars(figure, run, kernels, first_row=first_row, most=most)
     _add_hidden(figure, kernels, first_row=first_row)
     titles = {0: "phase"} | ({1: "layers"} if depth else {}) | ({1 + depth: "ranges"} if num_lanes else {})
+    titles |= {first_row - 1: "host"} if len(host) else {}
     streams = lane_titles(run, kernels)
     titles |= {first_row + at: shown(title) for at, title in enumerate(streams)}
     num_rows = first_row + len(streams)
@@ -264,6 +271,49 @@ def _add_ranges(figure: go.Figure, ranges: pd.DataFrame, *, first_row: int) -> N
             for row in ranges.to_dict("records")
         ],
         hovertemplate="%{hovertext}<extra></extra>",
+        textfont={"size": 11.5},
+    )
+
+
+def drawn_host(run: Run, most: int) -> pd.DataFrame:
+    """At most about ``most`` bars of the host: the columns of ``host_bars`` for the longest part of each.
+
+    Further columns end_us, num_parts (that neighbours of one layer and phase merged into the bar).
+    """
+    tables = {name: run.table(name) for name in ("host", "launches", "work")}
+    done = host_bars(tables["host"], tables["launches"], tables["work"])
+    drawn = bars(done, most)
+    rows = done.iloc[drawn["first"].to_numpy("i8")].reset_index(drop=True)
+    return rows.assign(start_us=drawn["start_us"], end_us=drawn["end_us"], num_parts=drawn["num_kernels"])
+
+
+def host_text(name: str, num_parts: int) -> str:
+    """The words for a bar of the host."""
+    return f"{num_parts:,} operations, the longest {name}" if num_parts > 1 else name
+
+
+def _add_host(figure: go.Figure, rows: pd.DataFrame, *, names: list[str], row: int) -> None:
+    start, end = rows["start_us"].to_numpy("f8"), rows["end_us"].to_numpy("f8")
+    kinds = [KINDS[kind] for kind in rows["kind"].tolist()]
+    texts = map(host_text, rows["name"].tolist(), rows["num_parts"].tolist())
+    layers = [names[layer] or "(outside of modules)" for layer in rows["layer"].tolist()]
+    figure.add_bar(
+        **_places(start, end - start, np.full(len(rows), row, "f8")),
+        meta="host",
+        name="host",
+        marker={
+            "color": [
+                PHASE_COLOURS[kind] if is_own else WAITING
+                for kind, is_own in zip(kinds, rows["is_compute"].tolist(), strict=True)
+            ],
+            "line": {"width": 0},
+        },
+        hovertext=[
+            f"{shown(text)}<br>{kind}, {format_us(us)}<br>{shown(layer)}"
+            for text, kind, us, layer in zip(texts, kinds, end - start, layers, strict=True)
+        ],
+        hovertemplate="%{hovertext}<extra></extra>",
+        showlegend=False,
         textfont={"size": 11.5},
     )
 

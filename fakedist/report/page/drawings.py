@@ -22,7 +22,7 @@ from fakedist.cost_model.breakdown import name_rows
 from fakedist.cost_model.step_axis import bars, hidden_us, kind_runs, layer_runs, longest_runs
 from fakedist.report.figures.memory_figures import MemoryCurve
 from fakedist.report.figures.run_figures import Calls
-from fakedist.report.figures.time_figures import bar_labels, drawn_ranges, lane_titles
+from fakedist.report.figures.time_figures import bar_labels, drawn_host, drawn_ranges, lane_titles
 from fakedist.report.text.wording import short_line, short_operation
 from fakedist.results.run import Run
 from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS
@@ -329,6 +329,8 @@ MOST_RUNS = 40_000
 MOST_KERNEL_ROWS = 200
 #: The script's own ranges, the longest.
 MOST_RANGES = 20_000
+#: The host's operations and waits: neighbours of one layer and phase are merged.
+MOST_HOST_BARS = 20_000
 _TICKS = 1 << 31  # per step: 1 ns each in a step of 2 s, and the same bytes for any duration
 #: Columns of the table of layers: figures with children, which the page sums itself when a folded row is expanded.
 LAYER_FIGURES = (*(f"{kind}_us" for kind in KINDS), "total_us", "launch_gap_us")
@@ -369,6 +371,7 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
         pack.add(f"run_{name}", runs[name].to_numpy("i8"))
     _add_times(pack, "run", runs, tick)
     _add_ranges(pack, run, tick)
+    _add_host(pack, run, tick)
     phases = kind_runs(kernels)
     pack.add("part_kind", phases["kind"].to_numpy("i8"))
     _add_times(pack, "part", phases, tick)
@@ -414,6 +417,24 @@ def _add_ranges(pack: Pack, run: Run, tick: float) -> None:
     pack.add("range_busy", np.round(ranges["kernel_us"].to_numpy("f8") / tick).astype("i8"))
     _add_times(pack, "range", ranges, tick)
     pack.meta["ranges"] = [str(label) for label in names]
+
+
+def _add_host(pack: Pack, run: Run, tick: float) -> None:
+    rows = drawn_host(run, MOST_HOST_BARS)
+    name, names = pd.factorize(rows["name"].astype(str))
+    keys = {
+        "name": name,
+        "kind": rows["kind"].to_numpy("i8"),
+        "layer": rows["layer"].to_numpy("i8"),
+        "waits": (~rows["is_compute"]).to_numpy("i8"),
+    }
+    of_row, first = kinds_of_rows(keys)
+    pack.add("host_of", of_row)
+    for key, values in keys.items():
+        pack.add(f"hosts_{key}", values[first])
+    pack.add("host_num", rows["num_parts"].to_numpy("i8"))
+    _add_times(pack, "host", rows, tick)
+    pack.meta["host_names"] = [str(label) for label in names]
 
 
 def _add_times(pack: Pack, prefix: str, table: pd.DataFrame, tick: float) -> None:

@@ -16,6 +16,7 @@ from fakedist.report.page.assets import MOST_SEGMENTS
 from fakedist.report.page.drawings import LAYER_FIGURES, MOST_KERNEL_ROWS, PeakBlock, top_kernels
 from fakedist.report.page.switches import Switch
 from fakedist.report.text.group_sheets import AT_ONCE, CallsText, RunTopology
+from fakedist.report.text.host_sheets import host_sheets
 from fakedist.report.text.memory_sheets import MOMENT_NAMES, HeldLine, unused_sheet
 from fakedist.report.text.time_sheets import bound_of, family_columns, path_location, path_words
 from fakedist.report.text.wording import (
@@ -122,7 +123,8 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
             (gain.title, (gain.step_us, format_us(gain.step_us)), _change(gain.step_us, time.step_us), gain.option)
             for gain in time.gains
         ],
-        "whys": [gain.why for gain in time.gains if gain.why],
+        "whys": [*dict.fromkeys(gain.why for gain in time.gains if gain.why)],
+        "host": host_sheets(time, run.manifest.cwd, step_word(source)),
         "ranges": _ranges(time),
         "num_more_ranges": max(len(time.ranges) - MOST_KERNEL_ROWS, 0),
         "layers": _layers(run.table("layer_times"), layers, folds, time.kernel_us or 1.0),

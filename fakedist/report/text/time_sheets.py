@@ -16,6 +16,7 @@ from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
 from fakedist.errors import RunDirectoryError
 from fakedist.report.compare.change_sheets import group_columns
 from fakedist.report.compare.comparison import format_relative, format_us_change
+from fakedist.report.text.host_sheets import host_sheets
 from fakedist.report.text.sheet import (
     EMPTY_RANK,
     KEY,
@@ -72,6 +73,7 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         family_sheet(time, word),
         top_sheet(time, word),
         *([group_time_sheet(time, communication_word(time))] if time.by_group else []),
+        *host_sheets(time, run.manifest.cwd, step_word(source)),
         *([range_sheet(time, word)] if time.ranges else []),
         *([gain_sheet(time)] if time.gains else []),
     ]
@@ -214,7 +216,7 @@ def gain_sheet(time: StepTime, most: int | None = None) -> Sheet:
             SheetColumn("changes by", [relative_time(gain.step_us, time.step_us) for gain in rows], rank=KEY),
             SheetColumn("fakedist time RUN ...", [gain.option for gain in rows], is_text=True, rank=2),
         ],
-        [gain.why for gain in rows if gain.why],
+        [*dict.fromkeys(gain.why for gain in rows if gain.why)],
     )
 
 

@@ -15,7 +15,7 @@ from fakedist.rundir.directory import PAGE_NAME
 from fakedist.rundir.notes import Note, counted
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import INDUCTOR_FILE
-from fakedist.rundir.step_time import KernelSource, StepTime
+from fakedist.rundir.step_time import HostWait, KernelSource, StepTime
 from fakedist.rundir.summary import Advice, OutOfMemory, Outside, Remedy, Summary
 from fakedist.units import format_bytes, format_flops, format_us
 
@@ -449,6 +449,8 @@ def limit_text(time: StepTime) -> str:
     (kind, name), longest_us = max(parts.items(), key=lambda item: item[1])
     over_nodes = any(group.num_nodes > 1 for group in time.by_group if group.group == name)
     bound = main_bound(*(time.by_bound.get(bound, 0.0) for bound in _BOUNDS))
+    if kind == "host" and (waits := waits_limit(time)):
+        return f"limited by {waits}"
     limit, remedy = {
         "collectives": (
             f"{name} over {'the NICs' if over_nodes else 'the links of a node'}",
@@ -461,6 +463,30 @@ def limit_text(time: StepTime) -> str:
     gain = next((gain for gain in time.gains if gain.option.startswith(remedy)), None)
     changes = "" if gain is None else f"; {gain.title}: {relative_time(gain.step_us, time.step_us)}"
     return f"limited by {limit}: {longest_us / time.step_us:.0%} of the critical path{changes}"
+
+
+def waits_limit(time: StepTime) -> str:
+    """The line where the host waits for the GPU most, if its waits make most of the launches late; else empty.
+
+    "a host that waits for the GPU: 183 times a step at token_dispatcher.py:412 (_to_copy), 310 of 340 ms of idle GPU"
+    """
+    idle_us = sum(wait.idle_us for wait in time.host_waits)
+    if 2 * idle_us <= time.launch_gap_us or not time.host_waits:
+        return ""
+    most = time.host_waits[0]
+    times = "once" if most.num_waits == 1 else f"{most.num_waits:,} times"
+    location = most.line.partition(" (")[0].rpartition("/")[2]
+    where = f" {'after' if most.is_after else 'at'} {location}" if location else ""
+    gain = next((gain for gain in time.gains if gain.option == "--what-if no-sync"), None)
+    changes = "" if gain is None else f"; {gain.title}: {relative_time(gain.step_us, time.step_us)}"
+    idle = f"{format_us(most.idle_us)} of {format_us(time.launch_gap_us)} of idle GPU"
+    return f"a host that waits for the GPU: {times} a step{where} ({wait_word(most)}), {idle}{changes}"
+
+
+def wait_word(wait: HostWait) -> str:
+    """The operation that waits, in short: ".item()", "_to_copy", "synchronize (stream)"."""
+    name = short_operation(wait.operation).partition(".")[0]
+    return ".item()" if name == "_local_scalar_dense" else name
 
 
 def clock_text(source: KernelSource) -> str:

@@ -167,7 +167,7 @@ def test_what_a_trace_leaves_out_is_told(run: Path) -> None:
     assert "left out" not in trace_of(run)["otherData"]
     assert not [note for note in load_manifest(run).notes if "trace.json.gz" in note.text]
     opened = open_run(run)
-    names = ("kernels", "layers", "calls", "groups", "ranges", "events", "spans")
+    names = ("kernels", "host", "launches", "work", "layers", "calls", "groups", "ranges", "events", "spans")
     notes: list[Note] = []
     events = trace_events({name: opened.table(name) for name in names}, None, notes, most_bars=5)
     slices = tracks([json.loads(event) for event in events])[1, "layers"]

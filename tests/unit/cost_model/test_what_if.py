@@ -1,6 +1,7 @@
 """Changes of a job's communication: exact, on schedules made by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,11 +9,14 @@ import pytest
 
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import FABRICS
+from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.cost_model.placing import StepLaunches
-from fakedist.cost_model.what_if import changed_fabric, changed_launches, read_what_if
+from fakedist.cost_model.what_if import changed_fabric, changed_launches, loop_of_optimizer, read_what_if
 from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
-from tests.unit.cost_model.launches_by_hand import Host
+from fakedist.rundir.launch_records import WorkRow
+from tests.unit.cost_model.launches_by_hand import Host, launch, record
+from tests.unit.cost_model.times_by_hand import model
 
 NDR = FABRICS["dgx-h100-ndr"]
 WORK = pd.DataFrame([("product", 64, 64, 1), ("collective", 0, 0, 0)], columns=["kind", "m", "n", "batch"])
@@ -40,6 +44,12 @@ def waits(number: int) -> tuple[str, int, int, int, int]:
     return ("stream_waits", -1, 0, number, -1)
 
 
+def no_calls() -> Communication:
+    """The communication of a step without calls."""
+    columns = ["call", "kind", "queue", "time_us", "low_us", "high_us", "num_nodes", "moved_bytes", "link_share"]
+    return Communication(pd.DataFrame(columns=columns).set_index("call"), GPUS["h100-80g"], NDR, False)
+
+
 def end_us(
     rows: list[tuple[str, int, int, int, int]],
     what_if: str = "",
@@ -53,7 +63,7 @@ def end_us(
     table = table.assign(link_share=0.0 if link_share is None else link_share)
     communication = Communication(table, GPUS["h100-80g"], NDR, link_share is not None)
     if what_if:
-        launches, communication = changed_launches(read_what_if(what_if), launches, communication, GROUPS)
+        launches, communication = changed_launches(read_what_if(what_if), launches, communication, {"groups": GROUPS})
     return StepLaunches(launches, WORK, PRICED, communication).place(Host(launch_us=launch_us)).placed.end_us
 
 
@@ -126,6 +136,101 @@ def test_a_host_that_waits_for_no_event_changes_no_event() -> None:
     assert end_us(rows, "no-sync") == 200
 
 
+UP, DOWN = 4, 5  # rows of model(): layers.0.up and layers.0.down; further blocks every three rows
+NORM = WorkRow("norm", "kernel", "norm", "aten.native_layer_norm.default")
+SQRT = WorkRow("sqrt", "kernel", "optimizer", "aten.sqrt.default")
+FOREACH = WorkRow("multi_tensor_apply_kernel", "kernel", "optimizer", "aten._foreach_sqrt.default")
+HOST = Host(operation_us=4.0, launch_us=6.0, graph_us=7.0)
+
+
+def host_end_us(rows: list[dict[str, Any]], what_if: str = "", **columns: object) -> float:
+    """When the host has made launches that take no time on the GPU."""
+    made = record(rows)
+    launches, work = launch_table(made).assign(**columns), work_table(made)
+    tables = {"layers": model(), "work": work}
+    tables["operation_stacks"] = pd.DataFrame({"op": [1, 2, 3], "stack": [0, 1, 2]})
+    lines = ["/job/train.py:57 (main)", "/job/train.py:5 (main)", "/job/moe/dispatch.py:41 (route, backward)"]
+    tables["stacks"] = pd.DataFrame({"line": lines})
+    if what_if:
+        launches, _ = changed_launches(read_what_if(what_if), launches, no_calls(), tables)
+    time_us = np.where(work["name"] == "slow", 1000.0, 0.0)
+    priced = pd.DataFrame({"time_us": time_us, "bound": ""})
+    return StepLaunches(launches, work, priced, None).place(HOST).placed.end_us
+
+
+def of(layer: int, **fields: Any) -> dict[str, Any]:
+    return launch(NORM, layer=layer, **fields)
+
+
+def test_a_run_of_launches_of_some_layers_is_one_graph() -> None:
+    rows = [of(0), of(UP), of(DOWN), of(UP + 3), of(0)]
+    assert host_end_us(rows) == 5 * 10
+    assert host_end_us(rows, "cuda-graphs=layers.*") == 10 + 7 + 10
+    assert host_end_us(rows, "cuda-graphs=layers") == 10 + 7 + 10, "with all that a layer contains"
+    assert host_end_us(rows, "cuda-graphs=layers.0-2") == 10 + 7 + 10, "as the report names repeated layers"
+    assert host_end_us(rows, "cuda-graphs=layers.0") == 10 + 7 + 10 + 10
+    assert host_end_us(rows, "cuda-graphs=layers.*.up") == 10 + 7 + 10 + 7 + 10
+    assert host_end_us(rows, "cuda-graphs=layers.0.up,layers.0.down") == 10 + 7 + 10 + 10
+
+
+def test_a_graph_ends_where_the_host_waits_another_layer_launches_or_the_phase_changes() -> None:
+    phases = [of(UP), of(DOWN), of(UP, phase="backward"), of(UP, phase="backward", recompute=True)]
+    assert host_end_us(phases, "cuda-graphs=layers.*") == 3 * 7
+    for end in (launch(what="host_waits"), launch(what="host_waits_for_device"), of(0)):
+        own = 10 if end["work"] else 0
+        assert host_end_us([of(UP), end, of(UP)], "cuda-graphs=layers.*") == 7 + own + 7
+    events = [launch(what="stream_records", event=1), launch(what="stream_waits", event=1, layer=UP)]
+    assert host_end_us([of(UP), *events, of(UP)], "cuda-graphs=layers.*") == 7
+    replayed = [of(UP, graph=3), of(DOWN, graph=3)]
+    assert host_end_us([*replayed, of(UP)], "cuda-graphs=layers.*") == host_end_us(replayed) + 7, "graphs stay"
+
+
+def test_what_a_graph_launches_takes_no_measured_time_of_the_host() -> None:
+    rows = [of(0), of(UP), of(DOWN)]
+    assert host_end_us(rows, host_us=[30.0, 40.0, 50.0]) == 120
+    assert host_end_us(rows, "cuda-graphs=layers.*", host_us=[30.0, 40.0, 50.0]) == 30 + 7
+    assert host_end_us(rows, "host=2x", host_us=[30.0, 40.0, 50.0]) == 60
+    assert host_end_us(rows, "compile=layers.*", host_us=[30.0, 40.0, 50.0]) == 30 + 6 + 6
+
+
+def test_compiled_layers_launch_without_torchs_operations() -> None:
+    assert host_end_us([of(0), of(UP), of(DOWN), of(0)], "compile=layers.*") == 10 + 6 + 6 + 10
+
+
+@pytest.mark.parametrize("what_if", ["cuda-graphs=layers.9", "compile=block"])
+def test_a_layer_that_launches_nothing_is_an_error(what_if: str) -> None:
+    with pytest.raises(JobError, match="no such layer launches anything outside of CUDA graphs") as raised:
+        host_end_us([of(UP)], what_if)
+    assert "layers.*" in raised.value.hint
+
+
+def test_an_optimizer_in_lists_launches_once_for_thirty_parameters() -> None:
+    alone = [launch(SQRT, phase="optimizer") for _ in range(90)]
+    # One of the 30 has an operation, and the launch of a list takes as long as a graph's.
+    assert host_end_us([of(UP), *alone], "foreach") == 10 + 3 * (4 + 7)
+    launches = launch_table(record(alone))
+    assert loop_of_optimizer(launches, work_table(record(alone)))[1] == 1.0
+    for rows in ([launch(FOREACH, phase="optimizer")] * 90, alone[:59], [launch(SQRT)] * 90):
+        with pytest.raises(JobError, match="no optimizer that runs operations for each parameter"):
+            host_end_us(rows, "foreach")
+
+
+def test_the_host_stops_waiting_at_one_line_alone() -> None:
+    slow = launch(SQRT._replace(name="slow"))
+    waits = [launch(what="host_waits", op=1), launch(what="host_waits", op=2)]
+    rows = [slow, waits[0], of(UP), slow, waits[1], of(UP)]
+    assert host_end_us(rows) == 10 + 1000 + 20 + 1000 + 10
+    assert host_end_us(rows, "no-sync=train.py:57") == 10 + 2000 + 10
+    assert host_end_us(rows, "no-sync=train.py:5") == 10 + 1000 + 20 + 1000, "not 57 as well"
+    assert host_end_us(rows, "no-sync=/job/train.py:*") == host_end_us(rows, "no-sync") == 10 + 2000
+    # A wait outside of any operation is behind the line of the operation before it.
+    behind = [launch(SQRT._replace(name="slow"), op=3), launch(what="host_waits_for_device"), of(UP)]
+    assert host_end_us(behind, "no-sync=dispatch.py:41") == 10 + 1000
+    for no_line in ("train.py", "rain.py:57", "train.py:7"):
+        with pytest.raises(JobError, match="waits for the GPU at no such line"):
+            host_end_us(rows, f"no-sync={no_line}")
+
+
 @pytest.mark.parametrize(
     ("what_if", "message", "hint"),
     [
@@ -149,9 +254,9 @@ def test_a_group_that_nothing_changes_for_is_an_error(what_if: str, message: str
         "separate=a,b",
         *(f"bandwidth={by}" for by in ("fast", "0x", "2000x")),
         *(f"host={by}" for by in ("", "fast", "0x", "nic:2x")),
-        "no-sync=1",
-        "no-overlap=1",
-        "overlap=1",
+        "cuda-graphs",
+        "compile=",
+        *(f"{name}=1" for name in ("foreach", "no-overlap", "overlap", "no-host-waits")),
     ],
 )
 def test_anything_else_is_no_what_if(text: str) -> None:

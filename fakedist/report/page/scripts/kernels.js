@@ -34,7 +34,8 @@ export class KernelChart extends ZoomChart {
     const { range_lane: rangeLanes } = data;
     this.ranges = Array.from({ length: rangeLanes.reduce((most, lane) => Math.max(most, lane + 1), 0) }, () => []);
     for (let range = 0; range < rangeLanes.length; range += 1) this.ranges[rangeLanes[range]].push(range);
-    this.firstRange = this.firstLane - this.ranges.length;
+    this.host = [...data.host_start.keys()];
+    this.firstRange = this.firstLane - (this.host.length ? 1 : 0) - this.ranges.length;
     this.layers = Array.from({ length: this.firstRange - 1 }, () => []);
     for (let run = 0; run < depths.length; run += 1) this.layers[depths[run]]?.push(run);
     this.calls = data.meta.families.indexOf('communication');
@@ -117,6 +118,12 @@ export class KernelChart extends ZoomChart {
         parts.get('ranges').push({ start, length, row, text: meta.ranges[data.range_name[range]] });
       }
     });
+    for (const [start, length, bar] of barsInView(data.host_start, data.host_length, this.host, view, perPixel)) {
+      const of = data.host_of[bar];
+      const colour = data.hosts_waits[of] ? colourOf('waiting') : kindColour(data.hosts_kind[of]);
+      const text = data.hosts_waits[of] ? '' : meta.host_names[data.hosts_name[of]];
+      parts.get('host').push({ start, length, row: this.firstLane - 1, text, colour });
+    }
     this.lanes.forEach((bars, lane) => {
       const row = this.firstLane + lane;
       for (const isKnown of [1, 0]) {
@@ -438,7 +445,25 @@ export class KernelChart extends ZoomChart {
 
   about(row, tick) {
     if (row >= this.firstLane) return this.aboutBar(row - this.firstLane, tick);
+    if (this.host.length && row === this.firstLane - 1) return this.aboutHost(tick);
     return row < this.firstRange ? this.aboutLayer(row, tick) : this.aboutRange(row - this.firstRange, tick);
+  }
+
+  aboutHost(tick) {
+    const { data } = this;
+    const { meta } = data;
+    const bar = nearest(data.host_start, data.host_length, this.host, tick, NEAR * this.perPixel);
+    if (bar < 0) return null;
+    const of = data.host_of[bar];
+    const name = meta.host_names[data.hosts_name[of]];
+    const num = data.host_num[bar];
+    const long = usText(this.us(data.host_length[bar]));
+    return [
+      make('p', { class: 'head' }, make('b', {}, num > 1 ? `${countText(num)} operations` : name), `, ${long}`),
+      num > 1 ? make('p', {}, `the longest: ${name}`) : null,
+      make('p', {}, `host, ${meta.kinds[data.hosts_kind[of]]}, at ${usText(this.us(data.host_start[bar]))}`),
+      make('p', {}, meta.layers[data.hosts_layer[of]] || '(outside of modules)'),
+    ].filter(Boolean);
   }
 
   aboutRange(lane, tick) {

@@ -255,10 +255,40 @@ def test_the_gradient_of_an_embedding_sums_its_rows_in_fp32() -> None:
 
 def test_what_comes_to_the_host_makes_it_wait() -> None:
     on_device, on_host = made(1000, dtype=torch.float32), torch.empty(1000)
-    assert DemandCounter(aten.copy_.default).read_bytes((on_host, on_device), on_host) == 4000
-    assert DemandCounter(aten.copy_.default).read_bytes((on_device, on_device), on_device) == 0
-    assert DemandCounter(aten._local_scalar_dense.default).read_bytes((on_device,), 1.0) == 8
-    assert DemandCounter(aten.add.Tensor).read_bytes((on_device, on_device), on_device) == 0
+    copy = DemandCounter(aten.copy_.default)
+    assert copy.read_bytes((on_host, on_device), {}, on_host) == 4000
+    assert copy.read_bytes((on_device, on_device), {}, on_device) == 0
+    assert DemandCounter(aten._local_scalar_dense.default).read_bytes((on_device,), {}, 1.0) == 8
+    assert DemandCounter(aten.add.Tensor).read_bytes((on_device, on_device), {}, on_device) == 0
+
+
+def test_a_copy_to_pinned_memory_that_need_not_be_done_makes_no_host_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device, on_host = made(1000, dtype=torch.float32), torch.empty(1000)
+    counters = DemandCounter(aten.copy_.default), DemandCounter(aten._to_copy.default)
+
+    def reads() -> list[int]:
+        return [
+            counters[0].read_bytes((on_host, on_device, True), {}, on_host),
+            counters[0].read_bytes((on_host, on_device), {"non_blocking": True}, on_host),
+            counters[1].read_bytes((on_device,), {"non_blocking": True}, on_host),
+        ]
+
+    assert reads() == [4000, 4000, 4000], "the driver copies to pageable memory before it returns"
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is on_host)
+    assert reads() == [0, 0, 0]
+    assert counters[0].read_bytes((on_host, on_device, False), {}, on_host) == 4000
+    assert counters[0].may_read((on_host, on_device, True), on_host), "another copy of this size may wait"
+
+
+def test_only_an_index_that_is_a_mask_makes_the_host_wait_for_its_positions() -> None:
+    values, positions, mask = made(1000), made(10, dtype=torch.int64), made(1000, dtype=torch.bool)
+    index = DemandCounter(aten.index.Tensor)
+    assert index.read_bytes((values, [positions]), {}, made(10)) == 0
+    assert index.read_bytes((values, [None, mask]), {}, made(10)) == 8
+    put = DemandCounter(aten.index_put_.default)
+    assert put.read_bytes((values, [positions], made(10)), {}, values) == 0
+    assert put.read_bytes((values, [mask], made(10)), {}, values) == 8
+    assert put.read_bytes((values, [mask], torch.tensor(0.0)), {}, values) == 0, "that is masked_fill"
 
 
 def test_of_an_argument_that_is_given_twice_a_kernel_moves_one() -> None:

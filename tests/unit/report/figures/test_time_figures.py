@@ -97,7 +97,10 @@ def test_ranges_have_lanes_of_their_own_and_their_names_are_text(tmp_path: Path)
     titles = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     (ranges,) = (each for each in figure.data if each.meta == "ranges")
     assert [titles.get(row) for row in ranges.y] == ["ranges", None]
-    assert titles[max(ranges.y) + 1] == "stream 0"
+    assert [titles[max(ranges.y) + number] for number in (1, 2)] == ["host", "stream 0"]
+    (host,) = (each for each in figure.data if each.meta == "host")
+    assert host.base[0] == 0, "the host begins the step"
+    assert host.hovertext[0].startswith("aten.mm.default<br>forward, 7.0 µs")
     table = run.table("ranges")
     assert list(ranges.x) == pytest.approx(((table["gpu_end_us"] - table["gpu_begin_us"]) / 1e3).tolist())
     assert [text.partition("<br>")[0] for text in ranges.hovertext] == ["&lt;b&gt;outer&lt;/b&gt;", "inner"]

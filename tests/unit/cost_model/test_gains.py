@@ -1,0 +1,112 @@
+"""Advice for a late host: only where it applies, with what it follows from, and with its gain."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fakedist.analysis.layer_table import fold_layers
+from fakedist.cost_model.estimated import Models, estimate_times, network_of
+from fakedist.cost_model.gains import find_gains, launch_bound
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
+from fakedist.cost_model.launches import launch_table, recorded_ranges, work_table
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.rundir.launch_records import WorkRow
+from fakedist.rundir.step_time import LayerTime, StepTime, TimeGain
+from tests.unit.cost_model.launches_by_hand import PRODUCT, launch, record
+from tests.unit.cost_model.times_by_hand import model
+
+H100 = find_gpu("l40s")  # no data centre's: no other GPU is tried
+UP, DOWN = 4, 5
+SMALL = WorkRow("add", "kernel", "elementwise", "aten.add.Tensor", 0.0, 1e3, "bf16", threads=128)
+TRITON = SMALL._replace(name="triton_poi_fused_add_0")
+SQRT = WorkRow("sqrt", "kernel", "optimizer", "aten.sqrt.default", 0.0, 1e3, "fp32", threads=128)
+READ = WorkRow("Memcpy DtoH", "host_reads", "copy", "aten._local_scalar_dense.default", 0.0, 4.0, "")
+UPLOAD = WorkRow("Memcpy HtoD", "copy", "copy", "aten._to_copy.default", 0.0, 4e6, "", over_host_link=True)
+
+
+def advice(rows: list[dict[str, Any]], *lines: str) -> tuple[StepTime, dict[str, TimeGain]]:
+    """The step of some launches, and what is advised for it by option; operation n has the n-th line."""
+    made = record(rows)
+    tables = {"launches": launch_table(made), "work": work_table(made), "layers": model()}
+    columns = ["sequence", "group", "operation", "bytes_in", "bytes_out", "peer"]
+    tables |= {"calls": pd.DataFrame(columns=columns), "groups": pd.DataFrame(columns=["ranks", "size", "group_rank"])}
+    tables |= {"ranges": recorded_ranges(made), "stacks": pd.DataFrame({"line": [*lines]})}
+    tables["operation_stacks"] = pd.DataFrame({"op": range(len(lines)), "stack": range(len(lines))})
+    models = Models(H100, KernelTimes(H100), network_of(H100, None))
+    time = estimate_times(tables, fold_layers(model()), models).summary
+    assert time is not None
+    gains = {gain.option.removeprefix("--what-if "): gain for gain in find_gains(tables, models, None, time)}
+    for name in ("no-host-waits", "host=2x", "no-sync"):
+        gains.pop(name, None)
+    return time, gains
+
+
+def test_layers_whose_kernels_are_shorter_than_their_launches_are_advised_to_be_graphs_or_compiled() -> None:
+    blocks = [launch(SMALL, layer=layer) for layer in (UP, DOWN, UP + 3, DOWN + 3, UP + 6, DOWN + 6) * 10]
+    time, gains = advice(blocks)
+    (bound,) = launch_bound(time.layers)
+    assert (bound.name, bound.num_repeats, bound.num_kernels) == ("layers", 1, 60)
+    assert bound.host_us == 60 * 7.0
+    assert set(gains) == {"cuda-graphs=layers", "compile=layers"}
+    for gain in gains.values():
+        assert gain.step_us < time.step_us
+        assert gain.why.startswith("layers: the host takes 420 µs to launch ")
+    # Either way the kernels follow each other, behind the launch of a graph or of the first of them.
+    assert gains["cuda-graphs=layers"].step_us == pytest.approx(5.0 + bound.total_us)
+    assert gains["compile=layers"].step_us == pytest.approx(3.0 + bound.total_us)
+
+
+def test_compiled_layers_are_not_advised_to_be_compiled() -> None:
+    _, gains = advice([launch(SMALL, layer=UP) for _ in range(30)] + [launch(TRITON, layer=UP)])
+    assert [option.partition("=")[0] for option in gains] == ["cuda-graphs"]
+
+
+def test_a_step_of_long_kernels_needs_no_advice() -> None:
+    time, gains = advice([launch(PRODUCT, layer=UP) for _ in range(9)])
+    assert launch_bound(time.layers) == []
+    assert gains == {}
+
+
+def test_a_value_that_is_read_a_blocking_copy_and_a_synchronize_are_named_by_their_lines() -> None:
+    rows = [launch(PRODUCT, op=0), launch(READ, op=1), launch(PRODUCT, op=0), launch(PRODUCT, op=0)]
+    rows += [launch(UPLOAD, op=2), launch(what="host_waits", op=2), launch(PRODUCT, op=0)]
+    rows += [launch(PRODUCT, op=3), launch(what="host_waits_for_device"), launch(PRODUCT, op=0)]
+    lines = ["/job/train.py:5 (main)", "/job/train.py:57 (main)", "/job/train.py:20 (load)", "/job/train.py:30 (main)"]
+    time, gains = advice(rows, *lines)
+    assert {option: gain.title for option, gain in gains.items()} == {
+        "no-sync=train.py:57": "no value of the GPU is read at train.py:57",
+        "no-sync=train.py:20": "the copy at train.py:20 is pinned and non-blocking",
+        "no-sync=train.py:30": "the host does not synchronize after train.py:30",
+    }
+    # Each makes the host late by one operation and its launch.
+    for option, gain in gains.items():
+        assert time.step_us - gain.step_us == pytest.approx(7.0), option
+        assert (
+            gain.why == f"{option.partition('=')[2]}: the host waits once, and the GPU is idle for 7.0 µs because of it"
+        )
+
+
+def test_a_wait_that_the_gpu_does_not_notice_is_no_advice() -> None:
+    rows = [launch(PRODUCT, op=0), launch(what="stream_records", event=1), *[launch(PRODUCT, op=0)] * 3]
+    _, gains = advice(
+        [*rows, launch(what="host_waits", event=1, op=0), launch(PRODUCT, op=0)], "/job/train.py:5 (main)"
+    )
+    assert gains == {}, "there is work left when the host goes on"
+
+
+def test_an_optimizer_that_runs_each_operation_for_each_parameter_is_advised_to_use_lists() -> None:
+    time, gains = advice([launch(PRODUCT), *[launch(SQRT, phase="optimizer")] * 300])
+    assert set(gains) == {"foreach"}
+    assert gains["foreach"].why == "the optimizer launches 300 kernels, 1 for each parameter"
+    assert gains["foreach"].step_us < time.step_us
+
+
+def test_only_the_outermost_layers_below_a_model_are_launch_bound() -> None:
+    def layer(name: str, depth: int, host_us: float) -> LayerTime:
+        numbers = [0.0] * 9 + [1, 0.0, 0.0, 0, 9.0, 0, 0, 0.0, 100.0, 0.0, 0.0, 0.0, 0.0, host_us]
+        return LayerTime(name, "", depth, 1, *numbers)  # type: ignore[arg-type]
+
+    rows = [layer("", 0, 500.0), layer("(Net)", 0, 500.0), layer("layers", 1, 50.0), layer("layers.0", 2, 200.0)]
+    rows += [layer("layers.0.up", 3, 150.0), layer("layers.1", 2, 101.0), layer("head", 1, 99.0)]
+    assert [row.name for row in launch_bound(rows)] == ["layers.0", "layers.1"]
