@@ -125,7 +125,7 @@ class Run:
 
 def places(step: Published) -> dict[int, Path]:
     """Where the tables of each recorded rank are kept."""
-    kept = RECORDED / step.name
+    kept = RECORDED / (step.like or step.name)
     ranks = step.script.ranks
     return {rank: kept / f"rank{rank}" if len(ranks) > 1 else kept for rank in ranks}
 
@@ -152,7 +152,7 @@ def main() -> None:
 def record(packages: Path, names: Sequence[str]) -> None:
     """Run every job, or those named, and keep the tables that pricing needs; what cannot run keeps its tables."""
     for step in STEPS:
-        if names and step.name not in names:
+        if step.like or (names and step.name not in names):
             continue
         if lacking := [name for name in step.script.needs if not any(distributions(name=name))]:
             print(f"kept {step.name}: {' and '.join(lacking)} is not installed", flush=True)
@@ -195,6 +195,7 @@ def judged(runs: Sequence[Run]) -> StepAccuracy:
                 is_fitted=step.is_fitted,
                 is_host_bound=step.is_host_bound,
                 published_s=step.step_s,
+                others_s=list(step.others_s),
                 step_s=step_s,
                 low_s=low_s,
                 high_s=high_s,
@@ -240,12 +241,24 @@ def table(found: StepAccuracy) -> str:
 
 
 def host_table(found: StepAccuracy) -> str:
-    """The steps that the host limits as Markdown."""
-    lines = ["| job | published | estimate | 90 % interval |", "|---|---:|---:|---:|"]
-    for row in found.rows:
-        if row.is_host_bound:
-            times = (f"{each * 1e3:.1f} ms" for each in (row.published_s, row.step_s, row.low_s, row.high_s))
-            lines.append("| {} | {} | {} | {} to {} |".format(row.job, *times))
+    """The steps that the host limits as Markdown, with how many of them are met."""
+    rows = found.host_bound
+    errors = sorted(abs(row.error) for row in rows)
+    inside = sum(row.is_inside for row in rows)
+    lines = [
+        f"Of {len(rows)} rows {sum(error <= 0.3 for error in errors)} are within 30 %, half are within "
+        f"{errors[len(errors) // 2]:.0%}, and {inside} are inside their interval.",
+        "",
+        "| job | GPU | published | in other versions | estimate | error | 90 % interval | inside |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        others = ", ".join(f"{each * 1e3:.0f}" for each in row.others_s)
+        published, estimate, low, high = (each * 1e3 for each in (row.published_s, row.step_s, row.low_s, row.high_s))
+        lines.append(
+            f"| {row.job} | {row.gpu} | {published:.1f} ms | {others and others + ' ms'} | {estimate:.1f} ms "
+            f"| {row.error:+.0%} | {low:.0f} to {high:.0f} ms | {'yes' if row.is_inside else 'no'} |"
+        )
     return "\n".join(lines)
 
 
