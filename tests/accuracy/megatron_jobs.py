@@ -184,7 +184,9 @@ _OVERLAP = "--overlap-grad-reduce --overlap-param-gather"
 _UNFUSED = "--attention-backend unfused"
 _INTERLEAVED = "--num-layers-per-virtual-pipeline-stage 1"
 _NO_BIAS = "--disable-bias-linear --no-bias-gelu-fusion"
-_EXPERTS = f"{_NO_BIAS} --sequence-parallel --expert-model-parallel-size 2 --moe-router-topk 1 --num-experts"
+_EXPERTS = f"""
+{_NO_BIAS} --sequence-parallel --expert-model-parallel-size 2 --moe-router-topk 1
+--moe-router-load-balancing-type sinkhorn --num-experts"""
 _GATHERED = """
 --expert-model-parallel-size 8 --num-experts 8 --moe-token-dispatcher-type allgather --moe-router-topk 2
 --moe-router-dtype fp32 --moe-ffn-hidden-size 1024 --moe-grouped-gemm
