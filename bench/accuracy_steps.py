@@ -17,10 +17,11 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -33,19 +34,25 @@ from fakedist.cost_model.accuracy import StepAccuracy, StepRow  # noqa: E402
 from fakedist.cost_model.collectives.communication import Communication  # noqa: E402
 from fakedist.cost_model.collectives.fabric import find_fabric  # noqa: E402
 from fakedist.cost_model.estimated import JobNetwork, communication_for  # noqa: E402
+from fakedist.cost_model.host import HostModel, host_model  # noqa: E402
 from fakedist.cost_model.job.job_times import Models, job_times  # noqa: E402
 from fakedist.cost_model.kernels.kernel_times import KernelTimes  # noqa: E402
 from fakedist.cost_model.kernels.measurements import DATA  # noqa: E402
 from fakedist.cost_model.nccl.settings import Nccl  # noqa: E402
-from fakedist.cost_model.step import PricedStep, price_step  # noqa: E402
+from fakedist.cost_model.step import ImbalancedPrices, PricedStep, Prices, price_step  # noqa: E402
 from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
 from fakedist.gpu.models.spec import GpuSpec  # noqa: E402
+from fakedist.rundir.manifest import load_manifest  # noqa: E402
+from fakedist.rundir.plain import from_plain  # noqa: E402
+from fakedist.rundir.step_time import ClockSteadiness, HostTime  # noqa: E402
 from tests.accuracy import titan  # noqa: E402
 from tests.accuracy.step_jobs import NOT_SAID, STEPS, Published  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy" / "results.md"
 RECORDED = ROOT / "tests" / "data" / "steps"
 TABLES = ("launches", "work", "calls", "groups")
+#: Where the host's time of these launches comes from.
+HOST = "host.json"
 MARKS = ("<!-- make accuracy-steps: begin -->", "<!-- make accuracy-steps: end -->")
 HOST_MARKS = ("<!-- make accuracy-steps, host: begin -->", "<!-- make accuracy-steps, host: end -->")
 #: Values of the parameter that are tried.
@@ -67,10 +74,11 @@ class Run:
 
     def __init__(self, step: Published) -> None:
         self.step, self.gpu = step, find_gpu(step.gpu)
+        kept = places(step)
         self.tables = {
-            rank: {name: pd.read_parquet(place / f"{name}.parquet") for name in TABLES}
-            for rank, place in places(step).items()
+            rank: {name: pd.read_parquet(place / f"{name}.parquet") for name in TABLES} for rank, place in kept.items()
         }
+        self._host = host_of(kept.values(), self.gpu)
 
     def estimate(self, heat: float) -> tuple[float, float, float]:
         """Seconds of the step, and its interval."""
@@ -106,7 +114,7 @@ class Run:
         network = JobNetwork(find_fabric(self.step.fabric), nccl=Nccl(self.step.script.nccl))
         if len(self.tables) > 1:
             ranks = frozenset(self.tables)
-            models = Models(gpu, prices, network)
+            models = Models(gpu, prices, network, self._host)
             job = job_times(self.tables.items(), ranks, self.step.world_size, models)
             found = (job.step_us, job.low_us, job.high_us)
         else:
@@ -118,9 +126,24 @@ class Run:
         assert high_us is not None
         return step_us / 1e6, low_us / 1e6, high_us / 1e6
 
-    def _alone(self, prices: KernelTimes, communication: Communication | None) -> PricedStep:
+    def _alone(self, prices: Prices, communication: Communication | None) -> PricedStep:
         (tables,) = self.tables.values()
+        prices = ImbalancedPrices(prices, 1.0, self._host.costs)
         return price_step(tables["launches"], tables["work"], prices, communication)
+
+
+def host_of(kept: Iterable[Path], gpu: GpuSpec) -> HostModel:
+    """The GPU's usual host, by the clock of all recorded ranks: of their machine's scores the median."""
+    times = [from_plain(HostTime, json.loads(path.read_text())) for each in kept if (path := each / HOST).exists()]
+    clocks = [time.clock for time in times if time.clock is not None]
+    if not clocks:
+        return host_model(gpu)
+    worst = ClockSteadiness(
+        min(clock.num_repeats for clock in clocks),
+        max(clock.spread for clock in clocks),
+        max(clock.bound for clock in clocks),
+    )
+    return host_model(gpu, None, median(time.machine_us for time in times if time.machine_us is not None), worst)
 
 
 def places(step: Published) -> dict[int, Path]:
@@ -163,6 +186,8 @@ def record(packages: Path, names: Sequence[str]) -> None:
                 kept.mkdir(parents=True, exist_ok=True)
                 for name in TABLES:
                     shutil.copy(runs[rank] / "tables" / f"{name}.parquet", kept)
+                if (source := load_manifest(runs[rank]).summary.kernels) is not None and source.host is not None:
+                    (kept / HOST).write_text(json.dumps(asdict(source.host), indent=1) + "\n")
         print(f"recorded {step.name}", flush=True)
 
 
@@ -245,9 +270,9 @@ def host_table(found: StepAccuracy) -> str:
     rows = found.host_bound
     errors = sorted(abs(row.error) for row in rows)
     inside = sum(row.is_inside for row in rows)
+    close = f"{sum(error <= 0.3 for error in errors)} are within 30 %, half are within {errors[len(errors) // 2]:.0%}"
     lines = [
-        f"Of {len(rows)} rows {sum(error <= 0.3 for error in errors)} are within 30 %, half are within "
-        f"{errors[len(errors) // 2]:.0%}, and {inside} are inside their interval.",
+        f"Of {len(rows)} rows {close}, and {inside} are inside their interval.",
         "",
         "| job | GPU | published | in other versions | estimate | error | 90 % interval | inside |",
         "|---|---|---:|---:|---:|---:|---:|---|",
