@@ -285,11 +285,6 @@ TINY_JOBS = (
         0.32775, (0.228,), (0.3098,),
     ),
     TinyJob(
-        "gpt-tiny-tp4-norms", "TP 4, norms of queries and keys, 4 micro-batches",
-        gpt_tiny(f"{_EXACT} --qk-layernorm --test-mode", tensor=4),
-        0.41045, (0.280,), (0.408,),
-    ),
-    TinyJob(
         "gpt-tiny-pp4", "PP 4, 4 micro-batches", gpt_tiny(f"{_EXACT} --untie-embeddings-and-output-weights", stages=4),
         0.13664, (0.0914,), (0.122, 0.1411),
     ),
