@@ -17,7 +17,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
@@ -33,19 +33,25 @@ from fakedist.cost_model.accuracy import StepAccuracy, StepRow  # noqa: E402
 from fakedist.cost_model.collectives.communication import Communication  # noqa: E402
 from fakedist.cost_model.collectives.fabric import find_fabric  # noqa: E402
 from fakedist.cost_model.estimated import JobNetwork, communication_for  # noqa: E402
+from fakedist.cost_model.host import HostModel, host_model  # noqa: E402
 from fakedist.cost_model.job.job_times import Models, job_times  # noqa: E402
 from fakedist.cost_model.kernels.kernel_times import KernelTimes  # noqa: E402
 from fakedist.cost_model.kernels.measurements import DATA  # noqa: E402
 from fakedist.cost_model.nccl.settings import Nccl  # noqa: E402
-from fakedist.cost_model.step import PricedStep, price_step  # noqa: E402
+from fakedist.cost_model.step import ImbalancedPrices, PricedStep, Prices, price_step  # noqa: E402
 from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
 from fakedist.gpu.models.spec import GpuSpec  # noqa: E402
+from fakedist.rundir.manifest import load_manifest  # noqa: E402
+from fakedist.rundir.plain import from_plain  # noqa: E402
+from fakedist.rundir.step_time import ClockSteadiness, HostTime  # noqa: E402
 from tests.accuracy import titan  # noqa: E402
 from tests.accuracy.step_jobs import NOT_SAID, STEPS, Published  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy" / "results.md"
 RECORDED = ROOT / "tests" / "data" / "steps"
 TABLES = ("launches", "work", "calls", "groups")
+#: Where the host's time of these launches comes from.
+HOST = "host.json"
 MARKS = ("<!-- make accuracy-steps: begin -->", "<!-- make accuracy-steps: end -->")
 HOST_MARKS = ("<!-- make accuracy-steps, host: begin -->", "<!-- make accuracy-steps, host: end -->")
 #: Values of the parameter that are tried.
@@ -67,10 +73,11 @@ class Run:
 
     def __init__(self, step: Published) -> None:
         self.step, self.gpu = step, find_gpu(step.gpu)
+        kept = places(step)
         self.tables = {
-            rank: {name: pd.read_parquet(place / f"{name}.parquet") for name in TABLES}
-            for rank, place in places(step).items()
+            rank: {name: pd.read_parquet(place / f"{name}.parquet") for name in TABLES} for rank, place in kept.items()
         }
+        self._host = host_of(kept.values(), self.gpu)
 
     def estimate(self, heat: float) -> tuple[float, float, float]:
         """Seconds of the step, and its interval."""
@@ -106,7 +113,7 @@ class Run:
         network = JobNetwork(find_fabric(self.step.fabric), nccl=Nccl(self.step.script.nccl))
         if len(self.tables) > 1:
             ranks = frozenset(self.tables)
-            models = Models(gpu, prices, network)
+            models = Models(gpu, prices, network, self._host)
             job = job_times(self.tables.items(), ranks, self.step.world_size, models)
             found = (job.step_us, job.low_us, job.high_us)
         else:
@@ -118,14 +125,29 @@ class Run:
         assert high_us is not None
         return step_us / 1e6, low_us / 1e6, high_us / 1e6
 
-    def _alone(self, prices: KernelTimes, communication: Communication | None) -> PricedStep:
+    def _alone(self, prices: Prices, communication: Communication | None) -> PricedStep:
         (tables,) = self.tables.values()
+        prices = ImbalancedPrices(prices, 1.0, self._host.costs)
         return price_step(tables["launches"], tables["work"], prices, communication)
+
+
+def host_of(kept: Iterable[Path], gpu: GpuSpec) -> HostModel:
+    """The GPU's usual host, by the clock of all recorded ranks: of their machine's scores the least."""
+    times = [from_plain(HostTime, json.loads(path.read_text())) for each in kept if (path := each / HOST).exists()]
+    clocks = [time.clock for time in times if time.clock is not None]
+    if not clocks:
+        return host_model(gpu)
+    worst = ClockSteadiness(
+        min(clock.num_repeats for clock in clocks),
+        max(clock.spread for clock in clocks),
+        max(clock.bound for clock in clocks),
+    )
+    return host_model(gpu, None, min(time.machine_us for time in times if time.machine_us is not None), worst)
 
 
 def places(step: Published) -> dict[int, Path]:
     """Where the tables of each recorded rank are kept."""
-    kept = RECORDED / step.name
+    kept = RECORDED / (step.like or step.name)
     ranks = step.script.ranks
     return {rank: kept / f"rank{rank}" if len(ranks) > 1 else kept for rank in ranks}
 
@@ -152,7 +174,7 @@ def main() -> None:
 def record(packages: Path, names: Sequence[str]) -> None:
     """Run every job, or those named, and keep the tables that pricing needs; what cannot run keeps its tables."""
     for step in STEPS:
-        if names and step.name not in names:
+        if step.like or (names and step.name not in names):
             continue
         if lacking := [name for name in step.script.needs if not any(distributions(name=name))]:
             print(f"kept {step.name}: {' and '.join(lacking)} is not installed", flush=True)
@@ -163,6 +185,8 @@ def record(packages: Path, names: Sequence[str]) -> None:
                 kept.mkdir(parents=True, exist_ok=True)
                 for name in TABLES:
                     shutil.copy(runs[rank] / "tables" / f"{name}.parquet", kept)
+                if (source := load_manifest(runs[rank]).summary.kernels) is not None and source.host is not None:
+                    (kept / HOST).write_text(json.dumps(asdict(source.host), indent=1) + "\n")
         print(f"recorded {step.name}", flush=True)
 
 
@@ -195,6 +219,7 @@ def judged(runs: Sequence[Run]) -> StepAccuracy:
                 is_fitted=step.is_fitted,
                 is_host_bound=step.is_host_bound,
                 published_s=step.step_s,
+                others_s=list(step.others_s),
                 step_s=step_s,
                 low_s=low_s,
                 high_s=high_s,
@@ -240,12 +265,24 @@ def table(found: StepAccuracy) -> str:
 
 
 def host_table(found: StepAccuracy) -> str:
-    """The steps that the host limits as Markdown."""
-    lines = ["| job | published | estimate | 90 % interval |", "|---|---:|---:|---:|"]
-    for row in found.rows:
-        if row.is_host_bound:
-            times = (f"{each * 1e3:.1f} ms" for each in (row.published_s, row.step_s, row.low_s, row.high_s))
-            lines.append("| {} | {} | {} | {} to {} |".format(row.job, *times))
+    """The steps that the host limits as Markdown, with how many of them are met."""
+    rows = found.host_bound
+    errors = sorted(abs(row.error) for row in rows)
+    inside = sum(row.is_inside for row in rows)
+    close = f"{sum(error <= 0.3 for error in errors)} are within 30 %, half are within {errors[len(errors) // 2]:.0%}"
+    lines = [
+        f"Of {len(rows)} rows {close}, and {inside} are inside their interval.",
+        "",
+        "| job | GPU | published | in other versions | estimate | error | 90 % interval | inside |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        others = ", ".join(f"{each * 1e3:.0f}" for each in row.others_s)
+        published, estimate, low, high = (each * 1e3 for each in (row.published_s, row.step_s, row.low_s, row.high_s))
+        lines.append(
+            f"| {row.job} | {row.gpu} | {published:.1f} ms | {others and others + ' ms'} | {estimate:.1f} ms "
+            f"| {row.error:+.0%} | {low:.0f} to {high:.0f} ms | {'yes' if row.is_inside else 'no'} |"
+        )
     return "\n".join(lines)
 
 

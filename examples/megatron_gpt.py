@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from megatron.core.num_microbatches_calculator import init_num_microbatches_calc
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 from megatron.core.transformer.enums import CudaGraphScope
@@ -150,24 +152,24 @@ def build_schedule(job: Job, optimizer: MegatronOptimizer) -> OptimizerParamSche
 
 
 def samples(job: Job) -> Iterator[Batch]:
-    """Batches of synthetic tokens, on the host."""
+    """Two batches of synthetic tokens in turns, in pinned memory: as with a data loader, no step makes them."""
     args = job.args
     generator = torch.Generator().manual_seed(args.seed + parallel_state.get_data_parallel_rank())
     shape = (args.micro_batch_size, args.seq_length)
-    while True:
+    shared: Batch = {
+        "loss_mask": torch.ones(shape).pin_memory(),
+        "position_ids": torch.arange(shape[1]).expand(shape).contiguous().pin_memory(),
+        "attention_mask": None,
+    }
+    if args.create_attention_mask_in_dataloader:
+        mask = torch.ones(shape[1], shape[1], dtype=torch.bool).triu(1)
+        shared["attention_mask"] = mask.expand(shape[0], 1, -1, -1).contiguous().pin_memory()
+    batches: list[Batch] = []
+    for _ in range(2):
         tokens = torch.randint(args.vocab_size, (shape[0], shape[1] + 1), generator=generator)
-        batch: Batch = {
-            "tokens": tokens[:, :-1].contiguous(),
-            "labels": tokens[:, 1:].contiguous(),
-            "loss_mask": torch.ones(shape),
-            "position_ids": torch.arange(shape[1]).expand(shape).contiguous(),
-            "attention_mask": None,
-        }
-        if args.create_attention_mask_in_dataloader:
-            batch["attention_mask"] = (
-                torch.ones(shape[1], shape[1], dtype=torch.bool).triu(1).expand(shape[0], 1, -1, -1)
-            )
-        yield batch
+        ends = {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
+        batches.append({name: value.pin_memory() for name, value in ends.items()} | shared)
+    yield from cycle(batches)
 
 
 def get_batch(job: Job, data: Iterator[Batch] | None, vp_stage: int | None) -> Batch:
@@ -200,11 +202,13 @@ def get_batch(job: Job, data: Iterator[Batch] | None, vp_stage: int | None) -> B
     return on_this_rank
 
 
-def loss_of(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Sum of the losses, number of tokens, and what is written in the log."""
+def loss_of(job: Job, loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Sum of the losses, which the host reads to check it; number of tokens, and what is written in the log."""
     mask = loss_mask.view(-1).float()
     loss = torch.sum(losses.view(-1).float() * mask)
     num_tokens = mask.sum().to(torch.int)
+    for wrong in (torch.isnan, torch.isinf) if job.reduction.check_for_nan_in_grad else ():
+        get_rerun_state_machine().validate_result(loss, wrong, f"{wrong.__name__} of the loss")
     report = torch.cat([loss.detach().view(1), num_tokens.detach().view(1).to(loss.dtype)])
     return loss, num_tokens, {"lm loss": report}
 
@@ -215,7 +219,7 @@ def forward_step(
     """Forward of one microbatch through one model chunk; or its plan, where chunks of two microbatches overlap."""
     batch = get_batch(job, data, get_attr_wrapped_model(model, "vp_stage"))
     inputs = (batch["tokens"], batch["position_ids"], batch["attention_mask"])
-    loss = partial(loss_of, batch["loss_mask"])
+    loss = partial(loss_of, job, batch["loss_mask"])
     if return_schedule_plan:
         plan = get_attr_wrapped_model(model, "build_schedule_plan")
         return plan(*inputs, labels=batch["labels"], loss_mask=batch["loss_mask"]), loss

@@ -81,6 +81,7 @@ class StepRow:
         gpu: The GPU model, or the name of the GPU file in bench/jobs.
         source: Who published the step.
         note: What the source leaves open, or differs in ours.
+        others_s: What the same job took in other versions of the same source.
         is_fitted: The power model's parameter was fitted on this row among others.
         left_out_s: The estimate with the parameter fitted on the other rows; None for a row that is not fitted.
         kernels_s: The estimate without communication; None for stages of a pipeline, which wait for each other.
@@ -95,6 +96,7 @@ class StepRow:
     is_fitted: bool
     is_host_bound: bool
     published_s: float
+    others_s: list[float]
     step_s: float
     low_s: float
     high_s: float
@@ -105,6 +107,11 @@ class StepRow:
     def error(self) -> float:
         """The estimate's relative error."""
         return self.step_s / self.published_s - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the published step is inside of the estimate's interval."""
+        return self.low_s <= self.published_s <= self.high_s
 
     @property
     def error_without_communication(self) -> float | None:
@@ -123,6 +130,11 @@ class StepAccuracy:
     def filled(self) -> list[StepRow]:
         """The steps that GPUs fill, not the host."""
         return [row for row in self.rows if not row.is_host_bound]
+
+    @property
+    def host_bound(self) -> list[StepRow]:
+        """The steps that the host limits."""
+        return [row for row in self.rows if row.is_host_bound]
 
 
 @cache

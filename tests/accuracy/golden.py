@@ -37,7 +37,7 @@ _GPT = """
 --attention-softmax-in-fp32 --bf16 --attention-backend unfused --log-num-zeros-in-grad
 --vocab-size 50257 --make-vocab-size-divisible-by 128
 """
-_EXPERTS = """
+EXPERTS = """
 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4
 --expert-model-parallel-size 4 --context-parallel-size 1 --expert-tensor-parallel-size 1 --use-distributed-optimizer
 --overlap-grad-reduce --overlap-param-gather --attention-backend unfused --sequence-parallel --disable-bias-linear
@@ -111,7 +111,7 @@ GOLDEN = (
     ),
     Golden(
         "moe-tp2-pp2-ep4", "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed",
-        "fb946948f37a43e4ef2da43760e40f892fa3a91e", (54_204_293_120, 57_317_089_280), (2, 2), _EXPERTS,
+        "fb946948f37a43e4ef2da43760e40f892fa3a91e", (54_204_293_120, 57_317_089_280), (2, 2), EXPERTS,
         _ENVIRONMENT | _EXPANDABLE,
     ),
 )  # fmt: skip
