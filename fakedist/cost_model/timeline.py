@@ -211,6 +211,7 @@ class Timeline:
                     yield from met.join(first, (after, queue), start, len(ends))
                 end = start + took
                 starts.append(start)
+                launched.append(now)
                 ends.append(end)
                 free[after] = free[queue] = end
                 if what == _READS and now < end:
