@@ -27,7 +27,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class ReadTape:
-    """Keeps the host's reads of a recorded step, in order: values, sizes of results, and the results of other operations.
+    """Keeps the host's reads of a recorded step, in order: values, sizes of results, results of other operations.
 
     Attributes:
         answers: What the driver copies to the host: a tensor's bytes, or a count as one int64.
