@@ -27,7 +27,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class ReadTape:
-    """What the host read in a recorded step, in order: values, sizes of results, and the results of other operations.
+    """Keeps the host's reads of a recorded step, in order: values, sizes of results, results of other operations.
 
     Attributes:
         answers: What the driver copies to the host: a tensor's bytes, or a count as one int64.
@@ -98,7 +98,7 @@ def _made(kept: object) -> object:
 
 @dataclass
 class TimedLaunches:
-    """What the log had of the timed step.
+    """The log of the timed step.
 
     Attributes:
         launches: All of it.

@@ -30,10 +30,10 @@ static uint64_t now_ns(void) {
 static uint64_t clock_ns(void) {
     return (clock_depth ? stopped_ns : now_ns()) - __atomic_load_n(&own_ns, __ATOMIC_RELAXED);
 }
-void clock_stop(void) {
+void launch_clock_stop(void) {
     if (!clock_depth++) stopped_ns = now_ns();
 }
-void clock_go(void) {
+void launch_clock_go(void) {
     if (!clock_depth || --clock_depth) return; /* it was switched on in between */
     uint64_t ended = now_ns();
     __atomic_add_fetch(&own_ns, ended - stopped_ns + residue_ns, __ATOMIC_RELAXED);
@@ -45,10 +45,10 @@ API void fakedist_clock(int wanted, uint64_t residue) {
     __atomic_store_n(&clock_is_on, wanted, __ATOMIC_RELAXED);
 }
 API uint64_t fakedist_clock_ns(void) { return clock_ns(); }
-API void fakedist_clock_stop(void) { clock_stop(); }
+API void fakedist_clock_stop(void) { launch_clock_stop(); }
 /* Let it go on. It counts so much of the time in which it stood still. */
 API void fakedist_clock_go(uint64_t counted) {
-    clock_go();
+    launch_clock_go();
     if (counted) __atomic_sub_fetch(&own_ns, counted, __ATOMIC_RELAXED);
 }
 /* Stop it and let it go on so many times. */

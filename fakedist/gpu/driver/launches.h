@@ -47,21 +47,21 @@ static inline int launch_accumulates(const void *beta, size_t size) {
 extern LOCAL int launch_log_on;
 static inline int launch_is_logged(void) { return __atomic_load_n(&launch_log_on, __ATOMIC_RELAXED); }
 
-/* The host's clock: CLOCK_MONOTONIC, less the time in our own code. It stands still between clock_stops() and
- * clock_goes(), which may be nested. A read of a thread's CPU time takes 1 us, a read of this clock 30 ns. */
+/* The host's clock: CLOCK_MONOTONIC, less the time in our own code. It stands still between launch_clock_stops() and
+ * launch_clock_goes(), which may be nested. A read of a thread's CPU time takes 1 us, a read of this clock 30 ns. */
 extern LOCAL int clock_is_on;
-LOCAL void clock_stop(void);
-LOCAL void clock_go(void);
-static inline int clock_stops(void) {
+LOCAL void launch_clock_stop(void);
+LOCAL void launch_clock_go(void);
+static inline int launch_clock_stops(void) {
     int is_on = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED);
-    if (__builtin_expect(is_on, 0)) clock_stop();
+    if (__builtin_expect(is_on, 0)) launch_clock_stop();
     return is_on;
 }
-static inline void clock_goes(const int *stopped) {
-    if (__builtin_expect(*stopped, 0)) clock_go();
+static inline void launch_clock_goes(const int *stopped) {
+    if (__builtin_expect(*stopped, 0)) launch_clock_go();
 }
 /* Until the end of the block, the host's clock stands still. */
-#define CLOCK_STANDS_STILL __attribute__((cleanup(clock_goes))) int clock_was_stopped = clock_stops()
+#define CLOCK_STANDS_STILL __attribute__((cleanup(launch_clock_goes))) int clock_was_stopped = launch_clock_stops()
 
 LOCAL struct launch launch_tagged(struct launch made,
                                   void *stream); /* with stream, device, this thread's tag and call */

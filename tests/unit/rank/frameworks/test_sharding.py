@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from fakedist.rank.frameworks.adapting import adapted_frameworks
+from fakedist.rank.frameworks.adapting import faster_frameworks
 from fakedist.rank.frameworks.sharding import chunks_when_asked, first_shard_sizes_once, flags_once, strategies_once
 from fakedist.torch_releases import installed
 
@@ -53,7 +53,7 @@ def counted(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def test_chunks_are_those_of_torch(num_chunks: int, dim: int) -> None:
     tensor = torch.arange(7 * 5).reshape(7, 5)
     theirs = _fsdp_param._chunk_with_empty(tensor, num_chunks, dim=dim)
-    with adapted_frameworks(faster=True):
+    with faster_frameworks():
         ours = _fsdp_param._chunk_with_empty(tensor, num_chunks, dim=dim)
     assert len(ours) == len(theirs)
     assert type(ours) is not type(theirs)
@@ -70,7 +70,7 @@ def test_chunks_of_no_elements_or_of_a_subclass_are_torchs() -> None:
     class Other(torch.Tensor):
         pass
 
-    with adapted_frameworks(faster=True):
+    with faster_frameworks():
         assert type(_fsdp_param._chunk_with_empty(torch.ones(0, 2), 4, dim=0)) is list
         assert type(_fsdp_param._chunk_with_empty(torch.ones(4).as_subclass(Other), 4, dim=0)) is list
 
@@ -90,7 +90,7 @@ def test_the_first_shards_size_is_torchs_and_is_worked_out_once(
     shapes = [(32, 16), (20, 7), (3, 3)]
     specs = [DTensorSpec(mesh, each, meta(shape)) for each in placements for shape in shapes]
     theirs = [_random._calc_first_shard_size(spec) for spec in specs]
-    with counted(_random, "_calc_first_shard_size", monkeypatch) as calls, adapted_frameworks(faster=True):
+    with counted(_random, "_calc_first_shard_size", monkeypatch) as calls, faster_frameworks():
         for _ in range(2):
             found = [_random._calc_first_shard_size(spec) for spec in specs]
             assert found == theirs
@@ -143,7 +143,7 @@ def test_shardings_of_operations_on_lists_are_torchs(enter_world: Enter, monkeyp
     theirs = [propagator.propagate_op_sharding_non_cached(schema) for schema in schemas]
     with counted(utils, "expand_to_full_mesh_op_strategy", monkeypatch) as before:
         propagator.propagate_op_sharding_non_cached(schemas[0])
-    with counted(utils, "expand_to_full_mesh_op_strategy", monkeypatch) as calls, adapted_frameworks(faster=True):
+    with counted(utils, "expand_to_full_mesh_op_strategy", monkeypatch) as calls, faster_frameworks():
         ours = [propagator.propagate_op_sharding_non_cached(schema) for schema in schemas]
         calls.clear()
         propagator.propagate_op_sharding_non_cached(schemas[0])
@@ -189,7 +189,7 @@ def test_a_flag_of_many_specs_is_torchs(enter_world: Enter, told: list[bool]) ->
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_sharding_prop.ShardingPropagator, "propagate_op_sharding_non_cached", set_flags)
-            with adapted_frameworks(faster=faster):
+            with faster_frameworks() if faster else nullcontext():
                 propagator = DTensor._op_dispatcher.sharding_propagator
                 try:
                     propagator.propagate_op_sharding_non_cached(schema)
@@ -209,7 +209,7 @@ def test_fake_tensors_of_a_long_list_that_are_alike_are_one(enter_world: Enter) 
 
     def fakes(shapes: list[tuple[int, ...]], *, faster: bool = True) -> list[torch.Tensor]:
         specs = tuple(DTensorSpec(mesh, (Shard(0),), meta(shape)) for shape in shapes)
-        with adapted_frameworks(faster=faster), FakeTensorMode():
+        with faster_frameworks() if faster else nullcontext(), FakeTensorMode():
             (made,) = OpSchema(torch.ops.aten.cat.default, (specs,), {}).gen_fake_args()
         return list(made)
 
@@ -241,7 +241,7 @@ def test_a_strategy_is_kept_for_its_own_schema_and_operation_only(monkeypatch: p
 
     monkeypatch.setattr(utils, "expand_to_full_mesh_op_strategy", expand)
     monkeypatch.setattr(_sharding_prop.ShardingPropagator, "propagate_op_sharding_non_cached", ask)
-    with adapted_frameworks(faster=True):
+    with faster_frameworks():
         propagator = DTensor._op_dispatcher.sharding_propagator
         found = propagator.propagate_op_sharding_non_cached(None)
         assert len(made) == 4
