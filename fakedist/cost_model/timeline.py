@@ -245,8 +245,7 @@ class Timeline:
         yield from met.settle(free, tuple(waits))
         yield from met.fill(starts, ends)
         moments, end = np.array(reached, "f8"), max(now, *free, 0.0)
-        launch_us = moments[self.has_work]
-        return Placed(np.array(starts, "f8"), launch_us, np.array(ends, "f8"), end, moments, np.array(passed, "f8"))
+        return Placed(np.array(starts), moments[self.has_work], np.array(ends), end, moments, np.array(passed))
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]
