@@ -631,18 +631,22 @@ def break_down(
         ranges=by_range(made["ranges"]),
         step_flops_utilisation=model_flops / (busy.step_us * 1e-6 * peak) if peak and ready["is_known"].all() else None,
     )
-    if not isinstance(step, PricedStep):
-        return made, summary
-    summary = replace(summary, by_group=group_times(ready, tables, step.communication))
-    return made, _with_host(replace(summary, critical_path=path_parts(step, tables, folds)), host, step, tables, folds)
+    return made, _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else summary
 
 
-def _with_host(
-    summary: StepTime, host: pd.DataFrame, step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list[Fold]
+def _with_placed(
+    summary: StepTime,
+    made: Mapping[str, pd.DataFrame],
+    step: PricedStep,
+    tables: Mapping[str, pd.DataFrame],
+    folds: list[Fold],
 ) -> StepTime:
-    placed = {**tables, "launches": step.launches}
+    """The summary with the parts of a step that was placed in time."""
+    host, placed = made["host"], {**tables, "launches": step.launches}
     return replace(
         summary,
+        by_group=group_times(timed(step.kernels), tables, step.communication),
+        critical_path=path_parts(step, tables, folds),
         host=host_parts(host, step.launches),
         host_waits=rows_of(HostWait, host_waits(host, placed, folds).head(NUM_TOP)),
         late_launches=rows_of(LateLaunches, late_launches(host, placed, folds).head(NUM_TOP)),
