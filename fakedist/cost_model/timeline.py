@@ -234,9 +234,10 @@ class Timeline:
             passed.append(now)
         yield from met.settle(free, tuple(waits))
         yield from met.fill(starts, ends)
-        moments = [np.array(column, "f8") for column in (starts, launched, ends)]
-        behind_of, end = _spread(behind, len(ends)), max(now, *free, 0.0)
-        return Placed(*moments, end, behind_of, np.array(reached, "f8"), np.array(passed, "f8"))
+        start_us, launch_us, ends_us = (np.array(column, "f8") for column in (starts, launched, ends))
+        reached_us, passed_us = np.array(reached, "f8"), np.array(passed, "f8")
+        end_us, queued_behind = max(now, *free, 0.0), _spread(behind, len(ends))
+        return Placed(start_us, launch_us, ends_us, end_us, queued_behind, reached_us, passed_us)
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]
