@@ -314,18 +314,22 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
     megatron = Megatron.of(evidence)
     also = "; --cross-entropy-loss-fusion" if megatron and not megatron.has("cross-entropy-loss-fusion") else ""
     text = (
-        f"the loss{where} holds {format_bytes(held)} of full logits at the peak; in {_LOSS_PIECES} chunks, with a "
-        f"fused linear cross entropy, or sharded over the vocabulary (loss parallel) it needs a fraction of that{also}"
+        f"the loss{where} holds {format_bytes(held)} of full logits at the peak. At least: the loss alone in chunks of "
+        "the logits, each under torch.utils.checkpoint, where the logits and their gradient stay whole. At most: the "
+        "output layer in the chunks, too, or a fused linear cross entropy. Sharded over the vocabulary (loss parallel) "
+        f"it needs a fraction of that{also}"
     )
     in_stacks = np.zeros(len(evidence.layers), bool)
     for fold in stacks(evidence):
         in_stacks |= owners(evidence.layers, fold.layers) >= 0
     again = evidence.kernels_us(("forward",), ~in_stacks)
+    is_logits = _logits(evidence, is_loss) & ~in_stacks[evidence.blocks["layer"].to_numpy()]
     yield Change(
         "fuse-loss",
-        f"compute the loss in {_LOSS_PIECES} chunks, or fused",
+        f"compute the loss in {_LOSS_PIECES} chunks, for the most with the output layer in the chunks",
         text,
-        Saving(np.where(chosen, sizes * (1 - 1 / _LOSS_PIECES), 0)),
+        Saving(np.where(chosen | is_logits, sizes * (1 - 1 / _LOSS_PIECES), 0)),
+        _loss_alone(evidence, is_loss, chosen, is_logits),
         line=line,
         subjects=frozenset({"loss"}),
         price=None if again is None else Price(0.0, again, "recomputed logits, if their chunks are checkpointed"),
@@ -347,6 +351,51 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
         subjects=frozenset({"loss"}),
         price=Price(0.0, 0.0, ""),
     )
+
+
+def _logits(evidence: Evidence, is_loss: Array) -> Array:
+    """Blocks of the output layer that are as large as the loss's logits, in its type or one of half the size.
+
+    Their parts before a tensor-parallel gather count in forward. A product in backward is not of the logits.
+    """
+    requested = evidence.blocks["requested_bytes"].to_numpy()
+    largest = int(requested[is_loss].max(initial=0))
+    parts = [whole // evidence.group_size(of) for of in evidence.splits_tensors for whole in (largest, largest // 2)]
+    backward = evidence.phase("backward") & ~evidence.operation(r"\.(?:mm|addmm|bmm|_scaled_mm)\.")
+    is_logits = np.isin(requested, (largest, largest // 2)) & (evidence.phase("forward") | backward)
+    is_logits |= np.isin(requested, parts) & evidence.phase("forward")
+    is_kind = evidence.category("activation") | evidence.category("temporary") | evidence.category("communication")
+    return np.asarray(is_logits & is_kind & ~is_loss & (requested > 0))
+
+
+def _loss_alone(evidence: Evidence, is_loss: Array, chosen: Array, is_logits: Array) -> Saving:
+    """The least that chunks of the loss save: the logits stay until its backward has ended, and so does the gradient.
+
+    The gradient grows from the first chunk on, and is there twice when its pieces become one tensor.
+    """
+    blocks = evidence.blocks
+    sizes, made, freed = (blocks[name].to_numpy() for name in ("bytes", "alloc_event", "free_event"))
+    largest = int(blocks["requested_bytes"].to_numpy()[is_loss].max(initial=0))
+    is_whole = chosen & (blocks["requested_bytes"].to_numpy() >= largest // 2)
+    is_cast = is_whole & ~is_loss
+    gone = np.where(chosen, sizes * (1 - 1 / _LOSS_PIECES), 0)
+    starts, ends = made.copy(), freed.copy()
+    # What the forward saves has the logits' lifetime; a script may hold them as long by itself.
+    forward = evidence.phase("forward")
+    saved = np.flatnonzero(is_whole & is_loss & forward)
+    share = 2 if (is_cast & forward).any() else 1
+    logits = np.flatnonzero(is_logits & forward & ~chosen)
+    for block in saved:
+        if not ((made[logits] < made[block]) & (freed[logits] >= freed[block])).any():
+            gone[block] -= sizes[block] / share
+    back = np.flatnonzero(is_whole & evidence.phase("backward"))
+    if len(back):
+        is_last = is_cast[back] if is_cast[back].any() else evidence.operation("log_softmax")[back]
+        begins = np.maximum.accumulate(np.where(np.append(True, is_last[:-1]), np.arange(len(back)), 0))
+        gradients = back[is_last]
+        gone[gradients] = -sizes[gradients]
+        starts[gradients], ends[gradients] = made[back[begins[is_last]]], made[gradients] + 1
+    return Saving(gone, starts, ends)
 
 
 def _gathered_logits(evidence: Evidence, is_loss: Array) -> tuple[int, int] | None:

@@ -403,7 +403,10 @@ def switch(page: Any, title: str) -> Any:
     return page.get_by_role("switch", name=f"with this change: {title}")
 
 
-LOSS, CHECKPOINT = "compute the loss in 8 chunks, or fused", "checkpoint layers.0-3 (Block)"
+LOSS, CHECKPOINT = (
+    "compute the loss in 8 chunks, for the most with the output layer in the chunks",
+    "checkpoint layers.0-3 (Block)",
+)
 
 
 def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advised: Path) -> None:

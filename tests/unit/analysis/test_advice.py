@@ -124,11 +124,52 @@ def test_whole_logits_in_the_loss_are_told_with_the_line(made: HandMade, tmp_pat
     made.op("forward", 1, name="aten._log_softmax.default")
     made.alloc(100 * MIB, 64 * MIB, stack=line)
     made.op("forward", 1, name="aten._to_copy.default")  # another cast, elsewhere
-    made.alloc(200 * MIB, 32 * MIB)
+    made.alloc(200 * MIB, 48 * MIB)
     piece = advice(made, tmp_path)["fuse-loss"]
-    assert piece["gives_bytes"] == 112 * MIB
+    assert (piece["gives_low_bytes"], piece["gives_bytes"]) == ((112 - 32) * MIB, 112 * MIB)  # the logits are held
     assert "(train.py:12)" in piece["text"]
     assert piece["line"] == "/job/train.py:12 (loss)"
+
+
+@pytest.mark.parametrize(
+    ("is_held", "left_mib"),
+    [(False, 3 * 8 + 2 * 32), (True, 8 + 3 * 32)],
+    ids=["chunks at work beside logits and gradient", "held logits, and a gradient twice as its pieces become one"],
+)
+def test_chunks_of_the_loss_alone_leave_the_logits_and_their_gradient(
+    made: HandMade, tmp_path: Path, *, is_held: bool, left_mib: int
+) -> None:
+    line = made.stack(("/site/torch/nn/functional.py", 5, "cross_entropy"), ("/job/train.py", 12, "loss"))
+    sizes = {"logits": 32 * MIB, "cast": 64 * MIB, "saved": 64 * MIB, "picked": 64 * MIB, "back": 64 * MIB}
+    sizes["gradient"] = 32 * MIB
+    places = {name: number * 100 * MIB for number, name in enumerate(sizes)}
+
+    def alloc(name: str, phase: str, operation: str, stack: int = line) -> int:
+        op = made.op(phase, 1, name=f"aten.{operation}")
+        made.alloc(places[name], sizes[name], stack=stack)
+        return op
+
+    def free(*names: str) -> None:
+        for name in names:
+            made.free(places[name], sizes[name])
+
+    first = alloc("logits", "forward", "mm.default", stack=-1)
+    alloc("cast", "forward", "_to_copy.default")
+    last = alloc("saved", "forward", "_log_softmax.default")
+    free("cast", *(() if is_held else ("logits",)))
+    begin = alloc("picked", "backward", "nll_loss_backward.default")
+    made.region(first, last)
+    alloc("back", "backward", "_log_softmax_backward_data.default")
+    free("picked", "saved")
+    end = alloc("gradient", "backward", "_to_copy.default")
+    assert begin < end
+    free("back", "gradient", *(("logits",) if is_held else ()))
+    made.step(1)
+    piece = advice(made, tmp_path)["fuse-loss"]
+    held = (3 * 64 + 32 * is_held) * MIB
+    assert piece["gives_low_bytes"] == held - left_mib * MIB
+    assert piece["gives_bytes"] == held * 7 // 8  # the output layer is in the chunks, too
+    assert "the output layer in the chunks" in piece["title"]
 
 
 def test_a_change_gives_no_more_than_the_next_peak_leaves(made: HandMade, tmp_path: Path) -> None:
@@ -237,10 +278,13 @@ def test_two_changes_of_which_each_uncovers_the_other_are_found_together(tmp_pat
     """Activations hold 122 MiB when backward begins, and the loss 120 MiB at another moment."""
     made = HandMade()
     trained(made, blocks(made, 4))
-    made.op("forward", 2, 0, name="aten._log_softmax.default")
-    made.alloc(0, 120 * MIB)
+    line = made.stack(("/job/train.py", 12, "loss"))
+    for at, name in enumerate(("_to_copy", "_log_softmax")):
+        made.op("forward", 2, 0, name=f"aten.{name}.default")
+        made.alloc(at * 100 * MIB, 60 * MIB, stack=line)
     made.op("backward", 2, 0)
-    made.free(0, 120 * MIB)
+    for at in range(2):
+        made.free(at * 100 * MIB, 60 * MIB)
     made.step(2)
     both = remedy(made, tmp_path, 1_000 * MIB)
     assert both is not None
