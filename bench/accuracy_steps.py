@@ -35,6 +35,7 @@ from fakedist.cost_model.accuracy import StepAccuracy, StepRow  # noqa: E402
 from fakedist.cost_model.collectives.communication import Communication  # noqa: E402
 from fakedist.cost_model.collectives.fabric import find_fabric  # noqa: E402
 from fakedist.cost_model.estimated import JobNetwork, communication_for  # noqa: E402
+from fakedist.cost_model.hosts import HostModel, host_model  # noqa: E402
 from fakedist.cost_model.job.job_times import Models, job_times  # noqa: E402
 from fakedist.cost_model.kernels.kernel_times import KernelTimes  # noqa: E402
 from fakedist.cost_model.kernels.measurements import DATA  # noqa: E402
