@@ -29,7 +29,6 @@ import pandas as pd
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fakedist.cost_model.host import HostModel, host_model  # noqa: E402
 
 from fakedist.cost_model.accuracy import StepAccuracy, StepRow  # noqa: E402
 from fakedist.cost_model.collectives.communication import Communication  # noqa: E402
