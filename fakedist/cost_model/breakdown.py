@@ -660,7 +660,8 @@ def _host(
     if not isinstance(step, PricedStep):
         return no_host(), pd.DataFrame()
     late_us = np.bincount(kernels["launch"].to_numpy("i8"), busy.of_kernel_us, len(step.launches))
-    return host_table(step.placed, late_us, busy.launch_gap_us - float(busy.of_kernel_us.sum())), step.launches
+    tail_us = busy.launch_gap_us - float(busy.of_kernel_us.sum())
+    return host_table(step.placed, step.launches, late_us, tail_us), step.launches
 
 
 def _families(kernels: pd.DataFrame) -> list[FamilyTime]:

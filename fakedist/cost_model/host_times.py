@@ -28,11 +28,12 @@ _SYNCHRONIZES = {
     "host_waits": "synchronize (stream)",
     "event": "synchronize (event)",
 }
-_WAITS = "waits for the GPU"
+_WAITS, _QUEUE = "waits for the GPU", "waits for a place in the launch queue"
+HOST_WAITS = ("host_waits", "host_waits_for_device", "host_reads")
 HOST_MOMENTS = ("begin_us", "reached_us", "passed_us")
 
 
-def host_table(placed: Placed, late_us: Array, tail_us: float) -> pd.DataFrame:
+def host_table(placed: Placed, launches: pd.DataFrame, late_us: Array, tail_us: float) -> pd.DataFrame:
     """The table ``host`` of a placed step.
 
     Args:
@@ -44,7 +45,13 @@ def host_table(placed: Placed, late_us: Array, tail_us: float) -> pd.DataFrame:
     waited = np.where(waited > _LEAST_US, waited, 0.0)
     idle = np.zeros(len(begin))
     delay, last = 0.0, -1
+    is_wait = _waits(launches)
     for row in np.flatnonzero((waited > 0) | (late_us > 0)).tolist():
+        if waited[row] and not is_wait[row]:
+            delay = (
+                0.0  # the launch queue is full: the host is as far ahead as it can be, whatever it waited for before
+            )
+            continue
         follows = min(float(late_us[row]), delay)
         if follows:
             idle[last] += follows
@@ -61,6 +68,11 @@ def host_table(placed: Placed, late_us: Array, tail_us: float) -> pd.DataFrame:
         "idle_us": idle,
     }
     return pd.DataFrame({column.name: columns[column.name] for column in HOST.columns})
+
+
+def _waits(launches: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """The rows at which the host waits for the GPU; at others, it can only wait for a place in the launch queue."""
+    return launches["what"].astype(str).isin(HOST_WAITS).to_numpy(bool)
 
 
 def no_host() -> pd.DataFrame:
@@ -103,7 +115,9 @@ def host_bars(host: pd.DataFrame, launches: pd.DataFrame, work: pd.DataFrame) ->
             "start_us": start,
             "known_us": until - start,
             "stream": np.zeros(len(at), "u8"),
-            "name": np.where(is_own, operations[at], _WAITS + ": " + operations[at]),
+            "name": np.where(
+                is_own, operations[at], np.where(_waits(rows)[at], _WAITS + ": " + operations[at], _QUEUE)
+            ),
             "layer": rows["layer"].to_numpy("i8")[at],
             "kind": kind[at],
             "is_compute": is_own,
@@ -122,8 +136,9 @@ def host_parts(host: pd.DataFrame, launches: pd.DataFrame) -> list[HostPart]:
     kinds = phase.where(phase.isin(KINDS), "other").mask(launches["recompute"].to_numpy(bool), "recompute")
     own = (host["reached_us"] - host["begin_us"]).to_numpy("f8")
     sums = pd.Series(own).groupby(kinds.to_numpy(object)).sum()
-    waits = float((host["passed_us"] - host["reached_us"]).sum())
-    times = [*((kind, float(sums.get(kind, 0.0))) for kind in KINDS), (_WAITS, waits)]
+    waited, is_wait = (host["passed_us"] - host["reached_us"]).to_numpy("f8"), _waits(launches)
+    waits = [(_WAITS, float(waited[is_wait].sum())), (_QUEUE, float(waited[~is_wait].sum()))]
+    times = [*((kind, float(sums.get(kind, 0.0))) for kind in KINDS), *waits]
     return [HostPart(name, us) for name, us in times if us > _LEAST_US]
 
 
@@ -135,7 +150,7 @@ def host_waits(host: pd.DataFrame, tables: Mapping[str, pd.DataFrame], folds: li
     """
     launches = tables["launches"]
     waited = (host["passed_us"] - host["reached_us"]).to_numpy("f8")
-    rows = np.flatnonzero(waited > _LEAST_US)
+    rows = np.flatnonzero((waited > _LEAST_US) & _waits(launches))
     op = launches["op"].to_numpy("i8")
     lines = lines_of_operations(tables)
     # A wait outside of any operation is known to be behind the operation before it.

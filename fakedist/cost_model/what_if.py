@@ -32,7 +32,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import Fabric
-from fakedist.cost_model.host_times import lines_of_operations
+from fakedist.cost_model.host_times import HOST_WAITS, lines_of_operations
 from fakedist.errors import JobError
 
 _Kind = Literal[
@@ -45,7 +45,6 @@ _FORMS = (
 )
 _ALONE: tuple[_Kind, ...] = ("overlap", "no-overlap", "no-host-waits", "no-sync", "foreach")
 _WITH_PATTERN: tuple[_Kind, ...] = ("no-sync", "cuda-graphs", "compile")
-_HOST_WAITS = ("host_waits", "host_waits_for_device", "host_reads")
 _FACTOR = re.compile(r"(?:(nic|nvlink):)?(\d+(?:\.\d+)?)x?")
 _MOST_FACTOR, _MOST_GPUS = 1000.0, 4096
 
@@ -169,7 +168,7 @@ def _overlapped(what_if: WhatIf, launches: pd.DataFrame, communication: Communic
 def _unsynchronized(what_if: WhatIf, launches: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The launches with reads of the host as copies that it does not wait for, and without its other waits."""
     what = launches["what"].astype(str)
-    waits = what.isin(_HOST_WAITS)
+    waits = what.isin(HOST_WAITS)
     if not waits.any():
         raise JobError(f"{what_if.text}: the step's host waits for nothing", "host=2x makes it faster")
     if what_if.pattern:
@@ -217,14 +216,14 @@ def _launched_by_layer(what_if: WhatIf, launches: pd.DataFrame, layers: pd.DataF
     has_work, graph = launches["work"].to_numpy("i8") >= 0, launches["graph"].to_numpy("i8")
     what = launches["what"].astype(str).to_numpy(str)
     own = chosen_layers(what_if.pattern, layers)[launches["layer"].to_numpy("i8")]
-    own &= (graph == 0) & ~np.isin(what, _HOST_WAITS)
+    own &= (graph == 0) & ~np.isin(what, HOST_WAITS)
     if not (own & has_work).any():
         hint = "layers are in the report, such as layers.0-79, or layers.* for all below it"
         raise JobError(f"{what_if.text}: no such layer launches anything outside of CUDA graphs", hint)
     if what_if.kind == "compile":
         return _without_host_time(launches, own)
     # An event between two launches of a layer ends no graph; a launch of another layer, or a wait of the host, does.
-    ends = (has_work | np.isin(what, _HOST_WAITS)) & ~own
+    ends = (has_work | np.isin(what, HOST_WAITS)) & ~own
     phase = pd.factorize(launches["phase"].astype(str) + launches["recompute"].astype(str))[0]
     rows = np.flatnonzero(own & has_work)
     stretch = np.cumsum(ends)[rows]

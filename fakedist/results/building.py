@@ -93,7 +93,9 @@ def _step_times(
         notes.extend(on_models)
         if models is None:
             return None
-        times = estimate_times(tables, folds, models, traced=recording.kernel_source)
+        times, clock = estimate_times(tables, folds, models, traced=recording.kernel_source), recording.host_clock
+        if clock is not None and times.summary is not None:
+            times = replace(times, summary=replace(times.summary, loading_us=clock.loading_us))
         return _with_outlook(times, tables, models, job, notes)
 
     times = estimate_or_note("the step's time", estimate, notes)

@@ -86,7 +86,8 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     if times.summary is None or job is None:
         return times
     done = rank_throughput(tables, times.summary, job.rank, job.world_size)
-    return replace(times, summary=replace(times.summary, throughput=done))
+    loading_us = 0.0 if summary.time is None else summary.time.loading_us
+    return replace(times, summary=replace(times.summary, throughput=done, loading_us=loading_us))
 
 
 def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, priced: Summary) -> list[TimeGain]:

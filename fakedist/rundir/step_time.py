@@ -385,7 +385,8 @@ class HostPart:
     """A part of the host's time in the timed step.
 
     Attributes:
-        name: What it launches for, one of ``run.schema.KINDS``, or that it waits for the GPU.
+        name: What it launches for, one of ``run.schema.KINDS``; else that it waits, for the GPU or for a place in the
+            launch queue.
         time_us: How long it takes.
     """
 
@@ -517,6 +518,8 @@ class StepTime:
         host: The host's time by what it launches for, and its waits; empty if it is not known.
         host_waits: Where the host waits for the GPU, most idle time of the GPU first.
         late_launches: The lines whose operations the host launches too late, most idle time of the GPU first.
+        loading_us: How long the main thread is in DataLoaders' iterators, by the clock of the machine that recorded;
+            a part of the host's time. 0 if that was not measured.
     """
 
     step_us: float
@@ -552,3 +555,4 @@ class StepTime:
     host: list[HostPart] = field(default_factory=list)
     host_waits: list[HostWait] = field(default_factory=list)
     late_launches: list[LateLaunches] = field(default_factory=list)
+    loading_us: float = 0.0

@@ -8,9 +8,10 @@ from typing import TypeVar
 from fakedist.cost_model.gains import launch_bound
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, us_column
 from fakedist.report.text.wording import MIN_SHARE, layer_label, short_line, wait_word
-from fakedist.rundir.step_time import LateLaunches, StepTime
+from fakedist.rundir.step_time import HostPart, LateLaunches, StepTime
 
 _NUM_LINES = 8
+_LOADING = "of these, data loading"
 _Row = TypeVar("_Row")
 
 
@@ -30,13 +31,15 @@ def _largest(rows: Sequence[_Row], idle_us: Callable[[_Row], float], step_us: fl
 def host_sheet(time: StepTime, word: str) -> Sheet:
     """The host's time by what it launches for, and its waits."""
     step_us = time.step_us or 1.0
+    rows = [*time.host, *([HostPart(_LOADING, time.loading_us)] if time.loading_us else [])]
     return Sheet(
         f"Time of the host, {word}",
         [
-            SheetColumn("for", [row.name for row in time.host], is_text=True),
-            us_column("time", [row.time_us for row in time.host], rank=KEY),
-            _share("of the step", [row.time_us / step_us for row in time.host], 1),
+            SheetColumn("for", [row.name for row in rows], is_text=True),
+            us_column("time", [row.time_us for row in rows], rank=KEY),
+            _share("of the step", [row.time_us / step_us for row in rows], 1),
         ],
+        ["data loading: in DataLoaders' iterators, measured on the recording machine"] if time.loading_us else [],
     )
 
 

@@ -54,7 +54,7 @@ def step_of(rows: list[dict[str, Any]], took: dict[str, float], what_if: str = "
     late = np.zeros(len(rows))
     late[step.timeline.has_work] = gaps  # on one stream, nothing but the host makes the GPU wait
     tail = placed.end_us - float(placed.ends_us[-1])
-    return HostStep(host_table(placed, late, tail), float(gaps.sum()) + tail, placed.end_us, tables)
+    return HostStep(host_table(placed, tables["launches"], late, tail), float(gaps.sum()) + tail, placed.end_us, tables)
 
 
 TOOK = {"elementwise": 100.0, "nvjet": 5.0, "Memcpy DtoH": 2.0, "Memcpy HtoD": 20.0}
@@ -92,17 +92,34 @@ def test_late_launches_use_up_the_delay_of_the_waits_before_them() -> None:
     )
 
 
+def moments(reached: list[float], passed: list[float]) -> Placed:
+    """A placed step of which only the host's moments are known."""
+    nothing = np.zeros(0)
+    return Placed(nothing, nothing, nothing, 0.0, nothing, np.array(reached), np.array(passed))
+
+
 def test_the_end_of_the_step_follows_from_the_last_wait() -> None:
     # After its last kernel only the host works; rows without work have operations of a measured host.
-    placed = Placed(
-        *(np.array([at_us]) for at_us in (10.0, 10.0, 60.0)),
-        90.0,
-        np.array([-1]),
-        np.array([10.0, 10.0]),
-        np.array([10.0, 60.0]),
+    launches = launch_table(record([launch(COPY), launch(what="host_waits")]))
+    placed = moments([10.0, 10.0], [10.0, 60.0])
+    assert host_table(placed, launches, np.array([10.0, 0.0]), 30.0)["idle_us"].tolist() == [0, 30]
+    assert host_table(placed, launches, np.array([10.0, 0.0]), 80.0)["idle_us"].tolist() == [0, 50], (
+        "it stood still for 50"
     )
-    assert host_table(placed, np.array([10.0, 0.0]), 30.0)["idle_us"].tolist() == [0, 30]
-    assert host_table(placed, np.array([10.0, 0.0]), 80.0)["idle_us"].tolist() == [0, 50], "it stood still for 50 us"
+
+
+def test_a_host_behind_a_full_launch_queue_has_no_delay_left_and_waits_for_no_value() -> None:
+    rows = [launch(COPY), launch(READ, op=1), launch(COPY, op=2), launch(what="host_waits"), launch(COPY)]
+    launches, work = launch_table(record(rows)), work_table(record(rows))
+    # The read waits 90 us, the third launch 200 for a place in the queue, the last wait 5. Then the host is 9 us late.
+    placed = moments([10.0, 20.0, 120.0, 330.0, 345.0], [10.0, 110.0, 320.0, 335.0, 345.0])
+    host = host_table(placed, launches, np.array([10.0, 0.0, 0.0, 0.0, 9.0]), 0.0)
+    assert host["idle_us"].tolist() == [0, 0, 0, 5, 0], "without the wait, the host is 5 us earlier"
+    tables = {"launches": launches, "work": work}
+    assert host_waits(host, tables, fold_layers(model()))["wait_us"].tolist() == [5.0, 90.0]
+    parts = {part.name: part.time_us for part in host_parts(host, launches)}
+    assert parts == {"forward": 50.0, "waits for the GPU": 95.0, "waits for a place in the launch queue": 200.0}
+    assert "waits for a place in the launch queue" in host_bars(host, launches, work)["name"].tolist()
 
 
 @pytest.mark.parametrize("seed", range(30))
