@@ -450,6 +450,18 @@ def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advi
     assert peak.inner_text() == expected(CHECKPOINT, LOSS)
 
 
+def test_switches_hide_the_callers_of_the_refusal(reader: Reader, advised: Path, tmp_path: Path) -> None:
+    text, mark = advised.read_text(), '<div class="gauge"'
+    assert mark in text
+    (tmp_path / "report.html").write_text(text.replace(mark, f'<p data-figure="called_by">called by me</p>{mark}', 1))
+    page = reader.open(tmp_path / "report.html")
+    called_by = page.locator("#verdict [data-figure=called_by]")
+    switch(page, LOSS).press("Space")
+    assert called_by.inner_text() == ""
+    page.get_by_role("button", name="all off").click()
+    assert called_by.inner_text() == "called by me"
+
+
 def test_every_combination_of_switches_is_pythons(reader: Reader, advised: Path) -> None:
     page = reader.open(advised)
     evidence, found = find_switches(open_run(advised.parent))

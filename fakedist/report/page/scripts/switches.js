@@ -151,6 +151,7 @@ export class Switches {
     const of = texts.fits ? ` of the ${spanText(room.low, room.high)} that it may reserve` : '';
     const text = `with ${texts.changes}: needs ${spanText(low, high)}${of}, estimated`;
     this.original.set($('[data-figure="verdict"]', this.card), text);
+    this.original.set($('[data-figure="called_by"]', this.card)); // of the refusal
   }
 
   showStep(outcome, texts) {
