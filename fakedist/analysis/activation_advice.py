@@ -371,7 +371,7 @@ def _logits(evidence: Evidence, is_loss: Array) -> Array:
 def _loss_alone(evidence: Evidence, is_loss: Array, chosen: Array, is_logits: Array) -> Saving:
     """The least that chunks of the loss save: the logits stay until its backward has ended, and so does the gradient.
 
-    The gradient grows from the first chunk on, and is there twice when its pieces become one tensor.
+    The gradient grows from the first chunk on, and counts twice when its pieces become one tensor.
     """
     blocks = evidence.blocks
     sizes, made, freed = (blocks[name].to_numpy() for name in ("bytes", "alloc_event", "free_event"))

@@ -187,10 +187,8 @@ class Timeline:
             comes again, with ``is_due``, once something waits for its end.
         """
         now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
-        starts, launched, ends = list[float](), list[float](), list[float]()
-        reached, passed = list[float](), list[float]()
-        done: dict[int, float] = {}
-        behind: dict[int, int] = {}
+        starts, launched, ends, reached, passed = moments = tuple(list[float]() for _ in range(5))
+        done, behind = dict[int, float](), dict[int, int]()
         met = _OpenRendezvous(rendezvous)
         waits = met.of_stream  # empty unless ranks meet
         for what, stream, after, queue, event, full, host_us, took, first in self._rows(duration_us, host, rendezvous):
@@ -234,10 +232,7 @@ class Timeline:
             passed.append(now)
         yield from met.settle(free, tuple(waits))
         yield from met.fill(starts, ends)
-        start_us, launch_us, ends_us = (np.array(column, "f8") for column in (starts, launched, ends))
-        reached_us, passed_us = np.array(reached, "f8"), np.array(passed, "f8")
-        end_us, queued_behind = max(now, *free, 0.0), _spread(behind, len(ends))
-        return Placed(start_us, launch_us, ends_us, end_us, queued_behind, reached_us, passed_us)
+        return _placed(moments, max(now, *free, 0.0), behind)
 
     def _rows(
         self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]
@@ -321,6 +316,11 @@ class Timeline:
         of_kind: Array = np.array([by_kind[kind] for kind in LAUNCH_KINDS])
         call_us: Array = of_kind[self.what]
         return call_us
+
+
+def _placed(moments: Sequence[list[float]], end_us: float, behind: Mapping[int, int]) -> Placed:
+    start_us, launch_us, ends_us, reached_us, passed_us = (np.array(column, "f8") for column in moments)
+    return Placed(start_us, launch_us, ends_us, end_us, _spread(behind, len(ends_us)), reached_us, passed_us)
 
 
 def _spread(values: Mapping[int, int], size: int) -> Array:

@@ -33,7 +33,7 @@ class Flops(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """What a mixture of experts has in each layer instead of a perceptron.
+    """A mixture of experts, which a layer has instead of a perceptron.
 
     Attributes:
         number: --num-experts.

@@ -52,8 +52,8 @@ API void fakedist_clock_go(uint64_t counted) {
     if (counted) __atomic_sub_fetch(&own_ns, counted, __ATOMIC_RELAXED);
 }
 /* Stop it and let it go on so many times. */
-API void fakedist_clock_stops(int count) {
-    for (int i = 0; i < count; i++) {
+API void fakedist_clock_stops(int times) {
+    for (int i = 0; i < times; i++) {
         CLOCK_STANDS_STILL;
         __asm__ volatile("" ::: "memory");
     }

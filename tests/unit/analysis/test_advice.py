@@ -134,7 +134,7 @@ def test_whole_logits_in_the_loss_are_told_with_the_line(made: HandMade, tmp_pat
 @pytest.mark.parametrize(
     ("is_held", "left_mib"),
     [(False, 3 * 8 + 2 * 32), (True, 8 + 3 * 32)],
-    ids=["chunks at work beside logits and gradient", "held logits, and a gradient twice as its pieces become one"],
+    ids=["chunks at work next to logits and gradient", "held logits, and a gradient twice as its pieces become one"],
 )
 def test_chunks_of_the_loss_alone_leave_the_logits_and_their_gradient(
     made: HandMade, tmp_path: Path, *, is_held: bool, left_mib: int
