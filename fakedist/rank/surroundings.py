@@ -180,8 +180,8 @@ class Surroundings:
         self._until_bare.enter_context(still_calls(self._bare_gpu.stop, self._bare_gpu.go))
 
     def _why_not_bare(self) -> str:
-        operations, _ = self._values.not_computed_on_host() if self._values is not None else (0, "")
-        return "operations on large tensors in the host's memory would be computed" if operations else ""
+        is_left_out = self._values is not None and self._values.leaves_host_out()
+        return "operations on large tensors in the host's memory would be computed" if is_left_out else ""
 
     def _close(self, ending: Ending, line: str) -> None:
         if self._gpu is None and self._recorder.cuda.is_past:

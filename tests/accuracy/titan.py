@@ -39,7 +39,7 @@ lr = 3e-4
 local_batch_size = 2
 seq_len = 8192
 max_norm = 1.0
-steps = 4
+steps = 8
 dataset = "c4_test"
 [activation_checkpoint]
 mode = "selective"

@@ -208,6 +208,23 @@ def test_offloaded_training_costs_the_host_nothing(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
+def test_a_step_leaves_large_host_floats_out_only_if_it_has_some_itself(engine: ValueEngine) -> None:
+    import torch
+
+    from fakedist.gpu.bare_steps import ReadTape
+
+    large = torch.randn(1408, 1024)  # as a script initialises its model
+    engine.keep_reads(ReadTape())
+    torch.ones(4).add_(1.0)
+    engine.keep_reads(None)
+    assert not engine.leaves_host_out()
+    engine.keep_reads(ReadTape())
+    large.mul_(2.0)
+    engine.keep_reads(None)
+    assert engine.leaves_host_out()
+
+
+@on_virtual_gpu
 def test_what_follows_from_large_host_floats_is_neither_known_nor_read(engine: ValueEngine) -> None:
     import torch
 

@@ -63,6 +63,7 @@ class ValueEngine:
         self._runs: dict[OpOverload, Run] = {}
         self._cover = find_cover()
         self._tape: ReadTape | None = None
+        self._not_computed_before = 0
         self.host = Host(seed, strict=strict)
         self._randoms = Randoms(seed)
         self._reads = HostReads(self.host)
@@ -91,8 +92,10 @@ class ValueEngine:
         return result
 
     def keep_reads(self, tape: ReadTape | None) -> None:
-        """Keep what the host reads on a tape from now on; no longer if it is None."""
+        """Keep what the host reads on a tape from now on, for a step that begins; no longer if it is None."""
         self._tape = tape
+        if tape is not None:
+            self._not_computed_before = self._no_data.operations
 
     @contextmanager
     def below_dispatch(self) -> Iterator[None]:
@@ -171,6 +174,10 @@ class ValueEngine:
         """Number of operations on large host floats not computed, and ``file:line`` of the first ("": a backward)."""
         filename, line = self._no_data.first_line
         return self._no_data.operations, f"{filename}:{line}" if filename else ""
+
+    def leaves_host_out(self) -> bool:
+        """Whether the last step for which reads were kept had operations on large host floats, not computed."""
+        return self._no_data.operations > self._not_computed_before
 
     def _run_for(self, operator: Operator) -> Run:
         if (method := self.composites.method(operator)) is not None:
