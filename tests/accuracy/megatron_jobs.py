@@ -33,7 +33,7 @@ class Flops(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """What a mixture of experts has in each layer instead of a perceptron.
+    """Sizes of a mixture of experts, which each layer has instead of a perceptron.
 
     Attributes:
         number: --num-experts.
