@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -268,11 +269,8 @@ def table(found: StepAccuracy) -> str:
 def host_table(found: StepAccuracy) -> str:
     """The steps that the host limits as Markdown, with how many of them are met."""
     rows = found.host_bound
-    errors = sorted(abs(row.error) for row in rows)
-    inside = sum(row.is_inside for row in rows)
-    close = f"{sum(error <= 0.3 for error in errors)} are within 30 %, half are within {errors[len(errors) // 2]:.0%}"
-    lines = [
-        f"Of {len(rows)} rows {close}, and {inside} are inside their interval.",
+    lines = [f"- {gpu}: {_closeness([row for row in rows if row.gpu == gpu])}." for gpu in {row.gpu: 0 for row in rows}]
+    lines += [
         "",
         "| job | GPU | published | in other versions | estimate | error | 90 % interval | inside |",
         "|---|---|---:|---:|---:|---:|---:|---|",
@@ -285,6 +283,14 @@ def host_table(found: StepAccuracy) -> str:
             f"| {row.error:+.0%} | {low:.0f} to {high:.0f} ms | {'yes' if row.is_inside else 'no'} |"
         )
     return "\n".join(lines)
+
+
+def _closeness(rows: Sequence[StepRow]) -> str:
+    errors = [abs(row.error) for row in rows]
+    return (
+        f"of {len(rows)} rows, {sum(error <= 0.3 for error in errors)} are within 30 %, the median error is "
+        f"{median(errors):.0%}, and {sum(row.is_inside for row in rows)} are inside of their interval"
+    )
 
 
 def replaced(page: str, marks: tuple[str, str], text: str) -> str:

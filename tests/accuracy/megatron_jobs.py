@@ -33,7 +33,7 @@ class Flops(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """A mixture of experts, which a layer has instead of a perceptron.
+    """Sizes of a mixture of experts, which each layer has instead of a perceptron.
 
     Attributes:
         number: --num-experts.
@@ -271,7 +271,7 @@ TINY_JOBS = (
         0.05337, (0.0579,), (0.0667, 0.0852),
     ),
     TinyJob(
-        "gpt-tiny-unfused", "the same, attention unfused", gpt_tiny(f"{_SHARDED} {_UNFUSED}"),
+        "gpt-tiny-unfused", "attention unfused, DP 8, 1 micro-batch", gpt_tiny(f"{_SHARDED} {_UNFUSED}"),
         0.08222, (0.0597,), (0.0768,),
     ),
     TinyJob(
@@ -294,7 +294,7 @@ TINY_JOBS = (
         0.11246, (0.088,), (0.1048,),
     ),
     TinyJob(
-        "gpt-tiny-vp3-unfused", "the same, attention unfused",
+        "gpt-tiny-vp3-unfused", "PP 4 of 3 stages a GPU, attention unfused, 4 micro-batches",
         gpt_tiny(f"{_EXACT} {_UNFUSED} {_INTERLEAVED}", stages=4),
         0.09185, (0.0945,), (0.1054,),
     ),
