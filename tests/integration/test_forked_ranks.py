@@ -30,7 +30,7 @@ MAY_DIFFER = {"time_us", "start_us", "wall_us", "stream"}
 
 @pytest.fixture
 def processes() -> Iterator[TaskProcesses]:
-    made = TaskProcesses(clean_environment(), fork=True)
+    made = TaskProcesses(clean_environment() | {"FAKEDIST_HOST_CLOCK": "0"}, fork=True)  # which no two runs share
     yield made
     made.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -190,7 +191,7 @@ def test_no_script_swallows_that_its_rank_cannot_be_set_up(
     text += f"try:\n    import torch\n{swallows}\nopen('went_on', 'w')\n"
     finished = run_script(text, tmp_path, run_fakedist)
     assert finished.code == 1
-    assert "fakedist: error: ModuleNotFoundError while torch was set up: No module named 'torch." in finished.stderr
+    assert re.search(r"fakedist: error: \w+Error while torch was set up: .*torch", finished.stderr), finished.stderr
     assert not (tmp_path / "run").exists()
     assert (tmp_path / "went_on").exists() == (swallows == "except: pass")
 
