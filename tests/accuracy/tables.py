@@ -148,6 +148,32 @@ def estimates(data: Data) -> str:
     return _table(data, ("job", "what", "measured", "estimated", "off by"), lines)
 
 
+def steps(data: Data) -> str:
+    """A line for each job."""
+    lines = []
+    for row in data["rows"]:
+        sides = [
+            f"{_ms(row[f'{side}_us'])} ({row[f'{side}_low_us'] / 1e3:.3f} to {row[f'{side}_high_us'] / 1e3:.3f})"
+            f" {_share(row[f'{side}_us'], row['step_us'])}"
+            for side in ("this", "usual")
+        ]
+        behind = f"{row['behind_us'] / 1e3:.1f} ms"
+        lines.append((row["job"], _ms(row["step_us"]), f"{row['spread']:.1%}", behind, *sides, _ms(row["kernels_us"])))
+    columns = ("job", "measured", "spread", "GPU behind the host", "this host", "usual host", "kernels, estimated")
+    return _table(data, columns, lines)
+
+
+def calls(data: Data) -> str:
+    """A line for each operation."""
+    lines = [
+        (row["operation"], f"{row['real_us']:.2f} us", f"{row['real_median_us']:.2f} us",
+         *(("-", "-") if row["virtual_us"] is None else
+           (f"{row['virtual_us']:.2f} us", f"{row['real_us'] - row['virtual_us']:.2f} us")))
+        for row in data["rows"]
+    ]  # fmt: skip
+    return _table(data, ("operation", "GPU, least", "GPU, median", "virtual GPU, least", "difference"), lines)
+
+
 def _ms(us: float) -> str:
     return f"{us / 1e3:.3f} ms"
 
@@ -226,6 +252,20 @@ GPU_TABLES = {
         "may use.",
         "outside",
         outside,
+    ),
+    "gpu-steps": GpuTable(
+        "Steps",
+        "The wall time of a step without fakedist, and estimated, each with its interval: for the machine's own host, "
+        "whose processor recorded the run, and for the usual host of its GPU.",
+        "host",
+        steps,
+    ),
+    "gpu-calls": GpuTable(
+        "CUDA's own calls",
+        "The host's time for operations of torch whose CUDA calls return at once, on the GPU and on the virtual GPU of "
+        "the same machine: the difference is CUDA's.",
+        "host",
+        calls,
     ),
     "gpu-recording-cost": GpuTable(
         "Kernel times under the recording",

@@ -26,7 +26,7 @@ from fakedist.gpu.driver.build import ensure_driver
 from fakedist.launcher.machine import count_real_gpus
 from tests.gpu.jobs.catalogue import JOBS, find_jobs
 from tests.gpu.machine import NoGpuError, real_machine, rehearsed_machine
-from tests.gpu.pieces import calibrate, examples, marked, memory, processes, recordings, times
+from tests.gpu.pieces import calibrate, examples, host, marked, memory, processes, recordings, times
 from tests.gpu.record import DEFAULT_GPU
 from tests.gpu.session import REHEARSAL, Session
 
@@ -46,6 +46,7 @@ PIECES = {
     "tests": Piece("the tests marked gpu", 90.0, marked.run),
     "outside": Piece("what the device holds outside the allocator", 45.0, memory.run_outside),
     "out-of-memory": Piece("where a job fails with less and less memory", 85.0, memory.run_out_of_memory),
+    "host": Piece("steps and calls: what the host takes", 240.0, host.run),
     "examples": Piece("the examples", 200.0, examples.run),
     "processes": Piece("real processes against faked ranks", 300.0, processes.run),
     "times": Piece("kernel times: bare, recorded, estimated", 330.0, times.run),

@@ -38,14 +38,21 @@ struct segment {
     uint8_t *made_up; /* the same: that value is made up, or computed from made-up ones */
 };
 
-struct range { /* freed addresses */
-    uint64_t start, span;
+/* Where a real driver puts what it allocates: the caching allocator breaks ties by address. Read off an H200 (driver
+ * 580, allocations of two jobs): addresses are reserved in multiples of RESERVATION from the top down, and an allocation
+ * takes the lowest room that reservations have left. */
+#define RESERVATION (32ull << 20)
+
+struct range { /* ascending by address */
+    uint64_t start, span, used; /* used: of a reservation, bytes that are allocated */
     struct range *next;
 };
 
 struct device {
-    uint64_t next_address, end_address;
-    struct range *given_back; /* reused if the span is equal, first match first */
+    uint64_t lowest, end;       /* addresses that were reserved once, and where the device's chunks end */
+    struct range *reservations; /* in use */
+    struct range *room;         /* within them */
+    struct range *released;     /* reservations that are in use no more */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -76,38 +83,98 @@ static int open_table(void) {
     return by_granule != NULL;
 }
 
+static struct range *new_range(struct range **at, uint64_t start, uint64_t span) {
+    struct range *r = gpu_new_handle(sizeof *r);
+    *r = (struct range){.start = start, .span = span, .next = *at};
+    return *at = r;
+}
+static void drop(struct range **at) {
+    struct range *r = *at;
+    *at = r->next;
+    free(r);
+}
+
+/* The first range of a list that ends above an address. */
+static struct range **above(struct range **at, uint64_t address) {
+    while (*at && (*at)->start + (*at)->span <= address) at = &(*at)->next;
+    return at;
+}
+
+/* Enter a range into a list, as one with its neighbours in it, as far as they are within the bounds. */
+static void enter(struct range **list, uint64_t start, uint64_t span, uint64_t low, uint64_t high) {
+    struct range **at = list;
+    while (*at && (*at)->start + (*at)->span < start) at = &(*at)->next;
+    if (*at && (*at)->start + (*at)->span == start && start > low) {
+        (*at)->span += span;
+    } else {
+        at = above(at, start);
+        new_range(at, start, span);
+    }
+    struct range *r = *at, *next = r->next;
+    if (next && r->start + r->span == next->start && next->start < high) {
+        r->span += next->span;
+        drop(&r->next);
+    }
+}
+
+/* Addresses below all that the device has; NULL: there are none left. */
+static int lower(int device, uint64_t span) {
+    struct device *d = &devices[device];
+    uint64_t wanted = (span + CHUNK - 1) / CHUNK;
+    if (d->lowest - d->end >= span) return d->lowest -= span, 1;
+    if (chunks_taken + wanted > NUM_CHUNKS) return 0;
+    uint64_t top = RANGE_BASE + (NUM_CHUNKS - chunks_taken) * CHUNK;
+    if (top != d->end) d->lowest = top; /* else the chunk continues the last one */
+    d->end = top - wanted * CHUNK;
+    for (uint64_t i = 0; i < wanted; i++) chunk_owner[NUM_CHUNKS - ++chunks_taken] = (uint8_t)(device + 1);
+    return d->lowest -= span, 1;
+}
+
+/* A reservation for a span: the highest that is free. Its room is what the span leaves. */
+static uint64_t reserve(int device, uint64_t span) {
+    struct device *d = &devices[device];
+    uint64_t whole = (span + RESERVATION - 1) / RESERVATION * RESERVATION, start;
+    struct range **best = NULL;
+    for (struct range **at = &d->released; *at; at = &(*at)->next)
+        if ((*at)->span >= whole) best = at;
+    if (best) {
+        start = (*best)->start + ((*best)->span -= whole);
+        if (!(*best)->span) drop(best);
+    } else {
+        if (!lower(device, whole)) return 0;
+        start = d->lowest;
+    }
+    new_range(above(&d->reservations, start), start, whole)->used = span;
+    if (whole > span) new_range(above(&d->room, start), start + span, whole - span);
+    return start;
+}
+
 /* The caller holds the lock. */
 static void *take_range(int device, uint64_t span) {
     struct device *d = &devices[device];
     assert(IS_HELD(&lock) && span && span % GRANULE == 0);
     if (!open_table()) return NULL;
-    for (struct range **at = &d->given_back; *at; at = &(*at)->next) {
-        struct range *r = *at;
-        if (r->span != span) continue;
-        void *address = (void *)r->start;
-        *at = r->next;
-        free(r);
-        return address;
-    }
-    if (d->next_address + span > d->end_address) {
-        uint64_t wanted = (span + CHUNK - 1) / CHUNK;
-        if (chunks_taken + wanted > NUM_CHUNKS) return NULL;
-        uint64_t start = RANGE_BASE + chunks_taken * CHUNK;
-        if (start != d->end_address) d->next_address = start; /* else the chunk continues the last one */
-        for (uint64_t i = 0; i < wanted; i++) chunk_owner[chunks_taken++] = (uint8_t)(device + 1);
-        d->end_address = start + wanted * CHUNK;
-    }
-    void *address = (void *)d->next_address;
-    d->next_address += span;
-    assert(d->next_address <= d->end_address && memory_device_of(address) == device);
-    return address;
+    if (!d->end) reserve(device, 8ull << 20), reserve(device, 30ull << 20); /* the context's */
+    struct range **at = &d->room;
+    while (*at && (*at)->span < span) at = &(*at)->next;
+    if (!*at) return (void *)reserve(device, span);
+    uint64_t start = (*at)->start;
+    (*at)->start += span;
+    if (!((*at)->span -= span)) drop(at);
+    (*above(&d->reservations, start))->used += span;
+    return (void *)start;
 }
 
 static void give_back(int device, void *address, uint64_t span) {
+    struct device *d = &devices[device];
+    uint64_t start = (uint64_t)address;
     assert(IS_HELD(&lock) && memory_device_of(address) == device);
-    struct range *r = gpu_new_handle(sizeof *r);
-    *r = (struct range){(uint64_t)address, span, devices[device].given_back};
-    devices[device].given_back = r;
+    struct range **at = above(&d->reservations, start), *r = *at;
+    enter(&d->room, start, span, r->start, r->start + r->span);
+    if (r->used -= span) return;
+    drop(above(&d->room, r->start)); /* all of it */
+    enter(&d->released, r->start, r->span, 0, UINT64_MAX);
+    drop(at);
 }
 
 void *memory_reserve(int device, uint64_t span) {

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.gpu.jobs import dense
 from tests.gpu.jobs.models import random_tokens
 from tests.gpu.jobs.reading import reading
 
@@ -16,7 +17,7 @@ def _train(layer: nn.Module, tokens: Tensor) -> None:
     embedding, output = nn.Embedding(4_000, DIM).cuda(), nn.Linear(DIM, 4_000).cuda()
     modules = nn.ModuleList((embedding, layer, output))
     optimizer = torch.optim.AdamW(modules.parameters())
-    for _ in range(3):
+    for _ in range(dense.STEPS):
         with torch.autocast("cuda", torch.bfloat16):
             logits = output(layer(embedding(tokens), tokens))
         F.cross_entropy(logits.float(), tokens).backward()

@@ -1,0 +1,152 @@
+"""Steps as long as they take without fakedist, estimated on the same machine; and what CUDA's calls take its host."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.jobs.catalogue import GpuJob
+from tests.gpu.pieces.single import ScriptFailedError, run_script
+from tests.gpu.record import ROOT, job_environment
+from tests.gpu.session import Session
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script of one rank that trains for more steps than are looked at."""
+
+    name: str
+    script: str
+    flags: str = ""
+
+
+JOBS = (
+    Job("GPT-2, DDP, 1 sequence", "examples/ddp_gpt.py", "--model gpt2 --batch-size 1 --accumulate 1 --steps 1000"),
+    Job("GPT-2, DDP, 8 sequences", "examples/ddp_gpt.py", "--model gpt2 --batch-size 8 --accumulate 1 --steps 1000"),
+    Job(
+        "Llama of 2 layers, FSDP2, 512 tokens", "examples/llama_fsdp2.py",
+        "--model 8b --num-layers 2 --tp 1 --seq-len 512 --steps 1000",
+    ),
+    Job(
+        "Llama of 2 layers, FSDP2, 8,192 tokens", "examples/llama_fsdp2.py",
+        "--model 8b --num-layers 2 --tp 1 --steps 1000",
+    ),
+    Job(
+        "GPT of 8 small layers by hand", "examples/three_d.py",
+        "--layers 8 --hidden 512 --heads 8 --seq-len 256 --batch 4 --steps 1000",
+    ),
+    Job("experts without drops", "tests/gpu/many_steps.py", "moe_dropless"),
+    Job("compiled GPT", "bench/jobs/compiled_gpt.py"),
+)  # fmt: skip
+#: Cores that a job on the virtual GPU gets: its threads, and those of another job, must not wait for one.
+_CORES = 3
+
+
+def run(session: Session) -> bool:
+    """Time the calls and the jobs; whether each has times on both sides."""
+    went_well = _calls(session)
+    # The virtual GPU needs no real one; processes beside each other share nothing but the processor.
+    with (
+        tempfile.TemporaryDirectory(prefix="gpu-host-") as text,
+        ThreadPoolExecutor(max(1, session.at_once // _CORES)) as pool,
+    ):
+        directory = Path(text)
+        estimated = [pool.submit(_in_time, session, _estimated, job, directory) for job in JOBS]
+        measured = [_in_time(session, _measured, job, directory) for job in JOBS]
+        estimates = [each.result() for each in estimated]
+    rows, failed = [], []
+    for job, real, estimate in zip(JOBS, measured, estimates, strict=True):
+        failed += [f"{job.name}: {each}" for each in (real, estimate) if isinstance(each, str)]
+        if not isinstance(real, str) and not isinstance(estimate, str):
+            rows.append({"job": job.name, **real, **estimate})
+            session.say(json.dumps(rows[-1]))
+    session.write("gpu-steps", rows, failed)
+    return not failed and went_well
+
+
+def _in_time(
+    session: Session, work: Callable[[Session, Job, Path], dict[str, Any] | str], job: Job, directory: Path
+) -> dict[str, Any] | str:
+    return "not run: the time was over" if session.is_over else work(session, job, directory)
+
+
+def _measured(session: Session, job: Job, directory: Path) -> dict[str, Any] | str:
+    """Median of the windows, their spread, and for how long the device was behind the host at a window's end."""
+    if session.rehearsal:
+        return {"step_us": 0.0, "spread": 0.0, "behind_us": 0.0}  # the virtual GPU takes no time
+    result = directory / f"{JOBS.index(job)}.json"
+    script = [str(ROOT / "tests" / "gpu" / "step_time.py"), str(result), str(ROOT / job.script), *job.flags.split()]
+    said = _ended(session, script)
+    if not result.exists():
+        return said or "it left no result"
+    windows = json.loads(result.read_text())
+    steps = [each["step_us"] for each in windows]
+    return {
+        "step_us": statistics.median(steps),
+        "spread": max(steps) / min(steps) - 1,
+        "behind_us": statistics.median(each["behind_us"] for each in windows),
+    }
+
+
+def _estimated(session: Session, job: Job, directory: Path) -> dict[str, Any] | str:
+    """The step estimated for this machine as the host, and for the usual host of its GPU."""
+    way, run_directory = session.virtual, directory / f"run-{JOBS.index(job)}"
+    world = ["--world-size", "1", "--rank", "0", "--device", "virtual", "--host", "this", "--no-page"]
+    world += ["--gpu", way.gpu, "--gpu-memory", f"{way.memory_bytes}B", "-o", str(run_directory)]
+    command = ["-m", "fakedist", "profile", *world, str(ROOT / job.script), *job.flags.split()]
+    if said := _ended(session, command):
+        return said
+    found: dict[str, Any] = {}
+    for prefix, host in (("this", "this"), ("usual", "dgx-h100")):
+        out = directory / f"{prefix}-{JOBS.index(job)}.json"
+        if said := _ended(session, ["-m", "fakedist", "time", str(run_directory), "--host", host, "--json"], out):
+            return said
+        time = json.loads(out.read_text())["time"]
+        found |= {f"{prefix}_us": time["step_us"], f"{prefix}_low_us": time["step_low_us"]}
+        found |= {f"{prefix}_high_us": time["step_high_us"]}
+    return found | {"kernels_us": time["kernel_us"], "num_kernels": time["num_kernels"]}
+
+
+def _ended(session: Session, arguments: list[str], out: Path | None = None) -> str:
+    """Run Python with these arguments; how it ended, empty for well."""
+    environment = job_environment(GpuJob("", "", ""), profiled=False)
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
+            timeout=session.timeout_s(120.0),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "it did not end in time"
+    if out is not None:
+        out.write_text(done.stdout)
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return f"exit code {done.returncode}: {lines[-1] if lines else 'it said nothing'}" if done.returncode else ""
+
+
+def _calls(session: Session) -> bool:
+    """One side after the other: they would slow each other down."""
+    try:
+        real, virtual = (
+            {row["operation"]: row for row in run_script(session, way, "call_times")}
+            for way in (session.real, session.virtual)
+        )
+    except ScriptFailedError as error:
+        session.write("gpu-calls", [], [str(error)])
+        return False
+    rows = [
+        {"operation": name, "real_us": row["least_us"], "real_median_us": row["median_us"]}
+        | {"virtual_us": virtual[name]["least_us"] if name in virtual else None}
+        for name, row in real.items()
+    ]
+    for row in rows:
+        session.say(json.dumps(row))
+    session.write("gpu-calls", rows)
+    return True
