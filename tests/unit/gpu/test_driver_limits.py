@@ -8,7 +8,15 @@ import pytest
 
 from tests.unit.gpu.driver import on_driver
 
-_SCRIPT = """
+#: Segments of GPT-2's optimizer state on an H200 (driver 580), in MiB, and how far each address is from the one before.
+ON_AN_H200 = (48, 48, 20, 24, 36, 12, 12, 24, 12, 48, 48, 12, 24, 12, 36, 12, 2, 12, 24, 48, 48, 20, 24, 36, 12, 12, 24)
+STEPS_ON_AN_H200 = [
+    -64, -32, -32, -64, 36, 12, -80, 148, -212, -64, 48, -80, 144, -208, 36, 12, 2, -82, -64, -64, -32, -32, -64, 36,
+    12, -80,
+]  # fmt: skip
+_SCRIPT = (
+    f"ON_AN_H200 = {ON_AN_H200}"
+    + """
 from fakedist.gpu.driver.build import answered_names, exported_names, find_cuda
 
 def malloc(size):
@@ -108,7 +116,12 @@ driver.cudaFree(c_void_p(two))
 over = [malloc(63 * GIB), malloc(3 * GIB)]
 found["a device's addresses go on"] = over[1] - over[0]
 driver.cudaSetDevice(1)
-found["another device's chunk"] = malloc(1) // (64 * GIB) - over[1] // (64 * GIB)
+found["another device's chunk"] = malloc(1) // (64 * GIB) < over[1] // (64 * GIB)
+malloc(24 * MIB)  # what else the context's reservations have left
+given = [malloc(mib * MIB) for mib in ON_AN_H200]
+found["as on an H200"] = [(after - before) // MIB for before, after in zip(given, given[1:])]
+driver.cudaFree(c_void_p(given[0]))  # its reservation is the highest, so the next one is there again
+found["a free reservation"] = malloc(49 * MIB) == given[0]
 driver.cudaSetDevice(0)
 
 unlimited = [make("cuMemAddressReserve", c_size_t(1 << 50), c_size_t(0), None, c_uint64(0)) for _ in range(2)]
@@ -158,6 +171,7 @@ for name in refused:
     getattr(driver, name)()
 found["refused"] = [len(refused), len(gpu.refused())]
 """
+)
 
 
 INVALID_VALUE, OUT_OF_MEMORY = 1, "status 2"
@@ -185,17 +199,19 @@ EXPECTED = {
     "all that is left": [True, 0],
     "given back": True,
     "addresses are used again": True,
-    "addresses of another size": [False, True],
-    # A device takes addresses in chunks of 64 GiB, and goes on in the next one.
-    "a device's addresses go on": 63 << 30,
-    "another device's chunk": 1,
+    "addresses of another size": [True, False],
+    # A device takes addresses in chunks of 64 GiB, and goes on in the one below.
+    "a device's addresses go on": -(3 << 30),
+    "another device's chunk": True,
+    "as on an H200": STEPS_ON_AN_H200,
+    "a free reservation": True,
     "bytes of a transform": {kind: size * 3 * 8 * 4 for kind, size in (("4", 8), ("5", 16), ("6", 4))},
     "bytes of a QR": {
         columns: {kind: size * elements for kind, size in (("0", 4), ("1", 8), ("4", 8), ("5", 16))}
         for columns, elements in (("10", 196608), ("10000", 10000 * 32))
     },
     "refused": [300, 256],  # the first 256 functions are counted
-    "a reservation without limit": 4 << 40,
+    "a reservation without limit": -(4 << 40),
     "reservations": 64 // 4 - 2 - 1,  # of 4 TiB in 64; less two, and what came before
     "streams": [(1 << 14) + 2, True],  # ascending handles, without limit
     "contexts": [0] * 16 + [2],
