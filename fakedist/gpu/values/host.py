@@ -230,6 +230,14 @@ def is_mask(index: object) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in _MASKS
 
 
+def _fills(operator: Operator, args: Arguments) -> bool:
+    """Whether torch fills where a mask is set, and needs no positions: ``x[mask] = 0``."""
+    indices = [index for index in args[1] if index is not None]
+    value = args[2] if len(args) > 2 else None
+    one_value = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_cuda
+    return one_value and len(indices) == 1 and not operator.argument("accumulate", args, {})
+
+
 def _broadcast_numel(*shapes: torch.Size) -> int:
     """Elements of tensors of these shapes, broadcast against each other. torch's own function imports SymPy."""
     dims = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
@@ -280,7 +288,7 @@ class HostReads:
         """Arguments of an indexing operation with positions instead of masks, as its kernel converts them first."""
         indices = args[1]
         assert isinstance(indices, (list, tuple))
-        if not any(map(is_mask, indices)):
+        if not any(map(is_mask, indices)) or _fills(operator, args):
             return args
         converted: list[object] = []
         values = tensor_at(args, 2) if len(args) > 2 else None
