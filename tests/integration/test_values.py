@@ -166,7 +166,7 @@ def test_sizes_that_depend_on_values(engine: ValueEngine) -> None:
     assert torch.allclose(x.float(), x.float() + 1e-9)
     assert bool(x[0])
     is_three, num_allocations = x == 3, torch.cuda.memory_stats()["allocation.all.allocated"]
-    x[is_three] = 7  # torch fills, and counts nothing
+    x.index_put_((is_three,), torch.tensor(7))  # torch fills, and counts nothing
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == num_allocations
     assert x.tolist() == [7, 1, 7, 0]
     assert torch.combinations(x[:3]).shape == (3, 2)
