@@ -9,6 +9,9 @@ Measured were products y = x w^T (TN in cuBLAS' words) of bf16 and fp8 operands 
 - A result that is added to, or that has more bytes, adds its bytes to the reference.
 - A batch fills the GPU as one product with as many rows does.
 - A complex product takes as long as the four real ones that it is made of.
+- A product of 2-byte elements with an odd leading dimension (a vocabulary of 50,257) runs without the tensor memory
+  accelerator, at the rate that three such products reach on an H200; one of 2, 4 or 6 more lies between that and the
+  usual one. Arrays are taken to be contiguous.
 - TF32, fp32, fp64 and int8 reach the fraction of their peak that bf16 (int8: fp8) products of that size reach.
 """
 
@@ -25,7 +28,7 @@ import pandas as pd
 from fakedist.cost_model.accuracy import ErrorIntervals
 from fakedist.cost_model.kernels.attention import AttentionKernel, AttentionShapes, AttentionTimes
 from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, NearestTable, attention_roof, measured_spec, product_roof
-from fakedist.cost_model.kernels.measurements import Floats, load_measured
+from fakedist.cost_model.kernels.measurements import Floats, Integers, load_measured
 from fakedist.cost_model.kernels.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
 from fakedist.cost_model.kernels.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
 from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
@@ -394,6 +397,11 @@ def _moving_times(name: str) -> MovingTimes:
 #: Half widths of 90 % intervals (logarithms) that assumptions add.
 _LAYOUT, _BATCH, _PRODUCT_OTHER_TYPE, _ACCUMULATES, _PRODUCT_OTHER_GPU = 0.08, 0.12, 0.25, 0.05, 0.10
 _ROWS_SCALED = 0.10
+#: FLOPs for each SM and clock of products whose operands are not aligned: y = x w^T of 8,192 x 50,257 x 768 in bf16 and
+#: its two gradients took 6,674, 4,521 and 4,285 us on an H200 (cuBLAS 13, CUTLASS' kernels "align1"; docs/accuracy).
+_UNALIGNED_RATE, _UNALIGNED, _UNALIGNED_ELSEWHERE, _HOPPER = 479.0, 0.35, 0.5, ("h100-sxm", "h200-sxm")
+#: Bytes that the leading dimensions of operands and result have to be a multiple of.
+_ALIGNED_BYTES = 16
 #: What each octave beyond the table adds, and distance from measured sizes within it.
 _BEYOND = 0.04
 #: Whose layers of experts count where none were measured (A100).
@@ -443,6 +451,7 @@ class ProductRules(Rules):
         time_us = times.time_us(sizes, roof)
         within, beyond = times.octaves_away(sizes)
         assumed = Assumptions(len(rows))
+        time_us = self._aligned(rows, sizes, time_us, dtype, assumed)
         layout = rows.texts("layout")
         assumed.add(layout != _MEASURED_LAYOUT, _LAYOUT, f"as fast as {_MEASURED_LAYOUT}")
         assumed.add(sizes.batch > 1, _BATCH, "a batch like more rows")
@@ -463,6 +472,23 @@ class ProductRules(Rules):
             np.full(len(rows), family, object),
             assumed.basis(basis),
         )
+
+    def _aligned(
+        self, rows: WorkArrays, sizes: ProductSizes, time_us: Floats, dtype: str, assumed: Assumptions
+    ) -> Floats:
+        """Times of products, longer where the leading dimensions of 2-byte elements are not aligned."""
+        if dtype not in ("bf16", "fp16"):
+            return time_us
+        elements = np.gcd.reduce([*_leading_dimensions(rows), np.full(len(rows), _ALIGNED_BYTES // 2)])
+        rate = _UNALIGNED_RATE * self.gpu.sms * self.gpu.clock_khz * 1e3
+        odd_us = np.maximum(time_us, START_US + 2.0 * sizes.batch * sizes.m * sizes.n * sizes.k / rate * 1e6)
+        is_odd, is_between = elements == 1, (elements > 1) & (elements < _ALIGNED_BYTES // 2)
+        slower = np.log(odd_us / time_us)
+        words = "not aligned: as fast as such products on an H200"
+        own = _UNALIGNED if self.table.name in _HOPPER else _UNALIGNED_ELSEWHERE
+        assumed.add(is_odd & (slower > 0), own, words)
+        assumed.add(is_between & (slower > 0), float(slower.max(initial=0.0)) / 2, f"{words}, or aligned")
+        return np.asarray(time_us * np.exp(np.select([is_odd, is_between], [slower, slower / 2], 0.0)))
 
     def grouped(self, rows: WorkArrays) -> Estimates:
         """Products of many groups, such as those of a layer's experts."""
@@ -510,6 +536,14 @@ def _single_times(name: str) -> dict[str, ProductTimes]:
 @cache
 def _grouped_times(name: str) -> GroupedTimes:
     return GroupedTimes(load_measured(name).experts, product_roof(measured_spec(name), "bf16"))
+
+
+def _leading_dimensions(rows: WorkArrays) -> list[Integers]:
+    """Of operands and result, if they are contiguous: cuBLAS' layout names the second operand first."""
+    m, n, k = (np.maximum(rows.numbers(name), 1.0).astype(np.int64) for name in ("m", "n", "k"))
+    layout = rows.texts("layout").astype(str)
+    second, first = np.char.startswith(layout, "N"), np.char.endswith(layout, "T")
+    return [np.where(second, n, k), np.where(first, m, k), n]
 
 
 def _sizes(rows: WorkArrays) -> ProductSizes:

@@ -1,6 +1,7 @@
 """Work is priced from measurements, for every GPU, with an interval and the reason; what is unknown stays unknown."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -118,6 +119,42 @@ def test_what_is_assumed_or_slower_is_said_and_widens_the_interval(h100: KernelT
     assert fixed["time_us"] == pytest.approx(free["time_us"] / 0.87)
     assert "deterministic" in fixed["basis"]
     assert fixed["high_us"] / fixed["time_us"] > free["high_us"] / free["time_us"]
+
+
+#: GPT-2's output layer and its two gradients, 8 sequences: microseconds on an H200.
+OUTPUT_LAYER = (
+    (product(8192, 50257, 768), 6674.1),
+    (product(8192, 768, 50257, layout="NN"), 4521.0),
+    (product(50257, 768, 8192, layout="NT"), 4285.4),
+)
+
+
+def test_a_product_that_is_not_aligned_takes_what_such_products_take() -> None:
+    h200 = KernelTimes(find_gpu("h200"))
+    found = priced(h200, *(row for row, _ in OUTPUT_LAYER)).itertuples()
+    for row, (_, measured_us) in zip(found, OUTPUT_LAYER, strict=True):
+        assert row.low_us < measured_us < row.high_us
+        assert "not aligned" in row.basis
+    padded = priced(h200, product(8192, 50304, 768), product(8192, 768, 50304, layout="NN"))
+    assert not padded["basis"].str.contains("not aligned").any()
+    assert (padded["time_us"] < 1200).all()
+
+
+@pytest.mark.parametrize("odd", [{"n": 50258}, {"n": 50260}, {"layout": "NN", "k": 770}, {"layout": "NT", "m": 8190}])
+def test_an_even_leading_dimension_lies_between(h100: KernelTimes, odd: dict[str, Any]) -> None:
+    row = product(8192, 50304, 768)._replace(**odd)
+    aligned, between, not_aligned = priced(h100, product(8192, 50304, 768), row, product(8192, 50257, 768)).to_dict(
+        "records"
+    )
+    assert 2 * aligned["time_us"] < between["time_us"] < not_aligned["time_us"] / 2
+    assert between["low_us"] < aligned["time_us"] * 1.02
+    assert between["high_us"] > not_aligned["time_us"] * 0.98
+    assert "or aligned" in between["basis"]
+
+
+def test_only_leading_dimensions_of_two_byte_elements_have_to_be_aligned(h100: KernelTimes) -> None:
+    rows = [product(8191, 4096, 4096), product(8192, 4096, 8191, layout="NT"), product(4096, 4097, 512, dtype="fp32")]
+    assert not priced(h100, *rows)["basis"].str.contains("not aligned").any()
 
 
 def test_types_have_peaks_of_their_own(h100: KernelTimes) -> None:
