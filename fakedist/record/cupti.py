@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,6 +67,23 @@ _NODE = re.compile(r'"graph node id": ?(\d+)')
 #: Names of functions of CUDA's runtime and driver. No torch operation has such a name. Torch 2.11 has no name for
 #: functions newer than itself, such as cudart 13's __cudaLaunchKernel.
 _CALL = re.compile(r"(?:__)?cu(?:da)?[A-Z]\w+$|INVALID$|unknown$")
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Without torch's warnings: on a GPU, torch 2.11 warns of each event of a kind that it does not know, twice."""
+    try:
+        level = ctypes.c_int.in_dll(ctypes.CDLL(None), "FLAGS_caffe2_log_level")  # c10/util/Logging.cpp
+    except ValueError:  # built with another logger
+        yield
+        return
+    usual, level.value = level.value, 2  # errors
+    try:
+        yield
+    finally:
+        level.value = usual
+
+
 #: Events that the profiler reports as GPU work although they are none.
 _NO_WORK = re.compile(r"\w+ Sync$|Stream Wait|Iteration Start|cudaEvent$")
 #: Those that wait, by Kineto's names, as the table of launches calls them.
@@ -119,13 +137,15 @@ class CuptiTracer:
         assert profile is not None
         if self._has_events:
             disable_event_records()
-        profile.stop()
         self._gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
-        self._events = present(profile.profiler, "kineto_results").events()
+        with _hushed():
+            profile.stop()
+            self._events = present(profile.profiler, "kineto_results").events()
 
     def records(self) -> Sequence[Record]:
         """The events, the GPU's name and the source of its times."""
-        return (profiler_record(self._events, self._gpu, self._source, has_events=self._has_events),)
+        with _hushed():
+            return (profiler_record(self._events, self._gpu, self._source, has_events=self._has_events),)
 
     def _mark(self, text: str) -> None:
         with self._event(text):

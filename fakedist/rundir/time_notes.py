@@ -160,6 +160,12 @@ def only_collectives_are_estimated() -> str:
 
 
 @note
+def host_is_slowed() -> str:
+    """A measured step, whose host was slowed by the tool that measured it."""
+    return "tracing slows the host: without it, the step may take as little as the low end, where no launch is late"
+
+
+@note
 def collectives_not_priced(why: str) -> str:
     """Collectives of a measured step are the copies that stand for them. Empty ``why``: an unknown GPU model."""
     return f"the time of collectives is that of the copies that stand for them: {why or 'this GPU model is not known'}"

@@ -16,7 +16,7 @@ STEPS_ON_AN_H200 = [
 ]  # fmt: skip
 _SCRIPT = (
     f"ON_AN_H200 = {ON_AN_H200}"
-    + """
+    """
 from fakedist.gpu.driver.build import answered_names, exported_names, find_cuda
 
 def malloc(size):
