@@ -18,8 +18,7 @@ from tests.support.on_device import MadeUpCuda
 GIB = 1 << 30
 Decide = Callable[[int, int, int, int], bool]
 SET, GET, BEGIN, END = (
-    f"_cuda_{name}"
-    for name in ("setMemoryFraction", "getMemoryFraction", "beginAllocateToPool", "endAllocateToPool")
+    f"_cuda_{name}" for name in ("setMemoryFraction", "getMemoryFraction", "beginAllocateToPool", "endAllocateToPool")
 )
 
 

@@ -390,17 +390,6 @@ def test_a_sampler_runs_as_many_points_as_trials(tmp_path: Path) -> None:
         assert (len(executor.tasks), len(sweep.rows)) == (2 * num_new, trials)
 
 
-def test_a_sampler_learns_what_does_not_fit(tmp_path: Path) -> None:
-    """Half of the space does not fit. A sampler that did not learn from that would choose from it half of the time."""
-
-    def outcome(task: Task) -> str:
-        return OUT_OF_MEMORY if argument(task, "--mbs") > 32 else RAN
-
-    sweep, _, _ = run(tmp_path / "s", outcome, text=WIDE, trials=40, ranks="0")
-    later = [row.status for row in sweep.rows][20:]
-    assert later.count(Status.DOES_NOT_FIT) < 5
-
-
 def ended(*ranks: int) -> dict[int, RankResult]:
     """Ranks of a pipeline of four that ended well. Rank 0 knows the pipeline."""
     found = {}

@@ -1,4 +1,4 @@
-"""Which measured kernel stands for one that was not measured, how much slower it is, and what that adds to intervals."""
+"""Which measured kernel stands for one that was not measured, how much slower it is, and how unsure that makes it."""
 
 import math
 
