@@ -219,6 +219,11 @@ def routed() -> Tensor:
     return torch.zeros(N, 8, dtype=torch.bool).scatter(1, experts, True).sum(0)
 
 
+def test_how_many_of_a_large_mask_are_true_is_one_value(device: IdleDevice) -> None:
+    unknown_mask().nonzero()
+    assert device.made_up() == {"aten.nonzero.default": 1}
+
+
 @pytest.mark.parametrize("name", [*READS, *KNOWN_READS])
 def test_what_the_host_reads_of_large_tensors_follows_from_what_is_known(device: IdleDevice, name: str) -> None:
     read, expected = (READS | KNOWN_READS)[name]
