@@ -1,4 +1,4 @@
-"""What the command line of Megatron-LM's script says, and the flags that it still lacks."""
+"""Flags of Megatron-LM on a command line, and those that it still lacks."""
 
 import pytest
 

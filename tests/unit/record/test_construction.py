@@ -33,8 +33,8 @@ class Built:
         """Layer, operation and bytes of each new mark."""
         self.construction.mark(is_over=is_over)
         taken = self.marks.take()
-        columns = (("category", "B"), ("layer", "i"), ("op", "q"), ("size", "q"))
-        categories, layers, ops, sizes = (memoryview(getattr(taken, name)).cast(code) for name, code in columns)
+        categories, layers = memoryview(taken.category).cast("B"), memoryview(taken.layer).cast("i")
+        ops, sizes = memoryview(taken.op).cast("q"), memoryview(taken.size).cast("q")
         assert {CATEGORIES[category] for category in categories} <= {"parameter"}
         names = ["" if layer == KEEP_LAYER else self.layers.name(layer) for layer in layers]
         return set(zip(names, ops, sizes, strict=True))

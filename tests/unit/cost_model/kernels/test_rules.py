@@ -1,6 +1,7 @@
 """Which measured kernel stands for one that was not measured, how much slower it is, and how unsure that makes it."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def widths(times: KernelTimes, *rows: WorkRow) -> list[float]:
     ],
 )
 def test_independent_assumptions_add_in_squares(
-    h100: KernelTimes, plain: WorkRow, changed: dict[str, object], adds: list[float]
+    h100: KernelTimes, plain: WorkRow, changed: dict[str, Any], adds: list[float]
 ) -> None:
     before, after = widths(h100, plain, plain._replace(**changed))
     assert after == pytest.approx(math.sqrt(before**2 + sum(width**2 for width in adds)), rel=0.03)
