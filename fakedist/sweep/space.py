@@ -14,6 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TypeAlias
 
 import simpleeval
@@ -168,11 +169,14 @@ def _range(first: object, last: object, how: str, by: object, where: str) -> lis
 
 
 def _steps(start: float, end: float, how: str, step: float) -> Iterator[float]:
+    """Steps in decimals, as they were written: three of 0.1 are 0.3, which floats exceed."""
+    first, last, by = (Decimal(str(number)) for number in (start, end, step))
+    is_whole = isinstance(start, int) and isinstance(step, int)
     for count in range(MAX_VALUES + 1):
-        value = start + count * step if how == "+" else start * step**count
-        if value > end * (1 + 1e-12 if end > 0 else 1):
+        value = first + count * by if how == "+" else first * by**count
+        if value > last:
             return
-        yield value
+        yield int(value) if is_whole else float(value)
 
 
 def _words(plain: object, where: str) -> tuple[str, ...]:

@@ -133,6 +133,16 @@ def test_ranges_are_cut_at_either_end_and_merged_again() -> None:
     assert ranges.listed() == [(10, 90, 7), (100, 10, 8)]
 
 
+def test_a_range_that_was_taken_is_no_neighbour_any_more() -> None:
+    ranges = AddressRanges()
+    ranges.put(0, 10, 7)
+    assert ranges.take(0) == (10, 7)
+    assert ranges.take(0) is None
+    ranges.put(0, 5, 7)
+    ranges.put(10, 5, 7)
+    assert ranges.listed() == [(0, 5, 7), (10, 5, 7)]
+
+
 @pytest.mark.parametrize(
     ("conf", "requested", "given"),
     [

@@ -25,8 +25,10 @@ NUM_BATCHES = 6
 ACTIVATION = 1 << 10
 
 
-def stage(directory: Path, rank: int, *, batches: int = NUM_BATCHES, gpu: str = "h100-80g", **job: Any) -> Path:
-    """The run of rank 0 or 4 of 8: GPipe with two equal stages, whose transfers are small."""
+def stage(
+    directory: Path, rank: int, *, batches: int = NUM_BATCHES, gpu: str = "h100-80g", chunks: int = 1, **job: Any
+) -> Path:
+    """The run of rank 0 or 4 of 8: GPipe with two equal stages of so many chunks, whose transfers are small."""
     made = recorded()
     samples = {"samples": 2 * batches, "sample_shape": "1024"}  # of one rank, all micro-batches
     made.others = [replace(each, **samples) if isinstance(each, StepRecord) else each for each in made.others]
@@ -53,7 +55,7 @@ def stage(directory: Path, rank: int, *, batches: int = NUM_BATCHES, gpu: str = 
             transfer(RECV, op)
         rows.append(launch(PRODUCT, layer=4, op=2000 + number, num_operations=0))
         rows += [launch(PRODUCT, layer=5, num_operations=0) for _ in range(9)]
-        if rank == 0:
+        for _ in range(chunks if rank == 0 else 0):
             transfer(SEND, op)
     for _ in range(batches):
         if rank == 0:

@@ -1,5 +1,6 @@
 """A run's step on another GPU: the times change, the memory does not."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import pytest
 from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, made_table
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.models.spec import GpuSpec
+from fakedist.options.pricing import Pricing
 from fakedist.results.building import build_tables
 from fakedist.results.calibration.calibrating import step_change
 from fakedist.results.opening import open_run, open_timed_run
+from fakedist.results.repricing import check_measured, gpu_of, is_traced, times_of
 from fakedist.results.run import Run
 from fakedist.rundir.manifest import load_manifest, write_manifest
 from fakedist.rundir.summary import Summary
@@ -131,6 +135,58 @@ def test_the_run_keeps_the_whole_gpu_model_and_its_power_limit_can_be_changed(ru
         write_manifest(run.path, run.manifest)
     durations = [each.table("kernels").set_index("name")["duration_us"]["elementwise"] for each in (run, mine)]
     assert durations[1] > 1.9 * durations[0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "given", "job", "table"),
+    [
+        (H100, "given.toml", {"times": "own.toml"}, "given.toml"),
+        (H100, None, {"times": "own.toml"}, "own.toml"),
+        (H100, None, {}, None),
+        (find_gpu("h200"), None, {"times": "own.toml"}, None),  # measured on another GPU than this
+        (find_gpu("h200"), "given.toml", {"times": "own.toml"}, "given.toml"),
+        (H100, None, None, None),
+    ],
+)
+def test_the_jobs_calibration_table_counts_for_its_own_gpu(
+    run: Run, gpu: GpuSpec, given: str | None, job: dict[str, Any] | None, table: str | None
+) -> None:
+    own = None if job is None or run.manifest.job is None else replace(run.manifest.job, **job)
+    assert times_of(replace(run.manifest, job=own), gpu, given) == table
+
+
+def test_the_gpu_is_the_runs_own_with_the_power_that_is_asked_for(run: Run) -> None:
+    assert gpu_of(run.manifest, None, None) == H100
+    assert gpu_of(run.manifest, None, 450.0) == replace(H100, watts=450.0)
+    assert gpu_of(run.manifest, "h200", 450.0) == replace(find_gpu("h200"), watts=450.0)
+    unknown = replace(run.manifest, gpu_model=None)
+    assert gpu_of(unknown, "h200", None) == find_gpu("h200")
+    with pytest.raises(RunDirectoryError, match="own GPU model is not known") as raised:
+        gpu_of(unknown, None, 450.0)
+    assert "--gpu" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_refused"),
+    [
+        ({}, False),
+        ({"fabric": "p5-efa", "what_if": "nvl72", "moe_imbalance": 1.5}, False),
+        ({"gpu": "h200"}, True),
+        ({"power_watts": 450.0}, True),
+        ({"times": "own.toml"}, True),
+        ({"host": "grace"}, True),
+    ],
+)
+def test_kernels_that_a_gpu_ran_keep_their_times_and_collectives_may_change(
+    run: Run, changed: dict[str, Any], is_refused: bool
+) -> None:
+    assert run.summary.kernels is not None
+    traced = replace(run.summary, kernels=replace(run.summary.kernels, tool="cupti"))
+    pricing = replace(Pricing(), **changed)
+    check_measured(run.summary, pricing)
+    assert [is_traced(summary) for summary in (run.summary, traced)] == [False, True]
+    with pytest.raises(RunDirectoryError, match="measured on a GPU") if is_refused else nullcontext():
+        check_measured(traced, pricing)
 
 
 def test_an_unknown_gpu_lists_the_known_ones(run: Run) -> None:

@@ -76,6 +76,14 @@ def test_the_formula_for_stages_that_did_not_run_agrees_with_placing_them(stages
     assert formula.low_us < formula.step_us < formula.high_us
 
 
+def test_the_formulas_bubble_is_shorter_by_the_number_of_chunks(stages: list[Path], tmp_path: Path) -> None:
+    interleaved = stage(tmp_path / "rank0", 0, chunks=3)
+    one, three = (estimate_step([run], [RESULT], PricedFor(), None, None)[0] for run in (stages[0], interleaved))
+    assert one is not None
+    assert three is not None
+    assert three.bubble_us == pytest.approx(one.bubble_us / 3, rel=0.02)
+
+
 def test_a_bubble_that_the_runs_do_not_show_is_not_known(stages: list[Path]) -> None:
     found, _ = estimate_step(stages[1:], [replace(RESULT, rank=4, pipeline=(0, 4))], PricedFor(), None, None)
     assert found is not None

@@ -81,6 +81,16 @@ def test_the_sampler_learns_by_how_much_a_point_does_not_fit(tmp_path: Path, end
     assert trial.value == (1000.0 if ended.status is Status.FITS else 0.0)
 
 
+def test_a_sampler_avoids_what_does_not_fit(tmp_path: Path) -> None:
+    """Half of the space does not fit. A sampler that did not learn from that would choose from it half of the time."""
+    wide = SWEEP.replace("[4, 1, 2]", '"1..64"').replace('["a", "b"]', '"1..64"')
+    points, fits = SampledPoints(plan_of(tmp_path, wide, trials=40), tmp_path), []
+    while isinstance(run := points.next(), PointRun):
+        fits.append(dict(run.point.values)["mbs"] in range(33))
+        points.done(run, row(1000.0) if fits[-1] else row(None, 99.0, status=Status.DOES_NOT_FIT))
+    assert fits[30:].count(False) < 3
+
+
 def test_a_point_that_failed_teaches_nothing(tmp_path: Path) -> None:
     points = SampledPoints(plan_of(tmp_path, trials=2), tmp_path)
     points.done(chosen(points), row(status=Status.FAILED))

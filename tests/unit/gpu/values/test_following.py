@@ -78,6 +78,8 @@ PROGRAMS: dict[str, Callable[[], Tensor]] = {
     "changed in place": lambda: changed(causal(), lambda x: x.logical_and_(lines()[0] < 99)).sum(0),
     "another type": lambda: causal().to(torch.int32).sum(1),
     "masked": lambda: (lines()[0] + lines()[1]).masked_fill(causal(), 1).sum(1),
+    "no rows": lambda: causal()[:0].sum(1),
+    "the second of two results": lambda: torch.arange(200_000).flip(0).sort().indices[:9] * 2,
     "small": lambda: torch.arange(12).view(3, 4).float().softmax(1).argmax(0),
     "small and in place": lambda: changed(torch.zeros(4, 4), lambda x: x[1:3].fill_(2.5)),
     "stacked": lambda: torch.stack([torch.arange(4), torch.ones(4, dtype=torch.int64)]).cumsum(1),
@@ -150,12 +152,30 @@ def test_the_logarithm_of_a_value_that_was_made_up_is_finite_and_isnan_of_it_is_
     assert not any(known.tolist())
 
 
+def test_the_best_of_scores_that_were_made_up_are_spread_evenly_with_their_scores(device: IdleDevice) -> None:
+    scores = torch.empty(4, 8) + torch.ones(8)
+    values, indices = scores.topk(2)
+    chosen, best, read = device.read(indices), device.read(values), device.read(scores)
+    assert device.made_up() == {"aten.topk.default": 8, "print": 8}
+    with device.aside():
+        assert torch.bincount(chosen.flatten(), minlength=8).tolist() == [1] * 8
+        assert torch.equal(best, read.gather(1, chosen))
+
+
+def test_part_of_a_large_tensor_is_known_with_its_values(device: IdleDevice) -> None:
+    known = device.known(causal()[1:900:2])
+    assert known is not None
+    with device.aside():
+        assert torch.equal(known, causal()[1:900:2])
+
+
 def unknown_mask() -> Tensor:
     return torch.empty(N, N, dtype=torch.bool)
 
 
 READS: dict[str, tuple[Callable[[], object], object]] = {
     "positions of half a mask": (lambda: len(unknown_mask().nonzero()), N * N // 2),
+    "positions in each dimension": (lambda: len(unknown_mask().nonzero(as_tuple=True)[1]), N * N // 2),
     "selected by half a mask": (lambda: len(torch.empty(N, N).masked_select(unknown_mask())), N * N // 2),
     "selected by each row": (lambda: len(torch.empty(3, N, N).masked_select(unknown_mask())), 3 * N * N // 2),
     "equal shapes": (lambda: torch.equal(torch.empty(N, N), torch.empty(N, N)), True),
@@ -197,6 +217,11 @@ def scattered() -> Tensor:
 def routed() -> Tensor:
     experts = torch.empty(N, N, 1).expand(N, N, 8)[0].topk(2).indices
     return torch.zeros(N, 8, dtype=torch.bool).scatter(1, experts, True).sum(0)
+
+
+def test_how_many_of_a_large_mask_are_true_is_one_value(device: IdleDevice) -> None:
+    unknown_mask().nonzero()
+    assert device.made_up() == {"aten.nonzero.default": 1}
 
 
 @pytest.mark.parametrize("name", [*READS, *KNOWN_READS])

@@ -85,11 +85,12 @@ def test_results_have_the_right_size_and_are_made_up_where_they_are_small(name: 
             assert engine.host.has_no_data(result) is (name not in COMPUTED)
 
 
-def test_norms_are_made_up_positive_and_an_element_is_the_same_each_time() -> None:
+def test_norms_are_made_up_positive_and_an_element_has_a_sign_and_is_the_same_each_time() -> None:
     x = torch.zeros(N)
     with every_operation(ValueEngine(0).execute):
         assert all(torch.linalg.vector_norm(x).item() > 0 for _ in range(9))
         assert x[5].item() == x[5].item() != x[6].item()
+        assert min(x[index].item() for index in range(20)) < 0
 
 
 def test_uploads_leave_nothing_on_the_device_and_downloads_nothing_on_the_host(
