@@ -102,28 +102,22 @@ def _run(job: GpuJob, way: Way, directory: Path, measured: bool) -> JobTimes:
 
 
 def read_times(run_directory: Path) -> JobTimes:
-    """Sums over the kernels of a run, from its journal."""
+    """Sums over the kernels of a run, from its tables."""
     try:
-        import numpy as np
-
-        from fakedist.analysis.recording import read_recording
-        from fakedist.rundir.schema import FAMILIES
+        from fakedist.results.opening import open_run
     except ImportError as error:
         return JobTimes(error=f"{error.name} is not installed here")
-    recording = read_recording(run_directory)
-    columns = recording.kernels
-    if not len(columns["name"]):
-        notes = [note.text for note in recording.notes if "kernel" in note.text]
+    run = open_run(run_directory)
+    if run.time is None:
+        notes = [note.text for note in run.summary.notes if "kernel" in note.text]
         return JobTimes(error=notes[0] if notes else "no kernels")
-    us = np.nan_to_num(columns["duration_us"])
-    own = us * (columns["family"] != FAMILIES.index(LEFT_OUT))
-    families = np.bincount(columns["family"], us, len(FAMILIES))
-    layers = np.bincount(columns["layer"], own)
-    names = {row.layer: row.name for row in recording.layers}
+    kernels = run.time.kernels()
+    families = kernels.groupby("family")["duration_us"].sum()
+    own = kernels[kernels["family"] != LEFT_OUT].groupby("layer_name")["duration_us"].sum()
     return JobTimes(
-        by_family={name: round(float(t), 3) for name, t in zip(FAMILIES, families, strict=True) if t},
-        by_layer={names.get(layer, ""): round(float(t), 3) for layer, t in enumerate(layers) if t},
-        num_kernels=len(us),
+        by_family={str(name): round(us, 3) for name, us in families.items() if us},
+        by_layer={str(layer): round(us, 3) for layer, us in own.items() if us},
+        num_kernels=int((kernels["family"] != LEFT_OUT).sum()),
         step_us=_priced_step_us(run_directory),
     )
 
