@@ -22,6 +22,7 @@ from fakedist.rundir.summary import Outside
 CONTEXT_BYTES = {
     "NVIDIA GeForce RTX 3060": (114 * MIB, "sgl-project/sglang#35538"),
     "NVIDIA GeForce RTX 3090": (256 * MIB, "invoke-ai/InvokeAI#9413"),
+    "NVIDIA H200": (552_402_944, "driver 580.159, docs/accuracy/results.md"),
 }
 _LIBRARIES = "libraries: handles of cuBLAS and cuDNN, and kernels as they are loaded, are not known"
 
