@@ -34,7 +34,7 @@ class _GpuModel(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("clock_khz", "memory_clock_khz", "memory_bus_bits", "l2_bytes")),
         *((name, ctypes.c_int32) for name in ("shared_per_block", "shared_per_block_optin", "shared_per_sm")),
         *((name, ctypes.c_int32) for name in ("registers_per_block", "registers_per_sm")),
-        *((name, ctypes.c_int32) for name in ("threads_per_sm", "blocks_per_sm", "runtime_version")),
+        *((name, ctypes.c_int32) for name in ("threads_per_sm", "blocks_per_sm", "runtime_version", "multicasts")),
     ]
 
 
@@ -50,6 +50,8 @@ class _GpuCounters(ctypes.Structure):
     ]
 
 
+#: ``enum owner`` of driver/capacity.h after the allocator: memory that others can map, managed memory, everything else.
+_OWNERS = ("user buffers", "managed memory", "extensions")
 #: ``decide_function`` of driver/capacity.c.
 _DECIDE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
 
@@ -63,7 +65,8 @@ class VirtualGpu:
         library.fakedist_refused.restype = ctypes.c_char_p
         library.fakedist_constant.restype = ctypes.c_char_p
         library.fakedist_work_area.restype = ctypes.c_char_p
-        library.fakedist_traced.restype = library.fakedist_managed_bytes.restype = ctypes.c_uint64
+        for counted in ("traced", "managed_bytes", "outside"):
+            getattr(library, f"fakedist_{counted}").restype = ctypes.c_uint64
         library.fakedist_name_crashes()
         self._decide: object = None  # what the driver calls must live
 
@@ -77,6 +80,7 @@ class VirtualGpu:
             major=major,
             minor=minor,
             runtime_version=_runtime_version(),
+            multicasts=int(spec.can_multicast),
             **spec.driver_fields(),
         )
         self._library.fakedist_poison(os.environ.get("FAKEDIST_POISON") == "1")
@@ -128,6 +132,15 @@ class VirtualGpu:
         counters = _GpuCounters()
         self._library.fakedist_counters(ctypes.byref(counters))
         return {field[0]: int(getattr(counters, field[0])) for field in _GpuCounters._fields_}
+
+    def outside(self, device: int) -> dict[str, int]:
+        """The most bytes that each owner took outside the caching allocator, by its name."""
+        most = {name: int(self._library.fakedist_outside(device, i)) for i, name in enumerate(_OWNERS, start=1)}
+        return {name: num_bytes for name, num_bytes in most.items() if num_bytes}
+
+    def outside_peak(self, device: int) -> int:
+        """The most bytes that were taken outside the caching allocator at one time."""
+        return int(self._library.fakedist_outside(device, 0))
 
     def traced(self) -> int:
         """Launches reported to a profiler through CUPTI, so far."""

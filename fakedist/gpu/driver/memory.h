@@ -1,11 +1,11 @@
 /* Device memory. A range is addresses, a segment is a range backed by memory. */
 #ifndef FAKEDIST_MEMORY_H
 #define FAKEDIST_MEMORY_H
-#include "virtual_gpu.h"
+#include "capacity.h"
 
 #define GRANULE (2ull << 20) /* cudaMalloc's granularity for large requests, and our bookkeeping unit */
 
-LOCAL int memory_allocate(int device, size_t size, void **out);
+LOCAL int memory_allocate(int device, size_t size, enum owner owner, void **out);
 LOCAL int memory_free(void *address);
 LOCAL int memory_device_of(const void *address); /* -1: not device memory */
 LOCAL int memory_allocation_of(const void *address, void **base, size_t *size);

@@ -124,12 +124,15 @@ API const char *cudaGetErrorString(int error) { return error_text(error, 0); }
 
 /* ---- memory ---- */
 
+static int allocate(void **out, size_t size, enum owner otherwise) {
+    if (!device_count()) return gpu_fail(NO_DEVICE);
+    int unsafe = stream_check_unsafe_call();
+    return unsafe ? unsafe : memory_allocate(device_current(), size, capacity_owner(otherwise), out);
+}
 API int cudaMalloc(void **out, size_t size) {
     TRACED;
     CLOCK_STANDS_STILL;
-    if (!device_count()) return gpu_fail(NO_DEVICE);
-    int unsafe = stream_check_unsafe_call();
-    return unsafe ? unsafe : memory_allocate(device_current(), size, out);
+    return allocate(out, size, EXTENSIONS);
 }
 API int cudaFree(void *address) {
     TRACED;
@@ -142,8 +145,9 @@ API int cudaFree(void *address) {
 static uint64_t managed_bytes;
 API uint64_t fakedist_managed_bytes(void) { return __atomic_load_n(&managed_bytes, __ATOMIC_RELAXED); }
 API int cudaMallocManaged(void **out, size_t size, unsigned flags) {
+    CLOCK_STANDS_STILL;
     (void)flags;
-    int status = cudaMalloc(out, size);
+    int status = allocate(out, size, MANAGED);
     if (status == OK) __atomic_fetch_add(&managed_bytes, size, __ATOMIC_RELAXED);
     return status;
 }
