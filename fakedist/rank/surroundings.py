@@ -48,7 +48,7 @@ from fakedist.rundir.encoding import Record
 from fakedist.rundir.launch_records import LaunchesRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
-from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, UnansweredRecord
+from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, TakenRecord, UnansweredRecord
 from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
@@ -384,6 +384,8 @@ class Surroundings:
             and (found := outside_record(self._device_index())) is not None
         ):
             self._journal.append(found)
+        if self._gpu is not None and (peak := self._gpu.outside_peak(self._device_index())):
+            self._journal.append(TakenRecord(self._device_index(), peak, self._gpu.outside(self._device_index())))
 
 
 def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -133,7 +133,8 @@ if attribute.value:
     own = create(2)
     address = mapped(own, 2)
     bound = call("cuMulticastBindAddr", again, c_size_t(6 * MIB), address, c_size_t(2 * MIB), c_uint64(0))
-    found["by_address"] = [bound, call("cuMulticastBindAddr", again, c_size_t(0), c_void_p(64), c_size_t(2 * MIB), c_uint64(0))]
+    unmapped = call("cuMulticastBindAddr", again, c_size_t(0), c_void_p(64), c_size_t(2 * MIB), c_uint64(0))
+    found["by_address"] = [bound, unmapped]
     unmap(address, 2), call("cuMemRelease", own)
     found["kept_by_address"] = used()
     found["twice"] = call("cuMulticastUnbind", again, 0, c_size_t(4 * MIB), c_size_t(2 * MIB))
