@@ -12,7 +12,7 @@ from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric
 from fakedist.cost_model.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total
-from fakedist.cost_model.nccl.settings import MIB, Nccl, collective_of, read_settings
+from fakedist.cost_model.nccl.settings import MIB, THROUGH_SHARED_MEMORY, Nccl, collective_of, read_settings
 from fakedist.cost_model.nccl.tuner import Network
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir import summary
@@ -115,7 +115,7 @@ def _through_nccl(calls: pd.DataFrame | None, backend: str) -> pd.DataFrame | No
     if calls is None:
         return None
     others = r"monitored_barrier" if backend == "nccl" else r"monitored_barrier|barrier|\w+_object(?:_list)?"
-    own = calls[~calls["operation"].str.fullmatch(others)]
+    own = calls[~calls["operation"].str.fullmatch(f"{others}|{THROUGH_SHARED_MEMORY}")]
     return own if len(own) else None
 
 

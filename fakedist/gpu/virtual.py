@@ -52,6 +52,8 @@ class _GpuCounters(ctypes.Structure):
 
 #: ``enum owner`` of driver/capacity.h after the allocator: memory that others can map, managed memory, everything else.
 _OWNERS = ("user buffers", "managed memory", "extensions")
+#: ``peer_copy_function`` of driver/submit.c.
+_TELL = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
 #: ``decide_function`` of driver/capacity.c.
 _DECIDE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
 
@@ -69,6 +71,7 @@ class VirtualGpu:
             getattr(library, f"fakedist_{counted}").restype = ctypes.c_uint64
         library.fakedist_name_crashes()
         self._decide: object = None  # what the driver calls must live
+        self._told: object = None
 
     def configure(self, spec: GpuSpec, devices: int, memory_bytes: int) -> None:
         """Act as ``devices`` GPUs of one model, each with ``memory_bytes``."""
@@ -94,6 +97,14 @@ class VirtualGpu:
         """
         self._decide = None if decide is None else _DECIDE(decide)
         self._library.fakedist_go_beyond(self._decide)
+
+    def tell_peer_copies(self, told: Callable[[int, int, int, int], None]) -> None:
+        """Call ``told(to, from, bytes, ends)`` where a copy to or from memory of another GPU begins, and where it ends.
+
+        The first two are addresses.
+        """
+        self._told = _TELL(told)
+        self._library.fakedist_tell_peer_copies(self._told)
 
     def limit(self, device: int, bytes_: int) -> None:
         """Let a device's memory end at so many bytes; 0 for the GPU model's own."""

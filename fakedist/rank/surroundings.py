@@ -144,6 +144,7 @@ class Surroundings:
                 self._tapes,
                 self._process.own_ranks,
                 not_sent=None if self._values is None else self._values.not_sent,
+                tell_peer_copies=None if self._gpu is None else self._gpu.tell_peer_copies,
             )
             self._world_notes = world.enter_context(faked)
             world.enter_context(warnings_at_the_script())

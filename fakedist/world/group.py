@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend, Store
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.rundir.tape import Channel, ranks_key
@@ -36,11 +36,12 @@ class LedgerLike(Protocol):
         is_async: bool = False,
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
+        moved: tuple[int, int] | None = None,
     ) -> None:
         """Record a call of the group with that number; ``operation`` is all_reduce, all_gather_into_tensor, ...
 
         ``peer`` is a group rank, -1 for collectives. ``exchanged``: bytes of an all_to_all to or from other ranks,
-        largest part and all.
+        largest part and all. ``moved``: bytes in and out of a call on device memory without tensors.
         """
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
@@ -121,8 +122,17 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
     name on tapes, the same in every member's run, ``num_splits`` the groups split off it.
     """
 
-    def __init__(self, rank: int, num_ranks: int, *, backend: str, ledger: LedgerLike, options: object) -> None:
-        super().__init__(rank, num_ranks)
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        *,
+        backend: str,
+        ledger: LedgerLike,
+        options: object,
+        store: Store | None = None,
+    ) -> None:
+        super().__init__(*(() if store is None else (store,)), rank, num_ranks)
         self._own_rank = rank
         self._num_ranks = num_ranks
         self._asked = backend

@@ -45,6 +45,7 @@ struct physical {
     struct physical *origin; /* of an import: this process's memory, if it is that */
     int is_import, num_devices, num_added; /* num_devices: of a multicast object; else 0 */
     struct binding *bindings;
+    char *mapped_at; /* where its beginning was mapped first */
     struct physical *next_exported;
 };
 struct mapping {
@@ -147,18 +148,24 @@ API int cuMemRelease(void *handle) {
     return OK;
 }
 
+/* What memory of a peer that is mapped at an address holds the same as: that of this process, where it is mapped. */
+static const void *mirrored_by(const struct physical *memory, const void *address, uint64_t offset) {
+    if (!memory->is_import || (memory->origin && memory->origin->num_devices)) return NULL;
+    return memory->origin && memory->origin->mapped_at ? memory->origin->mapped_at + offset : address;
+}
 API int cuMemMap(void *address, size_t size, size_t offset, void *handle, unsigned long long flags) {
     CLOCK_STANDS_STILL;
     (void)flags;
     struct physical *memory = handle;
     if (!size || size % GRANULE || (uint64_t)address % GRANULE) return INVALID_VALUE;
     if (memory_device_of(address) < 0 || offset + size > memory->bytes) return INVALID_VALUE;
-    if (!memory_open(address, size)) return INVALID_VALUE;
+    if (!memory_open(address, size, mirrored_by(memory, address, offset))) return INVALID_VALUE;
     struct mapping *m = gpu_new_handle(sizeof *m);
     pthread_mutex_lock(&lock);
     *m = (struct mapping){address, memory, *bucket(address)};
     *bucket(address) = m;
     memory->uses++;
+    if (!offset && !memory->mapped_at) memory->mapped_at = address;
     pthread_mutex_unlock(&lock);
     return OK;
 }

@@ -31,6 +31,7 @@ struct segment {
     void *address;
     size_t size, span; /* requested, and rounded up to whole granules */
     enum owner owner;
+    const void *mirrored; /* of memory that stands for a peer's: what it holds the same as; else NULL */
     uint8_t *blocks; /* a bit for each BLOCK bytes: one of the allocator's blocks begins there; NULL: it named none */
     struct segment *next_known;
     uint8_t *known; /* a bit for each byte: a value reached it; NULL: none did */
@@ -54,6 +55,7 @@ _Static_assert(MAX_DEVICES < UINT8_MAX, "an owner is one byte");
 _Static_assert(CHUNK % GRANULE == 0 && SMALL_SEGMENT % GRANULE == 0, "granules fill chunks and small segments");
 _Static_assert(COPY_LIMIT <= SMALL_SEGMENT && LARGE_COPY_LIMIT <= COPY_LIMIT, "a small segment holds the largest copy");
 static uint64_t chunks_taken;
+static uint64_t num_peers; /* segments of peers' memory that were ever opened */
 static struct segment *known_segments; /* of which some bytes were known once */
 static struct segment **by_granule; /* each granule -> the segment that holds it; lazily paged */
 
@@ -152,9 +154,11 @@ static int open_locked(void *address, size_t size, uint64_t span, enum owner own
     poison(address, span);
     return 1;
 }
-int memory_open(void *address, uint64_t span) {
+int memory_open(void *address, uint64_t span, const void *mirrored) {
     pthread_mutex_lock(&lock);
     int ok = open_locked(address, span, span, ALLOCATOR); /* what backs it counts */
+    if (ok) (*granule_of(address))->mirrored = mirrored;
+    num_peers += ok && mirrored;
     pthread_mutex_unlock(&lock);
     return ok;
 }
@@ -163,6 +167,16 @@ int memory_open(void *address, uint64_t span) {
 static struct segment *find_segment(const void *address) {
     assert(IS_HELD(&lock));
     return memory_device_of(address) < 0 ? NULL : *granule_of(address);
+}
+
+const void *memory_mirrored(const void *address) {
+    if (!__atomic_load_n(&num_peers, __ATOMIC_RELAXED)) return NULL; /* most jobs have none */
+    pthread_mutex_lock(&lock);
+    struct segment *s = find_segment(address);
+    const char *mirrored = s ? s->mirrored : NULL;
+    if (mirrored) mirrored += (const char *)address - (const char *)s->address;
+    pthread_mutex_unlock(&lock);
+    return mirrored;
 }
 
 /* Close the segment that begins at an address and return its span; 0 for none. */
