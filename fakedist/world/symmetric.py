@@ -39,6 +39,8 @@ _KEY = re.compile(r"(?P<exchange>.*SymmetricMemory\w*/\d+)/(?P<rank>\d+)")
 #: The beginning of ``RendezvousRequest`` (CUDASymmetricMemory.cu): device, process, bytes of the block.
 _REQUEST = struct.Struct("iiQ")
 _MARK = "CUDASymmetricMemory/"
+#: Its argument is a type of its own in newer releases of torch.
+_group_named: Callable[[Any], Any] = c10d._resolve_process_group
 _FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -47,6 +49,7 @@ class Peers:
 
     def __init__(self) -> None:
         self._block_bytes = 0
+        self._sent: int | None = None  # a multicast object, kept until all ranks have imported it
 
     def expects(self, key: str, values: Mapping[str, bytes]) -> bool:
         """Whether another rank's key is of an exchange in which this rank takes part."""
@@ -70,8 +73,13 @@ class Peers:
 
     def was_set(self, key: str) -> None:
         """This rank has set a key. The first one after the requests is set when all descriptors have arrived."""
-        if self._block_bytes and _MARK in key:
-            _send_multicast(self._block_bytes)
+        if _MARK not in key:
+            return
+        if self._sent is not None:
+            ctypes.CDLL("libcuda.so.1").cuMemRelease(ctypes.c_void_p(self._sent))
+            self._sent = None
+        if self._block_bytes:
+            self._sent = _send_multicast(self._block_bytes)
             self._block_bytes = 0
 
 
@@ -88,19 +96,23 @@ class _MulticastProperties(ctypes.Structure):
     ]
 
 
-def _send_multicast(num_bytes: int) -> None:
-    """Send this process a multicast object as rank 0 would; without NVSwitches that multicast, nobody waits for it."""
+def _send_multicast(num_bytes: int) -> int | None:
+    """Send this process a multicast object as rank 0 would, and return it.
+
+    Without NVSwitches that multicast, nobody waits for one.
+    """
     driver = ctypes.CDLL("libcuda.so.1")
     made, file = ctypes.c_void_p(), ctypes.c_int(-1)
     wanted = _MulticastProperties(1, num_bytes, _FILE, 0)
     if driver.cuMulticastCreate(ctypes.byref(made), ctypes.byref(wanted)):
-        return
+        return None
     driver.cuMemExportToShareableHandle(ctypes.byref(file), made, _FILE, ctypes.c_ulonglong(0))
     directory = next(filter(None, map(os.environ.get, ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))), "/tmp")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(f"{directory}/symm_mem-{os.getpid()}")  # send_fds passes no address
         socket.send_fds(sender, [b"fd"], [file.value])
     os.close(file.value)
+    return made.value
 
 
 # ---- calls
@@ -218,7 +230,7 @@ def _rendezvous(memory: PeerMemory) -> Iterator[None]:
         name = group_name or default_groups.get(tensor.data_ptr())
         if handle is not None and name and (buffers := (name, tuple(handle.buffer_ptrs))) not in known:
             known.add(buffers)
-            memory.mapped(handle, c10d._resolve_process_group(c10d.GroupName(name)))
+            memory.mapped(handle, _group_named(name))
         return handle
 
     def barrier(handle: _SymmetricMemory, *args: object, **kwargs: object) -> None:
@@ -255,7 +267,7 @@ def _record_operation(library: torch.library.Library, name: str, operation: OpOv
 
     def kernel(keys: object, *args: Any) -> object:  # the arguments of any operation
         arguments = dict(zip(names, args, strict=False))
-        group = c10d._resolve_process_group(c10d.GroupName(arguments["group_name"]))
+        group = _group_named(arguments["group_name"])
         mine = arguments.get("local_input", arguments["input"])
         written = next((arguments[out] for out in ("out", "output") if out in arguments), mine)
         with group.symmetric(f"symm_mem_{name}", mine, written) as arrive:

@@ -151,6 +151,28 @@ API int cudaMallocManaged(void **out, size_t size, unsigned flags) {
     if (status == OK) __atomic_fetch_add(&managed_bytes, size, __ATOMIC_RELAXED);
     return status;
 }
+/* Memory of fakedist's own, which is none of the job's. */
+API int fakedist_own_memory(void **out, size_t size) { return memory_allocate(device_current(), size, ALLOCATOR, out); }
+
+/* NCCL's allocator for buffers that communicators register. It takes whole granules, as memory that others map does. */
+enum { UNHANDLED_CUDA_ERROR = 1, INVALID_NCCL_ARGUMENT = 4 }; /* ncclResult_t */
+API int ncclMemAlloc(void **out, size_t size) {
+    CLOCK_STANDS_STILL;
+    return QUIET(allocate(out, size, USER_BUFFERS)) ? UNHANDLED_CUDA_ERROR : OK;
+}
+API int ncclMemFree(void *address) {
+    CLOCK_STANDS_STILL;
+    return QUIET(memory_free(address)) ? INVALID_NCCL_ARGUMENT : OK;
+}
+/* The same as functions of a MemPool's allocator (_ncclMemAlloc in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). */
+API void *fakedist_nccl_allocate(size_t size, int device, void *stream) {
+    void *address = NULL;
+    (void)device, (void)stream;
+    return ncclMemAlloc(&address, size) ? NULL : address;
+}
+API void fakedist_nccl_free(void *address, size_t size, int device, void *stream) {
+    (void)size, (void)device, (void)stream, ncclMemFree(address);
+}
 /* Rows begin at multiples of this on every GPU since compute capability 3.0. */
 enum { PITCH = 512 };
 API int cudaMallocPitch(void **out, size_t *pitch, size_t width, size_t height) {
