@@ -99,7 +99,7 @@ class _MulticastProperties(ctypes.Structure):
 def _send_multicast(num_bytes: int) -> int | None:
     """Send this process a multicast object as rank 0 would, and return it.
 
-    Without NVSwitches that multicast, nobody waits for one.
+    Without NVSwitches that multicast, there is none, and torch does not wait for one.
     """
     driver = ctypes.CDLL("libcuda.so.1")
     made, file = ctypes.c_void_p(), ctypes.c_int(-1)
@@ -118,7 +118,7 @@ def _send_multicast(num_bytes: int) -> int | None:
 # ---- calls
 
 
-#: Is told where a copy to or from memory of a peer begins and ends: addresses to and from, bytes, whether it ends.
+#: Called where a copy to or from memory of a peer begins and ends, with addresses to and from, bytes, whether it ends.
 PeerCopies = Callable[[int, int, int, int], None]
 
 

@@ -16,7 +16,7 @@ from fakedist.gpu.driver import build
 REFUSED = {
     r"cusparseSpGEMM\w+|cusparse[SDCZX]csrgeam2\w*": "sparse results: how many places they have depends on values",
     r"cusparseLt\w+": "half sparse matrices: the sizes of what it compresses are the library's own",
-    r"nccl\w+": "process groups are fakedist's; NCCL itself would talk to other processes",
+    r"nccl(?!Mem)\w+": "process groups are fakedist's; NCCL itself would talk to other processes",
     r"cupti\w+": "CUPTI's counters, samples and callbacks: no kernel runs that could be looked into",
     r"cuFile\w+": "GPUDirect Storage reads files into memory that holds no data",
     r"cuda(MallocAsync|FreeAsync|MemPool\w+|DeviceGetDefaultMemPool)": "the allocator backend without a history",

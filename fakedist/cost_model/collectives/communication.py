@@ -54,17 +54,18 @@ class Communication:
         own = self.calls[(self.calls["num_nodes"] > 1) == over_nodes]
         whole = own["time_us"].sum()
         bandwidth = own["moved_bytes"].sum() / whole * 1e6 if whole else 0.0
-        # Copy engines hold no SM: what is held on average over the calls' time.
-        by_kernels = own.loc[own["algorithm"] != "copy", "time_us"].sum() / whole if whole else 1.0
-        contender = Contender(round(self._sms(over_nodes) * by_kernels), bandwidth)
+        contender = Contender(self.sms_held(own, over_nodes=over_nodes), bandwidth)
         return rates_with(work, bounds, self.gpu.sms, self.gpu.memory_bandwidth, contender)
 
-    def _sms(self, over_nodes: bool) -> int:
-        """SMs that a collective's kernels hold: NCCL's channels, fewer for a send."""
+    def sms_held(self, calls: pd.DataFrame, *, over_nodes: bool) -> int:
+        """SMs that the calls' kernels hold on average over their time: NCCL's channels. Copy engines hold none."""
+        whole = calls["time_us"].sum()
+        by_kernels = calls.loc[calls["algorithm"] != "copy", "time_us"].sum() / whole if whole else 1.0
         gpu = self.gpu
         joined = interconnect_like(gpu.product, gpu.compute_capability[0], gpu.nvlink_bandwidth, gpu.host_bandwidth)
         fewest, most = self.nccl.channels
-        return min(max((joined.nodes if over_nodes else joined.node).high, fewest), most)
+        channels = min(max((joined.nodes if over_nodes else joined.node).high, fewest), most)
+        return round(channels * by_kernels)
 
 
 def communication_of(

@@ -12,7 +12,7 @@ LOCAL int memory_allocation_of(const void *address, void **base, size_t *size);
 
 LOCAL void *memory_reserve(int device, uint64_t span);
 LOCAL void memory_release(int device, void *address, uint64_t span);
-/* With what it holds the same as: a peer's memory mirrors this GPU's, or nothing known: itself. NULL: it is no peer's. */
+/* A peer's memory comes with the address of what it mirrors: of this GPU's memory, or its own. Other memory: NULL. */
 LOCAL int memory_open(void *address, uint64_t span, const void *mirrored);
 LOCAL const void *memory_mirrored(const void *address); /* NULL: it is not a peer's */
 LOCAL uint64_t memory_close(void *address); /* returns its span; 0: no segment begins there */

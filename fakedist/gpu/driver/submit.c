@@ -110,7 +110,7 @@ static int answer(void *to, size_t size) {
     return is_answered;
 }
 
-/* A copy to or from a peer's memory is a call of the job's process groups: they are told where it begins and ends. */
+/* A copy to or from a peer's memory is a call of the job's process groups: they hear where it begins and ends. */
 typedef void (*peer_copy_function)(const void *to, const void *from, uint64_t size, int ends);
 static peer_copy_function tell_peer_copy;
 API void fakedist_tell_peer_copies(peer_copy_function telling) { tell_peer_copy = telling; }
