@@ -129,7 +129,7 @@ class OneBackend:
         )
 
     @property
-    def mem_allocator(self) -> object:
+    def mem_allocator(self) -> Any:  # of no type that all releases name
         """NCCL's allocator, for ``torch.cuda.MemPool``. RuntimeError of another backend, or on a real GPU."""
         functions = _nccl_functions()
         if self._backend != "nccl" or functions is None:

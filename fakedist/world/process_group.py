@@ -9,7 +9,7 @@ torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (docs/backend-contract.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from types import FunctionType, SimpleNamespace
 from typing import NamedTuple
@@ -466,25 +466,37 @@ class RankGroup(BareGroup):
         used = next((device for device, _ in self._streams), None)
         return used or torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
 
-    @contextmanager
     def symmetric(
-        self, operation: str, mine: torch.Tensor, written: torch.Tensor
-    ) -> Iterator[Callable[[torch.Tensor, torch.Tensor], None]]:
-        """A collective through symmetric memory, on the current stream. Yields what writes its result's values."""
+        self,
+        operation: str,
+        run: Callable[[], torch.Tensor],
+        mine: torch.Tensor,
+        written: torch.Tensor,
+        *,
+        splits_last: bool = False,
+    ) -> torch.Tensor:
+        """A collective through symmetric memory, on the current stream: ``run`` launches torch's own kernel.
 
-        def arrive(mine: torch.Tensor, result: torch.Tensor, *, splits_last: bool = False) -> None:
+        ``written`` is as large as its result. ``splits_last``: ranks get parts along the last dimension.
+        """
+        with self._call(operation, [mine], [written], SimpleNamespace(asyncOp=False)):
+            result = run()
             if "all_gather" in operation:
                 self._arrivals.spread_evenly(result, mine, self._own_rank, self._num_ranks)
             elif "reduce_scatter" in operation:
-                chunks = mine.chunk(self._num_ranks, -1 if splits_last else 0)
-                self._arrivals.reduced_into(result, chunks[self._own_rank], self._num_ranks, dist.ReduceOp.SUM)
+                chunk = mine.chunk(self._num_ranks, -1 if splits_last else 0)[self._own_rank]
+                self._arrivals.reduced_into(result, chunk, self._num_ranks, dist.ReduceOp.SUM)
             elif result.data_ptr() == mine.data_ptr():
                 self._arrivals.reduced(result, self._num_ranks, dist.ReduceOp.SUM)
             else:
                 self._arrivals.reduced_into(result, mine, self._num_ranks, dist.ReduceOp.SUM)
+        return result
 
-        with self._call(operation, [mine], [written], SimpleNamespace(asyncOp=False)):
-            yield arrive
+    def symmetric_barrier(self, run: Callable[[], object]) -> None:
+        """A kernel in which the ranks wait for each other, through symmetric memory."""
+        self._ledger.write("symm_mem_barrier", self.number, [], [], moved=(0, 0))
+        with self._ledger.timed("symm_mem_barrier") or nullcontext():
+            run()
 
     # ---- internals
 

@@ -20,7 +20,7 @@ import threading
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -168,13 +168,9 @@ class PeerMemory:
             timed.__enter__()
             self._open.timed = timed
 
-    def barrier(self, handle: _SymmetricMemory) -> AbstractContextManager[None]:
-        """The context of a kernel in which the ranks of a rendezvous wait for each other."""
-        group = self._groups.get(tuple(handle.buffer_ptrs))
-        if group is None:
-            return nullcontext()
-        group._ledger.write("symm_mem_barrier", group.number, [], [], moved=(0, 0))
-        return group._ledger.timed("symm_mem_barrier") or nullcontext()
+    def group_of(self, handle: _SymmetricMemory) -> RankGroup | None:
+        """The group of a rendezvous."""
+        return self._groups.get(tuple(handle.buffer_ptrs))
 
     def _at(self, address: int) -> _Buffer | None:
         index = bisect_right(self._buffers, address, key=lambda buffer: buffer.start) - 1
@@ -234,8 +230,11 @@ def _rendezvous(memory: PeerMemory) -> Iterator[None]:
         return handle
 
     def barrier(handle: _SymmetricMemory, *args: object, **kwargs: object) -> None:
-        with memory.barrier(handle):
+        group = memory.group_of(handle)
+        if group is None:
             original_barrier(handle, *args, **kwargs)
+        else:
+            group.symmetric_barrier(lambda: original_barrier(handle, *args, **kwargs))
 
     with (
         patched(_SymmetricMemory, "barrier", barrier) as original_barrier,
@@ -270,15 +269,18 @@ def _record_operation(library: torch.library.Library, name: str, operation: OpOv
         group = _group_named(arguments["group_name"])
         mine = arguments.get("local_input", arguments["input"])
         written = next((arguments[out] for out in ("out", "output") if out in arguments), mine)
-        with group.symmetric(f"symm_mem_{name}", mine, written) as arrive:
-            result = below(keys, *args) if below is not None else _below_autograd(operation, args)
-            arrive(mine, result, splits_last=arguments.get("split_last_dim", False))
-        return result
+        return group.symmetric(
+            f"symm_mem_{name}",
+            lambda: below(keys, *args) if below is not None else _below_autograd(operation, args),
+            mine,
+            written,
+            splits_last=bool(arguments.get("split_last_dim")),
+        )
 
     # Before torch 2.10 nothing calls a kernel that was replaced, so this one comes above it: not in inference mode.
     library.impl(name, kernel, "CUDA" if below is not None else "AutogradCUDA", with_keyset=True)
 
 
-def _below_autograd(operation: OpOverload, args: tuple[object, ...]) -> object:
+def _below_autograd(operation: OpOverload, args: tuple[object, ...]) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
         return operation(*args)

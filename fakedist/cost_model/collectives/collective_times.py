@@ -288,8 +288,8 @@ class CollectiveTimes:
 def symmetric_time(nccl: CollectiveTime) -> CollectiveTime:
     """The time of a kernel of symmetric memory, given NCCL's for the same collective.
 
-    None was measured. It takes at least as long as its bytes keep the links busy, and at most as long as NCCL's: scripts
-    choose it to be faster. The estimate is between the two, which are its interval.
+    None was measured. It takes at least as long as its bytes keep the links busy, and at most as long as NCCL's.
+    Scripts choose it to be faster. The estimate is between the two, which are its interval.
     """
     least = min(max(nccl.time_us * nccl.link_share, _KERNEL_US), nccl.time_us)
     if not least:
