@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import _SymmetricMemory
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.errors import WorldError
-from fakedist.patch import patched
+from fakedist.patch import patched, present
 from fakedist.world.process_group import RankGroup
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _KEY = re.compile(r"(?P<exchange>.*SymmetricMemory\w*/\d+)/(?P<rank>\d+)")
 _REQUEST = struct.Struct("iiQ")
 _MARK = "CUDASymmetricMemory/"
 #: Its argument is a type of its own in newer releases of torch.
-_group_named: Callable[[Any], Any] = c10d._resolve_process_group
+_group_named: Callable[[Any], Any] = present(c10d, "_resolve_process_group")
 _FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -264,7 +264,7 @@ def _record_operation(library: torch.library.Library, name: str, operation: OpOv
     is_replaceable = hasattr(torch.library, "get_kernel")
     below = torch.library.get_kernel(operation, "CUDA").call_boxed if is_replaceable else None
 
-    def kernel(keys: object, *args: Any) -> object:  # the arguments of any operation
+    def kernel(keys: Any, *args: Any) -> object:  # the arguments of any operation
         arguments = dict(zip(names, args, strict=False))
         group = _group_named(arguments["group_name"])
         mine = arguments.get("local_input", arguments["input"])
