@@ -106,7 +106,6 @@ ENTRIES = (
         "PyTorch",
         "asynchronous tensor parallelism: symmetric memory, torch.compile",
         "tests/clients/jobs/pytorch_symmetric.py",
-        ranks=_RANKS,
         categories=("parameter", "gradient", "optimizer_state", "activation"),
         collectives=("get", "symm_mem_barrier"),
     ),
