@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import empty
 from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import Backend, Store, _SymmetricMemory
 from torch.distributed import distributed_c10d as c10d
@@ -141,7 +142,7 @@ class OneBackend:
         if self._pool is None:
             self._pool = torch.cuda.MemPool(self.mem_allocator)
         with torch.cuda.use_mem_pool(self._pool, torch.cuda.current_device() if device.index is None else device.index):
-            return torch.empty(size, dtype=dtype, device=device)
+            return empty(size, dtype=dtype, device=device)
 
     def register_mem_pool(self, pool: torch.cuda.MemPool, symm: bool = False) -> None:
         """Do nothing: NCCL maps a registered pool for other ranks, and takes no memory for that."""
