@@ -52,6 +52,7 @@ from fakedist.rundir.records import (
     ScopesRecord,
     StepRecord,
     StepWentOnRecord,
+    TakenRecord,
     UnansweredRecord,
 )
 from fakedist.rundir.rows import (
@@ -160,6 +161,7 @@ class Recording:
     nccl: NcclRecord | None = None
     bound: set[int] = field(default_factory=set)
     outside: OutsideRecord | None = None
+    taken: TakenRecord | None = None
     outcome: OutcomeRecord | None = None
     unanswered: dict[str, int] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
@@ -215,6 +217,7 @@ _KEPT: dict[type[Record], str] = {
     GpuRecord: "gpu",
     NcclRecord: "nccl",
     OutsideRecord: "outside",
+    TakenRecord: "taken",
     OutcomeRecord: "outcome",
     FailedRequestRecord: "failed_request",
     BeyondCapacityRecord: "beyond",

@@ -12,10 +12,11 @@ from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric
 from fakedist.cost_model.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total
-from fakedist.cost_model.nccl.settings import MIB, Nccl, collective_of, read_settings
+from fakedist.cost_model.nccl.settings import MIB, THROUGH_SHARED_MEMORY, Nccl, collective_of, read_settings
 from fakedist.cost_model.nccl.tuner import Network
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir import summary
+from fakedist.rundir.records import TakenRecord
 from fakedist.rundir.summary import Outside
 
 #: A process's CUDA context with PyTorch, as measured and published. No figure was found for any other GPU.
@@ -37,6 +38,7 @@ def estimate_outside(
     nccl_environment: Mapping[str, str] = MappingProxyType({}),
     bound: Collection[int] = (),
     measured_bytes: int | None = None,
+    taken: TakenRecord | None = None,
     reserved_bytes: int = 0,
     capacity_bytes: int = 0,
 ) -> Outside:
@@ -47,6 +49,7 @@ def estimate_outside(
         fabric: A preset, else the GPU's usual one; its NICs decide NCCL's algorithms over nodes.
         bound: Numbers of the groups that are bound to a device.
         measured_bytes: Used minus reserved memory of the device, at the end; None on a virtual GPU.
+        taken: On a virtual GPU, what was taken outside the allocator.
         capacity_bytes: 0 if unknown.
     """
     interconnect, settings = find_interconnect(gpu_name), read_settings(Nccl(nccl_environment, nccl_version))
@@ -64,7 +67,10 @@ def estimate_outside(
             usage = _usage(_through_nccl(calls.get(number), group.backend), is_local, number in bound)
             if (communicator := communicator_memory(shape, usage, interconnect, settings, network)) is not None:
                 communicators.append((group, shape, communicator))
-    everything = total([exactly(context), *(communicator.bytes for *_, communicator in communicators)])
+    taken_bytes = 0 if taken is None else taken.peak_bytes
+    everything = total(
+        [exactly(context), exactly(taken_bytes), *(communicator.bytes for *_, communicator in communicators)]
+    )
     return Outside(
         low_bytes=everything.low,
         high_bytes=everything.high,
@@ -79,6 +85,8 @@ def estimate_outside(
         left_out=[*left_out, _LIBRARIES],
         measured_bytes=measured_bytes,
         beside_reserved=_beside_reserved(reserved_bytes, everything, capacity_bytes),
+        taken={} if taken is None else dict(taken.by_owner),
+        taken_bytes=taken_bytes,
     )
 
 
@@ -108,7 +116,7 @@ def _through_nccl(calls: pd.DataFrame | None, backend: str) -> pd.DataFrame | No
     if calls is None:
         return None
     others = r"monitored_barrier" if backend == "nccl" else r"monitored_barrier|barrier|\w+_object(?:_list)?"
-    own = calls[~calls["operation"].str.fullmatch(others)]
+    own = calls[~calls["operation"].str.fullmatch(f"{others}|{THROUGH_SHARED_MEMORY}")]
     return own if len(own) else None
 
 

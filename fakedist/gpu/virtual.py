@@ -34,7 +34,7 @@ class _GpuModel(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("clock_khz", "memory_clock_khz", "memory_bus_bits", "l2_bytes")),
         *((name, ctypes.c_int32) for name in ("shared_per_block", "shared_per_block_optin", "shared_per_sm")),
         *((name, ctypes.c_int32) for name in ("registers_per_block", "registers_per_sm")),
-        *((name, ctypes.c_int32) for name in ("threads_per_sm", "blocks_per_sm", "runtime_version")),
+        *((name, ctypes.c_int32) for name in ("threads_per_sm", "blocks_per_sm", "runtime_version", "multicasts")),
     ]
 
 
@@ -50,6 +50,10 @@ class _GpuCounters(ctypes.Structure):
     ]
 
 
+#: ``enum owner`` of driver/capacity.h after the allocator: memory that others can map, managed memory, everything else.
+_OWNERS = ("user buffers", "managed memory", "extensions")
+#: ``peer_copy_function`` of driver/submit.c.
+_TELL = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
 #: ``decide_function`` of driver/capacity.c.
 _DECIDE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
 
@@ -63,9 +67,11 @@ class VirtualGpu:
         library.fakedist_refused.restype = ctypes.c_char_p
         library.fakedist_constant.restype = ctypes.c_char_p
         library.fakedist_work_area.restype = ctypes.c_char_p
-        library.fakedist_traced.restype = library.fakedist_managed_bytes.restype = ctypes.c_uint64
+        for counted in ("traced", "managed_bytes", "outside"):
+            getattr(library, f"fakedist_{counted}").restype = ctypes.c_uint64
         library.fakedist_name_crashes()
         self._decide: object = None  # what the driver calls must live
+        self._told: object = None
 
     def configure(self, spec: GpuSpec, devices: int, memory_bytes: int) -> None:
         """Act as ``devices`` GPUs of one model, each with ``memory_bytes``."""
@@ -77,6 +83,7 @@ class VirtualGpu:
             major=major,
             minor=minor,
             runtime_version=_runtime_version(),
+            multicasts=int(spec.can_multicast),
             **spec.driver_fields(),
         )
         self._library.fakedist_poison(os.environ.get("FAKEDIST_POISON") == "1")
@@ -90,6 +97,14 @@ class VirtualGpu:
         """
         self._decide = None if decide is None else _DECIDE(decide)
         self._library.fakedist_go_beyond(self._decide)
+
+    def tell_peer_copies(self, told: Callable[[int, int, int, int], None]) -> None:
+        """Call ``told(to, from, bytes, ends)`` where a copy to or from memory of another GPU begins, and where it ends.
+
+        The first two are addresses.
+        """
+        self._told = _TELL(told)
+        self._library.fakedist_tell_peer_copies(self._told)
 
     def limit(self, device: int, bytes_: int) -> None:
         """Let a device's memory end at so many bytes; 0 for the GPU model's own."""
@@ -128,6 +143,15 @@ class VirtualGpu:
         counters = _GpuCounters()
         self._library.fakedist_counters(ctypes.byref(counters))
         return {field[0]: int(getattr(counters, field[0])) for field in _GpuCounters._fields_}
+
+    def outside(self, device: int) -> dict[str, int]:
+        """The most bytes that each owner took outside the caching allocator, by its name."""
+        most = {name: int(self._library.fakedist_outside(device, i)) for i, name in enumerate(_OWNERS, start=1)}
+        return {name: num_bytes for name, num_bytes in most.items() if num_bytes}
+
+    def outside_peak(self, device: int) -> int:
+        """The most bytes that were taken outside the caching allocator at one time."""
+        return int(self._library.fakedist_outside(device, 0))
 
     def traced(self) -> int:
         """Launches reported to a profiler through CUPTI, so far."""

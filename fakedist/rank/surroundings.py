@@ -48,7 +48,7 @@ from fakedist.rundir.encoding import Record
 from fakedist.rundir.launch_records import LaunchesRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
-from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, UnansweredRecord
+from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, TakenRecord, UnansweredRecord
 from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
@@ -144,6 +144,7 @@ class Surroundings:
                 self._tapes,
                 self._process.own_ranks,
                 not_sent=None if self._values is None else self._values.not_sent,
+                tell_peer_copies=None if self._gpu is None else self._gpu.tell_peer_copies,
             )
             self._world_notes = world.enter_context(faked)
             world.enter_context(warnings_at_the_script())
@@ -384,6 +385,8 @@ class Surroundings:
             and (found := outside_record(self._device_index())) is not None
         ):
             self._journal.append(found)
+        if self._gpu is not None and (peak := self._gpu.outside_peak(self._device_index())):
+            self._journal.append(TakenRecord(self._device_index(), peak, self._gpu.outside(self._device_index())))
 
 
 def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:

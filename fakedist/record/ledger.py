@@ -74,11 +74,12 @@ class Ledger:
         is_async: bool = False,
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
+        moved: tuple[int, int] | None = None,
     ) -> None:
         """Record one call, such as all_reduce, with the tensors that this rank sends and receives.
 
         ``peer`` is a group rank, -1 for collectives; ``exchanged`` the bytes of an all_to_all to or from other ranks:
-        the largest part, and all parts.
+        the largest part, and all parts; ``moved`` the bytes in and out of a call on device memory without tensors.
         """
         if not self.is_on:
             return
@@ -99,6 +100,8 @@ class Ledger:
         bytes_in = inputs[0].nbytes if len(inputs) == 1 else _bytes(inputs)
         bytes_out = bytes_in if outputs is inputs else _bytes(outputs)
         sizes = (bytes_in, bytes_out, dtype)
+        if moved is not None:
+            sizes, stream = (*moved, dtype), torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
         self._rows.append(
             CallRow(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged)
         )

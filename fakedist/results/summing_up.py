@@ -274,6 +274,7 @@ def _outside(
             nccl_environment={} if nccl is None else nccl.environment,
             bound=recording.bound,
             measured_bytes=None if measured is None else measured.used_bytes - measured.reserved_bytes,
+            taken=recording.taken,
             reserved_bytes=in_use[0],
             capacity_bytes=in_use[1],
         ),

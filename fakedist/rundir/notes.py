@@ -450,7 +450,7 @@ def memory_managed(num_bytes: int) -> str:
     """CUDA managed memory was allocated, which moves between host and GPU: the states of paged optimizers."""
     return (
         f"{format_bytes(num_bytes)} of managed memory (cudaMallocManaged) were allocated in all, outside the caching "
-        "allocator: no figure includes them, and the time in which their pages move is not estimated"
+        "allocator: the time in which their pages move is not estimated"
     )
 
 

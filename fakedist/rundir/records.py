@@ -85,6 +85,17 @@ class OutsideRecord(Record):
     reserved_bytes: int
 
 
+@record_kind("taken")
+class TakenRecord(Record):
+    """The most memory of a virtual GPU that was taken outside the caching allocator at one time, and the most that each
+    owner took: user buffers, managed memory, extensions.
+    """
+
+    device: int
+    peak_bytes: int
+    by_owner: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
     """Facts about the script's training: whether an evaluation ran, how often any optimizer stepped, and whether the

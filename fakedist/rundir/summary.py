@@ -53,7 +53,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Outside:
-    """Device memory outside of the caching allocator, *estimated*. No other figure contains it.
+    """Device memory outside of the caching allocator, *estimated* but for ``taken``. No other figure contains it.
 
     Attributes:
         low_bytes: The least.
@@ -67,6 +67,9 @@ class Outside:
         left_out: What is not known, one sentence each.
         measured_bytes: On a real GPU, what it held at the end less reserved, other processes included; else None.
         beside_reserved: Whether this fits in addition to what is reserved.
+        taken: On a virtual GPU, *measured*: the most that the script and its libraries took by owner, such as "user
+            buffers". At one time they took at most ``taken_bytes``, which ``low_bytes`` and ``high_bytes`` include.
+        taken_bytes: The most that was taken at one time.
     """
 
     low_bytes: int
@@ -80,6 +83,8 @@ class Outside:
     left_out: list[str]
     measured_bytes: int | None
     beside_reserved: Literal["fits", "may not fit", "does not fit"] = "fits"
+    taken: dict[str, int] = field(default_factory=dict)
+    taken_bytes: int = 0
 
 
 @dataclass(frozen=True)

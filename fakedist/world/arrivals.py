@@ -70,7 +70,8 @@ def _buffer(device_index: int) -> int:
     runtime = ctypes.CDLL(None)  # torch's own, or the virtual GPU's: both are loaded with global symbols
     address = ctypes.c_void_p()
     with torch.cuda.device(device_index):
-        error = runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(BYTES))
+        allocate = getattr(runtime, "fakedist_own_memory", runtime.cudaMalloc)
+        error = allocate(ctypes.byref(address), ctypes.c_size_t(BYTES))
     if error or not address.value:
         raise WorldError(f"cudaMalloc of {BYTES} bytes failed with error {error}", "the GPU has no memory left")
     return address.value

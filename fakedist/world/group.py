@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -9,7 +10,9 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend
+from torch import empty
+from torch._C._autograd import DeviceType
+from torch._C._distributed_c10d import Backend, Store, _SymmetricMemory
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.rundir.tape import Channel, ranks_key
@@ -36,11 +39,12 @@ class LedgerLike(Protocol):
         is_async: bool = False,
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
+        moved: tuple[int, int] | None = None,
     ) -> None:
         """Record a call of the group with that number; ``operation`` is all_reduce, all_gather_into_tensor, ...
 
         ``peer`` is a group rank, -1 for collectives. ``exchanged``: bytes of an all_to_all to or from other ranks,
-        largest part and all.
+        largest part and all. ``moved``: bytes in and out of a call on device memory without tensors.
         """
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
@@ -58,6 +62,17 @@ class NullLedger:
         """Do nothing."""
 
     bind = timed = write
+
+
+def _nccl_functions() -> tuple[int, int] | None:
+    """Addresses of the virtual GPU's functions by which a pool allocates and frees as NCCL does; None on a real GPU."""
+    loaded = ctypes.CDLL(None)
+    try:
+        functions = loaded.fakedist_nccl_allocate, loaded.fakedist_nccl_free
+    except AttributeError:
+        return None
+    allocate, free = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+    return allocate, free
 
 
 #: Untyped: the stubs change with every release, and a group has to fit all of them.
@@ -79,13 +94,13 @@ class OneBackend:
 
     supports_coalescing = True
     supports_time_estimate = False
-    supports_tensor_alloc = False
 
     def __init__(self, group: BareGroup, backend: str, options: object) -> None:
         self.options = options if options is not None else _default_options(backend)
         self.supports_splitting = backend == "nccl"
         self._group = group
         self._backend = backend
+        self._pool: torch.cuda.MemPool | None = None
 
     def name(self) -> str:
         """The backend that the script asked for."""
@@ -99,9 +114,41 @@ class OneBackend:
         """Number of ranks in the group."""
         return self._group._num_ranks
 
-    def supports_tensor_allocation(self, device: torch.device) -> bool:
-        """Always false: tensors come from the caching allocator."""
-        return False
+    @property
+    def supports_tensor_alloc(self) -> bool:
+        """Whether NCCL makes tensors for its collectives: where NVSwitches multicast, on the virtual GPU."""
+        return self.supports_tensor_allocation(torch.device("cuda", torch.cuda.current_device()))
+
+    def supports_tensor_allocation(self, device: torch.device | int) -> bool:
+        """Whether NCCL makes tensors on a device."""
+        index = device if isinstance(device, int) else device.index
+        index = torch.cuda.current_device() if index is None else index
+        return (
+            self._backend == "nccl"
+            and _nccl_functions() is not None
+            and _SymmetricMemory.has_multicast_support(DeviceType.CUDA, index)
+        )
+
+    @property
+    def mem_allocator(self) -> Any:  # of no type that all releases name
+        """NCCL's allocator, for ``torch.cuda.MemPool``. RuntimeError of another backend, or on a real GPU."""
+        functions = _nccl_functions()
+        if self._backend != "nccl" or functions is None:
+            raise RuntimeError(f"Backend {self._backend} does not implement getMemAllocator")
+        return torch._C._cuda_customAllocator(*functions)
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Make an empty tensor in NCCL's own pool (``ProcessGroupNCCL::allocateTensor``)."""
+        if self._pool is None:
+            self._pool = torch.cuda.MemPool(self.mem_allocator)
+        with torch.cuda.use_mem_pool(self._pool, torch.cuda.current_device() if device.index is None else device.index):
+            return empty(size, dtype=dtype, device=device)
+
+    def register_mem_pool(self, pool: torch.cuda.MemPool, symm: bool = False) -> None:
+        """Do nothing: NCCL maps a registered pool for other ranks, and takes no memory for that."""
+
+    def deregister_mem_pool(self, pool: torch.cuda.MemPool) -> None:
+        """Do nothing, as :meth:`register_mem_pool`."""
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Do nothing: there is no other rank to connect to."""
@@ -121,8 +168,20 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
     name on tapes, the same in every member's run, ``num_splits`` the groups split off it.
     """
 
-    def __init__(self, rank: int, num_ranks: int, *, backend: str, ledger: LedgerLike, options: object) -> None:
-        super().__init__(rank, num_ranks)
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        *,
+        backend: str,
+        ledger: LedgerLike,
+        options: object,
+        store: Store | None = None,
+    ) -> None:
+        try:
+            super().__init__(*(() if store is None else (store,)), rank, num_ranks)
+        except TypeError:  # torch 2.8 makes no Python group with a store, and asks none for it
+            super().__init__(rank, num_ranks)
         self._own_rank = rank
         self._num_ranks = num_ranks
         self._asked = backend

@@ -9,14 +9,14 @@ torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (docs/backend-contract.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import Store, Work
 
 from fakedist.patch import patched
 from fakedist.rundir.tape import ANY_RANK
@@ -220,9 +220,17 @@ class RankGroup(BareGroup):
     """One process group. Arguments as :class:`BareGroup`; ``arrivals`` makes what others send."""
 
     def __init__(
-        self, rank: int, num_ranks: int, *, backend: str, arrivals: Arrivals, ledger: LedgerLike, options: object
+        self,
+        rank: int,
+        num_ranks: int,
+        *,
+        backend: str,
+        arrivals: Arrivals,
+        ledger: LedgerLike,
+        options: object,
+        store: Store | None = None,
     ) -> None:
-        super().__init__(rank, num_ranks, backend=backend, ledger=ledger, options=options)
+        super().__init__(rank, num_ranks, backend=backend, ledger=ledger, options=options, store=store)
         self._arrivals = arrivals
         self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
         self._coalesced: Coalesced | None = None
@@ -457,6 +465,38 @@ class RankGroup(BareGroup):
             return torch.device(self.bound_device_id)
         used = next((device for device, _ in self._streams), None)
         return used or torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+
+    def symmetric(
+        self,
+        operation: str,
+        run: Callable[[], torch.Tensor],
+        mine: torch.Tensor,
+        written: torch.Tensor,
+        *,
+        splits_last: bool = False,
+    ) -> torch.Tensor:
+        """A collective through symmetric memory, on the current stream: ``run`` launches torch's own kernel.
+
+        ``written`` is as large as its result. ``splits_last``: ranks get parts along the last dimension.
+        """
+        with self._call(operation, [mine], [written], SimpleNamespace(asyncOp=False)):
+            result = run()
+            if "all_gather" in operation:
+                self._arrivals.spread_evenly(result, mine, self._own_rank, self._num_ranks)
+            elif "reduce_scatter" in operation:
+                chunk = mine.chunk(self._num_ranks, -1 if splits_last else 0)[self._own_rank]
+                self._arrivals.reduced_into(result, chunk, self._num_ranks, dist.ReduceOp.SUM)
+            elif result.data_ptr() == mine.data_ptr():
+                self._arrivals.reduced(result, self._num_ranks, dist.ReduceOp.SUM)
+            else:
+                self._arrivals.reduced_into(result, mine, self._num_ranks, dist.ReduceOp.SUM)
+        return result
+
+    def symmetric_barrier(self, run: Callable[[], object]) -> None:
+        """A kernel in which the ranks wait for each other, through symmetric memory."""
+        self._ledger.write("symm_mem_barrier", self.number, [], [], moved=(0, 0))
+        with self._ledger.timed("symm_mem_barrier") or nullcontext():
+            run()
 
     # ---- internals
 

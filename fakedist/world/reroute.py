@@ -31,6 +31,7 @@ from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
 from fakedist.world.spawned import OwnRanks, own_ranks
 from fakedist.world.store import RankStore, faked_stores
+from fakedist.world.symmetric import PeerCopies, symmetric_memory
 from fakedist.world.tapes import Tapes
 
 if TYPE_CHECKING:
@@ -50,11 +51,12 @@ def fake_world(
     own: OwnRanks | None = None,
     *,
     not_sent: NotSent | None = None,
+    tell_peer_copies: Callable[[PeerCopies], None] | None = None,
 ) -> Iterator[Callable[[], list[Note]]]:
     """Make this process one rank of a job whose other ranks are faked. RecordingError if this torch lacks something.
 
     Yields a function that returns the report's notes, for the end. ``own``: ranks of an active :func:`own_ranks`;
-    ``is_undefined``, ``not_sent``: as in :class:`Arrivals`.
+    ``is_undefined``, ``not_sent``: as in :class:`Arrivals`; ``tell_peer_copies`` of the virtual GPU.
     """
     arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes, not_sent)
     world = _World(job, ledger or NullLedger(), arrivals)
@@ -75,6 +77,9 @@ def fake_world(
         world.own_ranks = stack.enter_context(own_ranks(job)) if own is None else own
         stack.enter_context(watched_files(arrivals.tapes.moved))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
+        memory = stack.enter_context(symmetric_memory(is_virtual=job.device == "virtual"))
+        if tell_peer_copies is not None:
+            tell_peer_copies(memory.copied)
         if job.device == "virtual":
             stack.enter_context(sparse_saving())
         try:
@@ -160,6 +165,7 @@ class _World:
         backend = str(arguments["backend"])
         if not any(mark in backend for mark in ",:") and backend not in c10d.Backend.backend_type_map:
             raise AssertionError(f"Unknown backend type {backend}")
+        store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else arguments["store"])
         group = DispatchedGroup(
             rank or 0,
             size,
@@ -167,6 +173,7 @@ class _World:
             arrivals=self._arrivals,
             ledger=self._ledger,
             options=arguments.get("backend_options"),
+            store=store,
         )
         if arguments["device_id"]:
             group.bound_device_id = arguments["device_id"]
@@ -177,7 +184,6 @@ class _World:
         number = self._ledger.add_group(str(name), called, group.ranks, rank or 0, backend)
         if arguments["device_id"]:
             self._ledger.bind(number)
-        store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else arguments["store"])
         group.named(name, description, number, store)
         _register(group, backend, store, name, tag)
         return group, store

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from fakedist.patch import patched
+from fakedist.world.symmetric import Peers
 from fakedist.world.tapes import Tapes
 
 
@@ -30,16 +31,20 @@ class RankStore(Store):
         self._asked: Counter[str] = Counter()
         self._values: dict[str, bytes] = {}
         self._wait_s = timedelta(seconds=1800)
+        self._peers = Peers()
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a value."""
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._peers.was_set(key)
         self._tapes.stores(self._name + key, self._values[key])
 
     def get(self, key: str) -> bytes:
         """A value that this rank has set, or that another rank's tape has. WorldError if there is none."""
         if key in self._values:
             return self._values[key]
+        if (mirrored := self._peers.answer(key, self._values)) is not None:
+            return mirrored
         self._asked[key] += 1
         value = self._tapes.stored(self._name + key, self._asked[key])
         if value is None:
@@ -80,7 +85,12 @@ class RankStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys exist."""
-        return all(key in self._values or self._tapes.stored(self._name + key, 1) is not None for key in keys)
+        return all(self._exists(key) for key in keys)
+
+    def _exists(self, key: str) -> bool:
+        if key in self._values or self._tapes.stored(self._name + key, 1) is not None:
+            return True
+        return self._peers.expects(key, self._values)
 
     def delete_key(self, key: str) -> bool:
         """Delete a key; returns whether it existed."""

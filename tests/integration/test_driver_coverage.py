@@ -16,15 +16,14 @@ from fakedist.gpu.driver import build
 REFUSED = {
     r"cusparseSpGEMM\w+|cusparse[SDCZX]csrgeam2\w*": "sparse results: how many places they have depends on values",
     r"cusparseLt\w+": "half sparse matrices: the sizes of what it compresses are the library's own",
-    r"nccl\w+": "process groups are fakedist's; NCCL itself would talk to other processes",
+    r"nccl(?!Mem)\w+": "process groups are fakedist's; NCCL itself would talk to other processes",
     r"cupti\w+": "CUPTI's counters, samples and callbacks: no kernel runs that could be looked into",
     r"cuFile\w+": "GPUDirect Storage reads files into memory that holds no data",
     r"cuda(MallocAsync|FreeAsync|MemPool\w+|DeviceGetDefaultMemPool)": "the allocator backend without a history",
-    r"cudaIpc\w+|cuMem(Export|ImportFrom)\w+|cuIpc\w+": "memory of another process",
+    r"cu(da)?Ipc\w+|cuMemPool(Export|Import)\w+": "memory of another process",
     r"cudaLibraryGet(Global|Managed|UnifiedFunction|KernelCount)": "what is inside a compiled image, which is not read",
     r"cudnn(Find|Get)?Convolution\w+": "cuDNN's convolutions of version 7; torch takes those of version 8",
     r"cublasLtMatmulAlgo(Init|ConfigSetAttribute)": "algorithms by number; the heuristics' are answered",
-    r"cuMulticast\w+": "NVLink multicast: symmetric memory across GPUs",
     r"cu(GreenCtx|CtxFromGreenCtx|DevResource|DevSmResource|DeviceGetDevResource)\w*": "a part of a GPU's SMs",
 }
 _TORCH_LIBRARIES = (

@@ -38,7 +38,6 @@ SMALL_FOR_A_REASON = {
     "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(("cli/compare", "cli/doctor", "cli/lines"), "one module a command"),
     **dict.fromkeys(("rank/frameworks/dynamo", "rank/frameworks/safetensors"), "one module a framework"),
-    "rank/frameworks/symmetric_memory": "one module a framework",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "gpu/fast_path/event_tracker": "torch 2.8 and 2.9 alone need it: it goes with them",
     "record/machine_score": "the one place of the recording half that measures time: a subject of its own",

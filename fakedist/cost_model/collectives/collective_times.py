@@ -81,7 +81,7 @@ class CollectiveTime:
     """The time of a collective.
 
     Attributes:
-        algorithm: ring, tree, nvls, nvlstree, pat, pairs or send; none in a group of one.
+        algorithm: ring, tree, nvls, nvlstree, pat, pairs, send or copy; none in a group of one.
         protocol: ll, ll128 or simple.
         spread: The 90 % interval, as the size of the logarithm of truth over estimate.
         link_share: The fraction of the time for which its bytes would keep the links busy.
@@ -103,6 +103,13 @@ _DOMAIN_SPREAD, _COUNT_SPREAD, _FAR_SPREAD, _OTHERS_SPREAD, _PCIE_SPREAD = 0.15,
 _MEASURED_BYTES, _SMALL_SPREAD = 32e6, 0.7
 #: A send inside a node: the call, and the fraction of NVLink's bandwidth (8 H100, nccl-tests sendrecv: 348 GB/s).
 _SEND_US, _SEND_ACHIEVED = 5.0, 0.77
+
+
+#: A copy between two GPUs of a node by a copy engine: its start, a guess from 2 to 3 us, and the fraction of NVLink's
+#: bandwidth (8 H100, copies in both directions at once: 371 of 450 GB/s in each, NVIDIA/nccl#1264).
+_COPY_US, _COPY_ACHIEVED = 2.5, 0.825
+#: The shortest time of a kernel.
+_KERNEL_US = 2.0
 
 
 #: Collectives that move as much as others: a broadcast moves the buffer once, as an all_gather of it does.
@@ -142,6 +149,8 @@ class CollectiveTimes:
         if shape.size == 1:
             return CollectiveTime(0.0, "none", "", 0.0, 0.0, "")
         num_bytes = max(float(num_bytes), _LEAST_BYTES)
+        if operation == "get":
+            return self._copied(num_bytes, shape)
         chosen = self._tuner.choose(operation, num_bytes, shape)
         # A barrier is an all_reduce of one value.
         name = "all_reduce" if operation == "barrier" else _SAME.get(operation, operation)
@@ -163,6 +172,15 @@ class CollectiveTimes:
                 basis = f"{basis}, and NCCL's tuner"
         share = min(self._transfer_us(name, num_bytes, shape) / time_us, 1.0)
         return CollectiveTime(time_us, chosen.algorithm, chosen.protocol, spread, share, basis)
+
+    def _copied(self, num_bytes: float, shape: GroupShape) -> CollectiveTime:
+        """A copy from another GPU's memory. Over nodes there is none; without NVLink it goes over PCIe."""
+        if shape.num_nodes > 1:
+            return CollectiveTime(math.nan, "", "", math.nan, 0.0, "")
+        transfer = num_bytes / (self._interconnect.bandwidth * _COPY_ACHIEVED) * 1e6
+        spread = _COUNT_SPREAD if self._interconnect.nvlink else _PCIE_SPREAD
+        time_us = _COPY_US + transfer
+        return CollectiveTime(time_us, "copy", "", spread, transfer * _COPY_ACHIEVED / time_us, "measured")
 
     def _transfer_us(self, name: str, num_bytes: float, shape: GroupShape) -> float:
         if shape.num_nodes > 1 and name in ("send", "all_to_all"):
@@ -265,6 +283,21 @@ class CollectiveTimes:
         alone_us = self._in_domain("all_gather", largest, shape.local)[0]
         nvlink = largest * (shape.local - 1) / shape.local / alone_us * 1e6
         return float((network**-_SHARPNESS + nvlink**-_SHARPNESS) ** (-1 / _SHARPNESS))
+
+
+def symmetric_time(nccl: CollectiveTime) -> CollectiveTime:
+    """The time of a kernel of symmetric memory, given NCCL's for the same collective.
+
+    None was measured. It takes at least as long as its bytes keep the links busy, and at most as long as NCCL's.
+    Scripts choose it to be faster. The estimate is between the two, which are its interval.
+    """
+    least = min(max(nccl.time_us * nccl.link_share, _KERNEL_US), nccl.time_us)
+    if not least:
+        return nccl
+    time_us = math.sqrt(least * nccl.time_us)
+    share = min(nccl.time_us * nccl.link_share / time_us, 1.0)
+    spread = math.log(nccl.time_us / least) / 2 + nccl.spread
+    return CollectiveTime(time_us, "kernel", "", spread, share, nccl.basis)
 
 
 class _MessageCurve:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes
+from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes, symmetric_time
 from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.cost_model.nccl.interconnect import GroupShape, interconnect_like
 from fakedist.cost_model.nccl.settings import Settings, collective_of
@@ -19,7 +19,8 @@ from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes
 
-_PAIR = "send"
+#: Between two ranks: a send through NCCL, a copy from memory that they share.
+_PAIRS = ("send", "get")
 _COLUMNS = [
     *("time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes"),
     *("link_share", "kind", "queue", "is_uneven", "text"),
@@ -53,15 +54,18 @@ class Communication:
         own = self.calls[(self.calls["num_nodes"] > 1) == over_nodes]
         whole = own["time_us"].sum()
         bandwidth = own["moved_bytes"].sum() / whole * 1e6 if whole else 0.0
-        contender = Contender(self._sms(over_nodes), bandwidth)
+        contender = Contender(self.sms_held(own, over_nodes=over_nodes), bandwidth)
         return rates_with(work, bounds, self.gpu.sms, self.gpu.memory_bandwidth, contender)
 
-    def _sms(self, over_nodes: bool) -> int:
-        """SMs that a collective's kernels hold: NCCL's channels, fewer for a send."""
+    def sms_held(self, calls: pd.DataFrame, *, over_nodes: bool) -> int:
+        """SMs that the calls' kernels hold on average over their time: NCCL's channels. Copy engines hold none."""
+        whole = calls["time_us"].sum()
+        by_kernels = calls.loc[calls["algorithm"] != "copy", "time_us"].sum() / whole if whole else 1.0
         gpu = self.gpu
         joined = interconnect_like(gpu.product, gpu.compute_capability[0], gpu.nvlink_bandwidth, gpu.host_bandwidth)
         fewest, most = self.nccl.channels
-        return min(max((joined.nodes if over_nodes else joined.node).high, fewest), most)
+        channels = min(max((joined.nodes if over_nodes else joined.node).high, fewest), most)
+        return round(channels * by_kernels)
 
 
 def communication_of(
@@ -89,12 +93,12 @@ def call_times(
     Columns:
 
     - time_us, low_us, high_us: Microseconds, and the 90 % interval; NaN for an unknown operation.
-    - algorithm: ring, tree, nvls, nvlstree, pat, pairs or send.
+    - algorithm: ring, tree, nvls, nvlstree, pat, pairs, send or copy.
     - num_nodes: NVLink domains that it spans.
     - moved_bytes: Bytes of the whole buffer.
     - link_share: The fraction of its time for which its bytes would keep the links busy.
     - kind: The collective: all_reduce, ...; empty for an unknown operation.
-    - queue: The group, whose communicator runs one call at a time; -1 for sends, which run at once.
+    - queue: The group, whose communicator runs one call at a time; -1 for sends and shared memory, which run at once.
     - is_uneven: An all_to_all of uneven splits, of which other ranks may have larger ones.
     - text: A few words: "64 MiB, 8 nodes, ring simple".
     """
@@ -110,7 +114,7 @@ def call_times(
     for operation, group, bytes_in, bytes_out, peer, part, exchanged in distinct.tolist():
         kind, num_bytes = collective_of(operation, bytes_in, bytes_out)
         shape = shapes[group]
-        if kind == _PAIR:
+        if kind in _PAIRS:
             shape = _pair(ranks[group], int(own_ranks[group]), int(peer), per_node)
         is_uneven = kind == "all_to_all" and part > 0 and part * shape.size != num_bytes
         # No router spreads what goes to one of several other ranks: ring attention passes its keys on.
@@ -118,13 +122,15 @@ def call_times(
         paced = _even_load(part, exchanged, shape) if is_uneven else num_bytes
         paced *= moe_imbalance if kind == "all_to_all" and not passes_on else 1
         estimate = times.time(kind, paced, shape) if kind else _UNKNOWN
+        if is_symmetric := kind != "" and operation.startswith("symm_mem_"):
+            estimate = symmetric_time(estimate)
         low, high = estimate.time_us * np.exp(-estimate.spread), estimate.time_us * np.exp(estimate.spread)
         how = f"{estimate.algorithm} {estimate.protocol}".rstrip()
         text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {how}"
         if is_uneven:
             text += f", largest part {format_bytes(part)}"
         is_uneven = is_uneven and not passes_on
-        queue = -1 if kind == _PAIR else group
+        queue = -1 if kind in _PAIRS or is_symmetric else group
         how_long = estimate.time_us, low, high
         moved = float(num_bytes), estimate.link_share
         rows.append((*how_long, estimate.algorithm, shape.num_nodes, *moved, kind, queue, is_uneven, text))

@@ -173,15 +173,24 @@ _KINDS = (
     ("scatter", "scatter", "largest"),
     ("send", "send", "largest"),
     ("recv", "send", "largest"),
+    ("get", "get", "largest"),
+    ("put", "get", "largest"),
     ("barrier", "barrier", "largest"),
     ("monitored_barrier", "barrier", "largest"),
 )
 
 
+#: Kernels of torch.ops.symm_mem, which take what is in the others' memory, by the algorithm before their names.
+_SYMMETRIC = re.compile(r"symm_mem_(?:multimem_)?(?:one_shot_|two_shot_)?")
+#: Calls through memory that ranks share: NCCL has no part in them.
+THROUGH_SHARED_MEMORY = r"get|put|symm_mem_\w+"
+
+
 def collective_of(operation: str, bytes_in: int, bytes_out: int) -> tuple[str, int]:
     """The collective of an operation such as all_gather_into_tensor_coalesced ("": unknown), and its buffer's bytes."""
     sizes = {"bytes_in": bytes_in, "bytes_out": bytes_out, "largest": max(bytes_in, bytes_out)}
+    name = _SYMMETRIC.sub("", operation)
     return next(
-        ((kind, sizes[side]) for prefix, kind, side in _KINDS if operation.startswith(prefix)),
+        ((kind, sizes[side]) for prefix, kind, side in _KINDS if name.startswith(prefix)),
         ("", sizes["largest"]),
     )

@@ -4,11 +4,14 @@
  * (DeviceCachingAllocator::malloc in c10/cuda/CUDACachingAllocator.cpp). A second request that does not fit either is
  * where a real job is out of memory. fakedist_go_beyond() names a function that decides there: refuse, and torch raises
  * its error, or grant memory that the GPU does not have, to find how much the job needs. */
+#define _GNU_SOURCE /* dladdr */
 #include "capacity.h"
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #define PATIENCE_S 5 /* until a thread that cannot be answered goes on; see ask() */
@@ -18,6 +21,8 @@ typedef int (*decide_function)(int device, uint64_t bytes, uint64_t limit, uint6
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t used_bytes[MAX_DEVICES];
+static uint64_t outside_bytes[MAX_DEVICES][NUM_OWNERS], outside_peaks[MAX_DEVICES][NUM_OWNERS];
+static uint64_t all_outside[MAX_DEVICES], all_outside_peaks[MAX_DEVICES];
 static uint64_t limits[MAX_DEVICES]; /* set_per_process_memory_fraction(); 0: none */
 static int is_beyond[MAX_DEVICES];
 static decide_function decide;
@@ -31,10 +36,52 @@ static uint64_t limit_of(int device) {
     return limit && limit < model.memory_bytes ? limit : model.memory_bytes;
 }
 
-static int take(int device, uint64_t bytes, int even_beyond) {
+/* ---- what is outside of the caching allocator ---- */
+
+/* The caller holds the lock. */
+static void raise_to(uint64_t *peak, uint64_t bytes) {
+    if (bytes > *peak) *peak = bytes;
+}
+static void count_outside(int device, uint64_t bytes, enum owner owner) {
+    assert(IS_HELD(&lock));
+    if (owner == ALLOCATOR) return;
+    outside_bytes[device][owner] += bytes;
+    all_outside[device] += bytes;
+    raise_to(&outside_peaks[device][owner], outside_bytes[device][owner]);
+    raise_to(&all_outside_peaks[device], all_outside[device]);
+}
+
+/* Whether one of the callers is code of libc10_cuda, which has the caching allocator. It also calls what a MemPool
+ * allocates with, such as ncclMemAlloc. */
+static int is_called_by_allocator(void **callers, int count) {
+    for (int i = 0; i < count; i++) {
+        Dl_info library;
+        if (dladdr(callers[i], &library) && library.dli_fname && strstr(library.dli_fname, "libc10_cuda.so")) return 1;
+    }
+    return 0;
+}
+enum owner capacity_owner(enum owner otherwise) {
+    void *callers[32]; /* the allocator's own calls are three deep, those through a pool's functions at most 20 */
+    if (is_called_by_allocator(callers, backtrace(callers, 6))) return ALLOCATOR;
+    return is_called_by_allocator(callers, backtrace(callers, 32)) ? ALLOCATOR : otherwise;
+}
+
+/* The most that was taken outside of the allocator at any time: all of it, or an owner's part. */
+API uint64_t fakedist_outside(int device, int owner) {
+    if (device < 0 || device >= MAX_DEVICES || owner < 0 || owner >= NUM_OWNERS) return 0;
+    pthread_mutex_lock(&lock);
+    uint64_t most = owner == ALLOCATOR ? all_outside_peaks[device] : outside_peaks[device][owner];
+    pthread_mutex_unlock(&lock);
+    return most;
+}
+
+static int take(int device, uint64_t bytes, enum owner owner, int even_beyond) {
     pthread_mutex_lock(&lock);
     int fits = used_bytes[device] + bytes <= limit_of(device);
-    if (fits || even_beyond) used_bytes[device] += bytes;
+    if (fits || even_beyond) {
+        used_bytes[device] += bytes;
+        count_outside(device, bytes, owner);
+    }
     if (!fits && even_beyond) is_beyond[device] = 1;
     pthread_mutex_unlock(&lock);
     return fits || even_beyond;
@@ -109,9 +156,9 @@ static void hush_torch(int device, int on) {
     pthread_mutex_unlock(&lock);
 }
 
-int capacity_take(int device, uint64_t bytes) {
-    if (take(device, bytes, request.is_granted)) return 1;
-    if (!decide) return is_beyond[device] && take(device, bytes, 1); /* what runs after the recording goes on, too */
+int capacity_take(int device, uint64_t bytes, enum owner owner) {
+    if (take(device, bytes, owner, request.is_granted)) return 1;
+    if (!decide) return is_beyond[device] && take(device, bytes, owner, 1); /* what runs after the recording, too */
     if (!request.was_refused && !__atomic_load_n(&asked_once, __ATOMIC_RELAXED)) {
         request.was_refused = 1;
         hush_torch(device, 1);
@@ -121,7 +168,7 @@ int capacity_take(int device, uint64_t bytes) {
     hush_torch(device, 0);
     if (!ask(device, bytes)) return 0;
     request.is_granted = 1;
-    return take(device, bytes, 1);
+    return take(device, bytes, owner, 1);
 }
 
 void capacity_served(void) {
@@ -129,10 +176,15 @@ void capacity_served(void) {
     request.was_refused = request.is_granted = 0;
 }
 
-void capacity_give_back(int device, uint64_t bytes) {
+void capacity_give_back(int device, uint64_t bytes, enum owner owner) {
     pthread_mutex_lock(&lock);
     assert(used_bytes[device] >= bytes);
     used_bytes[device] -= bytes;
+    if (owner != ALLOCATOR) {
+        assert(outside_bytes[device][owner] >= bytes);
+        outside_bytes[device][owner] -= bytes;
+        all_outside[device] -= bytes;
+    }
     pthread_mutex_unlock(&lock);
 }
 

@@ -3,8 +3,11 @@
 #define FAKEDIST_CAPACITY_H
 #include "virtual_gpu.h"
 
-LOCAL int capacity_take(int device, uint64_t bytes); /* 0: the GPU does not have that much left */
-LOCAL void capacity_give_back(int device, uint64_t bytes);
+/* Who takes memory. All but the caching allocator's (and fakedist's own) is outside of it, and told apart in the report. */
+enum owner { ALLOCATOR, USER_BUFFERS, MANAGED, EXTENSIONS, NUM_OWNERS };
+LOCAL enum owner capacity_owner(enum owner otherwise); /* the allocator, if it is what calls; else as given */
+LOCAL int capacity_take(int device, uint64_t bytes, enum owner owner); /* 0: the GPU does not have that much left */
+LOCAL void capacity_give_back(int device, uint64_t bytes, enum owner owner);
 LOCAL void capacity_served(void); /* this thread got all that it asked for */
 LOCAL void capacity_left(int device, size_t *free_bytes, size_t *total_bytes);
 LOCAL void capacity_asked_once(int more); /* from here on, or (-1) no longer, a refused request is not repeated */

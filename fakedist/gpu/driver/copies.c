@@ -13,6 +13,7 @@ struct rows {
     size_t to_pitch, from_pitch, width, height;
 };
 static int copy_rows(const struct rows *r, void *stream) {
+    CLOCK_STANDS_STILL;
     int status = OK;
     if (r->to_pitch == r->width && r->from_pitch == r->width)
         return submit_copy(r->to, r->from, r->width * r->height, stream);
@@ -34,6 +35,7 @@ static int copy_rows_now(const struct rows *r) {
     return status ? status : copy_now(r->to + last * r->to_pitch, r->from + last * r->from_pitch, r->width);
 }
 static int fill_rows(char *to, size_t pitch, int value, size_t width, size_t height, void *stream) {
+    CLOCK_STANDS_STILL;
     if (pitch == width) return submit_fill(to, value, width * height, stream), OK;
     for (size_t row = 0; row < height; row++) submit_fill(to + row * pitch, value, width, stream);
     return OK;
@@ -176,6 +178,7 @@ API int cuMemcpy3DAsync_v2(const struct copy_3d *c, void *stream) {
 
 /* A word is filled bytewise where its bytes are equal; any other pattern is written only where memory holds data. */
 static int fill_words(void *to, unsigned value, size_t width, size_t count, void *stream) {
+    CLOCK_STANDS_STILL;
     unsigned byte = value & 0xff, all = width == 4 ? byte * 0x01010101u : width == 2 ? byte * 0x0101u : byte;
     if (value == all) return submit_fill(to, (int)byte, count * width, stream), OK;
     memory_know(to, count * width, NOTHING);

@@ -6,8 +6,6 @@
  * pages. */
 #include "memory.h"
 
-#include "capacity.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -32,6 +30,8 @@
 struct segment {
     void *address;
     size_t size, span; /* requested, and rounded up to whole granules */
+    enum owner owner;
+    const void *mirrored; /* of memory that stands for a peer's: what it holds the same as; else NULL */
     uint8_t *blocks; /* a bit for each BLOCK bytes: one of the allocator's blocks begins there; NULL: it named none */
     struct segment *next_known;
     uint8_t *known; /* a bit for each byte: a value reached it; NULL: none did */
@@ -62,6 +62,7 @@ _Static_assert(MAX_DEVICES < UINT8_MAX, "an owner is one byte");
 _Static_assert(CHUNK % GRANULE == 0 && SMALL_SEGMENT % GRANULE == 0, "granules fill chunks and small segments");
 _Static_assert(COPY_LIMIT <= SMALL_SEGMENT && LARGE_COPY_LIMIT <= COPY_LIMIT, "a small segment holds the largest copy");
 static uint64_t chunks_taken;
+static uint64_t num_peers; /* segments of peers' memory that were ever opened */
 static struct segment *known_segments; /* of which some bytes were known once */
 static struct segment **by_granule; /* each granule -> the segment that holds it; lazily paged */
 
@@ -206,7 +207,7 @@ static void poison(void *address, size_t size) {
     if (is_poisoned && size <= SMALL_SEGMENT) memset(address, POISON, size);
 }
 
-static int open_locked(void *address, size_t size, uint64_t span) {
+static int open_locked(void *address, size_t size, uint64_t span, enum owner owner) {
     void *got = mmap(address, span, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != address) {
@@ -215,14 +216,16 @@ static int open_locked(void *address, size_t size, uint64_t span) {
     }
     madvise(address, span, MADV_NOHUGEPAGE); /* one written byte must not cost 2 MiB of host memory */
     struct segment *s = gpu_new_handle(sizeof *s);
-    *s = (struct segment){.address = address, .size = size, .span = span};
+    *s = (struct segment){.address = address, .size = size, .span = span, .owner = owner};
     mark_granules(s, NULL, s);
     poison(address, span);
     return 1;
 }
-int memory_open(void *address, uint64_t span) {
+int memory_open(void *address, uint64_t span, const void *mirrored) {
     pthread_mutex_lock(&lock);
-    int ok = open_locked(address, span, span);
+    int ok = open_locked(address, span, span, ALLOCATOR); /* what backs it counts */
+    if (ok) (*granule_of(address))->mirrored = mirrored;
+    num_peers += ok && mirrored;
     pthread_mutex_unlock(&lock);
     return ok;
 }
@@ -233,11 +236,22 @@ static struct segment *find_segment(const void *address) {
     return memory_device_of(address) < 0 ? NULL : *granule_of(address);
 }
 
+const void *memory_mirrored(const void *address) {
+    if (!__atomic_load_n(&num_peers, __ATOMIC_RELAXED)) return NULL; /* most jobs have none */
+    pthread_mutex_lock(&lock);
+    struct segment *s = find_segment(address);
+    const char *mirrored = s ? s->mirrored : NULL;
+    if (mirrored) mirrored += (const char *)address - (const char *)s->address;
+    pthread_mutex_unlock(&lock);
+    return mirrored;
+}
+
 /* Close the segment that begins at an address and return its span; 0 for none. */
-static uint64_t close_locked(void *address) {
+static uint64_t close_locked(void *address, enum owner *owner) {
     struct segment *s = find_segment(address);
     if (!s || s->address != address) return 0;
     uint64_t span = s->span;
+    *owner = s->owner;
     munmap(address, span);
     if (s->known) {
         struct segment **in_list = &known_segments;
@@ -253,23 +267,24 @@ static uint64_t close_locked(void *address) {
 }
 uint64_t memory_close(void *address) {
     pthread_mutex_lock(&lock);
-    uint64_t span = close_locked(address);
+    enum owner owner;
+    uint64_t span = close_locked(address, &owner);
     pthread_mutex_unlock(&lock);
     return span;
 }
 
-int memory_allocate(int device, size_t size, void **out) {
+int memory_allocate(int device, size_t size, enum owner owner, void **out) {
     *out = NULL;
     if (!size) return OK;
     uint64_t span = (size + GRANULE - 1) / GRANULE * GRANULE;
-    if (span < size || !capacity_take(device, span)) return gpu_fail(OUT_OF_MEMORY);
+    if (span < size || !capacity_take(device, span, owner)) return gpu_fail(OUT_OF_MEMORY);
     pthread_mutex_lock(&lock);
     void *address = take_range(device, span);
-    int ok = address && open_locked(address, size, span);
+    int ok = address && open_locked(address, size, span, owner);
     if (ok) *out = address;
     if (address && !ok) give_back(device, address, span);
     pthread_mutex_unlock(&lock);
-    if (!ok) return capacity_give_back(device, span), gpu_fail(OUT_OF_MEMORY);
+    if (!ok) return capacity_give_back(device, span, owner), gpu_fail(OUT_OF_MEMORY);
     capacity_served();
     COUNT(mallocs, 1);
     return OK;
@@ -278,12 +293,13 @@ int memory_allocate(int device, size_t size, void **out) {
 int memory_free(void *address) {
     if (!address) return OK;
     int device = memory_device_of(address);
+    enum owner owner;
     pthread_mutex_lock(&lock);
-    uint64_t span = close_locked(address);
+    uint64_t span = close_locked(address, &owner);
     if (span) give_back(device, address, span);
     pthread_mutex_unlock(&lock);
     if (!span) return gpu_fail(INVALID_VALUE);
-    capacity_give_back(device, span);
+    capacity_give_back(device, span, owner);
     COUNT(frees, 1);
     return OK;
 }

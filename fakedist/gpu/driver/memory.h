@@ -1,18 +1,20 @@
 /* Device memory. A range is addresses, a segment is a range backed by memory. */
 #ifndef FAKEDIST_MEMORY_H
 #define FAKEDIST_MEMORY_H
-#include "virtual_gpu.h"
+#include "capacity.h"
 
 #define GRANULE (2ull << 20) /* cudaMalloc's granularity for large requests, and our bookkeeping unit */
 
-LOCAL int memory_allocate(int device, size_t size, void **out);
+LOCAL int memory_allocate(int device, size_t size, enum owner owner, void **out);
 LOCAL int memory_free(void *address);
 LOCAL int memory_device_of(const void *address); /* -1: not device memory */
 LOCAL int memory_allocation_of(const void *address, void **base, size_t *size);
 
 LOCAL void *memory_reserve(int device, uint64_t span);
 LOCAL void memory_release(int device, void *address, uint64_t span);
-LOCAL int memory_open(void *address, uint64_t span);
+/* A peer's memory comes with the address of what it mirrors: of this GPU's memory, or its own. Other memory: NULL. */
+LOCAL int memory_open(void *address, uint64_t span, const void *mirrored);
+LOCAL const void *memory_mirrored(const void *address); /* NULL: it is not a peer's */
 LOCAL uint64_t memory_close(void *address); /* returns its span; 0: no segment begins there */
 
 #define COPY_LIMIT (1ull << 20) /* kSmallSize: larger tensors live in large segments and hold no data */

@@ -124,12 +124,15 @@ API const char *cudaGetErrorString(int error) { return error_text(error, 0); }
 
 /* ---- memory ---- */
 
+static int allocate(void **out, size_t size, enum owner otherwise) {
+    if (!device_count()) return gpu_fail(NO_DEVICE);
+    int unsafe = stream_check_unsafe_call();
+    return unsafe ? unsafe : memory_allocate(device_current(), size, capacity_owner(otherwise), out);
+}
 API int cudaMalloc(void **out, size_t size) {
     TRACED;
     CLOCK_STANDS_STILL;
-    if (!device_count()) return gpu_fail(NO_DEVICE);
-    int unsafe = stream_check_unsafe_call();
-    return unsafe ? unsafe : memory_allocate(device_current(), size, out);
+    return allocate(out, size, EXTENSIONS);
 }
 API int cudaFree(void *address) {
     TRACED;
@@ -142,10 +145,33 @@ API int cudaFree(void *address) {
 static uint64_t managed_bytes;
 API uint64_t fakedist_managed_bytes(void) { return __atomic_load_n(&managed_bytes, __ATOMIC_RELAXED); }
 API int cudaMallocManaged(void **out, size_t size, unsigned flags) {
+    CLOCK_STANDS_STILL;
     (void)flags;
-    int status = cudaMalloc(out, size);
+    int status = allocate(out, size, MANAGED);
     if (status == OK) __atomic_fetch_add(&managed_bytes, size, __ATOMIC_RELAXED);
     return status;
+}
+/* Memory of fakedist's own, which is none of the job's. */
+API int fakedist_own_memory(void **out, size_t size) { return memory_allocate(device_current(), size, ALLOCATOR, out); }
+
+/* NCCL's allocator for buffers that communicators register. It takes whole granules, as memory that others map does. */
+enum { UNHANDLED_CUDA_ERROR = 1, INVALID_NCCL_ARGUMENT = 4 }; /* ncclResult_t */
+API int ncclMemAlloc(void **out, size_t size) {
+    CLOCK_STANDS_STILL;
+    return QUIET(allocate(out, size, USER_BUFFERS)) ? UNHANDLED_CUDA_ERROR : OK;
+}
+API int ncclMemFree(void *address) {
+    CLOCK_STANDS_STILL;
+    return QUIET(memory_free(address)) ? INVALID_NCCL_ARGUMENT : OK;
+}
+/* The same as functions of a MemPool's allocator (_ncclMemAlloc in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). */
+API void *fakedist_nccl_allocate(size_t size, int device, void *stream) {
+    void *address = NULL;
+    (void)device, (void)stream;
+    return ncclMemAlloc(&address, size) ? NULL : address;
+}
+API void fakedist_nccl_free(void *address, size_t size, int device, void *stream) {
+    (void)size, (void)device, (void)stream, ncclMemFree(address);
 }
 /* Rows begin at multiples of this on every GPU since compute capability 3.0. */
 enum { PITCH = 512 };

@@ -110,8 +110,12 @@ static int answer(void *to, size_t size) {
     return is_answered;
 }
 
-int submit_copy(void *to, const void *from, size_t size, void *stream) {
-    CLOCK_STANDS_STILL;
+/* A copy to or from a peer's memory is a call of the job's process groups: they hear where it begins and ends. */
+typedef void (*peer_copy_function)(const void *to, const void *from, uint64_t size, int ends);
+static peer_copy_function tell_peer_copy;
+API void fakedist_tell_peer_copies(peer_copy_function telling) { tell_peer_copy = telling; }
+
+static int copy(void *to, const void *from, size_t size, void *stream) {
     if (is_wanted(stream)) {
         struct graph *graph = stream_graph(stream);
         int to_device = memory_device_of(to) >= 0, from_device = memory_device_of(from) >= 0;
@@ -124,6 +128,15 @@ int submit_copy(void *to, const void *from, size_t size, void *stream) {
     }
     if (num_answers && memory_device_of(to) < 0 && memory_device_of(from) >= 0 && answer(to, size)) return OK;
     return memory_copy(to, from, size);
+}
+int submit_copy(void *to, const void *from, size_t size, void *stream) {
+    CLOCK_STANDS_STILL;
+    const void *mirrored = memory_mirrored(from);
+    int is_told = tell_peer_copy && (mirrored || memory_mirrored(to));
+    if (is_told) tell_peer_copy(to, from, size, 0);
+    int status = copy(to, mirrored ? mirrored : from, size, stream);
+    if (is_told) tell_peer_copy(to, from, size, 1);
+    return status;
 }
 
 int submit_copy_and_wait(void *to, const void *from, size_t size) {

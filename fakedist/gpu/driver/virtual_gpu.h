@@ -76,8 +76,9 @@ struct gpu_model {
     int32_t registers_per_block, registers_per_sm;
     int32_t threads_per_sm, blocks_per_sm;
     int32_t runtime_version; /* CUDART_VERSION of the torch build, e.g. 13020 */
+    int32_t multicasts; /* its NVSwitches do, and it exports fabric handles */
 };
-_Static_assert(sizeof(struct gpu_model) == 136, "_GpuModel in gpu/virtual.py has the same size");
+_Static_assert(sizeof(struct gpu_model) == 144, "_GpuModel in gpu/virtual.py has the same size");
 
 /* The driver's counters, which gpu/virtual.py reads through fakedist_counters(). */
 struct gpu_counters {

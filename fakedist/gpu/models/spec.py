@@ -103,8 +103,13 @@ class GpuSpec:
         """Major and minor."""
         return self.architecture.compute_capability
 
+    @property
+    def can_multicast(self) -> bool:
+        """Whether its NVSwitches multicast: those since Hopper's (NVLink SHARP)."""
+        return self.nvlink_bandwidth > 0 and self.compute_capability >= (9, 0)
+
     def driver_fields(self) -> dict[str, int]:
-        """The fields of the driver's ``struct gpu_model``, except name, memory, devices and versions."""
+        """The fields of the driver's ``struct gpu_model``, except name, memory, devices, versions and multicast."""
         return {
             "sms": self.sms,
             "clock_khz": self.clock_khz,

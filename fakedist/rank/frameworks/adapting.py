@@ -5,7 +5,6 @@ module                                   adapter
 =======================================  ============================================
 ``torch.distributed.checkpoint``         :mod:`fakedist.rank.frameworks.checkpoints`
 ``torch.distributed.pipelining``         :mod:`fakedist.rank.frameworks.pipelining`
-``torch.distributed._symmetric_memory``  :mod:`fakedist.rank.frameworks.symmetric_memory`
 ``torch._dynamo.trace_rules``            :mod:`fakedist.rank.frameworks.dynamo`
 ``megatron.training.training``           :mod:`fakedist.rank.frameworks.megatron`
 ``megatron_fsdp.uneven_dtensor``         :mod:`fakedist.rank.frameworks.megatron`
@@ -38,7 +37,6 @@ from fakedist.rank.frameworks.sharding import (
     flags_once,
     strategies_once,
 )
-from fakedist.rank.frameworks.symmetric_memory import no_symmetric_memory
 
 #: Takes a module; returns what to replace in it, by dotted name.
 Adapter = Callable[[ModuleType], dict[str, object]]
@@ -48,7 +46,6 @@ _ADAPTERS: dict[str, Adapter] = {
     "torch._dynamo.trace_rules": nothing_of_ours,
     "megatron.training.training": flags_of_rank_0,
     "megatron_fsdp.uneven_dtensor": uneven_parts,
-    "torch.distributed._symmetric_memory": no_symmetric_memory,
     "torch.distributed.checkpoint.utils": plans_of_one,
     "torch.distributed.checkpoint.default_planner": parts_of_one,
     "torch.distributed.optim.zero_redundancy_optimizer": states_of_others,

@@ -126,7 +126,7 @@ _MORE_IN = "--json (estimated_outside)"
 
 def outside_figures(outside: Outside) -> list[tuple[str, str, str]]:
     """Name, figure and details of each amount, including the names of unknown amounts."""
-    rows = []
+    rows = [(name, format_bytes(size), "measured: the most at one time") for name, size in outside.taken.items()]
     if communicators := outside.communicators:
         low, high = (
             sum(communicator.low_bytes for communicator in communicators),

@@ -100,11 +100,13 @@ def _beside_outside(summary: Summary) -> Verdict:
     """The verdict on reserved memory together with what PyTorch does not see, and the rest of the GPU."""
     left, outside = summary.capacity_bytes - summary.peak_reserved_bytes, summary.estimated_outside
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
+    source = "measured" if outside and high == outside.taken_bytes else "estimated"
     if not summary.fits or high > left:
+        takes = "takes" if name in ("NCCL", "the CUDA context") else "take"
         word = "may not fit" if summary.fits else "does not fit"
-        more = f": {format_bytes(left)} is not reserved, but {name} takes {span_text(low, high)}, estimated"
+        more = f": {format_bytes(left)} is not reserved, but {name} {takes} {span_text(low, high)}, {source}"
         return Verdict(summary.fits, word, more, is_sure=not summary.fits)
-    more = f", {span_text(low, high)} of it for {name}, estimated" if high else ""
+    more = f", {span_text(low, high)} of it for {name}, {source}" if high else ""
     is_sure = not broke_off(summary)
     recorded = f" ({_recorded(summary)})" if summary.exit.outcome is Outcome.STOPPED else ""
     word = "fits" if is_sure else "fits so far"
@@ -157,9 +159,10 @@ def step_verdict(summary: Summary) -> str:
 
 
 def _outside_name(outside: Outside) -> str:
-    if not outside.communicators:
-        return "the CUDA context"
-    return "NCCL and the CUDA context" if outside.context_bytes else "NCCL"
+    names = [*outside.taken, *(["NCCL"] if outside.communicators else [])]
+    if outside.context_bytes or not names:
+        names.append("the CUDA context")
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def span_text(low: int, high: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.clients.catalogue.entry import TRAINING, Entry, Refusal
+from tests.clients.catalogue.entry import TRAINING, Entry
 
 _RANKS = (0, 3, 7)
 
@@ -104,8 +104,9 @@ ENTRIES = (
     ),
     Entry(
         "PyTorch",
-        "symmetric memory, asynchronous tensor parallelism",
+        "asynchronous tensor parallelism: symmetric memory, torch.compile",
         "tests/clients/jobs/pytorch_symmetric.py",
-        refused=Refusal("symmetric memory", "it writes into other ranks' memory, and there is none"),
+        categories=("parameter", "gradient", "optimizer_state", "activation"),
+        collectives=("get", "symm_mem_barrier"),
     ),
 )

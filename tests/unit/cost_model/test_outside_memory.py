@@ -8,6 +8,7 @@ import pytest
 from fakedist.analysis.topology import ranks_of
 from fakedist.cost_model.outside_memory import estimate_outside
 from fakedist.rundir.plain import to_plain
+from fakedist.rundir.records import TakenRecord
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -118,3 +119,12 @@ def test_reserved_and_the_estimate_fill_the_gpu_together(beyond: int, word: str)
 )
 def test_ranks_are_read_as_they_were_written(text: str, ranks: tuple[int, ...]) -> None:
     assert ranks_of(text) == ranks
+
+
+def test_what_was_taken_counts_with_its_owners() -> None:
+    taken = TakenRecord(0, peak_bytes=3 * GIB, by_owner={"user buffers": 2 * GIB, "extensions": 2 * GIB})
+    found = estimate(taken=taken, reserved_bytes=GIB, capacity_bytes=4 * GIB)
+    assert (found["low_bytes"], found["high_bytes"], found["taken_bytes"]) == (3 * GIB,) * 3
+    assert found["taken"] == {"user buffers": 2 * GIB, "extensions": 2 * GIB}
+    assert found["beside_reserved"] == "fits"
+    assert estimate(taken=taken, reserved_bytes=GIB + 1, capacity_bytes=4 * GIB)["beside_reserved"] == "does not fit"

@@ -48,6 +48,41 @@ def test_sends_cross_nodes_by_their_peer_and_groups_without_known_ranks_fill_few
     assert of(("all_reduce", 3, MIB, MIB, -1))["num_nodes"].tolist() == [1]
 
 
+def test_copies_from_peers_take_a_copy_engine_and_the_links() -> None:
+    found = of(("get", 1, 0, 64 * MIB, 3), ("put", 1, 64 * MIB, 0, 3), ("send", 1, 64 * MIB, 0, 3), ("get", 0, 0, 1, 8))
+    # 371 of 450 GB/s in each direction between two H100 (NVIDIA/nccl#1264).
+    assert found["time_us"].iloc[0] == pytest.approx(2.5 + 64 * MIB / 371e3, rel=0.01)
+    assert found["time_us"].iloc[1] == found["time_us"].iloc[0] < found["time_us"].iloc[2]
+    assert found["algorithm"].tolist()[:3] == ["copy", "copy", "send"]
+    assert np.isnan(found["time_us"].iloc[3]), "no copy crosses nodes"
+    assert (found["queue"] == -1).all()
+
+
+def test_kernels_of_symmetric_memory_are_between_the_links_and_nccl() -> None:
+    sizes = (1, 8 * MIB, 64 * MIB, -1)
+    kernels = ("two_shot_all_reduce_", *sizes), ("multimem_all_gather_out", *sizes), ("barrier", 1, 0, 0, -1)
+    found = of(*[(f"symm_mem_{name}", *others) for name, *others in kernels])
+    nccl = of(("all_reduce", *sizes), ("all_gather", *sizes), ("barrier", 1, 0, 0, -1))
+    assert found["kind"].tolist() == ["all_reduce", "all_gather", "barrier"]
+    assert (found["time_us"] < nccl["time_us"]).all()
+    assert found["high_us"].to_numpy() == pytest.approx(nccl["high_us"].to_numpy())
+    assert (found["low_us"] < nccl["time_us"] * nccl["link_share"]).tolist() == [True, True, False]
+    assert found["low_us"].iloc[2] == pytest.approx(2.0 * np.exp(-0.15), rel=0.01), (
+        "a kernel's least, less the interval"
+    )
+    assert (found["queue"] == -1).all()
+
+
+def test_copy_engines_hold_no_sm() -> None:
+    def num_sms(*rows: tuple[str, int, int, int, int]) -> int:
+        times = call_times(pd.DataFrame(rows, columns=COLUMNS), GROUPS, TIMES)
+        held = Communication(times, GPUS["h100-80g"], FABRICS["dgx-h100-ndr"])
+        return held.sms_held(times, over_nodes=False)
+
+    assert num_sms(("get", 1, 0, 64 * MIB, 3)) == 0
+    assert 0 < num_sms(("get", 1, 0, 64 * MIB, 3), ("send", 1, 64 * MIB, 0, 3)) < num_sms(("send", 1, 64 * MIB, 0, 3))
+
+
 def test_an_imbalance_lengthens_all_to_all_alone() -> None:
     rows = [(operation, 0, 64 * MIB, 64 * MIB, -1) for operation in ("all_to_all_single", "all_reduce")]
     calls = pd.DataFrame(rows, columns=COLUMNS)

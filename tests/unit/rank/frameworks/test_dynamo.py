@@ -73,8 +73,8 @@ GROUP_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "set_timeout": lambda: (timedelta(1),),
     "shutdown": tuple,
 }
-#: Of torch: what a group is besides.
-NOT_CALLED = {"named", "rank", "size", "group_name", "group_desc"}
+#: Of torch: what a group is besides. Kernels of torch.ops.symm_mem call the last two, below all that Dynamo sees.
+NOT_CALLED = {"named", "rank", "size", "group_name", "group_desc", "symmetric", "symmetric_barrier"}
 WORK_CALLS = (
     "block_current_stream", "exception", "getFuture", "get_future", "is_completed", "is_success", "result",
     "source_rank", "synchronize", "wait",

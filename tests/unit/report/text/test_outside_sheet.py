@@ -87,3 +87,16 @@ def test_measured_and_estimated_stand_apart() -> None:
 )
 def test_a_span_has_its_unit_once(low: int, high: int, text: str) -> None:
     assert span_text(low, high) == text
+
+
+def test_what_the_script_took_is_told_apart_and_measured() -> None:
+    found = summary(70, 0, 0)
+    assert found.estimated_outside is not None
+    taken = {"user buffers": GIB, "extensions": GIB // 2}
+    owned = replace(found.estimated_outside, low_bytes=GIB, high_bytes=GIB, taken=taken, taken_bytes=GIB)
+    assert ("user buffers", "1.00 GiB", "measured: the most at one time") in outside_figures(owned)
+    said = verdict(replace(found, estimated_outside=owned), "")
+    assert said is not None
+    assert said.word + said.more == f"{FITS}, 1.00 GiB of it for user buffers and extensions, measured"
+    full = replace(found, estimated_outside=owned, peak_reserved_bytes=80 * GIB - 1, fits=False)
+    assert "user buffers and extensions take 1.00 GiB, measured" in getattr(verdict(full, ""), "more", "")

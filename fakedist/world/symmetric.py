@@ -1,0 +1,286 @@
+"""Symmetric memory (torch/csrc/distributed/c10d/symm_mem): what other ranks would answer, and the calls it makes.
+
+Each rank puts a description of its memory into the group's store, then passes file descriptors over datagram sockets
+that are named by process: ``all_gather_fds`` sends this rank's to its neighbour and receives another's. The others'
+descriptions are this rank's own, process included, so it sends to itself, and each descriptor that comes is its own.
+Rank 0 then sends everyone a descriptor of the multicast object that it made: here this module does.
+
+Afterwards kernels and copies read the others' memory. Each is a call of the group: a collective of
+``torch.ops.symm_mem`` under its name, a copy as ``get`` or ``put``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import socket
+import struct
+import threading
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import torch
+from torch._C._distributed_c10d import _SymmetricMemory
+from torch.distributed import distributed_c10d as c10d
+
+from fakedist.errors import WorldError
+from fakedist.patch import patched, present
+from fakedist.world.process_group import RankGroup
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+#: A key of ``StoreExchange::all_gather`` (CUDASymmetricMemoryUtils.hpp): its prefix, the exchange's number, a rank.
+_KEY = re.compile(r"(?P<exchange>.*SymmetricMemory\w*/\d+)/(?P<rank>\d+)")
+#: The beginning of ``RendezvousRequest`` (CUDASymmetricMemory.cu): device, process, bytes of the block.
+_REQUEST = struct.Struct("iiQ")
+_MARK = "CUDASymmetricMemory/"
+#: Its argument is a type of its own in newer releases of torch.
+_group_named: Callable[[Any], Any] = present(c10d, "_resolve_process_group")
+_FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+class Peers:
+    """Answers for the other ranks of a job. One for each store, because exchanges follow each other in it."""
+
+    def __init__(self) -> None:
+        self._block_bytes = 0
+        self._sent: int | None = None  # a multicast object, kept until all ranks have imported it
+
+    def expects(self, key: str, values: Mapping[str, bytes]) -> bool:
+        """Whether another rank's key is of an exchange in which this rank takes part."""
+        asked = _KEY.fullmatch(key)
+        return asked is not None and _own_key(asked["exchange"], values) is not None
+
+    def answer(self, key: str, values: Mapping[str, bytes]) -> bytes | None:
+        """The value of another rank's key, given those that this rank has set; None if it is not of an exchange."""
+        asked = _KEY.fullmatch(key)
+        own = None if asked is None else _own_key(asked["exchange"], values)
+        if asked is None or own is None:
+            return None
+        value = values[own]
+        if len(value) <= _REQUEST.size:
+            return value
+        device, process, block_bytes = _REQUEST.unpack_from(value)
+        rank, own_rank = int(asked["rank"]), int(own.rpartition("/")[2])
+        self._block_bytes = block_bytes if own_rank else 0
+        # No two ranks may have the same device; its number means nothing else to this rank.
+        return _REQUEST.pack(own_rank if rank == device else rank, process, block_bytes) + value[_REQUEST.size :]
+
+    def was_set(self, key: str) -> None:
+        """This rank has set a key. The first one after the requests is set when all descriptors have arrived."""
+        if _MARK not in key:
+            return
+        if self._sent is not None:
+            ctypes.CDLL("libcuda.so.1").cuMemRelease(ctypes.c_void_p(self._sent))
+            self._sent = None
+        if self._block_bytes:
+            self._sent = _send_multicast(self._block_bytes)
+            self._block_bytes = 0
+
+
+def _own_key(exchange: str, values: Mapping[str, bytes]) -> str | None:
+    return next((name for name in values if name.rpartition("/")[0] == exchange), None)
+
+
+class _MulticastProperties(ctypes.Structure):
+    _fields_ = [
+        ("devices", ctypes.c_uint),
+        ("bytes", ctypes.c_size_t),
+        ("handle_types", ctypes.c_ulonglong),
+        ("flags", ctypes.c_ulonglong),
+    ]
+
+
+def _send_multicast(num_bytes: int) -> int | None:
+    """Send this process a multicast object as rank 0 would, and return it.
+
+    Without NVSwitches that multicast, there is none, and torch does not wait for one.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    made, file = ctypes.c_void_p(), ctypes.c_int(-1)
+    wanted = _MulticastProperties(1, num_bytes, _FILE, 0)
+    if driver.cuMulticastCreate(ctypes.byref(made), ctypes.byref(wanted)):
+        return None
+    driver.cuMemExportToShareableHandle(ctypes.byref(file), made, _FILE, ctypes.c_ulonglong(0))
+    directory = next(filter(None, map(os.environ.get, ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))), "/tmp")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(f"{directory}/symm_mem-{os.getpid()}")  # send_fds passes no address
+        socket.send_fds(sender, [b"fd"], [file.value])
+    os.close(file.value)
+    return made.value
+
+
+# ---- calls
+
+
+#: Called where a copy to or from memory of a peer begins and ends, with addresses to and from, bytes, whether it ends.
+PeerCopies = Callable[[int, int, int, int], None]
+
+
+class _Buffer(NamedTuple):
+    """A peer's memory, as it is mapped here."""
+
+    start: int
+    end: int
+    group: RankGroup
+    peer: int
+
+
+class PeerMemory:
+    """The memory of other ranks that is mapped here, and the calls that copies to and from it are."""
+
+    def __init__(self) -> None:
+        self._buffers: list[_Buffer] = []
+        self._groups: dict[tuple[int, ...], RankGroup] = {}
+        self._open = threading.local()
+
+    def mapped(self, handle: _SymmetricMemory, group: RankGroup) -> None:
+        """Remember the peers' buffers of a rendezvous. Later ones replace those at the same addresses."""
+        self._groups[tuple(handle.buffer_ptrs)] = group
+        size = handle.buffer_size
+        new = [
+            _Buffer(start, start + size, group, peer)
+            for peer, start in enumerate(handle.buffer_ptrs)
+            if peer != handle.rank
+        ]
+        kept = [own for own in self._buffers if not any(own.start < one.end and one.start < own.end for one in new)]
+        self._buffers = sorted([*kept, *new], key=lambda buffer: buffer.start)
+
+    def copied(self, to: int, source: int, num_bytes: int, ends: int) -> None:
+        """A copy to or from an address of a peer begins, or ends, in this thread."""
+        if ends:
+            if (timed := self._open.__dict__.pop("timed", None)) is not None:
+                timed.__exit__(None, None, None)
+            return
+        read, written = self._at(source), self._at(to)
+        buffer = read or written
+        if buffer is None:
+            return
+        operation, moved = ("get", (0, num_bytes)) if read else ("put", (num_bytes, 0))
+        ledger = buffer.group._ledger
+        ledger.write(operation, buffer.group.number, [], [], peer=buffer.peer, moved=moved)
+        if (timed := ledger.timed(operation)) is not None:
+            timed.__enter__()
+            self._open.timed = timed
+
+    def group_of(self, handle: _SymmetricMemory) -> RankGroup | None:
+        """The group of a rendezvous."""
+        return self._groups.get(tuple(handle.buffer_ptrs))
+
+    def _at(self, address: int) -> _Buffer | None:
+        index = bisect_right(self._buffers, address, key=lambda buffer: buffer.start) - 1
+        return self._buffers[index] if index >= 0 and address < self._buffers[index].end else None
+
+
+#: Collectives of ``torch.ops.symm_mem`` whose kernels read the others' memory.
+_COLLECTIVES = (
+    *("one_shot_all_reduce", "one_shot_all_reduce_out", "one_shot_all_reduce_copy", "one_shot_all_reduce_copy_out"),
+    *("two_shot_all_reduce_", "two_shot_all_reduce_out", "multimem_all_reduce_", "multimem_one_shot_all_reduce"),
+    *("multimem_one_shot_all_reduce_out", "multimem_all_gather_out", "reduce_scatter_out"),
+)
+
+
+@contextmanager
+def symmetric_memory(*, is_virtual: bool) -> Iterator[PeerMemory]:
+    """Record what symmetric memory does as calls of its group; on a real GPU, refuse it.
+
+    Its kernels wait for signals from the other ranks, which a real GPU would wait for without end.
+    """
+    memory = PeerMemory()
+    with ExitStack() as stack:
+        if is_virtual:
+            stack.enter_context(_rendezvous(memory))
+            stack.enter_context(_recorded_operations())
+        else:
+            stack.enter_context(patched(_SymmetricMemory, "rendezvous", staticmethod(_refuse)))
+        yield memory
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise WorldError(
+        "symmetric memory (which asynchronous tensor parallelism uses) waits for signals of other ranks, "
+        "which do not exist here",
+        "use --device virtual, or turn it off in the script: torch._inductor.config._micro_pipeline_tp = False",
+    )
+
+
+@contextmanager
+def _rendezvous(memory: PeerMemory) -> Iterator[None]:
+    """Report each memory that was exchanged, with its group, and the barriers on it."""
+    default_groups: dict[int, str] = {}
+    known: set[tuple[str, tuple[int, ...]]] = set()
+
+    def empty(*args: object, **kwargs: object) -> torch.Tensor:
+        tensor: torch.Tensor = original_empty(*args, **kwargs)
+        if name := kwargs.get("group_name", args[4] if len(args) > 4 else None):
+            default_groups[tensor.data_ptr()] = str(name)
+        return tensor
+
+    def rendezvous(tensor: torch.Tensor, group_name: str | None = None) -> _SymmetricMemory | None:
+        handle: _SymmetricMemory | None = original(tensor, group_name)
+        name = group_name or default_groups.get(tensor.data_ptr())
+        if handle is not None and name and (buffers := (name, tuple(handle.buffer_ptrs))) not in known:
+            known.add(buffers)
+            memory.mapped(handle, _group_named(name))
+        return handle
+
+    def barrier(handle: _SymmetricMemory, *args: object, **kwargs: object) -> None:
+        group = memory.group_of(handle)
+        if group is None:
+            original_barrier(handle, *args, **kwargs)
+        else:
+            group.symmetric_barrier(lambda: original_barrier(handle, *args, **kwargs))
+
+    with (
+        patched(_SymmetricMemory, "barrier", barrier) as original_barrier,
+        patched(_SymmetricMemory, "empty_strided_p2p", staticmethod(empty)) as original_empty,
+        patched(_SymmetricMemory, "rendezvous", staticmethod(rendezvous)) as original,
+    ):
+        yield
+
+
+@contextmanager
+def _recorded_operations() -> Iterator[None]:
+    """Register kernels that record the collectives of ``torch.ops.symm_mem`` and run torch's own."""
+    library = torch.library.Library("symm_mem", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
+            for operation in _COLLECTIVES:
+                if (packet := getattr(torch.ops.symm_mem, operation, None)) is not None:
+                    _record_operation(library, operation, packet.default)
+        yield
+    finally:
+        library._destroy()
+
+
+def _record_operation(library: torch.library.Library, name: str, operation: OpOverload) -> None:
+    names = [argument.name for argument in operation._schema.arguments]
+    is_replaceable = hasattr(torch.library, "get_kernel")
+    below = torch.library.get_kernel(operation, "CUDA").call_boxed if is_replaceable else None
+
+    def kernel(keys: Any, *args: Any) -> object:  # the arguments of any operation
+        arguments = dict(zip(names, args, strict=False))
+        group = _group_named(arguments["group_name"])
+        mine = arguments.get("local_input", arguments["input"])
+        written = next((arguments[out] for out in ("out", "output") if out in arguments), mine)
+        return group.symmetric(
+            f"symm_mem_{name}",
+            lambda: below(keys, *args) if below is not None else _below_autograd(operation, args),
+            mine,
+            written,
+            splits_last=bool(arguments.get("split_last_dim")),
+        )
+
+    # Before torch 2.10 nothing calls a kernel that was replaced, so this one comes above it: not in inference mode.
+    library.impl(name, kernel, "CUDA" if below is not None else "AutogradCUDA", with_keyset=True)
+
+
+def _below_autograd(operation: OpOverload, args: tuple[object, ...]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operation(*args)
