@@ -16,6 +16,7 @@ import pandas as pd
 from fakedist.analysis.activation_advice import checkpoint_layers, chunk_loss, halve_micro_batch
 from fakedist.analysis.evidence import ANYWHERE, UNKNOWN, Change, Evidence, Price, Room, Saving, Setup
 from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.pipeline_advice import alternate
 from fakedist.analysis.state_advice import drop_gradients, fuse_optimizer, reshard, shard_replicas
 from fakedist.rundir.summary import Advice, Remedy
 from fakedist.units import format_bytes
@@ -31,6 +32,7 @@ _OUTCOMES = ("fits", "may fit", "does not fit", "")  # in the order of advice
 RULES: tuple[Callable[[Evidence], Iterator[Change]], ...] = (
     checkpoint_layers,
     halve_micro_batch,
+    alternate,
     shard_replicas,
     reshard,
     chunk_loss,
