@@ -133,6 +133,8 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
             return
         own, batch, next_back = saved
         number = int(batch.max()) + 1
+        if number <= width:  # of a step with fewer micro-batches
+            return
         begin, over = (np.full(number, sign * np.iinfo("i8").max) for sign in (1, -1))
         np.minimum.at(begin, batch, made[own])
         in_time = freed[own] < next_back[batch]  # a script that holds outputs for longer may do so or not
@@ -143,11 +145,7 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
         gone[own], starts[own], ends[own] = bytes_[own], leaves[batch], returns[batch]
         late[own] = ~in_time & (batch + width < number)
         of_step = kept[blocks["step"].to_numpy()[kept] == step]
-        held[of_step], starts[of_step], ends[of_step] = (
-            bytes_[of_step],
-            begin[min(width, number - 1)],
-            made[of_step] + 1,
-        )
+        held[of_step], starts[of_step], ends[of_step] = bytes_[of_step], begin[width], all_forward
     calls = evidence.last_calls
     sent = calls.loc[calls["operation"].str.contains(_POINT_TO_POINT), "sequence"]
     yield Change(
