@@ -120,7 +120,7 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
     lack what those saved. At least, the gradients of the first backwards are there during the later forwards.
     """
     flow = Flow.of(evidence)
-    if flow is None or flow.in_flight < flow.number or flow.number <= flow.least_in_flight:
+    if flow is None or flow.number <= flow.least_in_flight:
         return
     width, blocks = flow.least_in_flight, evidence.blocks
     made, freed, bytes_ = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "bytes"))
