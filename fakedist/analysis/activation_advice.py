@@ -12,6 +12,7 @@ from fakedist.analysis.evidence import (
     Passes,
     Price,
     Saving,
+    kept_gradients,
     owners,
     passes_of,
     recompute_price,
@@ -20,6 +21,7 @@ from fakedist.analysis.evidence import (
 )
 from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.megatron_advice import Megatron
+from fakedist.analysis.pipeline_advice import Flow, is_torch_pipeline, micro_batch, sends
 from fakedist.analysis.recording import Array
 from fakedist.units import format_bytes
 
@@ -200,8 +202,15 @@ def _link_price(evidence: Evidence, bytes_: int, layers: Array) -> Price | None:
 
 def halve_micro_batch(evidence: Evidence) -> Iterator[Change]:
     """A smaller micro-batch and as many more of them: what scales with the batch is known only by bounds."""
-    megatron = Megatron.of(evidence)
-    batch = megatron.micro_batch if megatron is not None else _micro_batch(evidence)
+    megatron, flow = Megatron.of(evidence), Flow.of(evidence)
+    if flow is not None and flow.in_flight == flow.number:  # all may be in flight again
+        return
+    if megatron is not None:
+        batch, flag = megatron.micro_batch, "--micro-batch-size"
+    elif flow is not None:
+        batch, flag = micro_batch(evidence, flow)
+    else:
+        batch, flag = _micro_batch(evidence), ""
     if batch < 2:
         return
     pieces = next(number for number in range(2, batch + 1) if batch % number == 0)
@@ -218,19 +227,25 @@ def halve_micro_batch(evidence: Evidence) -> Iterator[Change]:
     surely = may & _scales(evidence, activation & working, batch)
     if not surely.any():
         return
-    # Gradients stay allocated from the first micro-batch's backward on.
-    held, first = _kept_gradients(evidence)
+    # Gradients stay allocated from the first micro-batch's backward on, as they do in a pipeline already.
+    held, first = kept_gradients(evidence) if flow is None else (np.zeros(0, int), np.zeros(0, int))
     starts[held], ends[held] = first, starts[held] + 1
     most, least = (np.where(mask, bytes_ * share, 0) for mask in (may, surely))
     most[held] = least[held] = -bytes_[held]
     size = batch // pieces
-    flags = f": --micro-batch-size {size}" if megatron is not None else ""
+    how = f": {flag} {size}" if flag else ""
+    title = f"micro-batches of {size} instead of {batch}, accumulated {pieces} times as often"
+    kept = "and gradients are then held through forward"
+    if flow is not None:
+        title = f"{pieces * flow.number} micro-batches of {size} instead of {flow.number} of {batch}"
+        how = how or f": n_microbatches={pieces * flow.number}" * is_torch_pipeline(evidence)
+        kept = f"as long as {flow.in_flight} of them are in flight, as now"
     yield Change(
         "micro-batch",
-        f"micro-batches of {size} instead of {batch}, accumulated {pieces} times as often{flags}",
+        title + how,
         f"what a micro-batch saves for backward falls to 1/{pieces}, and so may temporaries; parameters, optimizer "
-        "state and gradients do not, and gradients are then held through forward. The same products run on fewer "
-        "rows each: no sooner than now together, and at most as long each; launches multiply",
+        f"state and gradients do not, {kept}. The same products run on fewer rows "
+        "each: no sooner than now together, and at most as long each; launches multiply",
         Saving(most, starts, ends),
         Saving(least, starts, ends),
         line=evidence.main_line(surely),
@@ -240,8 +255,7 @@ def halve_micro_batch(evidence: Evidence) -> Iterator[Change]:
 
 def _micro_batch(evidence: Evidence) -> int:
     """Samples of one forward in the last step; 0 if they are not known, as in a pipeline."""
-    names = evidence.last_calls["operation"]
-    if not len(evidence.steps) or names.str.contains("send|recv", regex=True).any():
+    if not len(evidence.steps) or sends(evidence):
         return 0
     last = evidence.steps.iloc[-1]
     of_step = evidence.spans[evidence.spans["step"] == last["step"]]
@@ -265,21 +279,6 @@ def _scales(evidence: Evidence, activations: Array, batch: int) -> Array:
     own = activations & (requested % batch == 0) & ((is_result & ~is_copy) | ~np.isin(requested, shapes))
     own &= ~evidence.operation(r"arange|zeros|ones|full|empty|rand")
     return np.isin(requested, np.unique(requested[own])) & (requested > 0)
-
-
-def _kept_gradients(evidence: Evidence) -> tuple[Array, Array]:
-    """Gradients that outlive their step's backward, and the first event of that step's forward."""
-    blocks, spans = evidence.blocks, evidence.spans.astype({"phase": str})
-    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
-    gradients = np.flatnonzero(evidence.category("gradient") & evidence.phase("backward"))
-    begins = spans[spans["phase"] == "forward"].groupby("step")["first_event"].min()
-    last = spans["first_event"].shift(-1, fill_value=len(evidence.allocated))[spans["phase"] == "backward"]
-    ended = last.groupby(spans["step"]).max()
-    step = blocks["step"].to_numpy()[gradients]
-    forward = begins.reindex(step).to_numpy("f8", na_value=np.inf)
-    outlives = freed[gradients] >= ended.reindex(step).to_numpy("f8", na_value=np.inf)
-    chosen = outlives & (forward < made[gradients])
-    return gradients[chosen], forward[chosen].astype("i8")
 
 
 def _split_price(evidence: Evidence, pieces: int) -> Price | None:

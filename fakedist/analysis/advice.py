@@ -16,6 +16,7 @@ import pandas as pd
 from fakedist.analysis.activation_advice import checkpoint_layers, chunk_loss, halve_micro_batch
 from fakedist.analysis.evidence import ANYWHERE, UNKNOWN, Change, Evidence, Price, Room, Saving, Setup
 from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.pipeline_advice import alternate
 from fakedist.analysis.state_advice import drop_gradients, fuse_optimizer, reshard, shard_replicas
 from fakedist.rundir.summary import Advice, Remedy
 from fakedist.units import format_bytes
@@ -26,10 +27,12 @@ _MOST_CHANGES = 3  # together
 _MOST_EVENTS = 300_000_000  # replayed in a search: some seconds
 _LEAST_PRICE = 0.01  # of the step: a lower price is as good as none
 _LEAST_UNUSED = 0.05  # of reserved
+_OUTCOMES = ("fits", "may fit", "does not fit", "")  # in the order of advice
 
 RULES: tuple[Callable[[Evidence], Iterator[Change]], ...] = (
     checkpoint_layers,
     halve_micro_batch,
+    alternate,
     shard_replicas,
     reshard,
     chunk_loss,
@@ -44,7 +47,8 @@ def find_advice(
     """Advice for a run, most bytes for its price first, those of which only a limit is known last; and a remedy.
 
     The remedy is the fewest changes after which the rank fits, of these the cheapest; None if it fits already, or if
-    nothing that is known is enough.
+    nothing that is known is enough. Of a rank that does not fit, its changes come first, then those that fit alone,
+    then those that may.
     """
     if not len(tables["blocks"]):
         return [], None
@@ -60,9 +64,23 @@ def find_advice(
     ]
     if segments is not None and evidence.reserved_peak - evidence.peak >= worth:
         advices.append(_of_reserved(evidence, room, segments))
-    advices.sort(key=lambda advice: (advice.is_upper_bound, -_value(advice, room)))
-    is_full = room.fits(evidence.reserved_peak, evidence.reserved_peak) == "does not fit"
-    return advices, _remedy(evidence, room, changes, segments) if is_full else None
+    remedy = None
+    if room.fits(evidence.reserved_peak, evidence.reserved_peak) == "does not fit":
+        remedy = _remedy(evidence, room, changes, segments)
+    first = set() if remedy is None else set(remedy.titles)
+    missing = first - {advice.title for advice in advices}
+    advices += [
+        advice_of(evidence, room, change, gives) for change, gives in changes.items() if change.title in missing
+    ]
+    advices.sort(
+        key=lambda advice: (
+            advice.title not in first,
+            _OUTCOMES.index(advice.fits),
+            advice.is_upper_bound,
+            -_value(advice, room),
+        )
+    )
+    return advices, remedy
 
 
 def _value(advice: Advice, room: Room) -> float:

@@ -108,7 +108,7 @@ class Evidence:
         self.folds, self.setup = folds, setup
         self.blocks, self.layers = tables["blocks"], tables["layers"]
         self.spans, self.calls, self.groups = tables["spans"], tables["calls"], tables["groups"]
-        self.steps = tables["steps"]
+        self.steps, self.shares = tables["steps"], tables["shares"]
         self.files = tables["frames"]["filename"]
         self.grows = matches(tables["events"]["action"], lambda name: name == "segment_map").any()
         self.allocated = tables["events"]["allocated_bytes"].to_numpy()
@@ -442,3 +442,18 @@ def recompute_price(evidence: Evidence, passes: Passes, layers: Array, without: 
     is_ours = (calls["phase"] == "forward") & calls["group"].isin(evidence.splits_tensors) & layers[calls["layer"]]
     on_gpu = most + evidence.calls_us(calls.loc[is_ours, "sequence"])
     return Price(least or 0.0, max(on_gpu, evidence.host_us("forward", layers)), "recomputation")
+
+
+def kept_gradients(evidence: Evidence) -> tuple[Array, Array]:
+    """Gradients that outlive their step's backward, and the first event of that step's forward."""
+    blocks, spans = evidence.blocks, evidence.spans.astype({"phase": str})
+    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    gradients = np.flatnonzero(evidence.category("gradient") & evidence.phase("backward"))
+    begins = spans[spans["phase"] == "forward"].groupby("step")["first_event"].min()
+    last = spans["first_event"].shift(-1, fill_value=len(evidence.allocated))[spans["phase"] == "backward"]
+    ended = last.groupby(spans["step"]).max()
+    step = blocks["step"].to_numpy()[gradients]
+    forward = begins.reindex(step).to_numpy("f8", na_value=np.inf)
+    outlives = freed[gradients] >= ended.reindex(step).to_numpy("f8", na_value=np.inf)
+    chosen = outlives & (forward < made[gradients])
+    return gradients[chosen], forward[chosen].astype("i8")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 
 from fakedist.analysis.evidence import (
     BLOCK_BYTES,
@@ -25,11 +27,22 @@ from fakedist.units import MIB, format_bytes
 #: Layers whose parameters and gradients FSDP has whole at once: gathered ahead, at work, and in buffers still in use.
 _WHOLE_LAYERS = 3
 _COMMUNICATION = "communication"
+_MEGATRON_FSDP = r"/megatron_fsdp/"
+#: Elements that Megatron-FSDP (0.6.1) gathers ahead, and whose gradients it reduces at once, unless units are larger.
+_GATHERED_AHEAD, _REDUCED_AT_ONCE = 500_000_000, 1_000_000_000
+_BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
+#: Ranks from which on the size of a buffer says whether it is whole: halves of fp32 are as large as whole bf16.
+_FEWEST = 3
 
 
 def shard_replicas(evidence: Evidence) -> Iterator[Change]:
     """State that every rank of a group duplicates, because the group all-reduces its gradients."""
     group, megatron = evidence.replicas, Megatron.of(evidence)
+    if evidence.files.astype(str).str.contains(_MEGATRON_FSDP).any():
+        yield from _shard_more(evidence, megatron)
+        if group is not None and _is_sharded(evidence, group):
+            yield _shard_over_replicas(evidence, group)
+        return
     if group is None:
         return
     calls = evidence.last_calls
@@ -162,6 +175,91 @@ def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> 
             subjects=frozenset({"shard"}),
             price=_gather_price(evidence, reduced_us / 2 * (stage - 1)),
         )
+
+
+def _shard_more(evidence: Evidence, megatron: Megatron | None) -> Iterator[Change]:
+    """Gradients and parameters that Megatron-FSDP's buffers hold whole, with optimizer states sharded already.
+
+    Buffers of the size that a gather results in are whole. Which units are whole at once is known by bounds: none, or
+    what is outside of repeated layers, three units, and those gathered ahead. Buckets of gradients alike.
+    """
+    calls, bytes_ = evidence.last_calls, evidence.blocks["bytes"].to_numpy()
+    gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
+    scatters = calls[calls["operation"].str.startswith("reduce_scatter") & (calls["phase"] == "backward")]
+    sizes = {evidence.group_size(int(group)) for group in (*gathers["group"], *scatters["group"])}
+    types = {_BYTES_OF.get(str(dtype), 0) for dtype in gathers["dtype"]}
+    if len(sizes) != 1 or len(types) != 1 or min(sizes) < _FEWEST or not min(types):
+        return
+    (size,), (item_bytes,) = sizes, types
+    in_buffers = _made_by_megatron_fsdp(evidence) & evidence.phase("init") & evidence.blocks["at_peak"].to_numpy()
+    is_gathered = np.isin(evidence.blocks["requested_bytes"], gathers["bytes_out"])
+    weights, gradients = (in_buffers & evidence.category(name) for name in ("parameter", "gradient"))
+    weights &= is_gathered
+    whole, held = int(bytes_[weights].sum()), int(bytes_[gradients].sum())
+    passes = round(int(gathers["bytes_out"].sum()) / max(whole, 1))
+    if not whole or abs(passes * whole - int(gathers["bytes_out"].sum())) > whole / 10:
+        return
+    share = 1 - 1 / size
+    # Sharded gradients have at most 4 bytes for each element of a shard, whole ones at least 2 for every element.
+    gradients &= held >= 1.9 * whole / item_bytes
+    micro_batches = int(
+        ((evidence.spans["step"] == calls["step"].max()) & evidence.spans["phase"].isin(["backward"])).sum()
+    )
+    gathers_us = evidence.calls_us(gathers["sequence"]) / passes * 2 * micro_batches
+    scatters_us = evidence.calls_us(scatters["sequence"]) * micro_batches
+    in_flight, at_work = _buckets_in_flight(evidence, scatters), _units_at_work(evidence, weights, item_bytes)
+    names = [("optim_grads", gradients, "gradients")] if gradients.any() else []
+    names.append(("optim_grads_params", gradients | weights, "gradients and parameters" if names else "parameters"))
+    for strategy, sharded, what in names:
+        flag = f'zero_dp_strategy="{strategy}"' if megatron is None else f"--data-parallel-sharding-strategy {strategy}"
+        has_weights = strategy == "optim_grads_params"
+        stays = in_flight * bool(gradients.any()) + at_work * has_weights
+        least = np.where(sharded, _surely_gone(bytes_, share), 0.0)
+        least -= np.where(sharded, bytes_ * (min(stays / max(int(bytes_[sharded].sum()), 1), 1.0)), 0)
+        yield Change(
+            "shard-parameters" if has_weights else "shard-gradients",
+            f"shard the {what} over the {size:,} ranks, too: {flag} (ZeRO-{3 if has_weights else 2})",
+            f"each of the {size:,} ranks holds all {what} in Megatron-FSDP's buffers, "
+            f"{format_bytes(evidence.at_peak(sharded))}; sharded, each keeps 1/{size:,}, and whole units or buckets at "
+            f"work, at most {format_bytes(stays)}",
+            Saving(np.where(sharded, bytes_ * share, 0)),
+            Saving(least),
+            line=evidence.main_line(sharded),
+            subjects=frozenset({"shard"}),
+            price=_gather_price(evidence, gathers_us * has_weights + scatters_us * bool(gradients.any())),
+        )
+
+
+def _made_by_megatron_fsdp(evidence: Evidence) -> Array:
+    """Blocks whose line is in Megatron-FSDP."""
+    is_line = np.array([re.search(_MEGATRON_FSDP, line) is not None for line in evidence.lines])
+    return np.asarray(is_line[evidence.blocks["stack"].to_numpy()])
+
+
+def _buckets_in_flight(evidence: Evidence, scatters: pd.DataFrame) -> int:
+    """The most bytes of gradients' buckets that sharded gradients would need in addition."""
+    largest, step = int(scatters["bytes_in"].max()), int(scatters["step"].max())
+    buckets = _made_by_megatron_fsdp(evidence) & evidence.phase("backward") & evidence.category(_COMMUNICATION)
+    of_step = buckets & (evidence.blocks["step"].to_numpy() == min(step, int(evidence.blocks["step"].max())))
+    if evidence.blocks.loc[of_step, "bytes"].sum() >= 0.9 * scatters["bytes_in"].sum():
+        return largest  # they are there, and one may begin sooner
+    item_bytes = max(_BYTES_OF.get(str(dtype), 4) for dtype in scatters["dtype"])
+    return min(int(scatters["bytes_in"].sum()), _REDUCED_AT_ONCE * item_bytes + 2 * largest)
+
+
+def _units_at_work(evidence: Evidence, weights: Array, item_bytes: int) -> int:
+    """The most bytes of parameters that are whole at once with all of them sharded."""
+    held = evidence.blocks.loc[weights, ["layer", "bytes"]]
+    parts = evidence.shares[evidence.shares["block"].isin(held.index)]
+    held = pd.concat([held.drop(parts["block"].unique()), parts[["layer", "bytes"]]])
+    bytes_, layer = held["bytes"].to_numpy(), held["layer"].to_numpy()
+    outside, unit = np.ones(len(bytes_), bool), 0
+    for fold in stacks(evidence):
+        owner = owners(evidence.layers, fold.layers)[layer]
+        outside &= owner < 0
+        unit = max(unit, int(np.bincount(owner[owner >= 0], bytes_[owner >= 0]).max(initial=0)))
+    ahead = max(_GATHERED_AHEAD * item_bytes, unit)
+    return min(int(bytes_[outside].sum()) + _WHOLE_LAYERS * unit + ahead, int(bytes_.sum()))
 
 
 def _outlives_a_backward(evidence: Evidence) -> Array:

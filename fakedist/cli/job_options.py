@@ -16,9 +16,9 @@ from typing import Any, ClassVar, TypeVar, cast
 import click
 
 from fakedist.cli.output import Output
-from fakedist.cli.say import remark
+from fakedist.cli.say import BEFORE_SCRIPT, command_as_typed, own_flags, remark
 from fakedist.errors import JobError
-from fakedist.options import Door, Job, JobProgram, make_jobs, options_after_script, world_from_environment
+from fakedist.options import Door, Job, JobProgram, make_jobs, options_among, world_from_environment
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Option
 from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
@@ -64,11 +64,10 @@ _HEADINGS = {
     **dict.fromkeys(("on", "jobs", "cold", "memory_limit", "fresh", "dry_run"), _EXECUTION),
 }
 _NAMES_WIDTH = 22
+_SIZES = ("--world-size", "--nnodes")
 #: The value of --gpu, --fabric or --host that prints what there is.
 _LIST = "list"
 _LISTS = ("gpu", "fabric", "host")
-#: The key of a context's arguments before the script.
-_BEFORE = f"{__name__}.before"
 #: Programs that start a job's ranks, each of which is what fakedist runs.
 _LAUNCHER = re.compile(r"torchrun|python(\d+(\.\d+)?)?")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -123,7 +122,7 @@ class ScriptCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, with the script's own arguments set apart."""
         ctx.token_normalize_func = _dashed
-        ctx.meta[_BEFORE] = args[: self.end_of_options(args)]
+        ctx.meta[BEFORE_SCRIPT] = args[: self.end_of_options(args)]
         return super().parse_args(ctx, self._end_options_after_module(args))
 
     def _end_options_after_module(self, args: list[str]) -> list[str]:
@@ -285,9 +284,8 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str,
     if plain["world_size"] is None and plain["nnodes"] is None:
         plain["world_size"] = world_size
     program = program_of(arguments, module)
-    own, _ = options_after_script(program.arguments)
-    if plain["world_size"] is None and plain["nnodes"] is None and own:
-        raise JobError(f"{own[0]} follows the script, so it is the script's", f"write it before: {_moved(program)}")
+    if plain["world_size"] is None and plain["nnodes"] is None:
+        _refuse_world_after_script(program)
     plain["rank"] = _ranks(values.get("rank"), make_jobs(program, plain, Door.COMMAND_LINE)[0].world_size)
     if plain["rank"] is None:
         plain["rank"] = rank
@@ -317,17 +315,14 @@ def _ranks(given: object, world_size: int) -> object:
     return _plain(option, given)
 
 
-def _moved(program: JobProgram) -> str:
-    """The command with fakedist's own options before the script."""
-    own, others = options_after_script(program.arguments)
-    return _command(own, [*(["-m"] if program.is_module else []), program.target, *others])
-
-
-def _command(own: Sequence[str], rest: Sequence[str]) -> str:
-    context = click.get_current_context(silent=True)
-    path = "fakedist profile" if context is None else context.command_path
-    before = [] if context is None else context.meta.get(_BEFORE, [])
-    return shlex.join([*path.split(), *before, *own, *rest])
+def _refuse_world_after_script(program: JobProgram) -> None:
+    """Raise JobError if the number of ranks follows the script; the hint has all of fakedist's options before it."""
+    flags = {flag: takes for flag, takes in own_flags().items() if flag.startswith("--")}
+    own, others = options_among(program.arguments, flags)
+    sizes = [words[0] for words in own if words[0].partition("=")[0].replace("_", "-") in _SIZES]
+    if sizes:
+        command = command_as_typed([*(["-m"] if program.is_module else []), program.target, *others], own)
+        raise JobError(f"{sizes[0]} follows the script, so it is the script's", f"write it before: {command}")
 
 
 def _refuse_launcher(arguments: Sequence[str]) -> None:
@@ -343,7 +338,9 @@ def _refuse_launcher(arguments: Sequence[str]) -> None:
 
 
 def _starts_ranks(name: str, rest: Sequence[str]) -> JobError:
-    return JobError(f"{name} starts ranks, and fakedist runs one in its place", f"leave it out: {_command([], rest)}")
+    return JobError(
+        f"{name} starts ranks, and fakedist runs one in its place", f"leave it out: {command_as_typed(rest)}"
+    )
 
 
 def program_of(arguments: tuple[str, ...], module: str | None) -> JobProgram:

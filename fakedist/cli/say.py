@@ -15,7 +15,8 @@ import click
 
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
 from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
-from fakedist.options import Job, options_after_script, profile_arguments, profile_command
+from fakedist.options import Job, options_among, profile_command
+from fakedist.options.definition import OPTIONS
 from fakedist.rundir.directory import MANIFEST_NAME, last_run, last_written, rank_directories
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.visible import shortened, visible_lines
@@ -208,8 +209,9 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
     _say_what_may_have_failed_it(ending, job, run_directory)
     if _RELATIVE in ending.message and not job.is_module:
         say(f"  a script inside a package runs as a module: {_as_module(job)}", err=True)
-    if ending.outcome is Outcome.EXIT and ending.code == ExitCode.USAGE:
-        _say_what_follows_the_script(job)
+    is_usage = ending.outcome is Outcome.EXIT and ending.code == ExitCode.USAGE
+    if is_usage or ending.outcome is Outcome.EXCEPTION:
+        _say_what_follows_the_script(ending, job)
     meanings = {
         Outcome.OUT_OF_MEMORY: "the rank does not fit the GPU",
         Outcome.TIMEOUT: ending.message or "the time limit given with --timeout was reached",
@@ -223,15 +225,68 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
     return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
 
 
-def _say_what_follows_the_script(job: Job) -> None:
-    """Name fakedist's own options among the arguments of a script that refused its arguments."""
-    own, others = options_after_script(job.arguments)
-    if own:
-        given = {word.partition("=")[0] for word in own}
-        rest = profile_arguments(dataclasses.replace(job, arguments=tuple(others)))
-        rest = [word for word in rest if word.partition("=")[0] not in given]
-        command = shlex.join(["fakedist", "profile", *own, *rest])
-        say(f"  {own[0]} follows the script, so the script got it; as fakedist's: {command}", err=True)
+#: The key of a context's arguments before the script.
+BEFORE_SCRIPT = f"{__name__}.before"
+_NEVER_MOVED = ("module", "help")
+
+
+def own_flags() -> dict[str, bool]:
+    """The flags of the running command, and whether a value follows; without one, those of a job's options."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return {
+            flag: not option.kind.is_switch for option in OPTIONS for flag in (*option.flags, option.off_flag) if flag
+        }
+    return {
+        flag: not option.is_flag
+        for option in context.command.params
+        if isinstance(option, click.Option) and option.name not in _NEVER_MOVED
+        for flag in (*option.opts, *option.secondary_opts)
+    }
+
+
+def command_as_typed(rest: Sequence[str], own: Sequence[Sequence[str]] = ()) -> str:
+    """The running command with these options before the script, in place of the same ones typed there, and the rest."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return shlex.join(["fakedist", "profile", *(word for words in own for word in words), *rest])
+    options = [option for option in context.command.params if isinstance(option, click.Option)]
+    name_of = {flag: option.name for option in options for flag in (*option.opts, *option.secondary_opts)}
+    typed, others = options_among(context.meta.get(BEFORE_SCRIPT, []), own_flags())
+    given = {name_of[_flag(words)] for words in own}
+    kept = [words for words in typed if name_of[_flag(words)] not in given]
+    words = [word for option in (*kept, *own) for word in option]
+    return shlex.join([*context.command_path.split(), *others, *words, *rest])
+
+
+def _flag(words: Sequence[str]) -> str:
+    return words[0].partition("=")[0].replace("_", "-")
+
+
+def _say_what_follows_the_script(ending: Ending, job: Job) -> None:
+    """Name fakedist's own options among the arguments of a script that does not know them.
+
+    They are those that its error names. Where it is not known, any long option may be.
+    """
+    found, _ = options_among(job.arguments, own_flags())
+    if ending.message:
+        refused = set(_WORD.findall(ending.message)) if _UNKNOWN.search(ending.message) else set()
+        own = [words for words in found if words[0].partition("=")[0] in refused]
+    else:
+        own = [words for words in found if words[0].startswith("--")]
+    if not own:
+        return
+    others = list(job.arguments)
+    for words in own:
+        at = next(at for at in range(len(others)) if others[at : at + len(words)] == words)
+        del others[at : at + len(words)]
+    command = command_as_typed([*(["-m"] if job.is_module else []), job.target, *others], own)
+    say(f"  {own[0][0].partition('=')[0]} follows the script, so the script got it; as fakedist's: {command}", err=True)
+
+
+#: What argument parsers say of an option that they do not know.
+_UNKNOWN = re.compile(r"unrecogni[sz]ed|no such option|not used|unknown|unexpected", re.IGNORECASE)
+_WORD = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
 def fault_hint(run_directory: Path) -> str:

@@ -9,7 +9,7 @@ from fakedist.options.definition import (
     Launcher,
     Until,
     Values,
-    options_after_script,
+    options_among,
     profile_arguments,
     profile_command,
 )
@@ -27,7 +27,7 @@ __all__ = [
     "Until",
     "Values",
     "make_jobs",
-    "options_after_script",
+    "options_among",
     "profile_arguments",
     "profile_command",
     "world_from_environment",

@@ -388,16 +388,22 @@ def profile_command(job: Job, ranks: Sequence[int] = ()) -> str:
     return shlex.join(["fakedist", "profile", *profile_arguments(job, ranks)])
 
 
-def options_after_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of ``OPTIONS`` among a script's arguments, with their values, and the other arguments."""
-    kinds_by_flag = {flag: option.kind for option in OPTIONS for flag in (*option.flags, option.off_flag)}
-    own: list[str] = []
+def options_among(arguments: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[list[str]], list[str]]:
+    """A command's options among arguments, each with its value, and the other arguments.
+
+    ``takes_value`` has the command's flags, and whether a value follows.
+    """
+    own: list[list[str]] = []
     others: list[str] = []
     position = 0
     while position < len(arguments):
         name, _, joined = arguments[position].partition("=")
-        kind = kinds_by_flag.get(name.replace("_", "-")) if name.startswith("--") else None
-        width = 2 if kind is not None and not kind.is_switch and not joined else 1
-        (others if kind is None else own).extend(arguments[position : position + width])
+        takes = takes_value.get(name.replace("_", "-"))
+        width = 2 if takes and not joined else 1
+        words = list(arguments[position : position + width])
+        if takes is None:
+            others += words
+        else:
+            own.append(words)
         position += width
     return own, others

@@ -46,7 +46,7 @@ def how_it_ended(error: BaseException) -> Ending:
     if isinstance(error, SystemExit):
         code = error.code
         if code is None or isinstance(code, int):
-            return Ending(Outcome.EXIT, (code or 0) & 0xFF)
+            return Ending(Outcome.EXIT, (code or 0) & 0xFF, _refusal_of(error) if code == ExitCode.USAGE else "")
         return Ending(Outcome.EXIT, 1, str(code))
     if isinstance(error, KeyboardInterrupt):
         return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "Ctrl-C")
@@ -56,6 +56,15 @@ def how_it_ended(error: BaseException) -> Ending:
     if fault := next(filter(None, map(fault_of, chain)), ""):
         return Ending(Outcome.FAULT, ExitCode.ERROR, f"{text}, in {fault}")
     return Ending(Outcome.EXCEPTION, ExitCode.ERROR, text)
+
+
+def _refusal_of(error: SystemExit) -> str:
+    """The message that ``ArgumentParser.error`` left with; empty if something else did."""
+    said = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        message = frame.f_locals.get("message") if frame.f_code.co_name == "error" else None
+        said = message if isinstance(message, str) else said
+    return " ".join(said.split())
 
 
 def fault_of(error: BaseException) -> str:

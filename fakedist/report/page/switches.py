@@ -23,7 +23,7 @@ from fakedist.results.run import Run
 from fakedist.results.summing_up import room_of
 from fakedist.rundir.summary import Advice
 
-_TABLES = ("blocks", "layers", "spans", "calls", "groups", "events", "stacks", "steps", "frames")
+_TABLES = ("blocks", "layers", "spans", "calls", "groups", "events", "stacks", "steps", "frames", "shares")
 
 
 @dataclass(frozen=True)

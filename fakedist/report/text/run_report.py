@@ -159,10 +159,10 @@ def _peak(console: Console, summary: Summary, cwd: str, *, with_advice: bool = T
         print_words(console, Text(fit.word, colour) + Text(fit.more, "" if fit.fits else colour), 2)
     if stack := refusal_stack(summary, cwd):
         print_words(console, Text(f"called by {', '.join(stack)}", style="dim"), 4)
-    if with_advice and (advice := top_advice(summary, cwd)):
-        print_words(console, Text(advice), 2)
     if remedy := remedy_text(summary):
         print_words(console, Text(f"what would make it fit, estimated: {remedy}"), 2)
+    elif with_advice and (advice := top_advice(summary, cwd)):
+        print_words(console, Text(advice), 2)
     if limit := step_verdict(summary):
         print_words(console, Text(limit), 2)
 
@@ -233,10 +233,10 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
         lines[-1] += f" of {format_bytes(summary.capacity_bytes)}"
     ended = escaped(ending(summary, run.manifest.cwd)[:300])
     lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
-    if advice := top_advice(summary, run.manifest.cwd):
-        lines += ["", f"{escaped(advice)}."]
     if remedy := remedy_text(summary):
         lines += ["", f"What would make it fit, estimated: {escaped(remedy)}."]
+    elif advice := top_advice(summary, run.manifest.cwd):
+        lines += ["", f"{escaped(advice)}."]
     if limit := step_verdict(summary):
         lines += ["", f"{escaped(limit[0].upper() + limit[1:])}."]
     return lines

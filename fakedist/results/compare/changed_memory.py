@@ -225,50 +225,70 @@ _MOST_PAIRS = 10_000
 
 
 class _Line(NamedTuple):
-    """A line's text, its number and the bytes at the peak that it allocated."""
+    """A line's text and the bytes at the peak that it allocated."""
 
     text: str
-    number: int
     bytes: int
 
 
-_ByFunction = dict[tuple[str, str], list[_Line]]
+#: A function's lines by number, each by its kind: "", or "backward" for what its backward allocated.
+_Lines = dict[int, dict[str, _Line]]
+_ByFunction = dict[tuple[str, str], _Lines]
 
 
 def same_lines(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, str]:
     """The line of ``b`` that each line of ``a`` is (bytes at the peak by line); without those that have no counterpart.
 
     A file is the same if its path is, or else the longest end of a path that only one file of each has. A function's
-    lines may all move by the same number: the one with which most bytes of both coincide.
+    lines keep their order, and as many bytes of both coincide as can; of several such pairings, the one in which lines
+    move most alike. The lines of its backward move with it.
     """
     sides = _by_function(a), _by_function(b)
     files = same_files(*({file for file, _ in side} for side in sides))
     same = {text: text for text in a if text in b and not LINE.fullmatch(text)}
     for (file, function), mine in sides[0].items():
-        if file not in files:
-            continue
-        theirs = {line.number: line for line in sides[1].get((files[file], function), ())}
-        moved_by = _moved_by(mine, theirs)
-        same |= {line.text: theirs[at].text for line in mine if (at := line.number + moved_by) in theirs}
+        theirs = sides[1].get((files[file], function), {}) if file in files else {}
+        for number, at in _aligned(mine, theirs).items():
+            same |= {text: theirs[at][kind].text for kind, (text, _) in mine[number].items() if kind in theirs[at]}
     return same
 
 
 def _by_function(lines: Mapping[str, int]) -> _ByFunction:
-    by_function: _ByFunction = defaultdict(list)
+    by_function: _ByFunction = defaultdict(lambda: defaultdict(dict))
     for text, bytes_ in lines.items():
         if parts := LINE.fullmatch(text):
-            by_function[parts["file"], parts["function"]].append(_Line(text, int(parts["number"]), bytes_))
+            function, _, kind = parts["function"].partition(", ")
+            by_function[parts["file"], function][int(parts["number"])][kind] = _Line(text, bytes_)
     return by_function
 
 
-def _moved_by(mine: list[_Line], theirs: dict[int, _Line]) -> int:
+def _aligned(mine: _Lines, theirs: _Lines) -> dict[int, int]:
+    """The line of ``theirs`` that each line of ``mine`` is, by number."""
     if len(mine) * len(theirs) > _MOST_PAIRS:
-        return 0
-    shared: dict[int, int] = defaultdict(int)
-    for line in mine:
-        for number, other in theirs.items():
-            shared[number - line.number] += min(line.bytes, other.bytes)
-    return max(shared, key=lambda by: (shared[by], -abs(by), by), default=0)
+        return {number: number for number in mine if number in theirs}
+    shared = {(number, at): _shared(mine[number], theirs[at]) for number in mine for at in theirs}
+    by_move: dict[int, int] = defaultdict(int)
+    for (number, at), bytes_ in shared.items():
+        by_move[at - number] += bytes_
+    usual = max(by_move, key=lambda by: (by_move[by], -abs(by), by), default=0)
+    # The longest common subsequence, with the bytes in common for its length.
+    columns = sorted(theirs)
+    best: list[tuple[int, int, dict[int, int]]] = [(0, 0, {})] * (len(columns) + 1)
+    for number in sorted(mine):
+        row = [best[0]]
+        for place, at in enumerate(columns):
+            pairs = max(best[place + 1], row[place], key=lambda way: way[:2])
+            if bytes_ := shared[number, at]:
+                before, apart, paired = best[place]
+                way = (before + bytes_, apart - abs(at - number - usual))
+                pairs = (*way, {**paired, number: at}) if way > pairs[:2] else pairs
+            row.append(pairs)
+        best = row
+    return best[-1][2]
+
+
+def _shared(mine: Mapping[str, _Line], theirs: Mapping[str, _Line]) -> int:
+    return sum(min(line.bytes, theirs[kind].bytes) for kind, line in mine.items() if kind in theirs)
 
 
 def same_files(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:

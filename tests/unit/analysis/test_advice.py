@@ -14,6 +14,7 @@ from fakedist.analysis.evidence import Room, Setup
 from fakedist.results.building import build_tables, compute_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
+from fakedist.rundir.summary import Advice
 from tests.unit.analysis.recorded import GIB, GPU, MIB, HandMade, new_run
 from tests.unit.cost_model.test_reference_prices import six_digits
 
@@ -296,7 +297,13 @@ def test_two_changes_of_which_each_uncovers_the_other_are_found_together(tmp_pat
 
 
 def found(made: HandMade, directory: Path, capacity: int = 0, **setup: Any) -> tuple[dict[str, Any], Any]:
-    """Advice by rule, and the remedy, of a hand-made run whose step has kernels: 100 us for each of its operations."""
+    """Advice by rule, and the remedy."""
+    advices, remedy_ = _advised(made, directory, capacity, **setup)
+    return {piece.rule: piece for piece in advices}, remedy_
+
+
+def _advised(made: HandMade, directory: Path, capacity: int, **setup: Any) -> tuple[list[Advice], Any]:
+    """Advice, and the remedy, of a hand-made run whose step has kernels: 100 us for each of its operations."""
     made.ended()
     computed = compute_tables(made.write(new_run(directory / "run")))
     tables = computed.tables
@@ -311,8 +318,7 @@ def found(made: HandMade, directory: Path, capacity: int = 0, **setup: Any) -> t
     kernels.loc[kernels["operation"].str.contains("add"), "bound"] = "launch"
     kernels["launch_us"] = kernels["op"] * 10.0
     room = Room(capacity, capacity, 10_000.0) if capacity else Room(step_us=10_000.0)
-    advices, remedy_ = find_advice(tables | {"kernels": kernels}, computed.folds, room, Setup(**setup))
-    return {piece.rule: piece for piece in advices}, remedy_
+    return find_advice(tables | {"kernels": kernels}, computed.folds, room, Setup(**setup))
 
 
 def test_offloaded_activations_leave_one_layer_or_two_and_cross_the_link_both_ways(
@@ -503,6 +509,67 @@ def test_segments_that_expand_may_be_all_that_is_needed(made: HandMade, tmp_path
     made.alloc(0, 80 * MIB)
     remedy_ = found(made, tmp_path, capacity=512 * MIB)[1]  # of 1 GiB reserved
     assert (remedy_.rules, remedy_.fits) == (["expandable-segments"], "may fit")
+
+
+def test_what_fits_comes_before_what_does_not(made: HandMade, tmp_path: Path) -> None:
+    _run_job(made, 1, is_megatron=False)
+    advices, remedy_ = _advised(made, tmp_path, 500 * MIB, host_bandwidth=64e9)
+    assert {piece.title for piece in advices[: len(remedy_.titles)]} == set(remedy_.titles)
+    outcomes = [piece.fits for piece in advices[len(remedy_.titles) :]]
+    assert outcomes == sorted(outcomes, key=["fits", "may fit", "does not fit"].index)
+    assert len(set(outcomes)) > 1
+
+
+def in_megatron_fsdp(made: HandMade, *, size: int = 8, weights: int = 64, gradients: int = 256) -> None:
+    """Two buffers of bf16 weights that gathers make 64 MiB, and one of fp32 gradients, in MiB."""
+    stack = made.stack(("/site/megatron_fsdp/buffer.py", 5, "init"), ("/job/train.py", 9, "build"))
+    layers = blocks(made, 2)
+    made.op("init", 0)
+    for at, layer in enumerate(layers):
+        made.alloc(at * 100 * MIB, weights * MIB, stack=stack, mark=("parameter", layer, weights * MIB))
+    made.alloc(300 * MIB, gradients * MIB, stack=stack, mark=("gradient", layers[0], gradients * MIB))
+    for phase in ("forward", "backward"):
+        for _ in range(2):
+            made.op(phase, 1, name="c10d.call.default")
+    made.alloc(900 * MIB, 16 * MIB)
+    made.free(900 * MIB, 16 * MIB)
+    made.step(1)
+    made.record("groups", rows=[(0, "0", "dp", tuple(range(size)), 0, 0, "nccl")])
+    part, whole = 64 // size * MIB, 64 * MIB
+    rows: list[tuple[Any, ...]] = []
+    for at in range(2):
+        rows.append((at, "all_gather_into_tensor", 0, part, whole, "bfloat16", True, 0, 1, 1, -1, 0, 0))
+        rows.append((2 + at, "reduce_scatter_tensor", 0, whole, part, "bfloat16", True, 0, 2, 2, -1, 0, 0))
+    made.record("calls", rows=rows)
+
+
+def test_megatron_fsdp_can_shard_what_its_buffers_hold_whole(made: HandMade, tmp_path: Path) -> None:
+    in_megatron_fsdp(made)
+    pieces = found(made, tmp_path)[0]
+    of_gradients, of_both = pieces["shard-gradients"], pieces["shard-parameters"]
+    assert 'zero_dp_strategy="optim_grads" (ZeRO-2)' in of_gradients.title
+    assert 'gradients and parameters over the 8 ranks, too: zero_dp_strategy="optim_grads_params"' in of_both.title
+    assert (of_gradients.gives_bytes, of_both.gives_bytes) == (224 * MIB, (224 + 112) * MIB)
+    # At least: both buckets of gradients, and both units, are whole at the peak; of each block 1 MiB may be lost.
+    assert (224 - 128 - 1) * MIB <= of_gradients.gives_low_bytes <= (224 - 128) * MIB
+    assert (336 - 256 - 3) * MIB <= of_both.gives_low_bytes <= (336 - 256) * MIB
+    assert of_both.price_us == 0
+    assert of_both.price_high_us == 2 * 200 + 200  # gathers twice, and reductions
+
+
+@pytest.mark.parametrize(
+    ("how", "rules"),
+    [
+        ({"gradients": 32}, {"shard-parameters"}),
+        ({"gradients": 32, "weights": 8}, set()),
+        ({"size": 2}, set()),  # halves in fp32 are as large as all in bf16
+    ],
+)
+def test_megatron_fsdp_is_not_advised_what_is_sharded_or_not_known(
+    made: HandMade, tmp_path: Path, how: dict[str, int], rules: set[str]
+) -> None:
+    in_megatron_fsdp(made, **how)
+    assert {rule for rule in found(made, tmp_path)[0] if rule.startswith("shard")} == rules
 
 
 # ---- whole jobs, whose advice is compared with that of before

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fakedist.cli.profile import profile
 from fakedist.cli.say import say_ending, say_first_failure
 from fakedist.launcher.ranks import RankRun
 from fakedist.options import Job
@@ -127,3 +128,32 @@ def test_an_option_moved_before_the_script_is_given_once(tmp_path: Path, capsys:
     command = shlex.split(capsys.readouterr().err.splitlines()[0].partition("as fakedist's: ")[2])
     assert [word for word in command if word.startswith("--steps")] == ["--steps"]
     assert command[command.index("train.py") :] == ["train.py", "--lr", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "moved"),
+    [
+        ("--steps 4 --force", "unrecognized arguments: --force", "--force"),
+        ("--steps 4 -j 2 --no_kernels", "unrecognized arguments: -j 2 --no_kernels", "-j 2 --no_kernels"),
+        ("--output=x --lr 2 --seed 3", "unrecognized arguments: --output=x --seed 3", "--output=x --seed 3"),
+        ("--steps 4 --section time", "", "--steps 4 --section time"),
+        ("--steps x --full", "argument --steps: invalid int value: 'x'", ""),
+        ("--stps 4 --full", "unrecognized arguments: --stps 4", ""),
+    ],
+)
+def test_every_option_of_the_command_that_a_script_does_not_know_moves_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str, moved: str
+) -> None:
+    typed = ["--world-size", "8", "-o", "run", "--steps", "2"]
+    words = arguments.split()
+    with profile.make_context("fakedist profile", [*typed, "train.py", *words]):
+        say_ending(Ending(Outcome.EXIT, 2, message), replace(JOB, arguments=tuple(words)), tmp_path)
+    first = capsys.readouterr().err.splitlines()[0]
+    if not moved:
+        assert first == "fakedist: exit 2: the script's own exit code"
+        return
+    before = "--world-size 8"
+    before += " -o run" if "--output" not in moved else ""
+    before += " --steps 2" if "--steps" not in moved else ""
+    rest = [word for word in words if word not in moved.split()]
+    assert first.partition("as fakedist's: ")[2] == " ".join(["fakedist profile", before, moved, "train.py", *rest])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import linecache
 import os
 import runpy
@@ -143,3 +144,11 @@ def test_signals_to_this_process_are_seen_before_they_are_sent_and_given_back(mo
         *(("seen", signal.SIGABRT), ("abort", 0)),
     ]
     assert (os.kill, os.killpg, os.abort, signal.raise_signal) == originals
+
+
+def test_an_argument_parser_says_why_it_left() -> None:
+    parser = argparse.ArgumentParser(prog="train.py")
+    with pytest.raises(SystemExit) as left:
+        parser.parse_args(["--force"])
+    assert ending.how_it_ended(left.value).message == "unrecognized arguments: --force"
+    assert ending.how_it_ended(SystemExit(2)).message == ""

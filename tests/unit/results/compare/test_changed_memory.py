@@ -15,7 +15,9 @@ def line(number: int, file: str = "/job/model.py", function: str = "forward") ->
     [
         ({12: 8}, {12: 8, 40: 8}, {12: 12}),  # a new line below
         ({12: 8, 14: 2}, {15: 8, 17: 3}, {12: 15, 14: 17}),  # code above the function
-        ({12: 8, 14: 2}, {12: 8, 13: 1, 15: 2}, {12: 12}),  # what leaves the fewest bytes changed
+        ({12: 8, 14: 2}, {12: 8, 13: 1, 15: 2}, {12: 12, 14: 15}),  # a new line between
+        ({11: 8, 12: 8}, {13: 9, 15: 12}, {11: 13, 12: 15}),  # code above, and a line between that holds nothing
+        ({12: 8, 13: 8}, {14: 8}, {13: 14}),  # of one of two lines, the one that is nearer
         ({12: 8}, {90: 1}, {12: 90}),  # the function's only line
         ({12: 8}, {}, {}),
         ({}, {12: 8}, {}),
@@ -24,6 +26,14 @@ def line(number: int, file: str = "/job/model.py", function: str = "forward") ->
 def test_lines_of_a_function_move_together(a: dict[int, int], b: dict[int, int], same: dict[int, int]) -> None:
     found = same_lines(*({line(at): held for at, held in side.items()} for side in (a, b)))
     assert found == {line(at): line(to) for at, to in same.items()}
+
+
+def test_lines_of_a_backward_move_with_those_of_its_forward() -> None:
+    """By themselves, the first line of the backward would be the one that holds as much: the last."""
+    backward = "forward, backward"
+    a = {line(11): 32, line(11, function=backward): 16, line(13, function=backward): 2}
+    b = {line(13): 38, line(16, function=backward): 16}
+    assert same_lines(a, b) == {line(11): line(13), line(13, function=backward): line(16, function=backward)}
 
 
 def test_a_line_is_another_one_in_another_function_or_file() -> None:
