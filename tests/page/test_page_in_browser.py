@@ -11,6 +11,7 @@ import pytest
 
 from fakedist.report.page.run_page import write_page
 from fakedist.report.page.switches import find_switches
+from fakedist.report.text.wording import span_text
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.units import format_bytes, format_us
@@ -418,11 +419,12 @@ def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advi
     changes = {row.advice.title: row.change for row in found}
     assert evidence is not None
 
-    def left(*titles: str) -> int:
-        return evidence.peak - evidence.saved([change for title in titles if (change := changes[title])])[0]
+    def left(*titles: str) -> tuple[int, int]:
+        least, most = evidence.saved([change for title in titles if (change := changes[title])])
+        return evidence.peak - most, evidence.peak - least
 
     def expected(*titles: str) -> str:
-        return format_bytes(left(*titles))
+        return span_text(*left(*titles))
 
     switch(page, CHECKPOINT).check()
     assert peak.inner_text() == expected(CHECKPOINT) != format_bytes(evidence.peak)
@@ -431,9 +433,10 @@ def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advi
     assert card.locator(".pill").inner_text() == "fits"
     assert "with 2 changes: needs" in card.inner_text()
     widths = card.locator(".track i").evaluate_all("all => all.map((each) => parseFloat(each.style.width))")
-    assert sum(widths[:-1]) == pytest.approx(100 * left(CHECKPOINT, LOSS) / GPU.capacity_bytes, abs=0.01)
+    assert sum(widths[:-1]) == pytest.approx(100 * left(CHECKPOINT, LOSS)[0] / GPU.capacity_bytes, abs=0.01)
     page.wait_for_timeout(_SETTLED)
-    assert f"with the changes {expected(CHECKPOINT, LOSS)}" in page.locator("#timeline").inner_text()
+    most = format_bytes(left(CHECKPOINT, LOSS)[1])
+    assert f"with the changes at most {most}" in page.locator("#timeline").inner_text()
     address = page.url
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -172,7 +172,10 @@ export class MemoryChart extends ZoomChart {
 
   annotations() {
     const marked = [{ ...this.timeline.peak, text: 'peak' }];
-    if (this.outcome) marked.push({ ...this.outcome.most, text: 'with the changes', colour: colourOf('accent') });
+    if (this.outcome) {
+      const text = `with the changes${this.timeline.afterLeast ? ' at most' : ''}`;
+      marked.push({ ...this.outcome.most, text, colour: colourOf('accent') });
+    }
     const [from, to] = this.view;
     const shown = marked
       .filter(({ move }) => move >= from && move < to)
