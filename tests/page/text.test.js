@@ -27,7 +27,8 @@ test('a text is broken between words, and cut where a word is wider than a line'
   const lines = (text, most) => linesWithin(text, most, ({ length }) => length);
   assert.deepEqual(lines('first refused: 2 GiB', 20), ['first refused: 2 GiB']);
   assert.deepEqual(lines('first refused: 2 GiB', 14), ['first refused:', '2 GiB']);
-  assert.deepEqual(lines('for aten.embedding', 6), ['for', 'aten.…']);
+  assert.deepEqual(lines('50.00 MiB for addmm.default', 10), ['50.00 MiB', 'for addmm.', 'default']);
+  assert.deepEqual(lines('for aten.embedding', 6), ['for', 'aten.', 'embed…']);
   assert.deepEqual(lines('ab', 0), ['…']);
 });
 
