@@ -119,7 +119,7 @@ def _read(path: Path) -> tuple[JournalContent, int]:
 def _take_line(known: JournalContent, line: bytes, where: str) -> None:
     try:
         entry = json.loads(line)
-        if b"\\ud" in line.lower():  # half of a pair is no text for a table
+        if b"\\ud" in line.lower():  # half of a surrogate pair, which a table cannot hold
             entry = json.loads(json.dumps(entry, ensure_ascii=False).encode(errors="replace"))
         _take(known, entry)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PlainValueError) as error:

@@ -182,7 +182,7 @@ export class MemoryChart extends ZoomChart {
     const shown = marked
       .filter(({ move }) => move >= from && move < to)
       .map(({ move, bytes, text, colour }) => ({
-        ...this.beside(move, `${text} ${bytesText(bytes)}`),
+        ...this.labelAt(move, `${text} ${bytesText(bytes)}`),
         y: bytes / this.size,
         opacity: 0.9,
         ...(colour && { font: { color: colour } }),
@@ -191,7 +191,7 @@ export class MemoryChart extends ZoomChart {
   }
 
   // A label on that side of a moment where it has room, in as many lines as it takes.
-  beside(move, text) {
+  labelAt(move, text) {
     const [from, to, x] = [...this.view, move].map((each) => this.place(each));
     const share = (x - from) / (to - from || 1);
     const across = this.width - MARGINS;
@@ -244,7 +244,7 @@ export class MemoryChart extends ZoomChart {
 
   refusalText() {
     if (!this.isRefusalSeen) return [];
-    const label = this.beside(this.refusal.move, this.refusal.text);
+    const label = this.labelAt(this.refusal.move, this.refusal.text);
     const colour = { opacity: 0.94, font: { color: colourOf('bad') } };
     return [{ ...label, y: 0.04, yref: 'paper', yanchor: 'bottom', ...colour }];
   }
