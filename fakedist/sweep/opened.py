@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 
+from fakedist.errors import SweepError
 from fakedist.rundir.plain import to_plain
 from fakedist.sweep.point_rows import Row
 from fakedist.sweep.ranking import Ranking, rank_rows, sentences
 from fakedist.sweep.space import COLUMNS, text_of
-from fakedist.sweep.sweep_directory import JOURNAL_NAME, TABLE_NAME, About, read_about, read_known
+from fakedist.sweep.sweep_directory import (
+    ABOUT_NAME,
+    JOURNAL_NAME,
+    RUN_AGAIN,
+    TABLE_NAME,
+    About,
+    read_about,
+    read_known,
+)
 from fakedist.temporary import replacing
+from fakedist.visible import MOST_OF_A_TEXT, visible
 
 
 class Sweep:
@@ -62,9 +72,22 @@ def open_sweep(path: str | os.PathLike[str]) -> Sweep:
         SweepError: It is not the directory of a sweep, or is damaged.
     """
     directory = Path(path)
-    about, known = read_about(directory), read_known(directory / JOURNAL_NAME)
-    rows = [known.rows[row_id] for row_id in about.points if row_id in known.rows] if about.points is not None else None
-    return Sweep(directory.resolve(), about, list(known.rows.values()) if rows is None else rows)
+    about, journal = read_about(directory), directory / JOURNAL_NAME
+    known = read_known(journal).rows
+    texts = {name: {text_of(value) for value in values} for name, values in about.axes.items()}
+    if about.points is None:  # a sampler's earlier sweep, of other axes, left rows too
+        return Sweep(directory.resolve(), about, [row for row in known.values() if _is_on(row, texts)])
+    rows = [known[row_id] for row_id in about.points if row_id in known]
+    if (wrong := next((row for row in rows if not _is_on(row, texts)), None)) is not None:
+        label = visible(wrong.label, MOST_OF_A_TEXT)
+        raise SweepError(f"{journal} has a row for {label}, which is not a point of {ABOUT_NAME}", RUN_AGAIN)
+    return Sweep(directory.resolve(), about, rows)
+
+
+def _is_on(row: Row, axes: Mapping[str, Container[str]]) -> bool:
+    """True if a row has one value of each axis."""
+    is_named = sorted(name for name, _ in row.values) == sorted(axes)
+    return is_named and all(text_of(value) in axes[name] for name, value in row.values)
 
 
 def _flat(row: Row, place: int | None, on_front: bool) -> dict[str, object]:

@@ -21,14 +21,15 @@ from fakedist.bounded import UnreadableError, open_file, read_json
 from fakedist.errors import SweepError
 from fakedist.rundir.plain import PlainValueError, from_plain, to_plain
 from fakedist.sweep.plan import SourceDigests
-from fakedist.sweep.point_rows import RankResult, Row
+from fakedist.sweep.point_rows import RankResult, Row, Status, StepEstimate
+from fakedist.sweep.ranking import UNITS
 from fakedist.sweep.space import Scalar
 from fakedist.temporary import replacing
 
 JOURNAL_NAME = "journal.jsonl"
 #: The most bytes of a line. A row of a thousand stages has 1 MB.
 _MOST_OF_A_LINE = 16 << 20
-_DAMAGED = "run the sweep again with --fresh, or into another directory with -o"
+RUN_AGAIN = "run the sweep again with --fresh, or into another directory with -o"
 
 
 @dataclass
@@ -103,7 +104,7 @@ def _read(path: Path) -> tuple[JournalContent, int]:
         with open_file(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(_MOST_OF_A_LINE), b""), 1):
                 if len(line) == _MOST_OF_A_LINE:
-                    raise SweepError(f"{path}, line {number} has more than {_MOST_OF_A_LINE:,} bytes", _DAMAGED)
+                    raise SweepError(f"{path}, line {number} has more than {_MOST_OF_A_LINE:,} bytes", RUN_AGAIN)
                 if line.endswith(b"\n"):
                     _take_line(known, line, f"{path}, line {number}")
                     end += len(line)
@@ -111,21 +112,27 @@ def _read(path: Path) -> tuple[JournalContent, int]:
         return known, 0
     except (OSError, UnreadableError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SweepError(f"{path} cannot be read: {reason}", _DAMAGED) from None
+        raise SweepError(f"{path} cannot be read: {reason}", RUN_AGAIN) from None
     return known, end
 
 
 def _take_line(known: JournalContent, line: bytes, where: str) -> None:
     try:
-        _take(known, json.loads(line))
+        entry = json.loads(line)
+        if b"\\ud" in line.lower():  # half of a surrogate pair, which a table cannot hold
+            entry = json.loads(json.dumps(entry, ensure_ascii=False).encode(errors="replace"))
+        _take(known, entry)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PlainValueError) as error:
-        raise SweepError(f"{where} cannot be read: {str(error)[:100]}", _DAMAGED) from None
+        raise SweepError(f"{where} cannot be read: {str(error)[:100]}", RUN_AGAIN) from None
 
 
 def _take(known: JournalContent, entry: dict[str, object]) -> None:
     ((kind, value),) = entry.items()
     if kind == "row":
         row = from_plain(Row, value)
+        if row.status in (Status.FITS, Status.MAY_NOT_FIT) and row.fullest is None:
+            raise ValueError(f"row.status is '{row.status}', and no rank ran to the end")
+        _check_step(row.step)
         known.rows[row.id] = row
     elif kind == "rank" and isinstance(value, dict):
         result = from_plain(RankResult, value["result"])
@@ -134,6 +141,15 @@ def _take(known: JournalContent, entry: dict[str, object]) -> None:
         known.sources[str(value["digest"])] = from_plain(SourceDigests, value["read"])
     else:
         raise ValueError(f"{kind} is not a kind of entry")
+
+
+def _check_step(step: StepEstimate | None) -> None:
+    """Refuse a time or a rate that is not positive; the ranking divides by them."""
+    divisors = () if step is None else ("step_us", "low_us", "high_us", *UNITS.values())
+    for name in divisors:
+        value = getattr(step, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"row.step.{name} is {value:g}, not positive")
 
 
 ABOUT_NAME = "sweep.json"

@@ -338,6 +338,9 @@ class SweepRunner:
         known = self._journal.known.rows.get(row_id)
         if self._stands(known) and not (one.every_stage and not known.has_every_stage):
             one.points.append((run, row_id))
+            if known.values != run.point.values:  # an axis has another name
+                known = dataclasses.replace(known, values=run.point.values)
+                self._journal.add_row(known)
             self._finished(known, True)
             self._source.done(run, known)
             return

@@ -11,6 +11,7 @@ import pytest
 
 from fakedist.report.page.run_page import write_page
 from fakedist.report.page.switches import find_switches
+from fakedist.report.text.wording import span_text
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.units import format_bytes, format_us
@@ -338,6 +339,7 @@ def test_every_chart_is_saved_as_a_picture(reader: Reader, written: Path) -> Non
     assert {f"run-{chart}.png" for chart in charts} <= set(names)
     for panel, wanted in (
         ("#timeline", "peak 202.49 MiB"),
+        ("#timeline", "activation"),  # of its legend
         ("#flame", "forward model.py:12"),
         ("#communication", "<rect"),
     ):
@@ -346,6 +348,20 @@ def test_every_chart_is_saved_as_a_picture(reader: Reader, written: Path) -> Non
         text = Path(saving.value.path()).read_text()
         assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
         assert wanted in text
+
+
+def test_the_overview_of_a_saved_picture_has_the_pages_colours(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    drawn(page, "#timeline").press("+")
+    page.wait_for_timeout(_SETTLED)
+    with page.expect_download() as saving:
+        page.locator("#timeline").get_by_role("button", name="SVG", exact=True).click()
+    picture = ElementTree.parse(saving.value.path())
+    masks = [node for node in picture.iter() if "slider-mask" in node.get("class", "")]
+    assert masks
+    for mask in masks:
+        assert "fill-opacity: 0.28" in mask.get("style", "")
+        assert "rgb(0, 0, 0)" not in mask.get("style", "")
 
 
 def test_few_blocks_are_drawn_as_blocks(reader: Reader, written: Path) -> None:
@@ -376,6 +392,13 @@ def test_the_refusal_is_drawn_and_is_the_first_view(reader: Reader, tmp_path: Pa
     page.get_by_role("button", name="whole run").click()
     page.get_by_role("button", name="the refusal").click()
     assert page.evaluate("fakedist.memory.moment") == refusal["move"]
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.wait_for_timeout(_SETTLED)
+    around = chart.bounding_box()
+    labels = [label.bounding_box() for label in chart.locator(".annotation-text").all()]
+    assert labels
+    for box in labels:  # whole, also where the screen is narrow
+        assert around["x"] <= box["x"] <= box["x"] + box["width"] <= around["x"] + around["width"]
 
 
 def test_the_peak_opens_a_layer_and_goes_back(reader: Reader, written: Path) -> None:
@@ -418,11 +441,12 @@ def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advi
     changes = {row.advice.title: row.change for row in found}
     assert evidence is not None
 
-    def left(*titles: str) -> int:
-        return evidence.peak - evidence.saved([change for title in titles if (change := changes[title])])[0]
+    def left(*titles: str) -> tuple[int, int]:
+        least, most = evidence.saved([change for title in titles if (change := changes[title])])
+        return evidence.peak - most, evidence.peak - least
 
     def expected(*titles: str) -> str:
-        return format_bytes(left(*titles))
+        return span_text(*left(*titles))
 
     switch(page, CHECKPOINT).check()
     assert peak.inner_text() == expected(CHECKPOINT) != format_bytes(evidence.peak)
@@ -431,9 +455,10 @@ def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advi
     assert card.locator(".pill").inner_text() == "fits"
     assert "with 2 changes: needs" in card.inner_text()
     widths = card.locator(".track i").evaluate_all("all => all.map((each) => parseFloat(each.style.width))")
-    assert sum(widths[:-1]) == pytest.approx(100 * left(CHECKPOINT, LOSS) / GPU.capacity_bytes, abs=0.01)
+    assert sum(widths[:-1]) == pytest.approx(100 * left(CHECKPOINT, LOSS)[0] / GPU.capacity_bytes, abs=0.01)
     page.wait_for_timeout(_SETTLED)
-    assert f"with the changes {expected(CHECKPOINT, LOSS)}" in page.locator("#timeline").inner_text()
+    most = format_bytes(left(CHECKPOINT, LOSS)[1])
+    assert f"with the changes at most {most}" in page.locator("#timeline").inner_text()
     address = page.url
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")

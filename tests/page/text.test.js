@@ -3,7 +3,7 @@ import { test } from 'node:test';
 import { themed } from '../../fakedist/report/page/scripts/chart.js';
 import { csvText } from '../../fakedist/report/page/scripts/copying.js';
 import { ranksOf } from '../../fakedist/report/page/scripts/groups.js';
-import { bytesText, cut, plain, shortName, usText } from '../../fakedist/report/page/scripts/text.js';
+import { bytesText, cut, linesWithin, plain, shortName, usText } from '../../fakedist/report/page/scripts/text.js';
 import { unpackArray } from '../../fakedist/report/page/scripts/unpack.js';
 
 test('bytes are rounded half to even, as in Python', () => {
@@ -21,6 +21,15 @@ test('names are cut and shortened', () => {
   assert.equal(cut('abcdef', 4), 'abc…');
   assert.equal(shortName('layers.0.attention'), 'attention');
   assert.equal(shortName('(outside of modules)'), '(outside of modules)');
+});
+
+test('a text is broken between words, and cut where a word is wider than a line', () => {
+  const lines = (text, most) => linesWithin(text, most, ({ length }) => length);
+  assert.deepEqual(lines('first refused: 2 GiB', 20), ['first refused: 2 GiB']);
+  assert.deepEqual(lines('first refused: 2 GiB', 14), ['first refused:', '2 GiB']);
+  assert.deepEqual(lines('50.00 MiB for addmm.default', 10), ['50.00 MiB', 'for addmm.', 'default']);
+  assert.deepEqual(lines('for aten.embedding', 6), ['for', 'aten.', 'embed…']);
+  assert.deepEqual(lines('ab', 0), ['…']);
 });
 
 test('what plotly would read as markup is escaped', () => {

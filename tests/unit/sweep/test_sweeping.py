@@ -17,6 +17,7 @@ from fakedist.launcher.checked_script import check_script
 from fakedist.launcher.executors.task import Task
 from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.plain import to_plain
 from fakedist.rundir.tables import read_table, write_table
 from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import CommandLineSettings, find_ground, sweep_of_file
@@ -349,6 +350,37 @@ def test_a_damaged_journal_is_refused_with_its_line(tmp_path: Path) -> None:
     journal.write_text("".join([*lines[:2], lines[2][:-30] + "\n", *lines[3:]]))
     with pytest.raises(SweepError, match=r"journal.jsonl, line 3 cannot be read"):
         run(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"values": []},
+        {"values": [["tp", 3], ["mbs", 1]]},
+        {"values": [["tp", 1], ["tp", 1]]},
+        {"ranks": []},
+        {"step": {**to_plain(STEP), "step_us": 0.0}},
+        {"step": {**to_plain(STEP), "tokens_per_s_per_gpu": -1.0}},
+    ],
+    ids=lambda damage: " ".join(damage),
+)
+def test_a_row_that_no_sweep_writes_is_refused_with_its_file(tmp_path: Path, damage: dict[str, object]) -> None:
+    run(tmp_path / "s")
+    journal = tmp_path / "s" / "journal.jsonl"
+    *lines, last = map(json.loads, journal.read_text().splitlines())
+    lines.append({"row": last["row"] | damage})
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SweepError, match=r"journal\.jsonl"):
+        open_sweep(tmp_path / "s")
+
+
+def test_an_axis_may_get_another_name(tmp_path: Path) -> None:
+    run(tmp_path / "s")
+    renamed = SWEEP.replace("tp = [1, 2]", "tensor = [1, 2]").replace("{tp}", "{tensor}")
+    sweep, executor, _ = run(tmp_path / "s", text=renamed)
+    assert executor.tasks == []
+    assert {dict(row.values)["tensor"] for row in open_sweep(tmp_path / "s").rows} == {1, 2}
+    assert sweep.frame()["tensor"].tolist() == [1, 1, 2, 2]
 
 
 def test_a_full_disk_leaves_a_journal_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,13 @@ export function plainColour(...layers) {
   return `#${[red, green, blue].map((each) => each.toString(16).padStart(2, '0')).join('')}`;
 }
 
+// How wide a text is in a font of CSS, in pixels.
+export function widthOf(text, font) {
+  widthOf.context ||= make('canvas').getContext('2d');
+  widthOf.context.font = font;
+  return widthOf.context.measureText(text).width;
+}
+
 export const note = {
   node: null,
   show(x, y, ...content) {

@@ -246,6 +246,9 @@ export class KernelChart extends ZoomChart {
     if (!this.pinned) return; // of a comparison
     const toggle = $('.on-path', this.root);
     toggle.hidden = !this.data.meta.has_path;
+    const onKernels = this.us(this.data.bar_path.reduce((sum, ticks) => sum + ticks, 0)) / this.whole[1];
+    const others = Math.round(100 * (1 - onKernels));
+    if (others > 0) toggle.append(` (${others}% of it on the host or idle, not drawn)`);
     $('input', toggle).addEventListener('change', ({ target }) => {
       this.onPath = target.checked;
       this.refresh();
@@ -347,9 +350,10 @@ export class KernelChart extends ZoomChart {
       make('dt', {}, `${usText(this.us(ticks))} in ${countText(num)}`),
       make('dd', {}, name),
     ];
-    const list = (rows) => {
+    const list = (by, rows) => {
       const more = rows.length > MOST_NAMES ? `and ${countText(rows.length - MOST_NAMES)} more` : null;
-      return [make('dl', {}, ...rows.slice(0, MOST_NAMES).flatMap(line)), more ? make('p', {}, more) : null];
+      const head = make('p', { class: 'muted' }, by);
+      return [head, make('dl', {}, ...rows.slice(0, MOST_NAMES).flatMap(line)), more ? make('p', {}, more) : null];
     };
     const remarks = [
       sum.unknown ? `${countText(sum.unknown)} of unknown duration` : '',
@@ -366,8 +370,8 @@ export class KernelChart extends ZoomChart {
         `, ${title}`,
       ),
       make('p', {}, remarks.filter(Boolean).join('; ')),
-      ...list(sum.lanes),
-      ...list(sum.names),
+      ...list('by lane', sum.lanes),
+      ...list('by kernel', sum.names),
     );
   }
 

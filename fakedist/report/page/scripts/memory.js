@@ -2,9 +2,9 @@
 
 import { lastAtMost } from './axis.js';
 import { areaOf, areasOf, floorsOf, outline } from './blocks.js';
-import { $, colourOf, make, note } from './dom.js';
+import { $, colourOf, make, note, widthOf } from './dom.js';
 import { columnsOf, within } from './sampling.js';
-import { bytesText, countText, cut, plain } from './text.js';
+import { bytesText, countText, cut, linesWithin, plain } from './text.js';
 import { ZoomChart } from './zoom.js';
 
 const OVERVIEW_COLUMNS = 600;
@@ -13,6 +13,8 @@ const FIRST_SHARE = 25; // the first view is this part of the run, around the pe
 const NARROWEST_SPAN = 3; // pixels
 const LEAST_BLOCK = 2; // pixels of height, to be drawn as a block
 const MOST_CORNERS = 30_000; // of blocks in a view
+const MARGINS = 84; // pixels left and right of the plot
+const GAP = 9; // pixels between a moment and its label
 const SVG = 'http://www.w3.org/2000/svg';
 
 export class MemoryChart extends ZoomChart {
@@ -147,7 +149,7 @@ export class MemoryChart extends ZoomChart {
       ...layout,
       showlegend: false,
       hovermode: false,
-      margin: { l: 74, r: 10, t: 30, b: 8 },
+      margin: { l: MARGINS - 10, r: 10, t: 30, b: 8 },
       height: this.width < 560 ? 380 : 470,
       xaxis: {
         ...layout.xaxis,
@@ -172,25 +174,40 @@ export class MemoryChart extends ZoomChart {
 
   annotations() {
     const marked = [{ ...this.timeline.peak, text: 'peak' }];
-    if (this.outcome) marked.push({ ...this.outcome.most, text: 'with the changes', colour: colourOf('accent') });
+    if (this.outcome) {
+      const text = `with the changes${this.timeline.afterLeast ? ' at most' : ''}`;
+      marked.push({ ...this.outcome.most, text, colour: colourOf('accent') });
+    }
     const [from, to] = this.view;
     const shown = marked
       .filter(({ move }) => move >= from && move < to)
-      .map(({ move, bytes, text, colour }) => {
-        const isRight = (move - from) / (to - from) > 0.75;
-        return {
-          x: this.place(move),
-          y: bytes / this.size,
-          text: `<b>${text} ${bytesText(bytes)}</b>`,
-          showarrow: false,
-          xanchor: isRight ? 'right' : 'left',
-          xshift: isRight ? -9 : 9,
-          bgcolor: colourOf('panel'),
-          opacity: 0.9,
-          ...(colour && { font: { color: colour } }),
-        };
-      });
+      .map(({ move, bytes, text, colour }) => ({
+        ...this.labelAt(move, `${text} ${bytesText(bytes)}`),
+        y: bytes / this.size,
+        opacity: 0.9,
+        ...(colour && { font: { color: colour } }),
+      }));
     return [...shown, ...this.refusalText()];
+  }
+
+  // A label on that side of a moment where it has room, in as many lines as it takes.
+  labelAt(move, text) {
+    const [from, to, x] = [...this.view, move].map((each) => this.place(each));
+    const share = (x - from) / (to - from || 1);
+    const across = this.width - MARGINS;
+    const font = `bold 13px ${colourOf('font')}`;
+    const isRight = share > 0.5 && widthOf(text, font) > (1 - share) * across - 2 * GAP;
+    const room = (isRight ? share : 1 - share) * across - 2 * GAP;
+    const lines = linesWithin(text, room, (part) => widthOf(part, font));
+    return {
+      x,
+      text: `<b>${lines.map(plain).join('<br>')}</b>`,
+      showarrow: false,
+      align: isRight ? 'right' : 'left',
+      xanchor: isRight ? 'right' : 'left',
+      xshift: isRight ? -GAP : GAP,
+      bgcolor: colourOf('panel'),
+    };
   }
 
   // The outlines of single blocks where there are few enough: two shapes, of which one has a tint to tell neighbours
@@ -227,24 +244,9 @@ export class MemoryChart extends ZoomChart {
 
   refusalText() {
     if (!this.isRefusalSeen) return [];
-    const [from, to] = this.view;
-    const isRight = (this.refusal.move - from) / (to - from) > 0.5;
-    const letters = Math.max(Math.floor((this.width * 0.5) / 6.5), 12);
-    return [
-      {
-        x: this.place(this.refusal.move),
-        y: 0.04,
-        yref: 'paper',
-        yanchor: 'bottom',
-        text: `<b>${plain(cut(this.refusal.text, letters))}</b>`,
-        showarrow: false,
-        xanchor: isRight ? 'right' : 'left',
-        xshift: isRight ? -6 : 6,
-        bgcolor: colourOf('panel'),
-        opacity: 0.94,
-        font: { color: colourOf('bad') },
-      },
-    ];
+    const label = this.labelAt(this.refusal.move, this.refusal.text);
+    const colour = { opacity: 0.94, font: { color: colourOf('bad') } };
+    return [{ ...label, y: 0.04, yref: 'paper', yanchor: 'bottom', ...colour }];
   }
 
   capacity() {

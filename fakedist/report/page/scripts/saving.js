@@ -15,8 +15,8 @@ export function pictureName(run, chart) {
 
 const markup = (text) => plain(text).replaceAll('"', '&quot;');
 
-// Boxes with a colour and perhaps a text, each cut at the width of its box; and texts of their own.
-export function svgOfBoxes({ width, height, boxes, texts = [], paper, ink, font }) {
+// Boxes with a colour and perhaps a text, each cut at the width of its box; texts of their own; and what lies below.
+export function svgOfBoxes({ width, height, boxes, texts = [], paper, ink, font, below = '' }) {
   const parts = boxes.map(({ x, y, width: wide, height: tall, colour, text }) => {
     const box = `<rect x="${round(x)}" y="${round(y)}" width="${round(wide)}" height="${round(tall)}" fill="${colour}"/>`;
     const letters = [...(text || '')].slice(0, Math.max(Math.floor((wide - 8) / LETTER), 0)).join('');
@@ -31,6 +31,7 @@ export function svgOfBoxes({ width, height, boxes, texts = [], paper, ink, font 
     `<svg xmlns="http://www.w3.org/2000/svg" ${size} font-family="${markup(font)}" font-size="12" fill="${ink}">`,
     `<rect width="100%" height="100%" fill="${paper}"/>`,
     ...parts,
+    below,
     '</svg>',
   ].join('\n');
 }
@@ -43,7 +44,26 @@ async function svgOfChart(chart) {
   const { width, height } = holder._fullLayout;
   const layout = { ...holder.layout, paper_bgcolor: colourOf('panel') };
   const size = { width, height, format: 'svg', imageDataOnly: true };
-  return globalThis.Plotly.toImage({ data: holder.data, layout }, size);
+  const svg = painted(await globalThis.Plotly.toImage({ data: holder.data, layout }, size));
+  const legend = (holder.closest('.holder') || holder).previousElementSibling;
+  if (!legend?.matches('.legend')) return svg.outerHTML;
+  const above = pictureOfBars([legend]);
+  svg.setAttribute('y', above.height);
+  const whole = { width: Math.max(width, above.width), height: above.height + height, below: svg.outerHTML };
+  return svgOfBoxes(dressed({ ...above, ...whole }));
+}
+
+// Plotly's picture, with its overview as the style sheet colours it on the page.
+function painted(text) {
+  const svg = new DOMParser().parseFromString(text, 'image/svg+xml').documentElement;
+  const paint = (part, fill, own = {}) => {
+    const style = { fill: plainColour([colourOf(fill)]), ...own };
+    for (const node of $$(`[class*="rangeslider-${part}"]`, svg)) Object.assign(node.style, style);
+  };
+  paint('bg', 'soft');
+  paint('mask', 'shade', { fillOpacity: 0.28 });
+  paint('handle-m', 'panel', { stroke: plainColour([colourOf('accent')]) });
+  return svg;
 }
 
 async function pngOf(svg) {
@@ -74,6 +94,7 @@ function pictureOfBars(nodes) {
     if (width && height && colour !== plainColour([colourOf('panel')])) {
       boxes.push({ x: x - left, y: y - top, width, height, colour });
     }
+    boxes.push(...lineAbove(style, x - left, y - top, width));
     for (const { text, rect } of linesOf(node)) {
       const size = Number.parseFloat(style.fontSize);
       const y = (rect.top + rect.bottom) / 2 - top + 0.35 * size;
@@ -83,6 +104,16 @@ function pictureOfBars(nodes) {
   const width = Math.ceil(Math.max(...rects.map((rect) => rect.right)) - left) + MARGIN;
   const height = Math.ceil(Math.max(...rects.map((rect) => rect.bottom)) - top) + MARGIN;
   return { width, height, boxes, texts };
+}
+
+// The border above an element, dots as boxes.
+function lineAbove(style, x, y, width) {
+  const height = Number.parseFloat(style.borderTopWidth);
+  if (style.borderTopStyle === 'none' || !height || !width) return [];
+  const colour = plainColour([style.borderTopColor]);
+  if (style.borderTopStyle !== 'dotted') return [{ x, y, width, height, colour }];
+  const dots = Array.from({ length: Math.floor(width / height / 2) }, (_, at) => x + 2 * height * at);
+  return dots.map((dot) => ({ x: dot, y, width: height, height, colour }));
 }
 
 // The texts of an element itself, in lines as they are broken.

@@ -99,15 +99,15 @@ export class Switches {
   texts(outcome, num) {
     const { replay } = this;
     const before = this.memory.timeline.peak.bytes;
-    const { least, most } = outcome;
+    const { low, most } = outcome;
     const fits = replay.fits(outcome);
     const rules = [...new Set(outcome.unpriced)].join(', ').replace(/, ([^,]*)$/, ' and $1');
     const change = before - most.bytes < 0 ? 'at most' : 'less';
-    const gives = spanText(Math.max(before - most.bytes, 0), Math.max(before - least.bytes, 0));
+    const gives = spanText(Math.max(before - most.bytes, 0), Math.max(before - low, 0));
     return {
       changes: counted(num, 'change'),
-      held: spanText(least.bytes, most.bytes),
-      peak: `peak ${spanText(least.bytes, most.bytes)}, ${gives} ${change}`,
+      held: spanText(low, most.bytes),
+      peak: `peak ${spanText(low, most.bytes)}, ${gives} ${change}`,
       span: spanText(outcome.low, outcome.high),
       fits,
       needs: `needs ${spanText(outcome.low, outcome.high)}${fits ? `: ${fits}` : ''}`,
@@ -128,10 +128,10 @@ export class Switches {
 
   showFigures(outcome, texts) {
     const { card, original } = this;
-    const { least, most } = outcome;
+    const { low, most } = outcome;
     const big = $('[data-figure="peak_allocated"]', card);
     original.set(big, texts.held);
-    big.classList.toggle('span', least.bytes !== most.bytes);
+    big.classList.toggle('span', low !== most.bytes);
     original.set($('.tag', big.previousElementSibling), 'estimated');
     const before = bytesText(this.memory.timeline.peak.bytes);
     const span = this.memory.timeline.span(most.move);
@@ -168,7 +168,7 @@ export class Switches {
     if (!track) return;
     const { timeline } = this.memory;
     const whole = Math.max(this.capacity || 0, this.replay.room.reserved);
-    const rest = outcome.high - outcome.low;
+    const rest = outcome.high - outcome.least.bytes;
     const parts = timeline.categories
       .map((name, c) => ({ name, kind: timeline.colours[c], bytes: outcome.least.held[c] }))
       .filter(({ bytes }) => bytes >= 1);

@@ -48,6 +48,21 @@ export function usText(us) {
 export const orDash = (size) => (size ? bytesText(size) : '-');
 export const countText = (count) => count.toLocaleString('en-US');
 export const cut = (text, most = 160) => (text.length > most ? `${text.slice(0, Math.max(most - 1, 0))}…` : text);
+// A text in lines that are at most so wide, broken between words and parts of names; what is wider than a line is cut.
+export function linesWithin(text, most, widthOf) {
+  const lines = [];
+  for (const word of text.split(/(?<=[ _])|(?<=\.)(?=\D)/)) {
+    const longer = (lines[lines.length - 1] ?? '') + word;
+    if (lines.length && widthOf(longer.trimEnd()) <= most) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines.map((each) => {
+    const line = each.trimEnd();
+    let shown = line;
+    for (let letters = line.length; letters > 1 && widthOf(shown) > most; letters -= 1) shown = cut(line, letters - 1);
+    return shown;
+  });
+}
 // The last part of a layer's name.
 export const shortName = (name) => (name.startsWith('(') ? name : name.slice(name.lastIndexOf('.') + 1));
 // Plotly reads its texts as a kind of HTML.
