@@ -37,14 +37,12 @@ class JobTimes:
         by_family: Microseconds by family.
         by_layer: Microseconds by layer, its own.
         num_kernels: Kernels.
-        step_us: The step, if its collectives were priced; else 0.
         error: Why there are none; empty where there are.
     """
 
     by_family: dict[str, float] = field(default_factory=dict)
     by_layer: dict[str, float] = field(default_factory=dict)
     num_kernels: int = 0
-    step_us: float = 0.0
     error: str = ""
 
     @property
@@ -118,18 +116,7 @@ def read_times(run_directory: Path) -> JobTimes:
         by_family={str(name): round(us, 3) for name, us in families.items() if us},
         by_layer={str(layer): round(us, 3) for layer, us in own.items() if us},
         num_kernels=int((kernels["family"] != LEFT_OUT).sum()),
-        step_us=_priced_step_us(run_directory),
     )
-
-
-def _priced_step_us(run_directory: Path) -> float:
-    """The step with priced collectives, measured or estimated; 0 where they were not priced, or without pandas."""
-    try:
-        summary = json.loads((run_directory / "run.json").read_text()).get("summary") or {}
-    except (OSError, ValueError):
-        return 0.0
-    time_, source = summary.get("time") or {}, summary.get("kernels") or {}
-    return float(time_.get("step_us", 0.0)) if source.get("fabric") else 0.0
 
 
 def compare_times(measured: Mapping[str, JobTimes], estimated: Mapping[str, JobTimes]) -> list[Compared]:
@@ -140,8 +127,6 @@ def compare_times(measured: Mapping[str, JobTimes], estimated: Mapping[str, JobT
         if other is None or real.error or other.error or not real.total_us:
             continue
         found.append(Compared(job, "total", real.total_us, other.total_us))
-        if real.step_us and other.step_us:
-            found.append(Compared(job, "step, collectives priced in both", real.step_us, other.step_us))
         for family in sorted(real.by_family, key=lambda name: -real.by_family[name]):
             us = real.by_family[family]
             if family != LEFT_OUT and us >= MIN_SHARE * real.total_us:

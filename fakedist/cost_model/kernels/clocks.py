@@ -34,7 +34,7 @@ LONG_PRODUCTS = {
     "rtx-pro-6000": 1.0,
 }
 #: Fitted: what products of a training step draw over those that were measured alone.
-HEAT = 1.7
+HEAT = 1.6
 #: How the power of arithmetic grows with the clock, down to the fraction of the clock where the voltage has its floor.
 #: A GB300 at 500 W instead of 1,400 keeps 0.28 to 0.39 of the rate of products (facebookexperimental/triton#2023):
 #: 0.38 with this floor, 0.65 without.

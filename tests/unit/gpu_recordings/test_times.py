@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ def test_a_job_is_compared_in_total_by_family_and_by_its_worst_layer() -> None:
     table = markdown(found).splitlines()
     assert table[2] == "| job | total | 1.000 ms | 1.065 ms | +6.5% |"
     assert table[4] == "| job | elementwise | 0.190 ms | 0.095 ms | -50.0% |"
-
-
-def test_steps_are_compared_where_the_collectives_of_both_are_priced() -> None:
-    both = replace(MEASURED, step_us=2000.0), replace(ESTIMATED, step_us=2100.0)
-    found = [each for each in compare_times({"job": both[0]}, {"job": both[1]}) if each.what.startswith("step")]
-    assert [(each.measured_us, each.estimated_us) for each in found] == [(2000.0, 2100.0)]
 
 
 @pytest.mark.parametrize("other", [{}, {"job": JobTimes(error="it did not end")}])
