@@ -134,7 +134,7 @@ plotly: ## build the plotly.js that pages carry (tools/plotly): 300 MB of packag
 bench: setup ## every benchmark, results on stdout
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-gpu: ## measure what waits for a GPU on the one of this machine: 25 minutes, into gpu-results; PIECES= chooses
+gpu: ## measure what waits for a GPU on the one of this machine: 30 minutes, into gpu-results; PIECES= chooses
 	$(GPU_PYTHON) -m tests.gpu.confirm $(PIECES) --out $(OUT)
 
 accuracy: setup ## real processes against faked ranks, on virtual GPUs: 10 minutes; into docs/accuracy

@@ -1,4 +1,4 @@
-"""Everything that needs a real GPU: ``make gpu``, in pieces of at most 8 minutes, 25 minutes in total.
+"""Everything that needs a real GPU: ``make gpu``, in pieces of at most 8 minutes, 30 minutes in total.
 
     python -m tests.gpu.confirm [PIECE ...] [--out gpu-results] [--job NAME ...]
 
