@@ -213,9 +213,13 @@ def _without_the_tool(times: StepTimes) -> StepTimes:
     if summary is None or source is None or source.source != "measured":
         return times
     low_us, high_us = (summary.step_us if us is None else us for us in (summary.step_low_us, summary.step_high_us))
-    ends = {"step_low_us": low_us - summary.launch_gap_us, "step_high_us": high_us}
-    noted = replace(source, **ends, notes=[*source.notes, time_notes.host_is_slowed()])
-    return StepTimes(times.tables, replace(summary, **ends), noted)
+    low_us -= summary.launch_gap_us
+    notes = [*source.notes, time_notes.host_is_slowed()]
+    return StepTimes(
+        times.tables,
+        replace(summary, step_low_us=low_us, step_high_us=high_us),
+        replace(source, step_low_us=low_us, step_high_us=high_us, notes=notes),
+    )
 
 
 def _source(

@@ -232,10 +232,11 @@ def is_mask(index: object) -> bool:
 
 def _fills(operator: Operator, args: Arguments) -> bool:
     """Whether torch fills where a mask is set, and needs no positions: ``x[mask] = 0``."""
-    indices = [index for index in args[1] if index is not None]
-    value = args[2] if len(args) > 2 else None
+    indices, value = args[1], args[2] if len(args) > 2 else None
+    assert isinstance(indices, (list, tuple))
     one_value = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_cuda
-    return one_value and len(indices) == 1 and not operator.argument("accumulate", args, {})
+    one_index = sum(index is not None for index in indices) == 1
+    return one_value and one_index and not operator.argument("accumulate", args, {})
 
 
 def _broadcast_numel(*shapes: torch.Size) -> int:

@@ -53,7 +53,7 @@ _CORES = 3
 def run(session: Session) -> bool:
     """Time the calls and the jobs; whether each has times on both sides."""
     went_well = _calls(session)
-    # The virtual GPU needs no real one; processes beside each other share nothing but the processor.
+    # The virtual GPU needs no real one; several processes share nothing but the processor.
     with (
         tempfile.TemporaryDirectory(prefix="gpu-host-") as text,
         ThreadPoolExecutor(max(1, session.at_once // _CORES)) as pool,

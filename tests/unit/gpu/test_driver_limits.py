@@ -120,7 +120,7 @@ found["another device's chunk"] = malloc(1) // (64 * GIB) < over[1] // (64 * GIB
 malloc(24 * MIB)  # what else the context's reservations have left
 given = [malloc(mib * MIB) for mib in ON_AN_H200]
 found["as on an H200"] = [(after - before) // MIB for before, after in zip(given, given[1:])]
-driver.cudaFree(c_void_p(given[0]))  # its reservation is the highest, so the next one is there again
+driver.cudaFree(c_void_p(given[0]))  # its reservation is the highest one, and free
 found["a free reservation"] = malloc(49 * MIB) == given[0]
 driver.cudaSetDevice(0)
 
