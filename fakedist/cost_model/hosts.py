@@ -177,6 +177,9 @@ def _number(path: Path, name: str, value: object) -> float:
 
 
 _MODELS = Path(__file__).parents[1] / "gpu" / "models"
+#: Of steps that the host limits: those of GPT-2 and of a GPT by hand took up to 1.29 and 1.16 times as long as the
+#: shortest on an otherwise idle machine with an H200 (docs/accuracy/results.md).
+_SPREAD = 0.29
 #: The host that the constant times are taken for, and that call times are published for.
 REFERENCE = "dgx-h100"
 _NAMES = (REFERENCE, "grace")
@@ -282,7 +285,8 @@ def host_model(
 def widened(spec: HostSpec, clock: ClockSteadiness) -> tuple[float, float]:
     """A host model's interval, wider by the spread of the clock's repeats and by the bound of fakedist's own time.
 
-    All three are independent factors, so their logarithms add up in squares.
+    All three are independent factors, so their logarithms add up in squares. One step alone has no spread, and counts as
+    :data:`_SPREAD`.
     """
-    own = (math.log1p(clock.spread), math.log1p(clock.bound))
+    own = (math.log1p(clock.spread if clock.num_repeats > 1 else _SPREAD), math.log1p(clock.bound))
     return math.exp(-math.hypot(math.log(spec.least), *own)), math.exp(math.hypot(math.log(spec.most), *own))
