@@ -354,6 +354,18 @@ class Passes:
     back_event: Array
     step: Array
 
+    def keeps_output(self, bytes_: Array) -> Array:
+        """By pass, whether its last saved block is its output: that of a pipeline's stage is sent, and not saved.
+
+        It is not certain of the last pass of each step and micro-batch: there, what is as large as the outputs of other
+        passes is one.
+
+        Args:
+            bytes_: Of each block.
+        """
+        sizes, is_last = bytes_[self.last], self.next == np.arange(len(self.owner))
+        return np.asarray(~is_last | np.isin(sizes, sizes[~is_last]) | is_last.all())
+
     @property
     def next(self) -> Array:
         """By pass, the next one of its step and micro-batch; itself if it is the last."""
@@ -415,7 +427,7 @@ def recomputed(evidence: Evidence, passes: Passes, chosen: Array, *, keeps_outpu
     inside, of = passes.blocks[is_chosen], passes.pass_of[is_chosen]
     gone[inside] = blocks["bytes"].to_numpy()[inside]
     if keeps_output:
-        gone[passes.last] = 0
+        gone[passes.last[passes.keeps_output(blocks["bytes"].to_numpy())]] = 0
     starts[inside] = passes.end_event[of] + 1
     is_run_back = passes.back_event < num_events  # else the run ended before the backward
     ends[inside] = (passes.back_event - is_run_back)[of]

@@ -285,7 +285,7 @@ def host_model(
 def widened(spec: HostSpec, clock: ClockSteadiness) -> tuple[float, float]:
     """A host model's interval, wider by the spread of the clock's repeats and by the bound of fakedist's own time.
 
-    All three are independent factors, so their logarithms add up in squares. One step alone has no spread, and counts as
+    All three are independent factors, so their logarithms add up in squares. One step has no spread: it counts as
     :data:`_SPREAD`.
     """
     own = (math.log1p(clock.spread if clock.num_repeats > 1 else _SPREAD), math.log1p(clock.bound))

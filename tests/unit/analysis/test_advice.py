@@ -58,6 +58,26 @@ def test_checkpointing_keeps_one_output_a_layer_and_one_layer_whole(made: HandMa
     assert "hold 120.00 MiB at the peak" in piece["text"]
 
 
+def test_a_stages_output_that_is_sent_is_not_kept_for_each_micro_batch(made: HandMade, tmp_path: Path) -> None:
+    """Two micro-batches, forward and then backward. What the last layer saves last is larger than an output."""
+    held, ops, layers = list[tuple[int, int]](), list[int](), blocks(made, 4)
+    for _ in range(2):
+        for number, layer in enumerate(layers):
+            for at in range(3):
+                ops.append(made.op("forward", 1, layer))
+                held.append((len(held) * 20 * MIB, (20 if (number, at) == (3, 2) else 10) * MIB))
+                made.alloc(*held[-1])
+    made.op("backward", 1, 0)
+    made.region(ops[0], ops[-1])
+    made.alloc(1_000 * MIB, 2 * MIB)
+    for block in [*reversed(held[:12]), *reversed(held[12:])]:
+        made.free(*block)
+    made.step(1)
+    piece = advice(made, tmp_path)["checkpoint"]
+    # Of 262 MiB stay: outputs of three layers for each micro-batch, the whole of the layer at work, and backward's own.
+    assert piece["gives_bytes"] == (262 - (2 * 3 * 10 + 40 + 2)) * MIB
+
+
 @pytest.mark.parametrize(("number", "saved"), [(4, 1), (1, 3)])
 def test_nothing_is_said_of_layers_that_save_their_output_alone_or_do_not_repeat(
     made: HandMade, tmp_path: Path, number: int, saved: int
