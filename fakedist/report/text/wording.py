@@ -517,7 +517,12 @@ def step_text(time: StepTime) -> str:
 
 def step_remark(time: StepTime) -> str:
     """The meaning of a step's interval, and the communication that its time does not include."""
-    interval = "" if time.step_low_us is None else "the true step is in this range in 9 of 10 cases"
+    if time.step_low_us is None:
+        interval = ""
+    elif time.step_high_us == time.step_us:  # nothing of it is estimated
+        interval = "without the tool that slowed its host, the step is in this range"
+    else:
+        interval = "the true step is in this range in 9 of 10 cases"
     return "; ".join(filter(None, (interval, without_communication(time))))
 
 

@@ -38,6 +38,9 @@ class Gpu(VirtualGpu):
     def go_beyond(self, decide: Callable[[int, int, int, int], bool] | None) -> None:
         pass
 
+    def tell_peer_copies(self, told: Callable[[int, int, int, int], None]) -> None:
+        pass
+
     def refused(self) -> list[tuple[str, int]]:
         return [("cuFoo", 2), ("cuBar", 1)]
 

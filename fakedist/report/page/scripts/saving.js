@@ -46,12 +46,14 @@ async function svgOfChart(chart) {
   const size = { width, height, format: 'svg', imageDataOnly: true };
   const svg = painted(await globalThis.Plotly.toImage({ data: holder.data, layout }, size));
   const legend = (holder.closest('.holder') || holder).previousElementSibling;
-  if (!legend?.matches('.legend')) return svg.outerHTML;
+  if (!legend?.matches('.legend')) return textOf(svg);
   const above = pictureOfBars([legend]);
   svg.setAttribute('y', above.height);
-  const whole = { width: Math.max(width, above.width), height: above.height + height, below: svg.outerHTML };
+  const whole = { width: Math.max(width, above.width), height: above.height + height, below: textOf(svg) };
   return svgOfBoxes(dressed({ ...above, ...whole }));
 }
+
+const textOf = (svg) => new XMLSerializer().serializeToString(svg);
 
 // Plotly's picture, with its overview as the style sheet colours it on the page.
 function painted(text) {

@@ -58,7 +58,9 @@ def test_every_kernel_is_of_the_layer_whose_forward_made_it(old: bool, tmp_path:
     assert (first["launch_us"], first["start_us"], first["duration_us"]) == (0.15, 0.25, 0.005)
     assert (first["grid"], first["block"], first["stream"]) == ("8,4,1", "128,1,1", 7)
     assert found.attrs["step_us"] == (7605 - 1000) / 1000
-    assert (found["moved_bytes"].isna().all(), found["flops"].isna().all(), texts(found)) == (True, True, [])
+    assert found["moved_bytes"].isna().all()
+    assert found["flops"].isna().all()
+    assert [text.partition(":")[0] for text in texts(found)] == ["tracing slows the host"]
 
 
 @pytest.mark.parametrize("column", ["graphNodeId", "domainId", "textId", "eventType", "gridX"])
