@@ -41,6 +41,9 @@ class Gpu(VirtualGpu):
     def tell_peer_copies(self, told: Callable[[int, int, int, int], None]) -> None:
         pass
 
+    def outside_peak(self, device: int) -> int:
+        return 0
+
     def refused(self) -> list[tuple[str, int]]:
         return [("cuFoo", 2), ("cuBar", 1)]
 
