@@ -505,7 +505,7 @@ class ProductRules(Rules):
         words = "not aligned: as fast as such products on an H200"
         own = _UNALIGNED if self.table.name in _HOPPER else _UNALIGNED_ELSEWHERE
         assumed.add(is_odd & (slower > 0), own, words)
-        assumed.add(is_between & (slower > 0), float(slower.max(initial=0.0)) / 2, f"{words}, or aligned")
+        assumed.add(is_between & (slower > 0), slower / 2, f"{words}, or aligned")
         return np.asarray(time_us * np.exp(np.select([is_odd, is_between], [slower, slower / 2], 0.0)))
 
     def grouped(self, rows: WorkArrays) -> Estimates:

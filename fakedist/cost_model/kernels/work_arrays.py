@@ -96,9 +96,9 @@ class Assumptions:
     """A rule's assumptions about rows: each widens the interval and is named in the basis."""
 
     number: int
-    _found: list[tuple[Flags, float, str]] = field(default_factory=list)
+    _found: list[tuple[Flags, Floats | float, str]] = field(default_factory=list)
 
-    def add(self, where: Flags, spread: float, words: str) -> None:
+    def add(self, where: Flags, spread: Floats | float, words: str) -> None:
         """Assume something of these rows: half a width (logarithm) that adds to the others, and why."""
         if where.any():
             self._found.append((where, spread, words))

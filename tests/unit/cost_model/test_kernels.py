@@ -150,6 +150,9 @@ def test_an_even_leading_dimension_lies_between(h100: KernelTimes, odd: dict[str
     assert between["low_us"] < aligned["time_us"] * 1.02
     assert between["high_us"] > not_aligned["time_us"] * 0.98
     assert "or aligned" in between["basis"]
+    (alone,) = priced(h100, row).to_dict("records")
+    with_larger, _ = priced(h100, row, row._replace(m=row.m * 16)).to_dict("records")
+    assert with_larger["high_us"] == pytest.approx(alone["high_us"])  # what else is priced does not matter
 
 
 def test_only_leading_dimensions_of_two_byte_elements_have_to_be_aligned(h100: KernelTimes) -> None:
