@@ -24,7 +24,6 @@ REFUSED = {
     r"cudaLibraryGet(Global|Managed|UnifiedFunction|KernelCount)": "what is inside a compiled image, which is not read",
     r"cudnn(Find|Get)?Convolution\w+": "cuDNN's convolutions of version 7; torch takes those of version 8",
     r"cublasLtMatmulAlgo(Init|ConfigSetAttribute)": "algorithms by number; the heuristics' are answered",
-    r"cu(GreenCtx|CtxFromGreenCtx|DevResource|DevSmResource|DeviceGetDevResource)\w*": "a part of a GPU's SMs",
 }
 _TORCH_LIBRARIES = (
     "libtorch_cpu",

@@ -14,6 +14,7 @@ API int cudaDeviceGetPCIBusId(char *text, int size, int device);
 API int cudaDeviceGetByPCIBusId(int *device, const char *text);
 API int cudaDeviceGetLimit(size_t *value, int limit);
 API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+API int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority);
 API const char *cudaGetErrorName(int error);
 API const char *cudaGetErrorString(int error);
 #endif

@@ -93,6 +93,25 @@ found["launched"] = driver.cuGraphLaunch(c_void_p(graph), c_void_p(stream))
 driver.cuMemcpyDtoH_v2(target, c_void_p(device), c_size_t(16))
 found["filled"] = list(target.raw[:16])
 found["unanswered"] = gpu.refused()
+
+# Multiprocessors: words 24 to 27 of a resource are their number, the smallest part, its multiple, and flags.
+whole, parts, rest = (c_int * 36)(), (c_int * 72)(), (c_int * 36)()
+found["resource"] = [driver.cuDeviceGetDevResource(0, whole, 1), *whole[24:28]]
+count = c_int(2)
+found["split"] = [driver.cuDevSmResourceSplitByCount(parts, byref(count), whole, rest, 0, 60), count.value]
+found["parts"] = [parts[24], parts[60], rest[24]]
+count = c_int(5)
+found["groups"] = [driver.cuDevSmResourceSplitByCount(None, byref(count), whole, None, 0, 10), count.value]
+found["too_many"] = driver.cuDevSmResourceSplitByCount(parts, byref(count), whole, None, 0, 133)
+found["other_kind"] = driver.cuDeviceGetDevResource(0, rest, 1000)
+green = make("cuGreenCtxCreate", c_void_p(make("cuDevResourceGenerateDesc", whole, 1)), 0, 1)
+found["green_whole"] = gpu.refused()
+green = make("cuGreenCtxCreate", c_void_p(make("cuDevResourceGenerateDesc", parts, 1)), 0, 1)
+found["green_part"] = gpu.refused()
+found["green_context"] = make("cuCtxFromGreenCtx", c_void_p(green)) == first
+driver.cuGreenCtxGetDevResource(c_void_p(green), rest, 1)
+found["green_sms"] = rest[24]
+found["green_stream"] = number("cuStreamGetDevice", c_void_p(make("cuGreenCtxStreamCreate", c_void_p(green), 1, 0)))
 """
 
 
@@ -142,3 +161,22 @@ def test_a_graph_replays_what_the_driver_captured(found: dict[str, Any]) -> None
     assert found["capture"] == found["launched"] == 0
     assert found["filled"] == [9] * 16
     assert found["unanswered"] == []
+
+
+def test_multiprocessors_are_split_as_a_gpu_splits_them(found: dict[str, Any]) -> None:
+    assert found["resource"] == [0, 132, 8, 8, 0]
+    assert found["split"] == [0, 2]
+    assert found["parts"] == [64, 64, 4]
+    assert found["groups"] == [0, 8]
+    assert found["too_many"] == 915
+
+
+def test_a_green_context_of_some_multiprocessors_is_named_since_its_kernels_are_priced_with_all(
+    found: dict[str, Any],
+) -> None:
+    of_others = ["a device resource that is not its SMs", 1]
+    assert found["other_kind"] == 914
+    assert found["green_whole"] == [of_others]
+    assert found["green_part"] == [of_others, ["the price of kernels on some of the SMs (cuGreenCtxCreate)", 1]]
+    assert found["green_context"]
+    assert found["green_sms"] == 64
