@@ -26,6 +26,10 @@ _MEANT = {opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE", "CALL_FUNC
 _ROOT = str(Path(__file__).parents[2]) + os.sep
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _PF_EXITING = 4  # linux/sched.h
+_HUB = (
+    " (get_kernel downloads from a hub: run it once where there is a network and copy Hugging Face's cache here,"
+    " or name a copy: LOCAL_KERNELS=REPOSITORY=DIRECTORY)"
+)
 
 
 class Terminated(SystemExit):
@@ -55,7 +59,14 @@ def how_it_ended(error: BaseException) -> Ending:
         return Ending(Outcome.OUT_OF_MEMORY, ExitCode.OUT_OF_MEMORY, text)
     if fault := next(filter(None, map(fault_of, chain)), ""):
         return Ending(Outcome.FAULT, ExitCode.ERROR, f"{text}, in {fault}")
-    return Ending(Outcome.EXCEPTION, ExitCode.ERROR, text)
+    return Ending(Outcome.EXCEPTION, ExitCode.ERROR, text + (_HUB if any(map(_is_of_hub, chain)) else ""))
+
+
+def _is_of_hub(error: BaseException) -> bool:
+    """Whether ``get_kernel`` of Hugging Face's package ``kernels`` raised it."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [(str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code.co_name) for frame in frames]
+    return ("kernels", "get_kernel") in names
 
 
 def _refusal_of(error: SystemExit) -> str:

@@ -7,6 +7,7 @@ import runpy
 import signal
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +125,17 @@ def test_an_error_at_a_frame_of_ours_is_our_fault_unless_it_is_raised_or_passed_
     assert ending.fault_of(WorldError("it waits", "--rank 0")) == ending.fault_of(MemoryError()) == ""
     wrapped = _during(RuntimeError("the script's"), caught.value)
     assert ending.how_it_ended(wrapped).outcome is found.outcome
+
+
+@pytest.mark.parametrize(("module", "is_hub"), [("kernels.load", True), ("my_kernels.load", False)])
+def test_a_kernel_that_cannot_be_fetched_says_how_to_have_it(module: str, is_hub: bool) -> None:
+    package: dict[str, Any] = {"__name__": module}
+    exec("def get_kernel(name):\n    raise ValueError('no publisher')", package)
+    with pytest.raises(ValueError, match="no publisher") as caught:
+        package["get_kernel"]("kernels-community/relu")
+    message = ending.how_it_ended(_during(RuntimeError("the script's"), caught.value)).message
+    assert message.startswith("RuntimeError: the script's")
+    assert message.endswith("or name a copy: LOCAL_KERNELS=REPOSITORY=DIRECTORY)") == is_hub
 
 
 def test_signals_to_this_process_are_seen_before_they_are_sent_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
