@@ -412,9 +412,9 @@ def rank_not_started(num_started: int, rank: int, world_size: int) -> str:
 def deep_ep_stands_in(commit: str) -> str:
     """The script used DeepEP, or Megatron-LM's flex dispatcher with it."""
     return (
-        f"deep_ep is a stand-in that follows deepseek-ai/DeepEP @{commit[:8]}: it takes the same buffers and returns tensors "
-        "of the same sizes, but each rank is taken to send to this rank's experts as many tokens as this rank does; the "
-        "NVSHMEM heap is estimated"
+        f"deep_ep is a stand-in that follows deepseek-ai/DeepEP @{commit[:8]}: it takes the same buffers and returns "
+        "tensors of the same sizes, but each rank is taken to send to this rank's experts as many tokens as this rank "
+        "does; NVSHMEM's heap is estimated"
     )
 
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import empty
@@ -28,21 +27,24 @@ from fakedist.errors import WorldError
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.world.arrivals import Arrivals
+from fakedist.world.deep_ep_sizes import (
+    ALIGNMENT,
+    CONFIGS,
+    NODE,
+    SOURCE_META_BYTES,
+    Config,
+    Layout,
+    low_latency_bytes,
+    rounded_up,
+)
 from fakedist.world.process_group import RankGroup
 
 COMMIT = "5996f70a8be8d2e6737fede640a541366801dda7"
-#: Ranks that DeepEP takes to share NVLink, whatever the machine.
-_NODE = 8
 _WORKSPACE_BYTES = 32 << 20
-_ALIGNMENT = 128
-_MAX_TOPK = _MAX_SCALES = 128
-_SOURCE_META_BYTES = 8
 #: Where a buffer's barriers are: 8 signals, 8 pointers to buffers and 8 to signals.
-_SIGNAL_BYTES = _NODE * (4 + 8 + 8)
+_SIGNAL_BYTES = NODE * (4 + 8 + 8)
 #: NVSHMEM's heap grows in these steps (NVSHMEM_CUMEM_GRANULARITY). Its own part is at least 256 MiB, as DeepEP says.
 _HEAP_STEP, _HEAP_OWN_BYTES = 1 << 29, 1 << 28
-
-Integers = npt.NDArray[np.int64]
 
 
 class Device(NamedTuple):
@@ -56,68 +58,6 @@ class Device(NamedTuple):
     take: Callable[[str, int], int]
     free: Callable[[int], None]
     routes: Callable[[torch.Tensor, int], torch.Tensor]
-
-
-# ---- sizes
-
-
-@dataclass
-class Config:
-    """SMs, and tokens in flight, of a normal kernel."""
-
-    num_sms: int = 20
-    num_max_nvl_chunked_send_tokens: int = 6
-    num_max_nvl_chunked_recv_tokens: int = 256
-    num_max_rdma_chunked_send_tokens: int = 6
-    num_max_rdma_chunked_recv_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        chunk = self.num_max_rdma_chunked_send_tokens
-        self.num_max_rdma_chunked_recv_tokens = _up(self.num_max_rdma_chunked_recv_tokens, chunk)
-
-    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of the buffer for ranks of a node, for tokens of ``hidden_bytes``."""
-        channels = self.num_sms // 2 * min(num_ranks, _NODE)
-        slots = channels * self.num_max_nvl_chunked_recv_tokens
-        token = hidden_bytes + _SOURCE_META_BYTES + _MAX_TOPK * (8 + 4) + _MAX_SCALES * 4
-        return _up(channels * (2 * max(num_ranks // _NODE, 1) + 3) * 4 + slots * token, _ALIGNMENT)
-
-    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of the buffer for other nodes; 0 in one node."""
-        if num_ranks <= _NODE:
-            return 0
-        channels = self.num_sms // 2 * (num_ranks // _NODE)
-        slots = channels * self.num_max_rdma_chunked_recv_tokens * 2
-        token = hidden_bytes + _SOURCE_META_BYTES + _MAX_TOPK * (8 + 4) + _MAX_SCALES * 4 + 16
-        return _up(channels * (_NODE * 2 + 2) * 2 * 4 + slots * token, _ALIGNMENT)
-
-
-#: Tokens in flight of dispatch and combine, by ranks (``get_dispatch_config``, ``get_combine_config``).
-_DISPATCH = {
-    **{2: (24, 256, 6, 128), 4: (6, 256, 6, 128), 8: (6, 256, 6, 128), 16: (36, 288, 20, 128)},
-    **{24: (32, 288, 8, 128), 32: (32, 288, 8, 128), 48: (32, 288, 8, 128), 64: (32, 288, 8, 128)},
-    **{96: (20, 480, 12, 128), 128: (20, 560, 12, 128), 144: (32, 720, 12, 128), 160: (28, 720, 12, 128)},
-}
-_COMBINE = {
-    **{2: (10, 256, 6, 128), 4: (9, 256, 6, 128), 8: (4, 256, 6, 128), 16: (4, 288, 12, 128)},
-    **{24: (1, 288, 8, 128), 32: (1, 288, 8, 128), 48: (1, 288, 8, 128), 64: (1, 288, 8, 128)},
-    **{96: (1, 480, 8, 128), 128: (1, 560, 8, 128), 144: (2, 720, 8, 128), 160: (2, 720, 8, 128)},
-}
-
-
-def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-    """Bytes of the buffer of low-latency kernels (``get_low_latency_rdma_size_hint``)."""
-    tokens, scales = num_max_dispatch_tokens_per_rank, hidden // 128
-    sent = 16 + max(2 * hidden, hidden + 4 * scales)
-    combined = 4 * scales + 2 * hidden
-    sending = max(tokens * sent, num_experts * tokens * combined)
-    receiving = num_experts * tokens * max(sent, combined)
-    whole = 2 * (sending + receiving + _up(num_experts * 4, _ALIGNMENT))
-    return (whole + _ALIGNMENT) // _ALIGNMENT * _ALIGNMENT
-
-
-def _up(number: int, step: int) -> int:
-    return -(-number // step) * step
 
 
 # ---- events
@@ -158,55 +98,6 @@ class EventOverlap:
             self.current_stream_wait()
 
 
-# ---- which tokens go where
-
-
-class Layout:
-    """Where this rank's tokens go, from the experts of each on the host ([tokens, top-k]; -1: none).
-
-    Attributes:
-        in_rank: Whether each token goes to each rank, [tokens, ranks].
-        per_rank, per_node, per_expert: Tokens that go there.
-        mine: The experts of the tokens that go to this rank, as it numbers its own; -1 for others.
-        num_received: Tokens that this rank gets from all ranks.
-        num_received_by_node: Tokens that this rank gets from its peers in other nodes, or passes on for them.
-        received: Tokens that each of this rank's experts gets.
-    """
-
-    def __init__(self, experts: Integers, num_experts: int, rank: int, num_ranks: int) -> None:
-        per_rank = num_experts // num_ranks
-        tokens, first = np.arange(len(experts))[:, None], rank * per_rank
-        goes = np.zeros((len(experts), num_ranks + 1), dtype=bool)
-        goes[tokens, np.where(experts >= 0, experts // per_rank, num_ranks)] = True
-        self.in_rank = goes[:, :num_ranks]
-        num_nodes = max(num_ranks // _NODE, 1)
-        in_node = self.in_rank.reshape(len(experts), num_nodes, -1).any(axis=2)
-        self.per_rank = self.in_rank.sum(axis=0, dtype=np.int64)
-        self.per_node = in_node.sum(axis=0, dtype=np.int64)
-        self.per_expert = np.bincount(experts[experts >= 0], minlength=num_experts)
-        own = experts[self.in_rank[:, rank]] - first
-        self.mine = np.where((own >= 0) & (own < per_rank), own, -1)
-        self.received = num_ranks * self.per_expert[first : first + per_rank]
-        self.num_received = num_ranks * int(self.per_rank[rank])
-        self.num_received_by_node = num_nodes * int(self.per_node[rank // _NODE])
-        # Over nodes, a token crosses the network once for each node.
-        parts, own_part = (self.per_node, rank // _NODE) if num_nodes > 1 else (self.per_rank, rank)
-        self._sent = _most_and_all(np.delete(parts, own_part))
-        self._sent_by_experts = _most_and_all(np.delete(self.per_expert.reshape(num_ranks, -1).sum(axis=1), rank))
-
-    def exchanged(self, token_bytes: int) -> tuple[int, int]:
-        """Bytes to or from other ranks, or over nodes other nodes: the largest part and all."""
-        return self._sent[0] * token_bytes, self._sent[1] * token_bytes
-
-    def exchanged_by_experts(self, token_bytes: int) -> tuple[int, int]:
-        """The same of low-latency kernels, which send a token to each of its experts."""
-        return self._sent_by_experts[0] * token_bytes, self._sent_by_experts[1] * token_bytes
-
-
-def _most_and_all(parts: Integers) -> tuple[int, int]:
-    return int(parts.max(initial=0)), int(parts.sum())
-
-
 # ---- the buffer
 
 
@@ -215,14 +106,14 @@ class _Memory:
 
     def __init__(self, device: Device, rank: int, num_ranks: int, nvl_bytes: int, rdma_bytes: int) -> None:
         self._device = device
-        self._rank, self._num_rdma_ranks = rank, max(num_ranks // _NODE, 1)
+        self._rank, self._num_rdma_ranks = rank, max(num_ranks // NODE, 1)
         self.nvl = self._workspace = self.rdma = 0
         self.stream = torch.cuda.Stream(priority=-1)
         if nvl_bytes:
             self.nvl = self._taken("user buffers", nvl_bytes + _SIGNAL_BYTES)
         self._workspace = self._taken("extensions", _WORKSPACE_BYTES)
         if rdma_bytes:
-            self.rdma = self._taken("NVSHMEM heap", _up(rdma_bytes + _HEAP_OWN_BYTES, _HEAP_STEP))
+            self.rdma = self._taken("NVSHMEM heap", rounded_up(rdma_bytes + _HEAP_OWN_BYTES, _HEAP_STEP))
 
     def _taken(self, owner: str, num_bytes: int) -> int:
         if not (address := self._device.take(owner, num_bytes)):
@@ -239,7 +130,7 @@ class _Memory:
 
     def get_rdma_rank(self) -> int:
         """This rank's node."""
-        return self._rank // _NODE
+        return self._rank // NODE
 
     def get_local_device_id(self) -> int:
         """The current device."""
@@ -300,6 +191,60 @@ class _Kernels:
 
 #: Tokens, or tokens in fp8 with their scales.
 Tokens = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+class _Sent(NamedTuple):
+    """The tensors of a dispatch."""
+
+    x: torch.Tensor
+    scales: torch.Tensor | None
+    indices: torch.Tensor | None
+    weights: torch.Tensor | None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token and its scales."""
+        return sum(tensor.shape[1] * tensor.element_size() for tensor in self.moved())
+
+    def moved(self) -> list[torch.Tensor]:
+        """The tokens, and their scales."""
+        return [tensor for tensor in (self.x, self.scales) if tensor is not None]
+
+    def made(self, received: torch.Tensor) -> _Sent:
+        """Make the others of the received tensors."""
+        others = (
+            None if tensor is None else tensor.new_empty(len(received), tensor.shape[1])
+            for tensor in (self.indices, self.weights, self.scales)
+        )
+        indices, weights, scales = others
+        return _Sent(received, scales, indices, weights)
+
+    def filler(self, sent: _Sent, layout: Layout) -> Callable[[Arrivals], None]:
+        """Return what fills these, which are received; rows beyond those that come (``num_worst_tokens``) get -1."""
+
+        def fill(arrivals: Arrivals) -> None:
+            for output, mine in ((self.x, sent.x), (self.scales, sent.scales), (self.weights, sent.weights)):
+                if output is not None and mine is not None:
+                    arrivals.spread([output], mine)
+            if self.indices is None:
+                return
+            if len(self.indices) == layout.num_received:
+                arrivals.repeat(self.indices, torch.from_numpy(layout.mine))
+            else:
+                padded = np.full(tuple(self.indices.shape), -1)
+                whole = np.tile(layout.mine, (layout.num_received // max(len(layout.mine), 1), 1))[: len(padded)]
+                padded[: len(whole)] = whole
+                arrivals.put(self.indices, torch.from_numpy(padded))
+
+        return fill
+
+
+def _reused(handle: tuple[Any, ...], is_over_nodes: bool) -> tuple[torch.Tensor, int]:
+    """The tokens' ranks of a handle, and how many come."""
+    in_rank, sources = (handle[0], handle[7]) if is_over_nodes else (handle[4], handle[3])
+    return in_rank, len(sources)
+
+
 _layouts = WeakTensorKeyDictionary()  # by ``is_token_in_rank``, which is in every handle
 
 
@@ -316,6 +261,7 @@ class Buffer:
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
+        *,
         num_qps_per_rank: int = 24,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
@@ -329,9 +275,9 @@ class Buffer:
             raise WorldError(f"deep_ep.Buffer with {asked} is not faked", "pass a process group, and no shrink mode")
         type(self).used()
         self.rank, self.group_size, self.group = group.rank(), group.size(), group
-        if self.group_size > _NODE and self.group_size % _NODE:
-            raise RuntimeError(f"DeepEP: {self.group_size} ranks are not whole nodes of {_NODE}")
-        if num_rdma_bytes and self.group_size <= _NODE and not low_latency_mode:
+        if self.group_size > NODE and self.group_size % NODE:
+            raise RuntimeError(f"DeepEP: {self.group_size} ranks are not whole nodes of {NODE}")
+        if num_rdma_bytes and self.group_size <= NODE and not low_latency_mode:
             raise RuntimeError("DeepEP: an RDMA buffer needs several nodes or low_latency_mode")
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
@@ -341,7 +287,8 @@ class Buffer:
         if self.runtime.get_num_rdma_ranks() > 1 or low_latency_mode:
             told.append(bytes(128))
         for mine in told:  # device, handle of its memory, NVSHMEM's unique identifier
-            dist.all_gather_object([None] * self.group_size, mine, group)
+            gathered: list[object] = [None] * self.group_size
+            dist.all_gather_object(gathered, mine, group)
 
     def destroy(self) -> None:
         """Free the buffer's memory."""
@@ -369,14 +316,14 @@ class Buffer:
     @classmethod
     def get_dispatch_config(cls, num_ranks: int) -> Config:
         """DeepEP's choice for so many ranks."""
-        assert num_ranks in _DISPATCH, f"Unsupported number of EP ranks: {num_ranks}"
-        return Config(cls.num_sms, *_DISPATCH[num_ranks])
+        assert num_ranks in CONFIGS, f"Unsupported number of EP ranks: {num_ranks}"
+        return Config(cls.num_sms, *CONFIGS[num_ranks][0])
 
     @classmethod
     def get_combine_config(cls, num_ranks: int) -> Config:
         """DeepEP's choice for so many ranks."""
-        assert num_ranks in _COMBINE, f"Unsupported number of EP ranks: {num_ranks}"
-        return Config(cls.num_sms, *_COMBINE[num_ranks])
+        assert num_ranks in CONFIGS, f"Unsupported number of EP ranks: {num_ranks}"
+        return Config(cls.num_sms, *CONFIGS[num_ranks][1])
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """The stream that kernels run on."""
@@ -433,6 +380,7 @@ class Buffer:
         num_tokens_per_rank: torch.Tensor | None = None,
         num_tokens_per_rdma_rank: torch.Tensor | None = None,
         is_token_in_rank: torch.Tensor | None = None,
+        *,
         num_tokens_per_expert: torch.Tensor | None = None,
         topk_idx: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
@@ -442,56 +390,42 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[Tokens, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple[Any, ...] | None, EventOverlap]:
+    ) -> tuple[Any, ...]:
         """Send tokens to the ranks of their experts; with a handle, those of an earlier call again."""
         config = config or self.get_dispatch_config(self.group_size)
         tokens, scales = x if isinstance(x, tuple) else (x, None)
         is_over_nodes = self.runtime.get_num_rdma_ranks() > 1
         assert not (is_over_nodes and num_worst_tokens), "Internode dispatch does not support `num_worst_tokens > 0`"
         if handle is not None:
-            is_token_in_rank = handle[0] if is_over_nodes else handle[4]
+            is_token_in_rank, num_worst_tokens = _reused(handle, is_over_nodes)
         assert is_token_in_rank is not None
         layout = self._layout_of(is_token_in_rank, topk_idx, num_tokens_per_expert)
-        given = [tokens, scales, topk_idx, topk_weights, num_tokens_per_rank, num_tokens_per_rdma_rank]
-        given += [num_tokens_per_expert, is_token_in_rank]
+        sent = _Sent(tokens, scales, topk_idx, topk_weights)
+        given = [*sent, num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank]
         kernels = _Kernels(self, previous_event, async_finish, allocate_on_comm_stream)
-        num_received = num_worst_tokens or layout.num_received
-        per_expert: list[int] = []
-        before: list[torch.Tensor] = []
-        with kernels.allocating():
-            if handle is None:
+        per_expert, before, after = list[int](), list[torch.Tensor](), list[torch.Tensor]()
+        if handle is None:
+            with kernels.allocating():
                 before = self._prefixes(config)
-        if handle is None and not num_worst_tokens:
-            kernels.host_waits()
-            per_expert = [_up(int(count), expert_alignment) for count in layout.received]
+            if not num_worst_tokens:
+                kernels.host_waits()
+                per_expert = [rounded_up(int(count), expert_alignment) for count in layout.received]
+        num_received = num_worst_tokens or layout.num_received
         with kernels.allocating():
             received = tokens.new_empty(num_received, tokens.shape[1])
-            after: list[torch.Tensor] = []
             if handle is None or not is_over_nodes:  # in one node it makes them each time
                 after = self._heads(config, layout, num_received)
-            indices = None if topk_idx is None else topk_idx.new_empty(num_received, topk_idx.shape[1])
-            weights = None if topk_weights is None else topk_weights.new_empty(num_received, topk_weights.shape[1])
-            received_scales = None if scales is None else scales.new_empty(num_received, scales.shape[1])
-        again = handle is not None
-        handle = handle or self._handle(is_token_in_rank, before, after)
-
-        def arrive(arrivals: Arrivals) -> None:
-            for output, mine in ((received, tokens), (received_scales, scales), (weights, topk_weights)):
-                if output is not None and mine is not None:
-                    arrivals.spread([output], mine)
-            if indices is not None and not num_worst_tokens:
-                arrivals.repeat(indices, torch.from_numpy(layout.mine))
-
-        inputs = [tensor for tensor in (tokens, scales) if tensor is not None]
-        outputs = [tensor for tensor in (received, received_scales) if tensor is not None]
-        exchanged = layout.exchanged(sum(tensor.shape[1] * tensor.element_size() for tensor in inputs))
+            got = sent.made(received)
+        exchanged = layout.exchanged(sent.token_bytes)
         with kernels.running():
-            self.group.dispatched(f"deep_ep_dispatch_{config.num_sms}sms", inputs, outputs, arrive, exchanged)
-        event = kernels.end([*given, *outputs, indices, weights, *handle])
-        result: Tokens = received if received_scales is None else (received, received_scales)
-        if again:
+            operation = f"deep_ep_dispatch_{config.num_sms}sms"
+            self.group.dispatched(operation, sent.moved(), got.moved(), got.filler(sent, layout), exchanged)
+        made = handle or self._handle(is_token_in_rank, before, after)
+        event = kernels.end([*given, *got, *made, *after])
+        result = got.x if got.scales is None else (got.x, got.scales)
+        if handle is not None:
             return result, None, None, None, None, event
-        return result, indices, weights, per_expert, handle, event
+        return result, got.indices, got.weights, per_expert, made, event
 
     def combine(
         self,
@@ -500,6 +434,7 @@ class Buffer:
         topk_weights: torch.Tensor | None = None,
         bias: torch.Tensor | tuple[torch.Tensor, ...] | None = None,
         config: Config | None = None,
+        *,
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
@@ -548,6 +483,7 @@ class Buffer:
         topk_idx: torch.Tensor,
         num_max_dispatch_tokens_per_rank: int,
         num_experts: int,
+        *,
         cumulative_local_expert_recv_stats: torch.Tensor | None = None,
         dispatch_wait_recv_cost_stats: torch.Tensor | None = None,
         use_fp8: bool = True,
@@ -590,6 +526,7 @@ class Buffer:
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor,
         handle: tuple[Any, ...],
+        *,
         use_logfmt: bool = False,
         zero_copy: bool = False,
         async_finish: bool = False,
@@ -621,7 +558,7 @@ class Buffer:
     # ---- internals
 
     def _check_low_latency(self, tokens: int, hidden: int, num_experts: int) -> None:
-        needed = low_latency_bytes(tokens, hidden, self.group_size, num_experts) - _ALIGNMENT
+        needed = low_latency_bytes(tokens, hidden, self.group_size, num_experts) - ALIGNMENT
         if not self.low_latency_mode or needed > self.num_rdma_bytes:
             raise RuntimeError(f"DeepEP: low-latency kernels need low_latency_mode and {needed} bytes of RDMA buffer")
 
@@ -676,13 +613,13 @@ class Buffer:
         if nodes == 1:
             sources, channel = self._integers(num_received), self._integers(ranks, channels)
             return [sources, channel, self._integers(num_tokens, ranks)]
-        sources = empty(num_received, _SOURCE_META_BYTES, dtype=torch.uint8, device=torch.cuda.current_device())
+        sources = empty(num_received, SOURCE_META_BYTES, dtype=torch.uint8, device=torch.cuda.current_device())
         return [
             sources,
             self._integers(nodes, channels),
             self._integers(ranks, channels),
             self._integers(num_tokens, nodes),
-            self._integers(layout.num_received_by_node, _NODE),
+            self._integers(layout.num_received_by_node, NODE),
         ]
 
     def _handle(
@@ -699,7 +636,7 @@ class Buffer:
 # ---- the package
 
 
-class _Finder:
+class _Finder(Loader):
     """Finds the stand-in as ``deep_ep`` and its submodules, before an installed package."""
 
     def __init__(self, modules: dict[str, ModuleType]) -> None:
@@ -732,12 +669,17 @@ def deep_ep(device: Device | None) -> Iterator[Callable[[], list[Note]]]:
             found.append(notes.deep_ep_stands_in(COMMIT))
 
     buffer = type("Buffer", (Buffer,), {"device": device, "used": staticmethod(used), "__module__": "deep_ep.buffer"})
-    names = {"Buffer": buffer, "Config": Config, "EventHandle": EventHandle, "EventOverlap": EventOverlap}
+    names: dict[str, object] = {
+        "Buffer": buffer,
+        "Config": Config,
+        "EventHandle": EventHandle,
+        "EventOverlap": EventOverlap,
+    }
     names |= {"topk_idx_t": torch.int64}
     modules = {name: ModuleType(name, __doc__) for name in ("deep_ep", "deep_ep.buffer", "deep_ep.utils")}
     for module in modules.values():
         vars(module).update(names)
-    modules["deep_ep"].__getattr__ = _lacking  # type: ignore[method-assign]
+    vars(modules["deep_ep"])["__getattr__"] = _lacking
     finder: Any = _Finder(modules)
     sys.meta_path.insert(0, finder)
     try:

@@ -117,7 +117,9 @@ def call_times(
     rows = []
     for operation, group, bytes_in, bytes_out, peer, part, exchanged in distinct.tolist():
         paced = exchanged * moe_imbalance
-        dispatched = times.dispatchers.time(operation, paced, shapes[group].size, is_over_nodes=shapes[group].num_nodes > 1)
+        dispatched = times.dispatchers.time(
+            operation, paced, shapes[group].size, is_over_nodes=shapes[group].num_nodes > 1
+        )
         if dispatched is not None:
             rows.append(_dispatched_row(dispatched, shapes[group], exchanged, times))
             continue

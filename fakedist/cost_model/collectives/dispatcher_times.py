@@ -69,9 +69,7 @@ class DispatcherTimes:
         found = _NORMAL.fullmatch(operation)
         return None if found is None else self._normal(found[1], int(found[2]), num_bytes, num_ranks, is_over_nodes)
 
-    def _normal(
-        self, name: str, sms: int, num_bytes: float, num_ranks: int, is_over_nodes: bool
-    ) -> DispatcherTime:
+    def _normal(self, name: str, sms: int, num_bytes: float, num_ranks: int, is_over_nodes: bool) -> DispatcherTime:
         curves = self._over_nodes if is_over_nodes else self._curves
         is_own = self._is_own and curves is self._curves
         own = {ranks: by_sms for (operation, ranks), by_sms in curves.items() if operation == name}
@@ -127,7 +125,7 @@ def _curves(rows: pd.DataFrame) -> _Curves:
     for (operation, ranks, sms), own in rows.groupby(["operation", "ranks", "sms"]):
         own = own.sort_values("bytes")
         rising = np.maximum.accumulate(own["time_us"].to_numpy("f8"))
-        curves.setdefault((str(operation), int(ranks)), {})[int(sms)] = (own["bytes"].to_numpy("f8"), rising)
+        curves.setdefault((str(operation), int(str(ranks))), {})[int(str(sms))] = (own["bytes"].to_numpy("f8"), rising)
     return curves
 
 
