@@ -16,6 +16,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -106,18 +107,22 @@ class _Memory:
 
     def __init__(self, device: Device, rank: int, num_ranks: int, nvl_bytes: int, rdma_bytes: int) -> None:
         self._device = device
+        self._addresses: list[int] = []
+        self._freed = finalize(self, _free, device.free, self._addresses)
+        self._freed.atexit = False  # the driver is gone by then
         self._rank, self._num_rdma_ranks = rank, max(num_ranks // NODE, 1)
-        self.nvl = self._workspace = self.rdma = 0
+        self.nvl = self.rdma = 0
         self.stream = torch.cuda.Stream(priority=-1)
         if nvl_bytes:
             self.nvl = self._taken("user buffers", nvl_bytes + _SIGNAL_BYTES)
-        self._workspace = self._taken("extensions", _WORKSPACE_BYTES)
+        self._taken("extensions", _WORKSPACE_BYTES)
         if rdma_bytes:
             self.rdma = self._taken("NVSHMEM heap", rounded_up(rdma_bytes + _HEAP_OWN_BYTES, _HEAP_STEP))
 
     def _taken(self, owner: str, num_bytes: int) -> int:
         if not (address := self._device.take(owner, num_bytes)):
             raise torch.OutOfMemoryError(f"DeepEP: CUDA out of memory: tried to allocate {num_bytes} bytes")
+        self._addresses.append(address)
         return address
 
     def is_available(self) -> bool:
@@ -142,11 +147,12 @@ class _Memory:
 
     def destroy(self) -> None:
         """Free it."""
-        for address in filter(None, (self.nvl, self._workspace, self.rdma)):
-            self._device.free(address)
-        self.nvl = self._workspace = self.rdma = 0
+        self._freed()
 
-    __del__ = destroy
+
+def _free(free: Callable[[int], None], addresses: list[int]) -> None:
+    for address in addresses:
+        free(address)
 
 
 class _Kernels:

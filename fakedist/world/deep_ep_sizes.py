@@ -76,6 +76,7 @@ def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ra
 
 
 def rounded_up(number: int, step: int) -> int:
+    """The next multiple of a step."""
     return -(-number // step) * step
 
 
