@@ -49,7 +49,7 @@ _HEAP_STEP, _HEAP_OWN_BYTES = 1 << 29, 1 << 28
 
 
 class Device(NamedTuple):
-    """What the virtual GPU does for the stand-in.
+    """Functions of the virtual GPU for the stand-in.
 
     ``take(owner, bytes)`` returns the address of memory outside the caching allocator, 0 if none is left; ``free``
     frees it.
@@ -103,7 +103,7 @@ class EventOverlap:
 
 
 class _Memory:
-    """What a buffer takes outside the caching allocator, and DeepEP's C++ object to scripts."""
+    """Memory that a buffer takes outside the caching allocator, and DeepEP's C++ object to scripts."""
 
     def __init__(self, device: Device, rank: int, num_ranks: int, nvl_bytes: int, rdma_bytes: int) -> None:
         self._device = device
@@ -571,7 +571,7 @@ class Buffer:
     def _low_latency_end(
         self, kernels: _Kernels, return_recv_hook: bool
     ) -> tuple[EventOverlap, Callable[[], None] | None]:
-        """With a hook, the network works beside the current stream, which waits where the hook is called."""
+        """With a hook, the network works while the current stream does; it waits where the hook is called."""
         if not return_recv_hook:
             return kernels.end([]), None
         arrived = EventHandle(self.runtime.stream)
@@ -601,7 +601,7 @@ class Buffer:
         return known
 
     def _prefixes(self, config: Config) -> list[torch.Tensor]:
-        """What a dispatch makes before it knows how many tokens come."""
+        """Make the tensors of a dispatch before it knows how many tokens come."""
         channels, ranks, nodes = config.num_sms // 2, self.group_size, self.runtime.get_num_rdma_ranks()
         if nodes == 1:
             return [self._integers(ranks, ranks), self._integers(ranks, channels)]
@@ -613,7 +613,7 @@ class Buffer:
         ]
 
     def _heads(self, config: Config, layout: Layout, num_received: int) -> list[torch.Tensor]:
-        """What it makes after that, for the combine."""
+        """Make those after that, for the combine."""
         channels, ranks, nodes = config.num_sms // 2, self.group_size, self.runtime.get_num_rdma_ranks()
         num_tokens = len(layout.in_rank)
         if nodes == 1:

@@ -30,7 +30,7 @@ _SPREAD, _OTHERS_SPREAD, _MODEL_SPREAD, _NETWORK_SPREAD = 0.3, 0.3, 0.6, 0.2
 _AGREED_RANKS = 32
 #: The network of the measurements, bytes per second and GPU.
 _NIC_BANDWIDTH = 50e9
-#: Counting tokens is a local kernel that nobody has published a time of: a guess.
+#: Counting tokens is a local kernel without a published time: a guess.
 _LAYOUT_US, _LAYOUT_SPREAD = 10.0, math.log(3)
 #: Ranks -> microseconds of dispatch and combine on H800, 128 tokens, top 8, hidden 7168 (deepseek-ai/DeepEP
 #: docs/legacy.md @0297fc80). How much of it does not depend on bytes is a guess.

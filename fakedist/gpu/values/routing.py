@@ -58,7 +58,7 @@ def _evenly(source: torch.Size, dim: int, wanted: torch.Size) -> torch.Tensor:
 def _shuffled_turns(number: int, picked: int, num_choices: int) -> torch.Tensor:
     """All choices in turn, shuffled differently each time that a row begins with the first one."""
     position = arange(number)
-    if picked < 2:
+    if picked < 2 or num_choices > _MOST_EXPERTS:
         return position % num_choices
     turn = math.lcm(picked, num_choices)
     orders = rand(-(-number // turn), num_choices, generator=torch.Generator().manual_seed(0)).argsort(1)

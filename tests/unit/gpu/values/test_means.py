@@ -118,6 +118,9 @@ X = torch.empty(4)
         ("full_like", (None,), None),
         ("scatter", (0, torch.empty(1, dtype=torch.int64), 1), 0.4375),
         ("scatter", (0, torch.empty(1, dtype=torch.int64), None), None),
+        ("index_put_", ([torch.empty(2, dtype=torch.int64)], torch.tensor(1.0)), 0.625),
+        ("index_put_", ([torch.empty(2, dtype=torch.int64)], torch.tensor(1.0), True), None),
+        ("index_put_", ([torch.empty(4, dtype=torch.bool)], torch.tensor(1.0)), None),
     ],
 )
 def test_the_mean_of_a_result_follows_from_that_of_a_mask(means: Means, name: str, more: Any, expected: object) -> None:
